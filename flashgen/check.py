@@ -1,0 +1,140 @@
+"""A kernel against float64: right before it is timed or written. Rendered -> CheckResult.
+
+On a GPU the kernel runs there. Without one it runs in Triton's interpreter with the same tiles at
+reduced length: a few ragged and masked tiles, which is where kernels go wrong.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from flashgen import interpreter, reference
+from flashgen.config import KernelConfig
+from flashgen.errors import ToolchainError
+from flashgen.launch import Kernel, launch, load_kernel
+from flashgen.outcome import CheckResult
+from flashgen.reference import Case, Verdict
+from flashgen.render import Rendered
+from flashgen.spec import AttentionSpec, Problem, check_scale
+
+TF32_NOTE = "tf32 is computed as float32 by the interpreter; "
+
+
+def check_cases(config: KernelConfig) -> tuple[Case, ...]:
+    """The cases every candidate must pass: one ragged length, one with masked tiles and shared heads, one
+    aligned to the tiles, and one with more queries than keys."""
+
+    def case(sq: int, sk: int, heads: int, kv: int, **options: str) -> Case:
+        return Case(
+            problem=Problem(batch=1, heads=heads, kv_heads=kv, seq_q=sq, seq_k=sk), **options
+        )
+
+    br, bc = config.br, config.bc
+    return (
+        case(br + 5, 2 * bc + 7, 2, 1, layout="bshd"),
+        case(br, max(br, 2 * bc), 1, 1),
+        case(2 * br + 1, bc + 1, 1, 1, alignment="top_left"),
+        case(br + 1, max(1, bc - 1), 1, 1),
+    )
+
+
+def check_kernel(
+    rendered: Rendered,
+    spec: AttentionSpec,
+    config: KernelConfig,
+    *,
+    device: str = "cpu",
+    seed: int = 0,
+    cases: Sequence[Case] | None = None,
+) -> CheckResult:
+    """Run a kernel on every case, with fresh inputs drawn from `seed`, and compare with float64.
+
+    device "cpu" needs TRITON_INTERPRET=1 in the environment from before the process imported triton;
+    ToolchainError says so where it is missing. What the launch raises is not caught.
+    """
+    if device == "cpu" and not interpreter.active():
+        raise ToolchainError(
+            "a kernel is checked on the CPU in Triton's interpreter: start the process with TRITON_INTERPRET=1"
+        )
+    with tempfile.TemporaryDirectory(prefix="flashgen-check-") as folder:
+        path = Path(folder) / f"{rendered.name}.py"
+        path.write_text(rendered.source)
+        kernel = load_kernel(path, rendered.name)
+        return check_loaded(kernel, spec, config, device=device, seed=seed, cases=cases)
+
+
+def check_loaded(
+    kernel: Kernel,
+    spec: AttentionSpec,
+    config: KernelConfig,
+    *,
+    device: str = "cpu",
+    seed: int = 0,
+    cases: Sequence[Case] | None = None,
+) -> CheckResult:
+    """check_kernel for a kernel that is loaded already."""
+    chosen = check_cases(config) if cases is None else tuple(cases)
+    worst, at = Verdict(floors=0.0, lse=0.0), "no case"
+    passed = True
+    for number, case in enumerate(chosen):
+        verdict = run_case(kernel, spec, config, case, seed=seed + number, device=device)
+        passed = passed and verdict.passed
+        if not verdict.passed or _badness(verdict) > _badness(worst):
+            worst, at = verdict, f"{case}, seed {seed + number}"
+        if not passed:
+            break
+    where = "gpu" if torch.device(device).type == "cuda" else "interpreter"
+    note = TF32_NOTE if spec.precision == "tf32" and where == "interpreter" else ""
+    return CheckResult(
+        passed=passed,
+        floors=worst.floors,
+        lse_error=worst.lse,
+        cases=len(chosen),
+        seed=seed,
+        where=where,  # type: ignore[arg-type]  # one of the two literals above
+        detail=f"{note}worst at {at}",
+    )
+
+
+def _badness(verdict: Verdict) -> float:
+    return max(verdict.floors / reference.FLOORS_ACCEPTED, verdict.lse)
+
+
+def run_case(
+    kernel: Kernel,
+    spec: AttentionSpec,
+    config: KernelConfig,
+    case: Case,
+    *,
+    seed: int,
+    device: str,
+) -> Verdict:
+    """One case: inputs from the seed, outputs poisoned with NaN by the allocator, compared with float64."""
+    import numpy as np
+
+    q, k, v = reference.make_inputs(spec, case, seed, device)
+    scale, diagonal = check_scale(None, spec.head_dim), case.diagonal(spec)
+    # -inf and 0 are right answers for rows that see nothing; numpy would warn on the way to them.
+    with _poisoned_outputs(), np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        o, lse = launch(kernel, spec, config, q, k, v, scale=scale, diagonal=diagonal)
+    return reference.judge(
+        o, lse, q, k, v, scale=scale, diagonal=diagonal, precision=spec.precision
+    )
+
+
+class _poisoned_outputs:
+    """While active, torch.empty hands out NaN: an element the kernel does not write cannot pass."""
+
+    def __enter__(self) -> None:
+        self.fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+        self.mode = torch.are_deterministic_algorithms_enabled()
+        torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+    def __exit__(self, *_: object) -> None:
+        torch.use_deterministic_algorithms(self.mode)
+        torch.utils.deterministic.fill_uninitialized_memory = self.fill  # type: ignore[attr-defined]

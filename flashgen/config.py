@@ -1,0 +1,193 @@
+"""KernelConfig: how a spec is computed. kernel_name() names the pair; why_illegal() says what cannot be.
+
+why_illegal is the one statement of legality: the space, the renderer, the evaluators, the table and
+the runtime fallback all call it. It is a bound: what it rejects cannot run, what it passes may still
+not fit once compiled, which compile.py then tells exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from flashgen.errors import InvalidArgument
+from flashgen.gpu import Gpu
+from flashgen.spec import AttentionSpec, padded
+
+Schedule = Literal["fa1", "fa2", "s_ahead"]
+Loads = Literal["pointer", "descriptor"]
+Order = Literal["plain", "longest_first"]
+HeadDims = Literal["exact", "padded"]
+
+TILES = (16, 32, 64, 128, 256)
+WARPS = (1, 2, 4, 8, 16)
+STAGES = (1, 2, 3, 4, 5)
+
+REGISTERS_PER_THREAD = {"sm": 255, "gfx": 512}
+"""The most 32-bit registers a thread can name, by vendor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelConfig:
+    """One way to compute a spec. br rows of Q and bc rows of K/V make a tile.
+
+    schedule: fa2 (textbook order), s_ahead (the next QK^T issued before this tile's softmax) or fa1
+    (FlashAttention-1's loops). loads: pointer, or descriptor (TMA). order: of the tiles of Q, plain or
+    longest_first. head_dims: exact (the spec's, known when compiling) or padded (the kernel takes the
+    true ones as arguments and serves every head dim up to the spec's). Raises InvalidArgument.
+    """
+
+    br: int
+    bc: int
+    num_warps: int
+    num_stages: int
+    schedule: Schedule = "fa2"
+    loads: Loads = "pointer"
+    order: Order = "plain"
+    head_dims: HeadDims = "exact"
+
+    def __post_init__(self) -> None:
+        for field, values in (
+            ("br", TILES),
+            ("bc", TILES),
+            ("num_warps", WARPS),
+            ("num_stages", STAGES),
+            ("schedule", get_args(Schedule)),
+            ("loads", get_args(Loads)),
+            ("order", get_args(Order)),
+            ("head_dims", get_args(HeadDims)),
+        ):
+            value = getattr(self, field)
+            if value not in values or isinstance(value, bool):
+                raise InvalidArgument(
+                    f"{field} must be one of {', '.join(map(str, values))}: got {value!r}"
+                )
+
+    @property
+    def label(self) -> str:
+        """The config in one word, as it stands in kernel names."""
+        parts = [f"br{self.br}", f"bc{self.bc}", f"w{self.num_warps}", f"s{self.num_stages}"]
+        parts += [self.schedule, self.loads]
+        if self.order != "plain":
+            parts.append(self.order)
+        if self.head_dims != "exact":
+            parts.append("any_dim")
+        return "_".join(parts)
+
+    def pointer_twin(self) -> KernelConfig:
+        """The config launched in this one's place where a call's tensors cannot have descriptors.
+
+        s_ahead becomes fa2: without descriptors ptxas undoes the overlap, and often spills.
+        """
+        if self.loads == "pointer":
+            return self
+        return replace(self, loads="pointer", schedule="fa2", num_stages=min(self.num_stages, 2))
+
+
+def kernel_name(spec: AttentionSpec, config: KernelConfig) -> str:
+    """The one name of a kernel: in the YAML, the file, the profiler and every error."""
+    return f"{spec.name}_{config.label}"
+
+
+def default_config(spec: AttentionSpec) -> KernelConfig:
+    """The conservative config of the spec's default kernel: legal on every known target.
+
+    Sizes shrink with the bytes of a row so that K, V and Q of the tile stay under 64 KiB, the least
+    shared memory of any target (MI300X).
+    """
+    row_bytes = default_head_dim(spec) * spec.element_bytes
+    br = 64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16
+    bc = 64 if row_bytes <= 128 else 32 if row_bytes <= 512 else 16
+    stages = 2 if row_bytes <= 512 else 1
+    return KernelConfig(
+        br=br, bc=bc, num_warps=4, num_stages=stages, head_dims="padded"
+    )
+
+
+def default_head_dim(spec: AttentionSpec) -> int:
+    """The padded head dim whose default kernel serves this spec."""
+    return padded(max(spec.head_dim, spec.head_dim_v))
+
+
+def default_spec(spec: AttentionSpec) -> AttentionSpec:
+    """The spec of the default kernel that serves `spec`: both head dims the same power of two."""
+    head_dim = default_head_dim(spec)
+    return replace(spec, head_dim=head_dim, head_dim_v=head_dim)
+
+
+def why_illegal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
+    """Why this config cannot run this spec on this GPU, in one sentence; None where it may.
+
+    Judges what needs no compiler: the instruction set, and lower bounds of shared memory and registers.
+    """
+    for reason in (
+        _illegal_pair(spec, config),
+        _illegal_arch(spec, config, gpu),
+        _too_much_shared(spec, config, gpu),
+        _too_many_registers(spec, config, gpu),
+    ):
+        if reason is not None:
+            return reason
+    return None
+
+
+def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """What no GPU changes."""
+    if config.order == "longest_first" and not spec.causal:
+        return "order longest_first needs a causal mask: without one all tiles are equally long"
+    if config.head_dims == "padded":
+        if padded(spec.head_dim) != spec.head_dim or spec.head_dim != spec.head_dim_v:
+            return f"head_dims padded needs equal powers of two: got {spec.head_dim} and {spec.head_dim_v}"
+        if config.loads == "descriptor":
+            return "head_dims padded goes with pointer loads: a default must take any tensor"
+    if config.schedule == "fa1" and (config.loads, config.order) != ("pointer", "plain"):
+        return "schedule fa1 goes with pointer loads and plain order"
+    return None
+
+
+def _illegal_arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
+    """What the instruction set rules out."""
+    if config.loads == "descriptor" and not (gpu.is_nvidia and gpu.capability >= 90):
+        return f"descriptor loads need the TMA unit of sm_90 and later: {gpu.slug} is {gpu.arch}"
+    threads = config.num_warps * gpu.warp_size
+    if threads > 1024:
+        return f"a block holds 1024 threads at most: num_warps={config.num_warps} makes {threads}"
+    if config.num_warps > config.br // 16 * 2:
+        return f"num_warps={config.num_warps} leaves warps without rows of br={config.br}"
+    return None
+
+
+def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig) -> int:
+    """A lower bound of the shared memory the compiled kernel takes, in bytes.
+
+    Pipelined K and V tiles: a loop of n stages keeps n - 1 of each in flight beside the one in use, and
+    the compiler may give back one of them.
+    """
+    row = padded(spec.head_dim) + padded(spec.head_dim_v)
+    buffers = max(1, config.num_stages - 1)
+    if config.num_stages == 1 or config.schedule == "fa1":
+        return config.bc * max(padded(spec.head_dim), padded(spec.head_dim_v)) * spec.element_bytes
+    return buffers * config.bc * row * spec.element_bytes
+
+
+def _too_much_shared(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
+    need = shared_bound_bytes(spec, config)
+    if need > gpu.shared_per_block:
+        return (
+            f"the tiles of K and V need {need} bytes of shared memory at least: "
+            f"{gpu.slug} has {gpu.shared_per_block} a block"
+        )
+    return None
+
+
+def _too_many_registers(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
+    threads = config.num_warps * gpu.warp_size
+    need = config.br * (padded(spec.head_dim_v) + config.bc) // threads
+    limit = REGISTERS_PER_THREAD["sm" if gpu.is_nvidia else "gfx"]
+    limit = min(limit, gpu.registers_per_sm // threads)
+    if need > limit:
+        return (
+            f"the float32 accumulators of O and S need {need} registers a thread: "
+            f"num_warps={config.num_warps} leaves {limit}"
+        )
+    return None

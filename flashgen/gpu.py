@@ -1,0 +1,203 @@
+"""Gpu: what a kernel must fit and what bounds its speed; read from a device, or a target known by name.
+
+Facts of known targets come from the vendors' public documents, named beside each row. Limits per SM
+and per block are table "Technical Specifications per Compute Capability" of the CUDA C++ Programming
+Guide; the peak is dense 16-bit matrix work with float32 accumulation, as the data sheet gives it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from typing import Protocol
+
+from flashgen.errors import InvalidArgument
+
+KIB = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU product. Bytes are bytes, clocks MHz, bandwidth GB/s (1e9 bytes a second)."""
+
+    name: str
+    arch: str
+    sms: int
+    shared_per_block: int
+    shared_per_sm: int
+    registers_per_sm: int
+    warps_per_sm: int
+    blocks_per_sm: int
+    warp_size: int
+    l2_bytes: int
+    clock_mhz: int | None
+    bandwidth_gbs: float | None
+    matrix_flops_per_clock: int | None
+
+    @property
+    def slug(self) -> str:
+        """The product name, lower case, every run of other characters one underscore."""
+        return slug_of(self.name)
+
+    @property
+    def is_nvidia(self) -> bool:
+        """Whether the architecture is one of NVIDIA's."""
+        return self.arch.startswith("sm_")
+
+    @property
+    def capability(self) -> int:
+        """The compute capability as Triton counts it: 90 for sm_90; 0 for AMD."""
+        return int(self.arch.removeprefix("sm_")) if self.is_nvidia else 0
+
+    @property
+    def peak_tflops(self) -> float | None:
+        """Dense 16-bit matrix TFLOP/s at the boost clock; None where it is not known."""
+        if self.clock_mhz is None or self.matrix_flops_per_clock is None:
+            return None
+        return self.sms * self.matrix_flops_per_clock * self.clock_mhz * 1e-6
+
+
+def slug_of(name: str) -> str:
+    """The slug of a product name: "NVIDIA H200" is nvidia_h200."""
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
+class DeviceProperties(Protocol):
+    """What torch.cuda.get_device_properties returns, as far as flashgen reads it."""
+
+    name: str
+    major: int
+    minor: int
+    multi_processor_count: int
+    shared_memory_per_block_optin: int
+    shared_memory_per_multiprocessor: int
+    regs_per_multiprocessor: int
+    max_threads_per_multi_processor: int
+    warp_size: int
+    L2_cache_size: int
+
+
+def from_properties(props: DeviceProperties) -> Gpu:
+    """The Gpu a device says it is. Clock, bandwidth and peak are those of the known target of that name.
+
+    A product nobody has listed gets None there: it can be tuned all the same, but not estimated.
+    """
+    known = TARGETS.get(ALIASES.get(slug_of(props.name), slug_of(props.name)))
+    gcn = getattr(props, "gcnArchName", "")
+    arch = gcn.split(":")[0] if gcn.startswith("gfx") else f"sm_{props.major}{props.minor}"
+    same = known if known is not None and known.arch == arch else None
+    family = same or next((gpu for gpu in TARGETS.values() if gpu.arch == arch), None)
+    return Gpu(
+        name=props.name,
+        arch=arch,
+        sms=props.multi_processor_count,
+        shared_per_block=props.shared_memory_per_block_optin,
+        shared_per_sm=props.shared_memory_per_multiprocessor,
+        registers_per_sm=props.regs_per_multiprocessor,
+        warps_per_sm=props.max_threads_per_multi_processor // props.warp_size,
+        blocks_per_sm=family.blocks_per_sm if family else 16,
+        warp_size=props.warp_size,
+        l2_bytes=props.L2_cache_size,
+        clock_mhz=same.clock_mhz if same else None,
+        bandwidth_gbs=same.bandwidth_gbs if same else None,
+        matrix_flops_per_clock=family.matrix_flops_per_clock if family else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Sm:
+    """Limits of one architecture, the same for all its products."""
+
+    shared_per_block: int
+    shared_per_sm: int
+    warps_per_sm: int
+    blocks_per_sm: int
+    registers_per_sm: int = 65536
+    warp_size: int = 32
+
+
+_SMS = {
+    "sm_80": _Sm(163 * KIB, 164 * KIB, 64, 32),
+    "sm_86": _Sm(99 * KIB, 100 * KIB, 48, 16),
+    "sm_89": _Sm(99 * KIB, 100 * KIB, 48, 24),
+    "sm_90": _Sm(227 * KIB, 228 * KIB, 64, 32),
+    "sm_100": _Sm(227 * KIB, 228 * KIB, 64, 32),
+    "sm_120": _Sm(99 * KIB, 100 * KIB, 48, 24),
+    # AMD CDNA 3 and 4 white papers: LDS of 64 and 160 KiB a compute unit, 512 KiB of vector registers.
+    "gfx942": _Sm(64 * KIB, 64 * KIB, 32, 32, 131072, 64),
+    "gfx950": _Sm(160 * KIB, 160 * KIB, 32, 32, 131072, 64),
+}
+
+
+def _target(
+    name: str, arch: str, sms: int, clock: int, bandwidth: float, matrix: int, l2_mib: int
+) -> Gpu:
+    sm = _SMS[arch]
+    return Gpu(
+        name=name,
+        arch=arch,
+        sms=sms,
+        shared_per_block=sm.shared_per_block,
+        shared_per_sm=sm.shared_per_sm,
+        registers_per_sm=sm.registers_per_sm,
+        warps_per_sm=sm.warps_per_sm,
+        blocks_per_sm=sm.blocks_per_sm,
+        warp_size=sm.warp_size,
+        l2_bytes=l2_mib * KIB * KIB,
+        clock_mhz=clock,
+        bandwidth_gbs=bandwidth,
+        matrix_flops_per_clock=matrix,
+    )
+
+
+_KNOWN = (
+    # NVIDIA A100 Tensor Core GPU Architecture white paper; A100 data sheet: 312 TFLOP/s.
+    _target("NVIDIA A100-SXM4-80GB", "sm_80", 108, 1410, 2039.0, 2048, 40),
+    _target("NVIDIA A100-SXM4-40GB", "sm_80", 108, 1410, 1555.0, 2048, 40),
+    # A10 data sheet: 125 TFLOP/s, 600 GB/s; GA102 white paper.
+    _target("NVIDIA A10", "sm_86", 72, 1695, 600.0, 1024, 6),
+    # GA102 white paper: 71 TFLOP/s FP16 with FP32 accumulate, 936 GB/s.
+    _target("NVIDIA GeForce RTX 3090", "sm_86", 82, 1695, 936.0, 512, 6),
+    # L4 data sheet: 121 TFLOP/s dense, 300 GB/s; L40S data sheet: 362 TFLOP/s dense, 864 GB/s.
+    _target("NVIDIA L4", "sm_89", 58, 2040, 300.0, 1024, 48),
+    _target("NVIDIA L40S", "sm_89", 142, 2520, 864.0, 1024, 96),
+    # Ada white paper: 165.2 TFLOP/s FP16 with FP32 accumulate, 1008 GB/s, 72 MiB of L2.
+    _target("NVIDIA GeForce RTX 4090", "sm_89", 128, 2520, 1008.0, 512, 72),
+    # H100 white paper and data sheet: 989 (SXM) and 756 (PCIe) TFLOP/s dense; H200 data sheet: 4.8 TB/s.
+    _target("NVIDIA H100 80GB HBM3", "sm_90", 132, 1830, 3352.0, 4096, 50),
+    _target("NVIDIA H100 PCIe", "sm_90", 114, 1620, 2039.0, 4096, 50),
+    _target("NVIDIA H200", "sm_90", 132, 1830, 4800.0, 4096, 50),
+    # DGX B200 data sheet, an eighth of its 18 PFLOP/s dense bf16; 8 TB/s; 148 SMs as devices report.
+    _target("NVIDIA B200", "sm_100", 148, 1850, 8000.0, 8192, 126),
+    # RTX Blackwell white paper: 209.5 TFLOP/s FP16 with FP32 accumulate, 1792 GB/s.
+    _target("NVIDIA GeForce RTX 5090", "sm_120", 170, 2407, 1792.0, 512, 96),
+    # AMD Instinct data sheets: 1307.4 and 2516.6 TFLOP/s dense bf16; 5.3 and 8 TB/s.
+    _target("AMD Instinct MI300X", "gfx942", 304, 2100, 5300.0, 2048, 32),
+    _target("AMD Instinct MI355X", "gfx950", 256, 2400, 8000.0, 4096, 32),
+)
+
+TARGETS: dict[str, Gpu] = {gpu.slug: gpu for gpu in _KNOWN}
+"""Known targets by slug."""
+
+ALIASES: dict[str, str] = {
+    "nvidia_a100_80gb_pcie": "nvidia_a100_sxm4_80gb",
+    "nvidia_a100_pcie_40gb": "nvidia_a100_sxm4_40gb",
+    "nvidia_h200_nvl": "nvidia_h200",
+    "nvidia_h100_nvl": "nvidia_h100_80gb_hbm3",
+    "nvidia_gh200_480gb": "nvidia_h100_80gb_hbm3",
+    "nvidia_rtx_6000_ada_generation": "nvidia_geforce_rtx_4090",
+    "nvidia_geforce_rtx_4090_d": "nvidia_geforce_rtx_4090",
+    "nvidia_geforce_rtx_5090_d": "nvidia_geforce_rtx_5090",
+}
+"""Products served by the table of a close relative: same die or same SM, near enough in clocks."""
+
+
+def known_target(slug: str) -> Gpu:
+    """The known target of this slug. Raises InvalidArgument that names the nearest one."""
+    try:
+        return TARGETS[ALIASES.get(slug, slug)]
+    except KeyError:
+        near = difflib.get_close_matches(slug_of(slug), TARGETS, n=1, cutoff=0.3)
+        hint = f"did you mean {near[0]}?" if near else "flashgen targets lists them."
+        raise InvalidArgument(f"target must be a known slug: got {slug!r}; {hint}") from None

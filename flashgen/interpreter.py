@@ -1,0 +1,81 @@
+"""The only file that touches Triton's interpreter, and what it repairs there: bfloat16.
+
+Triton 3.6 and 3.7.1 store a bfloat16 as its bit pattern in a uint16, and forget so in two places: `dot`
+multiplies the patterns as whole numbers, and float32 -> bfloat16 cuts the low bits off where the GPU
+rounds to nearest, ties to even. With both repaired a kernel's error is the one it has on a GPU.
+
+Not repaired, because nothing is wrong: tf32. The interpreter multiplies float32 operands as they are,
+so a tf32 kernel is computed more precisely than a GPU would; check.py says so in its result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashgen import settings
+
+_repaired = False
+
+
+def active() -> bool:
+    """Whether kernels of this process run in Triton's interpreter, on CPU tensors."""
+    return settings.interpreting()
+
+
+def prepare() -> None:
+    """Repair the interpreter once, if this process uses it. Call before a kernel module is imported."""
+    global _repaired
+    if _repaired or not active():
+        return
+    _repair()
+    _repaired = True
+
+
+def _repair() -> None:
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    cast, dot = InterpreterBuilder.cast_impl, InterpreterBuilder.create_dot
+
+    def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
+        pair = (src.dtype.scalar, dst_type.scalar)
+        if pair == (tl.float32, tl.bfloat16):
+            return TensorHandle(round_to_bfloat16(src.data), tl.bfloat16)
+        if pair == (tl.bfloat16, tl.float32):
+            return TensorHandle(widen_bfloat16(src.data), tl.float32)
+        return cast(self, src, dst_type)
+
+    def create_fp_to_fp(self: Any, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
+        if (src.dtype.scalar, dst_type.scalar) == (tl.float32, tl.bfloat16):
+            return TensorHandle(round_to_bfloat16(src.data), tl.bfloat16)
+        return convert(self, src, dst_type, rounding_mode)
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
+        return dot(self, _widened(a), _widened(b), d, *options)
+
+    def _widened(operand: Any) -> Any:
+        """The operand in float32, exactly; a 16-bit one, for which numpy has no BLAS, all the more."""
+        if operand.dtype.scalar == tl.bfloat16:
+            return TensorHandle(widen_bfloat16(operand.data), tl.float32)
+        if operand.dtype.scalar == tl.float16:
+            return TensorHandle(operand.data.astype("float32"), tl.float32)
+        return operand
+
+    convert = InterpreterBuilder.create_fp_to_fp
+    InterpreterBuilder.cast_impl = cast_impl
+    InterpreterBuilder.create_fp_to_fp = create_fp_to_fp
+    InterpreterBuilder.create_dot = create_dot
+
+
+def widen_bfloat16(bits: Any) -> Any:
+    """The float32 values of bfloat16 bit patterns (numpy uint16, any shape); exact."""
+    return (bits.astype("uint32") << 16).view("float32")
+
+
+def round_to_bfloat16(values: Any) -> Any:
+    """The bfloat16 bit patterns (numpy uint16) nearest to float32 values, ties to even; NaN stays NaN."""
+    import numpy as np
+
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded).reshape(np.shape(values))

@@ -1,0 +1,114 @@
+"""What became of a config: Status, Timing, CheckResult, Outcome. Pure data, and its JSON form."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+from flashgen.config import KernelConfig
+from flashgen.spec import AttentionSpec, Problem
+
+
+class Status(StrEnum):
+    """How an evaluation ended. Everything but OK says why the config cannot be chosen."""
+
+    OK = "ok"
+    ILLEGAL = "illegal"  # why_illegal said so
+    COMPILE_ERROR = "compile_error"  # the compiler refused, with a message
+    COMPILE_CRASH = "compile_crash"  # the compiler aborted, and its process with it
+    TIMEOUT = "timeout"  # a stage ran past its limit and its process was killed
+    OUT_OF_RESOURCES = "out_of_resources"  # compiled, but does not fit the GPU
+    SPILLS = "spills"  # registers spill to memory in the main loop
+    SERIALIZED = "serialized"  # ptxas made the matrix instructions wait for one another
+    NO_OVERLAP = "no_overlap"  # s_ahead whose exp2 do not run under the matrix instructions
+    WRONG = "wrong"  # further from float64 than the oracle allows
+    RUN_ERROR = "run_error"  # the launch failed, or the process died running it
+    DROPPED = "dropped"  # clearly slower than the best after a few samples
+    NO_ESTIMATE = "no_estimate"  # legal and right, but the estimator has no honest number
+
+
+Source = Literal["measured", "estimated", "untimed", "replayed"]
+Stage = Literal["compile", "check", "rough", "timed", "final"]
+
+STRENGTH: dict[str, int] = {"untimed": 0, "estimated": 1, "replayed": 1, "measured": 2}
+"""A weaker source never replaces a stronger one in a table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Microseconds of one launch. Measured: median and 20th and 80th percentile of the samples.
+
+    Estimated: low and high are the band the estimator stands by, and samples is 0.
+    """
+
+    median_us: float
+    low_us: float
+    high_us: float
+    samples: int = 0
+
+    def tflops(self, operations: float) -> float:
+        """TFLOP/s of a launch that does so many floating-point operations."""
+        return operations / self.median_us * 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckResult:
+    """A comparison with float64 over all cases of one kernel.
+
+    floors is the largest error of O in units of the floor (accepted up to 2), lse_error the largest of
+    LSE in units of its tolerance (accepted up to 1). detail names the worst case, seed included.
+    """
+
+    passed: bool
+    floors: float
+    lse_error: float
+    cases: int
+    seed: int
+    where: Literal["gpu", "interpreter"]
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One record of the log: what one stage found out about one config."""
+
+    spec: AttentionSpec
+    problem: Problem
+    config: KernelConfig
+    stage: Stage
+    status: Status
+    source: Source
+    gpu: str  # slug
+    triton: str
+    digest: str
+    protocol: int
+    timing: Timing | None = None
+    check: CheckResult | None = None
+    registers: int | None = None
+    shared_bytes: int | None = None
+    detail: str = ""
+    created: str = ""  # ISO 8601, UTC
+
+    @property
+    def ok(self) -> bool:
+        """Whether the config may be chosen as far as this stage knows."""
+        return self.status is Status.OK
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary that json can write; from_json reads it back to an equal Outcome."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Outcome:
+        """The Outcome of a record that to_json made. Raises KeyError, TypeError or ValueError."""
+        fields = dict(record)
+        fields["spec"] = AttentionSpec(**fields["spec"])
+        fields["problem"] = Problem(**fields["problem"])
+        fields["config"] = KernelConfig(**fields["config"])
+        fields["status"] = Status(fields["status"])
+        if fields.get("timing") is not None:
+            fields["timing"] = Timing(**fields["timing"])
+        if fields.get("check") is not None:
+            fields["check"] = CheckResult(**fields["check"])
+        return cls(**fields)

@@ -1,0 +1,56 @@
+"""Where templates, tables and generated files lie: the only file that knows.
+
+In a checkout (editable or not) they are the folders beside flashgen/. In a wheel, templates and
+tables travel as flashgen/_templates and flashgen/_configs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flashgen import settings
+
+PACKAGE = Path(__file__).resolve().parent
+ROOT = PACKAGE.parent
+
+
+def templates_dir() -> Path:
+    """The folder of *.py.jinja."""
+    return _beside("templates", "_templates")
+
+
+def shipped_configs_dir() -> Path:
+    """The folder of the tables that came with flashgen, or the one FLASHGEN_CONFIGS names."""
+    return settings.configs_override() or _beside("configs", "_configs")
+
+
+def shipped_table(slug: str) -> Path:
+    """The shipped table of a GPU; the file need not exist."""
+    return shipped_configs_dir() / f"{slug}.yaml"
+
+
+def table_file(out: Path, slug: str) -> Path:
+    """DIR/configs/<slug>.yaml, where `flashgen tune --out DIR` writes."""
+    return (settings.configs_override() or out / "configs") / f"{slug}.yaml"
+
+
+def generated_dir(out: Path) -> Path:
+    """DIR/generated, a package to import with DIR on sys.path."""
+    return out / "generated"
+
+
+def state_dir(out: Path) -> Path:
+    """DIR/.flashgen: logs, quarantine and caches, never committed."""
+    return out / ".flashgen"
+
+
+def log_file(out: Path, slug: str) -> Path:
+    """DIR/.flashgen/<slug>.jsonl, the append-only record of outcomes."""
+    return state_dir(out) / f"{slug}.jsonl"
+
+
+def _beside(folder: str, packaged: str) -> Path:
+    checkout = ROOT / folder
+    if checkout.is_dir() and (ROOT / "pyproject.toml").is_file():
+        return checkout
+    return PACKAGE / packaged

@@ -1,0 +1,217 @@
+"""The only definition of right: attention in float64, the floor, the oracle, and the nasty shapes.
+
+Torch alone: nothing of flashgen's kernels is used. Tensors are (batch, heads, seq, head_dim); K and V
+may have fewer heads than Q, as long as they divide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashgen.spec import AttentionSpec, Problem
+
+FLOORS_ACCEPTED = 2.0
+LSE_TOLERANCE = 2.0**-16
+OUTPUT_BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24}
+"""Significant bits of an output type, the hidden one included."""
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, diagonal: int | None
+) -> tuple[Tensor, Tensor]:
+    """Standard attention, softmax(scale * Q K^T) V, computed in the dtype of its inputs (at least float32).
+
+    Query i sees key j where j <= i + diagonal; None sees all. Returns O (B, H, Sq, d_v) and LSE (B, H, Sq),
+    natural logarithm. A row with nothing to attend has O = 0 and LSE = -inf.
+    """
+    q, k, v = (x if x.dtype == torch.float64 else x.float() for x in (q, k, v))
+    p, row_sum, lse = _softmax_parts(q, k, scale, diagonal)
+    o = p @ _per_query_head(v, q.shape[1])
+    return o / torch.where(row_sum == 0, 1.0, row_sum), lse
+
+
+def rounded_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, diagonal: int | None, precision: str
+) -> tuple[Tensor, Tensor]:
+    """What an ideally rounded kernel gives: float32 throughout, but P and O rounded as a kernel must.
+
+    With precision tf32 the operands of both products are rounded to tf32 first. Its distance from the
+    float64 attention is the floor.
+    """
+    dtype = q.dtype
+    q32, k32, v32 = (_operand(x.float(), precision) for x in (q, k, v))
+    p, row_sum, lse = _softmax_parts(q32, k32, scale, diagonal)
+    rounded = _operand(p.to(dtype).float(), precision)
+    o = rounded @ _per_query_head(v32, q.shape[1])
+    return (o / torch.where(row_sum == 0, 1.0, row_sum)).to(dtype), lse
+
+
+def _softmax_parts(
+    q: Tensor, k: Tensor, scale: float, diagonal: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """exp(S - max) (B, H, Sq, Sk), its row sums (B, H, Sq, 1), and LSE (B, H, Sq)."""
+    s = scale * (q @ _per_query_head(k, q.shape[1]).transpose(-1, -2))
+    if diagonal is not None:
+        s = s.masked_fill(~visible(s.shape[-2], s.shape[-1], diagonal, s.device), float("-inf"))
+    if s.shape[-1] == 0:
+        row_sum = s.new_zeros((*s.shape[:-1], 1))
+        return s, row_sum, row_sum.squeeze(-1).log()
+    row_max = s.amax(-1, keepdim=True)
+    row_max = torch.where(torch.isinf(row_max), 0.0, row_max)
+    p = torch.exp(s - row_max)
+    row_sum = p.sum(-1, keepdim=True)
+    return p, row_sum, (row_max + row_sum.log()).squeeze(-1)
+
+
+def visible(seq_q: int, seq_k: int, diagonal: int, device: torch.device) -> Tensor:
+    """The causal mask (Sq, Sk): True where query i sees key j, j <= i + diagonal."""
+    rows = torch.arange(seq_q, device=device)[:, None]
+    return torch.arange(seq_k, device=device)[None, :] <= rows + diagonal
+
+
+def _per_query_head(x: Tensor, heads: int) -> Tensor:
+    """K or V with each head repeated for the query heads that share it."""
+    if x.shape[1] == heads or heads == 0:
+        return x
+    return x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def _operand(x: Tensor, precision: str) -> Tensor:
+    return round_to_tf32(x) if precision == "tf32" else x
+
+
+def round_to_tf32(x: Tensor) -> Tensor:
+    """float32 values rounded to tf32, 10 stored bits of mantissa, to nearest, ties away from zero."""
+    bits = x.contiguous().view(torch.int32)
+    return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """One comparison. floors: error of O in units of the floor. lse: error of LSE in units of its tolerance."""
+
+    floors: float
+    lse: float
+
+    @property
+    def passed(self) -> bool:
+        """NaN compares false, so it never passes."""
+        return self.floors <= FLOORS_ACCEPTED and self.lse <= 1.0
+
+
+def judge(
+    o: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    diagonal: int | None,
+    precision: str = "ieee",
+) -> Verdict:
+    """The oracle: compare a kernel's O and LSE with float64.
+
+    The unit is the largest of three: the floor; half a unit in the last place of the output type at max|O|;
+    4 * 2^-24 * max|V|, what float32 accumulation may lose. On tiny shapes the first alone would reject
+    correct kernels. LSE may be off by 2^-16 * max(1, |LSE|), for tf32 by twice the error of rounded inputs.
+    """
+    exact_o, exact_lse = attention(q.double(), k.double(), v.double(), scale=scale, diagonal=diagonal)
+    ideal_o, ideal_lse = rounded_attention(
+        q, k, v, scale=scale, diagonal=diagonal, precision=precision
+    )
+    if o.numel() == 0:
+        return Verdict(floors=0.0, lse=0.0)
+    floor = _max_abs(ideal_o.double() - exact_o)
+    half_ulp = 2.0 ** -OUTPUT_BITS[o.dtype] * _max_abs(exact_o)
+    accumulation = 4 * 2.0**-24 * _max_abs(v.double())
+    unit = max(floor, half_ulp, accumulation)
+    error = _max_abs(o.double() - exact_o)
+    floors = 0.0 if error == 0.0 else error / unit if unit else float("inf")
+    tolerance = LSE_TOLERANCE * exact_lse.abs().clamp(min=1.0)
+    if precision == "tf32":
+        tolerance = tolerance.clamp(min=2 * _max_abs(_difference(ideal_lse.double(), exact_lse)))
+    off = _difference(lse.double(), exact_lse) / tolerance.nan_to_num(posinf=1.0)
+    return Verdict(floors=floors, lse=_max_abs(off))
+
+
+def _difference(a: Tensor, b: Tensor) -> Tensor:
+    """a - b, where two equal infinities differ by 0."""
+    return torch.where(a == b, 0.0, a - b)
+
+
+def _max_abs(x: Tensor) -> float:
+    """max|x|, NaN if there is one; 0 for no element."""
+    return float(x.abs().max()) if x.numel() else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One comparison to make: sizes, alignment of the causal mask, and how Q, K and V lie in memory.
+
+    layout bhsd is contiguous; bshd has heads inside the sequence, as projections leave them; sliced is cut
+    out of larger tensors, so that no stride is what the shape suggests.
+    """
+
+    problem: Problem
+    alignment: str = "bottom_right"
+    layout: str = "bhsd"
+
+    def diagonal(self, spec: AttentionSpec) -> int | None:
+        """The diagonal offset of this case under the spec's mask."""
+        if not spec.causal:
+            return None
+        return 0 if self.alignment == "top_left" else self.problem.seq_k - self.problem.seq_q
+
+    def __str__(self) -> str:
+        p = self.problem
+        return (
+            f"batch {p.batch}, heads {p.heads}/{p.kv_heads}, seq {p.seq_q}x{p.seq_k}, "
+            f"{self.alignment}, {self.layout}"
+        )
+
+
+def make_inputs(
+    spec: AttentionSpec, case: Case, seed: int, device: torch.device | str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Random normal Q, K and V for a case; the same for the same seed, on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    p, dtype = case.problem, getattr(torch, spec.dtype)
+
+    def draw(heads: int, seq: int, dim: int) -> Tensor:
+        if case.layout == "bshd":
+            x = torch.randn((p.batch, seq, heads, dim), generator=generator).transpose(1, 2)
+        elif case.layout == "sliced":
+            x = torch.randn((p.batch, heads + 1, seq + 3, dim + 8), generator=generator)
+        else:
+            x = torch.randn((p.batch, heads, seq, dim), generator=generator)
+        x = x.to(device=device, dtype=dtype)
+        return x[:, 1:, 2 : 2 + seq, 8:] if case.layout == "sliced" else x
+
+    q = draw(p.heads, p.seq_q, spec.head_dim)
+    return q, draw(p.kv_heads, p.seq_k, spec.head_dim), draw(p.kv_heads, p.seq_k, spec.head_dim_v)
+
+
+def nasty_cases(br: int, bc: int) -> tuple[Case, ...]:
+    """The shapes that find mistakes for tiles of br by bc: 1, a tile less one, a tile, one more, primes;
+    Sq below and above Sk, both alignments, grouped heads, permuted and sliced memory."""
+
+    def case(sq: int, sk: int, heads: int = 1, kv: int = 1, **options: str) -> Case:
+        problem = Problem(batch=1, heads=heads, kv_heads=kv, seq_q=sq, seq_k=sk)
+        return Case(problem=problem, **options)
+
+    return (
+        case(1, 1),
+        case(br - 1, bc - 1),
+        case(br, bc),
+        case(br + 1, bc + 1, alignment="top_left"),
+        case(1, 2 * bc + 1),
+        case(br + 1, 1, alignment="top_left"),
+        case(2 * br + 1, bc, layout="bshd"),  # bottom-right, Sq > Sk: rows that see nothing
+        case(37, 3 * bc + 5, heads=4, kv=2, layout="bshd"),
+        case(2 * br + 3, 2 * bc + 7, heads=3, kv=1, layout="sliced", alignment="top_left"),
+        case(127, 131, heads=2, kv=2),
+    )

@@ -1,0 +1,111 @@
+"""(spec, config) -> Rendered: the kernel's text and its digest. The only importer of jinja2."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import textwrap
+from dataclasses import dataclass
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateNotFound, UndefinedError
+
+from flashgen import paths
+from flashgen.config import KernelConfig, kernel_name
+from flashgen.errors import FlashgenError, ToolchainError
+from flashgen.spec import AttentionSpec, padded
+
+HEADER_LINES = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendered:
+    """A kernel as text. name is the function's and the file's; digest that of the text below the header."""
+
+    name: str
+    source: str
+    digest: str
+    template: str
+
+
+def render(spec: AttentionSpec, config: KernelConfig) -> Rendered:
+    """Render the kernel of (spec, config): a pure function of both and of the templates.
+
+    Raises FlashgenError, naming the template, where it asks for what it was not given.
+    """
+    name = kernel_name(spec, config)
+    template = "attention_fwd_fa1.py.jinja" if config.schedule == "fa1" else "attention_fwd.py.jinja"
+    body = render_text(
+        template,
+        name=name,
+        spec=spec,
+        config=config,
+        head_dim_pad=padded(spec.head_dim),
+        head_dim_v_pad=padded(spec.head_dim_v),
+    )
+    digest = digest_of(body)
+    header = render_text(
+        "_header.py.jinja", name=name, template=template, serves=_serves(spec, config), digest=digest
+    )
+    return Rendered(name=name, source=header + body, digest=digest, template=template)
+
+
+def render_text(template: str, /, **values: object) -> str:
+    """Render one template with these values, strictly."""
+    try:
+        return _environment().get_template(template).render(**values)
+    except (UndefinedError, TemplateNotFound) as error:
+        raise FlashgenError(f"templates/{template} cannot be rendered: {error}") from error
+
+
+def digest_of(body: str) -> str:
+    """sha256 of a kernel's text below the header, as header, log and entries carry it."""
+    return "sha256:" + hashlib.sha256(body.encode()).hexdigest()
+
+
+def body_of(source: str) -> str:
+    """The text below the header of an emitted file."""
+    return "".join(source.splitlines(keepends=True)[HEADER_LINES:])
+
+
+def _serves(spec: AttentionSpec, config: KernelConfig) -> str:
+    mask = "causal" if spec.causal else "no mask"
+    precision = f" ({spec.precision})" if spec.dtype == "float32" else ""
+    if config.head_dims == "padded":
+        dims = f"any head_dim and head_dim_v up to {spec.head_dim}"
+    else:
+        dims = f"head_dim {spec.head_dim}, head_dim_v {spec.head_dim_v}"
+    return f"{spec.direction}, {spec.dtype}{precision}, {dims}, {mask}"
+
+
+@functools.cache
+def _environment() -> Environment:
+    folder = paths.templates_dir()
+    if not folder.is_dir():
+        raise ToolchainError(f"the templates are missing: {folder} is no folder; reinstall flashgen")
+    environment = Environment(
+        loader=FileSystemLoader(folder),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.globals.clear()
+    environment.filters["block"] = _block
+    environment.filters["py"] = _py
+    return environment
+
+
+def _block(text: str, width: int = 0) -> str:
+    """A block of statements, every line that has text indented, without its last line break.
+
+    So a macro call on a line of its own stands for the macro's lines and nothing more.
+    """
+    return textwrap.indent(text, " " * width).removesuffix("\n")
+
+
+def _py(value: object) -> str:
+    """A Python literal of the few types a kernel is made of."""
+    if value is None or isinstance(value, bool | int | str):
+        return repr(value)
+    raise FlashgenError(f"a template may print bool, int, str and None: got {type(value).__name__}")

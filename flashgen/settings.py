@@ -1,0 +1,38 @@
+"""The three environment variables of flashgen, read here and nowhere else."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from flashgen.errors import InvalidArgument
+
+
+def configs_override() -> Path | None:
+    """FLASHGEN_CONFIGS: the folder of tables the tool reads and writes in place of the shipped one."""
+    value = os.environ.get("FLASHGEN_CONFIGS")
+    return Path(value) if value else None
+
+
+def served_gpu() -> str | None:
+    """FLASHGEN_GPU: the slug whose table serves, whatever GPU is there."""
+    return os.environ.get("FLASHGEN_GPU") or None
+
+
+def configure_logging(logger: logging.Logger) -> None:
+    """Set the level that FLASHGEN_LOG names (debug, info, warning, error), if it is set."""
+    value = os.environ.get("FLASHGEN_LOG")
+    if not value:
+        return
+    level = logging.getLevelNamesMapping().get(value.upper())
+    if level is None:
+        raise InvalidArgument(
+            f"FLASHGEN_LOG must be debug, info, warning or error: got {value!r}"
+        )
+    logger.setLevel(level)
+
+
+def interpreting() -> bool:
+    """Whether Triton's own TRITON_INTERPRET asks for its interpreter; fixed once triton is imported."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes")

@@ -1,0 +1,308 @@
+"""What is asked: the kind of attention (AttentionSpec), the sizes (Problem), the interval of lengths (Bucket).
+
+A spec decides which kernels are possible; a problem only how long they run. Neither touches torch: the
+tensors of a call are read by their attributes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from flashgen.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Direction = Literal["forward"]
+DType = Literal["float16", "bfloat16", "float32"]
+Mask = Literal["none", "causal"]
+Precision = Literal["ieee", "tf32"]
+Alignment = Literal["top_left", "bottom_right"]
+
+DTYPE_BYTES: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
+SHORT_DTYPE: dict[str, str] = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+_DTYPE_NAMES = {short: name for name, short in SHORT_DTYPE.items()} | {n: n for n in SHORT_DTYPE}
+
+MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_STEP = 16, 256, 8
+
+
+def parse_dtype(text: str) -> str:
+    """The dtype's full name for `text`, which may also be fp16, bf16 or fp32.
+
+    Raises InvalidArgument for any other text.
+    """
+    try:
+        return _DTYPE_NAMES[text]
+    except KeyError:
+        known = ", ".join(sorted(SHORT_DTYPE.values()))
+        raise InvalidArgument(f"dtype must be one of {known}: got {text!r}") from None
+
+
+def padded(head_dim: int) -> int:
+    """The power of two a head dim is padded to inside a tile (never in memory)."""
+    return max(MIN_HEAD_DIM, 1 << (head_dim - 1).bit_length())
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSpec:
+    """One kind of attention: whatever may change the text of a kernel, and no sizes.
+
+    head_dim is the last dimension of Q and K, head_dim_v that of V and O. precision says how float32
+    operands are multiplied (16-bit ones have one way, "ieee"). Raises InvalidArgument, naming the field.
+    """
+
+    direction: Direction = "forward"
+    dtype: DType
+    head_dim: int
+    head_dim_v: int
+    mask: Mask
+    precision: Precision = "ieee"
+
+    def __post_init__(self) -> None:
+        for field, values in (
+            ("direction", get_args(Direction)),
+            ("dtype", get_args(DType)),
+            ("mask", get_args(Mask)),
+            ("precision", get_args(Precision)),
+        ):
+            if getattr(self, field) not in values:
+                raise InvalidArgument(
+                    f"{field} must be one of {', '.join(values)}: got {getattr(self, field)!r}"
+                )
+        for field in ("head_dim", "head_dim_v"):
+            check_head_dim(getattr(self, field), field)
+        if self.precision == "tf32" and self.dtype != "float32":
+            raise InvalidArgument(f"precision tf32 goes with dtype float32: got {self.dtype}")
+
+    @property
+    def name(self) -> str:
+        """The spec in one word, as it stands in kernel names: fwd_bf16_d128_causal."""
+        dtype = "tf32" if self.precision == "tf32" else SHORT_DTYPE[self.dtype]
+        dims = f"d{self.head_dim}"
+        if self.head_dim_v != self.head_dim:
+            dims += f"v{self.head_dim_v}"
+        mask = "" if self.mask == "none" else f"_{self.mask}"
+        return f"fwd_{dtype}_{dims}{mask}"
+
+    @property
+    def sort_key(self) -> tuple[object, ...]:
+        """Order of specs in tables and listings."""
+        return (
+            self.direction,
+            self.dtype,
+            self.precision,
+            self.head_dim,
+            self.head_dim_v,
+            self.mask != "none",
+        )
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element of Q, K, V and O."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def causal(self) -> bool:
+        """Whether the mask is causal."""
+        return self.mask == "causal"
+
+
+def check_head_dim(value: int, field: str = "head_dim") -> None:
+    """Raise InvalidArgument, naming `field`, unless kernels can be made for this head dim."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or value % HEAD_DIM_STEP or not MIN_HEAD_DIM <= value <= MAX_HEAD_DIM:
+        raise InvalidArgument(
+            f"{field} must be a multiple of {HEAD_DIM_STEP} from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}: "
+            f"got {value!r}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """The sizes one run has. Any may be 0; kv_heads must divide heads."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    seq_q: int
+    seq_k: int
+
+    def __post_init__(self) -> None:
+        for field in ("batch", "heads", "kv_heads", "seq_q", "seq_k"):
+            value = getattr(self, field)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise InvalidArgument(f"{field} must be a whole number >= 0: got {value!r}")
+        if self.kv_heads == 0 and self.heads == 0:
+            return
+        if self.kv_heads == 0 or self.heads % self.kv_heads:
+            raise InvalidArgument(
+                f"heads must be a multiple of kv_heads: got {self.heads} and {self.kv_heads}"
+            )
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one head of K and V."""
+        return self.heads // self.kv_heads if self.kv_heads else 1
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no query at all, so that nothing need be computed."""
+        return 0 in (self.batch, self.heads, self.seq_q)
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Bucket:
+    """A half-open interval of seq_k, [low, high); high None has no end."""
+
+    low: int
+    high: int | None
+
+    def __str__(self) -> str:
+        return f"[{self.low}, {'inf' if self.high is None else self.high})"
+
+    def __contains__(self, seq_k: int) -> bool:
+        return self.low <= seq_k and (self.high is None or seq_k < self.high)
+
+
+BUCKETS = (
+    Bucket(low=1, high=1024),
+    Bucket(low=1024, high=4096),
+    Bucket(low=4096, high=16384),
+    Bucket(low=16384, high=None),
+)
+"""The only buckets there are. Coarse on purpose: a reviewer can read a table of four rows a spec."""
+
+BUCKET_SEQ = dict(zip(BUCKETS, (512, 2048, 8192, 16384), strict=True))
+"""The length that stands for a bucket when none is asked for."""
+
+
+def bucket_of(seq_k: int) -> Bucket:
+    """The bucket that holds seq_k; 0 keys belong to the first."""
+    for bucket in BUCKETS:
+        if bucket.high is None or seq_k < bucket.high:
+            return bucket
+    raise AssertionError("the last bucket has no end")
+
+
+def workload(spec: AttentionSpec, seq: int) -> Problem:
+    """The problem that tuning runs at length `seq`: 16384 tokens and a model width of 2048.
+
+    That is the setting of the FlashAttention-2 paper (arXiv 2307.08691, section 4.1). It fills a GPU at
+    every length up to 16384; longer sequences run with a batch of one.
+    """
+    if seq < 1:
+        raise InvalidArgument(f"seq must be at least 1: got {seq}")
+    heads = max(1, 2048 // spec.head_dim)
+    return Problem(
+        batch=max(1, 16384 // seq), heads=heads, kv_heads=heads, seq_q=seq, seq_k=seq
+    )
+
+
+def attended(spec: AttentionSpec, problem: Problem) -> int:
+    """Pairs of query and key that one head computes; causal is counted bottom-right, exactly."""
+    sq, sk = problem.seq_q, problem.seq_k
+    if not spec.causal:
+        return sq * sk
+    first = sk - sq + 1  # keys the first query sees
+    seen_by_last, skipped = sk, max(0, -first + 1)
+    rows = sq - skipped
+    return rows * (max(first, 1) + seen_by_last) // 2 if rows > 0 else 0
+
+
+def flops(spec: AttentionSpec, problem: Problem) -> float:
+    """Floating-point operations of the two matrix products, by the papers' convention.
+
+    4 * batch * heads * seq_q * seq_k * head_dim, halved for a causal mask (FlashAttention-2, section 4.1).
+    """
+    full = 2.0 * problem.batch * problem.heads * problem.seq_q * problem.seq_k
+    full *= spec.head_dim + spec.head_dim_v
+    return full / 2 if spec.causal else full
+
+
+def diagonal_of(causal: bool | str, seq_q: int, seq_k: int) -> int | None:
+    """The offset of the causal diagonal: query i sees key j where j <= i + offset; None without a mask.
+
+    causal is True or "bottom_right" (the last query sees the last key), "top_left" (the first query
+    sees only the first key) or False. Raises InvalidArgument for anything else.
+    """
+    if causal is False:
+        return None
+    if causal is True or causal == "bottom_right":
+        return seq_k - seq_q
+    if causal == "top_left":
+        return 0
+    raise InvalidArgument(
+        f"causal must be True, False, 'top_left' or 'bottom_right': got {causal!r}"
+    )
+
+
+def check_scale(scale: float | None, head_dim: int) -> float:
+    """The softmax scale to use: `scale`, or 1/sqrt(head_dim). Raises InvalidArgument if not finite."""
+    if scale is None:
+        return 1.0 / math.sqrt(head_dim)
+    value = float(scale)
+    if not math.isfinite(value):
+        raise InvalidArgument(f"scale must be a finite number: got {scale!r}")
+    return value
+
+
+def from_tensors(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str, precision: str = "ieee"
+) -> tuple[AttentionSpec, Problem]:
+    """Read spec and problem off tensors of shape (batch, heads, seq, head_dim).
+
+    Raises InvalidArgument, naming the argument, for wrong ranks, sizes that disagree, mixed dtypes or
+    devices, head counts that do not divide, and head dims or dtypes that no kernel serves.
+    """
+    _check_shapes(q, k, v)
+    batch, heads, seq_q, head_dim = q.shape
+    _, kv_heads, seq_k, head_dim_v = v.shape
+    if kv_heads == 0 or heads % kv_heads:
+        if heads or kv_heads:
+            raise InvalidArgument(
+                f"q must have a multiple of the heads of k and v: got {heads} and {kv_heads}"
+            )
+    dtype = str(q.dtype).removeprefix("torch.")
+    if dtype not in DTYPE_BYTES:
+        raise InvalidArgument(f"q must be float16, bfloat16 or float32: got {dtype}")
+    check_head_dim(head_dim, "the head_dim of q")
+    check_head_dim(head_dim_v, "the head_dim of v")
+    diagonal_of(causal, 0, 0)
+    spec = AttentionSpec(
+        dtype=dtype,  # type: ignore[arg-type]  # narrowed by the look-up above
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        mask="none" if causal is False else "causal",
+        precision=precision if dtype == "float32" else "ieee",  # type: ignore[arg-type]
+    )
+    problem = Problem(batch=batch, heads=heads, kv_heads=kv_heads, seq_q=seq_q, seq_k=seq_k)
+    return spec, problem
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise InvalidArgument unless q, k and v fit together."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.ndim != 4:
+            raise InvalidArgument(
+                f"{name} must have shape (batch, heads, seq, head_dim): got {tuple(tensor.shape)}"
+            )
+        if tensor.dtype != q.dtype:
+            raise InvalidArgument(
+                f"{name} must have the dtype of q, {q.dtype}: got {tensor.dtype}"
+            )
+        if tensor.device != q.device:
+            raise InvalidArgument(
+                f"{name} must be on the device of q, {q.device}: got {tensor.device}"
+            )
+        if tensor.shape[0] != q.shape[0]:
+            raise InvalidArgument(
+                f"{name} must have the batch size of q, {q.shape[0]}: got {tensor.shape[0]}"
+            )
+    if k.shape[1:3] != v.shape[1:3]:
+        raise InvalidArgument(
+            f"v must have the heads and length of k, {tuple(k.shape[1:3])}: got {tuple(v.shape[1:3])}"
+        )
+    if k.shape[3] != q.shape[3]:
+        raise InvalidArgument(f"k must have the head_dim of q, {q.shape[3]}: got {k.shape[3]}")
