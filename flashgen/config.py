@@ -157,21 +157,32 @@ def _illegal_arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | 
     return None
 
 
-def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig) -> int:
+def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> int:
     """A lower bound of the shared memory the compiled kernel takes, in bytes.
 
-    Pipelined K and V tiles: a loop of n stages keeps n - 1 of each in flight beside the one in use, and
-    the compiler may give back one of them.
+    A pipelined loop of n stages keeps n tiles of K and V where wgmma reads them from shared memory, beside
+    Q, and s_ahead one more of K; elsewhere it keeps n - 1. Seen in kernels compiled with Triton 3.7.1.
     """
-    row = padded(spec.head_dim) + padded(spec.head_dim_v)
-    buffers = max(1, config.num_stages - 1)
-    if config.num_stages == 1 or config.schedule == "fa1":
-        return config.bc * max(padded(spec.head_dim), padded(spec.head_dim_v)) * spec.element_bytes
-    return buffers * config.bc * row * spec.element_bytes
+    k_bytes = config.bc * padded(spec.head_dim) * spec.element_bytes
+    v_bytes = config.bc * padded(spec.head_dim_v) * spec.element_bytes
+    if config.schedule == "fa1" or config.num_stages == 1:
+        return max(k_bytes, v_bytes)
+    if _uses_wgmma(spec, config, gpu):
+        q_bytes = config.br * padded(spec.head_dim) * spec.element_bytes
+        ahead = k_bytes if config.schedule == "s_ahead" and config.loads == "descriptor" else 0
+        return q_bytes + config.num_stages * (k_bytes + v_bytes) + ahead
+    return (config.num_stages - 1) * (k_bytes + v_bytes)
+
+
+def _uses_wgmma(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> bool:
+    """Whether the products become warpgroup instructions: 64 rows and 4 warps at least, 16-bit operands."""
+    return (
+        gpu.arch == "sm_90" and spec.element_bytes == 2 and config.br >= 64 and config.num_warps >= 4
+    )
 
 
 def _too_much_shared(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
-    need = shared_bound_bytes(spec, config)
+    need = shared_bound_bytes(spec, config, gpu)
     if need > gpu.shared_per_block:
         return (
             f"the tiles of K and V need {need} bytes of shared memory at least: "

@@ -1,0 +1,96 @@
+"""The configs worth trying: all legal ones, finite and in a fixed order, and the seeds to try first."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+from flashgen.config import KernelConfig, Loads, Order, Schedule, default_config, why_illegal
+from flashgen.gpu import Gpu
+from flashgen.spec import AttentionSpec
+
+BR = (128, 64, 256, 32, 16)
+BC = (64, 128, 32, 16, 256)
+NUM_WARPS = (4, 8, 2)
+NUM_STAGES = (2, 3, 1, 4)
+ORDERS: tuple[Order, ...] = ("plain", "longest_first")
+WAYS: tuple[tuple[Schedule, Loads], ...] = (
+    ("fa2", "pointer"),
+    ("fa2", "descriptor"),
+    ("s_ahead", "descriptor"),
+    ("s_ahead", "pointer"),
+)
+"""fa1 is left out: it is there to be compared with, and has no parallelism over the rows."""
+
+KNOWN_GOOD = (
+    # br, bc, num_warps, num_stages: what published tables of others chose most often for some GPU or
+    # head dim (PyTorch FlexAttention's heuristics in torch 2.13, FlashAttention-2's launch templates).
+    (128, 64, 8, 3),
+    (128, 128, 8, 2),
+    (128, 64, 4, 3),
+    (64, 64, 4, 3),
+    (128, 32, 4, 3),
+    (128, 32, 8, 2),
+    (64, 32, 4, 3),
+    (32, 64, 4, 3),
+)
+
+
+def legal_configs(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:
+    """Every config of the space that why_illegal passes, the likely ones first."""
+    return tuple(config for config in _grid() if why_illegal(spec, config, gpu) is None)
+
+
+def _grid() -> list[KernelConfig]:
+    return [
+        KernelConfig(
+            br=br, bc=bc, num_warps=warps, num_stages=stages, schedule=schedule, loads=loads, order=order
+        )
+        for br, bc, (schedule, loads), warps, stages, order in itertools.product(
+            BR, BC, WAYS, NUM_WARPS, NUM_STAGES, ORDERS
+        )
+    ]
+
+
+def seed_configs(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:
+    """What every search tries first: the default, the FlashAttention paper's block rule, what others chose.
+
+    All legal, none twice. The default comes with exact head dims: it stands for the kernel that would serve
+    without a table. On a GPU with TMA the known-good tiles come in every schedule.
+    """
+    order: Order = "longest_first" if spec.causal else "plain"
+    seeds = [tuned_default(spec), block_rule(spec, gpu)]
+    for br, bc, warps, stages in KNOWN_GOOD:
+        for schedule, loads in WAYS[:3]:
+            seeds.append(
+                KernelConfig(
+                    br=br, bc=bc, num_warps=warps, num_stages=stages, schedule=schedule, loads=loads, order=order
+                )
+            )
+    legal = [seed for seed in seeds if why_illegal(spec, seed, gpu) is None]
+    return tuple(dict.fromkeys(legal))
+
+
+def tuned_default(spec: AttentionSpec) -> KernelConfig:
+    """The spec's default config with its head dims known when compiling: the baseline of a search."""
+    return replace(default_config(spec), head_dims="exact")
+
+
+def block_rule(spec: AttentionSpec, gpu: Gpu) -> KernelConfig:
+    """The tile of FlashAttention-1 (arXiv 2205.14135, Algorithm 1, line 1), as a legal config.
+
+    B_c = ceil(M / 4d) and B_r = min(B_c, d), M the shared memory in elements; each rounded down to a power
+    of two within 16..256, then bc halved until the config is legal.
+    """
+    elements = gpu.shared_per_block // spec.element_bytes
+    columns = math.ceil(elements / (4 * spec.head_dim))
+    br, bc = _power_below(min(columns, spec.head_dim)), _power_below(columns)
+    config = KernelConfig(br=br, bc=bc, num_warps=4 if br >= 32 else 2, num_stages=2)
+    while why_illegal(spec, config, gpu) is not None and config.bc > 16:
+        config = replace(config, bc=config.bc // 2)
+    return config
+
+
+def _power_below(value: int) -> int:
+    return min(256, max(16, 1 << (value.bit_length() - 1)))
