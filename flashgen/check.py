@@ -35,7 +35,7 @@ def check_cases(config: KernelConfig) -> tuple[Case, ...]:
 
     br, bc = config.br, config.bc
     return (
-        case(br + 5, 2 * bc + 7, 2, 1, layout="bshd"),
+        case(br + 5, 2 * bc + 7, 4, 2, layout="bshd"),
         case(br, max(br, 2 * bc), 1, 1),
         case(2 * br + 1, bc + 1, 1, 1, alignment="top_left"),
         case(br + 1, max(1, bc - 1), 1, 1),

@@ -152,8 +152,6 @@ def _illegal_arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | 
     threads = config.num_warps * gpu.warp_size
     if threads > 1024:
         return f"a block holds 1024 threads at most: num_warps={config.num_warps} makes {threads}"
-    if config.num_warps > config.br // 16 * 2:
-        return f"num_warps={config.num_warps} leaves warps without rows of br={config.br}"
     return None
 
 

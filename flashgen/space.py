@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from dataclasses import replace
@@ -33,6 +34,9 @@ KNOWN_GOOD = (
     (128, 32, 4, 3),
     (128, 32, 8, 2),
     (64, 32, 4, 3),
+    (128, 64, 8, 2),
+    (64, 64, 4, 2),
+    (64, 32, 4, 2),
     (32, 64, 4, 3),
 )
 
@@ -42,15 +46,18 @@ def legal_configs(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:
     return tuple(config for config in _grid() if why_illegal(spec, config, gpu) is None)
 
 
-def _grid() -> list[KernelConfig]:
-    return [
+@functools.cache
+def _grid() -> tuple[KernelConfig, ...]:
+    """All combinations but those that leave warps without a row: 16 rows make a matrix instruction."""
+    return tuple(
         KernelConfig(
             br=br, bc=bc, num_warps=warps, num_stages=stages, schedule=schedule, loads=loads, order=order
         )
         for br, bc, (schedule, loads), warps, stages, order in itertools.product(
             BR, BC, WAYS, NUM_WARPS, NUM_STAGES, ORDERS
         )
-    ]
+        if warps <= br // 8
+    )
 
 
 def seed_configs(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:

@@ -270,6 +270,8 @@ def from_tensors(
     check_head_dim(head_dim, "the head_dim of q")
     check_head_dim(head_dim_v, "the head_dim of v")
     diagonal_of(causal, 0, 0)
+    if precision not in get_args(Precision):
+        raise InvalidArgument(f"precision must be ieee or tf32: got {precision!r}")
     spec = AttentionSpec(
         dtype=dtype,  # type: ignore[arg-type]  # narrowed by the look-up above
         head_dim=head_dim,

@@ -1,0 +1,191 @@
+"""Dispatcher: attention() for tensors, on the kernels of one generated package.
+
+A spec is resolved once per device and bucket into a launcher; later calls find it with one dictionary
+look-up. Nothing is ever timed here, so two ranks with one table choose alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from flashgen import interpreter, launch, settings
+from flashgen.choice import Choice
+from flashgen.errors import InvalidArgument
+from flashgen.gpu import Gpu, known_target
+from flashgen.runtime import cpu
+from flashgen.runtime.launcher import Launcher
+from flashgen.runtime.select import Selection, Served, ladder, tune_command
+from flashgen.spec import BUCKETS, AttentionSpec, check_scale, diagonal_of, from_tensors
+
+logger = logging.getLogger("flashgen.runtime")
+
+_LOW, _MIDDLE, _HIGH = (bucket.low for bucket in BUCKETS[1:])
+Causal = bool | Literal["top_left", "bottom_right"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """What would serve a call, from where and why; str() gives it as text."""
+
+    spec: AttentionSpec
+    selection: Selection | None  # None: CPU tensors, served by torch
+    skipped: tuple[str, ...]
+    hint: str | None
+
+    def __str__(self) -> str:
+        if self.selection is None:
+            return f"{self.spec.name}: CPU tensors are served by torch, with no kernel of flashgen"
+        choice, lines = self.selection.choice, []
+        timing = "" if choice.median_us is None else f", {choice.median_us:.1f} us"
+        lines.append(f"{self.spec.name}: {choice.kernel} ({choice.source}{timing})")
+        lines.append(f"  {self.selection.rung}: {self.selection.reason}")
+        lines += [f"  skipped {sentence}" for sentence in self.skipped]
+        if self.hint:
+            lines.append(f"  to improve it: {self.hint}")
+        return "\n".join(lines)
+
+
+class Dispatcher:
+    """Serves attention from `package`.kernels by the choices of `package`.table."""
+
+    def __init__(
+        self,
+        *,
+        package: str,
+        archs: Mapping[str, str],
+        choices: Mapping[str, tuple[Choice, ...]],
+        defaults: tuple[Choice, ...],
+    ) -> None:
+        self._package = package
+        self._served = Served(archs=archs, choices=choices, defaults=defaults)
+        self._launchers: dict[tuple[object, ...], Launcher] = {}
+        self._gpus: dict[torch.device, Gpu] = {}
+        self._said: set[tuple[object, ...]] = set()
+
+    @overload
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: Causal = ..., scale: float | None = ...,
+        precision: str = ..., return_lse: Literal[False] = ...,
+    ) -> Tensor: ...  # fmt: skip
+
+    @overload
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: Causal = ..., scale: float | None = ...,
+        precision: str = ..., return_lse: Literal[True],
+    ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: Causal = False,
+        scale: float | None = None,
+        precision: str = "ieee",
+        return_lse: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Exact attention, softmax(scale * Q K^T) V.
+
+        q (batch, heads, seq_q, head_dim), k (batch, kv_heads, seq_k, head_dim) and v (batch, kv_heads,
+        seq_k, head_dim_v), float16, bfloat16 or float32, in any strides; kv_heads divides heads. causal:
+        True or "bottom_right" (the last query sees the last key), "top_left", or False. scale: 1/sqrt(head_dim)
+        unless given. precision: how float32 is multiplied, "ieee" or "tf32". Returns O (batch, heads, seq_q,
+        head_dim_v), with return_lse also LSE (batch, heads, seq_q), float32, natural logarithm. A query with
+        no key to attend has O = 0 and LSE = -inf. Raises InvalidArgument, a ValueError, naming the argument.
+        """
+        spec, problem = from_tensors(q, k, v, causal=causal, precision=precision)
+        number = check_scale(scale, spec.head_dim)
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            raise InvalidArgument(
+                "q, k and v must not require gradients, which flashgen does not compute yet: "
+                "call under torch.no_grad(), or detach them"
+            )
+        if q.device.type == "cpu" and not self._interprets():
+            o, lse = cpu.attention(q, k, v, causal=causal, scale=number, return_lse=return_lse)
+            return o if lse is None else (o, lse)
+        q, k, v = (x if x.stride(3) == 1 else self._contiguous(x, n) for x, n in ((q, "q"), (k, "k"), (v, "v")))
+        launcher = self.lookup(q, v, causal is not False, precision)
+        if launcher is None:
+            launcher = self._resolve(spec, problem.seq_k, q, v, precision)
+        o, lse = launcher(q, k, v, number, diagonal_of(causal, problem.seq_q, problem.seq_k))
+        return (o, lse) if return_lse else o
+
+    def lookup(self, q: Tensor, v: Tensor, causal: bool, precision: str) -> Launcher | None:
+        """The launcher of a resolved spec, or None: the hot path, a tuple and one look-up."""
+        return self._launchers.get(_key(q, v, causal, precision))
+
+    def explain(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: Causal = False, precision: str = "ieee"
+    ) -> Explanation:
+        """Which kernel attention() would run for these tensors, from where, and why. Launches nothing."""
+        spec, problem = from_tensors(q, k, v, causal=causal, precision=precision)
+        if q.device.type == "cpu" and not self._interprets():
+            return Explanation(spec=spec, selection=None, skipped=(), hint=None)
+        slug, gpu = self._served_as(q.device)
+        found = ladder(self._served, slug, gpu, spec, problem.seq_k)
+        first = found.rungs[0]
+        hint = None if first.rung == "exact" else tune_command(spec, problem.seq_k)
+        return Explanation(spec=spec, selection=first, skipped=found.skipped, hint=hint)
+
+    def digest(self) -> str:
+        """sha256 of all that decides which kernel runs: equal on two ranks, they choose alike on equal GPUs."""
+        text = repr((sorted(self._served.archs.items()), sorted(self._served.choices.items()), self._served.defaults))
+        return "sha256:" + hashlib.sha256((text + repr(settings.served_gpu())).encode()).hexdigest()
+
+    def _resolve(
+        self, spec: AttentionSpec, seq_k: int, q: Tensor, v: Tensor, precision: str
+    ) -> Launcher:
+        slug, gpu = self._served_as(q.device)
+        found = ladder(self._served, slug, gpu, spec, seq_k)
+        launcher = Launcher(self._package, found.rungs)
+        self._launchers[_key(q, v, spec.causal, precision)] = launcher
+        self._say(spec, launcher.selection, seq_k)
+        return launcher
+
+    def _say(self, spec: AttentionSpec, selection: Selection, seq_k: int) -> None:
+        """Once per spec and rung: where its kernel comes from, and what would improve it."""
+        settings.configure_logging(logger)
+        if (spec, selection.rung) in self._said:
+            return
+        self._said.add((spec, selection.rung))
+        if selection.rung == "exact":
+            logger.info("%s: %s, %s", spec.name, selection.choice.kernel, selection.reason)
+        else:
+            logger.warning("%s. To improve it: %s", selection.reason, tune_command(spec, seq_k))
+
+    def _interprets(self) -> bool:
+        """Whether CPU tensors run the kernels of FLASHGEN_GPU in Triton's interpreter."""
+        return interpreter.active() and settings.served_gpu() is not None
+
+    def _served_as(self, device: torch.device) -> tuple[str, Gpu]:
+        """The slug whose table serves a device, and the Gpu whose limits hold."""
+        wanted = settings.served_gpu()
+        if device.type != "cuda":
+            if wanted is None:
+                raise InvalidArgument(f"q must be on a GPU or on the CPU: got device {device}")
+            gpu = known_target(wanted)
+            return gpu.slug, gpu
+        gpu = self._gpus.get(device) or launch.device_gpu(device.index or 0)
+        self._gpus[device] = gpu
+        return wanted or gpu.slug, gpu
+
+    def _contiguous(self, x: Tensor, name: str) -> Tensor:
+        if ("copy", name) not in self._said:
+            self._said.add(("copy", name))
+            logger.warning("%s is copied: its last dimension is not contiguous (stride %d)", name, x.stride(3))
+        return x.contiguous()
+
+
+def _key(q: Tensor, v: Tensor, causal: bool, precision: str) -> tuple[object, ...]:
+    """What a launcher depends on. The bucket is told by how many bounds seq_k reaches."""
+    seq_k = v.shape[2]
+    bucket = (seq_k >= _LOW) + (seq_k >= _MIDDLE) + (seq_k >= _HIGH)
+    return (q.device, q.dtype, q.shape[3], v.shape[3], causal, bucket, precision)

@@ -1,0 +1,140 @@
+"""Which kernels may serve a call, best first. Pure: no torch, no GPU, no file.
+
+The rungs: the GPU's own entry of the bucket; its entry of the nearest bucket of the same spec; an entry
+of a relative, by alias or by architecture; the spec's default kernel. Head dim and dtype never match
+loosely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from flashgen.choice import Choice
+from flashgen.config import default_spec, why_illegal
+from flashgen.errors import GeneratedError
+from flashgen.gpu import ALIASES, TARGETS, Gpu
+from flashgen.spec import BUCKETS, SHORT_DTYPE, AttentionSpec, bucket_of
+
+Rung = Literal["exact", "nearest_bucket", "relative", "default"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """What generated/table.py holds: the architecture and choices of each table's GPU, and the defaults."""
+
+    archs: Mapping[str, str]
+    choices: Mapping[str, tuple[Choice, ...]]
+    defaults: tuple[Choice, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """A choice, the rung of the ladder it stands on, and why that rung, in one sentence."""
+
+    choice: Choice
+    rung: Rung
+    slug: str | None
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ladder:
+    """All selections that fit the GPU, best first, and the sentences for those that do not."""
+
+    rungs: tuple[Selection, ...]
+    skipped: tuple[str, ...]
+
+
+def ladder(served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int) -> Ladder:
+    """The ladder of a call with seq_k keys, served as the GPU `slug`, within the limits of `gpu`.
+
+    Raises GeneratedError where not even a default kernel fits.
+    """
+    rungs: list[Selection] = []
+    skipped: list[str] = []
+    for selection in _candidates(served, slug, gpu.arch, spec, seq_k):
+        reason = why_unfit(selection.choice, gpu)
+        if reason is None:
+            rungs.append(selection)
+        else:
+            skipped.append(f"{selection.choice.kernel}: {reason}")
+    if not rungs:
+        raise GeneratedError(
+            f"generated/ holds no kernel for {spec.name} on {slug}; run: flashgen generate"
+        )
+    return Ladder(rungs=tuple(rungs), skipped=tuple(skipped))
+
+
+def why_unfit(choice: Choice, gpu: Gpu) -> str | None:
+    """Why this kernel, as compiled, cannot run on this GPU; None where it may."""
+    reason = why_illegal(choice.spec, choice.config, gpu)
+    if reason is not None:
+        return reason
+    if choice.shared_bytes is not None and choice.shared_bytes > gpu.shared_per_block:
+        return (
+            f"takes {choice.shared_bytes} bytes of shared memory: "
+            f"{gpu.slug} has {gpu.shared_per_block} a block"
+        )
+    threads = choice.config.num_warps * gpu.warp_size
+    if choice.registers is not None and choice.registers * threads > gpu.registers_per_sm:
+        return f"takes {choice.registers} registers in each of {threads} threads: {gpu.slug} has fewer"
+    return None
+
+
+def _candidates(
+    served: Served, slug: str, arch: str, spec: AttentionSpec, seq_k: int
+) -> Iterator[Selection]:
+    bucket = bucket_of(seq_k)
+    for choice in _by_bucket(served, slug, spec, seq_k):
+        if choice.bucket == bucket:
+            reason = f"the entry of {slug} for seq_k in {bucket}"
+            yield Selection(choice=choice, rung="exact", slug=slug, reason=reason)
+        else:
+            reason = f"{slug} has no entry for seq_k in {bucket}; {choice.bucket} is the nearest"
+            yield Selection(choice=choice, rung="nearest_bucket", slug=slug, reason=reason)
+    for other in _relatives(served, slug, arch):
+        for choice in _by_bucket(served, other, spec, seq_k):
+            how = "its alias" if ALIASES.get(slug) == other else f"{arch} too"
+            reason = f"no entry for {spec.name} on {slug}; {other} is {how}"
+            yield Selection(choice=choice, rung="relative", slug=other, reason=reason)
+    wanted = default_spec(spec)
+    for choice in served.defaults:
+        if choice.spec == wanted:
+            reason = f"no entry for {spec.name} on {slug} or a GPU like it; the default kernel serves"
+            yield Selection(choice=choice, rung="default", slug=None, reason=reason)
+
+
+def _by_bucket(served: Served, slug: str, spec: AttentionSpec, seq_k: int) -> list[Choice]:
+    """A GPU's choices for a spec, nearest bucket first; of two as near, that of the longer lengths."""
+    here = BUCKETS.index(bucket_of(seq_k))
+
+    def distance(choice: Choice) -> tuple[int, int]:
+        assert choice.bucket is not None  # only a default serves every length
+        index = BUCKETS.index(choice.bucket)
+        return abs(index - here), -index
+
+    return sorted((c for c in served.choices.get(slug, ()) if c.spec == spec), key=distance)
+
+
+def _relatives(served: Served, slug: str, arch: str) -> list[str]:
+    """Other GPUs whose entries may serve: the alias first, then those of the architecture, by SM count."""
+    sms = TARGETS[slug].sms if slug in TARGETS else 0
+
+    def order(other: str) -> tuple[bool, int, str]:
+        apart = abs(TARGETS[other].sms - sms) if other in TARGETS else 0
+        return ALIASES.get(slug) != other, apart, other
+
+    related = [s for s, a in served.archs.items() if s != slug and (a == arch or ALIASES.get(slug) == s)]
+    return sorted(related, key=order)
+
+
+def tune_command(spec: AttentionSpec, seq_k: int) -> str:
+    """The command that would give this spec and length an entry on the GPU at hand."""
+    dims = str(spec.head_dim)
+    if spec.head_dim_v != spec.head_dim:
+        dims += f"x{spec.head_dim_v}"
+    dtype = "tf32" if spec.precision == "tf32" else SHORT_DTYPE[spec.dtype]
+    mask = "--causal" if spec.causal else "--no-causal"
+    return f"flashgen tune --gpu --dtype {dtype} --head-dim {dims} {mask} --seq {max(1, seq_k)}"

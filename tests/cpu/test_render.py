@@ -1,0 +1,178 @@
+"""The renderer and the rules of the templates: strict, deterministic, clean, readable."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flashgen import paths, render
+from flashgen.config import KernelConfig, default_config, default_spec, why_illegal
+from flashgen.errors import FlashgenError
+from flashgen.gpu import TARGETS
+from flashgen.render import HEADER_LINES, body_of, digest_of
+from flashgen.spec import AttentionSpec
+from tests.makers import make_config, make_spec
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+H200 = TARGETS["nvidia_h200"]
+
+
+def variants() -> list[tuple[AttentionSpec, KernelConfig]]:
+    """Every structural variant of the templates once: mask, schedule, loads, order, head dims, dtype."""
+    found = []
+    for mask, schedule, loads, order, (d, dv) in itertools.product(
+        ("none", "causal"), ("fa1", "fa2", "s_ahead"), ("pointer", "descriptor"),
+        ("plain", "longest_first"), ((64, 64), (96, 96), (128, 96)),
+    ):  # fmt: skip
+        spec = make_spec("bfloat16", d, mask, head_dim_v=dv)
+        config = make_config(64, 64, schedule=schedule, loads=loads, order=order)
+        if why_illegal(spec, config, H200) is None:
+            found.append((spec, config))
+    for precision, mask in itertools.product(("ieee", "tf32"), ("none", "causal")):
+        spec = default_spec(make_spec("float32", 64, mask, precision=precision))
+        found.append((spec, default_config(spec)))
+    return found
+
+
+GOLDENS = [
+    (make_spec("bfloat16", 128, "causal"), make_config(128, 64, num_warps=8, schedule="s_ahead", loads="descriptor", order="longest_first")),
+    (make_spec("float16", 96, "none"), make_config(128, 64)),
+    (make_spec("bfloat16", 64, "causal"), make_config(64, 64)),
+    (make_spec("float32", 128, "none", precision="tf32"), make_config(64, 32, head_dims="padded")),
+    (make_spec("bfloat16", 64, "causal"), make_config(64, 64, schedule="fa1")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "config"), GOLDENS, ids=lambda x: getattr(x, "name", ""))
+def test_golden(spec: AttentionSpec, config: KernelConfig, update_golden: bool) -> None:
+    rendered = render.render(spec, config)
+    golden = GOLDEN / f"{rendered.name}.py"
+    if update_golden:
+        golden.write_text(rendered.source)
+    assert golden.is_file(), "no golden kernel yet; run: pytest tests/cpu/test_render.py --update-golden"
+    assert rendered.source == golden.read_text(), (
+        "the emitted text changed; if that is meant, run: pytest tests/cpu/test_render.py --update-golden"
+    )
+
+
+def test_every_golden_is_tested() -> None:
+    assert {f.stem for f in GOLDEN.glob("*.py")} == {render.render(s, c).name for s, c in GOLDENS}
+
+
+@pytest.fixture(scope="module")
+def emitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("emitted")
+    for spec, config in variants():
+        rendered = render.render(spec, config)
+        (folder / f"{rendered.name}.py").write_text(rendered.source)
+    return folder
+
+
+def test_emitted_files_are_clean_and_formatted(emitted: Path) -> None:
+    assert len(list(emitted.iterdir())) >= 30
+    rules = ["--isolated", "--line-length", "100"]
+    for command in (
+        ["format", "--check", *rules],
+        ["check", *rules, "--select", "E,F,W,I,B,UP", "--ignore", "B007"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, str(emitted)], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_one_function_named_as_the_file(emitted: Path) -> None:
+    for file in emitted.glob("*.py"):
+        functions = [n for n in ast.parse(file.read_text()).body if isinstance(n, ast.FunctionDef)]
+        assert [f.name for f in functions] == [file.stem]
+
+
+def test_no_flag_survives_into_the_kernel(emitted: Path) -> None:
+    """Structure is Jinja's: the emitted kernel has no branch at all, so no dead one."""
+    for file in emitted.glob("*.py"):
+        tree = ast.parse(file.read_text())
+        assert not [n for n in ast.walk(tree) if isinstance(n, ast.If | ast.IfExp)], file.name
+
+
+def test_header_is_five_lines_with_the_digest_of_the_rest() -> None:
+    for spec, config in variants():
+        rendered = render.render(spec, config)
+        lines = rendered.source.splitlines()
+        assert all(line.startswith("# ") for line in lines[:HEADER_LINES])
+        assert not lines[HEADER_LINES].startswith("#")
+        assert lines[0] == f"# {rendered.name}"
+        assert lines[HEADER_LINES - 1] == f"# {rendered.digest}" == f"# {digest_of(body_of(rendered.source))}"
+        assert max(map(len, lines)) <= 100, rendered.name
+
+
+def test_names_and_digests_are_distinct() -> None:
+    rendered = [render.render(spec, config) for spec, config in variants()]
+    assert len({r.name for r in rendered}) == len({r.digest for r in rendered}) == len(rendered)
+
+
+def test_rendering_is_deterministic_across_processes() -> None:
+    program = (
+        "from tests.cpu.test_render import variants\n"
+        "from flashgen.render import render\n"
+        "print([render(s, c).digest for s, c in variants()])"
+    )
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True, text=True, check=True, cwd=paths.ROOT,
+            env={"PYTHONPATH": str(paths.ROOT), "PYTHONHASHSEED": seed, "PATH": ""},
+        ).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+    assert seen == {f"{[render.render(s, c).digest for s, c in variants()]}\n"}
+
+
+def test_an_unknown_name_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "broken.py.jinja").write_text("BR = {{ config.block_rows }}\n")
+    (tmp_path / "wrong_type.py.jinja").write_text("X = {{ value | py }}\n")
+    monkeypatch.setattr(paths, "templates_dir", lambda: tmp_path)
+    render._environment.cache_clear()
+    try:
+        with pytest.raises(FlashgenError, match="block_rows"):
+            render.render_text("broken.py.jinja", config=make_config())
+        with pytest.raises(FlashgenError, match="float"):
+            render.render_text("wrong_type.py.jinja", value=0.5)
+        with pytest.raises(FlashgenError, match="missing"):
+            render.render_text("missing.py.jinja")
+    finally:
+        render._environment.cache_clear()
+
+
+def template_files() -> list[Path]:
+    return sorted(paths.templates_dir().glob("*.jinja"))
+
+
+@pytest.mark.parametrize("file", template_files(), ids=lambda f: f.name)
+def test_no_hole_in_strictness(file: Path) -> None:
+    text = file.read_text()
+    assert not re.search(r"is\s+(not\s+)?defined|default\s*\(|\|\s*d\s*\(", text)
+
+
+@pytest.mark.parametrize(
+    "file", [f for f in template_files() if f.name.startswith("_") and "header" not in f.name], ids=lambda f: f.name
+)
+def test_macro_files_open_with_a_comment_and_so_does_every_macro(file: Path) -> None:
+    text = file.read_text()
+    assert text.startswith("{#")
+    for macro in re.finditer(r"\{% macro ", text):
+        assert text[: macro.start()].rstrip().endswith("#}"), text[macro.start() :][:60]
+
+
+def test_nothing_else_imports_jinja2() -> None:
+    users = [
+        file.name
+        for file in (paths.ROOT / "flashgen").rglob("*.py")
+        if re.search(r"^\s*(import|from) jinja2", file.read_text(), re.M)
+    ]
+    assert users == ["render.py"]

@@ -1,0 +1,152 @@
+"""AttentionSpec, Problem, buckets: what is asked, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from flashgen.errors import InvalidArgument
+from flashgen.spec import (
+    BUCKETS,
+    Problem,
+    attended,
+    bucket_of,
+    check_scale,
+    diagonal_of,
+    flops,
+    from_tensors,
+    padded,
+    parse_dtype,
+    workload,
+)
+from tests.makers import make_spec
+
+
+def test_names_are_distinct_over_all_fields() -> None:
+    specs = [
+        make_spec(dtype, d, mask, head_dim_v=dv)
+        for dtype, d, dv, mask in itertools.product(
+            ("float16", "bfloat16", "float32"), (64, 128), (64, 96), ("none", "causal")
+        )
+    ]
+    specs.append(make_spec("float32", precision="tf32"))
+    assert len({spec.name for spec in specs}) == len(specs)
+    assert make_spec(head_dim=192, head_dim_v=128, mask="causal").name == "fwd_bf16_d192v128_causal"
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"dtype": "float64"}, "dtype"),
+        ({"head_dim": 12}, "head_dim"),
+        ({"head_dim": 264}, "head_dim"),
+        ({"head_dim": 68}, "head_dim"),
+        ({"head_dim_v": 8}, "head_dim_v"),
+        ({"mask": "window"}, "mask"),
+        ({"precision": "tf32"}, "precision"),
+    ],
+)
+def test_a_bad_field_is_named(fields: dict[str, object], named: str) -> None:
+    with pytest.raises(InvalidArgument, match=named):
+        make_spec(**fields)  # type: ignore[arg-type]
+
+
+def test_dtype_has_two_spellings_and_no_third() -> None:
+    assert parse_dtype("bf16") == parse_dtype("bfloat16") == "bfloat16"
+    with pytest.raises(InvalidArgument, match="fp8"):
+        parse_dtype("fp8")
+
+
+def test_padded_head_dims() -> None:
+    assert [padded(d) for d in (16, 24, 40, 64, 80, 96, 192, 256)] == [16, 32, 64, 64, 128, 128, 256, 256]
+
+
+def test_buckets_cover_every_length_once() -> None:
+    for seq in (0, 1, 1023, 1024, 4095, 4096, 16383, 16384, 1 << 24):
+        assert sum(max(seq, 1) in bucket for bucket in BUCKETS) == 1
+        assert max(seq, 1) in bucket_of(seq)
+
+
+@pytest.mark.parametrize(("sq", "sk"), [(4, 4), (2, 5), (5, 2), (1, 1), (7, 3)])
+def test_attended_counts_what_the_mask_shows(sq: int, sk: int) -> None:
+    problem = Problem(batch=1, heads=1, kv_heads=1, seq_q=sq, seq_k=sk)
+    visible = sum(j <= i + sk - sq for i in range(sq) for j in range(sk))
+    assert attended(make_spec(mask="causal"), problem) == visible
+    assert attended(make_spec(), problem) == sq * sk
+
+
+def test_workload_is_the_papers_setting() -> None:
+    for seq in (512, 4096, 16384):
+        problem = workload(make_spec(head_dim=128), seq)
+        assert problem.batch * problem.seq_q == 16384
+        assert problem.heads * 128 == 2048
+    assert workload(make_spec(), 65536).batch == 1
+    full = flops(make_spec(head_dim=128), workload(make_spec(head_dim=128), 4096))
+    assert full == 4 * 16384 * 4096 * 2048
+    with pytest.raises(InvalidArgument, match="seq"):
+        workload(make_spec(), 0)
+
+
+@pytest.mark.parametrize("field", ["batch", "heads", "kv_heads", "seq_q", "seq_k"])
+def test_a_negative_size_is_named(field: str) -> None:
+    sizes = {"batch": 1, "heads": 2, "kv_heads": 2, "seq_q": 3, "seq_k": 4, field: -1}
+    with pytest.raises(InvalidArgument, match=field):
+        Problem(**sizes)
+
+
+def test_diagonals() -> None:
+    assert diagonal_of(False, 3, 5) is None
+    assert diagonal_of(True, 3, 5) == diagonal_of("bottom_right", 3, 5) == 2
+    assert diagonal_of("top_left", 3, 5) == 0
+    with pytest.raises(InvalidArgument, match="causal"):
+        diagonal_of("left", 3, 5)
+
+
+def test_scale_must_be_finite() -> None:
+    assert check_scale(None, 64) == 0.125
+    for bad in (float("nan"), float("inf")):
+        with pytest.raises(InvalidArgument, match="scale"):
+            check_scale(bad, 64)
+
+
+def tensors(**changes: object) -> dict[str, torch.Tensor]:
+    shapes = {"q": (2, 4, 5, 64), "k": (2, 2, 7, 64), "v": (2, 2, 7, 32)} | changes
+    return {name: torch.zeros(shape) for name, shape in shapes.items()}  # type: ignore[arg-type]
+
+
+def test_from_tensors_reads_spec_and_problem() -> None:
+    spec, problem = from_tensors(**tensors(), causal=True, precision="tf32")
+    assert spec == make_spec("float32", 64, "causal", head_dim_v=32, precision="tf32")
+    assert problem == Problem(batch=2, heads=4, kv_heads=2, seq_q=5, seq_k=7)
+    assert problem.group == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"q": (4, 5, 64)}, "q must have shape"),
+        ({"k": (3, 2, 7, 64)}, "k must have the batch"),
+        ({"k": (2, 2, 8, 64)}, "v must have the heads and length"),
+        ({"k": (2, 2, 7, 32)}, "k must have the head_dim"),
+        ({"q": (2, 3, 5, 64)}, "heads"),
+        ({"q": (2, 4, 5, 20), "k": (2, 2, 7, 20)}, "head_dim of q"),
+        ({"v": (2, 2, 7, 300)}, "head_dim of v"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(changes: dict[str, object], named: str) -> None:
+    with pytest.raises(InvalidArgument, match=named):
+        from_tensors(**tensors(**changes), causal=False)
+
+
+def test_mixed_dtypes_and_devices_are_named() -> None:
+    given = tensors()
+    with pytest.raises(InvalidArgument, match="v must have the dtype"):
+        from_tensors(**given | {"v": given["v"].half()}, causal=False)
+    with pytest.raises(InvalidArgument, match="k must be on the device"):
+        from_tensors(**given | {"k": given["k"].to("meta")}, causal=False)
+    with pytest.raises(InvalidArgument, match="float64"):
+        from_tensors(**{n: t.double() for n, t in given.items()}, causal=False)
+    with pytest.raises(InvalidArgument, match="precision"):
+        from_tensors(**given, causal=False, precision="fp8")

@@ -1,0 +1,69 @@
+"""Lengths never specialize: one compilation per alignment class of the strides, and no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from flashgen import launch
+from flashgen.render import render
+from tests.makers import make_config, make_spec
+
+LENGTHS = (1, 15, 16, 17, 1000)
+
+
+class CompileOnlyDriver:
+    """Stands for an H200: Triton compiles for it and is never asked to launch."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class CompileOnly:
+    """A kernel that is compiled, not launched, when it is called."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *args, **options: self.kernel.warmup(*args, grid=grid, **options)
+
+    @property
+    def compilations(self) -> int:
+        return len(self.kernel.device_caches[0][0])
+
+
+@pytest.fixture
+def h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton.runtime.driver, "_active", CompileOnlyDriver())
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "loads", "classes"),
+    [
+        (64, "pointer", 1),  # every stride of a contiguous tensor is a multiple of 16
+        (40, "pointer", 2),  # head and batch strides are one for even lengths only
+        (64, "descriptor", 1),
+    ],
+)
+def test_compilations_over_lengths(h200: None, tmp_path: Path, head_dim: int, loads: str, classes: int) -> None:
+    spec, config = make_spec(head_dim=head_dim, mask="causal"), make_config(loads=loads)
+    rendered = render(spec, config)
+    path = tmp_path / f"{rendered.name}.py"
+    path.write_text(rendered.source)
+    kernel = CompileOnly(launch.load_kernel(path, rendered.name))
+    for seq in LENGTHS:
+        q, k, v = (torch.zeros((1, 2, seq, head_dim), dtype=torch.bfloat16) for _ in range(3))
+        launch.launch(kernel, spec, config, q, k, v, scale=0.1, diagonal=0)
+    assert kernel.compilations == classes

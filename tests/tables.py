@@ -1,0 +1,80 @@
+"""Tables for tests: small, legal, and plainly not tuning results (their digests are of no kernel)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flashgen.config import KernelConfig
+from flashgen.gpu import TARGETS
+from flashgen.outcome import Source
+from flashgen.spec import BUCKET_SEQ, BUCKETS, AttentionSpec, Bucket, workload
+from flashgen.table import Entry, Result, Run, RunnerUp, Table
+
+H200 = TARGETS["nvidia_h200"]
+SPEC = AttentionSpec(dtype="bfloat16", head_dim=128, head_dim_v=128, mask="causal")
+FA2 = KernelConfig(br=128, bc=64, num_warps=8, num_stages=2)
+AHEAD = replace(FA2, schedule="s_ahead", loads="descriptor", num_stages=3, order="longest_first")
+DIGEST = "sha256:" + "ab" * 32
+
+
+def made_run(name: str = "a", source: Source = "estimated") -> Run:
+    return Run(
+        id=name,
+        date="2026-01-02T03:04:05Z",
+        source=source,
+        flashgen="0.1.0",
+        triton="3.10",
+        torch="2.13.0",
+        cuda=None,
+        driver=None,
+        clocks=None,
+        power=None,
+        protocol=1,
+    )
+
+
+def made_entry(
+    spec: AttentionSpec = SPEC,
+    bucket: Bucket = BUCKETS[1],
+    config: KernelConfig = AHEAD,
+    *,
+    run: str = "a",
+    source: Source = "estimated",
+    median_us: float | None = 812.3,
+    digest: str = DIGEST,
+) -> Entry:
+    timed = None if source == "untimed" else median_us
+    result = Result(
+        source=source,
+        problem=workload(spec, BUCKET_SEQ[bucket]),
+        median_us=timed,
+        p20_us=timed and timed * 0.5,
+        p80_us=timed and timed * 2,
+        tflops=timed and 512.25,
+        default_us=timed and timed * 2,
+        sdpa_us=None,
+        max_abs_err_floors=1.25,
+        candidates=60,
+        legal=98,
+    )
+    runner_up = RunnerUp(
+        config=replace(FA2, num_warps=4), source="untimed", median_us=None, digest=DIGEST
+    )
+    return Entry(
+        spec=spec,
+        bucket=bucket,
+        config=config,
+        digest=digest,
+        shared_bytes=98304,
+        registers=174,
+        run=run,
+        result=result,
+        runners_up=(runner_up,),
+    )
+
+
+def made_table(*entries: Entry) -> Table:
+    table = Table(gpu=H200)
+    for entry in entries or (made_entry(),):
+        table = table.with_entry(entry, made_run(entry.run, entry.result.source))
+    return table
