@@ -25,8 +25,9 @@ TF32_NOTE = "tf32 is computed as float32 by the interpreter; "
 
 
 def check_cases(config: KernelConfig) -> tuple[Case, ...]:
-    """The cases every candidate must pass: one ragged length, one with masked tiles and shared heads, one
-    aligned to the tiles, and one with more queries than keys."""
+    """The cases every candidate must pass: a ragged length with shared heads, lengths aligned to
+    the tiles, one key beyond a tile, more queries than keys, and rows that see nothing.
+    """
 
     def case(sq: int, sk: int, heads: int, kv: int, **options: str) -> Case:
         return Case(
@@ -37,6 +38,7 @@ def check_cases(config: KernelConfig) -> tuple[Case, ...]:
     return (
         case(br + 5, 2 * bc + 7, 4, 2, layout="bshd"),
         case(br, max(br, 2 * bc), 1, 1),
+        case(br, 2 * bc + 1, 1, 1),
         case(2 * br + 1, bc + 1, 1, 1, alignment="top_left"),
         case(br + 1, max(1, bc - 1), 1, 1),
     )
@@ -53,12 +55,13 @@ def check_kernel(
 ) -> CheckResult:
     """Run a kernel on every case, with fresh inputs drawn from `seed`, and compare with float64.
 
-    device "cpu" needs TRITON_INTERPRET=1 in the environment from before the process imported triton;
-    ToolchainError says so where it is missing. What the launch raises is not caught.
+    device "cpu" needs TRITON_INTERPRET=1 in the environment from before the process imported
+    triton; ToolchainError says so where it is missing. What the launch raises is not caught.
     """
     if device == "cpu" and not interpreter.active():
         raise ToolchainError(
-            "a kernel is checked on the CPU in Triton's interpreter: start the process with TRITON_INTERPRET=1"
+            "a kernel is checked on the CPU in Triton's interpreter: "
+            "start the process with TRITON_INTERPRET=1"
         )
     with tempfile.TemporaryDirectory(prefix="flashgen-check-") as folder:
         path = Path(folder) / f"{rendered.name}.py"
@@ -113,7 +116,9 @@ def run_case(
     seed: int,
     device: str,
 ) -> Verdict:
-    """One case: inputs from the seed, outputs poisoned with NaN by the allocator, compared with float64."""
+    """One case: inputs from the seed, outputs poisoned with NaN by the allocator, compared with
+    float64.
+    """
     import numpy as np
 
     q, k, v = reference.make_inputs(spec, case, seed, device)

@@ -13,8 +13,9 @@ from flashgen.spec import AttentionSpec, Bucket
 class Choice:
     """A kernel of generated/kernels, what it serves, and what it took when it was compiled.
 
-    bucket None serves every length (a default kernel). shared_bytes and registers are the compiler's
-    figures, or None where the kernel was not compiled for one GPU alone. median_us is None unless timed.
+    bucket None serves every length (a default kernel). shared_bytes and registers are the
+    compiler's figures, or None where the kernel was not compiled for one GPU alone. median_us is
+    None unless timed.
     """
 
     spec: AttentionSpec

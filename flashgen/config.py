@@ -1,8 +1,9 @@
-"""KernelConfig: how a spec is computed. kernel_name() names the pair; why_illegal() says what cannot be.
+"""KernelConfig: how a spec is computed. kernel_name() names the pair; why_illegal() says what
+cannot be.
 
 why_illegal is the one statement of legality: the space, the renderer, the evaluators, the table and
-the runtime fallback all call it. It is a bound: what it rejects cannot run, what it passes may still
-not fit once compiled, which compile.py then tells exactly.
+the runtime fallback all call it. It is a bound: what it rejects cannot run, what it passes may
+still not fit once compiled, which compile.py then tells exactly.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ class KernelConfig:
     """One way to compute a spec. br rows of Q and bc rows of K/V make a tile.
 
     schedule: fa2 (textbook order), s_ahead (the next QK^T issued before this tile's softmax) or fa1
-    (FlashAttention-1's loops). loads: pointer, or descriptor (TMA). order: of the tiles of Q, plain or
-    longest_first. head_dims: exact (the spec's, known when compiling) or padded (the kernel takes the
-    true ones as arguments and serves every head dim up to the spec's). Raises InvalidArgument.
+    (FlashAttention-1's loops). loads: pointer, or descriptor (TMA). order: of the tiles of Q, plain
+    or longest_first. head_dims: exact (the spec's, known when compiling) or padded (the kernel
+    takes the true ones as arguments and serves every head dim up to the spec's). Raises
+    InvalidArgument.
     """
 
     br: int
@@ -99,9 +101,7 @@ def default_config(spec: AttentionSpec) -> KernelConfig:
     br = 64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16
     bc = 64 if row_bytes <= 128 else 32 if row_bytes <= 512 else 16
     stages = 2 if row_bytes <= 512 else 1
-    return KernelConfig(
-        br=br, bc=bc, num_warps=4, num_stages=stages, head_dims="padded"
-    )
+    return KernelConfig(br=br, bc=bc, num_warps=4, num_stages=stages, head_dims="padded")
 
 
 def default_head_dim(spec: AttentionSpec) -> int:
@@ -118,7 +118,8 @@ def default_spec(spec: AttentionSpec) -> AttentionSpec:
 def why_illegal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
     """Why this config cannot run this spec on this GPU, in one sentence; None where it may.
 
-    Judges what needs no compiler: the instruction set, and lower bounds of shared memory and registers.
+    Judges what needs no compiler: the instruction set, and lower bounds of shared memory and
+    registers.
     """
     for reason in (
         _illegal_pair(spec, config),
@@ -137,7 +138,8 @@ def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
         return "order longest_first needs a causal mask: without one all tiles are equally long"
     if config.head_dims == "padded":
         if padded(spec.head_dim) != spec.head_dim or spec.head_dim != spec.head_dim_v:
-            return f"head_dims padded needs equal powers of two: got {spec.head_dim} and {spec.head_dim_v}"
+            dims = f"{spec.head_dim} and {spec.head_dim_v}"
+            return f"head_dims padded needs equal powers of two: got {dims}"
         if config.loads == "descriptor":
             return "head_dims padded goes with pointer loads: a default must take any tensor"
     if config.schedule == "fa1" and (config.loads, config.order) != ("pointer", "plain"):
@@ -158,8 +160,9 @@ def _illegal_arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | 
 def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> int:
     """A lower bound of the shared memory the compiled kernel takes, in bytes.
 
-    A pipelined loop of n stages keeps n tiles of K and V where wgmma reads them from shared memory, beside
-    Q, and s_ahead one more of K; elsewhere it keeps n - 1. Seen in kernels compiled with Triton 3.7.1.
+    A pipelined loop of n stages keeps n tiles of K and V where wgmma reads them from shared memory,
+    beside Q, and s_ahead one more of K; elsewhere it keeps n - 1. Seen in kernels compiled with
+    Triton 3.7.1.
     """
     k_bytes = config.bc * padded(spec.head_dim) * spec.element_bytes
     v_bytes = config.bc * padded(spec.head_dim_v) * spec.element_bytes
@@ -173,9 +176,14 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
 
 
 def _uses_wgmma(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> bool:
-    """Whether the products become warpgroup instructions: 64 rows and 4 warps at least, 16-bit operands."""
+    """Whether the products become warpgroup instructions: 64 rows and 4 warps at least, 16-bit
+    operands.
+    """
     return (
-        gpu.arch == "sm_90" and spec.element_bytes == 2 and config.br >= 64 and config.num_warps >= 4
+        gpu.arch == "sm_90"
+        and spec.element_bytes == 2
+        and config.br >= 64
+        and config.num_warps >= 4
     )
 
 

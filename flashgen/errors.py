@@ -1,7 +1,7 @@
 """The errors a user may see: one sentence that says what held, what was given, what to do.
 
-Every class carries the exit code of the command line. Anything raised that is not a FlashgenError is
-a bug of flashgen, and is shown as one.
+Every class carries the exit code of the command line. Anything raised that is not a FlashgenError
+is a bug of flashgen, and is shown as one.
 """
 
 
@@ -36,7 +36,9 @@ class NoEstimate(FlashgenError, RuntimeError):
 
 
 class ToolchainError(FlashgenError, RuntimeError):
-    """Something the machine must provide is missing: a C compiler, a package of an extra, a folder."""
+    """Something the machine must provide is missing: a C compiler, a package of an extra, a
+    folder.
+    """
 
 
 class LaunchError(FlashgenError, RuntimeError):

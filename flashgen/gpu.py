@@ -1,8 +1,10 @@
-"""Gpu: what a kernel must fit and what bounds its speed; read from a device, or a target known by name.
+"""Gpu: what a kernel must fit and what bounds its speed; read from a device, or a target known by
+name.
 
 Facts of known targets come from the vendors' public documents, named beside each row. Limits per SM
-and per block are table "Technical Specifications per Compute Capability" of the CUDA C++ Programming
-Guide; the peak is dense 16-bit matrix work with float32 accumulation, as the data sheet gives it.
+and per block are table "Technical Specifications per Compute Capability" of the CUDA C++
+Programming Guide; the peak is dense 16-bit matrix work with float32 accumulation, as the data sheet
+gives it.
 """
 
 from __future__ import annotations
@@ -70,18 +72,20 @@ class DeviceProperties(Protocol):
     major: int
     minor: int
     multi_processor_count: int
-    shared_memory_per_block_optin: int
     shared_memory_per_multiprocessor: int
-    regs_per_multiprocessor: int
     max_threads_per_multi_processor: int
     warp_size: int
     L2_cache_size: int
 
 
-def from_properties(props: DeviceProperties) -> Gpu:
-    """The Gpu a device says it is. Clock, bandwidth and peak are those of the known target of that name.
+def from_properties(
+    props: DeviceProperties, *, shared_per_block: int, registers_per_sm: int
+) -> Gpu:
+    """The Gpu a device says it is. Clock, bandwidth and peak are those of the known target of that
+    name.
 
-    A product nobody has listed gets None there: it can be tuned all the same, but not estimated.
+    shared_per_block (bytes, opted in) and registers_per_sm are what the driver says: torch does not
+    tell them. A product nobody has listed gets None there: it can be tuned all the same, but not estimated.
     """
     known = TARGETS.get(ALIASES.get(slug_of(props.name), slug_of(props.name)))
     gcn = getattr(props, "gcnArchName", "")
@@ -92,9 +96,9 @@ def from_properties(props: DeviceProperties) -> Gpu:
         name=props.name,
         arch=arch,
         sms=props.multi_processor_count,
-        shared_per_block=props.shared_memory_per_block_optin,
+        shared_per_block=shared_per_block,
         shared_per_sm=props.shared_memory_per_multiprocessor,
-        registers_per_sm=props.regs_per_multiprocessor,
+        registers_per_sm=registers_per_sm,
         warps_per_sm=props.max_threads_per_multi_processor // props.warp_size,
         blocks_per_sm=family.blocks_per_sm if family else 16,
         warp_size=props.warp_size,
@@ -124,7 +128,8 @@ _SMS = {
     "sm_90": _Sm(227 * KIB, 228 * KIB, 64, 32),
     "sm_100": _Sm(227 * KIB, 228 * KIB, 64, 32),
     "sm_120": _Sm(99 * KIB, 100 * KIB, 48, 24),
-    # AMD CDNA 3 and 4 white papers: LDS of 64 and 160 KiB a compute unit, 512 KiB of vector registers.
+    # AMD CDNA 3 and 4 white papers: LDS of 64 and 160 KiB a compute unit, 512 KiB of vector
+    # registers.
     "gfx942": _Sm(64 * KIB, 64 * KIB, 32, 32, 131072, 64),
     "gfx950": _Sm(160 * KIB, 160 * KIB, 32, 32, 131072, 64),
 }
@@ -164,11 +169,13 @@ _KNOWN = (
     _target("NVIDIA L40S", "sm_89", 142, 2520, 864.0, 1024, 96),
     # Ada white paper: 165.2 TFLOP/s FP16 with FP32 accumulate, 1008 GB/s, 72 MiB of L2.
     _target("NVIDIA GeForce RTX 4090", "sm_89", 128, 2520, 1008.0, 512, 72),
-    # H100 white paper and data sheet: 989 (SXM) and 756 (PCIe) TFLOP/s dense; H200 data sheet: 4.8 TB/s.
+    # H100 white paper and data sheet: 989 (SXM) and 756 (PCIe) TFLOP/s dense; H200 data sheet: 4.8
+    # TB/s.
     _target("NVIDIA H100 80GB HBM3", "sm_90", 132, 1830, 3352.0, 4096, 50),
     _target("NVIDIA H100 PCIe", "sm_90", 114, 1620, 2039.0, 4096, 50),
     _target("NVIDIA H200", "sm_90", 132, 1830, 4800.0, 4096, 50),
-    # DGX B200 data sheet, an eighth of its 18 PFLOP/s dense bf16; 8 TB/s; 148 SMs as devices report.
+    # DGX B200 data sheet, an eighth of its 18 PFLOP/s dense bf16; 8 TB/s; 148 SMs as devices
+    # report.
     _target("NVIDIA B200", "sm_100", 148, 1850, 8000.0, 8192, 126),
     # RTX Blackwell white paper: 209.5 TFLOP/s FP16 with FP32 accumulate, 1792 GB/s.
     _target("NVIDIA GeForce RTX 5090", "sm_120", 170, 2407, 1792.0, 512, 96),

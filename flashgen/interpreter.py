@@ -1,11 +1,12 @@
 """The only file that touches Triton's interpreter, and what it repairs there: bfloat16.
 
-Triton 3.6 and 3.7.1 store a bfloat16 as its bit pattern in a uint16, and forget so in two places: `dot`
-multiplies the patterns as whole numbers, and float32 -> bfloat16 cuts the low bits off where the GPU
-rounds to nearest, ties to even. With both repaired a kernel's error is the one it has on a GPU.
+Triton 3.6 and 3.7.1 store a bfloat16 as its bit pattern in a uint16, and forget so in two places:
+`dot` multiplies the patterns as whole numbers, and float32 -> bfloat16 cuts the low bits off where
+the GPU rounds to nearest, ties to even. With both repaired a kernel's error is the one it has on a
+GPU.
 
-Not repaired, because nothing is wrong: tf32. The interpreter multiplies float32 operands as they are,
-so a tf32 kernel is computed more precisely than a GPU would; check.py says so in its result.
+Not repaired, because nothing is wrong: tf32. The interpreter multiplies float32 operands as they
+are, so a tf32 kernel is computed more precisely than a GPU would; check.py says so in its result.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def active() -> bool:
 
 
 def prepare() -> None:
-    """Repair the interpreter once, if this process uses it. Call before a kernel module is imported."""
+    """Repair the interpreter once, if this process uses it. Call before a kernel module is
+    imported.
+    """
     global _repaired
     if _repaired or not active():
         return
@@ -54,7 +57,9 @@ def _repair() -> None:
         return dot(self, _widened(a), _widened(b), d, *options)
 
     def _widened(operand: Any) -> Any:
-        """The operand in float32, exactly; a 16-bit one, for which numpy has no BLAS, all the more."""
+        """The operand in float32, exactly; a 16-bit one, for which numpy has no BLAS, all the
+        more.
+        """
         if operand.dtype.scalar == tl.bfloat16:
             return TensorHandle(widen_bfloat16(operand.data), tl.float32)
         if operand.dtype.scalar == tl.float16:
@@ -73,7 +78,9 @@ def widen_bfloat16(bits: Any) -> Any:
 
 
 def round_to_bfloat16(values: Any) -> Any:
-    """The bfloat16 bit patterns (numpy uint16) nearest to float32 values, ties to even; NaN stays NaN."""
+    """The bfloat16 bit patterns (numpy uint16) nearest to float32 values, ties to even; NaN stays
+    NaN.
+    """
     import numpy as np
 
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)

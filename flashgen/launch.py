@@ -1,7 +1,7 @@
 """The only launcher: loads a kernel module, binds the arguments, builds descriptors, launches.
 
-Used by the check, the measuring and the runtime alike, so what was proven and timed is what is served.
-Tensors are (batch, heads, seq, head_dim) in any strides with a contiguous last dimension.
+Used by the check, the measuring and the runtime alike, so what was proven and timed is what is
+served. Tensors are (batch, heads, seq, head_dim) in any strides with a contiguous last dimension.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Kernel = Any  # a triton.runtime.JITFunction, or its interpreted twin
 def load_kernel(path: Path, name: str) -> Kernel:
     """The kernel `name` of the file at `path`, imported under a name of its own.
 
-    Triton reads a kernel's source from its file, so it must be a real one. Raises FlashgenError where
-    the file defines no such kernel.
+    Triton reads a kernel's source from its file, so it must be a real one. Raises FlashgenError
+    where the file defines no such kernel.
     """
     interpreter.prepare()
     module_name = f"_flashgen_kernel_{name}"
@@ -63,12 +63,21 @@ def device_gpu(index: int = 0) -> Gpu:
     """The Gpu of a CUDA or ROCm device. Raises NoGpuError where there is none."""
     if not torch.cuda.is_available():
         raise NoGpuError("torch sees no GPU here; name a known one with --target instead")
-    return gpu_facts.from_properties(torch.cuda.get_device_properties(index))
+    from triton.runtime import driver
+
+    limits = driver.active.utils.get_device_properties(index)
+    return gpu_facts.from_properties(
+        torch.cuda.get_device_properties(index),
+        shared_per_block=limits["max_shared_mem"],
+        registers_per_sm=limits["max_num_regs"],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """A kernel's argument types and what Triton may assume of them, as triton.compiler.ASTSource takes it."""
+    """A kernel's argument types and what Triton may assume of them, as triton.compiler.ASTSource
+    takes it.
+    """
 
     types: dict[str, str]
     constexprs: dict[str, object]
@@ -113,7 +122,9 @@ def compile_signature(spec: AttentionSpec, config: KernelConfig) -> Signature:
 
 
 def _strides_aligned(spec: AttentionSpec, name: str) -> bool:
-    """Whether a contiguous tensor's stride is a multiple of 16 elements, Triton's alignment class."""
+    """Whether a contiguous tensor's stride is a multiple of 16 elements, Triton's alignment
+    class.
+    """
     dim = spec.head_dim if name[len("stride_")] in "qk" else spec.head_dim_v
     return dim % 16 == 0
 
@@ -129,10 +140,11 @@ def launch(
     scale: float,
     diagonal: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """Run a kernel. q (B, H, Sq, d), k (B, Hkv, Sk, d), v (B, Hkv, Sk, d_v); diagonal as spec.diagonal_of gives.
+    """Run a kernel. q (B, H, Sq, d), k (B, Hkv, Sk, d), v (B, Hkv, Sk, d_v); diagonal as
+    spec.diagonal_of gives.
 
-    Returns O (B, H, Sq, d_v) of q's dtype, laid out in memory as q is, and LSE (B, H, Sq) float32, natural
-    logarithm. Raises whatever Triton raises, OutOfResources among it.
+    Returns O (B, H, Sq, d_v) of q's dtype, laid out in memory as q is, and LSE (B, H, Sq) float32,
+    natural logarithm. Raises whatever Triton raises, OutOfResources among it.
     """
     return bind(kernel, spec, config)(q, k, v, scale, diagonal)
 
@@ -141,7 +153,9 @@ Bound = Callable[[Tensor, Tensor, Tensor, float, int | None], tuple[Tensor, Tens
 
 
 def bind(kernel: Kernel, spec: AttentionSpec, config: KernelConfig) -> Bound:
-    """All that does not depend on the call, settled once: the result takes (q, k, v, scale, diagonal)."""
+    """All that does not depend on the call, settled once: the result takes (q, k, v, scale,
+    diagonal).
+    """
     return functools.partial(_run, _Plan(kernel, spec, config))
 
 
@@ -177,9 +191,19 @@ def _run(
     if not plan.fa1:
         blocks *= -(-seq_q // plan.br)
     if plan.by_descriptor:
-        tensors = _descriptors(plan, q, k, v, o) + [lse]
+        tensors = [*_descriptors(plan, q, k, v, o), lse]
     else:
-        tensors = [q, k, v, o, lse, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *o.stride()[:3]]
+        tensors = [
+            q,
+            k,
+            v,
+            o,
+            lse,
+            *q.stride()[:3],
+            *k.stride()[:3],
+            *v.stride()[:3],
+            *o.stride()[:3],
+        ]
     sizes: list[Any] = [scale * LOG2_E, heads, heads // kv_heads, seq_q, seq_k]
     if plan.causal:
         sizes.append(diagonal)
@@ -211,15 +235,21 @@ _NOTHING = _Nothing()
 
 
 def empty_like_layout(q: Tensor, head_dim_v: int) -> Tensor:
-    """An O of shape (B, H, Sq, d_v) whose batch, head and seq dimensions lie in memory in q's order."""
+    """An O of shape (B, H, Sq, d_v) whose batch, head and seq dimensions lie in memory in q's
+    order.
+    """
     batch, heads, seq, _ = q.shape
     if q.stride(1) < q.stride(2) and heads > 1:  # (batch, seq, heads, head_dim) in memory
-        return torch.empty((batch, seq, heads, head_dim_v), dtype=q.dtype, device=q.device).transpose(1, 2)
+        return torch.empty(
+            (batch, seq, heads, head_dim_v), dtype=q.dtype, device=q.device
+        ).transpose(1, 2)
     return torch.empty((batch, heads, seq, head_dim_v), dtype=q.dtype, device=q.device)
 
 
 def _positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
-    """The kernels take a scale above 0: a negative one is carried by q, and 0 makes q 0, both exactly."""
+    """The kernels take a scale above 0: a negative one is carried by q, and 0 makes q 0, both
+    exactly.
+    """
     if scale > 0:
         return q, scale
     return (-q, -scale) if scale < 0 else (torch.zeros_like(q), 1.0)
@@ -237,7 +267,9 @@ def _scratch(plan: _Plan, q: Tensor) -> list[Tensor]:
 
 
 def takes_descriptor(tensor: Tensor) -> bool:
-    """Whether the TMA unit can address this 4-D tensor: aligned base, aligned strides, none of them 0."""
+    """Whether the TMA unit can address this 4-D tensor: aligned base, aligned strides, none of them
+    0.
+    """
     if tensor.data_ptr() % DESCRIPTOR_ALIGNMENT or tensor.stride(3) != 1:
         return False
     size = tensor.element_size()
@@ -252,9 +284,11 @@ def _descriptors(plan: _Plan, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> lis
 
     def describe(tensor: Tensor, rows: int, dim: int) -> Any:
         shape = list(tensor.shape)
-        # The stride of a dimension of one element means nothing, and may be unaligned: any other will do.
+        # The stride of a dimension of one element means nothing, and may be unaligned: any other
+        # will do.
         strides = [
-            stride if length > 1 else dim for length, stride in zip(shape, tensor.stride(), strict=True)
+            stride if length > 1 else dim
+            for length, stride in zip(shape, tensor.stride(), strict=True)
         ]
         strides[3] = 1
         return TensorDescriptor(tensor, shape, strides, [1, 1, rows, dim])

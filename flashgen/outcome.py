@@ -56,8 +56,8 @@ class Timing:
 class CheckResult:
     """A comparison with float64 over all cases of one kernel.
 
-    floors is the largest error of O in units of the floor (accepted up to 2), lse_error the largest of
-    LSE in units of its tolerance (accepted up to 1). detail names the worst case, seed included.
+    floors is the largest error of O in units of the floor (accepted up to 2), lse_error the largest
+    of LSE in units of its tolerance (accepted up to 1). detail names the worst case, seed included.
     """
 
     passed: bool

@@ -1,7 +1,7 @@
 """The only definition of right: attention in float64, the floor, the oracle, and the nasty shapes.
 
-Torch alone: nothing of flashgen's kernels is used. Tensors are (batch, heads, seq, head_dim); K and V
-may have fewer heads than Q, as long as they divide.
+Torch alone: nothing of flashgen's kernels is used. Tensors are (batch, heads, seq, head_dim); K and
+V may have fewer heads than Q, as long as they divide.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ OUTPUT_BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24}
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, diagonal: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Standard attention, softmax(scale * Q K^T) V, computed in the dtype of its inputs (at least float32).
+    """Standard attention, softmax(scale * Q K^T) V, computed in the dtype of its inputs (at least
+    float32).
 
-    Query i sees key j where j <= i + diagonal; None sees all. Returns O (B, H, Sq, d_v) and LSE (B, H, Sq),
-    natural logarithm. A row with nothing to attend has O = 0 and LSE = -inf.
+    Query i sees key j where j <= i + diagonal; None sees all. Returns O (B, H, Sq, d_v) and LSE (B,
+    H, Sq), natural logarithm. A row with nothing to attend has O = 0 and LSE = -inf.
     """
     q, k, v = (x if x.dtype == torch.float64 else x.float() for x in (q, k, v))
     p, row_sum, lse = _softmax_parts(q, k, scale, diagonal)
@@ -36,10 +37,11 @@ def attention(
 def rounded_attention(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, diagonal: int | None, precision: str
 ) -> tuple[Tensor, Tensor]:
-    """What an ideally rounded kernel gives: float32 throughout, but P and O rounded as a kernel must.
+    """What an ideally rounded kernel gives: float32 throughout, but P and O rounded as a kernel
+    must.
 
-    With precision tf32 the operands of both products are rounded to tf32 first. Its distance from the
-    float64 attention is the floor.
+    With precision tf32 the operands of both products are rounded to tf32 first. Its distance from
+    the float64 attention is the floor.
     """
     dtype = q.dtype
     q32, k32, v32 = (_operand(x.float(), precision) for x in (q, k, v))
@@ -84,14 +86,18 @@ def _operand(x: Tensor, precision: str) -> Tensor:
 
 
 def round_to_tf32(x: Tensor) -> Tensor:
-    """float32 values rounded to tf32, 10 stored bits of mantissa, to nearest, ties away from zero."""
+    """float32 values rounded to tf32, 10 stored bits of mantissa, to nearest, ties away from
+    zero.
+    """
     bits = x.contiguous().view(torch.int32)
     return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """One comparison. floors: error of O in units of the floor. lse: error of LSE in units of its tolerance."""
+    """One comparison. floors: error of O in units of the floor. lse: error of LSE in units of its
+    tolerance.
+    """
 
     floors: float
     lse: float
@@ -115,11 +121,14 @@ def judge(
 ) -> Verdict:
     """The oracle: compare a kernel's O and LSE with float64.
 
-    The unit is the largest of three: the floor; half a unit in the last place of the output type at max|O|;
-    4 * 2^-24 * max|V|, what float32 accumulation may lose. On tiny shapes the first alone would reject
-    correct kernels. LSE may be off by 2^-16 * max(1, |LSE|), for tf32 by twice the error of rounded inputs.
+    The unit is the largest of three: the floor; half a unit in the last place of the output type at
+    max|O|; 4 * 2^-24 * max|V|, what float32 accumulation may lose. On tiny shapes the first alone
+    would reject correct kernels. LSE may be off by 2^-16 * max(1, |LSE|), for tf32 by twice the
+    error of rounded inputs.
     """
-    exact_o, exact_lse = attention(q.double(), k.double(), v.double(), scale=scale, diagonal=diagonal)
+    exact_o, exact_lse = attention(
+        q.double(), k.double(), v.double(), scale=scale, diagonal=diagonal
+    )
     ideal_o, ideal_lse = rounded_attention(
         q, k, v, scale=scale, diagonal=diagonal, precision=precision
     )
@@ -139,7 +148,7 @@ def judge(
 
 
 def _difference(a: Tensor, b: Tensor) -> Tensor:
-    """a - b, where two equal infinities differ by 0."""
+    """A - b, where two equal infinities differ by 0."""
     return torch.where(a == b, 0.0, a - b)
 
 
@@ -150,10 +159,11 @@ def _max_abs(x: Tensor) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One comparison to make: sizes, alignment of the causal mask, and how Q, K and V lie in memory.
+    """One comparison to make: sizes, alignment of the causal mask, and how Q, K and V lie in
+    memory.
 
-    layout bhsd is contiguous; bshd has heads inside the sequence, as projections leave them; sliced is cut
-    out of larger tensors, so that no stride is what the shape suggests.
+    layout bhsd is contiguous; bshd has heads inside the sequence, as projections leave them; sliced
+    is cut out of larger tensors, so that no stride is what the shape suggests.
     """
 
     problem: Problem
@@ -196,8 +206,9 @@ def make_inputs(
 
 
 def nasty_cases(br: int, bc: int) -> tuple[Case, ...]:
-    """The shapes that find mistakes for tiles of br by bc: 1, a tile less one, a tile, one more, primes;
-    Sq below and above Sk, both alignments, grouped heads, permuted and sliced memory."""
+    """The shapes that find mistakes for tiles of br by bc: 1, a tile less one, a tile, one more,
+    primes; Sq below and above Sk, both alignments, grouped heads, permuted and sliced memory.
+    """
 
     def case(sq: int, sk: int, heads: int = 1, kv: int = 1, **options: str) -> Case:
         problem = Problem(batch=1, heads=heads, kv_heads=kv, seq_q=sq, seq_k=sk)

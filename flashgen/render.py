@@ -19,7 +19,9 @@ HEADER_LINES = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Rendered:
-    """A kernel as text. name is the function's and the file's; digest that of the text below the header."""
+    """A kernel as text. name is the function's and the file's; digest that of the text below the
+    header.
+    """
 
     name: str
     source: str
@@ -33,7 +35,9 @@ def render(spec: AttentionSpec, config: KernelConfig) -> Rendered:
     Raises FlashgenError, naming the template, where it asks for what it was not given.
     """
     name = kernel_name(spec, config)
-    template = "attention_fwd_fa1.py.jinja" if config.schedule == "fa1" else "attention_fwd.py.jinja"
+    template = (
+        "attention_fwd_fa1.py.jinja" if config.schedule == "fa1" else "attention_fwd.py.jinja"
+    )
     body = render_text(
         template,
         name=name,
@@ -44,7 +48,11 @@ def render(spec: AttentionSpec, config: KernelConfig) -> Rendered:
     )
     digest = digest_of(body)
     header = render_text(
-        "_header.py.jinja", name=name, template=template, serves=_serves(spec, config), digest=digest
+        "_header.py.jinja",
+        name=name,
+        template=template,
+        serves=_serves(spec, config),
+        digest=digest,
     )
     return Rendered(name=name, source=header + body, digest=digest, template=template)
 
@@ -81,7 +89,9 @@ def _serves(spec: AttentionSpec, config: KernelConfig) -> str:
 def _environment() -> Environment:
     folder = paths.templates_dir()
     if not folder.is_dir():
-        raise ToolchainError(f"the templates are missing: {folder} is no folder; reinstall flashgen")
+        raise ToolchainError(
+            f"the templates are missing: {folder} is no folder; reinstall flashgen"
+        )
     environment = Environment(
         loader=FileSystemLoader(folder),
         undefined=StrictUndefined,

@@ -10,7 +10,9 @@ from flashgen.errors import InvalidArgument
 
 
 def configs_override() -> Path | None:
-    """FLASHGEN_CONFIGS: the folder of tables the tool reads and writes in place of the shipped one."""
+    """FLASHGEN_CONFIGS: the folder of tables the tool reads and writes in place of the shipped
+    one.
+    """
     value = os.environ.get("FLASHGEN_CONFIGS")
     return Path(value) if value else None
 
@@ -27,12 +29,12 @@ def configure_logging(logger: logging.Logger) -> None:
         return
     level = logging.getLevelNamesMapping().get(value.upper())
     if level is None:
-        raise InvalidArgument(
-            f"FLASHGEN_LOG must be debug, info, warning or error: got {value!r}"
-        )
+        raise InvalidArgument(f"FLASHGEN_LOG must be debug, info, warning or error: got {value!r}")
     logger.setLevel(level)
 
 
 def interpreting() -> bool:
-    """Whether Triton's own TRITON_INTERPRET asks for its interpreter; fixed once triton is imported."""
+    """Whether Triton's own TRITON_INTERPRET asks for its interpreter; fixed once triton is
+    imported.
+    """
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes")

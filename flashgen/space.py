@@ -1,4 +1,6 @@
-"""The configs worth trying: all legal ones, finite and in a fixed order, and the seeds to try first."""
+"""The configs worth trying: all legal ones, finite and in a fixed order, and the seeds to try
+first.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ WAYS: tuple[tuple[Schedule, Loads], ...] = (
 """fa1 is left out: it is there to be compared with, and has no parallelism over the rows."""
 
 KNOWN_GOOD = (
-    # br, bc, num_warps, num_stages: what published tables of others chose most often for some GPU or
-    # head dim (PyTorch FlexAttention's heuristics in torch 2.13, FlashAttention-2's launch templates).
+    # br, bc, num_warps, num_stages: what published tables of others chose most often for some GPU
+    # or head dim (PyTorch FlexAttention's heuristics in torch 2.13, FlashAttention-2's launch
+    # templates).
     (128, 64, 8, 3),
     (128, 128, 8, 2),
     (128, 64, 4, 3),
@@ -48,10 +51,18 @@ def legal_configs(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:
 
 @functools.cache
 def _grid() -> tuple[KernelConfig, ...]:
-    """All combinations but those that leave warps without a row: 16 rows make a matrix instruction."""
+    """All combinations but those that leave warps without a row: 16 rows make a matrix
+    instruction.
+    """
     return tuple(
         KernelConfig(
-            br=br, bc=bc, num_warps=warps, num_stages=stages, schedule=schedule, loads=loads, order=order
+            br=br,
+            bc=bc,
+            num_warps=warps,
+            num_stages=stages,
+            schedule=schedule,
+            loads=loads,
+            order=order,
         )
         for br, bc, (schedule, loads), warps, stages, order in itertools.product(
             BR, BC, WAYS, NUM_WARPS, NUM_STAGES, ORDERS
@@ -61,10 +72,11 @@ def _grid() -> tuple[KernelConfig, ...]:
 
 
 def seed_configs(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:
-    """What every search tries first: the default, the FlashAttention paper's block rule, what others chose.
+    """What every search tries first: the default, the FlashAttention paper's block rule, what
+    others chose.
 
-    All legal, none twice. The default comes with exact head dims: it stands for the kernel that would serve
-    without a table. On a GPU with TMA the known-good tiles come in every schedule.
+    All legal, none twice. The default comes with exact head dims: it stands for the kernel that
+    would serve without a table. On a GPU with TMA the known-good tiles come in every schedule.
     """
     order: Order = "longest_first" if spec.causal else "plain"
     seeds = [tuned_default(spec), block_rule(spec, gpu)]
@@ -72,7 +84,13 @@ def seed_configs(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:
         for schedule, loads in WAYS[:3]:
             seeds.append(
                 KernelConfig(
-                    br=br, bc=bc, num_warps=warps, num_stages=stages, schedule=schedule, loads=loads, order=order
+                    br=br,
+                    bc=bc,
+                    num_warps=warps,
+                    num_stages=stages,
+                    schedule=schedule,
+                    loads=loads,
+                    order=order,
                 )
             )
     legal = [seed for seed in seeds if why_illegal(spec, seed, gpu) is None]
@@ -80,15 +98,17 @@ def seed_configs(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:
 
 
 def tuned_default(spec: AttentionSpec) -> KernelConfig:
-    """The spec's default config with its head dims known when compiling: the baseline of a search."""
+    """The spec's default config with its head dims known when compiling: the baseline of a
+    search.
+    """
     return replace(default_config(spec), head_dims="exact")
 
 
 def block_rule(spec: AttentionSpec, gpu: Gpu) -> KernelConfig:
     """The tile of FlashAttention-1 (arXiv 2205.14135, Algorithm 1, line 1), as a legal config.
 
-    B_c = ceil(M / 4d) and B_r = min(B_c, d), M the shared memory in elements; each rounded down to a power
-    of two within 16..256, then bc halved until the config is legal.
+    B_c = ceil(M / 4d) and B_r = min(B_c, d), M the shared memory in elements; each rounded down to
+    a power of two within 16..256, then bc halved until the config is legal.
     """
     elements = gpu.shared_per_block // spec.element_bytes
     columns = math.ceil(elements / (4 * spec.head_dim))

@@ -1,7 +1,8 @@
-"""What is asked: the kind of attention (AttentionSpec), the sizes (Problem), the interval of lengths (Bucket).
+"""What is asked: the kind of attention (AttentionSpec), the sizes (Problem), the interval of
+lengths (Bucket).
 
-A spec decides which kernels are possible; a problem only how long they run. Neither touches torch: the
-tensors of a call are read by their attributes.
+A spec decides which kernels are possible; a problem only how long they run. Neither touches torch:
+the tensors of a call are read by their attributes.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ def padded(head_dim: int) -> int:
 class AttentionSpec:
     """One kind of attention: whatever may change the text of a kernel, and no sizes.
 
-    head_dim is the last dimension of Q and K, head_dim_v that of V and O. precision says how float32
-    operands are multiplied (16-bit ones have one way, "ieee"). Raises InvalidArgument, naming the field.
+    head_dim is the last dimension of Q and K, head_dim_v that of V and O. precision says how
+    float32 operands are multiplied (16-bit ones have one way, "ieee"). Raises InvalidArgument,
+    naming the field.
     """
 
     direction: Direction = "forward"
@@ -172,7 +174,9 @@ BUCKETS = (
     Bucket(low=4096, high=16384),
     Bucket(low=16384, high=None),
 )
-"""The only buckets there are. Coarse on purpose: a reviewer can read a table of four rows a spec."""
+"""The only buckets there are. Coarse on purpose: a reviewer can read a table of four rows a
+spec.
+"""
 
 BUCKET_SEQ = dict(zip(BUCKETS, (512, 2048, 8192, 16384), strict=True))
 """The length that stands for a bucket when none is asked for."""
@@ -189,15 +193,13 @@ def bucket_of(seq_k: int) -> Bucket:
 def workload(spec: AttentionSpec, seq: int) -> Problem:
     """The problem that tuning runs at length `seq`: 16384 tokens and a model width of 2048.
 
-    That is the setting of the FlashAttention-2 paper (arXiv 2307.08691, section 4.1). It fills a GPU at
-    every length up to 16384; longer sequences run with a batch of one.
+    That is the setting of the FlashAttention-2 paper (arXiv 2307.08691, section 4.1). It fills a
+    GPU at every length up to 16384; longer sequences run with a batch of one.
     """
     if seq < 1:
         raise InvalidArgument(f"seq must be at least 1: got {seq}")
     heads = max(1, 2048 // spec.head_dim)
-    return Problem(
-        batch=max(1, 16384 // seq), heads=heads, kv_heads=heads, seq_q=seq, seq_k=seq
-    )
+    return Problem(batch=max(1, 16384 // seq), heads=heads, kv_heads=heads, seq_q=seq, seq_k=seq)
 
 
 def attended(spec: AttentionSpec, problem: Problem) -> int:
@@ -214,7 +216,8 @@ def attended(spec: AttentionSpec, problem: Problem) -> int:
 def flops(spec: AttentionSpec, problem: Problem) -> float:
     """Floating-point operations of the two matrix products, by the papers' convention.
 
-    4 * batch * heads * seq_q * seq_k * head_dim, halved for a causal mask (FlashAttention-2, section 4.1).
+    4 * batch * heads * seq_q * seq_k * head_dim, halved for a causal mask (FlashAttention-2,
+    section 4.1).
     """
     full = 2.0 * problem.batch * problem.heads * problem.seq_q * problem.seq_k
     full *= spec.head_dim + spec.head_dim_v
@@ -222,7 +225,8 @@ def flops(spec: AttentionSpec, problem: Problem) -> float:
 
 
 def diagonal_of(causal: bool | str, seq_q: int, seq_k: int) -> int | None:
-    """The offset of the causal diagonal: query i sees key j where j <= i + offset; None without a mask.
+    """The offset of the causal diagonal: query i sees key j where j <= i + offset; None without a
+    mask.
 
     causal is True or "bottom_right" (the last query sees the last key), "top_left" (the first query
     sees only the first key) or False. Raises InvalidArgument for anything else.
@@ -239,7 +243,9 @@ def diagonal_of(causal: bool | str, seq_q: int, seq_k: int) -> int | None:
 
 
 def check_scale(scale: float | None, head_dim: int) -> float:
-    """The softmax scale to use: `scale`, or 1/sqrt(head_dim). Raises InvalidArgument if not finite."""
+    """The softmax scale to use: `scale`, or 1/sqrt(head_dim). Raises InvalidArgument if not
+    finite.
+    """
     if scale is None:
         return 1.0 / math.sqrt(head_dim)
     value = float(scale)
@@ -253,17 +259,16 @@ def from_tensors(
 ) -> tuple[AttentionSpec, Problem]:
     """Read spec and problem off tensors of shape (batch, heads, seq, head_dim).
 
-    Raises InvalidArgument, naming the argument, for wrong ranks, sizes that disagree, mixed dtypes or
-    devices, head counts that do not divide, and head dims or dtypes that no kernel serves.
+    Raises InvalidArgument, naming the argument, for wrong ranks, sizes that disagree, mixed dtypes
+    or devices, head counts that do not divide, and head dims or dtypes that no kernel serves.
     """
     _check_shapes(q, k, v)
     batch, heads, seq_q, head_dim = q.shape
     _, kv_heads, seq_k, head_dim_v = v.shape
-    if kv_heads == 0 or heads % kv_heads:
-        if heads or kv_heads:
-            raise InvalidArgument(
-                f"q must have a multiple of the heads of k and v: got {heads} and {kv_heads}"
-            )
+    if (kv_heads == 0 or heads % kv_heads) and (heads or kv_heads):
+        raise InvalidArgument(
+            f"q must have a multiple of the heads of k and v: got {heads} and {kv_heads}"
+        )
     dtype = str(q.dtype).removeprefix("torch.")
     if dtype not in DTYPE_BYTES:
         raise InvalidArgument(f"q must be float16, bfloat16 or float32: got {dtype}")
@@ -291,9 +296,7 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
                 f"{name} must have shape (batch, heads, seq, head_dim): got {tuple(tensor.shape)}"
             )
         if tensor.dtype != q.dtype:
-            raise InvalidArgument(
-                f"{name} must have the dtype of q, {q.dtype}: got {tensor.dtype}"
-            )
+            raise InvalidArgument(f"{name} must have the dtype of q, {q.dtype}: got {tensor.dtype}")
         if tensor.device != q.device:
             raise InvalidArgument(
                 f"{name} must be on the device of q, {q.device}: got {tensor.device}"
@@ -304,7 +307,8 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
             )
     if k.shape[1:3] != v.shape[1:3]:
         raise InvalidArgument(
-            f"v must have the heads and length of k, {tuple(k.shape[1:3])}: got {tuple(v.shape[1:3])}"
+            f"v must have the heads and length of k, {tuple(k.shape[1:3])}: "
+            f"got {tuple(v.shape[1:3])}"
         )
     if k.shape[3] != q.shape[3]:
         raise InvalidArgument(f"k must have the head_dim of q, {q.shape[3]}: got {k.shape[3]}")

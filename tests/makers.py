@@ -8,7 +8,9 @@ from flashgen.config import KernelConfig
 from flashgen.spec import AttentionSpec
 
 
-def make_spec(dtype: str = "bfloat16", head_dim: int = 64, mask: str = "none", **fields: Any) -> AttentionSpec:
+def make_spec(
+    dtype: str = "bfloat16", head_dim: int = 64, mask: str = "none", **fields: Any
+) -> AttentionSpec:
     fields.setdefault("head_dim_v", head_dim)
     return AttentionSpec(dtype=dtype, head_dim=head_dim, mask=mask, **fields)
 

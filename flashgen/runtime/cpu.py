@@ -1,4 +1,6 @@
-"""Attention on CPU tensors: torch's SDPA where it is exact, else the reference; so that code runs anywhere."""
+"""Attention on CPU tensors: torch's SDPA where it is exact, else the reference; so that code runs
+anywhere.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from flashgen.spec import diagonal_of
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str, scale: float, return_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """O (B, H, Sq, d_v) of q's dtype, and LSE (B, H, Sq) float32 if asked for. Checked arguments only.
+    """O (B, H, Sq, d_v) of q's dtype, and LSE (B, H, Sq) float32 if asked for. Checked arguments
+    only.
 
     SDPA knows the top-left diagonal alone, gives no LSE, and has no rule for empty keys.
     """

@@ -1,7 +1,7 @@
 """Dispatcher: attention() for tensors, on the kernels of one generated package.
 
-A spec is resolved once per device and bucket into a launcher; later calls find it with one dictionary
-look-up. Nothing is ever timed here, so two ranks with one table choose alike.
+A spec is resolved once per device and bucket into a launcher; later calls find it with one
+dictionary look-up. Nothing is ever timed here, so two ranks with one table choose alike.
 """
 
 from __future__ import annotations
@@ -94,12 +94,13 @@ class Dispatcher:
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Exact attention, softmax(scale * Q K^T) V.
 
-        q (batch, heads, seq_q, head_dim), k (batch, kv_heads, seq_k, head_dim) and v (batch, kv_heads,
-        seq_k, head_dim_v), float16, bfloat16 or float32, in any strides; kv_heads divides heads. causal:
-        True or "bottom_right" (the last query sees the last key), "top_left", or False. scale: 1/sqrt(head_dim)
-        unless given. precision: how float32 is multiplied, "ieee" or "tf32". Returns O (batch, heads, seq_q,
-        head_dim_v), with return_lse also LSE (batch, heads, seq_q), float32, natural logarithm. A query with
-        no key to attend has O = 0 and LSE = -inf. Raises InvalidArgument, a ValueError, naming the argument.
+        q (batch, heads, seq_q, head_dim), k (batch, kv_heads, seq_k, head_dim) and v (batch,
+        kv_heads, seq_k, head_dim_v), float16, bfloat16 or float32, in any strides; kv_heads divides
+        heads. causal: True or "bottom_right" (the last query sees the last key), "top_left", or
+        False. scale: 1/sqrt(head_dim) unless given. precision: how float32 is multiplied, "ieee" or
+        "tf32". Returns O (batch, heads, seq_q, head_dim_v), with return_lse also LSE (batch, heads,
+        seq_q), float32, natural logarithm. A query with no key to attend has O = 0 and LSE = -inf.
+        Raises InvalidArgument, a ValueError, naming the argument.
         """
         spec, problem = from_tensors(q, k, v, causal=causal, precision=precision)
         number = check_scale(scale, spec.head_dim)
@@ -111,7 +112,10 @@ class Dispatcher:
         if q.device.type == "cpu" and not self._interprets():
             o, lse = cpu.attention(q, k, v, causal=causal, scale=number, return_lse=return_lse)
             return o if lse is None else (o, lse)
-        q, k, v = (x if x.stride(3) == 1 else self._contiguous(x, n) for x, n in ((q, "q"), (k, "k"), (v, "v")))
+        q, k, v = (
+            x if x.stride(3) == 1 else self._contiguous(x, n)
+            for x, n in ((q, "q"), (k, "k"), (v, "v"))
+        )
         launcher = self.lookup(q, v, causal is not False, precision)
         if launcher is None:
             launcher = self._resolve(spec, problem.seq_k, q, v, precision)
@@ -125,7 +129,9 @@ class Dispatcher:
     def explain(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: Causal = False, precision: str = "ieee"
     ) -> Explanation:
-        """Which kernel attention() would run for these tensors, from where, and why. Launches nothing."""
+        """Which kernel attention() would run for these tensors, from where, and why. Launches
+        nothing.
+        """
         spec, problem = from_tensors(q, k, v, causal=causal, precision=precision)
         if q.device.type == "cpu" and not self._interprets():
             return Explanation(spec=spec, selection=None, skipped=(), hint=None)
@@ -136,8 +142,16 @@ class Dispatcher:
         return Explanation(spec=spec, selection=first, skipped=found.skipped, hint=hint)
 
     def digest(self) -> str:
-        """sha256 of all that decides which kernel runs: equal on two ranks, they choose alike on equal GPUs."""
-        text = repr((sorted(self._served.archs.items()), sorted(self._served.choices.items()), self._served.defaults))
+        """sha256 of all that decides which kernel runs: equal on two ranks, they choose alike on
+        equal GPUs.
+        """
+        text = repr(
+            (
+                sorted(self._served.archs.items()),
+                sorted(self._served.choices.items()),
+                self._served.defaults,
+            )
+        )
         return "sha256:" + hashlib.sha256((text + repr(settings.served_gpu())).encode()).hexdigest()
 
     def _resolve(
@@ -180,7 +194,9 @@ class Dispatcher:
     def _contiguous(self, x: Tensor, name: str) -> Tensor:
         if ("copy", name) not in self._said:
             self._said.add(("copy", name))
-            logger.warning("%s is copied: its last dimension is not contiguous (stride %d)", name, x.stride(3))
+            logger.warning(
+                "%s is copied: its last dimension is not contiguous (stride %d)", name, x.stride(3)
+            )
         return x.contiguous()
 
 

@@ -1,7 +1,7 @@
 """A launcher: one resolved ladder, its kernels imported and bound, ready for calls.
 
-It launches the first rung; the pointer twin where a call's tensors cannot have descriptors; the next
-rung where Triton finds at the first launch that a kernel does not fit after all.
+It launches the first rung; the pointer twin where a call's tensors cannot have descriptors; the
+next rung where Triton finds at the first launch that a kernel does not fit after all.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class Launcher:
     def _recover(
         self, error: Exception, q: Tensor, k: Tensor, v: Tensor, scale: float, diagonal: int | None
     ) -> tuple[Tensor, Tensor]:
-        """Take the next rung where the kernel does not fit; name what is missing where Triton cannot build."""
+        """Take the next rung where the kernel does not fit; name what is missing where Triton
+        cannot build.
+        """
         if "C compiler" in str(error):
             raise ToolchainError(
                 "Triton needs a C compiler at a kernel's first launch and found none: "
@@ -60,9 +62,14 @@ class Launcher:
             raise error
         failed = self._rungs.pop(0)
         if not self._rungs:
-            raise LaunchError(f"no kernel fits this GPU: {failed.choice.kernel}: {error}") from error
+            raise LaunchError(
+                f"no kernel fits this GPU: {failed.choice.kernel}: {error}"
+            ) from error
         logger.warning(
-            "%s does not fit this GPU (%s); taking %s", failed.choice.kernel, error, self._rungs[0].choice.kernel
+            "%s does not fit this GPU (%s); taking %s",
+            failed.choice.kernel,
+            error,
+            self._rungs[0].choice.kernel,
         )
         self._take_first_rung()
         return self(q, k, v, scale, diagonal)

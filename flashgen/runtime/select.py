@@ -1,8 +1,8 @@
 """Which kernels may serve a call, best first. Pure: no torch, no GPU, no file.
 
-The rungs: the GPU's own entry of the bucket; its entry of the nearest bucket of the same spec; an entry
-of a relative, by alias or by architecture; the spec's default kernel. Head dim and dtype never match
-loosely.
+The rungs: the GPU's own entry of the bucket; its entry of the nearest bucket of the same spec; an
+entry of a relative, by alias or by architecture; the spec's default kernel. Head dim and dtype
+never match loosely.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ Rung = Literal["exact", "nearest_bucket", "relative", "default"]
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """What generated/table.py holds: the architecture and choices of each table's GPU, and the defaults."""
+    """What generated/table.py holds: the architecture and choices of each table's GPU, and the
+    defaults.
+    """
 
     archs: Mapping[str, str]
     choices: Mapping[str, tuple[Choice, ...]]
@@ -79,7 +81,9 @@ def why_unfit(choice: Choice, gpu: Gpu) -> str | None:
         )
     threads = choice.config.num_warps * gpu.warp_size
     if choice.registers is not None and choice.registers * threads > gpu.registers_per_sm:
-        return f"takes {choice.registers} registers in each of {threads} threads: {gpu.slug} has fewer"
+        return (
+            f"takes {choice.registers} registers in each of {threads} threads: {gpu.slug} has fewer"
+        )
     return None
 
 
@@ -102,12 +106,16 @@ def _candidates(
     wanted = default_spec(spec)
     for choice in served.defaults:
         if choice.spec == wanted:
-            reason = f"no entry for {spec.name} on {slug} or a GPU like it; the default kernel serves"
+            reason = (
+                f"no entry for {spec.name} on {slug} or a GPU like it; the default kernel serves"
+            )
             yield Selection(choice=choice, rung="default", slug=None, reason=reason)
 
 
 def _by_bucket(served: Served, slug: str, spec: AttentionSpec, seq_k: int) -> list[Choice]:
-    """A GPU's choices for a spec, nearest bucket first; of two as near, that of the longer lengths."""
+    """A GPU's choices for a spec, nearest bucket first; of two as near, that of the longer
+    lengths.
+    """
     here = BUCKETS.index(bucket_of(seq_k))
 
     def distance(choice: Choice) -> tuple[int, int]:
@@ -119,14 +127,18 @@ def _by_bucket(served: Served, slug: str, spec: AttentionSpec, seq_k: int) -> li
 
 
 def _relatives(served: Served, slug: str, arch: str) -> list[str]:
-    """Other GPUs whose entries may serve: the alias first, then those of the architecture, by SM count."""
+    """Other GPUs whose entries may serve: the alias first, then those of the architecture, by SM
+    count.
+    """
     sms = TARGETS[slug].sms if slug in TARGETS else 0
 
     def order(other: str) -> tuple[bool, int, str]:
         apart = abs(TARGETS[other].sms - sms) if other in TARGETS else 0
         return ALIASES.get(slug) != other, apart, other
 
-    related = [s for s, a in served.archs.items() if s != slug and (a == arch or ALIASES.get(slug) == s)]
+    related = [
+        s for s, a in served.archs.items() if s != slug and (a == arch or ALIASES.get(slug) == s)
+    ]
     return sorted(related, key=order)
 
 

@@ -32,10 +32,14 @@ def test_a_name_holds_every_field() -> None:
     assert set(others) == {field.name for field in dataclasses.fields(KernelConfig)}
     spec = make_spec(mask="causal")
     for field, value in others.items():
-        assert kernel_name(spec, dataclasses.replace(base, **{field: value})) != kernel_name(spec, base)
+        assert kernel_name(spec, dataclasses.replace(base, **{field: value})) != kernel_name(
+            spec, base
+        )
 
 
-@pytest.mark.parametrize("field", ["br", "bc", "num_warps", "num_stages", "schedule", "loads", "order"])
+@pytest.mark.parametrize(
+    "field", ["br", "bc", "num_warps", "num_stages", "schedule", "loads", "order"]
+)
 def test_a_bad_field_is_named(field: str) -> None:
     with pytest.raises(InvalidArgument, match=field):
         make_config(**{field: 7})
@@ -48,7 +52,12 @@ def test_a_bad_field_is_named(field: str) -> None:
         (make_spec(), make_config(order="longest_first"), H200, "causal"),
         (make_spec(head_dim=64), make_config(256, 256, num_warps=4), H200, "registers"),
         (make_spec(head_dim=256), make_config(64, 128, num_stages=4), L4, "shared memory"),
-        (make_spec(head_dim=256), make_config(128, 64, num_warps=8, num_stages=3), H200, "shared memory"),
+        (
+            make_spec(head_dim=256),
+            make_config(128, 64, num_warps=8, num_stages=3),
+            H200,
+            "shared memory",
+        ),
         (make_spec(head_dim=96), make_config(head_dims="padded"), H200, "powers of two"),
         (make_spec(mask="causal"), make_config(schedule="fa1", order="longest_first"), H200, "fa1"),
         (make_spec(), make_config(256, 64, num_warps=16), TARGETS["amd_instinct_mi300x"], None),
@@ -61,7 +70,12 @@ def test_why_illegal(spec: object, config: object, gpu: object, reason: str | No
 
 @pytest.mark.parametrize("gpu", list(TARGETS.values()), ids=lambda gpu: gpu.slug)
 def test_every_default_is_legal_on_every_target(gpu: object) -> None:
-    for dtype, precision in (("float16", "ieee"), ("bfloat16", "ieee"), ("float32", "ieee"), ("float32", "tf32")):
+    for dtype, precision in (
+        ("float16", "ieee"),
+        ("bfloat16", "ieee"),
+        ("float32", "ieee"),
+        ("float32", "tf32"),
+    ):
         for head_dim in (16, 32, 64, 128, 256):
             for mask in ("none", "causal"):
                 spec = make_spec(dtype, head_dim, mask, precision=precision)

@@ -45,15 +45,16 @@ def test_an_unknown_slug_names_the_nearest() -> None:
     assert known_target("nvidia_h200_nvl").slug == "nvidia_h200"
 
 
+LIMITS = {"shared_per_block": 101376, "registers_per_sm": 65536}
+
+
 def device(name: str, major: int, minor: int) -> SimpleNamespace:
     return SimpleNamespace(
         name=name,
         major=major,
         minor=minor,
         multi_processor_count=77,
-        shared_memory_per_block_optin=101376,
         shared_memory_per_multiprocessor=102400,
-        regs_per_multiprocessor=65536,
         max_threads_per_multi_processor=1536,
         warp_size=32,
         L2_cache_size=32 << 20,
@@ -61,17 +62,22 @@ def device(name: str, major: int, minor: int) -> SimpleNamespace:
 
 
 def test_a_device_nobody_listed_can_be_read() -> None:
-    gpu = from_properties(device("NVIDIA Made-Up 9000", 8, 9))
-    assert (gpu.slug, gpu.arch, gpu.sms, gpu.warps_per_sm) == ("nvidia_made_up_9000", "sm_89", 77, 48)
+    gpu = from_properties(device("NVIDIA Made-Up 9000", 8, 9), **LIMITS)
+    assert (gpu.slug, gpu.arch, gpu.sms, gpu.warps_per_sm) == (
+        "nvidia_made_up_9000",
+        "sm_89",
+        77,
+        48,
+    )
     assert gpu.clock_mhz is None
     assert gpu.bandwidth_gbs is None
     assert gpu.peak_tflops is None
-    future = from_properties(device("NVIDIA Future", 13, 0))
+    future = from_properties(device("NVIDIA Future", 13, 0), **LIMITS)
     assert future.arch == "sm_130"
     assert future.matrix_flops_per_clock is None
 
 
 def test_a_listed_device_keeps_its_own_limits() -> None:
-    gpu = from_properties(device("NVIDIA L4", 8, 9))
+    gpu = from_properties(device("NVIDIA L4", 8, 9), **LIMITS)
     assert gpu.sms == 77  # what the device says, not what the list says
     assert gpu.bandwidth_gbs == 300.0

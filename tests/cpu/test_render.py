@@ -55,7 +55,9 @@ def test_golden(spec: AttentionSpec, config: KernelConfig, update_golden: bool) 
     golden = GOLDEN / f"{rendered.name}.py"
     if update_golden:
         golden.write_text(rendered.source)
-    assert golden.is_file(), "no golden kernel yet; run: pytest tests/cpu/test_render.py --update-golden"
+    assert golden.is_file(), (
+        "no golden kernel yet; run: pytest tests/cpu/test_render.py --update-golden"
+    )
     assert rendered.source == golden.read_text(), (
         "the emitted text changed; if that is meant, run: pytest tests/cpu/test_render.py --update-golden"
     )
@@ -107,7 +109,11 @@ def test_header_is_five_lines_with_the_digest_of_the_rest() -> None:
         assert all(line.startswith("# ") for line in lines[:HEADER_LINES])
         assert not lines[HEADER_LINES].startswith("#")
         assert lines[0] == f"# {rendered.name}"
-        assert lines[HEADER_LINES - 1] == f"# {rendered.digest}" == f"# {digest_of(body_of(rendered.source))}"
+        assert (
+            lines[HEADER_LINES - 1]
+            == f"# {rendered.digest}"
+            == f"# {digest_of(body_of(rendered.source))}"
+        )
         assert max(map(len, lines)) <= 100, rendered.name
 
 
@@ -160,7 +166,9 @@ def test_no_hole_in_strictness(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "file", [f for f in template_files() if f.name.startswith("_") and "header" not in f.name], ids=lambda f: f.name
+    "file",
+    [f for f in template_files() if f.name.startswith("_") and "header" not in f.name],
+    ids=lambda f: f.name,
 )
 def test_macro_files_open_with_a_comment_and_so_does_every_macro(file: Path) -> None:
     text = file.read_text()

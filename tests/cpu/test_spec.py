@@ -60,7 +60,16 @@ def test_dtype_has_two_spellings_and_no_third() -> None:
 
 
 def test_padded_head_dims() -> None:
-    assert [padded(d) for d in (16, 24, 40, 64, 80, 96, 192, 256)] == [16, 32, 64, 64, 128, 128, 256, 256]
+    assert [padded(d) for d in (16, 24, 40, 64, 80, 96, 192, 256)] == [
+        16,
+        32,
+        64,
+        64,
+        128,
+        128,
+        256,
+        256,
+    ]
 
 
 def test_buckets_cover_every_length_once() -> None:

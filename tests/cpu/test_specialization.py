@@ -57,7 +57,9 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> None:
         (64, "descriptor", 1),
     ],
 )
-def test_compilations_over_lengths(h200: None, tmp_path: Path, head_dim: int, loads: str, classes: int) -> None:
+def test_compilations_over_lengths(
+    h200: None, tmp_path: Path, head_dim: int, loads: str, classes: int
+) -> None:
     spec, config = make_spec(head_dim=head_dim, mask="causal"), make_config(loads=loads)
     rendered = render(spec, config)
     path = tmp_path / f"{rendered.name}.py"
