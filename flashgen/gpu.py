@@ -85,7 +85,8 @@ def from_properties(
     name.
 
     shared_per_block (bytes, opted in) and registers_per_sm are what the driver says: torch does not
-    tell them. A product nobody has listed gets None there: it can be tuned all the same, but not estimated.
+    tell them. A product nobody has listed gets None there: it can be tuned all the same, but not
+    estimated.
     """
     known = TARGETS.get(ALIASES.get(slug_of(props.name), slug_of(props.name)))
     gcn = getattr(props, "gcnArchName", "")

@@ -1,0 +1,47 @@
+"""A small generated package made in a folder, for tests of the runtime."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from flashgen.choice import Choice
+from flashgen.config import KernelConfig, default_config, default_spec, kernel_name
+from flashgen.render import render
+from flashgen.runtime import Dispatcher
+from flashgen.spec import AttentionSpec, Bucket
+
+
+def make_choice(
+    spec: AttentionSpec,
+    config: KernelConfig,
+    bucket: Bucket | None,
+    shared_bytes: int | None = None,
+) -> Choice:
+    rendered = render(spec, config)
+    return Choice(
+        spec=spec, bucket=bucket, config=config, kernel=rendered.name, digest=rendered.digest,
+        shared_bytes=shared_bytes, registers=None, source="estimated", median_us=12.5,
+    )  # fmt: skip
+
+
+def make_default(spec: AttentionSpec) -> Choice:
+    return make_choice(default_spec(spec), default_config(spec), None)
+
+
+def make_dispatcher(
+    folder: Path, slug: str, arch: str, choices: Sequence[Choice], defaults: Sequence[Choice]
+) -> Dispatcher:
+    """A dispatcher over kernels written to folder/<name>/kernels; the folder goes on sys.path."""
+    name = f"generated_{abs(hash(str(folder)))}"
+    kernels = folder / name / "kernels"
+    kernels.mkdir(parents=True)
+    for choice in (*choices, *defaults):
+        for config in {choice.config, choice.config.pointer_twin()}:
+            file = kernels / f"{kernel_name(choice.spec, config)}.py"
+            file.write_text(render(choice.spec, config).source)
+    sys.path.insert(0, str(folder))
+    return Dispatcher(
+        package=name, archs={slug: arch}, choices={slug: tuple(choices)}, defaults=tuple(defaults)
+    )
