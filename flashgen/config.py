@@ -34,8 +34,8 @@ class KernelConfig:
 
     schedule: fa2 (textbook order), s_ahead (the next QK^T issued before this tile's softmax) or fa1
     (FlashAttention-1's loops). loads: pointer, or descriptor (TMA). order: of the tiles of Q, plain
-    or longest_first. head_dims: exact (the spec's, known when compiling) or padded (the kernel
-    takes the true ones as arguments and serves every head dim up to the spec's). Raises
+    or longest_first (within a head). head_dims: exact (the spec's, known when compiling) or padded
+    (the kernel takes the true ones as arguments and serves every head dim up to the spec's). Raises
     InvalidArgument.
     """
 
@@ -91,17 +91,22 @@ def kernel_name(spec: AttentionSpec, config: KernelConfig) -> str:
     return f"{spec.name}_{config.label}"
 
 
-def default_config(spec: AttentionSpec) -> KernelConfig:
-    """The conservative config of the spec's default kernel: legal on every known target.
+_DEFAULT_TILES: dict[str, dict[int, tuple[int, int, int, int]]] = {
+    # br, bc, num_warps, num_stages by padded head dim. Compiled with Triton 3.7.1 for sm_80, sm_89,
+    # sm_90, sm_100, sm_120 and gfx942, these take at most 64 KiB, the least shared memory of any
+    # target (MI300X), and do not spill in a main loop. float32 by FMA has the fewest registers
+    # left.
+    "half": {16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (64, 64, 4, 2), 128: (64, 32, 4, 2), 256: (32, 32, 8, 2)},
+    "tf32": {16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (64, 32, 4, 2), 128: (32, 32, 4, 2), 256: (16, 16, 4, 1)},
+    "ieee": {16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (32, 16, 4, 2), 128: (16, 16, 4, 2), 256: (16, 16, 4, 1)},
+}  # fmt: skip
 
-    Sizes shrink with the bytes of a row so that K, V and Q of the tile stay under 64 KiB, the least
-    shared memory of any target (MI300X).
-    """
-    row_bytes = default_head_dim(spec) * spec.element_bytes
-    br = 64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16
-    bc = 64 if row_bytes <= 128 else 32 if row_bytes <= 512 else 16
-    stages = 2 if row_bytes <= 512 else 1
-    return KernelConfig(br=br, bc=bc, num_warps=4, num_stages=stages, head_dims="padded")
+
+def default_config(spec: AttentionSpec) -> KernelConfig:
+    """The conservative config of the spec's default kernel: legal on every known target."""
+    kind = "half" if spec.element_bytes == 2 else spec.precision
+    br, bc, warps, stages = _DEFAULT_TILES[kind][default_head_dim(spec)]
+    return KernelConfig(br=br, bc=bc, num_warps=warps, num_stages=stages, head_dims="padded")
 
 
 def default_head_dim(spec: AttentionSpec) -> int:
@@ -151,6 +156,8 @@ def _illegal_arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | 
     """What the instruction set rules out."""
     if config.loads == "descriptor" and not (gpu.is_nvidia and gpu.capability >= 90):
         return f"descriptor loads need the TMA unit of sm_90 and later: {gpu.slug} is {gpu.arch}"
+    if spec.precision == "tf32" and gpu.arch == "gfx950":
+        return "precision tf32 needs tf32 matrix instructions: gfx950 has none"
     threads = config.num_warps * gpu.warp_size
     if threads > 1024:
         return f"a block holds 1024 threads at most: num_warps={config.num_warps} makes {threads}"

@@ -113,7 +113,7 @@ class Dispatcher:
             o, lse = cpu.attention(q, k, v, causal=causal, scale=number, return_lse=return_lse)
             return o if lse is None else (o, lse)
         q, k, v = (
-            x if x.stride(3) == 1 else self._contiguous(x, n)
+            x if _addressable(x) else self._contiguous(x, n)
             for x, n in ((q, "q"), (k, "k"), (v, "v"))
         )
         launcher = self.lookup(q, v, causal is not False, precision)
@@ -194,10 +194,16 @@ class Dispatcher:
     def _contiguous(self, x: Tensor, name: str) -> Tensor:
         if ("copy", name) not in self._said:
             self._said.add(("copy", name))
-            logger.warning(
-                "%s is copied: its last dimension is not contiguous (stride %d)", name, x.stride(3)
-            )
+            logger.warning("%s is copied: no kernel can address its strides %s", name, x.stride())
         return x.contiguous()
+
+
+def _addressable(x: Tensor) -> bool:
+    """Whether the kernels can address x: a contiguous last dimension, and rows near enough.
+
+    Within a tile of at most 256 rows they count elements in 32 bits.
+    """
+    return x.stride(3) == 1 and x.stride(2) < (1 << 31) // 256
 
 
 def _key(q: Tensor, v: Tensor, causal: bool, precision: str) -> tuple[object, ...]:

@@ -8,7 +8,7 @@ never match loosely.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from flashgen.choice import Choice
@@ -103,9 +103,10 @@ def _candidates(
             how = "its alias" if ALIASES.get(slug) == other else f"{arch} too"
             reason = f"no entry for {spec.name} on {slug}; {other} is {how}"
             yield Selection(choice=choice, rung="relative", slug=other, reason=reason)
-    wanted = default_spec(spec)
-    for choice in served.defaults:
-        if choice.spec == wanted:
+    # tf32 is a licence, not an order: where no tf32 kernel runs, the ieee one does.
+    for wanted in dict.fromkeys((default_spec(spec), replace(default_spec(spec), precision="ieee"))):
+        choice = next((c for c in served.defaults if c.spec == wanted), None)
+        if choice is not None:
             reason = (
                 f"no entry for {spec.name} on {slug} or a GPU like it; the default kernel serves"
             )

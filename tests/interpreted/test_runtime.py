@@ -121,9 +121,12 @@ def test_layouts_scales_and_copies(
     turned = k.transpose(2, 3).contiguous().transpose(2, 3)
     for _ in range(2):
         assert_right(dispatcher, q, turned, v)
+    storage = torch.randn((1 << 23) + 64).bfloat16()
+    far = storage.as_strided((1, 2, 2, 64), (0, 0, 1 << 23, 1))
+    assert_right(dispatcher, q, far, far)
     assert [
         r.getMessage().split(" is copied")[0] for r in caplog.records if "copied" in r.getMessage()
-    ] == ["k"]
+    ] == ["k", "v"]
 
 
 @pytest.mark.parametrize(("sq", "sk"), [(0, 5), (5, 0), (9, 5)])

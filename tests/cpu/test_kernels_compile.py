@@ -1,0 +1,122 @@
+"""What the interpreter cannot show: every variant compiles, and the defaults fit and do not spill."""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from flashgen.compile import Compiled, compile_kernel, judge
+from flashgen.config import KernelConfig, default_config, default_spec, why_illegal
+from flashgen.gpu import TARGETS
+from flashgen.outcome import Status
+from flashgen.render import render
+from flashgen.spec import AttentionSpec
+from tests.makers import make_config, make_spec
+
+H200 = TARGETS["nvidia_h200"]
+ONE_OF_EACH_ARCH = {gpu.arch: gpu for gpu in TARGETS.values()}
+Job = tuple[AttentionSpec, KernelConfig, str]
+
+
+def compile_job(job: Job) -> Compiled:
+    spec, config, arch = job
+    return compile_kernel(render(spec, config), spec, config, arch)
+
+
+def compile_all(jobs: list[Job]) -> list[Compiled]:
+    with ProcessPoolExecutor(2) as pool:
+        return list(pool.map(compile_job, jobs))
+
+
+def default_jobs(head_dims: tuple[int, ...], archs: list[str]) -> list[Job]:
+    kinds = (("float16", "ieee"), ("bfloat16", "ieee"), ("float32", "ieee"), ("float32", "tf32"))
+    jobs = []
+    for (dtype, precision), head_dim, mask, arch in product(
+        kinds, head_dims, ("none", "causal"), archs
+    ):
+        spec = default_spec(make_spec(dtype, head_dim, mask, precision=precision))
+        config = default_config(spec)
+        if why_illegal(spec, config, ONE_OF_EACH_ARCH[arch]) is None:
+            jobs.append((spec, config, arch))
+    return jobs
+
+
+def assert_defaults_fit(jobs: list[Job]) -> None:
+    for (_, config, arch), compiled in zip(jobs, compile_all(jobs), strict=True):
+        smallest = min(
+            (gpu for gpu in TARGETS.values() if gpu.arch == arch),
+            key=lambda gpu: gpu.shared_per_block,
+        )
+        status, why = judge(compiled, config, smallest)
+        assert status is Status.OK, (compiled.name, arch, why)
+
+
+def test_one_default_of_each_kind_fits_everywhere() -> None:
+    assert_defaults_fit(
+        [job for job in default_jobs((128,), list(ONE_OF_EACH_ARCH)) if job[0].causal][::2]
+    )
+
+
+@pytest.mark.slow
+def test_every_default_fits_everywhere() -> None:
+    assert_defaults_fit(default_jobs((16, 32, 64, 128, 256), list(ONE_OF_EACH_ARCH)))
+
+
+def test_every_way_compiles_for_hopper() -> None:
+    jobs: list[Job] = []
+    ways = (
+        ("fa1", "pointer"),
+        ("fa2", "pointer"),
+        ("fa2", "descriptor"),
+        ("s_ahead", "pointer"),
+        ("s_ahead", "descriptor"),
+    )
+    for (schedule, loads), mask in product(ways, ("none", "causal")):
+        spec = make_spec("float16", 40, mask, head_dim_v=64)
+        config = make_config(64, 64, schedule=schedule, loads=loads)
+        assert why_illegal(spec, config, H200) is None
+        jobs.append((spec, config, "sm_90"))
+    assert all(compiled.registers > 0 for compiled in compile_all(jobs))
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "bc"), [(64, 64), (64, 128), (128, 64), (128, 128), (256, 64)]
+)
+def test_s_ahead_keeps_exp2_under_the_matrix_instructions(head_dim: int, bc: int) -> None:
+    spec = make_spec("bfloat16", head_dim, "causal")
+    config = make_config(
+        128, bc, num_warps=8, schedule="s_ahead", loads="descriptor", order="longest_first"
+    )
+    compiled = compile_job((spec, config, "sm_90"))
+    assert judge(compiled, config, H200) == (Status.OK, "")
+    steady, *masked = compiled.loops
+    assert (steady.exp2_under_matrix or 0) >= 0.85
+    assert min(loop.exp2_under_matrix or 0 for loop in masked) >= 0.6
+
+
+@pytest.mark.parametrize(
+    ("gpu", "config"),
+    [
+        ("nvidia_h200", make_config(128, 64, num_warps=8, num_stages=3)),
+        (
+            "nvidia_h200",
+            make_config(
+                128, 128, num_warps=8, num_stages=2, loads="descriptor", schedule="s_ahead"
+            ),
+        ),
+        ("nvidia_l4", make_config(64, 64, num_warps=4, num_stages=3)),
+    ],
+    ids=["h200", "h200 ahead", "l4"],
+)
+def test_what_why_illegal_calls_too_large_is_too_large(
+    gpu: str, config: KernelConfig, tmp_path: Path
+) -> None:
+    spec = make_spec("bfloat16", 256)
+    reason = why_illegal(spec, config, TARGETS[gpu])
+    assert reason is not None
+    assert "shared memory" in reason
+    compiled = compile_kernel(render(spec, config), spec, config, TARGETS[gpu].arch, cache=tmp_path)
+    assert compiled.shared_bytes > TARGETS[gpu].shared_per_block
