@@ -170,7 +170,7 @@ def test_a_causal_mask_halves_long_work_and_longest_first_balances() -> None:
     # 160 blocks on 132 SMs: whatever comes last runs nearly alone.
     few = Problem(batch=1, heads=10, kv_heads=10, seq_q=2048, seq_k=2048)
     first = replace(FA2, order="longest_first")
-    assert median(made(), CAUSAL, first, few) < 0.8 * median(made(), CAUSAL, FA2, few)
+    assert median(made(), CAUSAL, first, few) < 0.95 * median(made(), CAUSAL, FA2, few)
 
 
 def test_masked_tiles_take_the_time_of_the_masked_loop() -> None:

@@ -1,0 +1,75 @@
+# make tune   on a fresh clone: installs flashgen here, and tunes for this GPU, or offline without one
+# make test   on a fresh clone: installs what development needs, and runs the CPU suite
+
+PYTHON ?= python3
+TUNE ?=
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+
+VENV := .venv
+BIN := $(VENV)/bin
+FOR_TUNING := $(VENV)/.installed-tune
+FOR_ALL := $(VENV)/.installed
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# One thread a process: there are as many processes as cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+
+.NOTPARALLEL:
+.PHONY: help tune test test-all test-gpu lint format generate check clean
+
+help:
+	@echo 'make tune       install, and tune: for this GPU, or offline where there is none'
+	@echo '                options of flashgen tune: make tune TUNE="--head-dim 128 --causal"'
+	@echo 'make test       install, and run the CPU suite'
+	@echo 'make test-all   the same with the slow tests'
+	@echo 'make test-gpu   the tests that need a GPU'
+	@echo 'make lint       ruff and mypy'
+	@echo 'make generate   write generated/ from configs/ and templates/'
+	@echo 'make check      say where generated/ does not agree with them'
+
+tune: $(FOR_TUNING)
+	$(BIN)/flashgen tune $(TUNE)
+
+# Triton reads TRITON_INTERPRET once, when it is imported, so the interpreter has a run of its own.
+test: $(FOR_ALL)
+	$(PYTEST) -m "not slow" tests/cpu
+	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" tests/interpreted
+
+test-all: $(FOR_ALL)
+	$(PYTEST) tests/cpu
+	TRITON_INTERPRET=1 $(PYTEST) tests/interpreted
+
+# One process: what is timed and what fills the memory must be alone on the GPU.
+test-gpu: $(FOR_ALL)
+	$(BIN)/python -m pytest tests/gpu
+
+lint: $(FOR_ALL)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(FOR_ALL)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+generate: $(FOR_TUNING)
+	$(BIN)/flashgen generate
+
+check: $(FOR_TUNING)
+	$(BIN)/flashgen generate --check
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
+	"flashgen needs Python 3.11 or newer, and $(PYTHON) is older: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+$(FOR_TUNING): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) -e '.[tune,offline]'
+	@touch $@
+
+$(FOR_ALL): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) -e '.[dev]'
+	@touch $(FOR_TUNING) $@

@@ -1,0 +1,203 @@
+"""GpuEvaluator: compiles ahead on all cores; checks and times on one GPU, one kernel at a time.
+
+One child owns the device. A kernel that hangs or faults costs that child and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+from flashgen.config import KernelConfig
+from flashgen.evaluate import Request
+from flashgen.evaluators.build import Builder, Verdict, cpu_count
+from flashgen.evaluators.offline import check_failed, check_verdict
+from flashgen.evaluators.pool import Answer, Done, Task, Workers
+from flashgen.evaluators.tasks import (
+    CHECK_LIMIT_S,
+    DEVICE_ENV,
+    FINAL_LIMIT_PER_CONFIG_S,
+    MEASURE_LIMIT_S,
+    Tasks,
+    kernel_payload,
+)
+from flashgen.gpu import Gpu
+from flashgen.measure import Conditions
+from flashgen.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
+from flashgen.spec import AttentionSpec, Problem
+
+DROP_ABOVE = 1.5
+"""A candidate so much slower than the best one, after a few samples, is timed no further."""
+
+SEED = 0
+"""Of the inputs that are timed: the same for all candidates."""
+
+
+class GpuEvaluator:
+    """Evaluates on CUDA device `index`, which is `gpu`. Everything it keeps lies under `cache`.
+
+    conditions are clocks and power of the latest final round, None before the first.
+    """
+
+    source: Source = "measured"
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        index: int,
+        cache: Path,
+        jobs: int | None = None,
+        *,
+        tasks: Tasks | None = None,
+    ) -> None:
+        self.gpu = gpu
+        self.conditions: Conditions | None = None
+        self._device = f"cuda:{index}"
+        self._cache = cache
+        self._tasks = tasks or Tasks()
+        # A core is left to the child that launches: a late launch would show in short kernels'
+        # times.
+        self._builder = Builder(gpu, cache, jobs or max(1, cpu_count() - 1), self._tasks)
+        self._owner = Workers(1, env=DEVICE_ENV)
+        self._best_us: dict[tuple[AttentionSpec, Problem], float] = {}
+
+    def evaluate(
+        self,
+        stage: Stage,
+        spec: AttentionSpec,
+        problem: Problem,
+        configs: Sequence[KernelConfig],
+    ) -> Iterator[Outcome]:
+        """As Evaluator.evaluate."""
+        request = Request(
+            stage=stage, spec=spec, problem=problem, gpu=self.gpu.slug, source=self.source
+        )
+        builds = [self._builder.start(spec, config) for config in configs]
+        try:
+            if stage == "final":
+                yield from self._final(request, configs, [build.verdict() for build in builds])
+                return
+            for config, build in zip(configs, builds, strict=True):
+                built = build.verdict()
+                if built.status is not Status.OK or stage == "compile":
+                    yield _unrun(request, config, built)
+                elif stage == "check":
+                    yield self._checked(request, config, built)
+                else:
+                    yield self._timed(request, config, built)
+        finally:
+            self._builder.drop(builds)
+
+    def _ask(self, function: str, payload: dict[str, Any], limit_s: float) -> Answer:
+        return self._owner.submit(
+            Task(function=function, payload=payload, limit_s=limit_s)
+        ).result()
+
+    def _checked(self, request: Request, config: KernelConfig, built: Verdict) -> Outcome:
+        payload = kernel_payload(request.spec, config) | {"device": self._device, "seed": SEED}
+        answer = self._ask(self._tasks.check, payload, CHECK_LIMIT_S)
+        if not isinstance(answer, Done):
+            return self._failed(request, config, built, answer)
+        assert built.rendered is not None  # its status is OK
+        result = CheckResult(**answer.value)
+        status, detail = check_verdict(result, built.rendered, self._cache)
+        return request.outcome(
+            config, status, detail, digest=built.digest, compiled=built.compiled, check=result
+        )
+
+    def _timed(self, request: Request, config: KernelConfig, built: Verdict) -> Outcome:
+        """Time one kernel alone; DROPPED where a rough time is far from the best so far."""
+        payload = self._timing_payload(request)
+        effort = "rough" if request.stage == "rough" else "timed"
+        payload |= kernel_payload(request.spec, config) | {"effort": effort}
+        answer = self._ask(self._tasks.measure, payload, MEASURE_LIMIT_S)
+        if not isinstance(answer, Done):
+            return self._failed(request, config, built, answer)
+        timing = Timing(**answer.value)
+        best = self._best_us.get((request.spec, request.problem), timing.median_us)
+        self._best_us[request.spec, request.problem] = min(best, timing.median_us)
+        status, detail = Status.OK, ""
+        if request.stage == "rough" and timing.median_us > DROP_ABOVE * best:
+            status = Status.DROPPED
+            detail = f"{timing.median_us / best:.2f} times the best so far, {best:.1f} us"
+        return request.outcome(
+            config, status, detail, digest=built.digest, compiled=built.compiled, timing=timing
+        )
+
+    def _final(
+        self, request: Request, configs: Sequence[KernelConfig], built: Sequence[Verdict]
+    ) -> Iterator[Outcome]:
+        """Time all in one round; if it fails, a second leaves out those that fail alone, too."""
+        outcomes = {i: _unrun(request, configs[i], built[i]) for i in range(len(configs))}
+        ready = [i for i, verdict in enumerate(built) if verdict.status is Status.OK]
+        answer = self._round(request, [configs[i] for i in ready])
+        if not isinstance(answer, Done):
+            outcomes |= {i: self._timed(request, configs[i], built[i]) for i in ready}
+            ready = [i for i in ready if outcomes[i].ok]
+            answer = self._round(request, [configs[i] for i in ready])
+        if isinstance(answer, Done):
+            timings = [Timing(**each) for each in answer.value["timings"]]
+            for i, timing in zip(ready, timings, strict=True):
+                outcomes[i] = _timed_outcome(request, configs[i], built[i], timing)
+        else:
+            for i in ready:
+                outcomes[i] = self._failed(request, configs[i], built[i], answer)
+        for i in range(len(configs)):
+            yield outcomes[i]
+
+    def _round(self, request: Request, configs: Sequence[KernelConfig]) -> Answer:
+        if not configs:
+            return Done({"timings": []})
+        payload = self._timing_payload(request)
+        payload |= {"spec": asdict(request.spec), "configs": [asdict(c) for c in configs]}
+        limit_s = MEASURE_LIMIT_S + FINAL_LIMIT_PER_CONFIG_S * len(configs)
+        answer = self._ask(self._tasks.final, payload, limit_s)
+        if isinstance(answer, Done):
+            self.conditions = Conditions(**answer.value["conditions"])
+        return answer
+
+    def _timing_payload(self, request: Request) -> dict[str, Any]:
+        return {
+            "problem": asdict(request.problem),
+            "device": self._device,
+            "seed": SEED,
+            "l2_bytes": self.gpu.l2_bytes,
+            "peak_tflops": self.gpu.peak_tflops,
+            "cache": str(self._cache),
+        }
+
+    def _failed(
+        self, request: Request, config: KernelConfig, built: Verdict, answer: Answer
+    ) -> Outcome:
+        assert built.rendered is not None
+        assert not isinstance(answer, Done)
+        status, detail = check_failed(answer, built.rendered, self._cache)
+        return request.outcome(config, status, detail, digest=built.digest, compiled=built.compiled)
+
+    def close(self) -> None:
+        """As Evaluator.close."""
+        self._owner.close()
+        self._builder.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _unrun(request: Request, config: KernelConfig, built: Verdict) -> Outcome:
+    """The outcome of a config that was compiled and no more."""
+    return request.outcome(
+        config, built.status, built.detail, digest=built.digest, compiled=built.compiled
+    )
+
+
+def _timed_outcome(
+    request: Request, config: KernelConfig, built: Verdict, timing: Timing
+) -> Outcome:
+    return request.outcome(
+        config, Status.OK, digest=built.digest, compiled=built.compiled, timing=timing
+    )

@@ -1,0 +1,66 @@
+"""ReplayEvaluator: answers from recorded outcomes, for tests and for comparing searches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Self
+
+from flashgen.config import KernelConfig
+from flashgen.evaluate import Request
+from flashgen.gpu import Gpu
+from flashgen.outcome import Outcome, Source, Stage, Status
+from flashgen.spec import AttentionSpec, Problem
+
+Key = tuple[Stage, AttentionSpec, Problem | None, KernelConfig]
+
+
+class ReplayEvaluator:
+    """Serves the outcomes that were recorded of `gpu`; of several of one key, the last.
+
+    Compiles and checks do not depend on the problem, and are served for any. What was not recorded
+    is a RUN_ERROR that says so.
+    """
+
+    source: Source = "replayed"
+
+    def __init__(self, outcomes: Iterable[Outcome], gpu: Gpu) -> None:
+        self.gpu = gpu
+        self._recorded = {
+            _key(outcome.stage, outcome.spec, outcome.problem, outcome.config): outcome
+            for outcome in outcomes
+            if outcome.gpu == gpu.slug
+        }
+
+    def evaluate(
+        self,
+        stage: Stage,
+        spec: AttentionSpec,
+        problem: Problem,
+        configs: Sequence[KernelConfig],
+    ) -> Iterator[Outcome]:
+        """As Evaluator.evaluate; an outcome keeps its own date, digest and Triton version."""
+        request = Request(
+            stage=stage, spec=spec, problem=problem, gpu=self.gpu.slug, source=self.source
+        )
+        for config in configs:
+            recorded = self._recorded.get(_key(stage, spec, problem, config))
+            if recorded is None:
+                yield request.outcome(config, Status.RUN_ERROR, "not recorded", digest="")
+            else:
+                # NO_ESTIMATE stays untimed: there is no figure to replay
+                source = "untimed" if recorded.source == "untimed" else self.source
+                yield replace(recorded, problem=problem, source=source)
+
+    def close(self) -> None:
+        """As Evaluator.close; there is nothing to end."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _key(stage: Stage, spec: AttentionSpec, problem: Problem, config: KernelConfig) -> Key:
+    return (stage, spec, None if stage in ("compile", "check") else problem, config)

@@ -1,0 +1,233 @@
+"""What the child processes run: each function takes and returns JSON. And what each kind of child
+needs.
+
+Imports of torch and Triton wait until a task runs: a child starts in 0.1 s, and TRITON_INTERPRET
+must be seen by the first import of Triton.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flashgen.config import KernelConfig
+from flashgen.evaluators.worker import Unrecoverable
+from flashgen.spec import AttentionSpec, Problem, check_scale, diagonal_of, flops
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flashgen.measure import Ceiling, Conditions, Run, Stopwatch
+
+COMPILE_LIMIT_S = 60.0
+"""A kernel compiles in 0.3 to 3 s, and torch is imported in 2: ten times that, on a busy
+machine."""
+
+CHECK_LIMIT_S = 60.0
+"""The interpreter takes 0.3 to 2 s a kernel on one core, a device less, once it has compiled it."""
+
+MEASURE_LIMIT_S = 60.0
+"""Compiling 3 s, first use of the device 10 s, warming and sampling 2 s; a hung kernel never
+ends."""
+
+FINAL_LIMIT_PER_CONFIG_S = 20.0
+"""On top of MEASURE_LIMIT_S: warming 2 s, sampling 1 s and compiling, for each config of the
+round."""
+
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+# No device: a context of its own would take memory and time of the GPU that another child measures
+# on.
+COMPILE_ENV: dict[str, str | None] = {
+    **_ONE_THREAD,
+    "TRITON_INTERPRET": None,
+    "CUDA_VISIBLE_DEVICES": "",
+}
+INTERPRET_ENV: dict[str, str | None] = {
+    **_ONE_THREAD,
+    "TRITON_INTERPRET": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+DEVICE_ENV: dict[str, str | None] = {"TRITON_INTERPRET": None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tasks:
+    """The tasks that evaluators send, as "module:function"."""
+
+    compile: str = "flashgen.evaluators.tasks:compile_one"
+    check: str = "flashgen.evaluators.tasks:check_one"
+    measure: str = "flashgen.evaluators.tasks:measure_one"
+    final: str = "flashgen.evaluators.tasks:measure_round"
+
+
+def kernel_payload(spec: AttentionSpec, config: KernelConfig) -> dict[str, Any]:
+    """The part of every payload that names the kernel."""
+    return {"spec": asdict(spec), "config": asdict(config)}
+
+
+def compile_one(payload: dict[str, Any]) -> dict[str, Any]:
+    """{spec, config, arch, cache} -> Compiled. Raises what compile_kernel raises."""
+    from flashgen.compile import compile_kernel
+    from flashgen.render import render
+
+    spec, config = _kernel(payload)
+    cache = Path(payload["cache"])
+    return compile_kernel(
+        render(spec, config), spec, config, payload["arch"], cache=cache
+    ).to_json()
+
+
+def check_one(payload: dict[str, Any]) -> dict[str, Any]:
+    """{spec, config, seed, device: "cpu" or "cuda:0"} -> CheckResult. Raises what the launch
+    raises.
+    """
+    from flashgen.check import check_kernel
+    from flashgen.render import render
+
+    spec, config = _kernel(payload)
+    device = payload["device"]
+    with _guarded(device):
+        return asdict(
+            check_kernel(render(spec, config), spec, config, device=device, seed=payload["seed"])
+        )
+
+
+def measure_one(payload: dict[str, Any]) -> dict[str, Any]:
+    """{spec, config, problem, device, seed, effort, l2_bytes, peak_tflops, cache} -> Timing."""
+    from flashgen.measure import measure
+
+    spec, config = _kernel(payload)
+    with _guarded(payload["device"]):
+        run = _prepared(payload, spec, config)
+        timing = measure(
+            run,
+            effort=payload["effort"],
+            stopwatch=_stopwatch(payload["device"], payload["l2_bytes"]),
+            ceiling=_ceiling(payload, spec),
+        )
+    return asdict(timing)
+
+
+def measure_round(payload: dict[str, Any]) -> dict[str, Any]:
+    """measure_one's payload, `configs` for config -> {"timings": [...], "conditions": {...}}."""
+    from flashgen.measure import interleave
+
+    spec = AttentionSpec(**payload["spec"])
+    configs = [KernelConfig(**config) for config in payload["configs"]]
+    with _guarded(payload["device"]):
+        runs = [_prepared(payload, spec, config) for config in configs]
+        timings = interleave(
+            runs,
+            stopwatch=_stopwatch(payload["device"], payload["l2_bytes"]),
+            ceilings=[_ceiling(payload, spec)] * len(runs),
+        )
+        conditions = _conditions_under_load(runs, payload["device"])
+    return {"timings": [asdict(each) for each in timings], "conditions": asdict(conditions)}
+
+
+def _kernel(payload: dict[str, Any]) -> tuple[AttentionSpec, KernelConfig]:
+    return AttentionSpec(**payload["spec"]), KernelConfig(**payload["config"])
+
+
+def _ceiling(payload: dict[str, Any], spec: AttentionSpec) -> Ceiling:
+    from flashgen.measure import Ceiling
+
+    operations = flops(spec, Problem(**payload["problem"]))
+    return Ceiling(operations=operations, peak_tflops=payload["peak_tflops"])
+
+
+def _prepared(payload: dict[str, Any], spec: AttentionSpec, config: KernelConfig) -> Run:
+    """A launch of the kernel on this task's inputs, ready to repeat."""
+    from flashgen.launch import bind, load_kernel
+    from flashgen.render import render
+
+    problem = Problem(**payload["problem"])
+    rendered = render(spec, config)
+    path = Path(payload["cache"]) / "kernels" / f"{rendered.name}.py"
+    write_whole(path, rendered.source)
+    q, k, v = _inputs(spec, problem, payload["seed"], payload["device"])
+    launch = bind(load_kernel(path, rendered.name), spec, config)
+    scale = check_scale(None, spec.head_dim)
+    diagonal = diagonal_of(spec.causal, problem.seq_q, problem.seq_k)
+    return functools.partial(launch, q, k, v, scale, diagonal)
+
+
+# One set: the candidates of one search follow each other, and two would fill small devices.
+@functools.lru_cache(maxsize=1)
+def _inputs(
+    spec: AttentionSpec, problem: Problem, seed: int, device: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    from flashgen.measure import make_inputs
+
+    return make_inputs(spec, problem, seed, device)
+
+
+@functools.lru_cache(maxsize=1)
+def _stopwatch(device: str, l2_bytes: int) -> Stopwatch:
+    from flashgen.measure import CudaStopwatch
+
+    return CudaStopwatch(_index(device), l2_bytes)
+
+
+def _conditions_under_load(runs: Sequence[Run], device: str) -> Conditions:
+    """Clocks and power read while the kernels of a round are running."""
+    import torch
+
+    from flashgen.measure import clocks_and_power
+
+    for run in (*runs, *runs):  # launches only queue: the device is busy when it is read
+        for _ in range(20):
+            run()
+    conditions = clocks_and_power(_index(device))
+    torch.cuda.synchronize(device)
+    return conditions
+
+
+def _index(device: str) -> int:
+    return int(device.removeprefix("cuda:"))
+
+
+@contextlib.contextmanager
+def _guarded(device: str) -> Iterator[None]:
+    """Surface a launch's late errors here; Unrecoverable where they have spoiled the device
+    context.
+    """
+    import torch
+
+    on_device = device.startswith("cuda")
+    try:
+        yield
+        if on_device:
+            torch.cuda.synchronize(device)
+    except Exception as error:
+        if on_device and not _answers(device):
+            raise Unrecoverable from error
+        raise
+
+
+def _answers(device: str) -> bool:
+    """Whether the device still works for this process: not so after an illegal access."""
+    import torch
+
+    try:
+        torch.cuda.synchronize(device)
+        return float(torch.ones(1, device=device).sum()) == 1.0
+    except Exception:  # torch raises RuntimeError or its children, by version
+        return False
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        scratch.write_text(text, encoding="utf-8")
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)

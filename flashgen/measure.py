@@ -1,0 +1,299 @@
+"""A kernel on a GPU -> Timing: the protocol and its reasons. Two protocols' figures do not compare.
+
+PROTOCOL 1
+- Inputs are random normal numbers. Never zeros: a matrix product of zeros draws less power, clocks
+  higher, and was seen 13 % fast (bf16, H200, October 2026).
+- Warm first: launches until three batches in a row agree within 2 %, or the time for it is over.
+  The first launch compiles, and clocks take a while to rise, then to fall under load.
+- Every sample finds a cold L2: a buffer of twice its size is written before. A tuned kernel runs
+  between others, whose data fill the cache; and no length fits it by luck.
+- A sample is one launch between two events of the device. Batches are queued behind a kernel that
+  waits, so that no sample holds the host's time to launch.
+- Median, 20th and 80th percentile: means follow the outliers of clock changes and of other users.
+- Counts follow from time, not the other way: short kernels get many samples, long ones still a few.
+- The final round interleaves its candidates, every second pass in reverse order, so that a drift of
+  clock or temperature hits all of them alike.
+- A figure above the peak of the GPU is refused: it says that the kernel did not do the work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from flashgen.errors import FlashgenError
+from flashgen.outcome import Timing
+from flashgen.spec import AttentionSpec, Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PROTOCOL = 1
+"""Version of the protocol above; every outcome and every table records it."""
+
+Effort = Literal["rough", "timed", "final"]
+Run = Callable[[], object]
+
+BATCH_US = 20_000.0  # long beside the pause between batches, short beside the least budget
+LARGEST_BATCH = 16  # four entries of the launch queue each: the queue holds 1024
+STEADY_BATCHES = 3
+STEADY_WITHIN = 0.02  # the spread of medians of a GPU at rest clocks; final winners differ by more
+FINAL_BATCH = 4  # few in a row, so that candidates alternate faster than clocks drift
+
+PEAK_MARGIN = 1.2
+"""Boards clock above the boost clock of their data sheet (H200: 1980 to 1830 MHz; an RTX 3090 to
+1950 of 1695), so a little above the data sheet's peak is possible. What the test is for is off by
+factors."""
+
+
+class Implausible(FlashgenError, RuntimeError):
+    """A time in which the GPU cannot have done the work."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How long to warm and to sample, in seconds of wall clock, and the least and most samples."""
+
+    warm_s: float
+    sample_s: float
+    least: int
+    most: int
+
+
+BUDGETS: dict[Effort, Budget] = {
+    # Enough to see a factor of 1.5; the GPU is warm from the candidate before.
+    "rough": Budget(warm_s=0.2, sample_s=0.05, least=5, most=50),
+    # Enough to rank within 1 to 2 %.
+    "timed": Budget(warm_s=1.0, sample_s=0.4, least=20, most=500),
+    # For each candidate of the round.
+    "final": Budget(warm_s=2.0, sample_s=1.0, least=48, most=1000),
+}
+
+
+class Stopwatch(Protocol):
+    """What times launches: CudaStopwatch, or one made up for a test."""
+
+    def time(self, run: Run, count: int) -> list[float]:
+        """Microseconds of each of `count` launches, every one with a cold L2."""
+
+    def now(self) -> float:
+        """Seconds of a clock that never goes back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceiling:
+    """The work of one launch, and the GPU's peak in TFLOP/s, or None where it is not known."""
+
+    operations: float
+    peak_tflops: float | None
+
+    def refuse_above(self, timing: Timing) -> None:
+        """Raise Implausible if the median means a rate that the GPU does not have."""
+        if timing.median_us <= 0 or not math.isfinite(timing.median_us):
+            raise Implausible(f"a launch was timed at {timing.median_us} us: it cannot have run")
+        rate = timing.tflops(self.operations)
+        if self.peak_tflops is not None and rate > PEAK_MARGIN * self.peak_tflops:
+            raise Implausible(
+                f"{timing.median_us:.1f} us would be {rate:.0f} TFLOP/s, and the peak is "
+                f"{self.peak_tflops:.0f}: the kernel cannot have done the work"
+            )
+
+
+def measure(
+    run: Run, *, effort: Literal["rough", "timed"], stopwatch: Stopwatch, ceiling: Ceiling
+) -> Timing:
+    """Time one kernel alone. `run` launches it once, without waiting. Raises Implausible."""
+    budget = BUDGETS[effort]
+    batch = warm_up(run, stopwatch, budget.warm_s)
+    samples: list[float] = []
+    end = stopwatch.now() + budget.sample_s
+    while len(samples) < budget.least or (len(samples) < budget.most and stopwatch.now() < end):
+        samples += stopwatch.time(run, min(batch, budget.most - len(samples)))
+    return summarize(samples, ceiling)
+
+
+def interleave(
+    runs: Sequence[Run], *, stopwatch: Stopwatch, ceilings: Sequence[Ceiling]
+) -> list[Timing]:
+    """Time several kernels in alternation, as many samples of each. Raises Implausible."""
+    budget = BUDGETS["final"]
+    # Warming all in turn leaves the GPU at the clock of this mix, not of the first kernel.
+    batch = min((FINAL_BATCH, *(warm_up(run, stopwatch, budget.warm_s) for run in runs)))
+    samples: list[list[float]] = [[] for _ in runs]
+    end = stopwatch.now() + budget.sample_s * len(runs)
+    taken, order = 0, list(range(len(runs)))
+    while runs and (taken < budget.least or (taken < budget.most and stopwatch.now() < end)):
+        for number in order:
+            samples[number] += stopwatch.time(runs[number], batch)
+        taken += batch
+        order.reverse()
+    return [summarize(each, ceiling) for each, ceiling in zip(samples, ceilings, strict=True)]
+
+
+def warm_up(run: Run, stopwatch: Stopwatch, limit_s: float) -> int:
+    """Launch until times are steady or limit_s is over; returns the launches of a batch."""
+    stopwatch.time(run, 1)  # compiles
+    once_us = stopwatch.time(run, 1)[0]
+    batch = max(1, min(LARGEST_BATCH, int(BATCH_US / max(once_us, 1.0))))
+    end = stopwatch.now() + limit_s
+    medians: list[float] = []
+    while not _steady(medians) and stopwatch.now() < end:
+        medians.append(statistics.median(stopwatch.time(run, batch)))
+    return batch
+
+
+def _steady(medians: Sequence[float]) -> bool:
+    last = medians[-STEADY_BATCHES:]
+    return len(last) == STEADY_BATCHES and max(last) <= (1 + STEADY_WITHIN) * min(last)
+
+
+def summarize(samples: Sequence[float], ceiling: Ceiling) -> Timing:
+    """Median, 20th and 80th percentile of samples in microseconds. Raises Implausible."""
+    ordered = sorted(samples)
+    timing = Timing(
+        median_us=_quantile(ordered, 0.5),
+        low_us=_quantile(ordered, 0.2),
+        high_us=_quantile(ordered, 0.8),
+        samples=len(ordered),
+    )
+    ceiling.refuse_above(timing)
+    return timing
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """Linear between the two samples around the place; of a sorted, not empty sequence."""
+    place = share * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+class CudaStopwatch:
+    """Times launches on a CUDA or ROCm device by its events, on the current stream."""
+
+    SPIN_CYCLES_PER_S = 2.5e9  # above any GPU's clock, so that the wait is never short
+    LONGEST_SPIN_S = 0.05
+
+    def __init__(self, index: int, l2_bytes: int) -> None:
+        import torch
+
+        self._torch = torch
+        self._device = torch.device("cuda", index)
+        # Twice the L2: a write as large as the cache leaves some of the old lines in it.
+        self._flush = torch.empty(2 * max(l2_bytes, 1 << 20), dtype=torch.int8, device=self._device)
+        self._enqueue_s = 0.001  # of one launch, as last seen; the first one's is a guess
+
+    def time(self, run: Run, count: int) -> list[float]:
+        """As Stopwatch says. Raises what a failed launch makes torch raise."""
+        cuda = self._torch.cuda
+        with cuda.device(self._device):
+            pairs = [
+                (cuda.Event(enable_timing=True), cuda.Event(enable_timing=True))
+                for _ in range(count)
+            ]
+            cuda.synchronize()
+            # The device waits until the batch is queued, or the gaps between launches would be
+            # timed.
+            wait_s = min(1.5 * count * self._enqueue_s, self.LONGEST_SPIN_S)
+            cuda._sleep(int(wait_s * self.SPIN_CYCLES_PER_S))
+            began = time.perf_counter()
+            for start, end in pairs:
+                self._flush.zero_()
+                start.record()
+                run()
+                end.record()
+            self._enqueue_s = (time.perf_counter() - began) / count
+            cuda.synchronize()
+        return [start.elapsed_time(end) * 1e3 for start, end in pairs]
+
+    def now(self) -> float:
+        """As Stopwatch says."""
+        return time.perf_counter()
+
+
+def make_inputs(
+    spec: AttentionSpec, problem: Problem, seed: int, device: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Standard normal q (B, H, Sq, d), k (B, Hkv, Sk, d), v (B, Hkv, Sk, d_v), the same for the
+    same seed.
+    """
+    import torch
+
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def normal(heads: int, seq: int, dim: int) -> Tensor:
+        shape = (problem.batch, heads, seq, dim)
+        drawn = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
+        return drawn.to(getattr(torch, spec.dtype))
+
+    return (
+        normal(problem.heads, problem.seq_q, spec.head_dim),
+        normal(problem.kv_heads, problem.seq_k, spec.head_dim),
+        normal(problem.kv_heads, problem.seq_k, spec.head_dim_v),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """The state of the GPU while it was measured; None for what its driver does not tell."""
+
+    driver: str | None = None
+    sm_mhz: int | None = None
+    memory_mhz: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: int | None = None
+
+
+def clocks_and_power(index: int) -> Conditions:
+    """The conditions of CUDA device `index` now, by nvidia-ml-py; all None where that is not to be
+    had.
+    """
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        return Conditions()
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return Conditions()
+    try:
+        return _read_conditions(nvml, _nvml_handle(nvml, index))
+    except nvml.NVMLError:
+        return Conditions()
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _nvml_handle(nvml: Any, index: int) -> Any:
+    """NVML's handle of a CUDA device. By its UUID: CUDA_VISIBLE_DEVICES renumbers CUDA's devices
+    only.
+    """
+    import torch
+
+    return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(index).uuid}")
+
+
+def _read_conditions(nvml: Any, handle: Any) -> Conditions:
+    def ask(function: str, *arguments: Any) -> Any:
+        with contextlib.suppress(nvml.NVMLError):  # not every board answers every question
+            return getattr(nvml, function)(*arguments)
+        return None
+
+    driver = ask("nvmlSystemGetDriverVersion")
+    power_mw = ask("nvmlDeviceGetPowerUsage", handle)
+    limit_mw = ask("nvmlDeviceGetEnforcedPowerLimit", handle)
+    return Conditions(
+        driver=driver.decode() if isinstance(driver, bytes) else driver,
+        sm_mhz=ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
+        memory_mhz=ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
+        power_w=None if power_mw is None else power_mw / 1e3,
+        power_limit_w=None if limit_mw is None else limit_mw / 1e3,
+        temperature_c=ask("nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
+    )

@@ -1,0 +1,128 @@
+"""Tables, targets and selections as people read them in a terminal."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table as Grid
+
+from flashgen.choice import Choice
+from flashgen.entry import Entry
+from flashgen.errors import GeneratedError
+from flashgen.gpu import Gpu
+from flashgen.table import Table, sources
+
+WIDTH_OF_FILES = 200
+"""Columns where the output is no terminal: wide enough that no kernel's name is cut."""
+
+
+def console() -> Console:
+    """The console of standard output."""
+    width = None if sys.stdout.isatty() else WIDTH_OF_FILES
+    return Console(highlight=False, markup=False, width=width)
+
+
+def entries_grid(entries: Iterable[Entry], stale: Collection[Entry] = ()) -> Grid:
+    """Entries, one a row. Times are microseconds; "estimated" and "stale" stand where they hold."""
+    grid = Grid(box=None, pad_edge=False, header_style="bold")
+    for name in ("spec", "seq_k"):
+        grid.add_column(name, no_wrap=True)
+    grid.add_column("config", overflow="fold")  # to be copied whole, on a narrow terminal too
+    grid.add_column("from")
+    for name in ("us", "TFLOP/s", "x default", "floors"):
+        grid.add_column(name, justify="right", no_wrap=True)
+    for entry in entries:
+        result = entry.result
+        origin = result.source + (", stale" if entry in stale else "")
+        grid.add_row(
+            entry.spec.name,
+            str(entry.bucket),
+            entry.config.label,
+            origin,
+            _number(result.median_us, 1),
+            _number(result.tflops, 0),
+            _number(result.speedup, 2),
+            _number(result.max_abs_err_floors, 2),
+        )
+    return grid
+
+
+def table_heading(table: Table) -> str:
+    """One line on a table: the GPU, and how many entries were measured, how many estimated."""
+    counts = ", ".join(f"{number} {source}" for source, number in sources(table.entries).items())
+    return f"{table.gpu.name} ({table.gpu.arch}): {len(table.entries)} entries, {counts or 'none'}"
+
+
+def targets_grid(targets: Iterable[Gpu], tables: Mapping[str, Table]) -> Grid:
+    """Known targets and the tables there are: facts, and what the entries come from."""
+    grid = Grid(box=None, pad_edge=False, header_style="bold")
+    for name in ("slug", "arch"):
+        grid.add_column(name, no_wrap=True)
+    for name in ("SMs", "shared KiB", "GB/s", "TFLOP/s"):
+        grid.add_column(name, justify="right", no_wrap=True)
+    grid.add_column("table")
+    for gpu in targets:
+        table = tables.get(gpu.slug)
+        held = sources(table.entries) if table else {}
+        grid.add_row(
+            gpu.slug,
+            gpu.arch,
+            str(gpu.sms),
+            str(gpu.shared_per_block // 1024),
+            _number(gpu.bandwidth_gbs, 0),
+            _number(gpu.peak_tflops, 0),
+            ", ".join(f"{number} {source}" for source, number in held.items()) or "none",
+        )
+    return grid
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """A generated package as it lies on disk: its dispatch table and the digests of its kernels."""
+
+    folder: Path
+    archs: Mapping[str, str]
+    choices: Mapping[str, tuple[Choice, ...]]
+    defaults: tuple[Choice, ...]
+    digests: Mapping[str, str]
+
+    def is_stale(self, choice: Choice) -> bool:
+        """Whether the kernel's text is no longer the one that was timed."""
+        return self.digests.get(choice.kernel) != choice.digest
+
+
+def load_package(folder: Path) -> Package:
+    """Read table.py and kernels/__init__.py of a generated package; no kernel is imported.
+
+    Raises GeneratedError where the folder holds none.
+    """
+    name = "_flashgen_shown"  # beside the package itself, should this process have imported one
+    for module in [m for m in sys.modules if m.split(".")[0] == name]:
+        del sys.modules[module]
+    try:
+        spec = importlib.util.spec_from_file_location(name, folder / "__init__.py")
+        assert spec is not None  # the file's name ends with .py
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        table = importlib.import_module(f"{name}.table")
+        kernels = importlib.import_module(f"{name}.kernels")
+        return Package(
+            folder=folder,
+            archs=table.ARCHS,
+            choices=table.CHOICES,
+            defaults=table.DEFAULTS,
+            digests=kernels.DIGESTS,
+        )
+    except (OSError, SyntaxError, AttributeError, ImportError, KeyError) as error:
+        raise GeneratedError(
+            f"{folder} holds no package that flashgen generated ({error}): run flashgen generate"
+        ) from error
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,480 @@
+"""cli.py: each command, what it prints, its exit code; and one sentence for bad input."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flashgen import __main__, cli, paths
+from flashgen import generate as generating
+from flashgen import verify as verifying
+from flashgen.errors import FlashgenError, NoGpuError
+from flashgen.outcome import CheckResult, Outcome, Status
+from flashgen.render import render
+from flashgen.runtime.select import tune_command
+from flashgen.spec import BUCKETS, AttentionSpec
+from flashgen.table import load, save
+from flashgen.tune import TuneOptions
+from tests.tables import AHEAD, FA2, H200, SPEC, made_entry, made_table
+
+FRESH = made_entry(bucket=BUCKETS[3], config=FA2, digest=render(SPEC, FA2).digest)
+
+
+@pytest.fixture(autouse=True)
+def _shipped_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "shipped_configs_dir", lambda: tmp_path / "shipped")
+    monkeypatch.delenv("FLASHGEN_GPU", raising=False)
+    monkeypatch.delenv("FLASHGEN_CONFIGS", raising=False)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A folder with one table, of a stale entry and a fresh one, and its generated/."""
+    table = made_table(made_entry(source="measured"), FRESH)
+    save(table, tmp_path / "out" / "configs" / "nvidia_h200.yaml")
+    generating.write({"nvidia_h200": table}, tmp_path / "out" / "generated")
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]):
+    """Run one command line: (exit code, standard output, standard error)."""
+
+    def run_line(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            __main__.main([str(argument) for argument in arguments])
+        code = caught.value.code
+        output, errors = capsys.readouterr()
+        return (code if isinstance(code, int) else 0 if code is None else 1), output, errors
+
+    return run_line
+
+
+def no_gpu(_: int = 0) -> None:
+    raise NoGpuError("torch sees no GPU here; name a known one with --target instead")
+
+
+@pytest.fixture
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flashgen.launch.device_gpu", no_gpu)
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("line", "code", "sentence"),
+        [
+            ("tune --target nvidia_h20", 2, "did you mean nvidia_h200?"),
+            ("tune --dtype int8", 2, "dtype must be one of bf16, fp16, fp32"),
+            ("tune --head-dim 64 --head-dim 20", 2, "--head-dim must be a multiple of 8 from 16"),
+            ("tune --direction sideways", 2, "direction must be one of forward"),
+            ("tune --trials -1", 2, "--trials must be at least 1: got -1"),
+            ("tune --seq -5", 2, "--seq must be at least 1: got -5"),
+            ("tune --seq 4096 --seq 5000", 2, "at most one length a bucket: got 4096 and 5000"),
+            ("tune --time-budget -1", 2, "--time-budget must be more than 0 seconds: got -1.0"),
+            ("tune --jobs 0", 2, "--jobs must be at least 1: got 0"),
+            ("tune --sampler lucky", 2, "sampler must be one of auto"),
+            ("tune --gpu --target nvidia_l4", 2, "name one of --gpu, --target"),
+            ("show nvidia_h20", 2, "did you mean nvidia_h200?"),
+            ("show amd_mi300", 2, "did you mean amd_instinct_mi300x?"),
+            (
+                "show nvidia_l4",
+                1,
+                "nvidia_l4 has no table yet: run flashgen tune --target nvidia_l4",
+            ),
+            (
+                "explain --head-dim 20 --seq 1",
+                2,
+                "--head-dim must be a multiple of 8 from 16 to 256",
+            ),
+            ("explain --head-dim 512 --seq 1", 2, "--head-dim must be a multiple of 8"),
+            (
+                "explain --head-dim 64x --seq 1",
+                2,
+                "--head-dim must be like 64 or 192x128: got '64x'",
+            ),
+            ("explain --head-dim -64 --seq 1", 2, "--head-dim must be like 64"),
+            ("explain --head-dim 64 --seq -1", 2, "--seq must be 0 or more: got -1"),
+            (
+                "explain --head-dim 64 --seq 1 --dtype int8",
+                2,
+                "dtype must be one of bf16, fp16, fp32",
+            ),
+            (
+                "explain --head-dim 64 --seq 1 --gpu-slug nvidia_h201",
+                2,
+                "did you mean nvidia_h200?",
+            ),
+            ("verify", 2, "either --gpu or --target"),
+            ("verify --gpu --target nvidia_h200", 2, "either --gpu or --target"),
+            ("verify --target nvidia_h20", 2, "did you mean nvidia_h200?"),
+            ("verify --target nvidia_h200 --jobs 0", 2, "--jobs must be at least 1: got 0"),
+            ("verify --gpu", 3, "torch sees no GPU here; name a known one with --target"),
+        ],
+    )
+    @pytest.mark.usefixtures("without_gpu")
+    def test_it_gets_one_sentence_and_its_code(self, run, out, line, code, sentence) -> None:
+        found, output, errors = run(*line.split(), "--out", out)
+        assert found == code, errors
+        assert errors.startswith("flashgen: ")
+        assert sentence in errors
+        assert errors.count("\n") == 1
+        assert output == ""
+
+    @pytest.mark.parametrize(
+        "line", ["frobnicate", "show", "explain --head-dim 64", "explain --seq x", "show a --no"]
+    )
+    def test_a_line_that_does_not_parse_is_usage(self, run, line) -> None:
+        code, _, errors = run(*line.split())
+        assert code == 2
+        assert "Traceback" not in errors
+
+    def test_a_broken_table_is_named_with_its_line(self, run, out: Path) -> None:
+        path = out / "configs" / "nvidia_h200.yaml"
+        path.write_text(path.read_text().replace("sms: 132", "sms: 132\n  sms: 133"))
+        line = path.read_text().split("sms: 133")[0].count("\n") + 1
+        for command in ("show nvidia_h200", "generate", "generate --check", "targets"):
+            code, _, errors = run(*command.split(), "--out", out)
+            assert code == 1
+            assert f"nvidia_h200.yaml, line {line}: the key 'sms' is here twice" in errors
+
+    def test_a_bug_is_one_line_and_debug_shows_where(self, run, monkeypatch) -> None:
+        def broken(_: object) -> None:
+            raise KeyError("inside")
+
+        monkeypatch.setattr(cli, "_tables", broken)
+        code, _, errors = run("targets")
+        assert code == 1
+        assert errors == "flashgen: a bug, KeyError: 'inside'; again with --debug shows where\n"
+        for arguments in (["--debug", "targets"], ["targets", "--debug"]):
+            with pytest.raises(KeyError, match="inside"):
+                __main__.main(arguments)
+
+    def test_debug_shows_where_an_error_came_from(self, out: Path) -> None:
+        with pytest.raises(FlashgenError, match="did you mean nvidia_h200"):
+            __main__.main(["show", "nvidia_h20", "--out", str(out), "--debug"])
+
+    def test_control_c_is_130(self, run, monkeypatch) -> None:
+        def interrupt(_: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(cli, "_tables", interrupt)
+        code, _, errors = run("targets")
+        assert code == 130
+        assert errors.strip() == "flashgen: interrupted; what was finished is saved"
+
+
+class TestTune:
+    @pytest.fixture
+    def options(self, run, monkeypatch):
+        """Run `flashgen tune` with these arguments up to the tuning: the TuneOptions it gets."""
+        got: list[TuneOptions] = []
+        monkeypatch.setattr("flashgen.tune.tune", lambda options, _: got.append(options))
+
+        def options_of(line: str) -> TuneOptions:
+            code, _, errors = run("tune", *line.split())
+            assert code == 0, errors
+            return got.pop()
+
+        return options_of
+
+    def test_the_workload_of_a_bare_tune(self, options) -> None:
+        found = options("")
+        names = [spec.name for spec in found.specs]
+        assert names == [f"fwd_bf16_d{d}{m}" for d in (64, 128) for m in ("", "_causal")]
+        assert found.seqs == (4096,)
+        assert (found.gpu, found.target, found.out) == (False, None, Path())
+        assert (found.budget.trials, found.budget.seconds, found.improve_only) == (60, None, False)
+
+    def test_every_option_arrives(self, options) -> None:
+        found = options(
+            "--target nvidia_l4 --direction forward --dtype fp16 --dtype tf32 --head-dim 64 "
+            "--head-dim 192x128 --causal --seq 512 --seq 2048 --trials 7 --time-budget 90 "
+            "--sampler random --seed 3 --out here --improve-only --jobs 2"
+        )
+        names = [spec.name for spec in found.specs]
+        assert names == [
+            f"fwd_{t}_{d}_causal" for t in ("fp16", "tf32") for d in ("d64", "d192v128")
+        ]
+        assert (found.gpu, found.target, found.seqs) == (False, "nvidia_l4", (512, 2048))
+        assert (found.budget.trials, found.budget.seconds, found.jobs) == (7, 90.0, 2)
+        assert (found.method.sampler, found.method.seed) == ("random", 3)
+        assert (found.out, found.improve_only) == (Path("here"), True)
+
+    def test_no_causal_is_one_mask_too(self, options) -> None:
+        assert {spec.mask for spec in options("--no-causal").specs} == {"none"}
+
+    def test_the_command_that_the_runtime_recommends_is_understood(self, options) -> None:
+        spec = AttentionSpec(
+            dtype="float32", head_dim=192, head_dim_v=128, mask="causal", precision="tf32"
+        )
+        found = options(tune_command(spec, 5000).removeprefix("flashgen tune "))
+        assert (found.specs, found.seqs, found.gpu) == ((spec,), (5000,), True)
+
+
+class TestGenerate:
+    def test_it_writes_what_check_then_accepts(self, run, out: Path) -> None:
+        shutil.rmtree(out / "generated")
+        assert run("generate", "--check", "--out", out)[0] == 1
+        code, output, _ = run("generate", "--out", out)
+        assert code == 0
+        assert "files changed, of 1 tables" in output
+        assert (out / "generated" / "dispatcher.py").is_file()
+        assert run("generate", "--check", "--out", out)[0] == 0
+        assert "0 files changed" in run("generate", "--out", out)[1]
+
+    def test_check_names_every_file_that_differs_and_mends_none(self, run, out: Path) -> None:
+        kernels = sorted((out / "generated" / "kernels").glob("fwd_*.py"))
+        kernels[0].write_text(kernels[0].read_text() + "# edited\n")
+        kernels[1].unlink()
+        orphan = kernels[0].with_name("fwd_gone.py")
+        orphan.write_text(kernels[2].read_text())
+        code, _, errors = run("generate", "--check", "--out", out)
+        assert code == 1
+        assert f"{kernels[0]} is not what flashgen emits" in errors
+        assert f"{kernels[1]} is missing" in errors
+        assert f"{orphan} is orphaned" in errors
+        assert "# edited" in kernels[0].read_text()
+        assert not kernels[1].exists()
+
+    def test_a_folder_that_cannot_be_written_is_a_sentence(self, run, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        code, _, errors = run("generate", "--out", tmp_path / "file")
+        assert code == 1
+        assert "cannot be written" in errors
+
+
+class TestShow:
+    def test_it_prints_every_entry_and_which_is_stale(self, run, out: Path) -> None:
+        code, output, _ = run("show", "nvidia_h200", "--out", out)
+        assert code == 0
+        assert "NVIDIA H200 (sm_90): 2 entries, 1 measured, 1 estimated" in output
+        stale, fresh = (line for line in output.splitlines() if SPEC.name in line)
+        assert AHEAD.label in stale
+        assert "measured, stale" in stale
+        assert "[1024, 4096)" in stale
+        assert FA2.label in fresh
+        assert "stale" not in fresh
+        for figure in ("812.3", "512", "2.00", "1.25"):
+            assert figure in fresh
+        assert "1 stale: " in output
+
+    def test_an_alias_is_shown_by_its_relative(self, run, out: Path) -> None:
+        assert "NVIDIA H200" in run("show", "nvidia_h200_nvl", "--out", out)[1]
+
+    def test_an_untimed_entry_has_dashes(self, run, out: Path) -> None:
+        path = out / "configs" / "nvidia_h200.yaml"
+        save(made_table(made_entry(source="untimed")), path)
+        assert " -  " in run("show", "nvidia_h200", "--out", out)[1]
+
+
+def test_targets_lists_them_with_their_tables(run, out: Path) -> None:
+    made_up = replace(H200, name="Novel GPU 1")
+    save(replace(made_table(), gpu=made_up), out / "configs" / "novel_gpu_1.yaml")
+    code, output, _ = run("targets", "--out", out)
+    lines = {line.split()[0]: line for line in output.splitlines()}
+    assert code == 0
+    assert lines["nvidia_h200"].rstrip().endswith("1 measured, 1 estimated")
+    assert lines["nvidia_b200"].rstrip().endswith("none")
+    assert lines["novel_gpu_1"].rstrip().endswith("1 estimated")
+
+
+@pytest.mark.usefixtures("without_gpu")
+class TestExplain:
+    def test_an_entry_of_the_bucket_with_its_runner_up(self, run, out: Path) -> None:
+        line = "explain --head-dim 128 --seq 2048 --causal --gpu-slug nvidia_h200 --out"
+        code, output, _ = run(*line.split(), out)
+        assert code == 0
+        assert f"{SPEC.name} on nvidia_h200: {SPEC.name}_{AHEAD.label}\n" in output
+        assert "exact: the entry of nvidia_h200 for seq_k in [1024, 4096)" in output
+        assert "measured, 812.3 us, stale; from" in output
+        assert "runner-up: br128_bc64_w4_s2_fa2_pointer (untimed)" in output
+        assert "to improve it" not in output
+
+    def test_the_nearest_bucket_and_the_command_that_would_help(self, run, out: Path) -> None:
+        line = "explain --head-dim 128 --seq 5000 --causal --gpu-slug nvidia_h200 --out"
+        output = run(*line.split(), out)[1]
+        assert "nearest_bucket: " in output
+        assert "stale" not in output
+        assert "flashgen tune --target nvidia_h200 --dtype bf16 --head-dim 128 --causal" in output
+
+    def test_a_relative_then_the_default(self, run, out: Path) -> None:
+        line = "explain --head-dim 128 --seq 2048 --causal --gpu-slug nvidia_h100_pcie --out"
+        assert "relative: " in run(*line.split(), out)[1]
+        line = "explain --head-dim 192x128 --seq 2048 --dtype tf32 --gpu-slug nvidia_l4 --out"
+        output = run(*line.split(), out)[1]
+        assert "default: no entry for fwd_tf32_d192v128" in output
+        assert "fwd_tf32_d256_" in output
+
+    def test_with_no_gpu_it_says_as_which_one(self, run, out: Path) -> None:
+        code, output, errors = run(
+            "explain", "--head-dim", 64, "--seq", 1, "--no-causal", "--out", out
+        )
+        assert code == 0
+        assert "no GPU here; as nvidia_h200" in errors
+        assert "fwd_bf16_d64 on nvidia_h200" in output
+
+    def test_flashgen_gpu_is_obeyed(self, run, out: Path, monkeypatch) -> None:
+        monkeypatch.setenv("FLASHGEN_GPU", "nvidia_l4")
+        line = ("explain", "--head-dim", 64, "--seq", 1, "--out", out)
+        assert "on nvidia_l4: " in run(*line)[1]
+
+    def test_a_folder_that_is_no_package_is_a_sentence(self, run, out: Path) -> None:
+        (out / "generated" / "table.py").write_text("CHOICES = {")
+        line = "explain --head-dim 64 --seq 1 --gpu-slug nvidia_h200 --out"
+        code, _, errors = run(*line.split(), out)
+        assert code == 1
+        assert "holds no package that flashgen generated" in errors
+
+
+class Evaluator:
+    """Answers as told: by default that all is well, with the figures of made_entry."""
+
+    source = "estimated"
+    gpu = H200
+
+    def __init__(self, *, registers=174, compiled=Status.OK, checked=Status.OK, only=None) -> None:
+        self.registers, self.status = registers, {"compile": compiled, "check": checked}
+        self.only = only
+
+    def evaluate(self, stage, spec, problem, configs):
+        for config in configs:
+            told = self.only is None or config == self.only
+            status = self.status[stage] if told else Status.OK
+            yield Outcome(
+                spec=spec,
+                problem=problem,
+                config=config,
+                stage=stage,
+                status=status,
+                source="estimated",
+                gpu=self.gpu.slug,
+                triton="3.10",
+                digest=render(spec, config).digest,
+                protocol=1,
+                registers=self.registers,
+                shared_bytes=98304,
+                check=CheckResult(
+                    passed=True, floors=1.5, lse_error=0.1, cases=4, seed=0, where="interpreter"
+                ),
+                detail="as told" if status is not Status.OK else "",
+            )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class TestVerify:
+    @pytest.fixture(autouse=True)
+    def _same_triton(self, monkeypatch) -> None:
+        monkeypatch.setattr(verifying, "triton_version", lambda: "3.10")
+
+    @pytest.fixture
+    def verify(self, run, out: Path, monkeypatch):
+        def with_evaluator(evaluator: Evaluator) -> tuple[int, list[str]]:
+            table = load(out / "configs" / "nvidia_h200.yaml")
+            monkeypatch.setattr(cli, "_table_and_evaluator", lambda *_: (table, evaluator))
+            code, output, _ = run("verify", "--target", "nvidia_h200", "--out", out)
+            return code, output.splitlines()
+
+        return with_evaluator
+
+    def test_entries_that_hold_and_one_of_them_stale(self, verify) -> None:
+        code, (stale, fresh, last) = verify(Evaluator())
+        assert code == 0
+        assert stale.startswith(f"ok  {SPEC.name}_{AHEAD.label} [1024, 4096): 1.50 floors; stale: ")
+        assert fresh == f"ok  {SPEC.name}_{FA2.label} [16384, inf): 1.50 floors"
+        assert last == "nvidia_h200: 2 of 2 entries hold"
+
+    def test_other_registers_fail_unless_stale(self, verify) -> None:
+        code, (stale, fresh, last) = verify(Evaluator(registers=200))
+        assert code == 1
+        assert stale.startswith("ok")
+        assert fresh.startswith("FAILED")
+        assert "200 registers: the entry says 98304 and 174" in fresh
+        assert last == "nvidia_h200: 1 of 2 entries hold"
+
+    def test_other_registers_are_a_note_under_another_triton(self, verify, monkeypatch) -> None:
+        monkeypatch.setattr(verifying, "triton_version", lambda: "3.11")
+        code, (_, fresh, _) = verify(Evaluator(registers=200))
+        assert code == 0
+        assert "(Triton 3.11 here, 3.10 there)" in fresh
+
+    @pytest.mark.parametrize(
+        "told",
+        [
+            {"compiled": Status.COMPILE_ERROR},
+            {"checked": Status.WRONG},
+            {"compiled": Status.SPILLS},
+        ],
+    )
+    def test_what_does_not_compile_or_is_wrong_fails(self, verify, told) -> None:
+        code, (stale, fresh, _) = verify(Evaluator(only=FA2, **told))
+        assert code == 1
+        assert stale.startswith("ok")
+        assert fresh.startswith("FAILED")
+        assert fresh.endswith("as told")
+
+    def test_a_twin_may_be_slow_and_not_wrong(self, verify) -> None:
+        twin = AHEAD.pointer_twin()
+        code, (first, *_) = verify(Evaluator(only=twin, compiled=Status.SPILLS))
+        assert code == 0
+        assert f"pointer twin {twin.label}: as told" in first
+        code, (first, *_) = verify(Evaluator(only=twin, checked=Status.WRONG))
+        assert code == 1
+        assert f"pointer twin {twin.label}: wrong: as told" in first
+
+    def test_it_proves_with_compiler_and_interpreter(self, run, out: Path, monkeypatch) -> None:
+        """No fake: one entry of one small kernel, compiled for sm_90 and interpreted."""
+        monkeypatch.undo()
+        small = replace(FA2, br=16, bc=16, num_warps=1, num_stages=1)
+        spec = replace(SPEC, head_dim=16, head_dim_v=16, mask="none")
+        path = out / "configs" / "nvidia_h200.yaml"
+        save(made_table(made_entry(spec, BUCKETS[0], small)), path)
+        code, output, errors = run("verify", "--target", "nvidia_h200", "--jobs", 1, "--out", out)
+        assert code == 0, output + errors
+        assert "1 of 1 entries hold" in output
+        assert "stale" in output
+
+
+def test_help_is_quick_and_python_m_is_the_same_program() -> None:
+    code = (
+        "import sys; sys.argv = ['flashgen', '--help']\n"
+        "from flashgen.__main__ import main\n"
+        "try: main()\n"
+        "except SystemExit as e: assert not e.code\n"
+        "heavy = {'torch', 'triton', 'optuna', 'yaml', 'jinja2', 'numpy'}\n"
+        "sys.exit(repr(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    again = subprocess.run(
+        [sys.executable, "-m", "flashgen", "--help"], capture_output=True, text=True
+    )
+    assert again.stdout == done.stdout
+    for command in ("tune", "generate", "show", "explain", "verify", "targets"):
+        assert command in done.stdout
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys) -> None:
+    for module in ("flashgen.cli", "typer"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.delattr("flashgen.cli")
+    monkeypatch.setitem(sys.modules, "typer", None)
+    with pytest.raises(SystemExit, match=r"needs typer, .* pip install 'flashgen\[tune\]'"):
+        __main__.main(["--help"])
+
+
+def test_the_table_it_shows_is_the_yaml_in_git(out: Path) -> None:
+    """Entries read by any YAML parser, not by flashgen's alone."""
+    plain = yaml.safe_load((out / "configs" / "nvidia_h200.yaml").read_text())
+    assert [entry["bucket"] for entry in plain["entries"]] == [[1024, 4096], [16384, None]]
+    assert plain["runs"][0]["triton"] == "3.10"

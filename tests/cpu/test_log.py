@@ -1,0 +1,273 @@
+"""log.py: what was found out is never asked again, a torn end costs one record, the rest is an error."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flashgen.errors import FlashgenError
+from flashgen.log import Log
+from flashgen.outcome import CheckResult, Outcome, Stage, Status, Timing
+from flashgen.spec import workload
+from tests.makers import make_config, make_spec
+
+SPEC = make_spec()
+SHORT, LONG = workload(SPEC, 512), workload(SPEC, 4096)
+CONFIG = make_config()
+
+
+def outcome(stage: Stage = "timed", **changes: object) -> Outcome:
+    made = Outcome(
+        spec=SPEC,
+        problem=LONG,
+        config=CONFIG,
+        stage=stage,
+        status=Status.OK,
+        source="measured",
+        gpu="nvidia_h200",
+        triton="3.7.1",
+        digest="sha256:" + "0" * 64,
+        protocol=1,
+        timing=Timing(median_us=10.5, low_us=10.0, high_us=11.0, samples=20),
+        check=CheckResult(passed=True, floors=1.1, lse_error=0.2, cases=7, seed=3, where="gpu"),
+        detail="as found",
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def open_log(folder: Path, **changes: object) -> Log:
+    fields = {"gpu": "nvidia_h200", "triton": "3.7.1", "protocol": 1} | changes
+    return Log(folder / "nvidia_h200.jsonl", **fields)  # type: ignore[arg-type]
+
+
+def recall(log: Log, like: Outcome, **changes: object) -> Outcome | None:
+    wanted = replace(like, **changes)  # type: ignore[arg-type]
+    return log.recall(
+        wanted.stage,
+        wanted.spec,
+        wanted.problem,
+        wanted.config,
+        wanted.digest,
+        source=wanted.source,
+    )
+
+
+def test_an_outcome_is_recalled_equal_after_reopening(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        log.append(outcome())
+        assert recall(log, outcome()) == outcome()
+    with open_log(tmp_path) as log:
+        assert recall(log, outcome()) == outcome()
+
+
+def test_a_record_is_one_json_line_with_every_field(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        log.append(outcome())
+        lines = log.path.read_text().splitlines()  # on the disk before close
+    assert len(lines) == 1
+    record = json.loads(lines[0])
+    wanted = {
+        "spec",
+        "problem",
+        "config",
+        "stage",
+        "status",
+        "source",
+        "timing",
+        "digest",
+        "detail",
+    }
+    assert wanted <= record.keys()
+    assert Outcome.from_json(record) == outcome()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stage": "rough"},
+        {"problem": SHORT},
+        {"config": make_config(128, 64)},
+        {"digest": "sha256:" + "1" * 64},
+        {"source": "estimated"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_every_part_of_the_key_counts(tmp_path: Path, changes: dict[str, object]) -> None:
+    with open_log(tmp_path) as log:
+        log.append(outcome())
+        assert recall(log, outcome(), **changes) is None
+
+
+@pytest.mark.parametrize("era", [{"triton": "3.8.0"}, {"protocol": 2}])
+def test_what_another_triton_or_protocol_found_is_not_recalled(
+    tmp_path: Path, era: dict[str, object]
+) -> None:
+    with open_log(tmp_path) as log:
+        log.append(outcome())
+    with open_log(tmp_path, **era) as log:
+        assert recall(log, outcome()) is None
+
+
+@pytest.mark.parametrize("stage", ["compile", "check"])
+def test_compiles_and_checks_hold_for_every_problem(tmp_path: Path, stage: Stage) -> None:
+    with open_log(tmp_path) as log:
+        log.append(outcome(stage))
+        assert recall(log, outcome(stage), problem=SHORT) == outcome(stage, problem=SHORT)
+
+
+def test_a_check_in_the_interpreter_is_not_one_on_the_gpu(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        log.append(outcome("check", source="estimated"))
+        assert recall(log, outcome("check"), source="measured") is None
+        log.append(outcome("compile", source="estimated"))
+        assert recall(log, outcome("compile"), source="measured") is not None
+
+
+def test_no_estimate_is_recalled_by_the_offline_evaluator(tmp_path: Path) -> None:
+    none = outcome(source="untimed", status=Status.NO_ESTIMATE, timing=None)
+    with open_log(tmp_path) as log:
+        log.append(none)
+        assert recall(log, none, source="estimated") == none
+
+
+def test_the_later_record_counts(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        log.append(outcome(detail="first"))
+        log.append(outcome(detail="second"))
+    with open_log(tmp_path) as log:
+        found = recall(log, outcome())
+        assert found is not None
+        assert found.detail == "second"
+
+
+def test_a_final_round_counts_only_whole(tmp_path: Path) -> None:
+    first, second, third = (
+        outcome("final", config=make_config(br), digest="sha256:" + digit * 64)
+        for br, digit in ((32, "1"), (64, "2"), (128, "3"))
+    )
+
+    def round_of(log: Log, *members: Outcome) -> list[Outcome] | None:
+        kernels = [(member.config, member.digest) for member in members]
+        return log.recall_round(SPEC, LONG, kernels, source="measured")
+
+    with open_log(tmp_path) as log:
+        log.append(first)
+        log.append(second)
+        assert round_of(log, second, first) == [second, first]
+        assert round_of(log, first, second, third) is None
+        log.append(third)
+        log.append(second)
+        assert round_of(log, first, second) is None  # of two rounds now
+        assert round_of(log, third, second) == [third, second]
+
+
+@pytest.mark.parametrize("lost", [1, 40], ids=["only the line break", "half a record"])
+def test_a_torn_last_record_is_dropped_with_one_notice(tmp_path: Path, lost: int) -> None:
+    with open_log(tmp_path) as log:
+        log.append(outcome(detail="whole"))
+        log.append(outcome("rough"))
+    content = log.path.read_bytes()
+    log.path.write_bytes(content[:-lost])
+    notices: list[str] = []
+    with open_log(tmp_path, notice=notices.append) as log:
+        assert recall(log, outcome()) is not None
+        assert recall(log, outcome("rough")) is None
+        log.append(outcome("rough"))
+    assert len(notices) == 1
+    assert str(log.path) in notices[0]
+    assert log.path.read_bytes() == content
+    with open_log(tmp_path, notice=notices.append):
+        pass
+    assert len(notices) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{", "[]", "{}", '{"status": "ok"}', "\xff"],
+    ids=["cut", "list", "empty", "few", "bytes"],
+)
+def test_any_other_unreadable_line_is_named(tmp_path: Path, line: str) -> None:
+    with open_log(tmp_path) as log:
+        log.append(outcome())
+    good = log.path.read_bytes()
+    log.path.write_bytes(good + line.encode("latin-1") + b"\n" + good)
+    with pytest.raises(FlashgenError, match=r"nvidia_h200\.jsonl, line 2: .* delete the line"):
+        open_log(tmp_path)
+    assert log.path.read_bytes() == good + line.encode("latin-1") + b"\n" + good
+
+
+def test_a_log_of_another_gpu_is_refused(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        log.append(outcome(gpu="nvidia_l4"))
+    with pytest.raises(FlashgenError, match=r"line 1: .* nvidia_h200 alone: got nvidia_l4"):
+        open_log(tmp_path)
+
+
+def test_a_second_tuner_in_the_folder_says_so_and_stops(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        with pytest.raises(FlashgenError, match=rf"another flashgen .*process {os.getpid()}"):
+            Log(tmp_path / "nvidia_l4.jsonl", gpu="nvidia_l4", triton="3.7.1", protocol=1)
+        log.append(outcome())  # and the first goes on
+    open_log(tmp_path).close()
+
+
+def test_a_killed_tuner_leaves_no_lock(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys, pathlib; from flashgen.log import Log\n"
+        "Log(pathlib.Path(sys.argv[1]), gpu='g', triton='3', protocol=1)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    path = tmp_path / "nvidia_h200.jsonl"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, path], cwd=Path(__file__).parents[2], check=False
+    )
+    assert ended.returncode == -9
+    open_log(tmp_path).close()
+
+
+@pytest.mark.parametrize("failing", ["write", "fsync"])
+def test_a_full_disk_is_one_sentence_and_leaves_whole_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    write = os.write
+
+    def full(descriptor: int, *content: bytes) -> int:
+        if failing == "write" and len(content[0]) > 100:
+            return write(descriptor, content[0][:100])  # what fits; the next call finds no room
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with open_log(tmp_path) as log:
+        log.append(outcome())
+        before = log.path.read_bytes()
+        with monkeypatch.context() as patched:
+            patched.setattr(os, failing, full)
+            with pytest.raises(FlashgenError, match=r"No space left .* --out") as caught:
+                log.append(outcome("rough", detail="x" * 200))
+        assert "\n" not in str(caught.value)
+        assert log.path.read_bytes() == before
+        assert recall(log, outcome("rough")) is None
+        log.append(outcome("rough"))
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FlashgenError, match="cannot be written"):
+        open_log(tmp_path / "file")
+
+
+def test_a_read_only_folder_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(FlashgenError, match=r"Read-only file system.* --out"):
+        open_log(tmp_path)

@@ -1,0 +1,285 @@
+"""The measuring protocol against a clock made up for the test: no GPU, no waiting, no luck."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from flashgen import measure
+from flashgen.measure import BUDGETS, Ceiling, Conditions, Implausible
+from flashgen.spec import Problem, workload
+from tests.makers import make_spec
+
+NO_CEILING = Ceiling(operations=1.0, peak_tflops=None)
+FLUSH_US = 25.0
+
+
+class FakeStopwatch:
+    """A GPU on which launch n of a run takes run(n) microseconds, and every flush FLUSH_US."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.launched: list[Callable[[], object]] = []
+        self.batches: list[int] = []
+
+    def time(self, run: Callable[[], object], count: int) -> list[float]:
+        times = [float(run()) for _ in range(count)]  # type: ignore[arg-type]
+        self.launched += [run] * count
+        self.batches.append(count)
+        self.seconds += sum(times) * 1e-6 + count * FLUSH_US * 1e-6
+        return times
+
+    def now(self) -> float:
+        return self.seconds
+
+
+def kernel(times: Iterator[float] | float) -> Callable[[], float]:
+    """A run that takes the next of these times, or always the same."""
+    endless = itertools.repeat(times) if isinstance(times, float) else times
+    return lambda: next(endless)
+
+
+def after(first: list[float], then: float) -> Iterator[float]:
+    return itertools.chain(first, itertools.repeat(then))
+
+
+def test_median_and_percentiles_are_those_of_the_samples() -> None:
+    timing = measure.summarize([5.0, 1.0, 2.0, 4.0, 3.0, 6.0], NO_CEILING)
+    assert (timing.median_us, timing.low_us, timing.high_us, timing.samples) == (3.5, 2.0, 5.0, 6)
+    one = measure.summarize([7.0], NO_CEILING)
+    assert (one.median_us, one.low_us, one.high_us) == (7.0, 7.0, 7.0)
+
+
+@pytest.mark.parametrize("effort", ["rough", "timed"])
+@pytest.mark.parametrize("microseconds", [5.0, 500.0, 20_000.0, 2_000_000.0])
+def test_counts_follow_from_time_within_their_bounds(effort: Any, microseconds: float) -> None:
+    stopwatch, budget = FakeStopwatch(), BUDGETS[effort]
+    timing = measure.measure(
+        kernel(microseconds), effort=effort, stopwatch=stopwatch, ceiling=NO_CEILING
+    )
+    assert budget.least <= timing.samples <= budget.most
+    assert timing.median_us == microseconds
+    fitting = budget.sample_s * 1e6 / (microseconds + FLUSH_US)
+    expected = min(max(fitting, budget.least), budget.most)
+    assert abs(timing.samples - expected) <= measure.LARGEST_BATCH
+    assert max(stopwatch.batches) <= measure.LARGEST_BATCH
+
+
+def test_long_kernels_run_in_short_batches() -> None:
+    stopwatch = FakeStopwatch()
+    assert measure.warm_up(kernel(30_000.0), stopwatch, 1.0) == 1
+    assert measure.warm_up(kernel(5_000.0), stopwatch, 1.0) == 4
+    assert measure.warm_up(kernel(5.0), stopwatch, 1.0) == measure.LARGEST_BATCH
+
+
+def test_samples_are_taken_only_once_times_are_steady() -> None:
+    slow_start = [300.0 - i for i in range(100)]  # falls by more than 2 % in three batches
+    timing = measure.measure(
+        kernel(after(slow_start, 100.0)),
+        effort="timed",
+        stopwatch=FakeStopwatch(),
+        ceiling=NO_CEILING,
+    )
+    assert (timing.low_us, timing.median_us, timing.high_us) == (100.0, 100.0, 100.0)
+
+
+def test_the_launch_that_compiles_decides_nothing() -> None:
+    stopwatch = FakeStopwatch()
+    compiles = kernel(after([900_000.0], 10.0))
+    assert measure.warm_up(compiles, stopwatch, 1.0) == measure.LARGEST_BATCH
+
+
+def test_warming_ends_although_times_never_settle() -> None:
+    stopwatch = FakeStopwatch()
+    restless = kernel(100.0 * (1 + (i // 16) % 2) for i in itertools.count())
+    measure.warm_up(restless, stopwatch, 0.5)
+    assert 0.5 <= stopwatch.now() < 0.6
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_the_final_round_treats_all_alike(count: int) -> None:
+    stopwatch = FakeStopwatch()
+    runs = [kernel(100.0 + number) for number in range(count)]
+    timings = measure.interleave(runs, stopwatch=stopwatch, ceilings=[NO_CEILING] * count)
+    assert [timing.median_us for timing in timings] == [100.0 + number for number in range(count)]
+    assert len({timing.samples for timing in timings}) == 1
+    assert BUDGETS["final"].least <= timings[0].samples
+
+
+def test_a_drift_hits_all_candidates_of_the_final_round_alike() -> None:
+    """Two kernels of one speed on a GPU that slows steadily come out the same."""
+    stopwatch = FakeStopwatch()
+
+    def drifting() -> float:
+        return 100.0 + 100.0 * stopwatch.now()
+
+    first, second = measure.interleave(
+        [lambda: drifting(), lambda: drifting()],
+        stopwatch=stopwatch,
+        ceilings=[NO_CEILING] * 2,
+    )
+    assert math.isclose(first.median_us, second.median_us, rel_tol=1e-4)
+    assert first.high_us > 1.1 * first.low_us, "the drift was too small to show anything"
+
+
+def test_the_final_round_alternates_in_both_directions() -> None:
+    stopwatch = FakeStopwatch()
+    runs = [kernel(1000.0) for _ in range(3)]
+    measure.interleave(runs, stopwatch=stopwatch, ceilings=[NO_CEILING] * 3)
+    sampled = stopwatch.launched[-6 * measure.FINAL_BATCH :]
+    order = [runs.index(run) for run, _ in itertools.groupby(sampled)]
+    assert order in ([0, 1, 2, 1, 0], [2, 1, 0, 1, 2])
+
+
+def test_an_empty_round_is_no_error() -> None:
+    assert measure.interleave([], stopwatch=FakeStopwatch(), ceilings=[]) == []
+
+
+def test_a_figure_above_the_peak_is_refused() -> None:
+    ceiling = Ceiling(operations=1e12, peak_tflops=1000.0)  # 1000 us at the peak
+    assert measure.summarize([1001.0], ceiling).median_us == 1001.0
+    assert measure.summarize([900.0], ceiling).median_us == 900.0  # a board above its boost clock
+    with pytest.raises(Implausible, match="13000 TFLOP/s, and the peak is 1000"):
+        measure.summarize([1e6 / 13000], ceiling)
+    assert measure.summarize([1.0], Ceiling(operations=1e12, peak_tflops=None)).median_us == 1.0
+
+
+@pytest.mark.parametrize("nothing", [0.0, -1.0, math.nan])
+def test_a_time_of_nothing_is_refused(nothing: float) -> None:
+    with pytest.raises(Implausible, match="cannot have run"):
+        measure.summarize([nothing], NO_CEILING)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_inputs_have_the_problem_s_shapes_and_are_never_zeros(dtype: str) -> None:
+    spec = make_spec(dtype, 40, head_dim_v=24)
+    problem = Problem(batch=2, heads=4, kv_heads=2, seq_q=33, seq_k=65)
+    q, k, v = measure.make_inputs(spec, problem, 3, "cpu")
+    assert [tuple(x.shape) for x in (q, k, v)] == [(2, 4, 33, 40), (2, 2, 65, 40), (2, 2, 65, 24)]
+    for x in (q, k, v):
+        assert x.dtype == getattr(torch, dtype)
+        assert x.is_contiguous()
+        assert abs(float(x.double().mean())) < 0.1
+        assert abs(float(x.double().std()) - 1) < 0.1
+    again = measure.make_inputs(spec, problem, 3, "cpu")
+    assert all(torch.equal(x, y) for x, y in zip((q, k, v), again, strict=True))
+    assert not torch.equal(q, measure.make_inputs(spec, problem, 4, "cpu")[0])
+
+
+def test_the_workload_s_peak_is_what_a_ceiling_compares() -> None:
+    from flashgen.gpu import known_target
+    from flashgen.spec import flops
+
+    spec = make_spec(head_dim=128)
+    h200 = known_target("nvidia_h200")
+    ceiling = Ceiling(operations=flops(spec, workload(spec, 8192)), peak_tflops=h200.peak_tflops)
+    at_600_tflops = ceiling.operations / 600e6
+    assert measure.summarize([at_600_tflops], ceiling).tflops(ceiling.operations) == pytest.approx(
+        600
+    )
+    with pytest.raises(Implausible):
+        measure.summarize([at_600_tflops / 3], ceiling)
+
+
+class NvmlError(Exception):
+    pass
+
+
+def fake_nvml(**answers: Any) -> SimpleNamespace:
+    """A pynvml that answers these functions, and refuses all others."""
+
+    def refuse(*_: Any) -> None:
+        raise NvmlError
+
+    names = (
+        "nvmlSystemGetDriverVersion nvmlDeviceGetPowerUsage nvmlDeviceGetEnforcedPowerLimit "
+        "nvmlDeviceGetClockInfo nvmlDeviceGetTemperature nvmlInit nvmlShutdown"
+    ).split()
+    module = SimpleNamespace(
+        NVMLError=NvmlError, NVML_CLOCK_SM=1, NVML_CLOCK_MEM=2, NVML_TEMPERATURE_GPU=0
+    )
+    for name in names:
+        setattr(module, name, answers.get(name, refuse))
+    return module
+
+
+def test_conditions_are_none_without_a_driver_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert measure.clocks_and_power(0) == Conditions()
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml())
+    assert measure.clocks_and_power(0) == Conditions()
+
+
+def test_conditions_hold_what_the_driver_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = fake_nvml(
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlSystemGetDriverVersion=lambda: b"580.1",
+        nvmlDeviceGetPowerUsage=lambda handle: 651_200,
+        nvmlDeviceGetClockInfo=lambda handle, kind: {1: 1755, 2: 3201}[kind],
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(measure, "_nvml_handle", lambda nvml, index: index)
+    assert measure.clocks_and_power(0) == Conditions(
+        driver="580.1", sm_mhz=1755, memory_mhz=3201, power_w=651.2
+    )
+
+
+class FakeCuda:
+    """torch.cuda as CudaStopwatch uses it: a queue, in which an event notes the time it is reached."""
+
+    def __init__(self) -> None:
+        self.microseconds = 0.0
+        self.journal: list[str] = []
+
+    def Event(self, enable_timing: bool) -> Any:
+        assert enable_timing
+        event = SimpleNamespace(at=0.0)
+
+        def record() -> None:
+            event.at = self.microseconds
+            self.journal.append("event")
+
+        event.record = record
+        event.elapsed_time = lambda end: (end.at - event.at) / 1e3
+        return event
+
+    def device(self, device: Any) -> Any:
+        return torch.device("cpu")  # a device is a context manager, too
+
+    def synchronize(self) -> None:
+        self.journal.append("synchronize")
+
+    def _sleep(self, cycles: int) -> None:
+        assert cycles > 0
+        self.microseconds += cycles / 1000
+        self.journal.append("wait")
+
+
+def test_a_sample_holds_the_launch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch: wait, then flush, event, launch, event for every sample, then one synchronize."""
+    cuda = FakeCuda()
+
+    def flush() -> None:
+        cuda.microseconds += 40.0
+        cuda.journal.append("flush")
+
+    def run() -> None:
+        cuda.microseconds += 123.0
+        cuda.journal.append("launch")
+
+    stopwatch = measure.CudaStopwatch.__new__(measure.CudaStopwatch)
+    stopwatch._torch = SimpleNamespace(cuda=cuda)  # type: ignore[assignment]
+    stopwatch._device = torch.device("cuda", 0)
+    stopwatch._flush = SimpleNamespace(zero_=flush)  # type: ignore[assignment]
+    stopwatch._enqueue_s = 0.001
+    assert stopwatch.time(run, 3) == pytest.approx([123.0] * 3)
+    sample = ["flush", "event", "launch", "event"]
+    assert cuda.journal == ["synchronize", "wait", *sample * 3, "synchronize"]

@@ -1,0 +1,40 @@
+"""A resolved spec is found in under 3 microseconds: benchmarks/dispatch_overhead.py, run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "dispatch_overhead.py"
+LOOKUP_US = 3.0
+TRIES = 3  # other processes of a busy machine slow a run down; none makes it faster than it is
+
+
+def measured(file: Path) -> dict[str, float]:
+    """Median microseconds by row."""
+    done = subprocess.run(
+        [sys.executable, BENCHMARK, "--json", file], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads(file.read_text())
+    assert [row["name"] for row in record["rows"]] == [
+        "lookup",
+        "attention",
+        "bound launch",
+        "torch SDPA",
+    ]
+    assert all(row["name"] in done.stdout for row in record["rows"])
+    return {row["name"]: row["median_us"] for row in record["rows"]}
+
+
+def test_lookup_of_a_resolved_spec_is_cheap(tmp_path: Path) -> None:
+    runs = []
+    while len(runs) < TRIES:
+        runs.append(measured(tmp_path / "overhead.json"))
+        if runs[-1]["lookup"] < LOOKUP_US:
+            break
+    assert min(run["lookup"] for run in runs) < LOOKUP_US, runs
+    # The other rows hold more work than a lookup, or they measured nothing.
+    assert all(run["lookup"] < run["attention"] for run in runs)

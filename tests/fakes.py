@@ -1,0 +1,90 @@
+"""FakeEvaluator: outcomes from a landscape that a test makes up. For tests of the search and the tuner."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from flashgen.config import KernelConfig
+from flashgen.gpu import Gpu
+from flashgen.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
+from flashgen.spec import AttentionSpec, Problem
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing in the search may catch it."""
+
+
+Failing = Callable[[Stage, KernelConfig], Status | None]
+
+
+@dataclass
+class FakeEvaluator:
+    """Serves `us`, or the status that `failing` gives; keeps what it was asked. spread: half the band."""
+
+    us: Callable[[KernelConfig], float]
+    gpu: Gpu
+    failing: Failing = lambda stage, config: None
+    source: Source = "measured"
+    spread: float = 0.5
+    kill_after: int | None = None
+    asked: list[tuple[Stage, KernelConfig]] = field(default_factory=list)
+    batches: list[tuple[Stage, int]] = field(default_factory=list)
+
+    def evaluate(
+        self, stage: Stage, spec: AttentionSpec, problem: Problem, configs: Sequence[KernelConfig]
+    ) -> Iterator[Outcome]:
+        self.batches.append((stage, len(configs)))
+        for config in configs:
+            if self.kill_after is not None and len(self.asked) >= self.kill_after:
+                raise Killed
+            self.asked.append((stage, config))
+            yield self.outcome(stage, spec, problem, config)
+
+    def outcome(
+        self, stage: Stage, spec: AttentionSpec, problem: Problem, config: KernelConfig
+    ) -> Outcome:
+        status = self.failing(stage, config) or Status.OK
+        timing = check = None
+        if stage == "check":
+            passed = status is Status.OK
+            check = CheckResult(
+                passed=passed, floors=1.0, lse_error=0.1, cases=3, seed=0, where="gpu"
+            )
+        elif stage != "compile" and status is Status.OK:
+            us = self.us(config)
+            timing = Timing(median_us=us, low_us=us - self.spread, high_us=us + self.spread)
+        compiled = stage == "compile" and status is Status.OK
+        return Outcome(
+            spec=spec,
+            problem=problem,
+            config=config,
+            stage=stage,
+            status=status,
+            source="untimed" if status is Status.NO_ESTIMATE else self.source,
+            gpu=self.gpu.slug,
+            triton="3.7.1",
+            digest=digest_of(spec, config),
+            protocol=1,
+            timing=timing,
+            check=check,
+            registers=128 if compiled else None,
+            shared_bytes=65536 if compiled else None,
+            detail="" if status is Status.OK else "made to fail",
+        )
+
+    def configs(self, stage: Stage) -> list[KernelConfig]:
+        return [config for asked, config in self.asked if asked == stage]
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> FakeEvaluator:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def digest_of(spec: AttentionSpec, config: KernelConfig) -> str:
+    """A digest that names (spec, config), as a real one does; of no text."""
+    return "sha256:" + hashlib.sha256(f"{spec.name}_{config.label}".encode()).hexdigest()

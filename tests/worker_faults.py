@@ -1,0 +1,217 @@
+"""Tasks for the worker processes of tests: well-behaved ones, and one for each way to fail.
+
+Named to a pool as "tests.worker_faults:<function>". The stand-ins for the evaluators' tasks choose what to
+do by a field that real kernels leave alone: num_stages 5 misbehaves in the way that BEHAVIOUR names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import importlib.metadata
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from flashgen.evaluators.worker import Unrecoverable
+
+Payload = dict[str, Any]
+
+
+def echo(payload: Payload) -> Payload:
+    return {"pid": os.getpid(), **payload}
+
+
+def chatter(payload: Payload) -> Payload:
+    """What a compiler prints, on every level there is."""
+    print("not an answer\n" * 3)
+    os.write(1, b'{"result": {"forged": true}}\n')
+    os.write(2, b"warning: from C\n")
+    return echo(payload)
+
+
+def environment(payload: Payload) -> Payload:
+    return {name: os.environ.get(name) for name in payload["names"]}
+
+
+def refuse(payload: Payload) -> Payload:
+    raise ValueError("tile too odd")
+
+
+def spoil(payload: Payload) -> Payload:
+    raise Unrecoverable from RuntimeError("an illegal memory access was encountered")
+
+
+def disk_full(payload: Payload) -> Payload:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def missing_package(payload: Payload) -> Payload:
+    import a_package_nobody_has  # type: ignore[import-not-found]
+
+    return {"never": a_package_nobody_has}
+
+
+def segfault(payload: Payload) -> Payload:
+    ctypes.string_at(0)
+    raise AssertionError("unreachable")
+
+
+def abort(payload: Payload) -> Payload:
+    os.write(2, b"LLVM ERROR: Broken invariant\n")
+    os.abort()
+
+
+def leave(payload: Payload) -> Payload:
+    sys.exit(3)
+
+
+def hang(payload: Payload) -> Payload:
+    """Sleep for longer than any test, with a grandchild that does, too; its pid goes to payload["file"]."""
+    child = subprocess.Popen(["sleep", "600"])
+    Path(payload["file"]).write_text(f"{os.getpid()} {child.pid}")
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    time.sleep(600)
+    raise AssertionError("unreachable")
+
+
+def garbage(payload: Payload) -> Payload:
+    """Scribble on the answers' pipe itself: the descriptor is the second argument of the process."""
+    os.write(int(sys.argv[2]), b"\x00garbage\n")
+    return echo(payload)
+
+
+def extra_answer(payload: Payload) -> Payload:
+    """One answer too many: the next task must not be given it."""
+    os.write(int(sys.argv[2]), b'{"result": {"forged": false}}\n{"result": {"forged": true}}\n')
+    return echo(payload)
+
+
+def _misbehave(payload: Payload) -> None:
+    """What the test put in BEHAVIOUR, if this is the config that shall."""
+    behaviour = os.environ.get("BEHAVIOUR")
+    if behaviour and payload["config"]["num_stages"] == 5:
+        globals()[behaviour](payload | {"file": os.devnull})
+
+
+def compile_one(payload: Payload) -> Payload:
+    """Facts of no kernel, in the place of the compiler's; without torch, whose import takes seconds."""
+    from flashgen.config import KernelConfig
+    from flashgen.render import render
+    from flashgen.spec import AttentionSpec
+
+    if os.environ.get("STAGE") == "compile":
+        _misbehave(payload)
+    config = payload["config"]
+    rendered = render(AttentionSpec(**payload["spec"]), KernelConfig(**config))
+    return {
+        "name": rendered.name,
+        "digest": rendered.digest,
+        "arch": payload["arch"],
+        "triton": importlib.metadata.version("triton"),
+        "num_warps": config["num_warps"],
+        "registers": 100 + config["br"] // 16,
+        "spill_bytes": 0,
+        "shared_bytes": 1 << 20 if config["bc"] == 256 else 4096,
+        "loop": None,
+        "advisories": [],
+        "other_loops": [],
+    }
+
+
+def check_one(payload: Payload) -> Payload:
+    """A check that fails kernels of one warp."""
+    if os.environ.get("STAGE") == "check":
+        _misbehave(payload)
+    if log := os.environ.get("CHECK_LOG"):
+        with open(log, "a", encoding="utf-8") as file:
+            file.write("checked\n")
+    passed = payload["config"]["num_warps"] != 1
+    return {
+        "passed": passed,
+        "floors": 0.5 if passed else 1e4,
+        "lse_error": 0.1,
+        "cases": 4,
+        "seed": payload["seed"],
+        "where": "interpreter" if payload["device"] == "cpu" else "gpu",
+        "detail": "made up",
+    }
+
+
+def _median_us(config: Payload) -> float:
+    return 100.0 if config["br"] == 64 else 151.0
+
+
+def measure_one(payload: Payload) -> Payload:
+    """br=64 takes 100 us, anything else 151."""
+    if os.environ.get("STAGE") == "measure":
+        _misbehave(payload)
+    median = _median_us(payload["config"])
+    samples = {"rough": 5, "timed": 50}[payload["effort"]]
+    return {"median_us": median, "low_us": median - 1, "high_us": median + 1, "samples": samples}
+
+
+def measure_round(payload: Payload) -> Payload:
+    for config in payload["configs"]:
+        if os.environ.get("STAGE") == "measure":
+            _misbehave({"config": config})
+    medians = [_median_us(config) for config in payload["configs"]]
+    return {
+        "timings": [{"median_us": m, "low_us": m, "high_us": m, "samples": 100} for m in medians],
+        "conditions": {"sm_mhz": 1980, "power_w": 650.5},
+    }
+
+
+def out_of_resources(payload: Payload) -> Payload:
+    """What Triton raises at a launch that does not fit."""
+
+    class OutOfResources(Exception):
+        pass
+
+    raise OutOfResources("out of resource: shared memory, Required: 262144, Hardware limit: 232448")
+
+
+# The tasks of a GPU, run for real on CPU tensors in Triton's interpreter, timed by the host's clock.
+
+
+def check_interpreted(payload: Payload) -> Payload:
+    from flashgen.evaluators import tasks
+
+    return tasks.check_one(payload | {"device": "cpu"})
+
+
+def measure_interpreted(payload: Payload) -> Payload:
+    return _on_the_host("measure_one", payload)
+
+
+def final_interpreted(payload: Payload) -> Payload:
+    return _on_the_host("measure_round", payload)
+
+
+def _on_the_host(task: str, payload: Payload) -> Payload:
+    from flashgen import measure
+    from flashgen.evaluators import tasks
+
+    class HostStopwatch:
+        def time(self, run: Any, count: int) -> list[float]:
+            return [self._once(run) for _ in range(count)]
+
+        def _once(self, run: Any) -> float:
+            began = time.perf_counter()
+            o, lse = run()
+            assert o.isfinite().all()
+            assert lse.isfinite().all()
+            return (time.perf_counter() - began) * 1e6
+
+        def now(self) -> float:
+            return time.perf_counter()
+
+    few = measure.Budget(warm_s=0.0, sample_s=0.0, least=2, most=3)
+    measure.BUDGETS.update(rough=few, timed=few, final=few)
+    tasks._stopwatch = lambda *_: HostStopwatch()  # type: ignore[assignment]
+    tasks._conditions_under_load = lambda *_: measure.Conditions()  # type: ignore[assignment]
+    return dict(getattr(tasks, task)(payload | {"device": "cpu"}))
