@@ -73,13 +73,19 @@ class Goal:
 
     @property
     def first(self) -> tuple[KernelConfig, ...]:
-        """What the budget is spent on first: the default and the seeds; none twice."""
-        return tuple(dict.fromkeys((self.default, *self.seeds)))
+        """What the budget is spent on first: the seeds and the default; none twice."""
+        return tuple(dict.fromkeys((*self.seeds, self.default)))
 
     @functools.cached_property
     def order(self) -> tuple[KernelConfig, ...]:
-        """All candidates there are, none twice: rivals, seeds, then the space in its order."""
-        return tuple(dict.fromkeys((*self.rivals, *self.seeds, *self.legal)))
+        """All candidates there are, none twice: the incumbent, the seeds, the default, then the
+        space in its order.
+
+        Where nothing can be timed, the first that is right is taken: so the default stands last of
+        those that are tried first.
+        """
+        held = () if self.incumbent is None else (self.incumbent,)
+        return tuple(dict.fromkeys((*held, *self.seeds, self.default, *self.legal)))
 
     @property
     def rivals(self) -> tuple[KernelConfig, ...]:

@@ -45,8 +45,18 @@ KNOWN_GOOD = (
 
 
 def legal_configs(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:
-    """Every config of the space that why_illegal passes, the likely ones first."""
-    return tuple(config for config in _grid() if why_illegal(spec, config, gpu) is None)
+    """Every config of the space that why_illegal passes, the likely ones first.
+
+    s_ahead by pointer is tried only where there are no descriptors: pointers take the registers that
+    carry the next scores, and ptxas gives up the overlap (kernels compiled for sm_90, Triton 3.7.1).
+    """
+    tma = gpu.is_nvidia and gpu.capability >= 90
+    return tuple(
+        config
+        for config in _grid()
+        if not (tma and (config.schedule, config.loads) == ("s_ahead", "pointer"))
+        and why_illegal(spec, config, gpu) is None
+    )
 
 
 @functools.cache
@@ -72,14 +82,15 @@ def _grid() -> tuple[KernelConfig, ...]:
 
 
 def seed_configs(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:
-    """What every search tries first: the default, the FlashAttention paper's block rule, what
-    others chose.
+    """What every search tries first: what others chose, the FlashAttention paper's block rule, the
+    default.
 
-    All legal, none twice. The default comes with exact head dims: it stands for the kernel that
-    would serve without a table. On a GPU with TMA the known-good tiles come in every schedule.
+    All legal, none twice, the most promising first: where nothing can be timed, the first that is
+    right is taken. The default comes with exact head dims: it stands for the kernel that would serve
+    without a table. On a GPU with TMA the known-good tiles come in every schedule.
     """
     order: Order = "longest_first" if spec.causal else "plain"
-    seeds = [tuned_default(spec), block_rule(spec, gpu)]
+    seeds = []
     for br, bc, warps, stages in KNOWN_GOOD:
         for schedule, loads in WAYS[:3]:
             seeds.append(
@@ -93,6 +104,7 @@ def seed_configs(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:
                     order=order,
                 )
             )
+    seeds += [block_rule(spec, gpu), tuned_default(spec)]
     legal = [seed for seed in seeds if why_illegal(spec, seed, gpu) is None]
     return tuple(dict.fromkeys(legal))
 

@@ -110,7 +110,7 @@ def test_the_space_is_legal_deterministic_and_without_repeats(spec: object) -> N
 def test_seeds_hold_the_default_and_the_block_rule(gpu: object) -> None:
     for spec in SPECS:
         seeds = seed_configs(spec, gpu)  # type: ignore[arg-type]
-        assert seeds[0] == tuned_default(spec)
+        assert tuned_default(spec) in seeds
         assert block_rule(spec, gpu) in seeds  # type: ignore[arg-type]
         assert len(set(seeds)) == len(seeds)
 
