@@ -87,6 +87,7 @@ class Outcome:
     check: CheckResult | None = None
     registers: int | None = None
     shared_bytes: int | None = None
+    sdpa_us: float | None = None  # torch's SDPA in the same final round, median microseconds
     detail: str = ""
     created: str = ""  # ISO 8601, UTC
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from flashgen.config import KernelConfig
 from flashgen.errors import ToolchainError
@@ -32,16 +32,13 @@ if TYPE_CHECKING:
     from optuna.distributions import CategoricalDistribution
     from optuna.trial import Trial
 
-T = TypeVar("T")
-
 BATCH = 12
 """Configs proposed and compiled at a time: on any machine, so that a search ends alike on all."""
 
 DROP_ABOVE = 1.5
 """A candidate so many times slower than the best, after a few samples, is timed no further."""
 
-FINALISTS = 4
-RUNNERS_UP = 2
+FINALISTS, RUNNERS_UP = 4, 2
 
 GPU_STAGES: tuple[Stage, ...] = ("compile", "check", "rough", "timed")
 OFFLINE_STAGES: tuple[Stage, ...] = ("compile", "timed")
@@ -68,7 +65,7 @@ def search(
     run = _Search(goal, evaluator, log, budget, notify)
     run.exhaustive = method.sampler == "exhaustive" or len(goal.order) <= budget.trials
     run.explore(goal.rivals)
-    seeds = goal.first[: budget.trials]
+    seeds = tuple(dict.fromkeys((goal.default, *goal.first)))[: budget.trials]
     if run.exhaustive:
         run.walk(goal.order)
     elif not run.blind:
@@ -156,25 +153,24 @@ class _Search:
     def ask(self, stage: Stage, configs: Iterable[KernelConfig]) -> list[Outcome]:
         """One outcome a config, from the log or else from the evaluator, in the order given."""
         goal, source = self.goal, self.evaluator.source
-        configs = list(configs)
-        unknown = []
+        configs, unknown = list(configs), []
         for config in configs:
             if (stage, config) in self._seen:
                 continue
-            digest = self.digest(config)
-            known = self.log.recall(stage, goal.spec, goal.problem, config, digest, source=source)
+            kernel = config, self.digest(config)
+            known = self.log.recall(stage, goal.spec, goal.problem, *kernel, source=source)
             if known is None:
                 unknown.append(config)
             else:
                 self._take(known)
-        self._evaluate(stage, unknown)
+        if unknown:
+            self._evaluate(stage, unknown)
         return [self._seen[stage, config] for config in configs]
 
     def _evaluate(self, stage: Stage, configs: Sequence[KernelConfig]) -> None:
         """Have configs evaluated; each outcome is in the log before the next is waited for."""
-        if not configs:
-            return
-        outcomes = self.evaluator.evaluate(stage, self.goal.spec, self.goal.problem, configs)
+        goal = self.goal
+        outcomes = self.evaluator.evaluate(stage, goal.spec, goal.problem, configs)
         for config, outcome in zip(configs, outcomes, strict=True):
             assert outcome.config == config, "an evaluator answers in the order it was asked"
             outcome = self._dropped(outcome) if stage == "rough" else outcome
@@ -220,8 +216,7 @@ class _Search:
         finalists = list(dict.fromkeys([*best[:FINALISTS], *rivals]))
         finals = sorted((o for o in self._final(finalists) if o.ok), key=_us)
         winner = choose(finals, [o for c in rivals for o in finals if o.config == c])
-        order = [] if winner is None else [winner.config]
-        order += [outcome.config for outcome in finals]
+        order = [outcome.config for outcome in ([winner] if winner else []) + finals]
         order += [config for config in best if config not in finalists]
         return [self._full(config) for config in dict.fromkeys(order)]
 
@@ -230,7 +225,7 @@ class _Search:
         goal = self.goal
         kernels, source = [(c, self.digest(c)) for c in finalists], self.evaluator.source
         known = self.log.recall_round(goal.spec, goal.problem, kernels, source=source)
-        if known is None:
+        if known is None and finalists:
             self._evaluate("final", finalists)
         for outcome in known or ():
             self._take(outcome)
@@ -278,8 +273,8 @@ class _Search:
         slower = _us(outcome) / self._best_us
         if not outcome.ok or slower <= DROP_ABOVE:
             return outcome
-        detail = f"{slower:.2f} times the best so far, {self._best_us:.1f} us"
-        return replace(outcome, status=Status.DROPPED, detail=detail)
+        why = f"{slower:.2f} times the best so far, {self._best_us:.1f} us"
+        return replace(outcome, status=Status.DROPPED, detail=why)
 
     def _take(self, outcome: Outcome) -> None:
         """Remember an outcome and tell of it."""
@@ -308,7 +303,7 @@ def _us(outcome: Outcome) -> float:
     return outcome.timing.median_us if outcome.timing else math.inf
 
 
-def _known(values: Iterable[T | None]) -> T | None:
+def _known(values: Iterable[Any]) -> Any:
     return next((value for value in values if value is not None), None)
 
 
@@ -320,8 +315,7 @@ class _Proposer:
     """
 
     def __init__(self, method: Method, legal: Sequence[KernelConfig]) -> None:
-        optuna = _optuna()
-        self._optuna = optuna
+        self._optuna = optuna = _optuna()
         self._study = optuna.create_study(sampler=_sampler(optuna, method))
         self._legal = frozenset(legal)
         self._learnt: dict[KernelConfig, float | None] = {}

@@ -47,8 +47,9 @@ KNOWN_GOOD = (
 def legal_configs(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:
     """Every config of the space that why_illegal passes, the likely ones first.
 
-    s_ahead by pointer is tried only where there are no descriptors: pointers take the registers that
-    carry the next scores, and ptxas gives up the overlap (kernels compiled for sm_90, Triton 3.7.1).
+    s_ahead by pointer is tried only where there are no descriptors: pointers take the registers
+    that carry the next scores, and ptxas gives up the overlap (kernels compiled for sm_90, Triton
+    3.7.1).
     """
     tma = gpu.is_nvidia and gpu.capability >= 90
     return tuple(
@@ -86,8 +87,8 @@ def seed_configs(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:
     default.
 
     All legal, none twice, the most promising first: where nothing can be timed, the first that is
-    right is taken. The default comes with exact head dims: it stands for the kernel that would serve
-    without a table. On a GPU with TMA the known-good tiles come in every schedule.
+    right is taken. The default comes with exact head dims: it stands for the kernel that would
+    serve without a table. On a GPU with TMA the known-good tiles come in every schedule.
     """
     order: Order = "longest_first" if spec.causal else "plain"
     seeds = []

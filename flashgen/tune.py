@@ -107,7 +107,7 @@ def tune(options: TuneOptions, console: Console) -> Table:
     story.report()
     if failures:
         raise FlashgenError(
-            f"{len(failures)} of {len(options.work)} searches found no right config: "
+            f"{len(failures)} of {len(options.work)} searches found no right config, "
             f"{log_file} says what became of each; all other results are saved"
         )
     return story.table
@@ -291,13 +291,19 @@ def _with_conditions(run: Run, evaluator: Evaluator) -> Run:
     conditions: Conditions | None = getattr(evaluator, "conditions", None)
     if conditions is None:
         return run
-    clocks = None
-    if conditions.sm_mhz is not None:
-        clocks = f"SM {conditions.sm_mhz} MHz, memory {conditions.memory_mhz} MHz"
-    power = None
-    if conditions.power_w is not None:
-        power = f"{conditions.power_w:.0f} W of {conditions.power_limit_w:.0f} W"
+    clocks = _joined(
+        ", ", ("SM {} MHz", conditions.sm_mhz), ("memory {} MHz", conditions.memory_mhz)
+    )
+    power = _joined(
+        " of ", ("{:.0f} W", conditions.power_w), ("{:.0f} W", conditions.power_limit_w)
+    )
     return replace(run, driver=conditions.driver, clocks=clocks, power=power)
+
+
+def _joined(between: str, *parts: tuple[str, float | None]) -> str | None:
+    """The figures that are known, in words; None where none is."""
+    known = [words.format(figure) for words, figure in parts if figure is not None]
+    return between.join(known) or None
 
 
 def _entry(spec: AttentionSpec, problem: Problem, found: Found, run: str) -> Entry:
@@ -324,7 +330,7 @@ def _entry(spec: AttentionSpec, problem: Problem, found: Found, run: str) -> Ent
             p80_us=timing.high_us if timing else None,
             tflops=timing.tflops(flops(spec, problem)) if timing else None,
             default_us=default.median_us if default else None,
-            sdpa_us=None,
+            sdpa_us=winner.sdpa_us,
             max_abs_err_floors=winner.check.floors,
             candidates=found.candidates,
             legal=found.legal,

@@ -6,7 +6,7 @@ One child owns the device. A kernel that hangs or faults costs that child and no
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -139,8 +139,10 @@ class GpuEvaluator:
             answer = self._round(request, [configs[i] for i in ready])
         if isinstance(answer, Done):
             timings = [Timing(**each) for each in answer.value["timings"]]
+            sdpa = answer.value["sdpa"]
             for i, timing in zip(ready, timings, strict=True):
-                outcomes[i] = _timed_outcome(request, configs[i], built[i], timing)
+                outcome = _timed_outcome(request, configs[i], built[i], timing)
+                outcomes[i] = replace(outcome, sdpa_us=sdpa and Timing(**sdpa).median_us)
         else:
             for i in ready:
                 outcomes[i] = self._failed(request, configs[i], built[i], answer)
@@ -149,7 +151,7 @@ class GpuEvaluator:
 
     def _round(self, request: Request, configs: Sequence[KernelConfig]) -> Answer:
         if not configs:
-            return Done({"timings": []})
+            return Done({"timings": [], "sdpa": None})
         payload = self._timing_payload(request)
         payload |= {"spec": asdict(request.spec), "configs": [asdict(c) for c in configs]}
         limit_s = MEASURE_LIMIT_S + FINAL_LIMIT_PER_CONFIG_S * len(configs)

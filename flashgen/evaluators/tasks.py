@@ -115,20 +115,51 @@ def measure_one(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_round(payload: dict[str, Any]) -> dict[str, Any]:
-    """measure_one's payload, `configs` for config -> {"timings": [...], "conditions": {...}}."""
+    """measure_one's payload, `configs` for config -> {timings, sdpa, conditions}.
+
+    torch's SDPA runs in the same round, as the yardstick; sdpa is null where it refuses the call.
+    """
     from flashgen.measure import interleave
 
     spec = AttentionSpec(**payload["spec"])
     configs = [KernelConfig(**config) for config in payload["configs"]]
     with _guarded(payload["device"]):
         runs = [_prepared(payload, spec, config) for config in configs]
+        sdpa = _sdpa(payload, spec)
+        every = runs if sdpa is None else [*runs, sdpa]
         timings = interleave(
-            runs,
+            every,
             stopwatch=_stopwatch(payload["device"], payload["l2_bytes"]),
-            ceilings=[_ceiling(payload, spec)] * len(runs),
+            ceilings=[_ceiling(payload, spec)] * len(every),
         )
         conditions = _conditions_under_load(runs, payload["device"])
-    return {"timings": [asdict(each) for each in timings], "conditions": asdict(conditions)}
+    return {
+        "timings": [asdict(each) for each in timings[: len(runs)]],
+        "sdpa": None if sdpa is None else asdict(timings[-1]),
+        "conditions": asdict(conditions),
+    }
+
+
+def _sdpa(payload: dict[str, Any], spec: AttentionSpec) -> Run | None:
+    """A launch of torch's SDPA, whichever backend it takes, on the round's inputs; None if it
+    refuses.
+    """
+    from torch.nn.functional import scaled_dot_product_attention
+
+    q, k, v = _inputs(spec, Problem(**payload["problem"]), payload["seed"], payload["device"])
+    run = functools.partial(
+        scaled_dot_product_attention,
+        q,
+        k,
+        v,
+        is_causal=spec.causal,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    try:
+        run()
+    except RuntimeError:  # no backend for these head dims, or too little memory for the plain one
+        return None
+    return run
 
 
 def _kernel(payload: dict[str, Any]) -> tuple[AttentionSpec, KernelConfig]:

@@ -104,13 +104,12 @@ def _candidates(
             reason = f"no entry for {spec.name} on {slug}; {other} is {how}"
             yield Selection(choice=choice, rung="relative", slug=other, reason=reason)
     # tf32 is a licence, not an order: where no tf32 kernel runs, the ieee one does.
-    for wanted in dict.fromkeys((default_spec(spec), replace(default_spec(spec), precision="ieee"))):
-        choice = next((c for c in served.defaults if c.spec == wanted), None)
-        if choice is not None:
-            reason = (
-                f"no entry for {spec.name} on {slug} or a GPU like it; the default kernel serves"
-            )
-            yield Selection(choice=choice, rung="default", slug=None, reason=reason)
+    reason = f"no entry for {spec.name} on {slug} or a GPU like it; the default kernel serves"
+    asked = default_spec(spec)
+    for wanted in dict.fromkeys((asked, replace(asked, precision="ieee"))):
+        for choice in served.defaults:
+            if choice.spec == wanted:
+                yield Selection(choice=choice, rung="default", slug=None, reason=reason)
 
 
 def _by_bucket(served: Served, slug: str, spec: AttentionSpec, seq_k: int) -> list[Choice]:

@@ -268,11 +268,12 @@ class TestGpu:
         assert timed.timing is not None
         assert (rough.timing.samples, timed.timing.samples) == (5, 50)
 
-    def test_the_final_round_keeps_the_conditions(self, tmp_path: Path) -> None:
+    def test_the_final_round_keeps_the_conditions_and_the_yardstick(self, tmp_path: Path) -> None:
         with gpu_evaluator(tmp_path) as evaluator:
             assert evaluator.conditions is None
-            list(evaluator.evaluate("final", SPEC, PROBLEM, GOOD))
+            outcomes = list(evaluator.evaluate("final", SPEC, PROBLEM, GOOD))
             assert evaluator.conditions == Conditions(sm_mhz=1980, power_w=650.5)
+            assert [outcome.sdpa_us for outcome in outcomes] == [123.0] * len(GOOD)
 
     @pytest.mark.parametrize("behaviour", ["segfault", "refuse", "spoil"])
     def test_one_bad_kernel_does_not_spoil_the_final_round(
@@ -371,6 +372,7 @@ def test_the_tasks_of_a_gpu_in_the_interpreter(
             else:
                 assert all(o.timing is not None and o.timing.samples in (2, 3) for o in outcomes)
         assert evaluator.conditions == Conditions()
+        assert all((o.sdpa_us or 0) > 0 for o in outcomes)
 
 
 def run(evaluator: Evaluator, configs: tuple) -> None:  # type: ignore[type-arg]

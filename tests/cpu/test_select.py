@@ -76,3 +76,11 @@ def test_the_command_to_improve_it_is_complete() -> None:
         make_spec("float32", 192, "causal", head_dim_v=128, precision="tf32"), 5000
     )
     assert command == "flashgen tune --gpu --dtype tf32 --head-dim 192x128 --causal --seq 5000"
+
+
+def test_where_no_tf32_kernel_runs_the_ieee_one_does() -> None:
+    tf32, ieee = (make_spec("float32", 64, precision=p) for p in ("tf32", "ieee"))
+    table = Served(archs={}, choices={}, defaults=(make_default(tf32), make_default(ieee)))
+    for slug, precision in (("amd_instinct_mi355x", "ieee"), ("amd_instinct_mi300x", "tf32")):
+        found = ladder(table, slug, TARGETS[slug], tf32, 100)
+        assert found.rungs[0].choice.spec.precision == precision
