@@ -109,7 +109,7 @@ class Log:
             size = os.fstat(self._file).st_size
             try:
                 _write_all(self._file, line.encode())
-                pass
+                os.fsync(self._file)
             except OSError:
                 os.ftruncate(self._file, size)
                 raise

@@ -107,7 +107,7 @@ def tune(options: TuneOptions, console: Console) -> Table:
     story.report()
     if failures:
         raise FlashgenError(
-            f"{len(failures)} of {len(options.work)} searches found no right config, "
+            f"{len(failures)} of {len(options.work)} searches found no right config: "
             f"{log_file} says what became of each; all other results are saved"
         )
     return story.table

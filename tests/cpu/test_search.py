@@ -343,6 +343,16 @@ class TestOffline:
         assert found.default.status is Status.SPILLS
         assert found.candidates < 20  # three are right: there is nothing to rank the others by
 
+    def test_without_any_estimate_the_default_comes_after_the_seeds(self, tmp_path: Path) -> None:
+        evaluator = fake(
+            source="estimated",
+            failing=lambda stage, _: Status.NO_ESTIMATE if stage == "timed" else None,
+        )
+        seeds = (SPACE[7], SPACE[3])
+        found = run(tmp_path, evaluator, goal=make_goal(seeds=seeds))
+        chosen = [o.config for o in (found.winner, *found.runners_up)]
+        assert chosen == [*seeds, DEFAULT]
+
     def test_one_without_an_estimate_comes_after_those_with(self, tmp_path: Path) -> None:
         evaluator = fake(
             source="estimated",

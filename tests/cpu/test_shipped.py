@@ -1,0 +1,91 @@
+"""The tables that ship, and generated/: complete, legal, current, and as compiled as they say."""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from itertools import product
+
+import pytest
+import triton
+
+from flashgen import generate, paths
+from flashgen.compile import Compiled, compile_kernel, judge
+from flashgen.config import KernelConfig, why_illegal
+from flashgen.entry import Entry
+from flashgen.estimate import RATES
+from flashgen.outcome import Status
+from flashgen.render import render
+from flashgen.spec import BUCKETS, AttentionSpec
+from flashgen.table import Table, load
+
+SHIPPED = (
+    "nvidia_h200",
+    "nvidia_h100_80gb_hbm3",
+    "nvidia_a100_sxm4_80gb",
+    "nvidia_l4",
+    "nvidia_geforce_rtx_4090",
+    "nvidia_geforce_rtx_5090",
+)
+HEAD_DIMS = (64, 96, 128, 192, 256)
+
+
+@cache
+def table_of(slug: str) -> Table:
+    return load(paths.shipped_table(slug))
+
+
+@pytest.mark.parametrize("slug", SHIPPED)
+def test_a_table_is_complete(slug: str) -> None:
+    held = {(e.spec.dtype, e.spec.head_dim, e.spec.mask, e.bucket) for e in table_of(slug).entries}
+    assert held >= set(product(("float16", "bfloat16"), HEAD_DIMS, ("none", "causal"), BUCKETS))
+
+
+@pytest.mark.parametrize("slug", SHIPPED)
+def test_every_entry_is_legal_current_checked_and_honest(slug: str) -> None:
+    table = table_of(slug)
+    for entry in table.entries:
+        gpu, result = table.gpu, entry.result
+        assert why_illegal(entry.spec, entry.config, gpu) is None
+        assert entry.shared_bytes <= gpu.shared_per_block
+        assert entry.registers <= 255
+        assert result.max_abs_err_floors <= 2.0
+        assert len(entry.runners_up) == 2
+        if result.source != "measured":  # a measured entry is served after its template changed
+            assert entry.digest == render(entry.spec, entry.config).digest
+            assert result.source == ("estimated" if gpu.arch in RATES else "untimed")
+        assert (result.median_us is None) == (result.source == "untimed")
+        if result.tflops is not None:
+            assert gpu.peak_tflops is not None
+            assert result.tflops < gpu.peak_tflops
+
+
+def test_generated_agrees_with_tables_and_templates() -> None:
+    assert generate.check(generate.tables_for(paths.ROOT), paths.generated_dir(paths.ROOT)) == []
+
+
+def compile_entry(job: tuple[AttentionSpec, KernelConfig]) -> Compiled:
+    spec, config = job
+    return compile_kernel(render(spec, config), spec, config, "sm_90")
+
+
+def test_compiled_facts_of_every_kernel_shipped_for_hopper() -> None:
+    entries: dict[tuple[AttentionSpec, KernelConfig], Entry] = {}
+    for slug in ("nvidia_h200", "nvidia_h100_80gb_hbm3"):
+        entries |= {(e.spec, e.config): e for e in table_of(slug).entries}
+    runs = {run.id: run for slug in SHIPPED for run in table_of(slug).runs}
+    gpu = table_of("nvidia_h200").gpu
+    with ProcessPoolExecutor(2) as pool:
+        built = list(pool.map(compile_entry, entries))
+    for (config, entry), compiled in zip(
+        ((config, entry) for (_, config), entry in entries.items()), built, strict=True
+    ):
+        assert judge(compiled, config, gpu) == (Status.OK, ""), compiled.name
+        assert compiled.shared_bytes <= 232_448
+        assert sum(loop.spills for loop in compiled.loops) == 0
+        if config.schedule == "s_ahead":
+            assert compiled.loop is not None
+            assert (compiled.loop.exp2_under_matrix or 0) >= 0.85
+        if runs[entry.run].triton == triton.__version__:
+            facts = (compiled.registers, compiled.shared_bytes)
+            assert facts == (entry.registers, entry.shared_bytes), compiled.name
