@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import triton
 
 from flashgen.compile import Compiled, compile_kernel, judge
 from flashgen.config import KernelConfig, default_config, default_spec, why_illegal
@@ -82,6 +83,8 @@ def test_every_way_compiles_for_hopper() -> None:
     assert all(compiled.registers > 0 for compiled in compile_all(jobs))
 
 
+# Triton 3.6.0 loses the overlap of head dim 128 with tiles of 128 x 128: ptxas decides, not the text.
+@pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")
 @pytest.mark.parametrize(
     ("head_dim", "bc"), [(64, 64), (64, 128), (128, 64), (128, 128), (256, 64)]
 )
