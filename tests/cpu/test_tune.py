@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from flashgen import generate, paths, tune
 from flashgen.config import KernelConfig
 from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError
 from flashgen.evaluate import triton_version
+from flashgen.evaluators.gpu import GpuEvaluator
+from flashgen.evaluators.tasks import Tasks
 from flashgen.goal import Budget, rendered_digest
 from flashgen.gpu import TARGETS, Gpu
 from flashgen.measure import Conditions
 from flashgen.outcome import Outcome, Stage, Status
-from flashgen.space import tuned_default
+from flashgen.space import seed_configs, tuned_default
 from flashgen.spec import BUCKETS, AttentionSpec
 from flashgen.table import Table, load, save
 from flashgen.tune import TuneOptions
@@ -362,3 +365,46 @@ def test_time_is_shared_between_searches(
     first, second = (budget.seconds or 0.0 for budget in budgets)
     assert first == pytest.approx(500.0, abs=20)
     assert second == pytest.approx(1000.0, abs=20)  # what the first left over
+
+
+def test_a_gpu_nobody_listed_is_tuned_in_the_order_of_the_seeds(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """The device, the compiler and the clock are made up; all between them is real."""
+    device = replace(
+        H200, name="NVIDIA Z999", arch="sm_130", clock_mhz=None, bandwidth_gbs=None,
+        matrix_flops_per_clock=None,
+    )  # fmt: skip
+    monkeypatch.setattr("flashgen.launch.device_gpu", lambda index=0: device)
+    made_up = Tasks(**{f.name: f"tests.worker_faults:{MADE_UP[f.name]}" for f in fields(Tasks)})
+    monkeypatch.setattr(
+        tune,
+        "_evaluator",
+        lambda gpu, _, state, jobs: GpuEvaluator(gpu, 0, state, 1, tasks=made_up),
+    )
+    console = Console(file=io.StringIO(), width=200)
+    options = TuneOptions(specs=(CAUSAL,), gpu=True, budget=Budget(trials=4), out=tmp_path)
+    table = tune.tune(options, console)
+
+    assert load(tmp_path / "configs" / "nvidia_z999.yaml").gpu == device
+    (entry,) = table.entries
+    assert entry.result.source == "measured"
+    assert entry.result.sdpa_us == 123.0
+    records = (tmp_path / ".flashgen" / "nvidia_z999.jsonl").read_text().splitlines()
+    compiled = [r for r in map(json.loads, records) if r["stage"] == "compile"]
+    tried = [KernelConfig(**r["config"]) for r in compiled]
+    seeds = seed_configs(CAUSAL, device)
+    assert [config for config in tried if config != tuned_default(CAUSAL)] == list(
+        seeds[:3]
+    )  # the default is the fourth
+    text = (tmp_path / "generated" / "table.py").read_text()
+    assert "nvidia_z999" in text
+    assert generate.check(generate.tables_for(tmp_path), tmp_path / "generated") == []
+
+
+MADE_UP = {
+    "compile": "compile_one",
+    "check": "check_one",
+    "measure": "measure_one",
+    "final": "measure_round",
+}
