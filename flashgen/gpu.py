@@ -194,7 +194,7 @@ ALIASES: dict[str, str] = {
     "nvidia_h200_nvl": "nvidia_h200",
     "nvidia_h100_nvl": "nvidia_h100_80gb_hbm3",
     "nvidia_gh200_480gb": "nvidia_h100_80gb_hbm3",
-    "nvidia_rtx_6000_ada_generation": "nvidia_geforce_rtx_4090",
+    "nvidia_rtx_6000_ada_generation": "nvidia_l40s",
     "nvidia_geforce_rtx_4090_d": "nvidia_geforce_rtx_4090",
     "nvidia_geforce_rtx_5090_d": "nvidia_geforce_rtx_5090",
 }

@@ -5,8 +5,8 @@ Triton 3.6 and 3.7.1 store a bfloat16 as its bit pattern in a uint16, and forget
 the GPU rounds to nearest, ties to even. With both repaired a kernel's error is the one it has on a
 GPU.
 
-Not repaired, because nothing is wrong: tf32. The interpreter multiplies float32 operands as they
-are, so a tf32 kernel is computed more precisely than a GPU would; check.py says so in its result.
+tf32 needs no repair: the kernels round their operands to tf32 themselves, and products of rounded
+operands are exact in float32.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from torch import Tensor
 from flashgen import gpu as gpu_facts
 from flashgen import interpreter
 from flashgen.config import KernelConfig
-from flashgen.errors import FlashgenError, NoGpuError
+from flashgen.errors import FlashgenError, NoGpuError, ToolchainError
 from flashgen.gpu import Gpu
 from flashgen.spec import SHORT_DTYPE, AttentionSpec, padded
 
@@ -59,13 +59,31 @@ def kernel_of(module: object, name: str) -> Kernel:
     return kernel
 
 
+def toolchain_error(error: BaseException) -> ToolchainError | None:
+    """The sentence for a machine on which Triton finds no C compiler; None for any other error."""
+    if "C compiler" not in str(error):
+        return None
+    return ToolchainError(
+        "Triton needs a C compiler at a kernel's first launch and found none: "
+        "install gcc or clang, or set CC"
+    )
+
+
 def device_gpu(index: int = 0) -> Gpu:
-    """The Gpu of a CUDA or ROCm device. Raises NoGpuError where there is none."""
+    """The Gpu of a CUDA or ROCm device. Raises NoGpuError where there is none, and
+    ToolchainError without a C compiler.
+    """
     if not torch.cuda.is_available():
-        raise NoGpuError("torch sees no GPU here; name a known one with --target instead")
+        raise NoGpuError(
+            "torch sees no GPU here; without one, type: flashgen tune --target nvidia_h200"
+        )
     from triton.runtime import driver
 
-    limits = driver.active.utils.get_device_properties(index)
+    try:
+        # The first use of the driver builds it, with a C compiler.
+        limits = driver.active.utils.get_device_properties(index)
+    except Exception as error:
+        raise toolchain_error(error) or error from error
     return gpu_facts.from_properties(
         torch.cuda.get_device_properties(index),
         shared_per_block=limits["max_shared_mem"],
@@ -85,10 +103,11 @@ class Signature:
 
 
 def compile_signature(spec: AttentionSpec, config: KernelConfig) -> Signature:
-    """What a launch with 16-byte aligned tensors would specialize on, with no tensor and no GPU.
+    """What a launch with aligned tensors would specialize on, with no tensor and no GPU.
 
-    16-byte alignment is the class of every contiguous tensor whose head dim is a multiple of 16
-    elements; lengths, head counts and the diagonal are never specialized on.
+    Strides that are multiples of 16 elements are the class of every contiguous tensor whose head
+    dim is one; so are the head dims that a padded kernel takes as arguments. Lengths, head counts
+    and the diagonal are never specialized on.
     """
     element = SHORT_DTYPE[spec.dtype]
     types: dict[str, str] = {}
@@ -114,7 +133,9 @@ def compile_signature(spec: AttentionSpec, config: KernelConfig) -> Signature:
     aligned = [
         i
         for i, (name, kind) in enumerate(types.items())
-        if kind.startswith("*") or (name.startswith("stride_") and _strides_aligned(spec, name))
+        if kind.startswith("*")
+        or name in ("head_dim", "head_dim_v")
+        or (name.startswith("stride_") and _strides_aligned(spec, name))
     ]
     return Signature(
         types=types, constexprs={}, attrs={(i,): [["tt.divisibility", 16]] for i in aligned}
@@ -277,6 +298,11 @@ def takes_descriptor(tensor: Tensor) -> bool:
         if length > 1 and (stride <= 0 or stride * size % DESCRIPTOR_ALIGNMENT):
             return False
     return True
+
+
+def take_descriptors(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the TMA unit can address all three."""
+    return takes_descriptor(q) and takes_descriptor(k) and takes_descriptor(v)
 
 
 def _descriptors(plan: _Plan, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> list[Any]:

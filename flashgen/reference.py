@@ -6,6 +6,8 @@ V may have fewer heads than Q, as long as they divide.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -129,9 +131,10 @@ def judge(
     exact_o, exact_lse = attention(
         q.double(), k.double(), v.double(), scale=scale, diagonal=diagonal
     )
-    ideal_o, ideal_lse = rounded_attention(
-        q, k, v, scale=scale, diagonal=diagonal, precision=precision
-    )
+    with _float32_products():
+        ideal_o, ideal_lse = rounded_attention(
+            q, k, v, scale=scale, diagonal=diagonal, precision=precision
+        )
     if o.numel() == 0:
         return Verdict(floors=0.0, lse=0.0)
     floor = _max_abs(ideal_o.double() - exact_o)
@@ -145,6 +148,17 @@ def judge(
         tolerance = tolerance.clamp(min=2 * _max_abs(_difference(ideal_lse.double(), exact_lse)))
     off = _difference(lse.double(), exact_lse) / tolerance.nan_to_num(posinf=1.0)
     return Verdict(floors=floors, lse=_max_abs(off))
+
+
+@contextlib.contextmanager
+def _float32_products() -> Iterator[None]:
+    """Whatever the process allows its matrix products, the floor's are full float32."""
+    allowed = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(allowed)
 
 
 def _difference(a: Tensor, b: Tensor) -> Tensor:

@@ -23,7 +23,10 @@ def served_gpu() -> str | None:
 
 
 def configure_logging(logger: logging.Logger) -> None:
-    """Set the level that FLASHGEN_LOG names (debug, info, warning, error), if it is set."""
+    """Show messages from the level that FLASHGEN_LOG names (debug, info, warning, error) on.
+
+    Unset, nothing is changed: Python shows warnings. Raises InvalidArgument for another level.
+    """
     value = os.environ.get("FLASHGEN_LOG")
     if not value:
         return
@@ -31,6 +34,8 @@ def configure_logging(logger: logging.Logger) -> None:
     if level is None:
         raise InvalidArgument(f"FLASHGEN_LOG must be debug, info, warning or error: got {value!r}")
     logger.setLevel(level)
+    if not logger.hasHandlers():
+        logger.addHandler(logging.StreamHandler())
 
 
 def interpreting() -> bool:

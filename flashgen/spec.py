@@ -251,6 +251,8 @@ def check_scale(scale: float | None, head_dim: int) -> float:
     value = float(scale)
     if not math.isfinite(value):
         raise InvalidArgument(f"scale must be a finite number: got {scale!r}")
+    if value and not 2.0**-120 <= abs(value) <= 2.0**120:  # times log2(e) it is a float32 too
+        raise InvalidArgument(f"scale must be 0 or from 2^-120 to 2^120 in size: got {scale!r}")
     return value
 
 

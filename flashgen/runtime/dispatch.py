@@ -17,6 +17,7 @@ from torch import Tensor
 
 from flashgen import interpreter, launch, settings
 from flashgen.choice import Choice
+from flashgen.config import kernel_name
 from flashgen.errors import InvalidArgument
 from flashgen.gpu import Gpu, known_target
 from flashgen.runtime import cpu
@@ -38,6 +39,7 @@ class Explanation:
     selection: Selection | None  # None: CPU tensors, served by torch
     skipped: tuple[str, ...]
     hint: str | None
+    twin: str | None = None  # the pointer twin that is launched in the choice's place
 
     def __str__(self) -> str:
         if self.selection is None:
@@ -46,6 +48,8 @@ class Explanation:
         timing = "" if choice.median_us is None else f", {choice.median_us:.1f} us"
         lines.append(f"{self.spec.name}: {choice.kernel} ({choice.source}{timing})")
         lines.append(f"  {self.selection.rung}: {self.selection.reason}")
+        if self.twin:
+            lines.append(f"  its pointer twin runs: no descriptor takes these tensors: {self.twin}")
         lines += [f"  skipped {sentence}" for sentence in self.skipped]
         if self.hint:
             lines.append(f"  to improve it: {self.hint}")
@@ -137,9 +141,15 @@ class Dispatcher:
             return Explanation(spec=spec, selection=None, skipped=(), hint=None)
         slug, gpu = self._served_as(q.device)
         found = ladder(self._served, slug, gpu, spec, problem.seq_k)
-        first = found.rungs[0]
-        hint = None if first.rung == "exact" else tune_command(spec, problem.seq_k)
-        return Explanation(spec=spec, selection=first, skipped=found.skipped, hint=hint)
+        resolved = self.lookup(q, v, causal is not False, precision)
+        first, config = (resolved or Launcher(self._package, found.rungs)).serves(q, k, v)
+        return Explanation(
+            spec=spec,
+            selection=first,
+            skipped=found.skipped,
+            hint=None if first.rung == "exact" else tune_command(spec, problem.seq_k),
+            twin=None if config == first.choice.config else kernel_name(first.choice.spec, config),
+        )
 
     def digest(self) -> str:
         """sha256 of all that decides which kernel runs: equal on two ranks, they choose alike on
@@ -166,7 +176,7 @@ class Dispatcher:
 
     def _say(self, spec: AttentionSpec, selection: Selection, seq_k: int) -> None:
         """Once per spec and rung: where its kernel comes from, and what would improve it."""
-        settings.configure_logging(logger)
+        settings.configure_logging(logging.getLogger("flashgen"))
         if (spec, selection.rung) in self._said:
             return
         self._said.add((spec, selection.rung))
@@ -182,11 +192,12 @@ class Dispatcher:
     def _served_as(self, device: torch.device) -> tuple[str, Gpu]:
         """The slug whose table serves a device, and the Gpu whose limits hold."""
         wanted = settings.served_gpu()
+        if wanted is not None and wanted not in self._served.archs:
+            wanted = known_target(wanted).slug
         if device.type != "cuda":
             if wanted is None:
                 raise InvalidArgument(f"q must be on a GPU or on the CPU: got device {device}")
-            gpu = known_target(wanted)
-            return gpu.slug, gpu
+            return wanted, known_target(wanted)
         gpu = self._gpus.get(device) or launch.device_gpu(device.index or 0)
         self._gpus[device] = gpu
         return wanted or gpu.slug, gpu

@@ -8,86 +8,112 @@ from __future__ import annotations
 
 import importlib
 import logging
+import threading
 
 from torch import Tensor
 
 from flashgen import interpreter, launch
 from flashgen.config import KernelConfig, kernel_name
-from flashgen.errors import GeneratedError, LaunchError, ToolchainError
+from flashgen.errors import GeneratedError, LaunchError
 from flashgen.runtime.select import Selection
-from flashgen.spec import AttentionSpec
 
 logger = logging.getLogger("flashgen.runtime")
 
 
 class Launcher:
-    """Runs the kernels of a ladder for one spec, bucket and device."""
+    """Runs the kernels of a ladder for one spec, bucket and device.
+
+    Tensors that cannot have descriptors go down a ladder of their own, of pointer twins: what one
+    of them lacks says nothing of the kernels that aligned tensors run.
+    """
 
     def __init__(self, package: str, rungs: tuple[Selection, ...]) -> None:
-        self._package = package
-        self._rungs = list(rungs)
-        self._take_first_rung()
+        self._aligned = _Steps(package, [(rung, rung.choice.config) for rung in rungs])
+        self._unaligned = self._aligned
+        if any(rung.choice.config.loads == "descriptor" for rung in rungs):
+            twins = [(rung, rung.choice.config.pointer_twin()) for rung in rungs]
+            self._unaligned = _Steps(package, twins)
 
     @property
     def selection(self) -> Selection:
-        """The rung that serves now."""
-        return self._rungs[0]
+        """The rung that serves aligned tensors now."""
+        return self._aligned.selection
+
+    def serves(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Selection, KernelConfig]:
+        """The rung that serves these tensors now, and the config that it launches for them."""
+        steps = self._steps(q, k, v)
+        return steps.selection, steps.config
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, scale: float, diagonal: int | None
     ) -> tuple[Tensor, Tensor]:
         """Launch. Arguments and results are those of flashgen.launch.launch."""
-        bound = self._bound
-        if self._by_descriptor and not (
-            launch.takes_descriptor(q) and launch.takes_descriptor(k) and launch.takes_descriptor(v)
-        ):
-            bound = self._twin or self._bind_twin()
-        try:
-            return bound(q, k, v, scale, diagonal)
-        except Exception as error:
-            return self._recover(error, q, k, v, scale, diagonal)
+        return self._steps(q, k, v).run(q, k, v, scale, diagonal)
 
-    def _recover(
-        self, error: Exception, q: Tensor, k: Tensor, v: Tensor, scale: float, diagonal: int | None
+    def _steps(self, q: Tensor, k: Tensor, v: Tensor) -> _Steps:
+        if self._unaligned is self._aligned or launch.take_descriptors(q, k, v):
+            return self._aligned
+        return self._unaligned
+
+
+class _Steps:
+    """Kernels to try in order: the first that fits the GPU is kept, for all threads."""
+
+    def __init__(self, package: str, steps: list[tuple[Selection, KernelConfig]]) -> None:
+        self._package = package
+        self._steps = steps
+        self._bound: launch.Bound | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def selection(self) -> Selection:
+        return self._steps[0][0]
+
+    @property
+    def config(self) -> KernelConfig:
+        return self._steps[0][1]
+
+    def run(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, diagonal: int | None
     ) -> tuple[Tensor, Tensor]:
-        """Take the next rung where the kernel does not fit; name what is missing where Triton
-        cannot build.
-        """
-        if "C compiler" in str(error):
-            raise ToolchainError(
-                "Triton needs a C compiler at a kernel's first launch and found none: "
-                "install gcc or clang, or set CC"
-            ) from error
-        if not is_out_of_resources(error):
-            raise error
-        failed = self._rungs.pop(0)
-        if not self._rungs:
-            raise LaunchError(
-                f"no kernel fits this GPU: {failed.choice.kernel}: {error}"
-            ) from error
-        logger.warning(
-            "%s does not fit this GPU (%s); taking %s",
-            failed.choice.kernel,
-            error,
-            self._rungs[0].choice.kernel,
-        )
-        self._take_first_rung()
-        return self(q, k, v, scale, diagonal)
+        bound = self._bound
+        while True:
+            if bound is None:
+                bound = self._bind_first()
+            try:
+                return bound(q, k, v, scale, diagonal)
+            except Exception as error:
+                if (missing := launch.toolchain_error(error)) is not None:
+                    raise missing from error
+                if not is_out_of_resources(error):
+                    raise
+                bound = self._next(bound, error)
 
-    def _take_first_rung(self) -> None:
-        choice = self._rungs[0].choice
-        self._by_descriptor = choice.config.loads == "descriptor"
-        self._bound = self._bind(choice.spec, choice.config)
-        self._twin: launch.Bound | None = None
+    def _next(self, failed: launch.Bound, error: Exception) -> launch.Bound:
+        """Step down from a kernel that does not fit, unless another thread has done so already."""
+        with self._lock:
+            if self._bound is not failed and self._bound is not None:
+                return self._bound
+            selection, config = self._steps[0]
+            name = kernel_name(selection.choice.spec, config)
+            if len(self._steps) == 1:
+                raise LaunchError(f"no kernel fits this GPU: {name}: {error}") from error
+            del self._steps[0]
+            following = kernel_name(self.selection.choice.spec, self.config)
+            logger.warning("%s does not fit this GPU (%s); taking %s", name, error, following)
+            self._bound = self._bind()
+            return self._bound
 
-    def _bind_twin(self) -> launch.Bound:
-        choice = self._rungs[0].choice
-        logger.info("%s: unaligned tensors, launching its pointer twin", choice.kernel)
-        self._twin = self._bind(choice.spec, choice.config.pointer_twin())
-        return self._twin
+    def _bind_first(self) -> launch.Bound:
+        with self._lock:
+            if self._bound is None:
+                self._bound = self._bind()
+            return self._bound
 
-    def _bind(self, spec: AttentionSpec, config: KernelConfig) -> launch.Bound:
+    def _bind(self) -> launch.Bound:
+        """Import the kernel of the first step, and bind it."""
         interpreter.prepare()
+        spec, config = self.selection.choice.spec, self.config
         name = kernel_name(spec, config)
         try:
             module = importlib.import_module(f"{self._package}.kernels.{name}")

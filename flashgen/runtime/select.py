@@ -56,7 +56,7 @@ def ladder(served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int)
     """
     rungs: list[Selection] = []
     skipped: list[str] = []
-    for selection in _candidates(served, slug, gpu.arch, spec, seq_k):
+    for selection in _candidates(served, slug, gpu, spec, seq_k):
         reason = why_unfit(selection.choice, gpu)
         if reason is None:
             rungs.append(selection)
@@ -88,7 +88,7 @@ def why_unfit(choice: Choice, gpu: Gpu) -> str | None:
 
 
 def _candidates(
-    served: Served, slug: str, arch: str, spec: AttentionSpec, seq_k: int
+    served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int
 ) -> Iterator[Selection]:
     bucket = bucket_of(seq_k)
     for choice in _by_bucket(served, slug, spec, seq_k):
@@ -98,9 +98,9 @@ def _candidates(
         else:
             reason = f"{slug} has no entry for seq_k in {bucket}; {choice.bucket} is the nearest"
             yield Selection(choice=choice, rung="nearest_bucket", slug=slug, reason=reason)
-    for other in _relatives(served, slug, arch):
+    for other in _relatives(served, slug, gpu):
         for choice in _by_bucket(served, other, spec, seq_k):
-            how = "its alias" if ALIASES.get(slug) == other else f"{arch} too"
+            how = "its alias" if ALIASES.get(slug) == other else f"{gpu.arch} too"
             reason = f"no entry for {spec.name} on {slug}; {other} is {how}"
             yield Selection(choice=choice, rung="relative", slug=other, reason=reason)
     # tf32 is a licence, not an order: where no tf32 kernel runs, the ieee one does.
@@ -126,18 +126,19 @@ def _by_bucket(served: Served, slug: str, spec: AttentionSpec, seq_k: int) -> li
     return sorted((c for c in served.choices.get(slug, ()) if c.spec == spec), key=distance)
 
 
-def _relatives(served: Served, slug: str, arch: str) -> list[str]:
+def _relatives(served: Served, slug: str, gpu: Gpu) -> list[str]:
     """Other GPUs whose entries may serve: the alias first, then those of the architecture, by SM
     count.
     """
-    sms = TARGETS[slug].sms if slug in TARGETS else 0
 
     def order(other: str) -> tuple[bool, int, str]:
-        apart = abs(TARGETS[other].sms - sms) if other in TARGETS else 0
+        apart = abs(TARGETS[other].sms - gpu.sms) if other in TARGETS else 0
         return ALIASES.get(slug) != other, apart, other
 
     related = [
-        s for s, a in served.archs.items() if s != slug and (a == arch or ALIASES.get(slug) == s)
+        s
+        for s, a in served.archs.items()
+        if s != slug and (a == gpu.arch or ALIASES.get(slug) == s)
     ]
     return sorted(related, key=order)
 

@@ -17,7 +17,7 @@ DIGESTS: dict[str, str] = {
         "sha256:4227e33c1827ea05ea5d0120af704af145497afb08147f3fe72922c6d1b3ae1f"
     ),
     "fwd_bf16_d128_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:1ca4d879d32babfd9f3ef47e22a590661f33dc602a6edd981a3dba76b8683e01"
+        "sha256:9d3f6031b34a3ae75c35529b0da34bdf8341ffc0428aa50f1c8acef7c88baae2"
     ),
     "fwd_bf16_d128_causal_br128_bc128_w8_s2_fa2_pointer_longest_first": (
         "sha256:708e6461c46174933de18cefb0790c4df4970facecf8ebe42b78cf59929e91cb"
@@ -26,13 +26,13 @@ DIGESTS: dict[str, str] = {
         "sha256:2e5ce37d2a20ec405d20adbd5bf1d3f291f6ccae6ae41c864d1db05e3535dcd2"
     ),
     "fwd_bf16_d128_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a771c24ef60201e5583b7eb3d07ce18932e7057732698c8ad5b61678055d7298"
+        "sha256:cfa9ef95e3ee2d39c82afba4209264a4edd16806ea2c13e394e93e13f02c63ad"
     ),
     "fwd_bf16_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:49174f08682006318b286e56511a986a62072cd041b8312f425d5f96a72bd9b8"
+        "sha256:61dd33cfe5babf5d3900d3aa42ecd685db6b89d47e3d34b6cc0fa71c27ded30c"
     ),
     "fwd_bf16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e27c54af0d40053d2679c9c17b080dc89b147d0f7965b9fbc090ebad745dabb3"
+        "sha256:b1c1a39f8ce817594bbd37612e6b7a9b56f4dc1aae88972da8231bb2725e6721"
     ),
     "fwd_bf16_d192_br128_bc64_w8_s2_fa2_pointer": (
         "sha256:740a1bb642eab07c92b827e64f95bb585aff43ff12eaf2c9cceba4fc89a63985"
@@ -53,7 +53,7 @@ DIGESTS: dict[str, str] = {
         "sha256:7a813c4d206d2cc7f37710724d9ecf8c9d110a2db1ff21598ef11f3852eb2fb5"
     ),
     "fwd_bf16_d256_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:a7f662235733b8a8ada8dbf2adb7ac9b90e48cbe8f73e1b1f0c05022a7dc818c"
+        "sha256:e749c71b9afc777dbbe53b332d2f790062557aa12bb2bbebfc872e2f8d054ebe"
     ),
     "fwd_bf16_d256_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
         "sha256:68072ea885f4b98a2c53dfbe7303814f7e4ea59bc44c391efbae855e309f8e14"
@@ -62,13 +62,13 @@ DIGESTS: dict[str, str] = {
         "sha256:e8af498780dd34d491073b0dcce8a31e263e2ab64e25f47e2792ece0d49b5cf2"
     ),
     "fwd_bf16_d256_causal_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:ac4679210662598a32b6241d14890089ed684acfb7c8cf379cc65d5a0e91575d"
+        "sha256:bf3e2b4031268d383f7e535ccc9e96e2b90e8714dfbd29a65c9a8a8df0fc28ee"
     ),
     "fwd_bf16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:16a791b47631192df280a0be089c2b24f36e3c4a08a0564a4d7bbf6c71ec8c34"
+        "sha256:ac627d52932e804f4e8ed7c4de85ca4f223fc1f20a36bd38d1a29297409e2d51"
     ),
     "fwd_bf16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:964e703c23e673442017971d0875e408cf88a6979fc5a49aa592493e3cbdbcd3"
+        "sha256:457cc6792542d3fde87ec7ae3a1d7c73775453717b46a06f93979c5c2d66ee7e"
     ),
     "fwd_bf16_d64_br128_bc64_w8_s2_fa2_pointer": (
         "sha256:7b6f40a293155b8955f634cd2a682c9873b5c273893ce082579cdfe7f2cae60d"
@@ -77,7 +77,7 @@ DIGESTS: dict[str, str] = {
         "sha256:8cfd668d33359586db7946e51e244c71dc362ba715eff334f5d01d5dbf251bb6"
     ),
     "fwd_bf16_d64_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c822d80d5ea87622cb730a48a65219078b34dd8f4fb6e37356156d549fb15ecc"
+        "sha256:df198b6e582a83395b4cb784cc0014ca25399b702666cc8360f5c491c9bc4a8c"
     ),
     "fwd_bf16_d64_causal_br128_bc128_w8_s2_fa2_pointer_longest_first": (
         "sha256:5c31d282ab6355c8079c9e63030b024538dc7b2b22a2af38194769c749d6d8d6"
@@ -92,7 +92,7 @@ DIGESTS: dict[str, str] = {
         "sha256:c9f32712bae59825805859e27bcbdd138cb0093cf5767d96c2ff9a0ae30c81df"
     ),
     "fwd_bf16_d64_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6a1d011d22bbf92e7f71a85a7b77537adf86654f4e6f2febbbe204cc74dabda2"
+        "sha256:447e147494d181f233939d7a9d235129c60d541bd94891de12cc16c72a0fdd52"
     ),
     "fwd_bf16_d96_br128_bc128_w8_s2_fa2_pointer": (
         "sha256:d8e1ea85879e786f24004b344bf520e50ee7ba27fecaaa65159ae6ffd450b8b7"
@@ -119,7 +119,7 @@ DIGESTS: dict[str, str] = {
         "sha256:658b7195f39702f28f268ebb37f9237974734051c20b40adbc806d2237c80054"
     ),
     "fwd_fp16_d128_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4ef4cdaa1e60ceea304b2c2212d2ba8698edf4b6651b7cd6b6ca5fb15e65cc16"
+        "sha256:b746663f9f546bbd2fefbab70778e261522f85a786186a8036a1c18dfb58cf77"
     ),
     "fwd_fp16_d128_causal_br128_bc128_w8_s2_fa2_pointer_longest_first": (
         "sha256:eb88b6d430730687bde6a76c918289732fba4d4ebec7bce4bca584c038d49969"
@@ -128,13 +128,13 @@ DIGESTS: dict[str, str] = {
         "sha256:d065cfa03ff4a35d13678108c46a6ece39b39f750bb1b5b55eb860b8d7328045"
     ),
     "fwd_fp16_d128_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b29c9f280c8e567878452ae4b3f25a77a9aaf001e62dcc482a10f1899fe0efb3"
+        "sha256:4f15dd67d04268dd81331f686f63fd4e8a59c9b41e7d4015193280cf8182e106"
     ),
     "fwd_fp16_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:25640c81fe984d7b8dbc6415fcf07836f157733e768f15cfbe5ed2f2557f5dbd"
+        "sha256:b126b6057095ca75beee5c0a881772e2fa42409c66a2f9aad5faf89ad88625a4"
     ),
     "fwd_fp16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d361fd7d2944a83f255b0ba705a47b591710e9b3e3a1722d4f1d2966c692194f"
+        "sha256:14353b7954b0edf487c597628a8b44d3ae0f82e6fc3dd5f02cbc9b2c0d344db5"
     ),
     "fwd_fp16_d192_br128_bc64_w8_s2_fa2_pointer": (
         "sha256:032dc4193e522933f7616f263db762b56ae4e76b8b7c91612c594732930d5932"
@@ -155,7 +155,7 @@ DIGESTS: dict[str, str] = {
         "sha256:a1ae630531345feba64a601112d0ddce2396d517aeaef8d5c4823c8a88d8242b"
     ),
     "fwd_fp16_d256_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:383214398d8f5292866828c8fb4a748c0b2ee7b6415933d573b6bfd18bfb1564"
+        "sha256:8b2aeb359cf738ef221deda30c3cc6710c354900bfeb85e02348d153c10a3332"
     ),
     "fwd_fp16_d256_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
         "sha256:362121d1589d9d520b5c60bee4a1d98d896a2170a8ef897eb0342a6dba8b6511"
@@ -164,13 +164,13 @@ DIGESTS: dict[str, str] = {
         "sha256:f9fa11a2a5445fc11df6326d1dd62dc4bc891a759e474534a8c12cd40b711525"
     ),
     "fwd_fp16_d256_causal_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:57ebb41c162846c285a664c636e3a807b90027a23df810a93818970a3a7c9375"
+        "sha256:693c37179b0c2a7a5a57a6013410ea975349c43e1edc93e1604e5690735dc51b"
     ),
     "fwd_fp16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5ae18fa9b8b03f0955d24cd1bebe146ba635f60c5372d3659d849f22c8e2c127"
+        "sha256:0b5cc0024c157a192b5ff5847d728b4c238fc148dfb0aae65413d8134a7e2a94"
     ),
     "fwd_fp16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2b9db1aeba23762ad36815562fa5e155a25fcaf3b6d6c100ebc8133ade1a1b04"
+        "sha256:baa4a0e4c884d0f3ade6a0850973b061aa9225c680e42445c28a2d2990599d12"
     ),
     "fwd_fp16_d64_br128_bc64_w8_s2_fa2_pointer": (
         "sha256:43da0262ca0451d3bf21883a4b9c99be30cf792bc2f9f7cffa71a0890f14cf18"
@@ -179,7 +179,7 @@ DIGESTS: dict[str, str] = {
         "sha256:ced2e5040c446fe3a3a793115c81d1bc8c312ff173e3959779bf1adcf81a1ef4"
     ),
     "fwd_fp16_d64_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:73693529b3fcafe594aadbbe671fe22b24b14b8a7a159b9d7d227a0b5d5b739e"
+        "sha256:163cd590d3b367e966a5d9b2c68ca99b222a09c09ea0339a2669a4f5edfac9d2"
     ),
     "fwd_fp16_d64_causal_br128_bc128_w8_s2_fa2_pointer_longest_first": (
         "sha256:06794884ab6e3d0f8f844b0fd608ef369062403119ee05f999d77e9e6fd239f8"
@@ -194,7 +194,7 @@ DIGESTS: dict[str, str] = {
         "sha256:a53944141312a67d3de16c32b1c01e803217df9e3b6e0919054d68e96ad9c4fe"
     ),
     "fwd_fp16_d64_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f34d151f87cb6207fe0fdbc4fc665f63c8a4e082d3e4991071f510d9a9fe2956"
+        "sha256:2dbb0599b64bd4e9767df9364bd0601acf9dd1e5a66cbd5b2c488ae054ac70f8"
     ),
     "fwd_fp16_d96_br128_bc128_w8_s2_fa2_pointer": (
         "sha256:06d370112116905612b850a28b8949a65e93261eb2a5383c62a563dca1c3e097"
@@ -209,63 +209,63 @@ DIGESTS: dict[str, str] = {
         "sha256:e6ee3904fbfa80bf01d7eb648b8c48ce39a7731311ccd1e56fddfc6850d3ddff"
     ),
     "fwd_fp32_d128_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:547d1bce234f8c0c9b72ee4e6c91d3a131d16c0f363446f4b38f5aa7a2e5f230"
+        "sha256:a11d7e6f357f339968b79d0baed788956c156e2960110f9eb4a0d4953f44be48"
     ),
     "fwd_fp32_d128_causal_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b2f70ec124ebedf4e66a6ebd60d6c40f2eab9912b606b6c8bb8c07cd97c60d57"
+        "sha256:b12c1e46b05b2ccf89c6bac957fffdc131ecd4316199deb32b614ca778ba347b"
     ),
     "fwd_fp32_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:85ac8c1f8bc2cf630a3e6da678b5aac1d97c1c2f136b81af14dbd4ecb1c7b09f"
+        "sha256:aac1b739dbe8cfa65f0060224a4f2374fc9a42d34567d851508335efb0ff2789"
     ),
     "fwd_fp32_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0dd76f96037a9baac62ecfa9bcb9e3cb73beb61e2cce7073bfc4c867c6e03c1d"
+        "sha256:407fd16b466cef4b57a1bd0d6e37f376d98279d323149a58f079047ec1886198"
     ),
     "fwd_fp32_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:07871900f627940e06e75552266150281d790fcdb8db8f8a17f18099bc167506"
+        "sha256:d4ec5c8c2a303a1d757e20d88c7bcc4e80645f3bdfa281906c4a80d7885c1279"
     ),
     "fwd_fp32_d256_causal_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:3504a3a9ca48333385c71f05168917ac933e716ab5f45a65ba9a7534d0c7c9ec"
+        "sha256:5ff634e3f7724c05092885045fb5f716a266bc930ecb8a3d455a4450e75d7dbe"
     ),
     "fwd_fp32_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ad58a1d540a8be1a5d9a0105fa09085d134e104177b2a4edcfbfc2bbeece858e"
+        "sha256:f1102aba95ef7c03a265c8dbdd3b957ee9b83fe8d83ec6d7b2f5d6808ac96399"
     ),
     "fwd_fp32_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0682eac1a82de422a66cca774a6bd1e0016cc8dcee97366565c4c7a1fe54f539"
+        "sha256:37e3b8ddc5ba6ca681009d316d16c5844e8473a7ee6765d4e33bcba626a737fc"
     ),
     "fwd_fp32_d64_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:cf313773dcfc9c6f727a6998bad17bab3f3485a7e4dbff4975a6927c0fbde3f0"
+        "sha256:7410d55c38fcd49cfe9dedc541116ff8e27c9231ed3a8e604f0b92e9f6091626"
     ),
     "fwd_fp32_d64_causal_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f7ccc6363b98abbc54a74680b34bce73f198f1668f34f7dffa6f61a6ec655638"
+        "sha256:61553a52ace01d14fb05d4e5ceb18c2516d0a8676708ef38af38389968cadc11"
     ),
     "fwd_tf32_d128_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:91fbda133c3426b2832bd973eb60823158466ecf4eb53e47d45d02e876a7d2bf"
+        "sha256:2d722e8080999a40c98efc051eb64420cbdfab531a66d9df2ee895dbcac39e4f"
     ),
     "fwd_tf32_d128_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e0da2d44a16d551946404660823f6324a1f35c5c7b0c8e4e97708355a35395c6"
+        "sha256:3cdf91ca4d261242cbd1a8434cdefb8c9a9f3203a5724f765d0722ea9e3b9109"
     ),
     "fwd_tf32_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0be38eb84589c55b4f5c58cfe19b914fc26859ac4f7ac33822f62d13a9917dc5"
+        "sha256:385d995773db841fe43c362c3aa057139b87c5721f6e8467bcbf8cbfb7cdc082"
     ),
     "fwd_tf32_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:03ee676b634071a6cad4f6181746a811afc71fa29396b94f15e7fba689c51734"
+        "sha256:40599e67d6d71a3448612800512050bc03f5008c418b8085365681ce09a96c83"
     ),
     "fwd_tf32_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:e98894cd09e1599c6ce064bd66fd3eda1ac9443593c3723e96a557d0befa599a"
+        "sha256:d460371a866d6efe734309b533bdcbe812c93282386a86cb62931c0f699ed43f"
     ),
     "fwd_tf32_d256_causal_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:b0587769af5cbb8267c5c53e60268f80ab74b56c2345a969187a15ad22a07c1e"
+        "sha256:610aa0f4693402edb972088f31fe45dbac763d4322181618391b824f55315db8"
     ),
     "fwd_tf32_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e5b3ce7934c3125f2f7e84bcab85000307fc397b036569ad8aaed587d0a9e2e6"
+        "sha256:64a8e6eed8d6809e29c9007190a65a72aebe3807d8bb216043518d33ff5c8baf"
     ),
     "fwd_tf32_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2f3331f354ecd3b69245664ee1c6a8e4b4f1117bf6928b2a0847aad925c194e2"
+        "sha256:c3b9050bd08dbedde6aaae4f3b1d1c2a049e2e353ca56410ecabfce9c243afb7"
     ),
     "fwd_tf32_d64_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e62dbdbad5ddb3bf21b5df6c237d463efd783c4b472db4604f2a0d19d6fcce61"
+        "sha256:3793fc9b4ff6fa187e3560f12f793b513a3c62e8c569b5460ba21d5dd02ebdb6"
     ),
     "fwd_tf32_d64_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d36914305c213911f4393b4b66dfb52cc6469c7ad45252fd9dcd79afb839425e"
+        "sha256:def4649157330cfcac1d1202cf1d17db3b494e8c32e2e7b6b67700b6dd645fbc"
     ),
 }

@@ -73,3 +73,10 @@ def test_digest_tells_tables_apart(dispatcher: Dispatcher, tmp_path: Path) -> No
     )
     assert dispatcher.digest() != other.digest()
     assert dispatcher.digest() == dispatcher.digest()
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0])
+def test_a_scale_not_above_zero_under_a_mask(dispatcher: Dispatcher, scale: float) -> None:
+    q, k, v = draw(6, 6)
+    o, _ = reference.attention(q.double(), k.double(), v.double(), scale=scale, diagonal=0)
+    torch.testing.assert_close(dispatcher.attention(q, k, v, causal=True, scale=scale), o.float())

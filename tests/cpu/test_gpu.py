@@ -5,8 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
+import triton
 
-from flashgen.errors import InvalidArgument
+from flashgen import launch
+from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.gpu import ALIASES, TARGETS, from_properties, known_target, slug_of
 
 PUBLISHED_TFLOPS = {
@@ -37,6 +40,25 @@ def test_slugs() -> None:
     assert slug_of("NVIDIA H100 80GB HBM3") == "nvidia_h100_80gb_hbm3"
     assert all(slug == gpu.slug for slug, gpu in TARGETS.items())
     assert all(target in TARGETS and alias not in TARGETS for alias, target in ALIASES.items())
+
+
+def test_an_alias_is_of_the_same_silicon() -> None:
+    assert all(ALIASES[a].split("_")[0] == a.split("_")[0] for a in ALIASES)
+    # The workstation card has the full matrix rate, and so the L40S; the RTX 4090 has half of it.
+    assert ALIASES["nvidia_rtx_6000_ada_generation"] == "nvidia_l40s"
+
+
+def test_without_a_c_compiler_the_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoCompiler:
+        def __getattr__(self, name: str) -> object:
+            raise RuntimeError(
+                "Failed to find C compiler. Please specify via CC environment variable"
+            )
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(triton.runtime.driver, "_active", NoCompiler())
+    with pytest.raises(ToolchainError, match="install gcc or clang"):
+        launch.device_gpu(0)
 
 
 def test_an_unknown_slug_names_the_nearest() -> None:

@@ -46,6 +46,14 @@ def test_a_relative_serves_a_gpu_without_a_table() -> None:
     assert [rung for rung, _ in rungs(table, "nvidia_l4", 5000)] == ["default"]
 
 
+def test_the_relative_of_a_gpu_nobody_listed_is_the_nearest_in_size() -> None:
+    choice = make_choice(SPEC, SMALL, BUCKETS[2])
+    table = served(nvidia_l4=(choice,), nvidia_geforce_rtx_4090=(choice,))
+    l40 = dataclasses.replace(TARGETS["nvidia_l40s"], name="NVIDIA L40")
+    found = ladder(table, l40.slug, l40, SPEC, 5000)
+    assert [s.slug for s in found.rungs] == ["nvidia_geforce_rtx_4090", "nvidia_l4", None]
+
+
 def test_head_dim_and_dtype_never_match_loosely() -> None:
     table = served(nvidia_h200=(make_choice(SPEC, BIG, BUCKETS[2]),))
     other = make_spec("bfloat16", 128, "causal")

@@ -115,7 +115,9 @@ def test_diagonals() -> None:
 
 def test_scale_must_be_finite() -> None:
     assert check_scale(None, 64) == 0.125
-    for bad in (float("nan"), float("inf")):
+    assert check_scale(-2.0, 64) == -2.0
+    assert check_scale(0, 64) == 0.0
+    for bad in (float("nan"), float("inf"), 1e-50, -1e39):
         with pytest.raises(InvalidArgument, match="scale"):
             check_scale(bad, 64)
 

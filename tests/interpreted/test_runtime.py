@@ -215,3 +215,34 @@ def test_a_missing_kernel_file_names_the_command(
         file.unlink()
     with pytest.raises(GeneratedError, match="flashgen generate"):
         dispatcher.attention(*draw())
+
+
+def test_a_twin_that_does_not_fit_takes_nothing_from_aligned_tensors(
+    dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_with(monkeypatch, "br64_bc32_w4_s2_fa2_pointer", OutOfResources("shared memory"))
+    q, k, v = draw()
+    unaligned = torch.randn(1, 2, 90, 67).bfloat16()[..., 1:65]
+    names = names_of_launches(monkeypatch)
+    assert_right(dispatcher, q, unaligned, v)
+    assert_right(dispatcher, q, k, v)
+    assert "descriptor" in names[-1]
+    assert "br32_bc32" in names[-2]
+
+
+def test_explain_says_what_runs(dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = draw()
+    unaligned = torch.randn(1, 2, 90, 67).bfloat16()[..., 1:65]
+    assert "twin" not in str(dispatcher.explain(q, k, v))
+    assert "br64_bc32_w4_s2_fa2_pointer" in str(dispatcher.explain(q, unaligned, v))
+    fail_with(monkeypatch, "descriptor", OutOfResources("shared memory"))
+    dispatcher.attention(q, k, v)
+    assert dispatcher.explain(q, k, v).selection.choice.config == LONGER  # type: ignore[union-attr]
+
+
+def test_a_slug_nobody_knows_is_refused(
+    dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHGEN_GPU", "nvidia_h20O")
+    with pytest.raises(ValueError, match="nvidia_h200"):
+        dispatcher.attention(*draw())
