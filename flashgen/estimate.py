@@ -1,9 +1,10 @@
 """Compiled -> an estimated Timing with no GPU: a first ranking, enough to reject the hopeless.
 
-It does no more than that. The time of a tile comes from the pipes its main loop loads and from
-how many warps share them; the grid is list-scheduled over the SMs with each block's own number
-of tiles. Models of this kind rank attention configs poorly (Spearman 0.3 to 0.7 on published
-landscapes), hence the wide band; a replay of the SASS is to take its place. Left out: latencies of memory, L2 misses of long sequences, bank conflicts, power.
+It does no more than that. The time of a tile comes from the pipes its main loop loads and from how
+many warps share them; the grid is list-scheduled over the SMs with each block's own number of
+tiles. Models of this kind rank attention configs poorly (Spearman 0.3 to 0.7 on published
+landscapes), hence the wide band; a replay of the SASS is to take its place. Left out: latencies of
+memory, L2 misses of long sequences, bank conflicts, power.
 """
 
 from __future__ import annotations

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol, Self
 
+from flashgen import check, compile, estimate, measure
 from flashgen.compile import Compiled
 from flashgen.config import KernelConfig
 from flashgen.gpu import Gpu
-from flashgen.measure import PROTOCOL
 from flashgen.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
 from flashgen.spec import AttentionSpec, Problem
+
+SLOW = (Status.SPILLS, Status.SERIALIZED, Status.NO_OVERLAP)
+"""What the compiler made runs, only not fast: no winner may be so, a pointer twin may."""
 
 
 class Evaluator(Protocol):
@@ -42,8 +45,8 @@ class Evaluator(Protocol):
         lacks something, and bugs. An abandoned iterator drops the work that it had queued. Stages
         may be asked in any order:
           compile   legal, compiled, and judged by compile.judge
-          check     against float64; the problem's lengths play no part
-          rough     a few samples, or an estimate; DROPPED if clearly slower than the best so far
+          check     against float64, SLOW kernels too; the problem's lengths play no part
+          rough     a few samples, or an estimate
           timed     many samples, or an estimate
           final     all of `configs` timed in alternation, so that their differences can be trusted
         """
@@ -89,7 +92,7 @@ class Request:
             gpu=self.gpu,
             triton=triton_version(),
             digest=digest,
-            protocol=PROTOCOL,
+            protocol=protocol_of(self.stage, self.source),
             timing=timing,
             check=check,
             registers=compiled.registers if compiled else None,
@@ -97,6 +100,15 @@ class Request:
             detail=detail,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
+
+
+def protocol_of(stage: Stage, source: Source) -> int:
+    """The version of what decides this stage's outcomes: those of another are not today's."""
+    if stage == "compile":
+        return compile.FACTS
+    if stage == "check":
+        return check.PROTOCOL
+    return estimate.PROTOCOL if source in ("estimated", "untimed") else measure.PROTOCOL
 
 
 @functools.cache

@@ -43,7 +43,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """How candidates are proposed: auto is tpe. Raises InvalidArgument for an unknown sampler."""
+    """How candidates are proposed: auto is tpe. Raises InvalidArgument."""
 
     sampler: Sampler = "auto"
     seed: int = 0
@@ -52,6 +52,8 @@ class Method:
         if self.sampler not in get_args(Sampler):
             known = ", ".join(get_args(Sampler))
             raise InvalidArgument(f"sampler must be one of {known}: got {self.sampler!r}")
+        if not 0 <= self.seed < 2**32:
+            raise InvalidArgument(f"seed must be 0 to {2**32 - 1}: got {self.seed}")
 
 
 def rendered_digest(spec: AttentionSpec, config: KernelConfig) -> str:

@@ -18,6 +18,7 @@ from typing import Self
 
 from flashgen.config import KernelConfig
 from flashgen.errors import FlashgenError
+from flashgen.evaluate import protocol_of
 from flashgen.outcome import Outcome, Source, Stage
 from flashgen.spec import AttentionSpec, Problem
 
@@ -30,7 +31,8 @@ _logger = logging.getLogger(__name__)
 class Log:
     """The outcomes of one GPU, kept in `path`; a context manager, or closed.
 
-    Only outcomes of this Triton and this measuring protocol are recalled; others stay in the file.
+    Only outcomes of this Triton and of their stage's protocol of today are recalled; others stay in
+    the file.
     A last record that a kill has torn is dropped with one notice. Raises FlashgenError where
     another tuner works in the folder, where a line cannot be read or is of another GPU, and where
     the disk does not take it.
@@ -42,12 +44,11 @@ class Log:
         *,
         gpu: str,
         triton: str,
-        protocol: int,
         notice: Notice = _logger.warning,
     ) -> None:
         self.path = path
         self._gpu = gpu
-        self._era = (triton, protocol)
+        self._triton = triton
         self._known: dict[Key, tuple[int, Outcome]] = {}
         self._count = 0
         with contextlib.ExitStack() as opened, _disk_errors(path):
@@ -159,7 +160,8 @@ class Log:
     def _remember(self, outcome: Outcome) -> None:
         """Later records take the place of earlier ones."""
         self._count += 1
-        if (outcome.triton, outcome.protocol) == self._era:
+        today = self._triton, protocol_of(outcome.stage, outcome.source)
+        if (outcome.triton, outcome.protocol) == today:
             key = _key(
                 outcome.stage,
                 outcome.spec,

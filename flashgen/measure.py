@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import math
 import statistics
 import time
@@ -44,6 +45,8 @@ BATCH_US = 20_000.0  # long beside the pause between batches, short beside the l
 LARGEST_BATCH = 16  # four entries of the launch queue each: the queue holds 1024
 STEADY_BATCHES = 3
 STEADY_WITHIN = 0.02  # the spread of medians of a GPU at rest clocks; final winners differ by more
+LOAD_US = 200_000.0  # queued while clocks and power are read, which takes milliseconds
+ENQUEUE_US = 50.0  # what a launch takes at least, as long as the host takes to queue it
 FINAL_BATCH = 4  # few in a row, so that candidates alternate faster than clocks drift
 
 PEAK_MARGIN = 1.2
@@ -68,11 +71,11 @@ class Budget:
 
 BUDGETS: dict[Effort, Budget] = {
     # Enough to see a factor of 1.5; the GPU is warm from the candidate before.
-    "rough": Budget(warm_s=0.2, sample_s=0.05, least=5, most=50),
+    "rough": Budget(warm_s=0.2, sample_s=0.05, least=3, most=50),
     # Enough to rank within 1 to 2 %.
-    "timed": Budget(warm_s=1.0, sample_s=0.4, least=20, most=500),
+    "timed": Budget(warm_s=1.0, sample_s=0.4, least=5, most=500),
     # For each candidate of the round.
-    "final": Budget(warm_s=2.0, sample_s=1.0, least=48, most=1000),
+    "final": Budget(warm_s=2.0, sample_s=1.0, least=8, most=1000),
 }
 
 
@@ -146,6 +149,16 @@ def warm_up(run: Run, stopwatch: Stopwatch, limit_s: float) -> int:
     while not _steady(medians) and stopwatch.now() < end:
         medians.append(statistics.median(stopwatch.time(run, batch)))
     return batch
+
+
+def keep_busy(runs: Sequence[Run], timings: Sequence[Timing]) -> None:
+    """Queue launches in turn, LOAD_US of them by their timings, and wait for none."""
+    queued_us = 0.0
+    for run, timing in itertools.cycle(zip(runs, timings, strict=True)):
+        if queued_us >= LOAD_US:
+            break
+        run()
+        queued_us += max(timing.median_us, ENQUEUE_US)
 
 
 def _steady(medians: Sequence[float]) -> bool:

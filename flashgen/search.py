@@ -7,6 +7,9 @@ With no GPU all candidates are compiled and estimated, then checked in order of 
 winner, two runners-up and the default are right. Where nothing can be estimated, the order is that
 of the seeds, then of the space.
 
+A winner's pointer twin is served in its place to tensors without descriptors, so it is compiled and
+checked, too: a candidate whose twin is wrong or does not fit is passed over.
+
 Outcomes are looked up in the log before they are asked for, and all decisions follow from outcomes
 and seed: a search that was killed repeats nothing and ends as it would have.
 """
@@ -18,12 +21,12 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
-from itertools import islice
+from itertools import dropwhile, islice
 from typing import TYPE_CHECKING, Any
 
 from flashgen.config import KernelConfig
 from flashgen.errors import ToolchainError
-from flashgen.evaluate import Evaluator
+from flashgen.evaluate import SLOW, Evaluator
 from flashgen.goal import Budget, Found, Goal, Method, NothingRight, Progress, choose
 from flashgen.log import Log
 from flashgen.outcome import Outcome, Stage, Status
@@ -74,7 +77,8 @@ def search(
         run.walk(goal.order[: budget.trials], enough=1 + RUNNERS_UP)
     elif not run.exhaustive:
         _explore(run, _Proposer(method, goal.legal), seeds)
-    return run.found(run.final_round() if run.on_gpu else run.right_in_order())
+    ranked = run.final_round() if run.on_gpu else run.right_in_order()
+    return run.found(list(dropwhile(lambda outcome: not run.twin_serves(outcome.config), ranked)))
 
 
 def _explore(run: _Search, proposer: _Proposer, new: Sequence[KernelConfig]) -> None:
@@ -215,7 +219,10 @@ class _Search:
         rivals = [config for config in self.goal.rivals if self._passed("check", config)]
         finalists = list(dict.fromkeys([*best[:FINALISTS], *rivals]))
         finals = sorted((o for o in self._final(finalists) if o.ok), key=_us)
-        winner = choose(finals, [o for c in rivals for o in finals if o.config == c])
+        while winner := choose(finals, [o for c in rivals for o in finals if o.config == c]):
+            if self.twin_serves(winner.config):
+                break
+            finals.remove(winner)
         order = [outcome.config for outcome in ([winner] if winner else []) + finals]
         order += [config for config in best if config not in finalists]
         return [self._full(config) for config in dict.fromkeys(order)]
@@ -230,6 +237,14 @@ class _Search:
         for outcome in known or ():
             self._take(outcome)
         return [self._seen["final", config] for config in finalists]
+
+    def twin_serves(self, config: KernelConfig) -> bool:
+        """Whether this config's pointer twin, if it has one, is right and fits; it may be slow."""
+        twin = config.pointer_twin()
+        if twin == config:
+            return True
+        (built,) = self.ask("compile", [twin])
+        return (built.ok or built.status in SLOW) and self.ask("check", [twin])[0].ok
 
     def found(self, ranked: Sequence[Outcome]) -> Found:
         """The result, best first in `ranked`. Raises NothingRight where that is empty."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -20,18 +21,18 @@ from flashgen.config import why_illegal
 from flashgen.entry import Entry, Result, Run, RunnerUp
 from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError
 from flashgen.estimate import RATES
-from flashgen.evaluate import Evaluator, triton_version
+from flashgen.evaluate import Evaluator, protocol_of, triton_version
 from flashgen.evaluators.gpu import GpuEvaluator
 from flashgen.evaluators.offline import OfflineEvaluator
 from flashgen.goal import Budget, Found, Method, NothingRight, Progress, goal_for
 from flashgen.gpu import Gpu, known_target
 from flashgen.log import Log
-from flashgen.measure import PROTOCOL, Conditions
+from flashgen.measure import Conditions
 from flashgen.outcome import STRENGTH, Outcome
 from flashgen.search import search
 from flashgen.show import entries_grid
 from flashgen.spec import SHORT_DTYPE, AttentionSpec, Problem, bucket_of, flops, workload
-from flashgen.table import Table, load, save
+from flashgen.table import Table, dump, load, save
 
 OFFLINE_TARGET = "nvidia_h200"
 """Tuned for where there is no GPU and none is named."""
@@ -87,9 +88,7 @@ def tune(options: TuneOptions, console: Console) -> Table:
     state, log_file = paths.state_dir(options.out), paths.log_file(options.out, gpu.slug)
     failures: list[str] = []
     with (
-        Log(
-            log_file, gpu=gpu.slug, triton=triton_version(), protocol=PROTOCOL, notice=console.print
-        ) as log,
+        Log(log_file, gpu=gpu.slug, triton=triton_version(), notice=console.print) as log,
         _evaluator(gpu, measured, state, options.jobs) as evaluator,
     ):
         story = _Story(options, console, log, evaluator)
@@ -100,8 +99,8 @@ def tune(options: TuneOptions, console: Console) -> Table:
                 except NothingRight as error:
                     failures.append(str(error))
                     console.print(str(error))
-        except KeyboardInterrupt:
-            story.emit()
+        except (KeyboardInterrupt, FlashgenError):
+            story.emit_what_there_is()
             raise
         story.emit()
     story.report()
@@ -123,7 +122,7 @@ class _Story:
         self.console = console
         self.log = log
         self.evaluator = evaluator
-        self.table = _held_table(options.out, evaluator.gpu)
+        self.table = self._held = _held_table(options.out, evaluator.gpu)
         self.found: list[Entry] = []
         self._run = _run(evaluator)
         self._begun = time.monotonic()
@@ -179,10 +178,20 @@ class _Story:
         folder = paths.generated_dir(self.options.out)
         generate.write(generate.tables_for(self.options.out), folder)
 
+    def emit_what_there_is(self) -> None:
+        """Emit after an error, if the table has changed; a second error does not hide the first."""
+        try:
+            if self.table != self._held:
+                self.emit()
+        except FlashgenError as error:
+            self.console.print(f"generated/ is not what the table says, {error}")
+
     def report(self) -> None:
         """Print what was found, where it is, and what to try next."""
         out, slug = self.options.out, self.evaluator.gpu.slug
-        option = "" if out == Path() else f" --out {out}"
+        elsewhere = "" if out == Path() else shlex.quote(str(out))
+        option = elsewhere and f" --out {elsewhere}"
+        there = elsewhere and f"cd {elsewhere} && "
         proof = "--gpu" if self.evaluator.source == "measured" else f"--target {slug}"
         self.console.print()
         self.console.print(entries_grid(self.found))
@@ -194,7 +203,7 @@ class _Story:
             self.console.print(f"  flashgen explain {_call(last)} --gpu-slug {slug}{option}")
         self.console.print(f"  flashgen verify {proof}{option}")
         self.console.print(
-            "  from generated.dispatcher import attention  # attention(q, k, v, causal=True)"
+            f"  {there}python -c 'from generated.dispatcher import attention; help(attention)'"
         )
 
     def _budget(self) -> Budget:
@@ -222,6 +231,8 @@ class _Story:
             return f"it is {old}, and {new} never replaces that"
         if self.options.improve_only and not found.replaced and STRENGTH[new] == STRENGTH[old]:
             return "nothing beat it"
+        if _text(self.table.gpu, replace(entry, run=held.run)) == _text(self.table.gpu, held):
+            return "it says the same"
         return None
 
 
@@ -263,6 +274,11 @@ def _held_table(out: Path, gpu: Gpu) -> Table:
     return Table(gpu=gpu)
 
 
+def _text(gpu: Gpu, entry: Entry) -> str:
+    """An entry as it stands in a file, where figures have fewer digits."""
+    return dump(Table(gpu=gpu, entries=(entry,)))
+
+
 def _run(evaluator: Evaluator) -> Run:
     """The run under way, as the table records it."""
     now = datetime.now(UTC)
@@ -282,7 +298,7 @@ def _run(evaluator: Evaluator) -> Run:
         driver=None,
         clocks=None,
         power=None,
-        protocol=PROTOCOL,
+        protocol=protocol_of("final", evaluator.source),
     )
 
 

@@ -11,13 +11,10 @@ from itertools import groupby
 
 from flashgen.config import KernelConfig, kernel_name, why_illegal
 from flashgen.entry import Entry
-from flashgen.evaluate import Evaluator, triton_version
+from flashgen.evaluate import SLOW, Evaluator, triton_version
 from flashgen.generate import is_stale, kernels_of
-from flashgen.outcome import Outcome, Status
+from flashgen.outcome import Outcome
 from flashgen.table import Table
-
-SLOW = (Status.SPILLS, Status.SERIALIZED, Status.NO_OVERLAP)
-"""What a pointer twin may be: it runs only for tensors that cannot have descriptors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +79,12 @@ def _proof(
             failures.append(f"{whose}illegal: {reason}")
             continue
         built, run = compiled[config], checked[config]
-        bad = next((outcome for outcome in (built, run) if not outcome.ok), None)
-        if bad and config != entry.config and bad.status in SLOW:
-            notes.append(f"{whose}{bad.detail}")
-        elif bad:
+        slow_twin = config != entry.config and built.status in SLOW
+        bad = next((o for o in (built, run) if not o.ok and not (slow_twin and o is built)), None)
+        if bad:
             failures.append(f"{whose}{bad.status}: {bad.detail}")
+        elif slow_twin:
+            notes.append(f"{whose}{built.detail}")
     if is_stale(entry):
         notes.append("stale: the kernel's text has changed since this entry was made; tune again")
     elif compiled[entry.config].ok:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from flashgen.config import KernelConfig, why_illegal
-from flashgen.evaluate import Evaluator, triton_version
-from flashgen.measure import PROTOCOL
+from flashgen.evaluate import Evaluator, protocol_of, triton_version
 from flashgen.outcome import Outcome, Stage, Status
 from flashgen.spec import AttentionSpec, Problem, workload
 from tests.makers import make_config, make_spec
@@ -90,7 +89,8 @@ class EvaluatorContract:
                 self.problem,
             )
             assert (outcome.gpu, outcome.source) == (evaluator.gpu.slug, evaluator.source)
-            assert (outcome.triton, outcome.protocol) == (triton_version(), PROTOCOL)
+            protocol = protocol_of(stage, evaluator.source)
+            assert (outcome.triton, outcome.protocol) == (triton_version(), protocol)
             assert outcome.digest.startswith("sha256:")
             assert (outcome.timing is not None) == (stage in ("rough", "timed", "final"))
             assert (outcome.check is not None) == (stage == "check")

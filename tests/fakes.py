@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from flashgen.config import KernelConfig
+from flashgen.evaluate import protocol_of
 from flashgen.gpu import Gpu
 from flashgen.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
 from flashgen.spec import AttentionSpec, Problem
@@ -66,7 +67,7 @@ class FakeEvaluator:
             gpu=self.gpu.slug,
             triton="3.7.1",
             digest=digest_of(spec, config),
-            protocol=1,
+            protocol=protocol_of(stage, self.source),
             timing=timing,
             check=check,
             registers=128 if compiled else None,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from flashgen.config import KernelConfig
-from flashgen.evaluate import Request
+from flashgen.evaluate import SLOW, Request
 from flashgen.evaluators.build import Builder, Verdict, cpu_count
 from flashgen.evaluators.offline import check_failed, check_verdict
 from flashgen.evaluators.pool import Answer, Done, Task, Workers
@@ -27,9 +27,6 @@ from flashgen.gpu import Gpu
 from flashgen.measure import Conditions
 from flashgen.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
 from flashgen.spec import AttentionSpec, Problem
-
-DROP_ABOVE = 1.5
-"""A candidate so much slower than the best one, after a few samples, is timed no further."""
 
 SEED = 0
 """Of the inputs that are timed: the same for all candidates."""
@@ -61,7 +58,6 @@ class GpuEvaluator:
         # times.
         self._builder = Builder(gpu, cache, jobs or max(1, cpu_count() - 1), self._tasks)
         self._owner = Workers(1, env=DEVICE_ENV)
-        self._best_us: dict[tuple[AttentionSpec, Problem], float] = {}
 
     def evaluate(
         self,
@@ -81,10 +77,10 @@ class GpuEvaluator:
                 return
             for config, build in zip(configs, builds, strict=True):
                 built = build.verdict()
-                if built.status is not Status.OK or stage == "compile":
-                    yield _unrun(request, config, built)
-                elif stage == "check":
+                if stage == "check" and built.status in (Status.OK, *SLOW):
                     yield self._checked(request, config, built)
+                elif stage in ("compile", "check") or built.status is not Status.OK:
+                    yield _unrun(request, config, built)
                 else:
                     yield self._timed(request, config, built)
         finally:
@@ -100,7 +96,7 @@ class GpuEvaluator:
         answer = self._ask(self._tasks.check, payload, CHECK_LIMIT_S)
         if not isinstance(answer, Done):
             return self._failed(request, config, built, answer)
-        assert built.rendered is not None  # its status is OK
+        assert built.rendered is not None  # it compiled
         result = CheckResult(**answer.value)
         status, detail = check_verdict(result, built.rendered, self._cache)
         return request.outcome(
@@ -108,23 +104,14 @@ class GpuEvaluator:
         )
 
     def _timed(self, request: Request, config: KernelConfig, built: Verdict) -> Outcome:
-        """Time one kernel alone; DROPPED where a rough time is far from the best so far."""
+        """Time one kernel alone."""
         payload = self._timing_payload(request)
         effort = "rough" if request.stage == "rough" else "timed"
         payload |= kernel_payload(request.spec, config) | {"effort": effort}
         answer = self._ask(self._tasks.measure, payload, MEASURE_LIMIT_S)
         if not isinstance(answer, Done):
             return self._failed(request, config, built, answer)
-        timing = Timing(**answer.value)
-        best = self._best_us.get((request.spec, request.problem), timing.median_us)
-        self._best_us[request.spec, request.problem] = min(best, timing.median_us)
-        status, detail = Status.OK, ""
-        if request.stage == "rough" and timing.median_us > DROP_ABOVE * best:
-            status = Status.DROPPED
-            detail = f"{timing.median_us / best:.2f} times the best so far, {best:.1f} us"
-        return request.outcome(
-            config, status, detail, digest=built.digest, compiled=built.compiled, timing=timing
-        )
+        return _timed_outcome(request, config, built, Timing(**answer.value))
 
     def _final(
         self, request: Request, configs: Sequence[KernelConfig], built: Sequence[Verdict]
@@ -154,7 +141,8 @@ class GpuEvaluator:
             return Done({"timings": [], "sdpa": None})
         payload = self._timing_payload(request)
         payload |= {"spec": asdict(request.spec), "configs": [asdict(c) for c in configs]}
-        limit_s = MEASURE_LIMIT_S + FINAL_LIMIT_PER_CONFIG_S * len(configs)
+        with_sdpa = len(configs) + 1
+        limit_s = MEASURE_LIMIT_S + FINAL_LIMIT_PER_CONFIG_S * with_sdpa
         answer = self._ask(self._tasks.final, payload, limit_s)
         if isinstance(answer, Done):
             self.conditions = Conditions(**answer.value["conditions"])

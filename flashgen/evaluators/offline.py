@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
+from flashgen import check
 from flashgen.config import KernelConfig
 from flashgen.errors import NoEstimate, ToolchainError
 from flashgen.estimate import estimate
@@ -129,7 +130,8 @@ class OfflineEvaluator:
         return request.outcome(config, status, detail, digest=rendered.digest, check=result)
 
     def _check_file(self, digest: str) -> Path:
-        return self._cache / "checks" / f"{digest.removeprefix('sha256:')}.json"
+        name = f"{digest.removeprefix('sha256:')}-check{check.PROTOCOL}.json"
+        return self._cache / "checks" / name
 
     def _recall(self, digest: str) -> CheckResult | None:
         """A result of this digest, seed and Triton, if there is one."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from flashgen.measure import Ceiling, Conditions, Run, Stopwatch
+    from flashgen.outcome import Timing
 
 COMPILE_LIMIT_S = 60.0
 """A kernel compiles in 0.3 to 3 s, and torch is imported in 2: ten times that, on a busy
@@ -36,8 +37,8 @@ MEASURE_LIMIT_S = 60.0
 ends."""
 
 FINAL_LIMIT_PER_CONFIG_S = 20.0
-"""On top of MEASURE_LIMIT_S: warming 2 s, sampling 1 s and compiling, for each config of the
-round."""
+"""On top of MEASURE_LIMIT_S for each kernel of the round, torch's SDPA among them: warming 2 s,
+sampling 1 s and compiling; where a launch takes 1 s, 12 launches."""
 
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -132,7 +133,7 @@ def measure_round(payload: dict[str, Any]) -> dict[str, Any]:
             stopwatch=_stopwatch(payload["device"], payload["l2_bytes"]),
             ceilings=[_ceiling(payload, spec)] * len(every),
         )
-        conditions = _conditions_under_load(runs, payload["device"])
+        conditions = _conditions_under_load(every, timings, payload["device"])
     return {
         "timings": [asdict(each) for each in timings[: len(runs)]],
         "sdpa": None if sdpa is None else asdict(timings[-1]),
@@ -206,15 +207,15 @@ def _stopwatch(device: str, l2_bytes: int) -> Stopwatch:
     return CudaStopwatch(_index(device), l2_bytes)
 
 
-def _conditions_under_load(runs: Sequence[Run], device: str) -> Conditions:
+def _conditions_under_load(
+    runs: Sequence[Run], timings: Sequence[Timing], device: str
+) -> Conditions:
     """Clocks and power read while the kernels of a round are running."""
     import torch
 
-    from flashgen.measure import clocks_and_power
+    from flashgen.measure import clocks_and_power, keep_busy
 
-    for run in (*runs, *runs):  # launches only queue: the device is busy when it is read
-        for _ in range(20):
-            run()
+    keep_busy(runs, timings)
     conditions = clocks_and_power(_index(device))
     torch.cuda.synchronize(device)
     return conditions

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +27,7 @@ from flashgen.table import load, save
 from flashgen.tune import TuneOptions
 from tests.tables import AHEAD, FA2, H200, SPEC, made_entry, made_table
 
+ROOT = Path(__file__).resolve().parents[2]
 FRESH = made_entry(bucket=BUCKETS[3], config=FA2, digest=render(SPEC, FA2).digest)
 
 
@@ -57,7 +62,9 @@ def run(capsys: pytest.CaptureFixture[str]):
 
 
 def no_gpu(_: int = 0) -> None:
-    raise NoGpuError("torch sees no GPU here; name a known one with --target instead")
+    raise NoGpuError(
+        "torch sees no GPU here; without one, type: flashgen tune --target nvidia_h200"
+    )
 
 
 @pytest.fixture
@@ -77,6 +84,7 @@ class TestBadInput:
             ("tune --seq -5", 2, "--seq must be at least 1: got -5"),
             ("tune --seq 4096 --seq 5000", 2, "at most one length a bucket: got 4096 and 5000"),
             ("tune --time-budget -1", 2, "--time-budget must be more than 0 seconds: got -1.0"),
+            ("tune --seed -1", 2, "seed must be 0 to 4294967295: got -1"),
             ("tune --jobs 0", 2, "--jobs must be at least 1: got 0"),
             ("tune --sampler lucky", 2, "sampler must be one of auto"),
             ("tune --gpu --target nvidia_l4", 2, "name one of --gpu, --target"),
@@ -114,7 +122,7 @@ class TestBadInput:
             ("verify --gpu --target nvidia_h200", 2, "either --gpu or --target"),
             ("verify --target nvidia_h20", 2, "did you mean nvidia_h200?"),
             ("verify --target nvidia_h200 --jobs 0", 2, "--jobs must be at least 1: got 0"),
-            ("verify --gpu", 3, "torch sees no GPU here; name a known one with --target"),
+            ("verify --gpu", 3, "without one, type: flashgen tune --target nvidia_h200"),
         ],
     )
     @pytest.mark.usefixtures("without_gpu")
@@ -428,9 +436,11 @@ class TestVerify:
         code, (first, *_) = verify(Evaluator(only=twin, compiled=Status.SPILLS))
         assert code == 0
         assert f"pointer twin {twin.label}: as told" in first
-        code, (first, *_) = verify(Evaluator(only=twin, checked=Status.WRONG))
-        assert code == 1
-        assert f"pointer twin {twin.label}: wrong: as told" in first
+        for compiled in (Status.OK, Status.SPILLS):
+            told = Evaluator(only=twin, compiled=compiled, checked=Status.WRONG)
+            code, (first, *_) = verify(told)
+            assert code == 1
+            assert f"pointer twin {twin.label}: wrong: as told" in first
 
     def test_it_proves_with_compiler_and_interpreter(self, run, out: Path, monkeypatch) -> None:
         """No fake: one entry of one small kernel, compiled for sm_90 and interpreted."""
@@ -443,6 +453,54 @@ class TestVerify:
         assert code == 0, output + errors
         assert "1 of 1 entries hold" in output
         assert "stale" in output
+
+
+def test_an_interrupted_tune_is_whole_on_disk_and_goes_on(tmp_path: Path, monkeypatch) -> None:
+    """No fake: Ctrl-C in the second of two searches; then the same command, and what it says to try."""
+    monkeypatch.undo()
+    out = tmp_path / "of mine"
+    line = [sys.executable, "-m", "flashgen", "tune", "--target", "nvidia_l4", "--out", str(out)]
+    line += ["--head-dim", "24", "--trials", "1", "--jobs", "2"]
+    table, log = out / "configs" / "nvidia_l4.yaml", out / ".flashgen" / "nvidia_l4.jsonl"
+
+    def masks() -> list[str]:
+        """Of the entries it wrote; the shipped table has none of this head dim."""
+        return [entry.spec.mask for entry in load(table).entries if entry.spec.head_dim == 24]
+
+    running = subprocess.Popen(
+        line,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's "&" ignores it
+    )
+    while not table.exists() and running.poll() is None:
+        time.sleep(0.01)
+    os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to the children, too
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 130, errors
+    assert errors == "flashgen: interrupted; what was finished is saved\n"
+    found = [Outcome.from_json(json.loads(record)) for record in log.read_text().splitlines()]
+    assert "none" in {outcome.spec.mask for outcome in found if outcome.stage == "check"}
+    assert masks() == ["none"]
+    assert generating.check(generating.tables_for(out), out / "generated") == []
+
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert masks() == ["none", "causal"]
+    bin_first = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    tried = subprocess.run(
+        done.stdout.rstrip().splitlines()[-1],
+        shell=True,
+        cwd=ROOT,  # where another generated/ lies
+        env=os.environ | {"PATH": bin_first, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert tried.returncode == 0, tried.stderr
+    assert "attention(q" in tried.stdout
 
 
 def test_help_is_quick_and_python_m_is_the_same_program() -> None:

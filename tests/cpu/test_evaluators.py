@@ -13,8 +13,14 @@ from flashgen.evaluate import Evaluator
 from flashgen.evaluators import offline
 from flashgen.evaluators.gpu import GpuEvaluator
 from flashgen.evaluators.offline import OfflineEvaluator
+from flashgen.evaluators.pool import Answer
 from flashgen.evaluators.replay import ReplayEvaluator
-from flashgen.evaluators.tasks import INTERPRET_ENV, Tasks
+from flashgen.evaluators.tasks import (
+    FINAL_LIMIT_PER_CONFIG_S,
+    INTERPRET_ENV,
+    MEASURE_LIMIT_S,
+    Tasks,
+)
 from flashgen.gpu import known_target
 from flashgen.measure import Conditions
 from flashgen.outcome import Outcome, Status, Timing
@@ -153,6 +159,18 @@ def test_a_wrong_kernel_is_wrong_and_says_how_much(make, tmp_path: Path) -> None
 
 
 @BOTH
+def test_a_kernel_that_spills_is_checked_all_the_same(make, tmp_path: Path) -> None:
+    """A pointer twin may be slow: so whether it is right must be known."""
+    right, wrong = make_config(64, 16), make_config(16, 16, num_warps=1)
+    with make(tmp_path) as evaluator:
+        for stage in ("compile", "timed"):
+            outcomes = list(evaluator.evaluate(stage, SPEC, PROBLEM, (right, wrong)))
+            assert [o.status for o in outcomes] == [Status.SPILLS] * 2
+        outcomes = list(evaluator.evaluate("check", SPEC, PROBLEM, (right, wrong)))
+    assert [o.status for o in outcomes] == [Status.OK, Status.WRONG]
+
+
+@BOTH
 def test_what_does_not_fit_the_gpu_is_judged_so_and_carries_the_facts(make, tmp_path: Path) -> None:
     too_large = make_config(64, 256)
     with make(tmp_path) as evaluator:
@@ -222,6 +240,18 @@ class TestOffline:
             (again,) = evaluator.evaluate("check", SPEC, PROBLEM, GOOD[:1])
         assert (recalled.status, again.status) == (Status.WRONG, Status.OK)
 
+    def test_a_check_of_another_protocol_is_made_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        log = tmp_path / "log"
+        monkeypatch.setenv("CHECK_LOG", str(log))
+        for protocol in (1, 2, 2, 1):
+            monkeypatch.setattr("flashgen.check.PROTOCOL", protocol)
+            with offline_evaluator(tmp_path) as evaluator:
+                (outcome,) = evaluator.evaluate("check", SPEC, PROBLEM, GOOD[:1])
+            assert outcome.protocol == protocol
+        assert log.read_text().count("checked") == 2
+
     def test_no_estimate_is_untimed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(*_: object) -> Timing:
             raise NoEstimate("the estimator does not know sm_100")
@@ -246,19 +276,28 @@ class TestOffline:
 
 
 class TestGpu:
-    def test_a_clearly_slower_one_is_dropped_with_its_time(self, tmp_path: Path) -> None:
+    def test_it_only_times_a_slower_one_the_search_drops_it(self, tmp_path: Path) -> None:
         with gpu_evaluator(tmp_path) as evaluator:
-            first = list(evaluator.evaluate("rough", SPEC, PROBLEM, (GOOD[2], GOOD[0])))
-            later = list(evaluator.evaluate("rough", SPEC, PROBLEM, (GOOD[2],)))
-            timed = list(evaluator.evaluate("timed", SPEC, PROBLEM, (GOOD[2],)))
-            other = list(evaluator.evaluate("rough", SPEC, workload(SPEC, 2048), (GOOD[2],)))
-        assert [o.status for o in first] == [Status.OK, Status.OK]  # none better was known
-        assert later[0].status is Status.DROPPED
-        assert later[0].detail == "1.51 times the best so far, 100.0 us"
-        assert later[0].timing is not None
-        assert later[0].timing.median_us == 151.0
-        assert timed[0].status is Status.OK
-        assert other[0].status is Status.OK
+            fast, slow = evaluator.evaluate("rough", SPEC, PROBLEM, (GOOD[0], GOOD[2]))
+        assert fast.timing is not None
+        assert slow.timing is not None
+        assert (fast.timing.median_us, slow.timing.median_us) == (100.0, 151.0)
+        assert (fast.status, slow.status) == (Status.OK, Status.OK)
+
+    def test_the_limit_of_the_final_round_leaves_time_for_sdpa(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        limits: list[float] = []
+        ask = GpuEvaluator._ask
+
+        def noted(self: GpuEvaluator, function: str, payload: dict, limit_s: float) -> Answer:  # type: ignore[type-arg]
+            limits.append(limit_s)
+            return ask(self, function, payload, limit_s)
+
+        monkeypatch.setattr(GpuEvaluator, "_ask", noted)
+        with gpu_evaluator(tmp_path) as evaluator:
+            list(evaluator.evaluate("final", SPEC, PROBLEM, GOOD))
+        assert limits == [MEASURE_LIMIT_S + FINAL_LIMIT_PER_CONFIG_S * (len(GOOD) + 1)]
 
     def test_rough_takes_few_samples_and_timed_many(self, tmp_path: Path) -> None:
         with gpu_evaluator(tmp_path) as evaluator:

@@ -9,12 +9,15 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from flashgen import check, compile, estimate, measure
 from flashgen.errors import FlashgenError
+from flashgen.evaluate import protocol_of
 from flashgen.log import Log
-from flashgen.outcome import CheckResult, Outcome, Stage, Status, Timing
+from flashgen.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
 from flashgen.spec import workload
 from tests.makers import make_config, make_spec
 
@@ -34,7 +37,7 @@ def outcome(stage: Stage = "timed", **changes: object) -> Outcome:
         gpu="nvidia_h200",
         triton="3.7.1",
         digest="sha256:" + "0" * 64,
-        protocol=1,
+        protocol=protocol_of(stage, str(changes.get("source", "measured"))),  # type: ignore[arg-type]
         timing=Timing(median_us=10.5, low_us=10.0, high_us=11.0, samples=20),
         check=CheckResult(passed=True, floors=1.1, lse_error=0.2, cases=7, seed=3, where="gpu"),
         detail="as found",
@@ -43,7 +46,7 @@ def outcome(stage: Stage = "timed", **changes: object) -> Outcome:
 
 
 def open_log(folder: Path, **changes: object) -> Log:
-    fields = {"gpu": "nvidia_h200", "triton": "3.7.1", "protocol": 1} | changes
+    fields = {"gpu": "nvidia_h200", "triton": "3.7.1"} | changes
     return Log(folder / "nvidia_h200.jsonl", **fields)  # type: ignore[arg-type]
 
 
@@ -105,14 +108,46 @@ def test_every_part_of_the_key_counts(tmp_path: Path, changes: dict[str, object]
         assert recall(log, outcome(), **changes) is None
 
 
-@pytest.mark.parametrize("era", [{"triton": "3.8.0"}, {"protocol": 2}])
-def test_what_another_triton_or_protocol_found_is_not_recalled(
-    tmp_path: Path, era: dict[str, object]
-) -> None:
+def test_what_another_triton_found_is_not_recalled(tmp_path: Path) -> None:
     with open_log(tmp_path) as log:
         log.append(outcome())
-    with open_log(tmp_path, **era) as log:
+    with open_log(tmp_path, triton="3.8.0") as log:
         assert recall(log, outcome()) is None
+
+
+@pytest.mark.parametrize(
+    ("stage", "source", "decides"),
+    [
+        ("compile", "measured", (compile, "FACTS")),
+        ("compile", "estimated", (compile, "FACTS")),
+        ("check", "measured", (check, "PROTOCOL")),
+        ("check", "estimated", (check, "PROTOCOL")),
+        ("timed", "measured", (measure, "PROTOCOL")),
+        ("final", "measured", (measure, "PROTOCOL")),
+        ("timed", "estimated", (estimate, "PROTOCOL")),
+        ("timed", "untimed", (estimate, "PROTOCOL")),
+    ],
+)
+def test_an_outcome_is_recalled_until_what_decides_its_stage_changes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stage: Stage,
+    source: Source,
+    decides: tuple[ModuleType, str],
+) -> None:
+    made = outcome(stage, source=source)
+    with open_log(tmp_path) as log:
+        log.append(made)
+    for module, name in (
+        (compile, "FACTS"),
+        *((m, "PROTOCOL") for m in (check, estimate, measure)),
+    ):
+        with monkeypatch.context() as patched, open_log(tmp_path) as before:
+            assert recall(before, made) == made
+            before.close()
+            patched.setattr(module, name, getattr(module, name) + 1)
+            with open_log(tmp_path) as after:
+                assert (recall(after, made) is None) == ((module, name) == decides)
 
 
 @pytest.mark.parametrize("stage", ["compile", "check"])
@@ -213,7 +248,7 @@ def test_a_log_of_another_gpu_is_refused(tmp_path: Path) -> None:
 def test_a_second_tuner_in_the_folder_says_so_and_stops(tmp_path: Path) -> None:
     with open_log(tmp_path) as log:
         with pytest.raises(FlashgenError, match=rf"another flashgen .*process {os.getpid()}"):
-            Log(tmp_path / "nvidia_l4.jsonl", gpu="nvidia_l4", triton="3.7.1", protocol=1)
+            Log(tmp_path / "nvidia_l4.jsonl", gpu="nvidia_l4", triton="3.7.1")
         log.append(outcome())  # and the first goes on
     open_log(tmp_path).close()
 
@@ -221,7 +256,7 @@ def test_a_second_tuner_in_the_folder_says_so_and_stops(tmp_path: Path) -> None:
 def test_a_killed_tuner_leaves_no_lock(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys, pathlib; from flashgen.log import Log\n"
-        "Log(pathlib.Path(sys.argv[1]), gpu='g', triton='3', protocol=1)\n"
+        "Log(pathlib.Path(sys.argv[1]), gpu='g', triton='3')\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     path = tmp_path / "nvidia_h200.jsonl"

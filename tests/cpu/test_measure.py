@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import sys
@@ -13,7 +14,9 @@ import pytest
 import torch
 
 from flashgen import measure
+from flashgen.evaluators.tasks import FINAL_LIMIT_PER_CONFIG_S, MEASURE_LIMIT_S
 from flashgen.measure import BUDGETS, Ceiling, Conditions, Implausible
+from flashgen.outcome import Timing
 from flashgen.spec import Problem, workload
 from tests.makers import make_spec
 
@@ -70,6 +73,42 @@ def test_counts_follow_from_time_within_their_bounds(effort: Any, microseconds: 
     expected = min(max(fitting, budget.least), budget.most)
     assert abs(timing.samples - expected) <= measure.LARGEST_BATCH
     assert max(stopwatch.batches) <= measure.LARGEST_BATCH
+
+
+@pytest.mark.parametrize("effort", ["rough", "timed"])
+def test_a_launch_of_a_second_fits_the_limit(effort: Any) -> None:
+    stopwatch = FakeStopwatch()
+    measure.measure(kernel(1e6), effort=effort, stopwatch=stopwatch, ceiling=NO_CEILING)
+    assert stopwatch.now() < MEASURE_LIMIT_S / 3  # the rest is for compiling and the first use
+
+
+def test_launches_of_a_second_fit_the_limit_of_the_final_round() -> None:
+    stopwatch, runs = FakeStopwatch(), [kernel(1e6) for _ in range(6)]
+    measure.interleave(runs, stopwatch=stopwatch, ceilings=[NO_CEILING] * 6)
+    assert stopwatch.now() < 0.75 * FINAL_LIMIT_PER_CONFIG_S * 6
+
+
+@pytest.mark.parametrize(
+    ("medians", "launches"),
+    [
+        ([1e6, 2e6], [1, 0]),  # a launch is enough
+        ([150_000.0, 100.0], [2, 1]),
+        ([1000.0, 3000.0], [50, 50]),
+        ([1.0], [4000]),  # the host queues no faster
+    ],
+)
+def test_the_gpu_is_kept_busy_for_a_time_not_a_count(
+    medians: list[float], launches: list[int]
+) -> None:
+    counts = [0] * len(medians)
+
+    def launch(number: int) -> None:
+        counts[number] += 1
+
+    timings = [Timing(median_us=us, low_us=us, high_us=us) for us in medians]
+    runs = [functools.partial(launch, number) for number in range(len(medians))]
+    measure.keep_busy(runs, timings)
+    assert counts == launches
 
 
 def test_long_kernels_run_in_short_batches() -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -48,7 +48,7 @@ def fake(us: Callable[[KernelConfig], float] = landscape, **fields: Any) -> Fake
 
 
 def open_log(folder: Path) -> Log:
-    return Log(folder / "log.jsonl", gpu=GPU.slug, triton="3.7.1", protocol=1)
+    return Log(folder / "log.jsonl", gpu=GPU.slug, triton="3.7.1")
 
 
 def make_goal(**changes: Any) -> Goal:
@@ -454,6 +454,62 @@ class TestFinalRound:
         assert found.incumbent.status is Status.WRONG
 
 
+class TestTwin:
+    """A winner that loads by descriptors ships with its pointer twin, or not at all."""
+
+    AHEAD = replace(BEST, loads="descriptor")
+    NEXT = make_config(128, 32)
+    GOAL = make_goal(legal=(AHEAD, NEXT, DEFAULT), seeds=())
+    TIMES: ClassVar = {AHEAD: 100.0, NEXT: 110.0, DEFAULT: 120.0}
+
+    def run(
+        self, folder: Path, source: Source, *failing: tuple[Stage, Status], **changes: Any
+    ) -> tuple[Found, FakeEvaluator]:
+        statuses = {(stage, self.AHEAD.pointer_twin()): status for stage, status in failing}
+        evaluator = fake(
+            us=lambda config: self.TIMES[config],
+            source=source,
+            failing=lambda *asked: statuses.get(asked),
+        )
+        return run(folder, evaluator, goal=replace(self.GOAL, **changes)), evaluator
+
+    @pytest.mark.parametrize("source", ["measured", "estimated"])
+    @pytest.mark.parametrize(
+        ("failing", "ships"),
+        [
+            ([], True),
+            ([("compile", Status.SPILLS)], True),
+            ([("compile", Status.SERIALIZED)], True),
+            ([("compile", Status.SPILLS), ("check", Status.WRONG)], False),
+            ([("check", Status.WRONG)], False),
+            ([("check", Status.RUN_ERROR)], False),
+            ([("compile", Status.OUT_OF_RESOURCES)], False),
+            ([("compile", Status.COMPILE_CRASH)], False),
+        ],
+    )
+    def test_it_may_be_slow_and_nothing_else(
+        self, tmp_path: Path, source: Source, failing: list[tuple[Stage, Status]], ships: bool
+    ) -> None:
+        found, _ = self.run(tmp_path, source, *failing)
+        assert found.winner.config == (self.AHEAD if ships else self.NEXT)
+        again, evaluator = self.run(tmp_path, source)
+        assert again == found
+        assert evaluator.asked == []  # the log has the twin's outcomes, too
+
+    def test_what_comes_next_must_beat_the_default_as_well(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(self.TIMES, self.NEXT, 119.9)
+        found, _ = self.run(tmp_path, "measured", ("check", Status.WRONG))
+        assert found.winner.config == DEFAULT
+
+    @pytest.mark.parametrize("source", ["measured", "estimated"])
+    def test_where_no_other_is_right_there_is_nothing(self, tmp_path: Path, source: Source) -> None:
+        only = {"legal": (self.AHEAD,), "default": self.AHEAD}
+        with pytest.raises(NothingRight, match=rf"{self.AHEAD.pointer_twin().label}, wrong: made"):
+            self.run(tmp_path, source, ("check", Status.WRONG), **only)
+
+
 class TestProgress:
     @pytest.mark.parametrize("source", ["measured", "estimated"])
     def test_it_only_grows_and_ends_near_its_total(self, tmp_path: Path, source: Source) -> None:
@@ -473,6 +529,17 @@ class TestProgress:
 def test_a_budget_that_cannot_be(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=r"trials|time_budget"):
         Budget(**fields)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_that_no_sampler_takes(seed: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"seed must be 0 to 4294967295: got {seed}"):
+        Method(seed=seed)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "genetic"])
+def test_the_last_seed_that_samplers_take(tmp_path: Path, sampler: str) -> None:
+    assert run(tmp_path, fake(), sampler=sampler, seed=2**32 - 1).candidates == 20
 
 
 def test_an_unknown_sampler() -> None:

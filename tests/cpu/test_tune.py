@@ -14,7 +14,7 @@ from rich.console import Console
 
 from flashgen import generate, paths, tune
 from flashgen.config import KernelConfig
-from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError
+from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError, ToolchainError
 from flashgen.evaluate import triton_version
 from flashgen.evaluators.gpu import GpuEvaluator
 from flashgen.evaluators.tasks import Tasks
@@ -143,6 +143,60 @@ def test_it_is_saved_after_every_search_and_emitted_when_interrupted(
     table, _ = run(monkeypatch, tmp_path, resumed, specs=(SPEC, CAUSAL))
     assert [entry.spec for entry in table.entries] == [SPEC, CAUSAL]
     assert len(resumed.asked) == len(asked)  # of the second spec; of the first nothing
+
+
+class TestErrorInTheMiddle:
+    """A machine that fails in the second search: the first one's result is emitted."""
+
+    @staticmethod
+    def full(spec: AttentionSpec) -> Served:
+        class Full(Served):
+            def outcome(self, stage: Stage, asked: AttentionSpec, *rest: Any) -> Outcome:
+                if asked == spec:
+                    raise ToolchainError("the disk is full")
+                return super().outcome(stage, asked, *rest)
+
+        return Full(us=us, gpu=H200, source="estimated")
+
+    def test_what_was_found_is_emitted(
+        self, tmp_path: Path, monkeypatch: Patch, emitted: Emitted
+    ) -> None:
+        with pytest.raises(ToolchainError, match="the disk is full"):
+            run(monkeypatch, tmp_path, self.full(CAUSAL), specs=(SPEC, CAUSAL))
+        assert emitted == [{"nvidia_h200": load(tmp_path / "configs" / "nvidia_h200.yaml")}]
+
+    def test_nothing_is_emitted_where_nothing_changed(
+        self, tmp_path: Path, monkeypatch: Patch, emitted: Emitted
+    ) -> None:
+        with pytest.raises(ToolchainError, match="the disk is full"):
+            run(monkeypatch, tmp_path, self.full(SPEC), specs=(SPEC, CAUSAL))
+        assert emitted == []
+
+    def test_a_second_error_does_not_hide_the_first(
+        self, tmp_path: Path, monkeypatch: Patch
+    ) -> None:
+        def refuse(*_: object) -> None:
+            raise FlashgenError("generated/ cannot be written")
+
+        monkeypatch.setattr(generate, "write", refuse)
+        with pytest.raises(ToolchainError, match="the disk is full"):
+            run(monkeypatch, tmp_path, self.full(CAUSAL), specs=(SPEC, CAUSAL))
+
+
+def test_a_finished_run_again_changes_nothing(
+    tmp_path: Path, monkeypatch: Patch, emitted: Emitted
+) -> None:
+    """Clocks and power of a round are not in the log: the run that measured it stays."""
+    first = Served(us=lambda config: us(config) / 7, gpu=H200)  # more digits than the table keeps
+    first.conditions = Conditions(driver="575.1", power_w=612.4)  # type: ignore[attr-defined]
+    run(monkeypatch, tmp_path, first, specs=(SPEC, CAUSAL))
+    text = (tmp_path / "configs" / "nvidia_h200.yaml").read_text()
+    assert "612 W" in text
+    again = Served(us=us, gpu=H200)
+    _, printed = run(monkeypatch, tmp_path, again, specs=(SPEC, CAUSAL))
+    assert again.asked == []
+    assert (tmp_path / "configs" / "nvidia_h200.yaml").read_text() == text
+    assert printed.count("the table's entry stays: it says the same") == 2
 
 
 def test_a_second_run_evaluates_nothing_again(
@@ -294,7 +348,9 @@ class TestWhereItRuns:
     def device(gpu: Gpu | None) -> Callable[..., Gpu]:
         def device_gpu(index: int = 0) -> Gpu:
             if gpu is None:
-                raise NoGpuError("torch sees no GPU here; name a known one with --target instead")
+                raise NoGpuError(
+                    "torch sees no GPU here; without one, type: flashgen tune --target nvidia_h200"
+                )
             return gpu
 
         return device_gpu
@@ -334,6 +390,7 @@ def test_the_end_names_the_files_and_what_to_try(
     assert explain.split()[:2] == ["flashgen", "explain"]
     assert "--dtype bf16 --head-dim 64 --seq 4096 --causal" in explain
     assert f"flashgen verify --target nvidia_h200 --out {tmp_path}" in verify
+    assert imported.split()[:4] == ["cd", str(tmp_path), "&&", "python"]
     assert "from generated.dispatcher import attention" in imported
     assert str(tmp_path / "configs" / "nvidia_h200.yaml") in printed
 
