@@ -52,6 +52,7 @@ def serve(spec: AttentionSpec, *rows: Row) -> tuple[Choice, ...]:
 
 
 estimated = partial(Row, "estimated")
+untimed = partial(Row, "untimed")
 any_length = partial(Row, "untimed", None)
 
 fwd_bf16_d16 = AttentionSpec(dtype="bfloat16", head_dim=16, head_dim_v=16, mask="none")
@@ -132,18 +133,56 @@ br16_bc16_w4_s2_fa2_pointer_any_dim = KernelConfig(
 br32_bc16_w4_s2_fa2_pointer_any_dim = KernelConfig(
     br=32, bc=16, num_warps=4, num_stages=2, head_dims="padded"
 )
+br32_bc32_w4_s1_fa2_pointer = KernelConfig(br=32, bc=32, num_warps=4, num_stages=1)
+br32_bc32_w4_s1_s_ahead_pointer = KernelConfig(
+    br=32, bc=32, num_warps=4, num_stages=1, schedule="s_ahead"
+)
+br32_bc32_w4_s2_fa2_pointer = KernelConfig(br=32, bc=32, num_warps=4, num_stages=2)
 br32_bc32_w4_s2_fa2_pointer_any_dim = KernelConfig(
     br=32, bc=32, num_warps=4, num_stages=2, head_dims="padded"
 )
+br32_bc32_w8_s2_fa2_pointer = KernelConfig(br=32, bc=32, num_warps=8, num_stages=2)
 br32_bc32_w8_s2_fa2_pointer_any_dim = KernelConfig(
     br=32, bc=32, num_warps=8, num_stages=2, head_dims="padded"
 )
+br32_bc64_w4_s1_fa2_pointer = KernelConfig(br=32, bc=64, num_warps=4, num_stages=1)
+br32_bc64_w4_s2_fa2_pointer_longest_first = KernelConfig(
+    br=32, bc=64, num_warps=4, num_stages=2, order="longest_first"
+)
+br32_bc128_w4_s2_fa2_pointer = KernelConfig(br=32, bc=128, num_warps=4, num_stages=2)
+br64_bc32_w4_s1_fa2_pointer = KernelConfig(br=64, bc=32, num_warps=4, num_stages=1)
+br64_bc32_w4_s1_s_ahead_pointer = KernelConfig(
+    br=64, bc=32, num_warps=4, num_stages=1, schedule="s_ahead"
+)
+br64_bc32_w4_s2_fa2_pointer_longest_first = KernelConfig(
+    br=64, bc=32, num_warps=4, num_stages=2, order="longest_first"
+)
+br64_bc32_w4_s2_fa2_pointer = KernelConfig(br=64, bc=32, num_warps=4, num_stages=2)
 br64_bc32_w4_s2_fa2_pointer_any_dim = KernelConfig(
     br=64, bc=32, num_warps=4, num_stages=2, head_dims="padded"
 )
+br64_bc32_w4_s3_fa2_pointer = KernelConfig(br=64, bc=32, num_warps=4, num_stages=3)
 br64_bc64_w4_s2_fa2_pointer_any_dim = KernelConfig(
     br=64, bc=64, num_warps=4, num_stages=2, head_dims="padded"
 )
+br64_bc64_w8_s1_fa2_pointer_longest_first = KernelConfig(
+    br=64, bc=64, num_warps=8, num_stages=1, order="longest_first"
+)
+br64_bc64_w8_s1_s_ahead_pointer_longest_first = KernelConfig(
+    br=64, bc=64, num_warps=8, num_stages=1, schedule="s_ahead", order="longest_first"
+)
+br64_bc64_w8_s1_s_ahead_pointer = KernelConfig(
+    br=64, bc=64, num_warps=8, num_stages=1, schedule="s_ahead"
+)
+br64_bc128_w4_s2_fa2_pointer = KernelConfig(br=64, bc=128, num_warps=4, num_stages=2)
+br64_bc128_w8_s2_fa2_pointer_longest_first = KernelConfig(
+    br=64, bc=128, num_warps=8, num_stages=2, order="longest_first"
+)
+br128_bc32_w4_s2_fa2_pointer = KernelConfig(br=128, bc=32, num_warps=4, num_stages=2)
+br128_bc32_w4_s3_fa2_pointer_longest_first = KernelConfig(
+    br=128, bc=32, num_warps=4, num_stages=3, order="longest_first"
+)
+br128_bc32_w4_s3_fa2_pointer = KernelConfig(br=128, bc=32, num_warps=4, num_stages=3)
 br128_bc32_w4_s3_s_ahead_descriptor_longest_first = KernelConfig(
     br=128,
     bc=32,
@@ -153,9 +192,24 @@ br128_bc32_w4_s3_s_ahead_descriptor_longest_first = KernelConfig(
     loads="descriptor",
     order="longest_first",
 )
+br128_bc32_w8_s1_fa2_pointer_longest_first = KernelConfig(
+    br=128, bc=32, num_warps=8, num_stages=1, order="longest_first"
+)
+br128_bc32_w8_s2_fa2_pointer_longest_first = KernelConfig(
+    br=128, bc=32, num_warps=8, num_stages=2, order="longest_first"
+)
 br128_bc32_w8_s2_s_ahead_descriptor = KernelConfig(
     br=128, bc=32, num_warps=8, num_stages=2, schedule="s_ahead", loads="descriptor"
 )
+br128_bc64_w4_s3_fa2_pointer_longest_first = KernelConfig(
+    br=128, bc=64, num_warps=4, num_stages=3, order="longest_first"
+)
+br128_bc64_w4_s3_fa2_pointer = KernelConfig(br=128, bc=64, num_warps=4, num_stages=3)
+br128_bc64_w8_s1_fa2_pointer = KernelConfig(br=128, bc=64, num_warps=8, num_stages=1)
+br128_bc64_w8_s2_fa2_pointer_longest_first = KernelConfig(
+    br=128, bc=64, num_warps=8, num_stages=2, order="longest_first"
+)
+br128_bc64_w8_s2_fa2_pointer = KernelConfig(br=128, bc=64, num_warps=8, num_stages=2)
 br128_bc64_w8_s2_s_ahead_descriptor_longest_first = KernelConfig(
     br=128,
     bc=64,
@@ -168,9 +222,23 @@ br128_bc64_w8_s2_s_ahead_descriptor_longest_first = KernelConfig(
 br128_bc64_w8_s2_s_ahead_descriptor = KernelConfig(
     br=128, bc=64, num_warps=8, num_stages=2, schedule="s_ahead", loads="descriptor"
 )
+br128_bc64_w8_s3_fa2_descriptor_longest_first = KernelConfig(
+    br=128, bc=64, num_warps=8, num_stages=3, loads="descriptor", order="longest_first"
+)
+br128_bc64_w8_s3_fa2_descriptor = KernelConfig(
+    br=128, bc=64, num_warps=8, num_stages=3, loads="descriptor"
+)
+br128_bc64_w8_s3_fa2_pointer_longest_first = KernelConfig(
+    br=128, bc=64, num_warps=8, num_stages=3, order="longest_first"
+)
+br128_bc64_w8_s3_fa2_pointer = KernelConfig(br=128, bc=64, num_warps=8, num_stages=3)
 br128_bc64_w8_s3_s_ahead_descriptor = KernelConfig(
     br=128, bc=64, num_warps=8, num_stages=3, schedule="s_ahead", loads="descriptor"
 )
+br128_bc128_w8_s2_fa2_pointer_longest_first = KernelConfig(
+    br=128, bc=128, num_warps=8, num_stages=2, order="longest_first"
+)
+br128_bc128_w8_s2_fa2_pointer = KernelConfig(br=128, bc=128, num_warps=8, num_stages=2)
 br128_bc128_w8_s2_s_ahead_descriptor_longest_first = KernelConfig(
     br=128,
     bc=128,
@@ -182,6 +250,578 @@ br128_bc128_w8_s2_s_ahead_descriptor_longest_first = KernelConfig(
 )
 br128_bc128_w8_s2_s_ahead_descriptor = KernelConfig(
     br=128, bc=128, num_warps=8, num_stages=2, schedule="s_ahead", loads="descriptor"
+)
+
+NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
+    *serve(
+        fwd_bf16_d64,
+        estimated(1, br128_bc64_w4_s3_fa2_pointer, 49152, 255, 386.83),
+        estimated(1024, br128_bc64_w4_s3_fa2_pointer, 49152, 255, 1426.0),
+        estimated(4096, br128_bc64_w4_s3_fa2_pointer, 49152, 255, 5582.9),
+        estimated(16384, br128_bc64_w4_s3_fa2_pointer, 49152, 255, 11125.3),
+    ),
+    *serve(
+        fwd_bf16_d64_causal,
+        estimated(1, br128_bc64_w4_s3_fa2_pointer_longest_first, 49152, 255, 272.28),
+        estimated(1024, br128_bc64_w4_s3_fa2_pointer_longest_first, 49152, 255, 825.97),
+        estimated(4096, br128_bc64_w4_s3_fa2_pointer_longest_first, 49152, 255, 3011.8),
+        estimated(16384, br128_bc64_w4_s3_fa2_pointer_longest_first, 49152, 255, 5871.6),
+    ),
+    *serve(
+        fwd_bf16_d96,
+        estimated(1, br128_bc32_w4_s3_fa2_pointer, 65536, 255, 488.7),
+        estimated(1024, br128_bc32_w4_s3_fa2_pointer, 65536, 255, 1869.0),
+        estimated(4096, br128_bc32_w4_s3_fa2_pointer, 65536, 255, 7390.1),
+        estimated(16384, br128_bc32_w4_s3_fa2_pointer, 65536, 255, 14751.5),
+    ),
+    *serve(
+        fwd_bf16_d96_causal,
+        estimated(1, br128_bc32_w4_s3_fa2_pointer_longest_first, 65536, 255, 329.22),
+        estimated(1024, br128_bc32_w4_s3_fa2_pointer_longest_first, 65536, 255, 1055.6),
+        estimated(4096, br128_bc32_w4_s3_fa2_pointer_longest_first, 65536, 255, 3913.6),
+        estimated(16384, br128_bc32_w4_s3_fa2_pointer_longest_first, 65536, 255, 7613.7),
+    ),
+    *serve(
+        fwd_bf16_d128,
+        estimated(1, br128_bc32_w4_s2_fa2_pointer, 49152, 255, 371.83),
+        estimated(1024, br128_bc32_w4_s2_fa2_pointer, 49152, 255, 1419.2),
+        estimated(4096, br128_bc32_w4_s2_fa2_pointer, 49152, 255, 5608.7),
+        estimated(16384, br128_bc32_w4_s2_fa2_pointer, 49152, 255, 11194.7),
+    ),
+    *serve(
+        fwd_bf16_d128_causal,
+        estimated(1, br128_bc32_w4_s3_fa2_pointer_longest_first, 65536, 255, 257.44),
+        estimated(1024, br128_bc32_w4_s3_fa2_pointer_longest_first, 65536, 255, 825.54),
+        estimated(4096, br128_bc32_w4_s3_fa2_pointer_longest_first, 65536, 255, 3054.9),
+        estimated(16384, br128_bc32_w4_s3_fa2_pointer_longest_first, 65536, 255, 5918.6),
+    ),
+    *serve(
+        fwd_bf16_d192,
+        estimated(1, br32_bc64_w4_s1_fa2_pointer, 53248, 255, 737.18),
+        estimated(1024, br32_bc64_w4_s1_fa2_pointer, 53248, 255, 2797.9),
+        estimated(4096, br32_bc128_w4_s2_fa2_pointer, 155648, 255, 10942.8),
+        estimated(16384, br32_bc128_w4_s2_fa2_pointer, 155648, 255, 21788.0),
+    ),
+    *serve(
+        fwd_bf16_d192_causal,
+        estimated(1, br32_bc64_w4_s2_fa2_pointer_longest_first, 86016, 255, 604.8),
+        estimated(1024, br32_bc64_w4_s2_fa2_pointer_longest_first, 86016, 255, 1933.8),
+        estimated(4096, br32_bc64_w4_s2_fa2_pointer_longest_first, 86016, 255, 7165.7),
+        estimated(16384, br32_bc64_w4_s2_fa2_pointer_longest_first, 86016, 255, 14163.1),
+    ),
+    *serve(
+        fwd_bf16_d256,
+        estimated(1, br64_bc32_w4_s1_fa2_pointer, 53248, 255, 643.28),
+        estimated(1024, br32_bc64_w4_s1_fa2_pointer, 53248, 255, 2368.9),
+        estimated(4096, br32_bc64_w4_s1_fa2_pointer, 53248, 255, 9354.5),
+        estimated(16384, br32_bc64_w4_s1_fa2_pointer, 53248, 255, 18668.5),
+    ),
+    *serve(
+        fwd_bf16_d256_causal,
+        estimated(1, br32_bc64_w4_s2_fa2_pointer_longest_first, 86016, 255, 508.93),
+        estimated(1024, br32_bc64_w4_s2_fa2_pointer_longest_first, 86016, 255, 1634.5),
+        estimated(4096, br32_bc64_w4_s2_fa2_pointer_longest_first, 86016, 255, 6049.2),
+        estimated(16384, br32_bc64_w4_s2_fa2_pointer_longest_first, 86016, 255, 11957.3),
+    ),
+    *serve(
+        fwd_fp16_d64,
+        estimated(1, br128_bc64_w4_s3_fa2_pointer, 49152, 255, 386.83),
+        estimated(1024, br128_bc64_w4_s3_fa2_pointer, 49152, 255, 1426.0),
+        estimated(4096, br128_bc64_w4_s3_fa2_pointer, 49152, 255, 5582.9),
+        estimated(16384, br128_bc64_w4_s3_fa2_pointer, 49152, 255, 11125.3),
+    ),
+    *serve(
+        fwd_fp16_d64_causal,
+        estimated(1, br128_bc64_w4_s3_fa2_pointer_longest_first, 49152, 255, 272.28),
+        estimated(1024, br128_bc64_w4_s3_fa2_pointer_longest_first, 49152, 255, 825.97),
+        estimated(4096, br128_bc64_w4_s3_fa2_pointer_longest_first, 49152, 255, 3011.8),
+        estimated(16384, br128_bc64_w4_s3_fa2_pointer_longest_first, 49152, 255, 5871.6),
+    ),
+    *serve(
+        fwd_fp16_d96,
+        estimated(1, br128_bc32_w4_s3_fa2_pointer, 65536, 255, 488.7),
+        estimated(1024, br128_bc32_w4_s3_fa2_pointer, 65536, 255, 1869.0),
+        estimated(4096, br128_bc32_w4_s3_fa2_pointer, 65536, 255, 7390.1),
+        estimated(16384, br128_bc32_w4_s3_fa2_pointer, 65536, 255, 14751.5),
+    ),
+    *serve(
+        fwd_fp16_d96_causal,
+        estimated(1, br128_bc32_w4_s3_fa2_pointer_longest_first, 65536, 255, 329.22),
+        estimated(1024, br128_bc32_w4_s3_fa2_pointer_longest_first, 65536, 255, 1055.6),
+        estimated(4096, br128_bc32_w4_s3_fa2_pointer_longest_first, 65536, 255, 3913.6),
+        estimated(16384, br128_bc32_w4_s3_fa2_pointer_longest_first, 65536, 255, 7613.7),
+    ),
+    *serve(
+        fwd_fp16_d128,
+        estimated(1, br128_bc32_w4_s2_fa2_pointer, 49152, 255, 371.83),
+        estimated(1024, br128_bc32_w4_s2_fa2_pointer, 49152, 255, 1419.2),
+        estimated(4096, br128_bc32_w4_s2_fa2_pointer, 49152, 255, 5608.7),
+        estimated(16384, br128_bc32_w4_s2_fa2_pointer, 49152, 255, 11194.7),
+    ),
+    *serve(
+        fwd_fp16_d128_causal,
+        estimated(1, br128_bc32_w4_s3_fa2_pointer_longest_first, 65536, 255, 257.44),
+        estimated(1024, br128_bc32_w4_s3_fa2_pointer_longest_first, 65536, 255, 825.54),
+        estimated(4096, br128_bc32_w4_s3_fa2_pointer_longest_first, 65536, 255, 3054.9),
+        estimated(16384, br128_bc32_w4_s3_fa2_pointer_longest_first, 65536, 255, 5918.6),
+    ),
+    *serve(
+        fwd_fp16_d192,
+        estimated(1, br32_bc64_w4_s1_fa2_pointer, 53248, 255, 737.18),
+        estimated(1024, br32_bc64_w4_s1_fa2_pointer, 53248, 255, 2797.9),
+        estimated(4096, br32_bc128_w4_s2_fa2_pointer, 155648, 255, 10942.8),
+        estimated(16384, br32_bc128_w4_s2_fa2_pointer, 155648, 255, 21788.0),
+    ),
+    *serve(
+        fwd_fp16_d192_causal,
+        estimated(1, br32_bc64_w4_s2_fa2_pointer_longest_first, 86016, 255, 604.8),
+        estimated(1024, br32_bc64_w4_s2_fa2_pointer_longest_first, 86016, 255, 1933.8),
+        estimated(4096, br32_bc64_w4_s2_fa2_pointer_longest_first, 86016, 255, 7165.7),
+        estimated(16384, br32_bc64_w4_s2_fa2_pointer_longest_first, 86016, 255, 14163.1),
+    ),
+    *serve(
+        fwd_fp16_d256,
+        estimated(1, br64_bc32_w4_s1_fa2_pointer, 53248, 255, 643.28),
+        estimated(1024, br32_bc64_w4_s1_fa2_pointer, 53248, 255, 2368.9),
+        estimated(4096, br32_bc64_w4_s1_fa2_pointer, 53248, 255, 9354.5),
+        estimated(16384, br32_bc64_w4_s1_fa2_pointer, 53248, 255, 18668.5),
+    ),
+    *serve(
+        fwd_fp16_d256_causal,
+        estimated(1, br32_bc64_w4_s2_fa2_pointer_longest_first, 86016, 255, 508.93),
+        estimated(1024, br32_bc64_w4_s2_fa2_pointer_longest_first, 86016, 255, 1634.5),
+        estimated(4096, br32_bc64_w4_s2_fa2_pointer_longest_first, 86016, 255, 6049.2),
+        estimated(16384, br32_bc64_w4_s2_fa2_pointer_longest_first, 86016, 255, 11957.3),
+    ),
+)
+
+NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
+    *serve(
+        fwd_bf16_d64,
+        estimated(1, br64_bc32_w4_s3_fa2_pointer, 24576, 128, 522.25),
+        estimated(1024, br64_bc32_w4_s3_fa2_pointer, 24576, 128, 2027.1),
+        estimated(4096, br64_bc32_w4_s3_fa2_pointer, 24576, 128, 8046.5),
+        estimated(16384, br64_bc32_w4_s3_fa2_pointer, 24576, 128, 16072.3),
+    ),
+    *serve(
+        fwd_bf16_d64_causal,
+        estimated(1, br64_bc32_w4_s2_fa2_pointer_longest_first, 16384, 144, 335.25),
+        estimated(1024, br64_bc32_w4_s2_fa2_pointer_longest_first, 16384, 144, 1159.0),
+        estimated(4096, br64_bc128_w4_s2_fa2_pointer, 40960, 255, 4337.7),
+        estimated(16384, br128_bc128_w8_s2_fa2_pointer_longest_first, 49152, 249, 8450.0),
+    ),
+    *serve(
+        fwd_bf16_d96,
+        estimated(1, br128_bc64_w8_s1_fa2_pointer, 49152, 255, 694.78),
+        estimated(1024, br128_bc64_w8_s1_fa2_pointer, 49152, 255, 2700.7),
+        estimated(4096, br128_bc64_w8_s1_fa2_pointer, 49152, 255, 10724.3),
+        estimated(16384, br128_bc64_w8_s1_fa2_pointer, 49152, 255, 21422.5),
+    ),
+    *serve(
+        fwd_bf16_d96_causal,
+        estimated(1, br32_bc32_w4_s2_fa2_pointer, 26624, 136, 420.37),
+        estimated(1024, br128_bc64_w8_s3_fa2_pointer_longest_first, 98304, 213, 1531.7),
+        estimated(4096, br128_bc64_w8_s3_fa2_pointer_longest_first, 98304, 213, 5714.1),
+        estimated(16384, br128_bc64_w8_s3_fa2_pointer_longest_first, 98304, 213, 11356.5),
+    ),
+    *serve(
+        fwd_bf16_d128,
+        estimated(1, br128_bc64_w8_s2_fa2_pointer, 65536, 232, 527.84),
+        estimated(1024, br128_bc64_w8_s2_fa2_pointer, 65536, 232, 2049.4),
+        estimated(4096, br128_bc64_w8_s2_fa2_pointer, 65536, 232, 8135.9),
+        estimated(16384, br128_bc64_w8_s2_fa2_pointer, 65536, 232, 16251.1),
+    ),
+    *serve(
+        fwd_bf16_d128_causal,
+        estimated(1, br32_bc32_w4_s2_fa2_pointer, 26624, 128, 325.38),
+        estimated(1024, br128_bc64_w8_s2_fa2_pointer_longest_first, 65536, 234, 1178.4),
+        estimated(4096, br64_bc128_w8_s2_fa2_pointer_longest_first, 98304, 176, 4293.1),
+        estimated(16384, br128_bc64_w8_s2_fa2_pointer_longest_first, 65536, 234, 8201.2),
+    ),
+    *serve(
+        fwd_bf16_d192,
+        estimated(1, br64_bc32_w4_s1_s_ahead_pointer, 53248, 255, 780.32),
+        estimated(1024, br64_bc32_w4_s1_s_ahead_pointer, 53248, 255, 3046.1),
+        estimated(4096, br64_bc32_w4_s1_s_ahead_pointer, 53248, 255, 12109.4),
+        estimated(16384, br64_bc32_w4_s1_s_ahead_pointer, 53248, 255, 24193.8),
+    ),
+    *serve(
+        fwd_bf16_d192_causal,
+        estimated(1, br32_bc32_w4_s1_s_ahead_pointer, 34816, 220, 406.2),
+        estimated(1024, br64_bc64_w8_s1_s_ahead_pointer_longest_first, 73728, 255, 1454.8),
+        estimated(4096, br64_bc64_w8_s1_s_ahead_pointer_longest_first, 73728, 255, 5323.1),
+        estimated(16384, br64_bc64_w8_s1_s_ahead_pointer_longest_first, 73728, 255, 10579.5),
+    ),
+    *serve(
+        fwd_bf16_d256,
+        estimated(1, br32_bc32_w4_s1_fa2_pointer, 34816, 168, 558.37),
+        estimated(1024, br32_bc32_w4_s1_fa2_pointer, 34816, 168, 2171.6),
+        estimated(4096, br32_bc32_w4_s1_fa2_pointer, 34816, 168, 8624.4),
+        estimated(16384, br32_bc32_w4_s1_fa2_pointer, 34816, 168, 17228.2),
+    ),
+    *serve(
+        fwd_bf16_d256_causal,
+        estimated(1, br32_bc32_w4_s1_fa2_pointer, 34816, 181, 329.65),
+        estimated(1024, br64_bc64_w8_s1_fa2_pointer_longest_first, 73728, 227, 1175.1),
+        estimated(4096, br64_bc64_w8_s1_fa2_pointer_longest_first, 73728, 227, 4241.9),
+        estimated(16384, br64_bc64_w8_s1_fa2_pointer_longest_first, 73728, 227, 8429.1),
+    ),
+    *serve(
+        fwd_fp16_d64,
+        estimated(1, br64_bc32_w4_s3_fa2_pointer, 24576, 128, 522.25),
+        estimated(1024, br64_bc32_w4_s3_fa2_pointer, 24576, 128, 2027.1),
+        estimated(4096, br64_bc32_w4_s3_fa2_pointer, 24576, 128, 8046.5),
+        estimated(16384, br64_bc32_w4_s3_fa2_pointer, 24576, 128, 16072.3),
+    ),
+    *serve(
+        fwd_fp16_d64_causal,
+        estimated(1, br64_bc32_w4_s2_fa2_pointer_longest_first, 16384, 144, 335.25),
+        estimated(1024, br64_bc32_w4_s2_fa2_pointer_longest_first, 16384, 144, 1159.0),
+        estimated(4096, br64_bc128_w4_s2_fa2_pointer, 40960, 255, 4337.7),
+        estimated(16384, br128_bc128_w8_s2_fa2_pointer_longest_first, 49152, 249, 8450.0),
+    ),
+    *serve(
+        fwd_fp16_d96,
+        estimated(1, br128_bc64_w8_s1_fa2_pointer, 49152, 255, 694.78),
+        estimated(1024, br128_bc64_w8_s1_fa2_pointer, 49152, 255, 2700.7),
+        estimated(4096, br128_bc64_w8_s1_fa2_pointer, 49152, 255, 10724.3),
+        estimated(16384, br128_bc64_w8_s1_fa2_pointer, 49152, 255, 21422.5),
+    ),
+    *serve(
+        fwd_fp16_d96_causal,
+        estimated(1, br32_bc32_w4_s2_fa2_pointer, 26624, 136, 420.37),
+        estimated(1024, br128_bc64_w8_s3_fa2_pointer_longest_first, 98304, 213, 1531.7),
+        estimated(4096, br128_bc64_w8_s3_fa2_pointer_longest_first, 98304, 213, 5714.1),
+        estimated(16384, br128_bc64_w8_s3_fa2_pointer_longest_first, 98304, 213, 11356.5),
+    ),
+    *serve(
+        fwd_fp16_d128,
+        estimated(1, br128_bc64_w8_s2_fa2_pointer, 65536, 232, 527.84),
+        estimated(1024, br128_bc64_w8_s2_fa2_pointer, 65536, 232, 2049.4),
+        estimated(4096, br128_bc64_w8_s2_fa2_pointer, 65536, 232, 8135.9),
+        estimated(16384, br128_bc64_w8_s2_fa2_pointer, 65536, 232, 16251.1),
+    ),
+    *serve(
+        fwd_fp16_d128_causal,
+        estimated(1, br32_bc32_w4_s2_fa2_pointer, 26624, 128, 325.38),
+        estimated(1024, br128_bc64_w8_s2_fa2_pointer_longest_first, 65536, 234, 1178.4),
+        estimated(4096, br64_bc128_w8_s2_fa2_pointer_longest_first, 98304, 176, 4293.1),
+        estimated(16384, br128_bc64_w8_s2_fa2_pointer_longest_first, 65536, 234, 8201.2),
+    ),
+    *serve(
+        fwd_fp16_d192,
+        estimated(1, br64_bc32_w4_s1_s_ahead_pointer, 53248, 255, 780.32),
+        estimated(1024, br64_bc32_w4_s1_s_ahead_pointer, 53248, 255, 3046.1),
+        estimated(4096, br64_bc32_w4_s1_s_ahead_pointer, 53248, 255, 12109.4),
+        estimated(16384, br64_bc32_w4_s1_s_ahead_pointer, 53248, 255, 24193.8),
+    ),
+    *serve(
+        fwd_fp16_d192_causal,
+        estimated(1, br32_bc32_w4_s1_s_ahead_pointer, 34816, 220, 406.2),
+        estimated(1024, br64_bc64_w8_s1_s_ahead_pointer_longest_first, 73728, 255, 1454.8),
+        estimated(4096, br64_bc64_w8_s1_s_ahead_pointer_longest_first, 73728, 255, 5323.1),
+        estimated(16384, br64_bc64_w8_s1_s_ahead_pointer_longest_first, 73728, 255, 10579.5),
+    ),
+    *serve(
+        fwd_fp16_d256,
+        estimated(1, br32_bc32_w4_s1_fa2_pointer, 34816, 168, 558.37),
+        estimated(1024, br32_bc32_w4_s1_fa2_pointer, 34816, 168, 2171.6),
+        estimated(4096, br32_bc32_w4_s1_fa2_pointer, 34816, 168, 8624.4),
+        estimated(16384, br32_bc32_w4_s1_fa2_pointer, 34816, 168, 17228.2),
+    ),
+    *serve(
+        fwd_fp16_d256_causal,
+        estimated(1, br32_bc32_w4_s1_fa2_pointer, 34816, 181, 329.65),
+        estimated(1024, br64_bc64_w8_s1_fa2_pointer_longest_first, 73728, 227, 1175.1),
+        estimated(4096, br64_bc64_w8_s1_fa2_pointer_longest_first, 73728, 227, 4241.9),
+        estimated(16384, br64_bc64_w8_s1_fa2_pointer_longest_first, 73728, 227, 8429.1),
+    ),
+)
+
+NVIDIA_GEFORCE_RTX_5090: tuple[Choice, ...] = (
+    *serve(
+        fwd_bf16_d64,
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 49152, 184),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 49152, 184),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 49152, 184),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 49152, 184),
+    ),
+    *serve(
+        fwd_bf16_d64_causal,
+        untimed(1, br128_bc64_w8_s3_fa2_pointer_longest_first, 49152, 174),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer_longest_first, 49152, 174),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer_longest_first, 49152, 174),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer_longest_first, 49152, 174),
+    ),
+    *serve(
+        fwd_bf16_d96,
+        untimed(1, br128_bc64_w8_s3_fa2_descriptor, 65568, 201),
+        untimed(1024, br128_bc64_w8_s3_fa2_descriptor, 65568, 201),
+        untimed(4096, br128_bc64_w8_s3_fa2_descriptor, 65568, 201),
+        untimed(16384, br128_bc64_w8_s3_fa2_descriptor, 65568, 201),
+    ),
+    *serve(
+        fwd_bf16_d96_causal,
+        untimed(1, br128_bc64_w8_s3_fa2_descriptor_longest_first, 65568, 209),
+        untimed(1024, br128_bc64_w8_s3_fa2_descriptor_longest_first, 65568, 209),
+        untimed(4096, br128_bc64_w8_s3_fa2_descriptor_longest_first, 65568, 209),
+        untimed(16384, br128_bc64_w8_s3_fa2_descriptor_longest_first, 65568, 209),
+    ),
+    *serve(
+        fwd_bf16_d128,
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 98304, 245),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 98304, 245),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 98304, 245),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 98304, 245),
+    ),
+    *serve(
+        fwd_bf16_d128_causal,
+        untimed(1, br128_bc64_w8_s3_fa2_pointer_longest_first, 98304, 243),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer_longest_first, 98304, 243),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer_longest_first, 98304, 243),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer_longest_first, 98304, 243),
+    ),
+    *serve(
+        fwd_bf16_d192,
+        untimed(1, br32_bc32_w8_s2_fa2_pointer, 51200, 138),
+        untimed(1024, br32_bc32_w8_s2_fa2_pointer, 51200, 138),
+        untimed(4096, br32_bc32_w8_s2_fa2_pointer, 51200, 138),
+        untimed(16384, br32_bc32_w8_s2_fa2_pointer, 51200, 138),
+    ),
+    *serve(
+        fwd_bf16_d192_causal,
+        untimed(1, br32_bc32_w8_s2_fa2_pointer, 51200, 138),
+        untimed(1024, br32_bc32_w8_s2_fa2_pointer, 51200, 138),
+        untimed(4096, br32_bc32_w8_s2_fa2_pointer, 51200, 138),
+        untimed(16384, br32_bc32_w8_s2_fa2_pointer, 51200, 138),
+    ),
+    *serve(
+        fwd_bf16_d256,
+        untimed(1, br64_bc32_w4_s2_fa2_pointer, 69632, 255),
+        untimed(1024, br64_bc32_w4_s2_fa2_pointer, 69632, 255),
+        untimed(4096, br64_bc32_w4_s2_fa2_pointer, 69632, 255),
+        untimed(16384, br64_bc32_w4_s2_fa2_pointer, 69632, 255),
+    ),
+    *serve(
+        fwd_bf16_d256_causal,
+        untimed(1, br32_bc32_w4_s2_fa2_pointer, 51200, 172),
+        untimed(1024, br32_bc32_w4_s2_fa2_pointer, 51200, 172),
+        untimed(4096, br32_bc32_w4_s2_fa2_pointer, 51200, 172),
+        untimed(16384, br32_bc32_w4_s2_fa2_pointer, 51200, 172),
+    ),
+    *serve(
+        fwd_fp16_d64,
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 49152, 184),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 49152, 184),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 49152, 184),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 49152, 184),
+    ),
+    *serve(
+        fwd_fp16_d64_causal,
+        untimed(1, br128_bc64_w8_s3_fa2_pointer_longest_first, 49152, 174),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer_longest_first, 49152, 174),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer_longest_first, 49152, 174),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer_longest_first, 49152, 174),
+    ),
+    *serve(
+        fwd_fp16_d96,
+        untimed(1, br128_bc64_w8_s3_fa2_descriptor, 65568, 201),
+        untimed(1024, br128_bc64_w8_s3_fa2_descriptor, 65568, 201),
+        untimed(4096, br128_bc64_w8_s3_fa2_descriptor, 65568, 201),
+        untimed(16384, br128_bc64_w8_s3_fa2_descriptor, 65568, 201),
+    ),
+    *serve(
+        fwd_fp16_d96_causal,
+        untimed(1, br128_bc64_w8_s3_fa2_descriptor_longest_first, 65568, 209),
+        untimed(1024, br128_bc64_w8_s3_fa2_descriptor_longest_first, 65568, 209),
+        untimed(4096, br128_bc64_w8_s3_fa2_descriptor_longest_first, 65568, 209),
+        untimed(16384, br128_bc64_w8_s3_fa2_descriptor_longest_first, 65568, 209),
+    ),
+    *serve(
+        fwd_fp16_d128,
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 98304, 245),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 98304, 245),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 98304, 245),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 98304, 245),
+    ),
+    *serve(
+        fwd_fp16_d128_causal,
+        untimed(1, br128_bc64_w8_s3_fa2_pointer_longest_first, 98304, 243),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer_longest_first, 98304, 243),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer_longest_first, 98304, 243),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer_longest_first, 98304, 243),
+    ),
+    *serve(
+        fwd_fp16_d192,
+        untimed(1, br32_bc32_w8_s2_fa2_pointer, 51200, 138),
+        untimed(1024, br32_bc32_w8_s2_fa2_pointer, 51200, 138),
+        untimed(4096, br32_bc32_w8_s2_fa2_pointer, 51200, 138),
+        untimed(16384, br32_bc32_w8_s2_fa2_pointer, 51200, 138),
+    ),
+    *serve(
+        fwd_fp16_d192_causal,
+        untimed(1, br32_bc32_w8_s2_fa2_pointer, 51200, 138),
+        untimed(1024, br32_bc32_w8_s2_fa2_pointer, 51200, 138),
+        untimed(4096, br32_bc32_w8_s2_fa2_pointer, 51200, 138),
+        untimed(16384, br32_bc32_w8_s2_fa2_pointer, 51200, 138),
+    ),
+    *serve(
+        fwd_fp16_d256,
+        untimed(1, br64_bc32_w4_s2_fa2_pointer, 69632, 255),
+        untimed(1024, br64_bc32_w4_s2_fa2_pointer, 69632, 255),
+        untimed(4096, br64_bc32_w4_s2_fa2_pointer, 69632, 255),
+        untimed(16384, br64_bc32_w4_s2_fa2_pointer, 69632, 255),
+    ),
+    *serve(
+        fwd_fp16_d256_causal,
+        untimed(1, br32_bc32_w4_s2_fa2_pointer, 51200, 172),
+        untimed(1024, br32_bc32_w4_s2_fa2_pointer, 51200, 172),
+        untimed(4096, br32_bc32_w4_s2_fa2_pointer, 51200, 172),
+        untimed(16384, br32_bc32_w4_s2_fa2_pointer, 51200, 172),
+    ),
+)
+
+NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
+    *serve(
+        fwd_bf16_d64,
+        estimated(1, br128_bc64_w8_s3_s_ahead_descriptor, 73784, 128, 145.56),
+        estimated(1024, br128_bc64_w8_s3_s_ahead_descriptor, 73784, 128, 491.26),
+        estimated(4096, br128_bc64_w8_s3_s_ahead_descriptor, 73784, 128, 1874.1),
+        estimated(16384, br128_bc64_w8_s3_s_ahead_descriptor, 73784, 128, 3717.8),
+    ),
+    *serve(
+        fwd_bf16_d64_causal,
+        estimated(1, br128_bc32_w4_s3_s_ahead_descriptor_longest_first, 46080, 168, 129.34),
+        estimated(1024, br128_bc128_w8_s2_s_ahead_descriptor_longest_first, 99328, 225, 345.99),
+        estimated(4096, br128_bc128_w8_s2_s_ahead_descriptor_longest_first, 99328, 225, 1098.7),
+        estimated(16384, br128_bc128_w8_s2_s_ahead_descriptor_longest_first, 99328, 225, 2050.5),
+    ),
+    *serve(
+        fwd_bf16_d96,
+        estimated(1, br128_bc128_w8_s2_s_ahead_descriptor, 196640, 250, 174.92),
+        estimated(1024, br128_bc128_w8_s2_s_ahead_descriptor, 196640, 250, 583.12),
+        estimated(4096, br128_bc128_w8_s2_s_ahead_descriptor, 196640, 250, 2215.9),
+        estimated(16384, br128_bc128_w8_s2_s_ahead_descriptor, 196640, 250, 4392.9),
+    ),
+    *serve(
+        fwd_bf16_d96_causal,
+        estimated(1, br128_bc128_w8_s2_s_ahead_descriptor_longest_first, 197632, 255, 130.33),
+        estimated(1024, br128_bc128_w8_s2_s_ahead_descriptor_longest_first, 197632, 255, 339.9),
+        estimated(4096, br128_bc128_w8_s2_s_ahead_descriptor_longest_first, 197632, 255, 1162.2),
+        estimated(16384, br128_bc128_w8_s2_s_ahead_descriptor_longest_first, 197632, 255, 2274.4),
+    ),
+    *serve(
+        fwd_bf16_d128,
+        estimated(1, br128_bc32_w8_s2_s_ahead_descriptor, 73760, 128, 132.26),
+        estimated(1024, br128_bc128_w8_s2_s_ahead_descriptor, 196640, 250, 444.99),
+        estimated(4096, br128_bc128_w8_s2_s_ahead_descriptor, 196640, 250, 1689.0),
+        estimated(16384, br128_bc128_w8_s2_s_ahead_descriptor, 196640, 250, 3347.7),
+    ),
+    *serve(
+        fwd_bf16_d128_causal,
+        estimated(1, br128_bc128_w8_s2_s_ahead_descriptor_longest_first, 197632, 255, 101.1),
+        estimated(1024, br128_bc128_w8_s2_s_ahead_descriptor_longest_first, 197632, 255, 263.69),
+        estimated(4096, br128_bc128_w8_s2_s_ahead_descriptor_longest_first, 197632, 255, 897.41),
+        estimated(16384, br128_bc128_w8_s2_s_ahead_descriptor_longest_first, 197632, 255, 1660.3),
+    ),
+    *serve(
+        fwd_bf16_d192,
+        estimated(1, br128_bc64_w8_s2_s_ahead_descriptor, 229408, 236, 148.38),
+        estimated(1024, br128_bc64_w8_s2_s_ahead_descriptor, 229408, 236, 533.3),
+        estimated(4096, br128_bc64_w8_s2_s_ahead_descriptor, 229408, 236, 2073.0),
+        estimated(16384, br128_bc64_w8_s2_s_ahead_descriptor, 229408, 236, 4125.9),
+    ),
+    *serve(
+        fwd_bf16_d192_causal,
+        estimated(1, br128_bc64_w8_s2_s_ahead_descriptor_longest_first, 230400, 239, 110.88),
+        estimated(1024, br128_bc64_w8_s2_s_ahead_descriptor_longest_first, 230400, 239, 320.46),
+        estimated(4096, br128_bc64_w8_s2_s_ahead_descriptor_longest_first, 230400, 239, 1128.8),
+        estimated(16384, br128_bc64_w8_s2_s_ahead_descriptor_longest_first, 230400, 239, 2046.2),
+    ),
+    *serve(
+        fwd_bf16_d256,
+        estimated(1, br128_bc64_w8_s2_s_ahead_descriptor, 229408, 236, 119.31),
+        estimated(1024, br128_bc64_w8_s2_s_ahead_descriptor, 229408, 236, 427.24),
+        estimated(4096, br128_bc64_w8_s2_s_ahead_descriptor, 229408, 236, 1659.0),
+        estimated(16384, br128_bc64_w8_s2_s_ahead_descriptor, 229408, 236, 3301.3),
+    ),
+    *serve(
+        fwd_bf16_d256_causal,
+        estimated(1, br128_bc64_w8_s2_s_ahead_descriptor_longest_first, 230400, 239, 90.59),
+        estimated(1024, br128_bc64_w8_s2_s_ahead_descriptor_longest_first, 230400, 239, 262.76),
+        estimated(4096, br128_bc64_w8_s2_s_ahead_descriptor_longest_first, 230400, 239, 922.45),
+        estimated(16384, br128_bc64_w8_s2_s_ahead_descriptor_longest_first, 230400, 239, 1639.9),
+    ),
+    *serve(
+        fwd_fp16_d64,
+        estimated(1, br128_bc64_w8_s3_s_ahead_descriptor, 73784, 128, 145.56),
+        estimated(1024, br128_bc64_w8_s3_s_ahead_descriptor, 73784, 128, 491.26),
+        estimated(4096, br128_bc64_w8_s3_s_ahead_descriptor, 73784, 128, 1874.1),
+        estimated(16384, br128_bc64_w8_s3_s_ahead_descriptor, 73784, 128, 3717.8),
+    ),
+    *serve(
+        fwd_fp16_d64_causal,
+        estimated(1, br128_bc32_w4_s3_s_ahead_descriptor_longest_first, 46080, 168, 129.34),
+        estimated(1024, br128_bc128_w8_s2_s_ahead_descriptor_longest_first, 99328, 225, 345.99),
+        estimated(4096, br128_bc128_w8_s2_s_ahead_descriptor_longest_first, 99328, 225, 1098.7),
+        estimated(16384, br128_bc128_w8_s2_s_ahead_descriptor_longest_first, 99328, 225, 2050.5),
+    ),
+    *serve(
+        fwd_fp16_d96,
+        estimated(1, br128_bc128_w8_s2_s_ahead_descriptor, 196640, 250, 174.92),
+        estimated(1024, br128_bc128_w8_s2_s_ahead_descriptor, 196640, 250, 583.12),
+        estimated(4096, br128_bc128_w8_s2_s_ahead_descriptor, 196640, 250, 2215.9),
+        estimated(16384, br128_bc128_w8_s2_s_ahead_descriptor, 196640, 250, 4392.9),
+    ),
+    *serve(
+        fwd_fp16_d96_causal,
+        estimated(1, br128_bc128_w8_s2_s_ahead_descriptor_longest_first, 197632, 255, 130.33),
+        estimated(1024, br128_bc128_w8_s2_s_ahead_descriptor_longest_first, 197632, 255, 339.9),
+        estimated(4096, br128_bc128_w8_s2_s_ahead_descriptor_longest_first, 197632, 255, 1162.2),
+        estimated(16384, br128_bc128_w8_s2_s_ahead_descriptor_longest_first, 197632, 255, 2274.4),
+    ),
+    *serve(
+        fwd_fp16_d128,
+        estimated(1, br128_bc32_w8_s2_s_ahead_descriptor, 73760, 128, 132.26),
+        estimated(1024, br128_bc128_w8_s2_s_ahead_descriptor, 196640, 250, 444.99),
+        estimated(4096, br128_bc128_w8_s2_s_ahead_descriptor, 196640, 250, 1689.0),
+        estimated(16384, br128_bc128_w8_s2_s_ahead_descriptor, 196640, 250, 3347.7),
+    ),
+    *serve(
+        fwd_fp16_d128_causal,
+        estimated(1, br128_bc128_w8_s2_s_ahead_descriptor_longest_first, 197632, 255, 101.1),
+        estimated(1024, br128_bc128_w8_s2_s_ahead_descriptor_longest_first, 197632, 255, 263.69),
+        estimated(4096, br128_bc128_w8_s2_s_ahead_descriptor_longest_first, 197632, 255, 897.41),
+        estimated(16384, br128_bc128_w8_s2_s_ahead_descriptor_longest_first, 197632, 255, 1660.3),
+    ),
+    *serve(
+        fwd_fp16_d192,
+        estimated(1, br128_bc64_w8_s2_s_ahead_descriptor, 229408, 236, 148.38),
+        estimated(1024, br128_bc64_w8_s2_s_ahead_descriptor, 229408, 236, 533.3),
+        estimated(4096, br128_bc64_w8_s2_s_ahead_descriptor, 229408, 236, 2073.0),
+        estimated(16384, br128_bc64_w8_s2_s_ahead_descriptor, 229408, 236, 4125.9),
+    ),
+    *serve(
+        fwd_fp16_d192_causal,
+        estimated(1, br128_bc64_w8_s2_s_ahead_descriptor_longest_first, 230400, 239, 110.88),
+        estimated(1024, br128_bc64_w8_s2_s_ahead_descriptor_longest_first, 230400, 239, 320.46),
+        estimated(4096, br128_bc64_w8_s2_s_ahead_descriptor_longest_first, 230400, 239, 1128.8),
+        estimated(16384, br128_bc64_w8_s2_s_ahead_descriptor_longest_first, 230400, 239, 2046.2),
+    ),
+    *serve(
+        fwd_fp16_d256,
+        estimated(1, br128_bc64_w8_s2_s_ahead_descriptor, 229408, 236, 119.31),
+        estimated(1024, br128_bc64_w8_s2_s_ahead_descriptor, 229408, 236, 427.24),
+        estimated(4096, br128_bc64_w8_s2_s_ahead_descriptor, 229408, 236, 1659.0),
+        estimated(16384, br128_bc64_w8_s2_s_ahead_descriptor, 229408, 236, 3301.3),
+    ),
+    *serve(
+        fwd_fp16_d256_causal,
+        estimated(1, br128_bc64_w8_s2_s_ahead_descriptor_longest_first, 230400, 239, 90.59),
+        estimated(1024, br128_bc64_w8_s2_s_ahead_descriptor_longest_first, 230400, 239, 262.76),
+        estimated(4096, br128_bc64_w8_s2_s_ahead_descriptor_longest_first, 230400, 239, 922.45),
+        estimated(16384, br128_bc64_w8_s2_s_ahead_descriptor_longest_first, 230400, 239, 1639.9),
+    ),
 )
 
 NVIDIA_H200: tuple[Choice, ...] = (
@@ -327,12 +967,165 @@ NVIDIA_H200: tuple[Choice, ...] = (
     ),
 )
 
+NVIDIA_L4: tuple[Choice, ...] = (
+    *serve(
+        fwd_bf16_d64,
+        estimated(1, br128_bc128_w8_s2_fa2_pointer, 49152, 250, 904.78),
+        estimated(1024, br64_bc32_w4_s3_fa2_pointer, 24576, 128, 3058.8),
+        estimated(4096, br64_bc32_w4_s3_fa2_pointer, 24576, 128, 12079.0),
+        estimated(16384, br64_bc32_w4_s3_fa2_pointer, 24576, 128, 24106.0),
+    ),
+    *serve(
+        fwd_bf16_d64_causal,
+        estimated(1, br128_bc64_w8_s3_fa2_pointer_longest_first, 49152, 180, 904.78),
+        estimated(1024, br128_bc32_w8_s2_fa2_pointer_longest_first, 24576, 128, 1708.1),
+        estimated(4096, br128_bc32_w8_s1_fa2_pointer_longest_first, 20480, 126, 6310.5),
+        estimated(16384, br128_bc32_w8_s2_fa2_pointer_longest_first, 24576, 128, 12386.2),
+    ),
+    *serve(
+        fwd_bf16_d96,
+        estimated(1, br128_bc64_w8_s1_fa2_pointer, 49152, 255, 1076.7),
+        estimated(1024, br128_bc64_w8_s1_fa2_pointer, 49152, 255, 4106.0),
+        estimated(4096, br128_bc64_w8_s1_fa2_pointer, 49152, 255, 16222.9),
+        estimated(16384, br128_bc64_w8_s1_fa2_pointer, 49152, 255, 32378.9),
+    ),
+    *serve(
+        fwd_bf16_d96_causal,
+        estimated(1, br128_bc64_w8_s3_fa2_pointer_longest_first, 98304, 213, 888.39),
+        estimated(1024, br128_bc64_w8_s3_fa2_pointer_longest_first, 98304, 213, 2249.7),
+        estimated(4096, br128_bc64_w8_s3_fa2_pointer_longest_first, 98304, 213, 8310.3),
+        estimated(16384, br128_bc64_w8_s3_fa2_pointer_longest_first, 98304, 213, 16270.1),
+    ),
+    *serve(
+        fwd_bf16_d128,
+        estimated(1, br128_bc64_w8_s3_fa2_pointer, 98304, 202, 901.28),
+        estimated(1024, br128_bc64_w8_s2_fa2_pointer, 65536, 232, 3120.9),
+        estimated(4096, br128_bc64_w8_s2_fa2_pointer, 65536, 232, 12327.4),
+        estimated(16384, br128_bc64_w8_s2_fa2_pointer, 65536, 232, 24602.8),
+    ),
+    *serve(
+        fwd_bf16_d128_causal,
+        estimated(1, br128_bc64_w8_s3_fa2_pointer_longest_first, 98304, 210, 901.28),
+        estimated(1024, br128_bc64_w8_s2_fa2_pointer_longest_first, 65536, 234, 1701.3),
+        estimated(4096, br128_bc64_w8_s2_fa2_pointer_longest_first, 65536, 234, 6259.8),
+        estimated(16384, br128_bc64_w8_s2_fa2_pointer_longest_first, 65536, 234, 12229.2),
+    ),
+    *serve(
+        fwd_bf16_d192,
+        estimated(1, br64_bc32_w4_s1_s_ahead_pointer, 53248, 255, 1360.4),
+        estimated(1024, br64_bc32_w4_s1_s_ahead_pointer, 53248, 255, 5248.6),
+        estimated(4096, br64_bc32_w4_s1_s_ahead_pointer, 53248, 255, 20801.5),
+        estimated(16384, br64_bc32_w4_s1_s_ahead_pointer, 53248, 255, 41538.8),
+    ),
+    *serve(
+        fwd_bf16_d192_causal,
+        estimated(1, br64_bc64_w8_s1_s_ahead_pointer_longest_first, 73728, 255, 844.05),
+        estimated(1024, br64_bc64_w8_s1_s_ahead_pointer_longest_first, 73728, 255, 2265.3),
+        estimated(4096, br64_bc64_w8_s1_s_ahead_pointer_longest_first, 73728, 255, 8523.5),
+        estimated(16384, br64_bc64_w8_s1_s_ahead_pointer_longest_first, 73728, 255, 16909.7),
+    ),
+    *serve(
+        fwd_bf16_d256,
+        estimated(1, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 1059.7),
+        estimated(1024, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 4082.8),
+        estimated(4096, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 16175.0),
+        estimated(16384, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 32298.0),
+    ),
+    *serve(
+        fwd_bf16_d256_causal,
+        estimated(1, br64_bc64_w8_s1_s_ahead_pointer, 73728, 255, 899.53),
+        estimated(1024, br64_bc64_w8_s1_s_ahead_pointer_longest_first, 73728, 255, 1821.5),
+        estimated(4096, br64_bc64_w8_s1_s_ahead_pointer_longest_first, 73728, 255, 6829.0),
+        estimated(16384, br64_bc64_w8_s1_s_ahead_pointer_longest_first, 73728, 255, 13544.4),
+    ),
+    *serve(
+        fwd_fp16_d64,
+        estimated(1, br128_bc128_w8_s2_fa2_pointer, 49152, 250, 904.78),
+        estimated(1024, br64_bc32_w4_s3_fa2_pointer, 24576, 128, 3058.8),
+        estimated(4096, br64_bc32_w4_s3_fa2_pointer, 24576, 128, 12079.0),
+        estimated(16384, br64_bc32_w4_s3_fa2_pointer, 24576, 128, 24106.0),
+    ),
+    *serve(
+        fwd_fp16_d64_causal,
+        estimated(1, br128_bc64_w8_s3_fa2_pointer_longest_first, 49152, 180, 904.78),
+        estimated(1024, br128_bc32_w8_s2_fa2_pointer_longest_first, 24576, 128, 1708.1),
+        estimated(4096, br128_bc32_w8_s1_fa2_pointer_longest_first, 20480, 126, 6310.5),
+        estimated(16384, br128_bc32_w8_s2_fa2_pointer_longest_first, 24576, 128, 12386.2),
+    ),
+    *serve(
+        fwd_fp16_d96,
+        estimated(1, br128_bc64_w8_s1_fa2_pointer, 49152, 255, 1076.7),
+        estimated(1024, br128_bc64_w8_s1_fa2_pointer, 49152, 255, 4106.0),
+        estimated(4096, br128_bc64_w8_s1_fa2_pointer, 49152, 255, 16222.9),
+        estimated(16384, br128_bc64_w8_s1_fa2_pointer, 49152, 255, 32378.9),
+    ),
+    *serve(
+        fwd_fp16_d96_causal,
+        estimated(1, br128_bc64_w8_s3_fa2_pointer_longest_first, 98304, 213, 888.39),
+        estimated(1024, br128_bc64_w8_s3_fa2_pointer_longest_first, 98304, 213, 2249.7),
+        estimated(4096, br128_bc64_w8_s3_fa2_pointer_longest_first, 98304, 213, 8310.3),
+        estimated(16384, br128_bc64_w8_s3_fa2_pointer_longest_first, 98304, 213, 16270.1),
+    ),
+    *serve(
+        fwd_fp16_d128,
+        estimated(1, br128_bc64_w8_s3_fa2_pointer, 98304, 202, 901.28),
+        estimated(1024, br128_bc64_w8_s2_fa2_pointer, 65536, 232, 3120.9),
+        estimated(4096, br128_bc64_w8_s2_fa2_pointer, 65536, 232, 12327.4),
+        estimated(16384, br128_bc64_w8_s2_fa2_pointer, 65536, 232, 24602.8),
+    ),
+    *serve(
+        fwd_fp16_d128_causal,
+        estimated(1, br128_bc64_w8_s3_fa2_pointer_longest_first, 98304, 210, 901.28),
+        estimated(1024, br128_bc64_w8_s2_fa2_pointer_longest_first, 65536, 234, 1701.3),
+        estimated(4096, br128_bc64_w8_s2_fa2_pointer_longest_first, 65536, 234, 6259.8),
+        estimated(16384, br128_bc64_w8_s2_fa2_pointer_longest_first, 65536, 234, 12229.2),
+    ),
+    *serve(
+        fwd_fp16_d192,
+        estimated(1, br64_bc32_w4_s1_s_ahead_pointer, 53248, 255, 1360.4),
+        estimated(1024, br64_bc32_w4_s1_s_ahead_pointer, 53248, 255, 5248.6),
+        estimated(4096, br64_bc32_w4_s1_s_ahead_pointer, 53248, 255, 20801.5),
+        estimated(16384, br64_bc32_w4_s1_s_ahead_pointer, 53248, 255, 41538.8),
+    ),
+    *serve(
+        fwd_fp16_d192_causal,
+        estimated(1, br64_bc64_w8_s1_s_ahead_pointer_longest_first, 73728, 255, 844.05),
+        estimated(1024, br64_bc64_w8_s1_s_ahead_pointer_longest_first, 73728, 255, 2265.3),
+        estimated(4096, br64_bc64_w8_s1_s_ahead_pointer_longest_first, 73728, 255, 8523.5),
+        estimated(16384, br64_bc64_w8_s1_s_ahead_pointer_longest_first, 73728, 255, 16909.7),
+    ),
+    *serve(
+        fwd_fp16_d256,
+        estimated(1, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 1059.7),
+        estimated(1024, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 4082.8),
+        estimated(4096, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 16175.0),
+        estimated(16384, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 32298.0),
+    ),
+    *serve(
+        fwd_fp16_d256_causal,
+        estimated(1, br64_bc64_w8_s1_s_ahead_pointer, 73728, 255, 899.53),
+        estimated(1024, br64_bc64_w8_s1_s_ahead_pointer_longest_first, 73728, 255, 1821.5),
+        estimated(4096, br64_bc64_w8_s1_s_ahead_pointer_longest_first, 73728, 255, 6829.0),
+        estimated(16384, br64_bc64_w8_s1_s_ahead_pointer_longest_first, 73728, 255, 13544.4),
+    ),
+)
+
 CHOICES: dict[str, tuple[Choice, ...]] = {
+    "nvidia_a100_sxm4_80gb": NVIDIA_A100_SXM4_80GB,
+    "nvidia_geforce_rtx_4090": NVIDIA_GEFORCE_RTX_4090,
+    "nvidia_geforce_rtx_5090": NVIDIA_GEFORCE_RTX_5090,
+    "nvidia_h100_80gb_hbm3": NVIDIA_H100_80GB_HBM3,
     "nvidia_h200": NVIDIA_H200,
+    "nvidia_l4": NVIDIA_L4,
 }
 
 ARCHS: dict[str, str] = {
+    "nvidia_a100_sxm4_80gb": "sm_80",
+    "nvidia_geforce_rtx_4090": "sm_89",
+    "nvidia_geforce_rtx_5090": "sm_120",
+    "nvidia_h100_80gb_hbm3": "sm_90",
     "nvidia_h200": "sm_90",
+    "nvidia_l4": "sm_89",
 }
 
 # One kernel for every padded head dim, dtype and mask, legal on every GPU flashgen knows.
