@@ -106,24 +106,22 @@ class Dispatcher:
         seq_q), float32, natural logarithm. A query with no key to attend has O = 0 and LSE = -inf.
         Raises InvalidArgument, a ValueError, naming the argument.
         """
-        spec, problem = from_tensors(q, k, v, causal=causal, precision=precision)
-        number = check_scale(scale, spec.head_dim)
+        launcher = self.lookup(q, v, causal is not False, precision) if _agree(q, k, v) else None
+        if launcher is None:
+            launcher = self._resolve(q, k, v, causal, precision)
+        number = check_scale(scale, q.shape[3])
+        diagonal = diagonal_of(causal, q.shape[2], k.shape[2])
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             raise InvalidArgument(
                 "q, k and v must not require gradients, which flashgen does not compute yet: "
                 "call under torch.no_grad(), or detach them"
             )
-        if q.device.type == "cpu" and not self._interprets():
+        if launcher is None:
             o, lse = cpu.attention(q, k, v, causal=causal, scale=number, return_lse=return_lse)
             return o if lse is None else (o, lse)
-        q, k, v = (
-            x if _addressable(x) else self._contiguous(x, n)
-            for x, n in ((q, "q"), (k, "k"), (v, "v"))
-        )
-        launcher = self.lookup(q, v, causal is not False, precision)
-        if launcher is None:
-            launcher = self._resolve(spec, problem.seq_k, q, v, precision)
-        o, lse = launcher(q, k, v, number, diagonal_of(causal, problem.seq_q, problem.seq_k))
+        if not (_addressable(q) and _addressable(k) and _addressable(v)):
+            q, k, v = self._addressed(q, "q"), self._addressed(k, "k"), self._addressed(v, "v")
+        o, lse = launcher(q, k, v, number, diagonal)
         return (o, lse) if return_lse else o
 
     def lookup(self, q: Tensor, v: Tensor, causal: bool, precision: str) -> Launcher | None:
@@ -165,13 +163,20 @@ class Dispatcher:
         return "sha256:" + hashlib.sha256((text + repr(settings.served_gpu())).encode()).hexdigest()
 
     def _resolve(
-        self, spec: AttentionSpec, seq_k: int, q: Tensor, v: Tensor, precision: str
-    ) -> Launcher:
+        self, q: Tensor, k: Tensor, v: Tensor, causal: Causal, precision: str
+    ) -> Launcher | None:
+        """The launcher of a call not met before, kept for the next; None where torch serves.
+
+        Raises InvalidArgument for tensors that no kernel takes.
+        """
+        spec, problem = from_tensors(q, k, v, causal=causal, precision=precision)
+        if q.device.type == "cpu" and not self._interprets():
+            return None
         slug, gpu = self._served_as(q.device)
-        found = ladder(self._served, slug, gpu, spec, seq_k)
+        found = ladder(self._served, slug, gpu, spec, problem.seq_k)
         launcher = Launcher(self._package, found.rungs)
         self._launchers[_key(q, v, spec.causal, precision)] = launcher
-        self._say(spec, launcher.selection, seq_k)
+        self._say(spec, launcher.selection, problem.seq_k)
         return launcher
 
     def _say(self, spec: AttentionSpec, selection: Selection, seq_k: int) -> None:
@@ -202,11 +207,33 @@ class Dispatcher:
         self._gpus[device] = gpu
         return wanted or gpu.slug, gpu
 
-    def _contiguous(self, x: Tensor, name: str) -> Tensor:
+    def _addressed(self, x: Tensor, name: str) -> Tensor:
+        """x, copied if no kernel can address it, which is said once."""
+        if _addressable(x):
+            return x
         if ("copy", name) not in self._said:
             self._said.add(("copy", name))
             logger.warning("%s is copied: no kernel can address its strides %s", name, x.stride())
         return x.contiguous()
+
+
+def _agree(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether three tensors surely fit together: what a call of a resolved spec must still check.
+
+    False asks from_tensors, which judges the odd cases and names what is wrong.
+    """
+    a, b, c = q.shape, k.shape, v.shape
+    return (
+        len(a) == len(b) == len(c) == 4
+        and a[0] == b[0] == c[0]
+        and b[1] == c[1]
+        and b[1] > 0
+        and a[1] % b[1] == 0
+        and b[2] == c[2]
+        and a[3] == b[3]
+        and q.dtype == k.dtype == v.dtype
+        and q.device == k.device == v.device
+    )
 
 
 def _addressable(x: Tensor) -> bool:

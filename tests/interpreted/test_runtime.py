@@ -246,3 +246,23 @@ def test_a_slug_nobody_knows_is_refused(
     monkeypatch.setenv("FLASHGEN_GPU", "nvidia_h20O")
     with pytest.raises(ValueError, match="nvidia_h200"):
         dispatcher.attention(*draw())
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda q, k, v: (q[0], k, v), "q must have shape"),
+        (lambda q, k, v: (q[:, :3], k, v), "heads"),
+        (lambda q, k, v: (q, k[:, :, :-1], v), "v must have the heads and length"),
+        (lambda q, k, v: (q, k.half(), v), "k must have the dtype"),
+        (lambda q, k, v: (q[..., :32], k, v), "k must have the head_dim"),
+        (lambda q, k, v: (q.expand(2, -1, -1, -1), k, v), "k must have the batch"),
+    ],
+)
+def test_a_resolved_spec_still_checks_its_tensors(
+    dispatcher: Dispatcher, change: object, named: str
+) -> None:
+    q, k, v = draw()
+    dispatcher.attention(q, k, v)
+    with pytest.raises(ValueError, match=named):
+        dispatcher.attention(*change(q, k, v))  # type: ignore[operator]
