@@ -36,9 +36,9 @@ class Run:
 class Result:
     """What the final round found out. All times are microseconds; None is "was not timed".
 
-    default_us is the default's tile with the spec's own head dims fixed, sdpa_us torch's SDPA, both in
-    the same round.
-    candidates is how many configs were evaluated, of so many legal ones. Raises InvalidArgument.
+    default_us is the default's tile with the spec's own head dims fixed, sdpa_us torch's SDPA, both
+    in the same round. candidates is how many configs were evaluated, of so many legal ones. Raises
+    InvalidArgument.
     """
 
     source: Source
