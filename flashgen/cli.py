@@ -240,7 +240,7 @@ def _leave(sentence: str, code: int) -> NoReturn:
 
 def _spec(dtype: str, head_dim: str, causal: bool, direction: str = "forward") -> AttentionSpec:
     """The spec of one dtype word (tf32 is float32 with that precision) and head dim word."""
-    name = "float32" if dtype == "tf32" else parse_dtype(dtype)
+    name = "float32" if dtype == "tf32" else parse_dtype(dtype)  # tf32 is float32, multiplied so
     dims = head_dim.split("x")
     if len(dims) > 2 or not all(dim.isascii() and dim.isdigit() for dim in dims):
         raise InvalidArgument(f"--head-dim must be like 64 or 192x128: got {head_dim!r}")
@@ -329,7 +329,11 @@ def _explanation(
     """
     first = found.rungs[0]
     choice = first.choice
+    entry = table.find(choice.spec, choice.bucket) if table and choice.bucket else None
     timing = "" if choice.median_us is None else f", {choice.median_us:.1f} us"
+    if timing and entry is not None:
+        ran = entry.result.problem
+        timing += f" at batch {ran.batch}, heads {ran.heads}, seq {ran.seq_k} on {first.slug}"
     stale = ", stale" if package.is_stale(choice) else ""
     lines = [
         f"{spec.name} on {gpu.slug}: {choice.kernel}",
@@ -337,7 +341,6 @@ def _explanation(
         f"  {choice.source}{timing}{stale}; from {package.folder / 'table.py'}",
     ]
     lines += [f"  skipped {sentence}" for sentence in found.skipped]
-    entry = table.find(choice.spec, choice.bucket) if table and choice.bucket else None
     for other in entry.runners_up if entry else ():
         timing = "" if other.median_us is None else f", {other.median_us:.1f} us"
         lines.append(f"  runner-up: {other.config.label} ({other.source}{timing})")

@@ -206,6 +206,8 @@ def known_target(slug: str) -> Gpu:
     try:
         return TARGETS[ALIASES.get(slug, slug)]
     except KeyError:
-        near = difflib.get_close_matches(slug_of(slug), TARGETS, n=1, cutoff=0.3)
-        hint = f"did you mean {near[0]}?" if near else "flashgen targets lists them."
+        asked = slug_of(slug)
+        near = [known for known in TARGETS if known.startswith(asked)] if asked else []
+        near = near or difflib.get_close_matches(asked, TARGETS, n=1, cutoff=0.3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "flashgen targets lists them."
         raise InvalidArgument(f"target must be a known slug: got {slug!r}; {hint}") from None

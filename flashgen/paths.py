@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flashgen import settings
+from flashgen.errors import InvalidArgument
 
 PACKAGE = Path(__file__).resolve().parent
 ROOT = PACKAGE.parent
@@ -20,8 +21,14 @@ def templates_dir() -> Path:
 
 
 def shipped_configs_dir() -> Path:
-    """The folder of the tables that came with flashgen, or the one FLASHGEN_CONFIGS names."""
-    return settings.configs_override() or _beside("configs", "_configs")
+    """The folder of the tables that came with flashgen, or the one FLASHGEN_CONFIGS names.
+
+    Raises InvalidArgument if that one is no folder: every table would seem to be gone.
+    """
+    named = settings.configs_override()
+    if named is not None and not named.is_dir():
+        raise InvalidArgument(f"FLASHGEN_CONFIGS must name a folder of tables: got {named}")
+    return named or _beside("configs", "_configs")
 
 
 def shipped_table(slug: str) -> Path:

@@ -29,9 +29,12 @@ def console() -> Console:
 
 
 def entries_grid(entries: Iterable[Entry], stale: Collection[Entry] = ()) -> Grid:
-    """Entries, one a row. Times are microseconds; "estimated" and "stale" stand where they hold."""
+    """Entries, one a row. Times are microseconds at the length "at", 16384 tokens in all.
+
+    "estimated" and "stale" stand where they hold.
+    """
     grid = Grid(box=None, pad_edge=False, header_style="bold")
-    for name in ("spec", "seq_k"):
+    for name in ("spec", "seq_k", "at"):
         grid.add_column(name, no_wrap=True)
     grid.add_column("config", overflow="fold")  # to be copied whole, on a narrow terminal too
     grid.add_column("from")
@@ -43,6 +46,7 @@ def entries_grid(entries: Iterable[Entry], stale: Collection[Entry] = ()) -> Gri
         grid.add_row(
             entry.spec.name,
             str(entry.bucket),
+            str(result.problem.seq_k),
             entry.config.label,
             origin,
             _number(result.median_us, 1),

@@ -300,7 +300,8 @@ class TestExplain:
         assert code == 0
         assert f"{SPEC.name} on nvidia_h200: {SPEC.name}_{AHEAD.label}\n" in output
         assert "exact: the entry of nvidia_h200 for seq_k in [1024, 4096)" in output
-        assert "measured, 812.3 us, stale; from" in output
+        assert "measured, 812.3 us at batch " in output
+        assert " on nvidia_h200, stale; from" in output
         assert "runner-up: br128_bc64_w4_s2_fa2_pointer (untimed)" in output
         assert "to improve it" not in output
 

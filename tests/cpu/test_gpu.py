@@ -64,6 +64,8 @@ def test_without_a_c_compiler_the_device_says_so(monkeypatch: pytest.MonkeyPatch
 def test_an_unknown_slug_names_the_nearest() -> None:
     with pytest.raises(InvalidArgument, match="nvidia_h200"):
         known_target("nvidia_h20")
+    with pytest.raises(InvalidArgument, match="nvidia_a100_sxm4_80gb or nvidia_a100_sxm4_40gb"):
+        known_target("nvidia_a100")
     assert known_target("nvidia_h200_nvl").slug == "nvidia_h200"
 
 
