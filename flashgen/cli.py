@@ -194,10 +194,7 @@ def explain(
     for line in _explanation(spec, gpu, found, package, table):
         print(line)
     if found.rungs[0].rung != "exact":
-        command = tune_command(spec, seq)
-        if not here:
-            command = command.replace("--gpu", f"--target {gpu.slug}")
-        print(f"  to improve it: {command}")
+        print(f"  to improve it: {tune_command(spec, seq, None if here else gpu.slug)}")
 
 
 @app.command()

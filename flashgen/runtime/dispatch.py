@@ -145,7 +145,7 @@ class Dispatcher:
             spec=spec,
             selection=first,
             skipped=found.skipped,
-            hint=None if first.rung == "exact" else tune_command(spec, problem.seq_k),
+            hint=None if first.rung == "exact" else _tune_command(spec, problem.seq_k, q.device),
             twin=None if config == first.choice.config else kernel_name(first.choice.spec, config),
         )
 
@@ -176,10 +176,10 @@ class Dispatcher:
         found = ladder(self._served, slug, gpu, spec, problem.seq_k)
         launcher = Launcher(self._package, found.rungs)
         self._launchers[_key(q, v, spec.causal, precision)] = launcher
-        self._say(spec, launcher.selection, problem.seq_k)
+        self._say(spec, launcher.selection, _tune_command(spec, problem.seq_k, q.device))
         return launcher
 
-    def _say(self, spec: AttentionSpec, selection: Selection, seq_k: int) -> None:
+    def _say(self, spec: AttentionSpec, selection: Selection, command: str) -> None:
         """Once per spec and rung: where its kernel comes from, and what would improve it."""
         settings.configure_logging(logging.getLogger("flashgen"))
         if (spec, selection.rung) in self._said:
@@ -188,7 +188,7 @@ class Dispatcher:
         if selection.rung == "exact":
             logger.info("%s: %s, %s", spec.name, selection.choice.kernel, selection.reason)
         else:
-            logger.warning("%s. To improve it: %s", selection.reason, tune_command(spec, seq_k))
+            logger.warning("%s. To improve it: %s", selection.reason, command)
 
     def _interprets(self) -> bool:
         """Whether CPU tensors run the kernels of FLASHGEN_GPU in Triton's interpreter."""
@@ -215,6 +215,11 @@ class Dispatcher:
             self._said.add(("copy", name))
             logger.warning("%s is copied: no kernel can address its strides %s", name, x.stride())
         return x.contiguous()
+
+
+def _tune_command(spec: AttentionSpec, seq_k: int, device: torch.device) -> str:
+    """What would improve a call; offline for the GPU that a CPU stands for."""
+    return tune_command(spec, seq_k, None if device.type == "cuda" else settings.served_gpu())
 
 
 def _agree(q: Tensor, k: Tensor, v: Tensor) -> bool:

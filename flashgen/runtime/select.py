@@ -143,11 +143,12 @@ def _relatives(served: Served, slug: str, gpu: Gpu) -> list[str]:
     return sorted(related, key=order)
 
 
-def tune_command(spec: AttentionSpec, seq_k: int) -> str:
-    """The command that would give this spec and length an entry on the GPU at hand."""
+def tune_command(spec: AttentionSpec, seq_k: int, target: str | None = None) -> str:
+    """The command that would give this spec and length an entry: on the GPU at hand, or offline."""
     dims = str(spec.head_dim)
     if spec.head_dim_v != spec.head_dim:
         dims += f"x{spec.head_dim_v}"
     dtype = "tf32" if spec.precision == "tf32" else SHORT_DTYPE[spec.dtype]
     mask = "--causal" if spec.causal else "--no-causal"
-    return f"flashgen tune --gpu --dtype {dtype} --head-dim {dims} {mask} --seq {max(1, seq_k)}"
+    where = "--gpu" if target is None else f"--target {target}"
+    return f"flashgen tune {where} --dtype {dtype} --head-dim {dims} {mask} --seq {max(1, seq_k)}"

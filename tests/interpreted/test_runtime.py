@@ -151,7 +151,7 @@ def test_an_untuned_spec_is_served_by_the_default_and_says_so_once(
         assert_right(dispatcher, q, k, v, causal=True)
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len(said) == 1
-    assert "flashgen tune --gpu --dtype bf16 --head-dim 40 --causal" in said[0]
+    assert "flashgen tune --target nvidia_l4 --dtype bf16 --head-dim 40 --causal" in said[0]
     assert "default" in str(dispatcher.explain(q, k, v, causal=True))
 
 
