@@ -62,7 +62,7 @@ def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(*arguments: str, cwd: Path, **environment: str) -> str:
+def run(*arguments: str, cwd: Path, program: str = sys.executable, **environment: str) -> str:
     """What a Python program printed; the checkout is neither its folder nor on its path."""
     inherited = {
         key: value
@@ -71,7 +71,7 @@ def run(*arguments: str, cwd: Path, **environment: str) -> str:
     }
     inherited.pop("PYTHONPATH", None)
     done = subprocess.run(
-        [sys.executable, *arguments],
+        [program, *arguments],
         cwd=cwd,
         env=inherited | environment,
         capture_output=True,
@@ -141,3 +141,20 @@ def test_installed_wheel_tunes(site: Path, tmp_path: Path) -> None:
         tmp_path / "generated" / "dispatcher.py",
         True,
     )
+
+
+@pytest.mark.slow
+def test_installed_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+    """With the extra's own dependencies and no others: one that it does not name would be missing."""
+    run("-m", "venv", str(tmp_path / "venv"), cwd=tmp_path)
+    program = str(tmp_path / "venv" / "bin" / "python")
+    pins = ["-c", str(ROOT / "constraints.txt")]
+    run("-m", "pip", "install", "--quiet", *pins, f"{wheel}[tune]", cwd=tmp_path, program=program)
+    run("-c", "import generated.dispatcher", cwd=tmp_path, program=program)
+    told = run(
+        "-m", "flashgen", "tune", "--target", "nvidia_l4", "--head-dim", "24", "--no-causal",
+        "--seq", "512", "--trials", "2", "--out", "out",
+        cwd=tmp_path, program=program,
+    )  # fmt: skip
+    assert "1/1 fwd_bf16_d24 seq 512" in told
+    assert (tmp_path / "out" / "configs" / "nvidia_l4.yaml").is_file()
