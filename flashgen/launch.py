@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from flashgen.config import KernelConfig
 from flashgen.errors import FlashgenError, NoGpuError, ToolchainError
 from flashgen.gpu import Gpu
 from flashgen.spec import SHORT_DTYPE, AttentionSpec, padded
+
+logger = logging.getLogger("flashgen.launch")
 
 LOG2_E = 1.4426950408889634
 DESCRIPTOR_ALIGNMENT = 16
@@ -192,6 +195,12 @@ class _Plan:
         self.by_descriptor = config.loads == "descriptor"
         self.any_dim = config.head_dims == "padded"
         self.fa1 = config.schedule == "fa1"
+        self.strides_of_eight = (
+            config.loads == "pointer"
+            and config.schedule != "fa1"
+            and not self.any_dim
+            and (spec.head_dim % 16 != 0 or spec.head_dim_v % 16 != 0)
+        )
         self.dim_pad = padded(spec.head_dim)
         self.dim_v_pad = padded(spec.head_dim_v)
 
@@ -208,6 +217,8 @@ def _run(
     if seq_k == 0:
         return o.zero_(), lse.fill_(float("-inf"))
     q, scale = _positive_scale(q, scale)
+    if plan.strides_of_eight:
+        q, k, v = _in_eights(q), _in_eights(k), _in_eights(v)
     blocks = batch * heads
     if not plan.fa1:
         blocks *= -(-seq_q // plan.br)
@@ -274,6 +285,24 @@ def _positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
     if scale > 0:
         return q, scale
     return (-q, -scale) if scale < 0 else (torch.zeros_like(q), 1.0)
+
+
+def _in_eights(x: Tensor) -> Tensor:
+    """x, copied if its strides are no multiples of 8 elements: kernels of such head dims rely on
+    it.
+    """
+    if all(
+        length <= 1 or stride % 8 == 0
+        for length, stride in zip(x.shape[:3], x.stride()[:3], strict=True)
+    ):
+        return x
+    _say_once(f"a tensor is copied: its strides {x.stride()} are no multiples of 8 elements")
+    return x.contiguous()
+
+
+@functools.cache
+def _say_once(sentence: str) -> None:
+    logger.warning(sentence)
 
 
 def _scratch(plan: _Plan, q: Tensor) -> list[Tensor]:

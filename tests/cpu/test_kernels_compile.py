@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import triton
 
-from flashgen.compile import Compiled, compile_kernel, judge
+from flashgen import sass
+from flashgen.compile import Compiled, cache_file, compile_kernel, judge
 from flashgen.config import KernelConfig, default_config, default_spec, why_illegal
 from flashgen.gpu import TARGETS
 from flashgen.outcome import Status
@@ -98,6 +99,17 @@ def test_s_ahead_keeps_exp2_under_the_matrix_instructions(head_dim: int, bc: int
     steady, *masked = compiled.loops
     assert (steady.exp2_under_matrix or 0) >= 0.85
     assert min(loop.exp2_under_matrix or 0 for loop in masked) >= 0.6
+
+
+def test_loads_are_wide_for_every_head_dim(tmp_path: Path) -> None:
+    """Rows of 40 elements are 80 bytes apart: wide loads, if Triton is told so."""
+    spec, config = make_spec("bfloat16", 40, "causal"), make_config(64, 64)
+    rendered = render(spec, config)
+    compiled = compile_kernel(rendered, spec, config, "sm_80", cache=tmp_path)
+    cubin = cache_file(rendered.digest, "sm_80", compiled.triton, tmp_path, "cubin").read_bytes()
+    opcodes = {i.opcode for i in sass.disassemble(cubin).instructions}
+    assert any(op.startswith("LDGSTS") and op.endswith("128") for op in opcodes)
+    assert not any(op.startswith("LDG") and "U16" in op for op in opcodes)
 
 
 @pytest.mark.parametrize(

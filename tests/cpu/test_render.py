@@ -28,7 +28,7 @@ def variants() -> list[tuple[AttentionSpec, KernelConfig]]:
     found = []
     for mask, schedule, loads, order, (d, dv) in itertools.product(
         ("none", "causal"), ("fa1", "fa2", "s_ahead"), ("pointer", "descriptor"),
-        ("plain", "longest_first"), ((64, 64), (96, 96), (128, 96)),
+        ("plain", "longest_first"), ((40, 40), (64, 64), (96, 96), (128, 96)),
     ):  # fmt: skip
         spec = make_spec("bfloat16", d, mask, head_dim_v=dv)
         config = make_config(64, 64, schedule=schedule, loads=loads, order=order)

@@ -266,3 +266,17 @@ def test_a_resolved_spec_still_checks_its_tensors(
     dispatcher.attention(q, k, v)
     with pytest.raises(ValueError, match=named):
         dispatcher.attention(*change(q, k, v))  # type: ignore[operator]
+
+
+def test_strides_that_a_narrow_kernel_cannot_take_are_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FLASHGEN_GPU", "nvidia_h200")
+    spec = make_spec("bfloat16", 40)
+    choices = [make_choice(spec, make_config(64, 32), BUCKETS[0])]
+    dispatcher = make_dispatcher(tmp_path, "nvidia_h200", "sm_90", choices, [make_default(spec)])
+    q, k, v = draw(dim=40)
+    wide = torch.randn(1, 2, 90, 43).bfloat16()[..., 1:41]
+    assert_right(dispatcher, q, wide, v)
+    assert_right(dispatcher, q, k, wide)
+    assert sum("no multiples of 8" in r.getMessage() for r in caplog.records) == 1
