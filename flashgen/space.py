@@ -48,8 +48,8 @@ def legal_configs(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:
     """Every config of the space that why_illegal passes, the likely ones first.
 
     s_ahead by pointer is tried only where there are no descriptors: pointers take the registers
-    that carry the next scores, and ptxas gives up the overlap (kernels compiled for sm_90, Triton
-    3.7.1).
+    that carry the next scores, and ptxas often gives up the overlap (kernels compiled for sm_90,
+    Triton 3.7.1).
     """
     tma = gpu.is_nvidia and gpu.capability >= 90
     return tuple(
