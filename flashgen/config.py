@@ -86,6 +86,17 @@ class KernelConfig:
         return replace(self, loads="pointer", schedule="fa2", num_stages=min(self.num_stages, 2))
 
 
+def rows_of_eight(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Whether the kernel relies on strides that are multiples of 8 elements.
+
+    So it is where contiguous rows are not multiples of 16 apart, the only class Triton sees by
+    itself. The template tells Triton, and the launcher sees to it: both ask here.
+    """
+    exact_pointers = config.loads == "pointer" and config.head_dims == "exact"
+    narrow = spec.head_dim % 16 != 0 or spec.head_dim_v % 16 != 0
+    return exact_pointers and config.schedule != "fa1" and narrow
+
+
 def kernel_name(spec: AttentionSpec, config: KernelConfig) -> str:
     """The one name of a kernel: in the YAML, the file, the profiler and every error."""
     return f"{spec.name}_{config.label}"

@@ -6,6 +6,7 @@ served. Tensors are (batch, heads, seq, head_dim) in any strides with a contiguo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import logging
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from flashgen import gpu as gpu_facts
 from flashgen import interpreter
-from flashgen.config import KernelConfig
+from flashgen.config import KernelConfig, rows_of_eight
 from flashgen.errors import FlashgenError, NoGpuError, ToolchainError
 from flashgen.gpu import Gpu
 from flashgen.spec import SHORT_DTYPE, AttentionSpec, padded
@@ -195,12 +196,7 @@ class _Plan:
         self.by_descriptor = config.loads == "descriptor"
         self.any_dim = config.head_dims == "padded"
         self.fa1 = config.schedule == "fa1"
-        self.strides_of_eight = (
-            config.loads == "pointer"
-            and config.schedule != "fa1"
-            and not self.any_dim
-            and (spec.head_dim % 16 != 0 or spec.head_dim_v % 16 != 0)
-        )
+        self.rows_of_eight = rows_of_eight(spec, config)
         self.dim_pad = padded(spec.head_dim)
         self.dim_v_pad = padded(spec.head_dim_v)
 
@@ -217,7 +213,7 @@ def _run(
     if seq_k == 0:
         return o.zero_(), lse.fill_(float("-inf"))
     q, scale = _positive_scale(q, scale)
-    if plan.strides_of_eight:
+    if plan.rows_of_eight:
         q, k, v = _in_eights(q), _in_eights(k), _in_eights(v)
     blocks = batch * heads
     if not plan.fa1:
@@ -255,15 +251,7 @@ def _on_device(tensor: Tensor) -> Any:
     return torch.cuda.device(tensor.device) if tensor.is_cuda else _NOTHING
 
 
-class _Nothing:
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
-_NOTHING = _Nothing()
+_NOTHING = contextlib.nullcontext()
 
 
 def empty_like_layout(q: Tensor, head_dim_v: int) -> Tensor:
@@ -296,13 +284,14 @@ def _in_eights(x: Tensor) -> Tensor:
         for length, stride in zip(x.shape[:3], x.stride()[:3], strict=True)
     ):
         return x
-    _say_once(f"a tensor is copied: its strides {x.stride()} are no multiples of 8 elements")
+    _say_copied()
     return x.contiguous()
 
 
 @functools.cache
-def _say_once(sentence: str) -> None:
-    logger.warning(sentence)
+def _say_copied() -> None:
+    """Once a process, whatever the lengths."""
+    logger.warning("tensors are copied whose strides are no multiples of 8 elements")
 
 
 def _scratch(plan: _Plan, q: Tensor) -> list[Tensor]:

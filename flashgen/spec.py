@@ -20,7 +20,6 @@ Direction = Literal["forward"]
 DType = Literal["float16", "bfloat16", "float32"]
 Mask = Literal["none", "causal"]
 Precision = Literal["ieee", "tf32"]
-Alignment = Literal["top_left", "bottom_right"]
 
 DTYPE_BYTES: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 SHORT_DTYPE: dict[str, str] = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
@@ -200,17 +199,6 @@ def workload(spec: AttentionSpec, seq: int) -> Problem:
         raise InvalidArgument(f"seq must be at least 1: got {seq}")
     heads = max(1, 2048 // spec.head_dim)
     return Problem(batch=max(1, 16384 // seq), heads=heads, kv_heads=heads, seq_q=seq, seq_k=seq)
-
-
-def attended(spec: AttentionSpec, problem: Problem) -> int:
-    """Pairs of query and key that one head computes; causal is counted bottom-right, exactly."""
-    sq, sk = problem.seq_q, problem.seq_k
-    if not spec.causal:
-        return sq * sk
-    first = sk - sq + 1  # keys the first query sees
-    seen_by_last, skipped = sk, max(0, -first + 1)
-    rows = sq - skipped
-    return rows * (max(first, 1) + seen_by_last) // 2 if rows > 0 else 0
 
 
 def flops(spec: AttentionSpec, problem: Problem) -> float:

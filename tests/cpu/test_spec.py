@@ -11,7 +11,6 @@ from flashgen.errors import InvalidArgument
 from flashgen.spec import (
     BUCKETS,
     Problem,
-    attended,
     bucket_of,
     check_scale,
     diagonal_of,
@@ -76,14 +75,6 @@ def test_buckets_cover_every_length_once() -> None:
     for seq in (0, 1, 1023, 1024, 4095, 4096, 16383, 16384, 1 << 24):
         assert sum(max(seq, 1) in bucket for bucket in BUCKETS) == 1
         assert max(seq, 1) in bucket_of(seq)
-
-
-@pytest.mark.parametrize(("sq", "sk"), [(4, 4), (2, 5), (5, 2), (1, 1), (7, 3)])
-def test_attended_counts_what_the_mask_shows(sq: int, sk: int) -> None:
-    problem = Problem(batch=1, heads=1, kv_heads=1, seq_q=sq, seq_k=sk)
-    visible = sum(j <= i + sk - sq for i in range(sq) for j in range(sk))
-    assert attended(make_spec(mask="causal"), problem) == visible
-    assert attended(make_spec(), problem) == sq * sk
 
 
 def test_workload_is_the_papers_setting() -> None:
