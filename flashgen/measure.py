@@ -2,7 +2,7 @@
 
 PROTOCOL 1
 - Inputs are random normal numbers. Never zeros: a matrix product of zeros draws less power, clocks
-  higher, and was seen 13 % fast (bf16, H200, October 2026).
+  higher, and seems faster than it is.
 - Warm first: launches until three batches in a row agree within 2 %, or the time for it is over.
   The first launch compiles, and clocks take a while to rise, then to fall under load.
 - Every sample finds a cold L2: a buffer of twice its size is written before. A tuned kernel runs

@@ -27,9 +27,9 @@ WAYS: tuple[tuple[Schedule, Loads], ...] = (
 """fa1 is left out: it is there to be compared with, and has no parallelism over the rows."""
 
 KNOWN_GOOD = (
-    # br, bc, num_warps, num_stages: what published tables of others chose most often for some GPU
-    # or head dim (PyTorch FlexAttention's heuristics in torch 2.13, FlashAttention-2's launch
-    # templates).
+    # br, bc, num_warps, num_stages: after what others publish for some GPU or head dim (PyTorch
+    # FlexAttention's heuristics in torch 2.13, FlashAttention-2's launch templates), and the same
+    # with fewer stages or rows, for GPUs with less shared memory.
     (128, 64, 8, 3),
     (128, 128, 8, 2),
     (128, 64, 4, 3),
