@@ -21,11 +21,12 @@ from typing import Any
 from flashgen import sass, settings
 from flashgen.config import KernelConfig
 from flashgen.errors import FlashgenError, ToolchainError
+from flashgen.facts import LoopFacts, main_loops
 from flashgen.gpu import Gpu
 from flashgen.launch import compile_signature, load_kernel
 from flashgen.outcome import Status
 from flashgen.render import Rendered
-from flashgen.sass import LoopFacts
+from flashgen.residency import resident_blocks
 from flashgen.spec import AttentionSpec
 
 FACTS = 1
@@ -38,12 +39,6 @@ LEAST_OVERLAP = 0.85
 """The share of exp2 an s_ahead kernel must issue under its own wgmma. Of those compiled for
 sm_90a with Triton 3.6.0 and 3.7.1 (November 2026), the ones that kept the schedule had 88 % and
 more in the steady loop; most of those that lost it had none."""
-
-REGISTER_UNIT = 256
-"""Registers are handed to warps in units of so many (CUDA occupancy calculator, sm_80 to sm_90)."""
-
-RESERVED_SHARED_BYTES = 1024
-"""Shared memory the system keeps of every block (CUDA C++ Programming Guide, sm_80 and later)."""
 
 _ADVISORY = re.compile(r"\(C75(?:1[0-8])\).*")
 _SPILL_STORES = re.compile(r"(\d+) bytes spill stores")
@@ -150,7 +145,7 @@ def judge(compiled: Compiled, config: KernelConfig, gpu: Gpu) -> tuple[Status, s
             f"it takes {compiled.shared_bytes} bytes of shared memory: "
             f"{gpu.slug} has {gpu.shared_per_block} a block"
         )
-    if resident_blocks(compiled, gpu) == 0:
+    if residents(compiled, gpu) == 0:
         return Status.OUT_OF_RESOURCES, (
             f"{compiled.num_warps} warps of {compiled.registers} registers a thread do not fit "
             f"an SM of {gpu.slug}"
@@ -176,18 +171,9 @@ def judge(compiled: Compiled, config: KernelConfig, gpu: Gpu) -> tuple[Status, s
     return Status.OK, ""
 
 
-def resident_blocks(compiled: Compiled, gpu: Gpu) -> int:
-    """Blocks of this kernel that one SM holds at a time: 0 if not even one fits."""
-    warps = compiled.num_warps
-    unit = REGISTER_UNIT
-    registers = -(-max(1, compiled.registers) * gpu.warp_size // unit) * unit
-    # Registers belong to the four sub-partitions of an SM, and a warp to one of them.
-    by_registers = 4 * (gpu.registers_per_sm // 4 // registers) // warps
-    if compiled.shared_bytes > gpu.shared_per_block:
-        return 0
-    # AMD reserves nothing: what a block may take fits at least once.
-    by_shared = max(1, gpu.shared_per_sm // (compiled.shared_bytes + RESERVED_SHARED_BYTES))
-    return min(by_registers, by_shared, gpu.warps_per_sm // warps, gpu.blocks_per_sm)
+def residents(compiled: Compiled, gpu: Gpu) -> int:
+    """Blocks of this kernel that one SM of `gpu` holds at a time: 0 if not even one fits."""
+    return resident_blocks(compiled.registers, compiled.shared_bytes, compiled.num_warps, gpu)
 
 
 def _compile(
@@ -199,12 +185,12 @@ def _compile(
     triton: str,
 ) -> Compiled:
     source = folder / f"{rendered.name}-{rendered.digest.removeprefix('sha256:')[:12]}.py"
-    _write(source, rendered.source.encode())
+    write_whole(source, rendered.source.encode())
     built, log = _build(source, rendered, spec, config, arch)
     if arch.startswith("sm_"):
         binary = built.asm["cubin"]
         listing = sass.disassemble(binary)
-        registers, loops = listing.registers, sass.main_loops(listing)
+        registers, loops = listing.registers, main_loops(listing)
         stores = _SPILL_STORES.search(log)
         spill_bytes = int(stores[1]) if stores else listing.stack_bytes
     else:
@@ -227,8 +213,8 @@ def _compile(
     )
     facts = json.dumps({"facts": FACTS, **compiled.to_json()}, indent=1)
     # The facts last: where they are, the binary is.
-    _write(cache_file(rendered.digest, arch, triton, folder, "cubin"), binary)
-    _write(cache_file(rendered.digest, arch, triton, folder, "json"), facts.encode())
+    write_whole(cache_file(rendered.digest, arch, triton, folder, "cubin"), binary)
+    write_whole(cache_file(rendered.digest, arch, triton, folder, "json"), facts.encode())
     return compiled
 
 
@@ -293,7 +279,7 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Write a file whole or not at all. Raises ToolchainError if the folder does not take it."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -79,6 +79,7 @@ class Request:
         compiled: Compiled | None = None,
         timing: Timing | None = None,
         check: CheckResult | None = None,
+        estimate: Timing | None = None,
     ) -> Outcome:
         """The Outcome of one config, made now. digest is "" where no kernel was rendered."""
         untimed = status is Status.NO_ESTIMATE
@@ -97,6 +98,8 @@ class Request:
             check=check,
             registers=compiled.registers if compiled else None,
             shared_bytes=compiled.shared_bytes if compiled else None,
+            spill_bytes=compiled.spill_bytes if compiled else None,
+            estimate=estimate,
             detail=detail,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )

@@ -87,6 +87,8 @@ class Outcome:
     check: CheckResult | None = None
     registers: int | None = None
     shared_bytes: int | None = None
+    spill_bytes: int | None = None  # what a thread stores to its stack for want of registers
+    estimate: Timing | None = None  # what the estimator says of it, beside any measurement
     sdpa_us: float | None = None  # torch's SDPA in the same final round, median microseconds
     detail: str = ""
     created: str = ""  # ISO 8601, UTC
@@ -110,6 +112,8 @@ class Outcome:
         fields["status"] = Status(fields["status"])
         if fields.get("timing") is not None:
             fields["timing"] = Timing(**fields["timing"])
+        if fields.get("estimate") is not None:
+            fields["estimate"] = Timing(**fields["estimate"])
         if fields.get("check") is not None:
             fields["check"] = CheckResult(**fields["check"])
         return cls(**fields)

@@ -20,7 +20,7 @@ from flashgen import generate, paths
 from flashgen.config import why_illegal
 from flashgen.entry import Entry, Result, Run, RunnerUp
 from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError
-from flashgen.estimate import RATES
+from flashgen.estimate import estimable, require_estimator
 from flashgen.evaluate import Evaluator, protocol_of, triton_version
 from flashgen.evaluators.gpu import GpuEvaluator
 from flashgen.evaluators.offline import OfflineEvaluator
@@ -252,7 +252,9 @@ def _choose_gpu(options: TuneOptions, console: Console) -> tuple[Gpu, bool]:
     gpu = known_target(options.target or OFFLINE_TARGET)
     why = "--target asks for no GPU" if options.target else "there is no GPU here"
     result = "the results are estimates"
-    if gpu.arch not in RATES:
+    if estimable(gpu.arch):
+        require_estimator()
+    else:
         result = f"the estimator does not know {gpu.arch}, so configs are chosen by rule"
     console.print(
         f"Tuning offline for {gpu.name} ({gpu.slug}): {result}; nothing is measured, because {why}."

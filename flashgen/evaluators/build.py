@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from flashgen.compile import Compiled, judge, recall
 from flashgen.config import KernelConfig, why_illegal
-from flashgen.errors import InvalidArgument, ToolchainError
-from flashgen.evaluate import triton_version
+from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
+from flashgen.estimate import Replay, estimate, recall_replay
+from flashgen.evaluate import Request, triton_version
 from flashgen.evaluators.pool import Answer, Died, Done, Raised, Task, TimedOut, Workers
 from flashgen.evaluators.tasks import (
     COMPILE_ENV,
@@ -24,24 +26,65 @@ from flashgen.evaluators.tasks import (
     write_whole,
 )
 from flashgen.gpu import Gpu
-from flashgen.outcome import Status
+from flashgen.outcome import Status, Timing
 from flashgen.render import Rendered, render
 from flashgen.spec import AttentionSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """How far one config came: rendered None if illegal, compiled None if it does not compile."""
+    """How far one config came: rendered None if illegal, compiled None if it does not compile.
+
+    replay is None where there can be no estimate; no_estimate then says why.
+    """
 
     status: Status
     detail: str = ""
     rendered: Rendered | None = None
     compiled: Compiled | None = None
+    replay: Replay | None = None
+    no_estimate: str = ""
 
     @property
     def digest(self) -> str:
         """The kernel's digest, or "" where there is no kernel."""
         return self.rendered.digest if self.rendered else ""
+
+
+@dataclass(frozen=True)
+class Built:
+    """What the compile task made of a kernel."""
+
+    compiled: Compiled
+    replay: Replay | None
+    no_estimate: str = ""
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Built:
+        """The Built of the compile task's answer."""
+        replayed = record["replay"]
+        return cls(
+            Compiled.from_json(record["compiled"]),
+            None if replayed is None else Replay.from_json(replayed),
+            record["no_estimate"],
+        )
+
+
+def estimated(built: Verdict, request: Request, config: KernelConfig, gpu: Gpu) -> Timing:
+    """The estimate of a kernel that was built. Raises NoEstimate."""
+    if built.replay is None:
+        raise NoEstimate(built.no_estimate or "the kernel was not compiled")
+    return estimate(built.replay, request.spec, config, request.problem, gpu)
+
+
+def estimate_or_none(
+    built: Verdict, request: Request, config: KernelConfig, gpu: Gpu
+) -> Timing | None:
+    """The estimate of a kernel, if there is one."""
+    try:
+        return estimated(built, request, config, gpu)
+    except NoEstimate:
+        return None
 
 
 def cpu_count() -> int:
@@ -83,7 +126,7 @@ class Builder:
         self._cache = cache
         self._tasks = tasks
         self._workers = Workers(jobs, env=COMPILE_ENV)
-        self._compiled: dict[str, Compiled] = {}
+        self._built: dict[str, Built] = {}
         self._answers: dict[str, Future[Answer]] = {}
 
     def start(self, spec: AttentionSpec, config: KernelConfig) -> Build:
@@ -96,28 +139,37 @@ class Builder:
     def _queue(self, spec: AttentionSpec, config: KernelConfig, rendered: Rendered) -> None:
         digest = rendered.digest
         known = self._answers.get(digest)
-        if digest in self._compiled or (known is not None and not known.cancelled()):
+        if digest in self._built or (known is not None and not known.cancelled()):
             return
         folder = self._cache / "compiled"
-        found = recall(digest, self._gpu.arch, triton_version(), folder)
-        if found is not None:
-            self._compiled[digest] = found
-            return
-        payload = kernel_payload(spec, config) | {"arch": self._gpu.arch, "cache": str(folder)}
+        compiled = recall(digest, self._gpu.arch, triton_version(), folder)
+        if compiled is not None:
+            replayed = recall_replay(compiled, self._gpu, folder)
+            if replayed is not None:
+                self._built[digest] = Built(compiled, replayed)
+                return
+        payload = kernel_payload(spec, config) | {"gpu": asdict(self._gpu), "cache": str(folder)}
         self._answers[digest] = self._workers.submit(
             Task(function=self._tasks.compile, payload=payload, limit_s=COMPILE_LIMIT_S)
         )
 
     def verdict(self, config: KernelConfig, rendered: Rendered) -> Verdict:
         """Wait for a queued kernel. Raises ToolchainError."""
-        if rendered.digest not in self._compiled:
+        if rendered.digest not in self._built:
             answer = self._answers[rendered.digest].result()
             if not isinstance(answer, Done):
                 return _failed(answer, rendered, self._cache)
-            self._compiled[rendered.digest] = Compiled.from_json(answer.value)
-        compiled = self._compiled[rendered.digest]
-        status, detail = judge(compiled, config, self._gpu)
-        return Verdict(status=status, detail=detail, rendered=rendered, compiled=compiled)
+            self._built[rendered.digest] = Built.from_json(answer.value)
+        built = self._built[rendered.digest]
+        status, detail = judge(built.compiled, config, self._gpu)
+        return Verdict(
+            status=status,
+            detail=detail,
+            rendered=rendered,
+            compiled=built.compiled,
+            replay=built.replay,
+            no_estimate=built.no_estimate,
+        )
 
     def drop(self, builds: list[Build]) -> None:
         """Take what is still queued of these from the queue."""

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from flashgen.config import KernelConfig
 from flashgen.evaluate import SLOW, Request
-from flashgen.evaluators.build import Builder, Verdict, cpu_count
+from flashgen.evaluators.build import Builder, Verdict, cpu_count, estimate_or_none
 from flashgen.evaluators.offline import check_failed, check_verdict
 from flashgen.evaluators.pool import Answer, Done, Task, Workers
 from flashgen.evaluators.tasks import (
@@ -80,7 +80,7 @@ class GpuEvaluator:
                 if stage == "check" and built.status in (Status.OK, *SLOW):
                     yield self._checked(request, config, built)
                 elif stage in ("compile", "check") or built.status is not Status.OK:
-                    yield _unrun(request, config, built)
+                    yield self._outcome(request, config, built, built.status, built.detail)
                 else:
                     yield self._timed(request, config, built)
         finally:
@@ -99,9 +99,7 @@ class GpuEvaluator:
         assert built.rendered is not None  # it compiled
         result = CheckResult(**answer.value)
         status, detail = check_verdict(result, built.rendered, self._cache)
-        return request.outcome(
-            config, status, detail, digest=built.digest, compiled=built.compiled, check=result
-        )
+        return self._outcome(request, config, built, status, detail, check=result)
 
     def _timed(self, request: Request, config: KernelConfig, built: Verdict) -> Outcome:
         """Time one kernel alone."""
@@ -111,13 +109,16 @@ class GpuEvaluator:
         answer = self._ask(self._tasks.measure, payload, MEASURE_LIMIT_S)
         if not isinstance(answer, Done):
             return self._failed(request, config, built, answer)
-        return _timed_outcome(request, config, built, Timing(**answer.value))
+        return self._outcome(request, config, built, timing=Timing(**answer.value))
 
     def _final(
         self, request: Request, configs: Sequence[KernelConfig], built: Sequence[Verdict]
     ) -> Iterator[Outcome]:
         """Time all in one round; if it fails, a second leaves out those that fail alone, too."""
-        outcomes = {i: _unrun(request, configs[i], built[i]) for i in range(len(configs))}
+        outcomes = {
+            i: self._outcome(request, configs[i], verdict, verdict.status, verdict.detail)
+            for i, verdict in enumerate(built)
+        }
         ready = [i for i, verdict in enumerate(built) if verdict.status is Status.OK]
         answer = self._round(request, [configs[i] for i in ready])
         if not isinstance(answer, Done):
@@ -128,7 +129,7 @@ class GpuEvaluator:
             timings = [Timing(**each) for each in answer.value["timings"]]
             sdpa = answer.value["sdpa"]
             for i, timing in zip(ready, timings, strict=True):
-                outcome = _timed_outcome(request, configs[i], built[i], timing)
+                outcome = self._outcome(request, configs[i], built[i], timing=timing)
                 outcomes[i] = replace(outcome, sdpa_us=sdpa and Timing(**sdpa).median_us)
         else:
             for i in ready:
@@ -164,7 +165,30 @@ class GpuEvaluator:
         assert built.rendered is not None
         assert not isinstance(answer, Done)
         status, detail = check_failed(answer, built.rendered, self._cache)
-        return request.outcome(config, status, detail, digest=built.digest, compiled=built.compiled)
+        return self._outcome(request, config, built, status, detail)
+
+    def _outcome(
+        self,
+        request: Request,
+        config: KernelConfig,
+        built: Verdict,
+        status: Status = Status.OK,
+        detail: str = "",
+        *,
+        timing: Timing | None = None,
+        check: CheckResult | None = None,
+    ) -> Outcome:
+        """An outcome with all that is known of the kernel, what it was estimated at included."""
+        return request.outcome(
+            config,
+            status,
+            detail,
+            digest=built.digest,
+            compiled=built.compiled,
+            timing=timing,
+            check=check,
+            estimate=estimate_or_none(built, request, config, self.gpu),
+        )
 
     def close(self) -> None:
         """As Evaluator.close."""
@@ -176,18 +200,3 @@ class GpuEvaluator:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _unrun(request: Request, config: KernelConfig, built: Verdict) -> Outcome:
-    """The outcome of a config that was compiled and no more."""
-    return request.outcome(
-        config, built.status, built.detail, digest=built.digest, compiled=built.compiled
-    )
-
-
-def _timed_outcome(
-    request: Request, config: KernelConfig, built: Verdict, timing: Timing
-) -> Outcome:
-    return request.outcome(
-        config, Status.OK, digest=built.digest, compiled=built.compiled, timing=timing
-    )

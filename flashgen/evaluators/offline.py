@@ -12,9 +12,8 @@ from typing import Self
 from flashgen import check
 from flashgen.config import KernelConfig
 from flashgen.errors import NoEstimate, ToolchainError
-from flashgen.estimate import estimate
 from flashgen.evaluate import Request, triton_version
-from flashgen.evaluators.build import Builder, Verdict, cpu_count, draft, kept
+from flashgen.evaluators.build import Builder, Verdict, cpu_count, draft, estimated, kept
 from flashgen.evaluators.pool import Answer, Died, Done, Raised, Task, TimedOut, Workers
 from flashgen.evaluators.tasks import (
     CHECK_LIMIT_S,
@@ -73,9 +72,9 @@ class OfflineEvaluator:
     def _estimated(self, request: Request, config: KernelConfig, built: Verdict) -> Outcome:
         """The outcome of the compile stage, or of the estimate where another stage asks."""
         status, detail, timing = built.status, built.detail, None
-        if request.stage != "compile" and status is Status.OK and built.compiled is not None:
+        if request.stage != "compile" and status is Status.OK:
             try:
-                timing = estimate(built.compiled, request.spec, config, request.problem, self.gpu)
+                timing = estimated(built, request, config, self.gpu)
             except NoEstimate as error:
                 status, detail = Status.NO_ESTIMATE, str(error)
         return request.outcome(
@@ -85,6 +84,7 @@ class OfflineEvaluator:
             digest=built.digest,
             compiled=built.compiled,
             timing=timing,
+            estimate=timing,
         )
 
     def _check(self, request: Request, configs: Sequence[KernelConfig]) -> Iterator[Outcome]:

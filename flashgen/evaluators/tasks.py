@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashgen.config import KernelConfig
+from flashgen.errors import NoEstimate, ToolchainError
 from flashgen.evaluators.worker import Unrecoverable
 from flashgen.spec import AttentionSpec, Problem, check_scale, diagonal_of, flops
 
@@ -73,15 +74,25 @@ def kernel_payload(spec: AttentionSpec, config: KernelConfig) -> dict[str, Any]:
 
 
 def compile_one(payload: dict[str, Any]) -> dict[str, Any]:
-    """{spec, config, arch, cache} -> Compiled. Raises what compile_kernel raises."""
+    """{spec, config, gpu, cache} -> {compiled, replay, no_estimate}: Compiled; Replay or null, and
+    then why.
+
+    Raises what compile_kernel raises.
+    """
     from flashgen.compile import compile_kernel
+    from flashgen.estimate import cached_replay
+    from flashgen.gpu import Gpu
     from flashgen.render import render
 
     spec, config = _kernel(payload)
-    cache = Path(payload["cache"])
-    return compile_kernel(
-        render(spec, config), spec, config, payload["arch"], cache=cache
-    ).to_json()
+    gpu, cache = Gpu(**payload["gpu"]), Path(payload["cache"])
+    compiled = compile_kernel(render(spec, config), spec, config, gpu.arch, cache=cache)
+    made: dict[str, Any] = {"compiled": compiled.to_json(), "replay": None, "no_estimate": ""}
+    try:
+        made["replay"] = cached_replay(compiled, gpu, cache).to_json()
+    except (NoEstimate, ToolchainError) as error:
+        made["no_estimate"] = str(error)
+    return made
 
 
 def check_one(payload: dict[str, Any]) -> dict[str, Any]:

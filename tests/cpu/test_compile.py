@@ -19,14 +19,14 @@ from flashgen.compile import (
     compile_kernel,
     judge,
     recall,
-    resident_blocks,
+    residents,
 )
 from flashgen.config import KernelConfig
 from flashgen.errors import ToolchainError
+from flashgen.facts import LoopFacts
 from flashgen.gpu import TARGETS, Gpu
 from flashgen.outcome import Status
 from flashgen.render import Rendered, render
-from flashgen.sass import LoopFacts
 from flashgen.spec import AttentionSpec
 from tests.makers import make_config, make_spec
 
@@ -262,5 +262,5 @@ def test_judge(
         ({"num_warps": 4, "registers": 128, "shared_bytes": 64 * 1024}, MI300X, 1),
     ],
 )
-def test_resident_blocks(facts: dict[str, Any], gpu: Gpu, blocks: int) -> None:
-    assert resident_blocks(made_compiled(**facts), gpu) == blocks
+def test_residents(facts: dict[str, Any], gpu: Gpu, blocks: int) -> None:
+    assert residents(made_compiled(**facts), gpu) == blocks

@@ -54,7 +54,7 @@ def gpu_evaluator(cache: Path) -> GpuEvaluator:
 def estimates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Estimates of the stand-ins' facts, which are of no real kernel."""
     timing = Timing(median_us=10.0, low_us=5.0, high_us=20.0)
-    monkeypatch.setattr(offline, "estimate", lambda *_: timing)
+    monkeypatch.setattr(offline, "estimated", lambda *_: timing)
 
 
 @pytest.mark.usefixtures("estimates")
@@ -256,7 +256,7 @@ class TestOffline:
         def refuse(*_: object) -> Timing:
             raise NoEstimate("the estimator does not know sm_100")
 
-        monkeypatch.setattr(offline, "estimate", refuse)
+        monkeypatch.setattr(offline, "estimated", refuse)
         with offline_evaluator(tmp_path) as evaluator:
             (outcome,) = evaluator.evaluate("timed", SPEC, PROBLEM, GOOD[:1])
         assert (outcome.status, outcome.source) == (Status.NO_ESTIMATE, "untimed")

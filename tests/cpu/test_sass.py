@@ -6,7 +6,9 @@ import pytest
 
 from flashgen import sass
 from flashgen.errors import ToolchainError
-from flashgen.sass import Instruction, Listing, facts, loops, main_loops, parse
+from flashgen.facts import facts, main_loops
+from flashgen.flow import loops
+from flashgen.sass import Instruction, Listing, parse
 
 
 def listing(*lines: str, registers: int = 96, stack: int = 0) -> Listing:

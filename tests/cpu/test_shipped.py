@@ -13,7 +13,7 @@ from flashgen import generate, paths
 from flashgen.compile import Compiled, compile_kernel, judge
 from flashgen.config import KernelConfig, why_illegal
 from flashgen.entry import Entry
-from flashgen.estimate import RATES
+from flashgen.estimate import estimable
 from flashgen.outcome import Status
 from flashgen.render import render
 from flashgen.spec import BUCKETS, AttentionSpec
@@ -53,7 +53,7 @@ def test_every_entry_is_legal_current_checked_and_honest(slug: str) -> None:
         assert len(entry.runners_up) == 2
         if result.source != "measured":  # a measured entry is served after its template changed
             assert entry.digest == render(entry.spec, entry.config).digest
-            assert result.source == ("estimated" if gpu.arch in RATES else "untimed")
+            assert result.source == ("estimated" if estimable(gpu.arch) else "untimed")
         assert (result.median_us is None) == (result.source == "untimed")
         if result.tflops is not None:
             assert gpu.peak_tflops is not None

@@ -1,0 +1,205 @@
+"""The control flow of a listing: its natural loops, found by dominators.
+
+Backward branches alone do not tell: ptxas puts the retry of a barrier wait behind the end of the
+kernel, and the branch from there back into a loop is no loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from flashgen.sass import WARP, Instruction, Listing
+
+Body = tuple[Instruction, ...]
+
+
+def loops(instructions: Sequence[Instruction]) -> tuple[tuple[Instruction, ...], ...]:
+    """The natural loops, in order of address, each as its instructions in order of address.
+
+    Blocks behind a loop's last back edge are left out: retries that run only when a wait fails.
+    """
+    blocks = _blocks(instructions)
+    starts = {block[0].address: n for n, block in enumerate(blocks)}
+    successors = [_successors(block, n, len(blocks), starts) for n, block in enumerate(blocks)]
+    predecessors = _predecessors(successors)
+    dominators = _dominators(predecessors)
+    latches: dict[int, list[int]] = {}
+    for source, targets in enumerate(successors):
+        for header in targets:
+            if header in dominators[source]:
+                latches.setdefault(header, []).append(source)
+    found = []
+    for header, sources in sorted(latches.items()):
+        body = _natural_loop(header, sources, predecessors)
+        inside = (n for n in sorted(body) if header <= n <= max(sources))
+        found.append(tuple(instruction for n in inside for instruction in blocks[n]))
+    return tuple(found)
+
+
+def main_bodies(listing: Listing) -> tuple[Body, ...]:
+    """The innermost loops that do the work, in order of address.
+
+    They are those with matrix instructions, or, in a kernel without any (float32 in ieee
+    precision), those with exp2.
+    """
+    found = loops(listing.instructions)
+    marks: tuple[Callable[[Instruction], bool], ...] = (
+        lambda i: i.is_matrix,
+        lambda i: i.is_exp2,
+    )
+    for mark in marks:
+        working = [loop for loop in found if any(map(mark, loop))]
+        inner = [loop for loop in working if not any(_within(other, loop) for other in working)]
+        if inner:
+            return tuple(inner)
+    return ()
+
+
+def _blocks(instructions: Sequence[Instruction]) -> list[list[Instruction]]:
+    """Basic blocks, in order of address."""
+    targets = {i.target for i in instructions}
+    blocks: list[list[Instruction]] = [[]]
+    for i in instructions:
+        if i.address in targets and blocks[-1]:
+            blocks.append([])
+        blocks[-1].append(i)
+        if i.ends_block:
+            blocks.append([])
+    return [block for block in blocks if block]
+
+
+def _successors(
+    block: Sequence[Instruction], number: int, count: int, starts: dict[int, int]
+) -> list[int]:
+    last = block[-1]
+    found = [starts[last.target]] if last.target in starts else []
+    if last.falls_through and number + 1 < count:
+        found.append(number + 1)
+    return found
+
+
+def _predecessors(successors: Sequence[Sequence[int]]) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in successors]
+    for source, targets in enumerate(successors):
+        for target in targets:
+            found[target].append(source)
+    return found
+
+
+def _dominators(predecessors: Sequence[Sequence[int]]) -> list[set[int]]:
+    """The blocks on every way from the entry to each block, itself included.
+
+    Blocks nobody is seen to branch to (the targets of a jump table) count as entries.
+    """
+    everything = set(range(len(predecessors)))
+    found = [{n} if n == 0 or not predecessors[n] else set(everything) for n in sorted(everything)]
+    changed = True
+    while changed:
+        changed = False
+        for n, before in enumerate(predecessors):
+            if n == 0 or not before:
+                continue
+            new = set.intersection(*(found[p] for p in before)) | {n}
+            if new != found[n]:
+                found[n], changed = new, True
+    return found
+
+
+def _natural_loop(
+    header: int, sources: Iterable[int], predecessors: Sequence[Sequence[int]]
+) -> set[int]:
+    """All blocks from which a source of a back edge is reached without passing the header."""
+    body, pending = {header}, list(sources)
+    while pending:
+        block = pending.pop()
+        if block not in body:
+            body.add(block)
+            pending.extend(predecessors[block])
+    return body
+
+
+def _within(inner: Sequence[Instruction], outer: Sequence[Instruction]) -> bool:
+    """Whether `inner` is another loop inside `outer`."""
+    if inner is outer:
+        return False
+    return outer[0].address <= inner[0].address and inner[-1].address <= outer[-1].address
+
+
+@dataclass(frozen=True, kw_only=True)
+class Role:
+    """Warps of a block that run code of their own, and their loops, one after the other.
+
+    warps is None where the code does not tell: all of the block's. start and end are the addresses
+    that the role's code was found in.
+    """
+
+    loops: tuple[Body, ...]
+    warps: int | None
+    start: int
+    end: int
+
+
+def roles(listing: Listing, main: Sequence[Body]) -> tuple[Role, ...]:
+    """The roles of a warp-specialized kernel, by address; of any other kernel its one role.
+
+    main are its main_bodies.
+
+    Triton starts the warps of such a kernel with a jump table (BRX), which dominance does not see
+    through: so two loops belong to one role where one of them is reached from the other.
+    """
+    if not any(i.base == "BRX" for i in listing.instructions):
+        last = listing.instructions[-1].address
+        return (Role(loops=tuple(main), warps=None, start=0, end=last),) if main else ()
+    moving = [loop for loop in loops(listing.instructions) if any(i.is_bulk_load for i in loop)]
+    inner = [loop for loop in moving if not any(_within(other, loop) for other in moving)]
+    every = sorted({*main, *inner}, key=lambda loop: loop[0].address)
+    return tuple(_role(listing, group) for group in _reaching(listing, every))
+
+
+def _reaching(listing: Listing, bodies: Sequence[Body]) -> list[list[Body]]:
+    """The loops in groups, within which one is reached from another."""
+    blocks = _blocks(listing.instructions)
+    starts = {block[0].address: n for n, block in enumerate(blocks)}
+    successors = [_successors(block, n, len(blocks), starts) for n, block in enumerate(blocks)]
+    groups: list[list[Body]] = []
+    for body in bodies:
+        home = next((g for g in groups if _reaches(g[-1], body, starts, successors)), None)
+        if home is None:
+            groups.append([body])
+        else:
+            home.append(body)
+    return groups
+
+
+def _reaches(
+    origin: Body, goal: Body, starts: dict[int, int], successors: Sequence[Sequence[int]]
+) -> bool:
+    seen: set[int] = set()
+    pending = [starts[origin[0].address]]
+    while pending:
+        block = pending.pop()
+        if block not in seen:
+            seen.add(block)
+            pending.extend(successors[block])
+    return starts[goal[0].address] in seen
+
+
+def _role(listing: Listing, group: Sequence[Body]) -> Role:
+    """A role, its warps read off the barriers that it alone uses: 4, or 1 if it multiplies not."""
+    first, last = group[0][0].address, group[-1][-1].address
+    before = [i.address for i in listing.instructions if i.address < first and _enters(i)]
+    start = max(before, default=0)
+    own = [i for i in listing.instructions if start <= i.address <= last]
+    elsewhere = {i.barrier_name for i in listing.instructions if not start <= i.address <= last}
+    threads = [
+        i.barrier_threads for i in own if i.barrier_threads and i.barrier_name not in elsewhere
+    ]
+    multiplies = any(i.is_matrix for body in group for i in body)
+    warps = max(threads) // WARP if threads else 4 if multiplies else 1
+    return Role(loops=tuple(group), warps=warps, start=start, end=last)
+
+
+def _enters(i: Instruction) -> bool:
+    """Whether a role may begin here: where registers are handed over, or after a jump."""
+    return i.base in ("USETMAXREG", "BRX") or (i.base == "BRA" and not i.falls_through)

@@ -1,0 +1,213 @@
+"""Cycles of a kernel's main loops on one SM, replayed from its SASS. Needs no GPU, but numba.
+
+ptxas writes into every instruction how long its warp must wait and for what; the pipes that warps
+share do the rest. So the loops run here on a model of one SM, with as many blocks as fit it:
+machine.py has the SM, program.py the instructions, cycles.py the clock. After Huerta et al.,
+"Analyzing Modern NVIDIA GPU cores", arXiv 2503.20481, who model the same control bits.
+
+Every kernel is checked before it is replayed; one that does not bear the model out is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from flashgen import program
+from flashgen.errors import NoEstimate, ToolchainError
+from flashgen.facts import matrix_flops
+from flashgen.flow import main_bodies, roles
+from flashgen.gpu import Gpu
+from flashgen.machine import SUB_PARTITIONS, hmma_cycles, machine_of
+from flashgen.program import Program, Row
+from flashgen.residency import resident_blocks
+from flashgen.sass import Listing, self_check
+
+TRIPS, FROM_TRIP = 10, 3
+"""Trips of a loop that are replayed, and from which on they count as steady."""
+
+STAGGER = 60.0
+"""Cycles between the starts of the blocks of an SM."""
+
+NUMBA_MISSING = (
+    "estimates need numba: pip install 'flashgen[offline]' (or tune on the GPU itself with --gpu)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """The shares of a trip in which each pipe is busy; latency is what the busiest leaves."""
+
+    matrix: float
+    exp2: float
+    issue: float
+    shared: float
+    memory: float
+
+    @property
+    def latency(self) -> float:
+        """The share in which even the busiest pipe waits."""
+        return max(0.0, 1.0 - max(self.matrix, self.exp2, self.issue, self.shared, self.memory))
+
+
+class Scoreboard:
+    """One kernel on one SM of a target. Raises NoEstimate where it cannot be replayed honestly.
+
+    num_warps are those of a block, shared_bytes its dynamic shared memory. `main` are the main
+    loops in order of address, and phases says which of them, by number, run at the same time: one
+    by one, but for kernels whose warps have roles.
+    """
+
+    def __init__(self, listing: Listing, gpu: Gpu, *, num_warps: int, shared_bytes: int) -> None:
+        self.gpu = gpu
+        self.machine = machine_of(gpu)
+        self.listing = listing
+        self.hmma = hmma_cycles(self.machine, gpu)
+        self.main = main_bodies(listing)
+        self._roles = roles(listing, self.main)
+        self._check_listing()
+        # The default role and the workers together; workers come in whole warpgroups.
+        of_roles = sum(role.warps or 0 for role in self._roles)
+        self.num_warps = max(num_warps, -(-of_roles // SUB_PARTITIONS) * SUB_PARTITIONS)
+        self.shared_bytes = shared_bytes
+        self.residents = resident_blocks(listing.registers, shared_bytes, self.num_warps, gpu)
+        if self.residents == 0:
+            raise NoEstimate(f"the kernel does not fit an SM of {gpu.slug}")
+        self._cycles: dict[int, tuple[float, ...]] = {}
+        self._check_replay()
+
+    @cached_property
+    def phases(self) -> tuple[tuple[int, ...], ...]:
+        """Numbers of main loops that run at the same time, each by warps of its own."""
+        place = {body[0].address: number for number, body in enumerate(self.main)}
+        multiplying = [
+            [place[body[0].address] for body in role.loops if body[0].address in place]
+            for role in self._roles
+        ]
+        longest = max(map(len, multiplying))
+        together = [
+            tuple(dict.fromkeys(loops[min(n, len(loops) - 1)] for loops in multiplying if loops))
+            for n in range(longest)
+        ]
+        return tuple(together)
+
+    @property
+    def outside(self) -> int:
+        """Instructions outside the main loops, per role that has such loops."""
+        inside = sum(map(len, self.main))
+        return (len(self.listing.instructions) - inside) // len(self.phases[0])
+
+    def trip_cycles(self, residents: int) -> tuple[float, ...]:
+        """Cycles of one trip of each phase while the SM holds so many blocks, which all do one."""
+        if residents not in self._cycles:
+            self._cycles[residents] = tuple(
+                self._replay(self._program(phase, residents), residents) for phase in self.phases
+            )
+        return self._cycles[residents]
+
+    def usage(self, phase: int, residents: int) -> Usage:
+        """What limits a phase at this residency."""
+        made = self._program(self.phases[phase], residents)
+        cycles = self.trip_cycles(residents)[phase]
+        busy = dict.fromkeys((program.MATRIX, program.EXP2), 0.0)
+        issue = shared = moved = 0.0
+        for start, end, warps in zip(made.start, made.end, made.warps, strict=True):
+            for each in made.rows[start:end]:
+                issue += warps / SUB_PARTITIONS
+                if each.pipe in busy:
+                    busy[each.pipe] += warps / SUB_PARTITIONS * each.occupies
+                shared += warps * each.shared
+                moved += each.amount * (1 if each.kind == program.TMA else warps * _loads(each))
+        scale = residents / cycles
+        return Usage(
+            matrix=busy[program.MATRIX] * scale,
+            exp2=busy[program.EXP2] * scale,
+            issue=issue * scale,
+            shared=shared * scale,
+            memory=moved / self.machine.l2_bytes * scale,
+        )
+
+    def matrix_flops(self, loop: int) -> int:
+        """Floating-point operations of a block's matrix instructions in a trip of a main loop."""
+        body = self.main[loop]
+        role = next(role for role in self._roles if body in role.loops)
+        return (role.warps or self.num_warps) * sum(map(matrix_flops, body))
+
+    def _check_listing(self) -> None:
+        if not self.main:
+            raise NoEstimate("no main loop was found in the SASS")
+        reason = self_check(self.listing)
+        if reason:
+            raise NoEstimate(f"the SASS was not understood: {reason}")
+        for body in self.main:
+            unknown = program.unknown_share(body)
+            if unknown >= program.MOST_UNKNOWN:
+                names = sorted({i.base for i in body if i.base not in program.PIPE_OF})
+                raise NoEstimate(
+                    f"{unknown:.1%} of a main loop's instructions are unknown: {', '.join(names)}"
+                )
+            spacing = program.hmma_spacing(body)
+            if spacing is not None and spacing > self.hmma:
+                raise NoEstimate(
+                    f"ptxas spaces HMMA {spacing} cycles apart, and the pipe takes {self.hmma:g}"
+                )
+
+    def _check_replay(self) -> None:
+        """One block: no trip is shorter than the stalls of a warp, nor than its matrix work."""
+        for phase, cycles in zip(self.phases, self.trip_cycles(1), strict=True):
+            made = self._program(phase, 1)
+            for start, end in zip(made.start, made.end, strict=True):
+                rows = made.rows[start:end]
+                stalls = sum(each.stall for each in rows)
+                matrix = sum(each.occupies for each in rows if each.pipe == program.MATRIX)
+                if cycles < max(stalls, matrix) * (1 - 1e-6):
+                    raise NoEstimate(
+                        f"a replayed trip took {cycles:.0f} cycles, and its stalls alone {stalls}"
+                    )
+
+    def _program(self, phase: Sequence[int], residents: int) -> Program:
+        return program.link(
+            self.listing,
+            self._roles,
+            [self.main[number] for number in phase],
+            self.machine,
+            self.hmma,
+            num_warps=self.num_warps,
+            spills_to_l2=self._spills_to_l2(residents),
+        )
+
+    def _spills_to_l2(self, residents: int) -> bool:
+        """Whether the blocks' stacks exceed what L1 has left beside their shared memory."""
+        stacks = self.listing.stack_bytes * self.num_warps * 32 * residents
+        left = self.machine.l1_bytes - residents * (self.shared_bytes + 1024)
+        return stacks > 0.7 * max(left, 0)
+
+    def _replay(self, made: Program, residents: int) -> float:
+        """Cycles in which all residents do one steady trip."""
+        finish = clock().replay(
+            *program.arrays(made, residents),
+            residents,
+            TRIPS,
+            1.0 / self.machine.l2_bytes,
+            self.machine.barrier_late,
+            STAGGER,
+        )
+        if finish[0, 0] < 0:
+            raise NoEstimate("in the replay its warps wait for one another for ever")
+        steady = finish[:, TRIPS - 1] - finish[:, FROM_TRIP]
+        return float(steady.mean()) / (TRIPS - 1 - FROM_TRIP)
+
+
+def clock() -> Any:
+    """The module cycles. Raises ToolchainError where numba is not installed."""
+    try:
+        from flashgen import cycles
+    except ImportError:
+        raise ToolchainError(NUMBA_MISSING) from None
+    return cycles
+
+
+def _loads(each: Row) -> int:
+    return int(each.kind in (program.COPY, program.LOAD))
