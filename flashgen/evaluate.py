@@ -108,7 +108,7 @@ class Request:
 def protocol_of(stage: Stage, source: Source) -> int:
     """The version of what decides this stage's outcomes: those of another are not today's."""
     if stage == "compile":
-        return compile.FACTS
+        return 100 * compile.FACTS + estimate.PROTOCOL  # it carries the estimate
     if stage == "check":
         return check.PROTOCOL
     return estimate.PROTOCOL if source in ("estimated", "untimed") else measure.PROTOCOL

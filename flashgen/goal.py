@@ -20,6 +20,9 @@ from flashgen.render import render
 from flashgen.space import legal_configs, seed_configs, tuned_default
 from flashgen.spec import AttentionSpec, Problem
 
+RUNNERS_UP = 2
+"""Configs that a result names after the winner."""
+
 Sampler = Literal["auto", "exhaustive", "random", "tpe", "genetic"]
 
 
@@ -29,7 +32,10 @@ class NothingRight(FlashgenError, RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """trials: the most configs that are evaluated. seconds: no new one is begun after so long."""
+    """trials: the most configs that are evaluated. seconds: no new one is begun after so long.
+
+    On a GPU, where configs have estimates, those count that go past the compiler.
+    """
 
     trials: int = 60
     seconds: float | None = None
@@ -63,7 +69,10 @@ def rendered_digest(spec: AttentionSpec, config: KernelConfig) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What one search is for: a spec at these sizes, its legal configs, those to try first."""
+    """What one search is for: a spec at these sizes, its legal configs, those to try first.
+
+    neighbours are the configs chosen for what is much alike, one as often as it was chosen.
+    """
 
     spec: AttentionSpec
     problem: Problem
@@ -71,6 +80,7 @@ class Goal:
     seeds: tuple[KernelConfig, ...]
     default: KernelConfig
     incumbent: KernelConfig | None = None
+    neighbours: tuple[KernelConfig, ...] = ()
     digest_of: Callable[[AttentionSpec, KernelConfig], str] = rendered_digest
 
     @property
@@ -89,6 +99,13 @@ class Goal:
         held = () if self.incumbent is None else (self.incumbent,)
         return tuple(dict.fromkeys((*held, *self.seeds, self.default, *self.legal)))
 
+    @functools.cached_property
+    def space(self) -> tuple[KernelConfig, ...]:
+        """The same candidates in an order that no incumbent changes: it stands last if it is none
+        of the others.
+        """
+        return tuple(dict.fromkeys((*self.first, *self.legal, *self.order)))
+
     @property
     def rivals(self) -> tuple[KernelConfig, ...]:
         """What a challenger must beat: the incumbent, if any, and the default."""
@@ -97,7 +114,11 @@ class Goal:
 
 
 def goal_for(
-    spec: AttentionSpec, problem: Problem, gpu: Gpu, incumbent: KernelConfig | None = None
+    spec: AttentionSpec,
+    problem: Problem,
+    gpu: Gpu,
+    incumbent: KernelConfig | None = None,
+    neighbours: tuple[KernelConfig, ...] = (),
 ) -> Goal:
     """The goal over the whole space of a spec on a GPU."""
     return Goal(
@@ -107,6 +128,7 @@ def goal_for(
         seeds=seed_configs(spec, gpu),
         default=tuned_default(spec),
         incumbent=incumbent,
+        neighbours=neighbours,
     )
 
 
@@ -127,8 +149,9 @@ class Progress:
 class Found:
     """What a search chose. Outcomes are of the last stage, with all facts of the earlier ones.
 
-    default and incumbent may have failed. exhaustive: every legal config was evaluated. replaced:
-    the winner is not the incumbent, or there was none.
+    default and incumbent may have failed. candidates leaves out what was compiled and estimated and
+    then not measured. exhaustive: every legal config was evaluated. replaced: the winner is not the
+    incumbent, or there was none.
     """
 
     winner: Outcome

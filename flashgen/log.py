@@ -71,12 +71,17 @@ class Log:
     ) -> Outcome | None:
         """What this stage found out before about the kernel of this digest, if it did.
 
-        Compiles and checks hold for every problem, and come back as of this one. A check on a GPU
-        and one in the interpreter are told apart, as are measured and estimated times: by `source`,
-        the evaluator's.
+        Compiles and checks hold for every problem, and come back as of this one, less an estimate
+        of another. A GPU measures in the order of estimates, so where it could have one, a kernel
+        that compiled is asked for again: that costs no compiling. A check on a GPU and one in the
+        interpreter are told apart, as are measured and estimated times: by `source`, the
+        evaluator's.
         """
-        found = self._known.get(_key(stage, spec, problem, config, digest, source))
-        return _as_of(problem, found[1]) if found else None
+        key = _key(stage, spec, problem, config, digest, source)
+        _, known = self._known.get(key) or self._known.get(_shared(key)) or (0, None)
+        if known is None or (source != "estimated" and _lacks_estimate(known, problem)):
+            return None
+        return known if known.problem == problem else replace(known, problem=problem, estimate=None)
 
     def recall_round(
         self,
@@ -170,7 +175,7 @@ class Log:
                 outcome.digest,
                 outcome.source,
             )
-            self._known[key] = (self._count, outcome)
+            self._known[key] = self._known[_shared(key)] = (self._count, outcome)
 
 
 def _key(
@@ -184,14 +189,25 @@ def _key(
     """What makes two outcomes of one GPU, Triton and protocol the same."""
     kind = "estimated" if source == "untimed" else source
     if stage == "compile":
-        return stage, spec, config, digest
-    if stage == "check":
-        return stage, spec, config, digest, kind
+        return stage, spec, config, digest, problem
     return stage, spec, config, digest, kind, problem
 
 
-def _as_of(problem: Problem, outcome: Outcome) -> Outcome:
-    return replace(outcome, problem=problem)
+def _shared(key: Key) -> Key:
+    """The key under which an outcome is kept for other problems, too; `key` where it is not."""
+    return key[:-1] if key[0] in ("compile", "check") else key
+
+
+def _lacks_estimate(outcome: Outcome, problem: Problem) -> bool:
+    """Whether a kernel compiled whose estimate at `problem` was not asked for yet.
+
+    With no GPU it is the stage timed that estimates. On a GPU, what has none has none at all.
+    """
+    if outcome.stage != "compile" or not outcome.ok:
+        return False
+    if outcome.estimate is None:
+        return outcome.source == "estimated"
+    return outcome.problem != problem
 
 
 def _open(path: Path, flags: int, opened: contextlib.ExitStack) -> int:

@@ -71,7 +71,11 @@ class CheckResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """One record of the log: what one stage found out about one config."""
+    """One record of the log: what one stage found out about one config.
+
+    timing is what the stage found; estimate is what the estimator says of the same config at the
+    same problem, beside it: None where it has no figure or was not asked.
+    """
 
     spec: AttentionSpec
     problem: Problem
@@ -84,11 +88,11 @@ class Outcome:
     digest: str
     protocol: int
     timing: Timing | None = None
+    estimate: Timing | None = None
     check: CheckResult | None = None
-    registers: int | None = None
+    registers: int | None = None  # of a thread
+    spill_bytes: int | None = None  # of a thread, wherever the kernel stores them
     shared_bytes: int | None = None
-    spill_bytes: int | None = None  # what a thread stores to its stack for want of registers
-    estimate: Timing | None = None  # what the estimator says of it, beside any measurement
     sdpa_us: float | None = None  # torch's SDPA in the same final round, median microseconds
     detail: str = ""
     created: str = ""  # ISO 8601, UTC
@@ -104,16 +108,18 @@ class Outcome:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Outcome:
-        """The Outcome of a record that to_json made. Raises KeyError, TypeError or ValueError."""
+        """The Outcome of a record that to_json made. Raises KeyError, TypeError or ValueError.
+
+        A key that has a default may be missing: an older flashgen wrote the record.
+        """
         fields = dict(record)
         fields["spec"] = AttentionSpec(**fields["spec"])
         fields["problem"] = Problem(**fields["problem"])
         fields["config"] = KernelConfig(**fields["config"])
         fields["status"] = Status(fields["status"])
-        if fields.get("timing") is not None:
-            fields["timing"] = Timing(**fields["timing"])
-        if fields.get("estimate") is not None:
-            fields["estimate"] = Timing(**fields["estimate"])
+        for name in ("timing", "estimate"):
+            if fields.get(name) is not None:
+                fields[name] = Timing(**fields[name])
         if fields.get("check") is not None:
             fields["check"] = CheckResult(**fields["check"])
         return cls(**fields)

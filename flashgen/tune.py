@@ -28,6 +28,7 @@ from flashgen.goal import Budget, Found, Method, NothingRight, Progress, goal_fo
 from flashgen.gpu import Gpu, known_target
 from flashgen.log import Log
 from flashgen.measure import Conditions
+from flashgen.neighbours import neighbours
 from flashgen.outcome import STRENGTH, Outcome
 from flashgen.search import search
 from flashgen.show import entries_grid
@@ -151,11 +152,13 @@ class _Story:
 
     def search(self, spec: AttentionSpec, problem: Problem) -> None:
         """Search one spec at one length; put what was found into the table, and save it."""
-        gpu = self.evaluator.gpu
-        held = self.table.find(spec, bucket_of(problem.seq_k))
+        gpu, bucket = self.evaluator.gpu, bucket_of(problem.seq_k)
+        held = self.table.find(spec, bucket)
         incumbent = held.config if held and why_illegal(spec, held.config, gpu) is None else None
+        to_come = [(s, bucket_of(p.seq_k)) for s, p in self.options.work[self._done :]]
+        alike = neighbours(self.table, spec, bucket, leave_out=to_come)
         found = search(
-            goal_for(spec, problem, gpu, incumbent),
+            goal_for(spec, problem, gpu, incumbent, alike),
             self.evaluator,
             self.log,
             budget=self._budget(),

@@ -22,13 +22,20 @@ Failing = Callable[[Stage, KernelConfig], Status | None]
 
 @dataclass
 class FakeEvaluator:
-    """Serves `us`, or the status that `failing` gives; keeps what it was asked. spread: half the band."""
+    """Serves `us`, or the status that `failing` gives; keeps what it was asked. spread: half the band.
+
+    guess: what the estimator says, with a band of `band` times it, or nothing.
+    """
 
     us: Callable[[KernelConfig], float]
     gpu: Gpu
     failing: Failing = lambda stage, config: None
     source: Source = "measured"
     spread: float = 0.5
+    guess: Callable[[KernelConfig], float | None] = lambda config: None
+    band: tuple[float, float] = (0.8, 1.25)
+    registers: Callable[[KernelConfig], int] = lambda config: 128
+    spill_bytes: Callable[[KernelConfig], int] = lambda config: 0
     kill_after: int | None = None
     asked: list[tuple[Stage, KernelConfig]] = field(default_factory=list)
     batches: list[tuple[Stage, int]] = field(default_factory=list)
@@ -57,6 +64,8 @@ class FakeEvaluator:
             us = self.us(config)
             timing = Timing(median_us=us, low_us=us - self.spread, high_us=us + self.spread)
         compiled = stage == "compile" and status is Status.OK
+        guess = self.guess(config) if stage == "check" or status is Status.OK else None
+        low, high = self.band
         return Outcome(
             spec=spec,
             problem=problem,
@@ -69,8 +78,10 @@ class FakeEvaluator:
             digest=digest_of(spec, config),
             protocol=protocol_of(stage, self.source),
             timing=timing,
+            estimate=guess and Timing(median_us=guess, low_us=low * guess, high_us=high * guess),
             check=check,
-            registers=128 if compiled else None,
+            registers=self.registers(config) if compiled else None,
+            spill_bytes=self.spill_bytes(config) if compiled else None,
             shared_bytes=65536 if compiled else None,
             detail="" if status is Status.OK else "made to fail",
         )

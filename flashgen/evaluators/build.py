@@ -15,7 +15,7 @@ from typing import Any
 from flashgen.compile import Compiled, judge, recall
 from flashgen.config import KernelConfig, why_illegal
 from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
-from flashgen.estimate import Replay, estimate, recall_replay
+from flashgen.estimate import Replay, estimate, estimate_streaming, recall_replay
 from flashgen.evaluate import Request, triton_version
 from flashgen.evaluators.pool import Answer, Died, Done, Raised, Task, TimedOut, Workers
 from flashgen.evaluators.tasks import (
@@ -72,6 +72,8 @@ class Built:
 
 def estimated(built: Verdict, request: Request, config: KernelConfig, gpu: Gpu) -> Timing:
     """The estimate of a kernel that was built. Raises NoEstimate."""
+    if request.spec.direction == "backward_delta":
+        return estimate_streaming(request.spec, request.problem, gpu)
     if built.replay is None:
         raise NoEstimate(built.no_estimate or "the kernel was not compiled")
     return estimate(built.replay, request.spec, config, request.problem, gpu)
@@ -106,8 +108,11 @@ def draft(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> Verdict:
 class Build:
     """One config under way."""
 
-    def __init__(self, builder: Builder, config: KernelConfig, drafted: Verdict) -> None:
+    def __init__(
+        self, builder: Builder, spec: AttentionSpec, config: KernelConfig, drafted: Verdict
+    ) -> None:
         self._builder = builder
+        self._spec = spec
         self.config = config
         self.drafted = drafted
 
@@ -115,7 +120,7 @@ class Build:
         """Wait for the compiler, and judge what it made. Raises ToolchainError."""
         if self.drafted.rendered is None:
             return self.drafted
-        return self._builder.verdict(self.config, self.drafted.rendered)
+        return self._builder.verdict(self._spec, self.config, self.drafted.rendered)
 
 
 class Builder:
@@ -134,7 +139,7 @@ class Builder:
         drafted = draft(spec, config, self._gpu)
         if drafted.rendered is not None:
             self._queue(spec, config, drafted.rendered)
-        return Build(self, config, drafted)
+        return Build(self, spec, config, drafted)
 
     def _queue(self, spec: AttentionSpec, config: KernelConfig, rendered: Rendered) -> None:
         digest = rendered.digest
@@ -153,7 +158,7 @@ class Builder:
             Task(function=self._tasks.compile, payload=payload, limit_s=COMPILE_LIMIT_S)
         )
 
-    def verdict(self, config: KernelConfig, rendered: Rendered) -> Verdict:
+    def verdict(self, spec: AttentionSpec, config: KernelConfig, rendered: Rendered) -> Verdict:
         """Wait for a queued kernel. Raises ToolchainError."""
         if rendered.digest not in self._built:
             answer = self._answers[rendered.digest].result()
@@ -161,7 +166,7 @@ class Builder:
                 return _failed(answer, rendered, self._cache)
             self._built[rendered.digest] = Built.from_json(answer.value)
         built = self._built[rendered.digest]
-        status, detail = judge(built.compiled, config, self._gpu)
+        status, detail = judge(built.compiled, spec, config, self._gpu)
         return Verdict(
             status=status,
             detail=detail,

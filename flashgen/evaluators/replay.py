@@ -50,7 +50,14 @@ class ReplayEvaluator:
             else:
                 # NO_ESTIMATE stays untimed: there is no figure to replay
                 source = "untimed" if recorded.source == "untimed" else self.source
-                yield replace(recorded, problem=problem, source=source)
+                same = recorded.problem == problem
+                yield replace(
+                    recorded,
+                    problem=problem,
+                    source=source,
+                    # An estimate is of one problem alone.
+                    estimate=recorded.estimate if same else None,
+                )
 
     def close(self) -> None:
         """As Evaluator.close; there is nothing to end."""

@@ -23,6 +23,8 @@ from flashgen.spec import AttentionSpec, Problem, check_scale, diagonal_of, flop
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from flashgen.features import Features
+    from flashgen.launch_backward import Backward
     from flashgen.measure import Ceiling, Conditions, Run, Stopwatch
     from flashgen.outcome import Timing
 
@@ -154,8 +156,10 @@ def measure_round(payload: dict[str, Any]) -> dict[str, Any]:
 
 def _sdpa(payload: dict[str, Any], spec: AttentionSpec) -> Run | None:
     """A launch of torch's SDPA, whichever backend it takes, on the round's inputs; None if it
-    refuses.
+    refuses, and for kernels of which it has no counterpart: one part of a backward, or a feature.
     """
+    if spec.direction != "forward" or spec.bias != "none" or spec.alibi or spec.dropout:
+        return None
     from torch.nn.functional import scaled_dot_product_attention
 
     q, k, v = _inputs(spec, Problem(**payload["problem"]), payload["seed"], payload["device"])
@@ -188,17 +192,24 @@ def _ceiling(payload: dict[str, Any], spec: AttentionSpec) -> Ceiling:
 def _prepared(payload: dict[str, Any], spec: AttentionSpec, config: KernelConfig) -> Run:
     """A launch of the kernel on this task's inputs, ready to repeat."""
     from flashgen.launch import bind, load_kernel
+    from flashgen.measure import backward_run
     from flashgen.render import render
 
     problem = Problem(**payload["problem"])
     rendered = render(spec, config)
     path = Path(payload["cache"]) / "kernels" / f"{rendered.name}.py"
     write_whole(path, rendered.source)
-    q, k, v = _inputs(spec, problem, payload["seed"], payload["device"])
-    launch = bind(load_kernel(path, rendered.name), spec, config)
+    kernel = load_kernel(path, rendered.name)
+    seed, device = payload["seed"], payload["device"]
+    if spec.direction != "forward":
+        o, call = _backward_inputs(spec, problem, seed, device, path.parent)
+        return backward_run(kernel, spec, config, o, call)
+    q, k, v = _inputs(spec, problem, seed, device)
+    launch = bind(kernel, spec, config)
     scale = check_scale(None, spec.head_dim)
     diagonal = diagonal_of(spec.causal, problem.seq_q, problem.seq_k)
-    return functools.partial(launch, q, k, v, scale, diagonal)
+    features = _features(spec, problem, seed, device)
+    return functools.partial(launch, q, k, v, scale, diagonal, features)
 
 
 # One set: the candidates of one search follow each other, and two would fill small devices.
@@ -209,6 +220,22 @@ def _inputs(
     from flashgen.measure import make_inputs
 
     return make_inputs(spec, problem, seed, device)
+
+
+@functools.lru_cache(maxsize=1)
+def _features(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> Features:
+    from flashgen.measure import make_features
+
+    return make_features(spec, problem, seed, device)
+
+
+@functools.lru_cache(maxsize=1)
+def _backward_inputs(
+    spec: AttentionSpec, problem: Problem, seed: int, device: str, folder: Path
+) -> tuple[Tensor, Backward]:
+    from flashgen.measure import make_backward
+
+    return make_backward(spec, problem, seed, device, folder)
 
 
 @functools.lru_cache(maxsize=1)

@@ -157,12 +157,78 @@ def test_compiles_and_checks_hold_for_every_problem(tmp_path: Path, stage: Stage
         assert recall(log, outcome(stage), problem=SHORT) == outcome(stage, problem=SHORT)
 
 
+ESTIMATE = Timing(median_us=9.0, low_us=7.0, high_us=14.0)
+
+
+def test_estimate_and_spills_come_back_beside_the_measurement(tmp_path: Path) -> None:
+    made = outcome(estimate=ESTIMATE, spill_bytes=16)
+    with open_log(tmp_path) as log:
+        log.append(made)
+    with open_log(tmp_path) as log:
+        assert recall(log, made) == made
+
+
+def test_a_log_from_before_there_were_estimates_is_read(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        log.append(outcome("compile"))
+    record = json.loads(log.path.read_text())
+    assert record.pop("estimate") is record.pop("spill_bytes") is None
+    log.path.write_text(json.dumps(record) + "\n")
+    with open_log(tmp_path) as log:
+        assert recall(log, outcome("compile")) == outcome("compile")
+        assert recall(log, outcome("compile"), problem=SHORT) == outcome("compile", problem=SHORT)
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_an_estimate_holds_for_its_own_problem_alone(tmp_path: Path, reopened: bool) -> None:
+    built, checked = (outcome(stage, estimate=ESTIMATE) for stage in ("compile", "check"))
+    slow = outcome("compile", config=make_config(128), status=Status.SPILLS, estimate=ESTIMATE)
+    bare = replace(ESTIMATE, median_us=1.0)
+    with open_log(tmp_path) as log:
+        for made in (built, checked, slow):
+            log.append(made)
+        log.append(outcome("compile", config=make_config(32)))
+    with open_log(tmp_path) as log:
+        assert recall(log, built) == built
+        # a GPU's search wants an estimate, so what had one is asked for again; all else is known
+        assert recall(log, built, problem=SHORT) is None
+        assert recall(log, slow, problem=SHORT) == replace(slow, problem=SHORT, estimate=None)
+        assert recall(log, built, problem=SHORT, config=make_config(32)) is not None
+        for made, source in (
+            (checked, "measured"),
+            (replace(built, source="estimated"), "estimated"),
+        ):
+            again = recall(log, made, problem=SHORT)
+            assert again is not None, source
+            assert (again.problem, again.estimate) == (SHORT, None)
+        log.append(replace(built, problem=SHORT, estimate=bare))
+        if reopened:
+            log.close()
+            log = open_log(tmp_path)
+        assert recall(log, built) == built
+        assert recall(log, built, problem=SHORT) == replace(built, problem=SHORT, estimate=bare)
+        log.close()
+
+
 def test_a_check_in_the_interpreter_is_not_one_on_the_gpu(tmp_path: Path) -> None:
     with open_log(tmp_path) as log:
         log.append(outcome("check", source="estimated"))
         assert recall(log, outcome("check"), source="measured") is None
-        log.append(outcome("compile", source="estimated"))
-        assert recall(log, outcome("compile"), source="measured") is not None
+        broken = outcome("compile", source="estimated", status=Status.COMPILE_ERROR)
+        log.append(broken)
+        assert recall(log, broken, source="measured") == broken
+
+
+def test_a_gpu_asks_for_the_estimates_that_compiling_with_none_left_out(tmp_path: Path) -> None:
+    offline = outcome("compile", source="estimated")
+    here = outcome("compile", estimate=ESTIMATE)
+    with open_log(tmp_path) as log:
+        log.append(offline)
+        assert recall(log, offline) == offline
+        assert recall(log, here) is None
+        log.append(here)
+        assert recall(log, here) == here
+        assert recall(log, offline) == here
 
 
 def test_no_estimate_is_recalled_by_the_offline_evaluator(tmp_path: Path) -> None:

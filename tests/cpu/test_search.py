@@ -4,85 +4,21 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from flashgen import search as searching
 from flashgen.config import KernelConfig
 from flashgen.errors import InvalidArgument
-from flashgen.goal import Budget, Found, Goal, Method, NothingRight, Progress, choose, goal_for
-from flashgen.gpu import TARGETS
-from flashgen.log import Log
+from flashgen.goal import Budget, Found, Method, NothingRight, Progress, choose, goal_for
 from flashgen.outcome import Outcome, Source, Stage, Status
-from flashgen.search import search
+from flashgen.propose import Proposer
 from flashgen.spec import workload
 from tests.fakes import FakeEvaluator, Killed, digest_of
-from tests.makers import make_config, make_spec
-
-SPEC = make_spec()
-PROBLEM = workload(SPEC, 4096)
-GPU = TARGETS["nvidia_h200"]
-SPACE = tuple(
-    make_config(br, bc, num_warps=warps, num_stages=stages, schedule=schedule)
-    for br, bc, warps, stages, schedule in itertools.product(
-        (128, 64, 32), (128, 64, 32), (4, 8), (2, 3), ("fa2", "s_ahead")
-    )
-    if warps <= br // 8
-)
-DEFAULT = make_config(64, 64)
-BEST = make_config(128, 64, num_warps=8, num_stages=3, schedule="s_ahead")
-
-
-def landscape(config: KernelConfig) -> float:
-    """Microseconds, least at BEST."""
-    differing = sum(getattr(config, name) != getattr(BEST, name) for name in vars(BEST))
-    return 100.0 + 20.0 * differing + SPACE.index(config) * 1e-3
-
-
-def fake(us: Callable[[KernelConfig], float] = landscape, **fields: Any) -> FakeEvaluator:
-    return FakeEvaluator(us=us, gpu=GPU, **fields)
-
-
-def open_log(folder: Path) -> Log:
-    return Log(folder / "log.jsonl", gpu=GPU.slug, triton="3.7.1")
-
-
-def make_goal(**changes: Any) -> Goal:
-    goal = Goal(
-        spec=SPEC,
-        problem=PROBLEM,
-        legal=SPACE,
-        seeds=(DEFAULT, make_config(32, 32)),
-        default=DEFAULT,
-        digest_of=digest_of,
-    )
-    return replace(goal, **changes)
-
-
-def run(
-    folder: Path,
-    evaluator: FakeEvaluator,
-    *,
-    goal: Goal | None = None,
-    trials: int = 20,
-    seconds: float | None = None,
-    sampler: str = "auto",
-    seed: int = 0,
-    notify: Callable[[Progress], None] = lambda _: None,
-) -> Found:
-    with open_log(folder) as log:
-        return search(
-            goal or make_goal(),
-            evaluator,
-            log,
-            budget=Budget(trials=trials, seconds=seconds),
-            method=Method(sampler=sampler, seed=seed),  # type: ignore[arg-type]
-            notify=notify,
-        )
+from tests.makers import make_config
+from tests.searches import BEST, DEFAULT, GPU, PROBLEM, SPACE, SPEC, fake, landscape, make_goal, run
 
 
 class TestWhatIsEvaluated:
@@ -106,13 +42,13 @@ class TestWhatIsEvaluated:
         thirds = [config for number, config in enumerate(SPACE) if number % 3 == 0]
         goal = make_goal(legal=tuple(thirds), default=thirds[0], seeds=(thirds[1],))
         answered: list[float | None] = []
-        tell = searching._Proposer._tell
+        tell = Proposer._tell
 
         def counted(self: Any, trial: Any, value: float | None) -> None:
             answered.append(value)
             tell(self, trial, value)
 
-        monkeypatch.setattr(searching._Proposer, "_tell", counted)
+        monkeypatch.setattr(Proposer, "_tell", counted)
         trials = len(thirds) - 2
         evaluator = fake()
         found = run(tmp_path, evaluator, goal=goal, trials=trials, sampler=sampler)
@@ -360,6 +296,65 @@ class TestOffline:
         )
         found = run(tmp_path, evaluator, trials=len(SPACE))
         assert found.winner.config == sorted(SPACE, key=landscape)[1]
+
+    FASTEST, LEAN, NEAR, NEXT = SPACE[20:24]
+    TIED: ClassVar = {FASTEST: 100.0, LEAN: 104.0, NEAR: 103.0, NEXT: 104.5}
+
+    def tied(self, **fields: Any) -> FakeEvaluator:
+        """Four lie within 5 % of the best, all others at 5 % and more of the second best."""
+        return fake(
+            us=lambda config: self.TIED.get(config, 108.5 + SPACE.index(config)),
+            source="estimated",
+            registers=lambda config: {self.LEAN: 90, self.NEAR: 120}.get(config, 128),
+            **fields,
+        )
+
+    def test_in_a_tie_fewer_registers_win(self, tmp_path: Path) -> None:
+        evaluator = self.tied()
+        found = run(tmp_path, evaluator, trials=len(SPACE))
+        chosen = [o.config for o in (found.winner, *found.runners_up)]
+        assert chosen == [self.LEAN, self.NEAR, self.FASTEST]
+        assert set(evaluator.configs("check")) == {*chosen, DEFAULT}
+
+    def test_in_a_tie_what_neighbours_share_wins_before_that(self, tmp_path: Path) -> None:
+        goal = make_goal(neighbours=(self.NEXT, SPACE[0], SPACE[0]))
+        evaluator = self.tied()
+        found = run(tmp_path, evaluator, goal=goal, trials=len(SPACE))
+        chosen = [o.config for o in (found.winner, *found.runners_up)]
+        assert chosen == [self.NEXT, self.LEAN, self.NEAR]  # SPACE[0] is no tie
+        assert set(evaluator.configs("check")) == {*chosen, self.FASTEST, DEFAULT}
+
+    def test_no_spill_at_all_wins_before_that(self, tmp_path: Path) -> None:
+        spilling = {self.NEXT, self.LEAN, self.NEAR}
+        evaluator = self.tied(spill_bytes=lambda config: 8 if config in spilling else 0)
+        goal = make_goal(neighbours=(self.NEXT,))
+        found = run(tmp_path, evaluator, goal=goal, trials=len(SPACE))
+        chosen = [o.config for o in (found.winner, *found.runners_up)]
+        assert chosen == [self.FASTEST, self.NEXT, self.LEAN]
+
+    def test_a_tie_is_with_the_best_that_is_right(self, tmp_path: Path) -> None:
+        """Without FASTEST, the limit is 108.15: LEAN and NEXT stay in, and one more comes in."""
+        lean = SPACE[0]
+        evaluator = self.tied(
+            failing=lambda *asked: Status.WRONG if asked == ("check", self.FASTEST) else None
+        )
+        evaluator.us = lambda config: 107.0 if config == lean else self.tied().us(config)
+        evaluator.registers = lambda config: 80 if config == lean else self.tied().registers(config)
+        found = run(tmp_path, evaluator, trials=len(SPACE))
+        chosen = [o.config for o in (found.winner, *found.runners_up)]
+        assert chosen == [lean, self.LEAN, self.NEAR]
+
+    def test_a_resumed_tie_ends_alike(self, tmp_path: Path) -> None:
+        goal = make_goal(neighbours=(self.NEXT,))
+        whole = self.tied()
+        expected = run(tmp_path / "whole", whole, goal=goal, trials=len(SPACE))
+        for kill_after in (len(whole.asked) - 5, len(whole.asked) - 1):
+            folder = tmp_path / str(kill_after)
+            killed, resumed = self.tied(kill_after=kill_after), self.tied()
+            with pytest.raises(Killed):
+                run(folder, killed, goal=goal, trials=len(SPACE))
+            assert run(folder, resumed, goal=goal, trials=len(SPACE)) == expected
+            assert killed.asked + resumed.asked == whole.asked
 
 
 def final(us: float, config: KernelConfig, spread: float = 1.0) -> Outcome:

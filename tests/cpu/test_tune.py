@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from flashgen.space import seed_configs, tuned_default
 from flashgen.spec import BUCKETS, AttentionSpec
 from flashgen.table import Table, load, save
 from flashgen.tune import TuneOptions
-from tests.fakes import FakeEvaluator
+from tests.fakes import FakeEvaluator, Killed
 from tests.makers import make_spec
 from tests.tables import made_entry, made_run
 
@@ -143,6 +144,82 @@ def test_it_is_saved_after_every_search_and_emitted_when_interrupted(
     table, _ = run(monkeypatch, tmp_path, resumed, specs=(SPEC, CAUSAL))
     assert [entry.spec for entry in table.entries] == [SPEC, CAUSAL]
     assert len(resumed.asked) == len(asked)  # of the second spec; of the first nothing
+
+
+class TestNeighbours:
+    """Offline, all that lies in a tie goes to what was chosen before for what is alike."""
+
+    HALF = make_spec(dtype="float16")
+
+    def evaluator(self, **fields: Any) -> Served:
+        """All take the same time. Registers differ, and not alike in all searches."""
+
+        class Tied(Served):
+            def outcome(tied, stage: Stage, spec: Any, problem: Any, config: Any) -> Outcome:
+                name = f"{spec.name} {problem.seq_k} {config.br} {config.num_warps}"
+                digest = hashlib.sha256(name.encode()).hexdigest()
+                made = super().outcome(stage, spec, problem, config)
+                return replace(made, registers=32 + int(digest[:4], 16) % 200)
+
+        return Tied(us=lambda _: 100.0, gpu=H200, source="estimated", **fields)
+
+    def run(self, folder: Path, patch: Patch, *specs: AttentionSpec, **fields: Any) -> Table:
+        table, _ = run(patch, folder, self.evaluator(**fields), specs=specs, seqs=(512, 4096))
+        return table
+
+    def test_a_spec_alone_chooses_otherwise_than_beside_its_neighbours(
+        self, tmp_path: Path, monkeypatch: Patch, emitted: Emitted
+    ) -> None:
+        alone = self.run(tmp_path / "alone", monkeypatch, self.HALF)
+        both = self.run(tmp_path / "both", monkeypatch, SPEC, self.HALF)
+        tiles = {e.key: e.config for e in both.entries}
+        assert [tiles[e.key] for e in alone.entries] != [e.config for e in alone.entries]
+        assert len(set(tiles.values())) == 1
+
+    def test_what_the_run_does_not_search_counts_from_the_table(
+        self, tmp_path: Path, monkeypatch: Patch, emitted: Emitted
+    ) -> None:
+        first = self.run(tmp_path, monkeypatch, SPEC)
+        then = self.run(tmp_path, monkeypatch, self.HALF)
+        assert {e.config for e in then.entries} == {e.config for e in first.entries}
+
+    def test_what_is_still_to_be_searched_does_not_count(
+        self, tmp_path: Path, monkeypatch: Patch, emitted: Emitted
+    ) -> None:
+        """The table holds a choice for CAUSAL; the run makes another, and is killed after that."""
+        held = next(c for c in seed_configs(CAUSAL, H200) if c.schedule == "s_ahead")
+        before = Table(gpu=H200).with_entry(made_entry(CAUSAL, BUCKETS[2], held), made_run())
+
+        class Clear(Served):
+            """CAUSAL has a clear winner; of the others all are tied, and pointers are leanest."""
+
+            def outcome(self, stage: Stage, spec: Any, problem: Any, config: Any) -> Outcome:
+                best = (config.schedule, config.loads) == ("fa2", "descriptor")
+                self.us = lambda _: 100.0 if best or spec != CAUSAL else 200.0
+                self.registers = lambda c: 96 if c.loads == "pointer" else 128
+                return super().outcome(stage, spec, problem, config)
+
+        def evaluator(**fields: Any) -> Served:
+            return Clear(us=us, gpu=H200, source="estimated", **fields)
+
+        def tuned(name: str, evaluator: Served) -> Table:
+            return run(monkeypatch, tmp_path / name, evaluator, specs=(SPEC, CAUSAL, self.HALF))[0]
+
+        for name in ("whole", "killed"):
+            save(before, tmp_path / name / "configs" / "nvidia_h200.yaml")
+        whole = evaluator()
+        expected = tuned("whole", whole)
+        with pytest.raises(Killed):
+            tuned("killed", evaluator(kill_after=len(whole.asked) - 1))
+        saved = load(tmp_path / "killed" / "configs" / "nvidia_h200.yaml")
+        assert held not in [entry.config for entry in saved.entries]  # CAUSAL is done
+        again = tuned("killed", evaluator())
+        for made in (expected, again):
+            chosen = made.find(SPEC, BUCKETS[2])
+            assert chosen is not None
+            assert chosen.config.loads == "pointer"
+        assert [e.config for e in again.entries] == [e.config for e in expected.entries]
+        assert [e.runners_up for e in again.entries] == [e.runners_up for e in expected.entries]
 
 
 class TestErrorInTheMiddle:

@@ -1,0 +1,174 @@
+"""Evidence: every outcome of one search, from the log or else from the evaluator, none twice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from flashgen.config import KernelConfig
+from flashgen.evaluate import SLOW, Evaluator
+from flashgen.goal import Goal, Progress
+from flashgen.log import Log
+from flashgen.outcome import Outcome, Stage, Status
+from flashgen.rank import median_us
+
+DROP_ABOVE = 1.5
+"""A candidate so many times slower than the best, after a few samples, is timed no further."""
+
+GPU_STAGES: tuple[Stage, ...] = ("compile", "check", "rough", "timed")
+OFFLINE_STAGES: tuple[Stage, ...] = ("compile", "timed")
+ALL_STAGES: tuple[Stage, ...] = (*GPU_STAGES, "final")
+"""In the order in which a later one says more of a config."""
+
+RIGHT_ALL_THE_SAME = (Status.DROPPED, Status.NO_ESTIMATE)
+"""No time to be chosen by; but nothing is wrong with the kernel."""
+
+
+class Evidence:
+    """What is known of the configs of one goal. `planned`: candidates, for the progress told.
+
+    stages are those that a candidate passes one after the other, on_gpu whether it is measured.
+    """
+
+    def __init__(
+        self,
+        goal: Goal,
+        evaluator: Evaluator,
+        log: Log,
+        notify: Callable[[Progress], None],
+    ) -> None:
+        self.goal = goal
+        self.gpu = evaluator.gpu
+        self.on_gpu = evaluator.source != "estimated"
+        self.stages = GPU_STAGES if self.on_gpu else OFFLINE_STAGES
+        self.planned = 0.0
+        self._evaluator = evaluator
+        self._log = log
+        self._notify = notify
+        self._seen: dict[tuple[Stage, KernelConfig], Outcome] = {}
+        self._digests: dict[KernelConfig, str] = {}
+        self._best_us = math.inf
+        self._done = 0.0
+
+    def ask(self, stage: Stage, configs: Iterable[KernelConfig]) -> list[Outcome]:
+        """One outcome a config, from the log or else from the evaluator, in the order given."""
+        goal, source = self.goal, self._evaluator.source
+        configs, unknown = list(configs), []
+        for config in configs:
+            if (stage, config) in self._seen:
+                continue
+            kernel = config, self._digest(config)
+            known = self._log.recall(stage, goal.spec, goal.problem, *kernel, source=source)
+            if known is None:
+                unknown.append(config)
+            else:
+                self._take(known)
+        if unknown:
+            self._evaluate(stage, unknown)
+        return [self._seen[stage, config] for config in configs]
+
+    def ask_round(self, finalists: Sequence[KernelConfig]) -> list[Outcome]:
+        """One whole final round: from the log if all its records are there, else measured anew."""
+        goal, source = self.goal, self._evaluator.source
+        kernels = [(config, self._digest(config)) for config in finalists]
+        known = self._log.recall_round(goal.spec, goal.problem, kernels, source=source)
+        if known is None and finalists:
+            self._evaluate("final", finalists)
+        for outcome in known or ():
+            self._take(outcome)
+        return [self._seen["final", config] for config in finalists]
+
+    def get(self, stage: Stage, config: KernelConfig) -> Outcome | None:
+        """What this stage found out, if it was asked."""
+        return self._seen.get((stage, config))
+
+    def of(self, stage: Stage) -> list[Outcome]:
+        """All that this stage found out."""
+        return [outcome for (asked, _), outcome in self._seen.items() if asked == stage]
+
+    def passed(self, stage: Stage, config: KernelConfig) -> bool:
+        """Whether this stage was asked, and found nothing wrong."""
+        outcome = self.get(stage, config)
+        return outcome is not None and outcome.ok
+
+    def failed(self, stage: Stage, config: KernelConfig) -> bool:
+        """Whether this stage was asked, and found something wrong."""
+        outcome = self.get(stage, config)
+        return outcome is not None and not outcome.ok
+
+    def full(self, config: KernelConfig) -> Outcome:
+        """What ended a config, or else its last outcome, with all that the earlier ones found."""
+        outcomes = [self._seen[s, config] for s in ALL_STAGES if (s, config) in self._seen]
+        failed = (o for o in outcomes if not o.ok and o.status not in RIGHT_ALL_THE_SAME)
+        last = next(failed, outcomes[-1])
+        return replace(
+            last,
+            registers=_known(o.registers for o in outcomes),
+            spill_bytes=_known(o.spill_bytes for o in outcomes),
+            shared_bytes=_known(o.shared_bytes for o in outcomes),
+            estimate=_known(o.estimate for o in outcomes),
+            check=_known(o.check for o in outcomes),
+        )
+
+    def twin_serves(self, config: KernelConfig) -> bool:
+        """Whether this config's pointer twin, if it has one, is right and fits; it may be slow."""
+        twin = config.pointer_twin()
+        if twin == config:
+            return True
+        (built,) = self.ask("compile", [twin])
+        return (built.ok or built.status in SLOW) and self.ask("check", [twin])[0].ok
+
+    def last_failure(self) -> Outcome | None:
+        """The latest outcome of a config that may not be chosen."""
+        return next((o for o in reversed(self._seen.values()) if not o.ok), None)
+
+    def _evaluate(self, stage: Stage, configs: Sequence[KernelConfig]) -> None:
+        """Have configs evaluated; each outcome is in the log before the next is waited for."""
+        goal = self.goal
+        outcomes = self._evaluator.evaluate(stage, goal.spec, goal.problem, configs)
+        for config, outcome in zip(configs, outcomes, strict=True):
+            assert outcome.config == config, "an evaluator answers in the order it was asked"
+            outcome = self._dropped(outcome) if stage == "rough" else outcome
+            self._log.append(outcome)
+            self._take(outcome)
+
+    def _digest(self, config: KernelConfig) -> str:
+        """The digest of a candidate's text, rendered once."""
+        if config not in self._digests:
+            self._digests[config] = self.goal.digest_of(self.goal.spec, config)
+        return self._digests[config]
+
+    def _dropped(self, outcome: Outcome) -> Outcome:
+        """End a candidate whose rough time is far from the best so far, resumed or not."""
+        slower = median_us(outcome.timing) / self._best_us
+        if not outcome.ok or slower <= DROP_ABOVE:
+            return outcome
+        why = f"{slower:.2f} times the best so far, {self._best_us:.1f} us"
+        return replace(outcome, status=Status.DROPPED, detail=why)
+
+    def _take(self, outcome: Outcome) -> None:
+        """Remember an outcome and tell of it."""
+        self._seen[outcome.stage, outcome.config] = outcome
+        self._best_us = min(self._best_us, median_us(outcome.timing))
+        self._done += self._share(outcome)
+        self._notify(
+            Progress(
+                done=self._done,
+                total=max(self._done, self.planned),
+                stage=outcome.stage,
+                best_us=None if self._best_us == math.inf else self._best_us,
+            )
+        )
+
+    def _share(self, outcome: Outcome) -> float:
+        """The part of a candidate that this outcome settles: one that fails has no stage to go."""
+        if outcome.stage not in self.stages:
+            return 1.0
+        passed = self.stages.index(outcome.stage) / len(self.stages)
+        return 1 / len(self.stages) if outcome.ok else 1.0 - passed
+
+
+def _known(values: Iterable[Any]) -> Any:
+    return next((value for value in values if value is not None), None)

@@ -1,0 +1,79 @@
+"""A made-up search: a space, its landscape, and run(), which searches it with a FakeEvaluator."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flashgen.config import KernelConfig
+from flashgen.goal import Budget, Found, Goal, Method, Progress
+from flashgen.gpu import TARGETS
+from flashgen.log import Log
+from flashgen.search import search
+from flashgen.spec import workload
+from tests.fakes import FakeEvaluator, digest_of
+from tests.makers import make_config, make_spec
+
+SPEC = make_spec()
+PROBLEM = workload(SPEC, 4096)
+GPU = TARGETS["nvidia_h200"]
+SPACE = tuple(
+    make_config(br, bc, num_warps=warps, num_stages=stages, schedule=schedule)
+    for br, bc, warps, stages, schedule in itertools.product(
+        (128, 64, 32), (128, 64, 32), (4, 8), (2, 3), ("fa2", "s_ahead")
+    )
+    if warps <= br // 8
+)
+DEFAULT = make_config(64, 64)
+BEST = make_config(128, 64, num_warps=8, num_stages=3, schedule="s_ahead")
+
+
+def landscape(config: KernelConfig) -> float:
+    """Microseconds, least at BEST."""
+    differing = sum(getattr(config, name) != getattr(BEST, name) for name in vars(BEST))
+    return 100.0 + 20.0 * differing + SPACE.index(config) * 1e-3
+
+
+def fake(us: Callable[[KernelConfig], float] = landscape, **fields: Any) -> FakeEvaluator:
+    return FakeEvaluator(us=us, gpu=GPU, **fields)
+
+
+def open_log(folder: Path) -> Log:
+    return Log(folder / "log.jsonl", gpu=GPU.slug, triton="3.7.1")
+
+
+def make_goal(**changes: Any) -> Goal:
+    goal = Goal(
+        spec=SPEC,
+        problem=PROBLEM,
+        legal=SPACE,
+        seeds=(DEFAULT, make_config(32, 32)),
+        default=DEFAULT,
+        digest_of=digest_of,
+    )
+    return replace(goal, **changes)
+
+
+def run(
+    folder: Path,
+    evaluator: FakeEvaluator,
+    *,
+    goal: Goal | None = None,
+    trials: int = 20,
+    seconds: float | None = None,
+    sampler: str = "auto",
+    seed: int = 0,
+    notify: Callable[[Progress], None] = lambda _: None,
+) -> Found:
+    with open_log(folder) as log:
+        return search(
+            goal or make_goal(),
+            evaluator,
+            log,
+            budget=Budget(trials=trials, seconds=seconds),
+            method=Method(sampler=sampler, seed=seed),  # type: ignore[arg-type]
+            notify=notify,
+        )
