@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from flashgen import paths, settings
-from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError
+from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError, ToolchainError
 from flashgen.gpu import ALIASES, TARGETS, Gpu, known_target, slug_of
 from flashgen.spec import AttentionSpec, check_head_dim, parse_dtype
 
 if TYPE_CHECKING:
     from flashgen.evaluate import Evaluator
-    from flashgen.runtime.select import Ladder
-    from flashgen.show import Package
     from flashgen.table import Table
 
 INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
@@ -179,8 +177,9 @@ def explain(
     ] = None,
     out: Out = Path(),
 ) -> None:
-    """Say which kernel would serve a call, from where, and why."""
+    """Say which kernel would serve a call, from where, what limits it, and why no other does."""
     from flashgen import show as showing
+    from flashgen.explain import Question, explanation
     from flashgen.runtime.select import Served, ladder, tune_command
 
     if seq < 0:
@@ -191,10 +190,11 @@ def explain(
     served = Served(archs=package.archs, choices=package.choices, defaults=package.defaults)
     found = ladder(served, gpu.slug, gpu, spec, seq)
     table = _tables(out).get(found.rungs[0].slug or "")
-    for line in _explanation(spec, gpu, found, package, table):
-        print(line)
+    asked = Question(spec=spec, seq=seq, gpu=gpu, out=out)
+    for line in explanation(asked, found, package, table):
+        print(showing.wrapped(line), flush=True)
     if found.rungs[0].rung != "exact":
-        print(f"  to improve it: {tune_command(spec, seq, None if here else gpu.slug)}")
+        print(f"\n  to improve it: {tune_command(spec, seq, None if here else gpu.slug)}")
 
 
 @app.command()
@@ -218,6 +218,40 @@ def verify(
     print(f"{table.gpu.slug}: {len(table.entries) - failed} of {len(table.entries)} entries hold")
     if failed:
         raise typer.Exit(1)
+
+
+@app.command()
+def calibrate(
+    logs: Annotated[
+        list[Path], typer.Argument(metavar="LOG...", help=".flashgen/SLUG.jsonl of a tune --gpu.")
+    ],
+    plot: Annotated[
+        Path | None, typer.Option(help="PNG to draw; calibration.png unless given.")
+    ] = None,
+) -> None:
+    """Hold the estimates of measured logs against their measurements; changes no parameter."""
+    from flashgen import calibrate as calibrating
+    from flashgen import plot as plotting
+    from flashgen.show import console
+
+    picture = plot or Path("calibration.png")
+    plotting.check_file(picture)
+    screen = console()
+    pairs = calibrating.read_pairs(logs, screen.print)
+    for slug, of_gpu in pairs.items():
+        rows = calibrating.calibrations(of_gpu)
+        screen.print(slug, style="bold")
+        for line in (*calibrating.table_lines(rows), *calibrating.remarks(rows[0]), ""):
+            screen.print(line)
+    screen.print(calibrating.LEGEND)
+    try:
+        plotting.draw(pairs, picture)
+    except ToolchainError as error:
+        if plot is not None:
+            raise
+        screen.print(f"No plot: {error}")
+    else:
+        screen.print(f"Drawn: {picture}")
 
 
 @app.command()
@@ -315,30 +349,3 @@ def _table_and_evaluator(
 
     here = device_gpu(0)
     return _table(here.slug, out), GpuEvaluator(here, 0, cache, jobs)
-
-
-def _explanation(
-    spec: AttentionSpec, gpu: Gpu, found: Ladder, package: Package, table: Table | None
-) -> list[str]:
-    """Lines on what serves a spec on a GPU: kernel, rung, evidence, what was skipped, runners-up.
-
-    table is that of the GPU whose entry was found, if there is one.
-    """
-    first = found.rungs[0]
-    choice = first.choice
-    entry = table.find(choice.spec, choice.bucket) if table and choice.bucket else None
-    timing = "" if choice.median_us is None else f", {choice.median_us:.1f} us"
-    if timing and entry is not None:
-        ran = entry.result.problem
-        timing += f" at batch {ran.batch}, heads {ran.heads}, seq {ran.seq_k} on {first.slug}"
-    stale = ", stale" if package.is_stale(choice) else ""
-    lines = [
-        f"{spec.name} on {gpu.slug}: {choice.kernel}",
-        f"  {first.rung}: {first.reason}",
-        f"  {choice.source}{timing}{stale}; from {package.folder / 'table.py'}",
-    ]
-    lines += [f"  skipped {sentence}" for sentence in found.skipped]
-    for other in entry.runners_up if entry else ():
-        timing = "" if other.median_us is None else f", {other.median_us:.1f} us"
-        lines.append(f"  runner-up: {other.config.label} ({other.source}{timing})")
-    return lines

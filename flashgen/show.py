@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import textwrap
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,23 @@ def console() -> Console:
     """The console of standard output."""
     width = None if sys.stdout.isatty() else WIDTH_OF_FILES
     return Console(highlight=False, markup=False, width=width)
+
+
+def wrapped(line: str) -> str:
+    """A line folded to the terminal, what follows indented deeper; whole where there is none."""
+    if not sys.stdout.isatty():
+        return line
+    indent = line[: len(line) - len(line.lstrip())]
+    # Kernel names, paths and commands are copied: they are never cut.
+    folded = textwrap.wrap(
+        line.strip(),
+        console().width,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(folded)
 
 
 def entries_grid(entries: Iterable[Entry], stale: Collection[Entry] = ()) -> Grid:

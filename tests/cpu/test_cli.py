@@ -11,13 +11,16 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from flashgen import __main__, cli, paths
 from flashgen import generate as generating
+from flashgen import show as showing
 from flashgen import verify as verifying
+from flashgen.anatomy import Anatomy
 from flashgen.errors import FlashgenError, NoGpuError
 from flashgen.outcome import CheckResult, Outcome, Status
 from flashgen.render import render
@@ -294,6 +297,12 @@ def test_targets_lists_them_with_their_tables(run, out: Path) -> None:
 
 @pytest.mark.usefixtures("without_gpu")
 class TestExplain:
+    @pytest.fixture(autouse=True)
+    def _nothing_compiled(self, monkeypatch) -> None:
+        """tests/cpu/test_explain.py has what is said of a kernel itself."""
+        unknown = Anatomy(unknown="it was not compiled")
+        monkeypatch.setattr("flashgen.explain.dissect", lambda *_: unknown)
+
     def test_an_entry_of_the_bucket_with_its_runner_up(self, run, out: Path) -> None:
         line = "explain --head-dim 128 --seq 2048 --causal --gpu-slug nvidia_h200 --out"
         code, output, _ = run(*line.split(), out)
@@ -302,7 +311,10 @@ class TestExplain:
         assert "exact: the entry of nvidia_h200 for seq_k in [1024, 4096)" in output
         assert "measured, 812.3 us at batch " in output
         assert " on nvidia_h200, stale; from" in output
-        assert "runner-up: br128_bc64_w4_s2_fa2_pointer (untimed)" in output
+        assert "runner-up: br128_bc64_w4_s2_fa2_pointer\n    untimed: " in output
+        assert "what limits it is not known: it was not compiled\n" in output
+        assert "  1 block an SM, 8 of 64 warps, for want of registers\n" in output
+        assert "  174 registers a thread, 98304 bytes of shared memory a block\n" in output
         assert "to improve it" not in output
 
     def test_the_nearest_bucket_and_the_command_that_would_help(self, run, out: Path) -> None:
@@ -332,6 +344,17 @@ class TestExplain:
         monkeypatch.setenv("FLASHGEN_GPU", "nvidia_l4")
         line = ("explain", "--head-dim", 64, "--seq", 1, "--out", out)
         assert "on nvidia_l4: " in run(*line)[1]
+
+    def test_lines_fold_to_the_terminal_and_names_stay_whole(self, monkeypatch) -> None:
+        line = f"  exact: {'word ' * 30}{SPEC.name}_{AHEAD.label} {AHEAD.label}"
+        assert showing.wrapped(line) == line  # no terminal: one line, to be searched
+        monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: True))
+        monkeypatch.setattr(showing, "console", lambda: SimpleNamespace(width=60))
+        first, *others = showing.wrapped(line).splitlines()
+        assert first.startswith("  exact: word")
+        assert all(part.startswith("      ") for part in others)
+        assert all(len(part) <= 60 or " " not in part.strip() for part in (first, *others))
+        assert f"{SPEC.name}_{AHEAD.label}" in [part.strip() for part in others]
 
     def test_a_folder_that_is_no_package_is_a_sentence(self, run, out: Path) -> None:
         (out / "generated" / "table.py").write_text("CHOICES = {")
@@ -519,7 +542,7 @@ def test_help_is_quick_and_python_m_is_the_same_program() -> None:
         [sys.executable, "-m", "flashgen", "--help"], capture_output=True, text=True
     )
     assert again.stdout == done.stdout
-    for command in ("tune", "generate", "show", "explain", "verify", "targets"):
+    for command in ("tune", "generate", "show", "explain", "verify", "calibrate", "targets"):
         assert command in done.stdout
 
 

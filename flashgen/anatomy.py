@@ -1,0 +1,131 @@
+"""Anatomy: what a kernel takes of an SM and what limits it there, compiled and replayed on no GPU.
+
+The sentences of `flashgen explain` on one kernel; explain.py compares kernels with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from flashgen.compile import Compiled, CompileFailed, compile_kernel
+from flashgen.config import KernelConfig
+from flashgen.errors import NoEstimate, ToolchainError
+from flashgen.estimate import Replay, cached_replay, estimate
+from flashgen.gpu import Gpu
+from flashgen.outcome import Timing
+from flashgen.render import render
+from flashgen.residency import resident_blocks
+from flashgen.scoreboard import Usage
+from flashgen.spec import AttentionSpec, Problem
+
+EVEN = 0.005
+"""Shares nearer to the largest than this limit a kernel as much: they print as the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anatomy:
+    """What could be found out of a kernel; `unknown` says why the rest is None, or is "".
+
+    usage is of the steady loop, with the SM as full as the kernel fills it.
+    """
+
+    compiled: Compiled | None = None
+    replay: Replay | None = None
+    estimate: Timing | None = None
+    unknown: str = ""
+
+    @property
+    def usage(self) -> Usage | None:
+        """The busy shares of a trip of the steady loop, which comes first in the kernel."""
+        return self.replay.usage[0] if self.replay else None
+
+    @property
+    def exp2_under_matrix(self) -> float | None:
+        """The share of exp2 under the own matrix instructions; None but for wgmma."""
+        loop = self.compiled.loop if self.compiled else None
+        return loop.exp2_under_matrix if loop else None
+
+
+def dissect(
+    spec: AttentionSpec, config: KernelConfig, problem: Problem, gpu: Gpu, cache: Path
+) -> Anatomy:
+    """Compile a kernel, replay it, estimate its time; from folder `cache` what is there already.
+
+    Raises nothing for what this machine or the model lacks: the Anatomy then says what.
+    """
+    try:
+        compiled = compile_kernel(render(spec, config), spec, config, gpu.arch, cache=cache)
+    except (CompileFailed, ToolchainError) as error:
+        return Anatomy(unknown=str(error))
+    except ImportError as error:
+        return Anatomy(unknown=f"{error.name} is not installed, so no kernel can be compiled")
+    try:
+        replayed = cached_replay(compiled, gpu, cache)
+        timing = estimate(replayed, spec, config, problem, gpu)
+    except (NoEstimate, ToolchainError) as error:
+        return Anatomy(compiled=compiled, unknown=str(error))
+    return Anatomy(compiled=compiled, replay=replayed, estimate=timing)
+
+
+def shares(usage: Usage) -> list[tuple[str, float]]:
+    """All that may limit a kernel, with its share of a trip, the largest first."""
+    found = {field.name: getattr(usage, field.name) for field in fields(usage)}
+    return sorted((found | {"latency": usage.latency}).items(), key=lambda item: -item[1])
+
+
+def limits(usage: Usage) -> tuple[str, float]:
+    """What limits a kernel, and its share: of several as large, all of them ("matrix and exp2")."""
+    ordered = shares(usage)
+    largest = ordered[0][1]
+    return " and ".join(name for name, share in ordered if share > largest - EVEN), largest
+
+
+def describe(anatomy: Anatomy) -> list[str]:
+    """Sentences on what limits the kernel and how long it should take."""
+    lines = []
+    if anatomy.usage is None:
+        lines.append(f"what limits it is not known: {anatomy.unknown}")
+    else:
+        names, share = limits(anatomy.usage)
+        busy = "even the busiest pipe waits" if names == "latency" else "busy"
+        lines.append(f"limited by {names}: {busy} {share:.0%} of a trip of its steady loop")
+        lines.append("  " + "  ".join(f"{name} {s:.0%}" for name, s in shares(anatomy.usage)))
+    if anatomy.exp2_under_matrix is not None:
+        lines.append(f"{anatomy.exp2_under_matrix:.0%} of exp2 run under the own wgmma")
+    if anatomy.estimate is not None:
+        timing = anatomy.estimate
+        band = f"{timing.low_us:.1f} to {timing.high_us:.1f}"
+        lines.append(f"the estimator gives it {timing.median_us:.1f} us (band {band})")
+    return lines
+
+
+def occupancy(
+    registers: int, shared_bytes: int, num_warps: int, gpu: Gpu, *, spill_bytes: int = 0
+) -> list[str]:
+    """Sentences on blocks on an SM, registers of a thread and shared memory of a block."""
+    blocks = resident_blocks(registers, shared_bytes, num_warps, gpu)
+    spilled = f" ({spill_bytes} bytes spilled)" if spill_bytes else ""
+    return [
+        f"{count(blocks)} an SM, "
+        f"{blocks * num_warps} of {gpu.warps_per_sm} warps, "
+        f"{_why_no_more(blocks, registers, shared_bytes, num_warps, gpu)}",
+        f"{registers} registers a thread{spilled}, {shared_bytes} bytes of shared memory a block",
+    ]
+
+
+def count(blocks: int) -> str:
+    """So many blocks, in words."""
+    return f"{blocks} {'block' if blocks == 1 else 'blocks'}"
+
+
+def _why_no_more(blocks: int, registers: int, shared_bytes: int, num_warps: int, gpu: Gpu) -> str:
+    """Why an SM holds no more than so many blocks."""
+    for want, needs in (
+        ("registers", (1, shared_bytes)),
+        ("shared memory", (registers, 0)),
+        ("registers and of shared memory", (1, 0)),
+    ):
+        if resident_blocks(*needs, num_warps, gpu) > blocks:
+            return f"for want of {want}"
+    return "the most it takes"
