@@ -17,7 +17,7 @@ import typer
 from flashgen import paths, settings
 from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError, ToolchainError
 from flashgen.gpu import ALIASES, TARGETS, Gpu, known_target, slug_of
-from flashgen.spec import AttentionSpec, check_head_dim, parse_dtype
+from flashgen.spec import AttentionSpec, Direction, check_head_dim, parse_dtype
 
 if TYPE_CHECKING:
     from flashgen.evaluate import Evaluator
@@ -40,6 +40,10 @@ Target = Annotated[str | None, typer.Option(help="A known GPU by slug, none need
 DTypes = Annotated[list[str] | None, typer.Option(help="fp16, bf16, fp32 or tf32. Repeatable.")]
 HeadDims = Annotated[
     list[str] | None, typer.Option(help="64; or 192x128 where that of V differs. Repeatable.")
+]
+Directions = Annotated[
+    list[str] | None,
+    typer.Option(help="forward; backward, or one of its kernels: backward_dkv. Repeatable."),
 ]
 Seqs = Annotated[list[int] | None, typer.Option(help="Length; its bucket is tuned. Repeatable.")]
 Causal = Annotated[bool | None, typer.Option(help="One mask only; both if neither is given.")]
@@ -71,12 +75,14 @@ def main(arguments: list[str]) -> NoReturn:
 def tune(
     gpu: UseGpu = False,
     target: Target = None,
-    direction: Annotated[str, typer.Option(help="forward.")] = "forward",
+    direction: Directions = None,
     dtype: DTypes = None,
     head_dim: HeadDims = None,
     causal: Causal = None,
     seq: Seqs = None,
-    trials: Annotated[int, typer.Option(help="Configs to evaluate a spec and bucket.")] = 60,
+    trials: Annotated[
+        int, typer.Option(help="Configs to try a spec and bucket; on a GPU those timed.")
+    ] = 60,
     time_budget: Annotated[
         float | None, typer.Option(help="Seconds for all searches together.")
     ] = None,
@@ -96,7 +102,8 @@ def tune(
     """
     masks = (False, True) if causal is None else (causal,)
     specs = [
-        _spec(word, dims, masked, direction)
+        _spec(word, dims, masked).for_direction(kernel)
+        for kernel in _directions(direction or ["forward"])
         for word in dtype or ["bf16"]
         for dims in head_dim or ["64", "128"]
         for masked in masks
@@ -172,6 +179,9 @@ def explain(
     seq: Annotated[int, typer.Option(help="Keys of the call.")],
     causal: Annotated[bool, typer.Option(help="Whether the mask is causal.")] = False,
     dtype: Annotated[str, typer.Option(help="fp16, bf16, fp32 or tf32.")] = "bf16",
+    direction: Annotated[
+        str, typer.Option(help="forward, or a kernel of the backward: backward_dkv.")
+    ] = "forward",
     gpu_slug: Annotated[
         str | None, typer.Option(help="Serve as this GPU; by default the one here, or nvidia_h200.")
     ] = None,
@@ -184,7 +194,8 @@ def explain(
 
     if seq < 0:
         raise InvalidArgument(f"--seq must be 0 or more: got {seq}")
-    spec = _spec(dtype, head_dim, causal)
+    (kernel,) = _directions([direction], whole_backward=False)
+    spec = _spec(dtype, head_dim, causal).for_direction(kernel)
     gpu, here = _gpu_to_explain(gpu_slug, out)
     package = showing.load_package(_package_folder(out))
     served = Served(archs=package.archs, choices=package.choices, defaults=package.defaults)
@@ -269,22 +280,45 @@ def _leave(sentence: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-def _spec(dtype: str, head_dim: str, causal: bool, direction: str = "forward") -> AttentionSpec:
-    """The spec of one dtype word (tf32 is float32 with that precision) and head dim word."""
-    name = "float32" if dtype == "tf32" else parse_dtype(dtype)  # tf32 is float32, multiplied so
+def _spec(dtype: str, head_dim: str, causal: bool) -> AttentionSpec:
+    """The forward spec of a dtype word (tf32 is float32, multiplied so) and a head dim word."""
+    name = "float32" if dtype == "tf32" else parse_dtype(dtype)
     dims = head_dim.split("x")
     if len(dims) > 2 or not all(dim.isascii() and dim.isdigit() for dim in dims):
         raise InvalidArgument(f"--head-dim must be like 64 or 192x128: got {head_dim!r}")
     for dim in dims:
         check_head_dim(int(dim), "--head-dim")
     return AttentionSpec(
-        direction=direction,  # type: ignore[arg-type]  # AttentionSpec refuses any other
         dtype=name,  # type: ignore[arg-type]  # parse_dtype returns no other
         head_dim=int(dims[0]),
         head_dim_v=int(dims[-1]),
         mask="causal" if causal else "none",
         precision="tf32" if dtype == "tf32" else "ieee",
     )
+
+
+BACKWARD: tuple[Direction, ...] = (
+    "backward_delta",
+    "backward_dkv",
+    "backward_dq",
+    "backward_fused",
+)
+"""What the word backward stands for: the kernels that a training step without a bias may run."""
+
+
+def _directions(words: list[str], *, whole_backward: bool = True) -> list[Direction]:
+    """The kernels that these words name, none twice."""
+    kernels: tuple[Direction, ...] = ("forward", *BACKWARD)
+    found: list[Direction] = []
+    for word in words:
+        if word == "backward" and whole_backward:
+            found += BACKWARD
+        elif word in kernels:
+            found += [kernel for kernel in kernels if kernel == word]
+        else:
+            known = ("forward", "backward", *BACKWARD) if whole_backward else kernels
+            raise InvalidArgument(f"--direction must be one of {', '.join(known)}: got {word!r}")
+    return list(dict.fromkeys(found))
 
 
 def _check_least(option: str, value: float | None, least: int) -> None:

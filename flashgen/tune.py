@@ -396,4 +396,5 @@ def _call(entry: Entry) -> str:
     if spec.head_dim_v != spec.head_dim:
         dims += f"x{spec.head_dim_v}"
     causal = " --causal" if spec.causal else ""
-    return f"--dtype {dtype} --head-dim {dims} --seq {entry.result.problem.seq_k}{causal}"
+    kernel = "" if spec.direction == "forward" else f" --direction {spec.direction}"
+    return f"--dtype {dtype} --head-dim {dims} --seq {entry.result.problem.seq_k}{causal}{kernel}"
