@@ -12,16 +12,17 @@ from pathlib import Path
 
 import torch
 
-from flashgen import interpreter, reference
+from flashgen import gradients, interpreter, reference
 from flashgen.config import KernelConfig
 from flashgen.errors import ToolchainError
 from flashgen.launch import Kernel, launch, load_kernel
+from flashgen.launch_backward import Backward, bind_backward, bind_delta
 from flashgen.outcome import CheckResult
 from flashgen.reference import Case, Verdict
 from flashgen.render import Rendered
 from flashgen.spec import AttentionSpec, Problem, check_scale
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of the cases and of the oracle; every check result of another one is made anew."""
 
 
@@ -40,7 +41,7 @@ def check_cases(config: KernelConfig) -> tuple[Case, ...]:
         case(br, max(br, 2 * bc)),
         case(br, 2 * bc + 1),
         case(2 * br + 1, bc + 1, alignment="top_left"),
-        case(br + 1, max(1, bc - 1)),
+        case(max(br, bc) + 1, max(1, bc - 1)),
     )
 
 
@@ -117,17 +118,65 @@ def run_case(
 ) -> Verdict:
     """One case: inputs from the seed, outputs poisoned with NaN by the allocator, compared with
     float64.
+
+    A backward kernel is given the O, LSE and delta of an ideally rounded forward, so that what is
+    found wrong is its own.
     """
     import numpy as np
 
-    q, k, v = reference.make_inputs(spec, case, seed, device)
-    scale, diagonal = check_scale(None, spec.head_dim), case.diagonal(spec)
     # -inf and 0 are right answers for rows that see nothing; numpy would warn on the way to them.
-    with _poisoned_outputs(), np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        o, lse = launch(kernel, spec, config, q, k, v, scale=scale, diagonal=diagonal)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        if spec.direction == "forward":
+            return _run_forward(kernel, spec, config, case, seed, device)
+        return _run_backward(kernel, spec, config, case, seed, device)
+
+
+def _run_forward(
+    kernel: Kernel, spec: AttentionSpec, config: KernelConfig, case: Case, seed: int, device: str
+) -> Verdict:
+    q, k, v = reference.make_inputs(spec, case, seed, device)
+    features = reference.make_features(spec, case, seed, device)
+    scale, diagonal = check_scale(None, spec.head_dim), case.diagonal(spec)
+    with _poisoned_outputs():
+        o, lse = launch(
+            kernel, spec, config, q, k, v, scale=scale, diagonal=diagonal, features=features
+        )
     return reference.judge(
-        o, lse, q, k, v, scale=scale, diagonal=diagonal, precision=spec.precision
+        o,
+        lse,
+        q,
+        k,
+        v,
+        scale=scale,
+        diagonal=diagonal,
+        precision=spec.precision,
+        features=features,
     )
+
+
+def _run_backward(
+    kernel: Kernel, spec: AttentionSpec, config: KernelConfig, case: Case, seed: int, device: str
+) -> Verdict:
+    inputs = gradients.make_inputs(spec, case, seed, device)
+    o, lse, delta = gradients.forward(inputs)
+    if spec.direction == "backward_delta":
+        with _poisoned_outputs():
+            found = bind_delta(kernel, spec, config)(o, inputs.do, inputs.dlse)
+        return gradients.judge_delta(found, o, inputs.do, inputs.dlse)
+    call = Backward(
+        q=inputs.q,
+        k=inputs.k,
+        v=inputs.v,
+        do=inputs.do,
+        lse=lse,
+        delta=delta,
+        scale=inputs.scale,
+        diagonal=inputs.diagonal,
+        features=inputs.features,
+    )
+    with _poisoned_outputs():
+        results = bind_backward(kernel, spec, config)(call)
+    return gradients.judge(spec.direction, results, inputs)
 
 
 class _poisoned_outputs:

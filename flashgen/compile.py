@@ -32,9 +32,6 @@ from flashgen.spec import AttentionSpec
 FACTS = 1
 """Version of the facts in a cache file; raise it whenever they are computed in another way."""
 
-DOTS_PER_TILE = 2
-"""QK^T and PV: a wgmma schedule that ptxas left alone opens as many batches a tile."""
-
 LEAST_OVERLAP = 0.85
 """The share of exp2 an s_ahead kernel must issue under its own wgmma. Of those compiled for
 sm_90a with Triton 3.6.0 and 3.7.1 (November 2026), the ones that kept the schedule had 88 % and
@@ -138,7 +135,9 @@ def cache_file(digest: str, arch: str, triton: str, cache: Path, suffix: str) ->
     return cache / f"{digest.removeprefix('sha256:')[:32]}-{arch}-triton{triton}.{suffix}"
 
 
-def judge(compiled: Compiled, config: KernelConfig, gpu: Gpu) -> tuple[Status, str]:
+def judge(
+    compiled: Compiled, spec: AttentionSpec, config: KernelConfig, gpu: Gpu
+) -> tuple[Status, str]:
     """Whether a compiled kernel may be chosen on `gpu`, and why not, in one sentence."""
     if compiled.shared_bytes > gpu.shared_per_block:
         return Status.OUT_OF_RESOURCES, (
@@ -158,9 +157,10 @@ def judge(compiled: Compiled, config: KernelConfig, gpu: Gpu) -> tuple[Status, s
     if compiled.advisories:
         return Status.SERIALIZED, f"ptxas says: {compiled.advisories[0]}"
     arrives = max((loop.warpgroup_arrives for loop in compiled.loops), default=0)
-    if arrives > DOTS_PER_TILE:
+    # A wgmma schedule that ptxas left alone opens a batch a product.
+    if arrives > spec.products:
         return Status.SERIALIZED, (
-            f"a tile has {DOTS_PER_TILE} products: ptxas cut them into {arrives} batches of wgmma"
+            f"a tile has {spec.products} products: ptxas cut them into {arrives} batches of wgmma"
         )
     if config.schedule == "s_ahead" and gpu.arch == "sm_90":
         under = (compiled.loop.exp2_under_matrix if compiled.loop else None) or 0.0

@@ -27,10 +27,13 @@ STAGES = (1, 2, 3, 4, 5)
 REGISTERS_PER_THREAD = {"sm": 255, "gfx": 512}
 """The most 32-bit registers a thread can name, by vendor."""
 
+BY_KEYS = ("backward_dkv", "backward_fused")
+"""Directions whose programs own a tile of keys, and walk the rows of Q."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class KernelConfig:
-    """One way to compute a spec. br rows of Q and bc rows of K/V make a tile.
+    """One way to compute a spec. br rows of Q and bc rows of K/V make a tile, in every direction.
 
     schedule: fa2 (textbook order), s_ahead (the next QK^T issued before this tile's softmax) or fa1
     (FlashAttention-1's loops). loads: pointer, or descriptor (TMA). order: of the tiles of Q, plain
@@ -102,30 +105,51 @@ def kernel_name(spec: AttentionSpec, config: KernelConfig) -> str:
     return f"{spec.name}_{config.label}"
 
 
-_DEFAULT_TILES: dict[str, dict[int, tuple[int, int, int, int]]] = {
-    # br, bc, num_warps, num_stages by padded head dim. Compiled with Triton 3.7.1 for sm_80, sm_89,
-    # sm_90, sm_100, sm_120 and gfx942, these take at most 64 KiB, the least shared memory of any
-    # target (MI300X), and do not spill in a main loop. float32 by FMA has the fewest registers
-    # left.
-    "half": {
-        16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (64, 64, 4, 2), 128: (64, 32, 4, 2),
-        256: (32, 32, 8, 2),
+_Tile = tuple[int, int, int, int]
+_HEAD_DIMS = (16, 32, 64, 128, 256)
+_DEFAULT_TILES: dict[str, dict[str, tuple[_Tile, ...]]] = {
+    # br, bc, num_warps, num_stages for each of _HEAD_DIMS. Compiled with Triton 3.7.1 for sm_80,
+    # sm_89, sm_90, sm_100, sm_120 and gfx942, these take at most 64 KiB of shared memory on gfx942,
+    # which has no more (MI300X), 66 KiB elsewhere, and do not spill in a main loop; but on gfx942
+    # the gradient of a bias in float32 at head dim 256 does. float32 by FMA has the fewest
+    # registers left.
+    "forward": {
+        "half": ((64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 8, 2)),
+        "tf32": ((64, 64, 4, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2), (16, 16, 4, 1)),
+        "ieee": ((64, 64, 4, 2), (64, 64, 4, 2), (32, 16, 4, 2), (16, 16, 4, 2), (16, 16, 4, 1)),
     },
-    "tf32": {
-        16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (64, 32, 4, 2), 128: (32, 32, 4, 2),
-        256: (16, 16, 4, 1),
+    "backward_delta": {
+        "half": ((64, 16, 4, 1), (64, 16, 4, 1), (64, 16, 4, 1), (32, 16, 4, 1), (16, 16, 4, 1)),
+        "ieee": ((64, 16, 4, 1), (64, 16, 4, 1), (64, 16, 4, 1), (32, 16, 4, 1), (16, 16, 4, 1)),
     },
-    "ieee": {
-        16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (32, 16, 4, 2), 128: (16, 16, 4, 2),
-        256: (16, 16, 4, 1),
+    "backward_dkv": {
+        "half": ((64, 64, 4, 2), (64, 64, 4, 2), (32, 64, 4, 2), (32, 32, 4, 2), (16, 32, 8, 2)),
+        "tf32": ((64, 64, 4, 2), (32, 64, 4, 2), (32, 32, 4, 2), (16, 32, 4, 2), (16, 16, 4, 1)),
+        "ieee": ((32, 64, 4, 2), (32, 32, 4, 2), (16, 32, 4, 2), (16, 16, 4, 2), (16, 16, 4, 1)),
+    },
+    "backward_dq": {
+        "half": ((64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2), (32, 32, 4, 2), (32, 16, 8, 1)),
+        "tf32": ((64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2), (16, 32, 4, 1), (16, 16, 4, 1)),
+        "ieee": ((64, 32, 4, 2), (32, 32, 4, 2), (32, 16, 4, 2), (16, 16, 8, 1), (16, 16, 8, 2)),
+    },
+    "backward_dbias": {
+        "half": ((64, 64, 4, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2), (32, 16, 8, 1)),
+        "tf32": ((32, 32, 4, 2), (32, 32, 4, 2), (32, 16, 4, 2), (16, 32, 4, 1), (16, 16, 8, 2)),
+        "ieee": ((32, 32, 4, 2), (32, 32, 4, 2), (16, 16, 4, 2), (16, 16, 4, 2), (16, 16, 8, 2)),
     },
 }  # fmt: skip
+_DEFAULT_TILES["backward_fused"] = {
+    # With one stage: dQ passes through shared memory too.
+    kind: tuple((br, bc, warps, 1) for br, bc, warps, _ in tiles)
+    for kind, tiles in _DEFAULT_TILES["backward_dkv"].items()
+}
 
 
 def default_config(spec: AttentionSpec) -> KernelConfig:
     """The conservative config of the spec's default kernel: legal on every known target."""
     kind = "half" if spec.element_bytes == 2 else spec.precision
-    br, bc, warps, stages = _DEFAULT_TILES[kind][default_head_dim(spec)]
+    place = _HEAD_DIMS.index(default_head_dim(spec))
+    br, bc, warps, stages = _DEFAULT_TILES[spec.direction][kind][place]
     return KernelConfig(br=br, bc=bc, num_warps=warps, num_stages=stages, head_dims="padded")
 
 
@@ -169,6 +193,28 @@ def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
             return "head_dims padded goes with pointer loads: a default must take any tensor"
     if config.schedule == "fa1" and (config.loads, config.order) != ("pointer", "plain"):
         return "schedule fa1 goes with pointer loads and plain order"
+    if config.schedule != "fa2":
+        if spec.direction != "forward":
+            return f"direction {spec.direction} has schedule fa2 alone: got {config.schedule}"
+        if spec.bias != "none" or spec.alibi or spec.dropout:
+            return f"bias, alibi and dropout go with schedule fa2: got {config.schedule}"
+    return _illegal_backward(spec, config)
+
+
+def _illegal_backward(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """What a backward direction's kernel has no variant of."""
+    if config.order != "plain" and spec.direction not in ("forward", "backward_dq"):
+        return (
+            f"direction {spec.direction} has order plain alone, which begins with the longest: "
+            f"got {config.order}"
+        )
+    if spec.direction in ("backward_delta", "backward_dbias") and config.loads != "pointer":
+        return f"direction {spec.direction} has pointer loads alone: got {config.loads}"
+    if spec.direction == "backward_delta" and (config.bc, config.num_stages) != (16, 1):
+        return (
+            "direction backward_delta has neither keys nor a loop, so bc is 16 and num_stages 1: "
+            f"got {config.bc} and {config.num_stages}"
+        )
     return None
 
 
@@ -187,19 +233,26 @@ def _illegal_arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | 
 def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> int:
     """A lower bound of the shared memory the compiled kernel takes, in bytes.
 
-    A pipelined loop of n stages keeps n tiles of K and V where wgmma reads them from shared memory,
-    beside Q, and s_ahead one more of K; elsewhere it keeps n - 1. Seen in kernels compiled with
-    Triton 3.7.1.
+    A pipelined loop of n stages keeps n tiles of what it walks where wgmma reads them from shared
+    memory, beside the tiles it holds, and s_ahead one more of K; elsewhere it keeps n - 1. Forward
+    and dQ hold br rows (Q, and dO) and walk K and V; dK and dV hold K and V and walk Q and dO. Seen
+    in kernels compiled with Triton 3.7.1.
     """
-    k_bytes = config.bc * padded(spec.head_dim) * spec.element_bytes
-    v_bytes = config.bc * padded(spec.head_dim_v) * spec.element_bytes
-    if config.schedule == "fa1" or config.num_stages == 1:
-        return max(k_bytes, v_bytes)
+    dims = padded(spec.head_dim), padded(spec.head_dim_v)
+    of_q, of_do = (config.br * dim * spec.element_bytes for dim in dims)
+    of_k, of_v = (config.bc * dim * spec.element_bytes for dim in dims)
+    if spec.direction == "backward_delta":
+        return 0
+    if spec.direction in ("backward_dkv", "backward_fused"):
+        held, walked = of_k + of_v, (of_q, of_do)
+    else:
+        held, walked = of_q if spec.direction == "forward" else of_q + of_do, (of_k, of_v)
+    if config.schedule == "fa1" or config.num_stages == 1 or spec.direction == "backward_dbias":
+        return max(walked)
     if _uses_wgmma(spec, config, gpu):
-        q_bytes = config.br * padded(spec.head_dim) * spec.element_bytes
-        ahead = k_bytes if config.schedule == "s_ahead" and config.loads == "descriptor" else 0
-        return q_bytes + config.num_stages * (k_bytes + v_bytes) + ahead
-    return (config.num_stages - 1) * (k_bytes + v_bytes)
+        ahead = of_k if config.schedule == "s_ahead" and config.loads == "descriptor" else 0
+        return held + config.num_stages * sum(walked) + ahead
+    return (config.num_stages - 1) * sum(walked)
 
 
 def _uses_wgmma(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> bool:
@@ -209,7 +262,7 @@ def _uses_wgmma(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> bool:
     return (
         gpu.arch == "sm_90"
         and spec.element_bytes == 2
-        and config.br >= 64
+        and (config.bc if spec.direction in BY_KEYS else config.br) >= 64
         and config.num_warps >= 4
     )
 
@@ -218,7 +271,7 @@ def _too_much_shared(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str
     need = shared_bound_bytes(spec, config, gpu)
     if need > gpu.shared_per_block:
         return (
-            f"the tiles of K and V need {need} bytes of shared memory at least: "
+            f"the tiles of Q, K and V need {need} bytes of shared memory at least: "
             f"{gpu.slug} has {gpu.shared_per_block} a block"
         )
     return None
@@ -226,12 +279,31 @@ def _too_much_shared(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str
 
 def _too_many_registers(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
     threads = config.num_warps * gpu.warp_size
-    need = config.br * (padded(spec.head_dim_v) + config.bc) // threads
+    what, elements = _accumulators(spec, config)
+    need = elements // threads
     limit = REGISTERS_PER_THREAD["sm" if gpu.is_nvidia else "gfx"]
     limit = min(limit, gpu.registers_per_sm // threads)
     if need > limit:
         return (
-            f"the float32 accumulators of O and S need {need} registers a thread: "
+            f"the float32 accumulators of {what} need {need} registers a thread: "
             f"num_warps={config.num_warps} leaves {limit}"
         )
     return None
+
+
+def _accumulators(spec: AttentionSpec, config: KernelConfig) -> tuple[str, int]:
+    """What a program holds in registers at once, in words and in float32 elements.
+
+    The backward needs P until dP is there, so two tiles of scores.
+    """
+    dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
+    scores = config.br * config.bc
+    if spec.direction == "forward":
+        return "O and S", config.br * dim_v + scores
+    if spec.direction == "backward_delta":
+        return "dO * O", config.br * dim_v
+    if spec.direction == "backward_dq":
+        return "dQ, P and dP", config.br * dim + 2 * scores
+    if spec.direction == "backward_dbias":
+        return "dBias, P and dP", 3 * scores
+    return "dK, dV, P and dP", config.bc * (dim + dim_v) + 2 * scores

@@ -7,8 +7,9 @@ the earliest goes first, and among equals the one that went last. Pipes are of a
 but for the one to shared memory and the one to L2, which the SM shares.
 """
 
-# numba compiles these functions for the types it is called with; mypy sees no types here.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# numba compiles these functions for the types it is called with; mypy sees neither those nor the
+# fields of a record array.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, attr-defined"
 
 from __future__ import annotations
 
@@ -36,13 +37,16 @@ ALU, FMA, EXP2, MATRIX, SHARED, UNIFORM, CONTROL, HALF = range(8)
 ) = range(14)
 """What an instruction does beyond occupying its pipe."""
 
-WARPS, SUB_PARTITIONS = 32, 4
-RING = 256
-"""Groups of asynchronous work a warp may have begun in a replay."""
+SUB_PARTITIONS = 4
+NO_BARRIER = 6
+"""From here on the number of a scoreboard barrier means none."""
+
+RING = 64
+"""How many groups of asynchronous work are remembered; an instruction can leave 63 under way."""
 
 NAMED_BARRIERS = 16
-AWAKE, WARPGROUP = -1, NAMED_BARRIERS
-"""What a warp sleeps on, where it is no named barrier."""
+AWAKE, WARPGROUP, DONE = -1, NAMED_BARRIERS, NAMED_BARRIERS + 1
+"""What a warp sleeps on, where it is no named barrier; DONE for ever."""
 
 SHARED_QUEUE = 24.0
 """Cycles of work that may queue for shared memory before a warp stalls at issue."""
@@ -54,234 +58,265 @@ WGMMA_LATENCY, ARRIVE_LATENCY, LOOP_BACK = 18.0, 6.0, 4.0
 """From the end of the last product to its waiter; of WARPGROUP.ARRIVE; of a taken branch."""
 
 NEVER = 1e30
+SAME, DONE_BELOW = 1e-9, 1e-6
+"""Cycles within which two times are one, and below which no work is left."""
+
+
+_WHOLE = ("block", "sub", "group", "start", "end", "leads", "counts", "pc", "trip", "asleep_on")
+WARP = np.dtype(
+    [(name, np.int64) for name in (*_WHOLE, "copies_begun", "products_begun")]
+    + [(name, np.float64) for name in ("ready", "copying", "producing")]
+    + [("falls", np.float64, 6), ("copies", np.float64, RING), ("products", np.float64, RING)],
+    align=True,
+)
+"""A warp: its program.PLACE, and what changes while the clock runs.
+
+pc, trip and asleep_on; ready, its next issue as far as the stall count tells; falls, when each of
+its scoreboard barriers falls. Of its groups of copies, and of products (wgmma): how many it began,
+when they end, in a ring, and the end of the one not yet committed (copying, producing).
+"""
+
+SUB = np.dtype(
+    [("port_free", np.float64), ("pipe_free", np.float64, 8), ("last_issued", np.int64)], align=True
+)
+"""A sub-partition: from when on its port and pipes are free, and the warp that issued last."""
+
+MEETING = np.dtype([("last", np.float64), ("here", np.int64)], align=True)
+"""A barrier where warps meet: how many are there, and since when the last of them."""
+
+PHASE = np.dtype([("done_at", np.float64), ("last", np.float64), ("parts", np.int64)], align=True)
+"""A phase of an mbarrier: its last part so far, how many there were, and when it was complete."""
+
+SHARED_QUEUE_END, L2_QUEUE_END = range(2)
+"""Places in `queues`, the ends of what is queued for shared memory and for L2."""
 
 
 @numba.njit(cache=True)
 def replay(
-    pipe,
-    occupies,
-    latency,
-    kind,
-    count,
-    amount,
-    shared,
-    stall,
-    writes,
-    reads,
-    waits,
-    commits,
-    warp_block,
-    warp_sub,
-    warp_group,
-    warp_start,
-    warp_end,
-    warp_leads,
-    warp_counts,
-    arrivals,
-    credit,
-    blocks,
-    trips,
-    l2_cycles_per_byte,
-    barrier_latency,
-    stagger,
+    code, places, arrivals, credit, blocks, trips, l2_cycles_per_byte, barrier_late, stagger
 ):
     """Finish times (block, trip) in cycles; -1 in [0, 0] where the warps wait for one another.
 
-    Arrays of one entry an instruction: pipe, occupies and latency (cycles), kind, count (what a
-    wait leaves under way, a barrier's warps, or a family of mbarriers), amount (bytes, or by how
-    many phases a wait lags), shared (cycles of shared memory), stall, writes and reads (the barrier
-    set, or 7), waits (mask), commits (1 on the last of a group of wgmma, or of a phase's loads by
-    TMA). Of one entry a warp: its block, sub-partition and warpgroup, its first and last
-    instruction, whether it leads its role, whether its trips count. arrivals: how many warps
-    complete a phase, by family of mbarriers. credit: warps already arrived, by named barrier.
+    code and places: arrays of program.ROW and program.PLACE. arrivals: how many warps complete a
+    phase, by family of mbarriers. credit: warps already arrived, by named barrier. barrier_late:
+    cycles from the last arrival to the waiters' next issue. stagger: between the starts of blocks.
     """
-    warps = warp_block.shape[0]
+    warps = _warps(places, stagger)
+    subs = np.zeros(SUB_PARTITIONS, SUB)
+    subs.last_issued[:] = -1
+    queues = np.zeros(2)
+    meetings = np.zeros((blocks, credit.shape[0]), MEETING)
+    meetings.here[:] = credit
+    group_meetings = np.zeros(warps.group.max() + 1, MEETING)
     families = arrivals.shape[0]
-    pc = warp_start.copy()
-    trip = np.zeros(warps, np.int64)
-    ready = np.zeros(warps)
-    falls = np.zeros((warps, 6))
-    copies = np.zeros((warps, RING))
-    copies_begun = np.zeros(warps, np.int64)
-    copying = np.zeros(warps)
-    products = np.zeros((warps, RING))
-    products_begun = np.zeros(warps, np.int64)
-    producing = np.zeros(warps)
-    pipe_free = np.zeros((SUB_PARTITIONS, 8))
-    port_free = np.zeros(SUB_PARTITIONS)
-    shared_free = 0.0
-    l2_free = 0.0
-    here = np.zeros((blocks, NAMED_BARRIERS), np.int64)
-    here_last = np.zeros((blocks, NAMED_BARRIERS))
-    for b in range(blocks):
-        for n in range(NAMED_BARRIERS):
-            here[b, n] = credit[n]
-    groups = 0
-    for w in range(warps):
-        groups = max(groups, warp_group[w] + 1)
-    group_here = np.zeros(groups, np.int64)
-    group_last = np.zeros(groups)
-    phases = 4 * trips + 64
-    done_at = np.full((blocks, families, phases), NEVER)
-    done_last = np.zeros((blocks, families, phases))
-    done_parts = np.zeros((blocks, families, phases), np.int64)
+    most = trips * np.count_nonzero(code.kind >= EXPECT)
+    phases = np.zeros((blocks, families, most), PHASE)
+    phases.done_at[:] = NEVER
     issued = np.zeros((blocks, families), np.int64)
-    arrived = np.zeros((warps, families), np.int64)
-    awaited = np.zeros((warps, families), np.int64)
-    asleep_on = np.full(warps, AWAKE)
-    finished = np.zeros(warps, np.int64)
+    arrived = np.zeros((warps.shape[0], families), np.int64)
+    awaited = np.zeros((warps.shape[0], families), np.int64)
     finish = np.zeros((blocks, trips + 1))
-    last_issued = np.full(SUB_PARTITIONS, -1)
-    for w in range(warps):
-        ready[w] = warp_block[w] * stagger
-    left = warps
+    left = warps.shape[0]
     while left > 0:
-        chosen = -1
-        soonest = NEVER
-        for w in range(warps):
-            if finished[w] == 1 or asleep_on[w] != AWAKE:
-                continue
-            s = warp_sub[w]
-            k = pc[w]
-            at = max(ready[w], port_free[s])
-            mask = waits[k]
-            if mask:
-                for b in range(6):
-                    if (mask >> b) & 1 and falls[w, b] > at:
-                        at = falls[w, b]
-            p = pipe[k]
-            does = kind[k]
-            if p == SHARED:
-                at = max(at, shared_free - SHARED_QUEUE)
-            elif p != CONTROL and does != WGMMA:
-                at = max(at, pipe_free[s, p])
-            if does == WAIT_COPIES:
-                group = copies_begun[w] - count[k] - 1
-                if group >= 0:
-                    at = max(at, copies[w, group % RING])
-            elif does == WAIT_WGMMA:
-                group = products_begun[w] - count[k] - 1
-                if group >= 0:
-                    at = max(at, products[w, group % RING])
-            elif does == AWAIT:
-                phase = awaited[w, count[k]] - int(amount[k])
-                if phase >= 0 and done_at[warp_block[w], count[k], phase] == NEVER:
-                    continue  # nobody has begun what completes this phase
-            if at < soonest - 1e-9 or (at < soonest + 1e-9 and w == last_issued[s]):
-                soonest = at
-                chosen = w
-        if chosen < 0:
+        w, t = _next_issue(code, warps, subs, queues, phases, awaited)
+        if w < 0:
             finish[0, 0] = -1.0
             return finish
-        w = chosen
-        s = warp_sub[w]
-        block = warp_block[w]
-        k = pc[w]
-        t = soonest
-        last_issued[s] = w
-        port_free[s] = t + 1.0
-        p = pipe[k]
-        does = kind[k]
-        complete = t + latency[k]
-        ready[w] = t + stall[k]
-        if p == SHARED:
-            start = max(t + 2.0, shared_free)
-            shared_free = start + shared[k]
-            complete = shared_free + latency[k]
-            if does in (COPY, LOAD):
-                l2_free = max(start, l2_free) + amount[k] * l2_cycles_per_byte
-                complete = l2_free + latency[k]
-                if does == COPY:
-                    copying[w] = max(copying[w], complete)
-            read = start + READ_SHARED
-        elif does == WGMMA:
-            end = max(t, pipe_free[s, p]) + max(occupies[k], SUB_PARTITIONS * shared[k])
-            pipe_free[s, p] = end
-            complete = end
-            producing[w] = max(producing[w], end + WGMMA_LATENCY)
-            if commits[k] == 1:
-                products[w, products_begun[w] % RING] = producing[w]
-                products_begun[w] += 1
-            read = t + READ_OTHER
-        elif p != CONTROL:
-            pipe_free[s, p] = t + occupies[k]
-            complete = t + occupies[k] + latency[k]
-            read = t + READ_OTHER
-        else:
-            read = t + latency[k]
-
-        if does == COMMIT:
-            group_end = copying[w]
-            if copies_begun[w] > 0:
-                group_end = max(group_end, copies[w, (copies_begun[w] - 1) % RING])
-            copies[w, copies_begun[w] % RING] = group_end
-            copies_begun[w] += 1
-            copying[w] = 0.0
-        elif does in (BARRIER, BARRIER_ARRIVE):
-            name = int(amount[k])
-            here[block, name] += 1
-            here_last[block, name] = max(here_last[block, name], t)
-            if does == BARRIER:
-                asleep_on[w] = name
-            if here[block, name] >= count[k]:
-                here[block, name] -= count[k]
-                for v in range(warps):
-                    if warp_block[v] == block and asleep_on[v] == name:
-                        asleep_on[v] = AWAKE
-                        ready[v] = max(ready[v], here_last[block, name] + barrier_latency)
-                here_last[block, name] = 0.0
-        elif does == WARPGROUP_ARRIVE:
-            g = warp_group[w]
-            group_here[g] += 1
-            group_last[g] = max(group_last[g], t)
-            asleep_on[w] = WARPGROUP
-            if group_here[g] == SUB_PARTITIONS:
-                for v in range(warps):
-                    if warp_group[v] == g and asleep_on[v] == WARPGROUP:
-                        asleep_on[v] = AWAKE
-                        ready[v] = max(ready[v], group_last[g] + ARRIVE_LATENCY)
-                group_here[g] = 0
-                group_last[g] = 0.0
-        elif does == EXPECT and warp_leads[w] == 1:
-            issued[block, count[k]] += 1
-        elif does == TMA and warp_leads[w] == 1:
-            f = count[k]
-            l2_free = max(t, l2_free) + amount[k] * l2_cycles_per_byte
-            phase = issued[block, f] - 1
-            done_last[block, f, phase] = max(done_last[block, f, phase], l2_free + latency[k])
-            if commits[k] == 1:
-                done_at[block, f, phase] = done_last[block, f, phase]
-        elif does == ARRIVE:
-            f = count[k]
-            phase = arrived[w, f]
-            arrived[w, f] += 1
-            done_last[block, f, phase] = max(done_last[block, f, phase], t + latency[k])
-            done_parts[block, f, phase] += 1
-            if done_parts[block, f, phase] == arrivals[f]:
-                done_at[block, f, phase] = done_last[block, f, phase]
-        elif does == AWAIT:
-            f = count[k]
-            phase = awaited[w, f] - int(amount[k])
-            awaited[w, f] += 1
-            if phase >= 0:
-                complete = max(complete, done_at[block, f, phase] + latency[k])
-
-        if reads[k] < 6:
-            falls[w, reads[k]] = max(falls[w, reads[k]], read)
-        if writes[k] < 6:
-            falls[w, writes[k]] = max(falls[w, writes[k]], complete)
-
-        pc[w] += 1
-        if pc[w] == warp_end[w]:
-            pc[w] = warp_start[w]
-            trip[w] += 1
-            if warp_counts[w] == 1:
-                finish[block, trip[w]] = max(finish[block, trip[w]], t)
-            ready[w] += LOOP_BACK
-            if trip[w] == trips:
-                finished[w] = 1
-                left -= 1
+        warp, row = warps[w], code[warps[w].pc]
+        sub = subs[warp.sub]
+        sub.last_issued, sub.port_free = w, t + 1.0
+        warp.ready = t + row.stall
+        read, complete = _occupy(row, warp, sub, queues, t, l2_cycles_per_byte)
+        if row.kind == COMMIT:
+            _commit_copies(warp)
+        elif row.kind in (BARRIER, BARRIER_ARRIVE):
+            _meet(row, w, warps, meetings[warp.block, int(row.amount)], t, barrier_late)
+        elif row.kind == WARPGROUP_ARRIVE:
+            _meet_group(w, warps, group_meetings[warp.group], t)
+        elif row.kind in (EXPECT, TMA) and warp.leads:
+            of_family = phases[warp.block, row.count]
+            _load(row, issued[warp.block], of_family, queues, t, l2_cycles_per_byte)
+        elif row.kind == ARRIVE:
+            phase = phases[warp.block, row.count, arrived[w, row.count]]
+            _arrive(phase, t + row.latency, arrivals[row.count])
+            arrived[w, row.count] += 1
+        elif row.kind == AWAIT:
+            number = awaited[w, row.count] - int(row.amount)
+            if number >= 0:
+                done = phases[warp.block, row.count, number].done_at
+                complete = max(complete, done + row.latency)
+            awaited[w, row.count] += 1
+        if row.reads < NO_BARRIER:
+            warp.falls[row.reads] = max(warp.falls[row.reads], read)
+        if row.writes < NO_BARRIER:
+            warp.falls[row.writes] = max(warp.falls[row.writes], complete)
+        left -= _advance(warp, finish, t, trips)
     return finish
+
+
+@numba.njit(cache=True)
+def _warps(places, stagger):
+    """All warps, about to begin their loops, those of later blocks the later."""
+    warps = np.zeros(places.shape[0], WARP)
+    for w in range(places.shape[0]):
+        warp, place = warps[w], places[w]
+        warp.block, warp.sub, warp.group = place.block, place.sub, place.group
+        warp.start, warp.end = place.start, place.end
+        warp.leads, warp.counts = place.leads, place.counts
+        warp.pc, warp.asleep_on = place.start, AWAKE
+        warp.ready = place.block * stagger
+    return warps
+
+
+@numba.njit(cache=True)
+def _next_issue(code, warps, subs, queues, phases, awaited):
+    """Which warp issues next, and when: the earliest, among equals the one that issued last.
+
+    (-1, NEVER) where none ever can.
+    """
+    chosen, soonest = -1, NEVER
+    for w in range(warps.shape[0]):
+        warp = warps[w]
+        if warp.asleep_on != AWAKE:
+            continue
+        row, sub = code[warp.pc], subs[warp.sub]
+        if row.kind == AWAIT:
+            number = awaited[w, row.count] - int(row.amount)
+            if number >= 0 and phases[warp.block, row.count, number].done_at == NEVER:
+                continue  # nobody has begun what completes this phase
+        at = _earliest(row, warp, sub, queues)
+        if at < soonest - SAME or (at < soonest + SAME and w == sub.last_issued):
+            chosen, soonest = w, at
+    return chosen, soonest
+
+
+@numba.njit(cache=True)
+def _earliest(row, warp, sub, queues):
+    """When a warp may issue its next instruction, mbarriers left out."""
+    at = max(warp.ready, sub.port_free)
+    if row.waits:
+        for barrier in range(NO_BARRIER):
+            if (row.waits >> barrier) & 1:
+                at = max(at, warp.falls[barrier])
+    if row.pipe == SHARED:
+        at = max(at, queues[SHARED_QUEUE_END] - SHARED_QUEUE)
+    elif row.pipe != CONTROL and row.kind != WGMMA:
+        at = max(at, sub.pipe_free[row.pipe])
+    if row.kind == WAIT_COPIES and warp.copies_begun > row.count:
+        at = max(at, warp.copies[(warp.copies_begun - row.count - 1) % RING])
+    elif row.kind == WAIT_WGMMA and warp.products_begun > row.count:
+        at = max(at, warp.products[(warp.products_begun - row.count - 1) % RING])
+    return at
+
+
+@numba.njit(cache=True)
+def _occupy(row, warp, sub, queues, t, l2_cycles_per_byte):
+    """Takes the pipe from cycle t on. When the operands are read, and when the result is there."""
+    if row.pipe == SHARED:
+        start = max(t + 2.0, queues[SHARED_QUEUE_END])
+        end = start + row.shared
+        queues[SHARED_QUEUE_END] = end
+        if row.kind in (COPY, LOAD):
+            end = max(start, queues[L2_QUEUE_END]) + row.amount * l2_cycles_per_byte
+            queues[L2_QUEUE_END] = end
+            if row.kind == COPY:
+                warp.copying = max(warp.copying, end + row.latency)
+        return start + READ_SHARED, end + row.latency
+    if row.kind == WGMMA:
+        busy = max(row.occupies, SUB_PARTITIONS * row.shared)
+        end = max(t, sub.pipe_free[row.pipe]) + busy
+        sub.pipe_free[row.pipe] = end
+        warp.producing = max(warp.producing, end + WGMMA_LATENCY)
+        if row.commits:
+            warp.products[warp.products_begun % RING] = warp.producing
+            warp.products_begun += 1
+        return t + READ_OTHER, end
+    if row.pipe == CONTROL:
+        # TMA takes its operands at once; the tile comes later, and an mbarrier tells of it.
+        late = READ_OTHER if row.kind == TMA else row.latency
+        return t + late, t + late
+    sub.pipe_free[row.pipe] = t + row.occupies
+    return t + READ_OTHER, t + row.occupies + row.latency
+
+
+@numba.njit(cache=True)
+def _commit_copies(warp):
+    """Closes a group of copies, which ends no earlier than the one before it."""
+    begun = warp.copies_begun
+    before = warp.copies[(begun - 1) % RING] if begun > 0 else 0.0
+    warp.copies[begun % RING] = max(warp.copying, before)
+    warp.copies_begun = begun + 1
+    warp.copying = 0.0
+
+
+@numba.njit(cache=True)
+def _meet(row, w, warps, meeting, t, barrier_late):
+    """Warp w is at a named barrier of its block; the last that must come wakes those that wait."""
+    meeting.here += 1
+    meeting.last = max(meeting.last, t)
+    name = int(row.amount)
+    if row.kind == BARRIER:
+        warps[w].asleep_on = name
+    if meeting.here >= row.count:
+        meeting.here -= row.count
+        for other in warps:
+            if other.block == warps[w].block and other.asleep_on == name:
+                other.asleep_on = AWAKE
+                other.ready = max(other.ready, meeting.last + barrier_late)
+        meeting.last = 0.0
+
+
+@numba.njit(cache=True)
+def _meet_group(w, warps, meeting, t):
+    """Warp w is where its warpgroup sets out together."""
+    meeting.here += 1
+    meeting.last = max(meeting.last, t)
+    warps[w].asleep_on = WARPGROUP
+    if meeting.here == SUB_PARTITIONS:
+        for other in warps:
+            if other.group == warps[w].group and other.asleep_on == WARPGROUP:
+                other.asleep_on = AWAKE
+                other.ready = max(other.ready, meeting.last + ARRIVE_LATENCY)
+        meeting.here, meeting.last = 0, 0.0
+
+
+@numba.njit(cache=True)
+def _load(row, issued, phases, queues, t, l2_cycles_per_byte):
+    """A role's first warp begins a phase (EXPECT), or has TMA load for the one it began last."""
+    if row.kind == EXPECT:
+        issued[row.count] += 1
+        return
+    queues[L2_QUEUE_END] = max(t, queues[L2_QUEUE_END]) + row.amount * l2_cycles_per_byte
+    phase = phases[issued[row.count] - 1]
+    phase.last = max(phase.last, queues[L2_QUEUE_END] + row.latency)
+    if row.commits:
+        phase.done_at = phase.last
+
+
+@numba.njit(cache=True)
+def _arrive(phase, at, needed):
+    """A warp's arrival completes a phase if it is the last of those needed."""
+    phase.last = max(phase.last, at)
+    phase.parts += 1
+    if phase.parts == needed:
+        phase.done_at = phase.last
+
+
+@numba.njit(cache=True)
+def _advance(warp, finish, t, trips):
+    """Moves a warp to its next instruction; 1 where that was the end of its last trip, else 0."""
+    warp.pc += 1
+    if warp.pc < warp.end:
+        return 0
+    warp.pc = warp.start
+    warp.trip += 1
+    warp.ready += LOOP_BACK
+    if warp.counts:
+        finish[warp.block, warp.trip] = max(finish[warp.block, warp.trip], t)
+    if warp.trip < trips:
+        return 0
+    warp.asleep_on = DONE
+    return 1
 
 
 @numba.njit(cache=True)
@@ -316,33 +351,41 @@ def list_schedule(kind_of, trips, cycles, overhead, sms, residents):
         if now >= NEVER:
             return end
         end = now
-        passed = now - since[m]
-        pace = cycles[held[m] - 1]
-        keeps = 0
-        for b in range(held[m]):
-            time = passed
-            used = min(start[m, b], time)
-            start[m, b] -= used
-            time -= used
-            rest = start[m, b]
-            for p in range(phases):
-                used = min(left[m, b, p], time / pace[p])
-                left[m, b, p] -= used
-                time -= used * pace[p]
-                rest += left[m, b, p] * pace[p]
-            if rest > 1e-6:
-                left[m, keeps] = left[m, b]
-                start[m, keeps] = start[m, b]
-                keeps += 1
-        for _ in range(held[m] - keeps):
+        was, held[m] = held[m], _run(left[m], start[m], held[m], cycles, now - since[m])
+        for _ in range(was - held[m]):
             if launched < blocks:
-                left[m, keeps] = trips[kind_of[launched]]
-                start[m, keeps] = overhead
-                keeps += 1
+                left[m, held[m]] = trips[kind_of[launched]]
+                start[m, held[m]] = overhead
+                held[m] += 1
                 launched += 1
-        held[m] = keeps
         since[m] = now
-        free_at[m] = _first_end(left[m], start[m], keeps, cycles, now)
+        free_at[m] = _first_end(left[m], start[m], held[m], cycles, now)
+
+
+@numba.njit(cache=True)
+def _run(left, start, held, cycles, passed):
+    """Lets the blocks of an SM run for so many cycles; how many of them are not done then.
+
+    Those come to stand first in `left` and `start`.
+    """
+    pace = cycles[held - 1]
+    keeps = 0
+    for b in range(held):
+        time = passed
+        used = min(start[b], time)
+        start[b] -= used
+        time -= used
+        rest = start[b]
+        for p in range(left.shape[1]):
+            used = min(left[b, p], time / pace[p])
+            left[b, p] -= used
+            time -= used * pace[p]
+            rest += left[b, p] * pace[p]
+        if rest > DONE_BELOW:
+            left[keeps] = left[b]
+            start[keeps] = start[b]
+            keeps += 1
+    return keeps
 
 
 @numba.njit(cache=True)

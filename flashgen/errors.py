@@ -43,3 +43,7 @@ class ToolchainError(FlashgenError, RuntimeError):
 
 class LaunchError(FlashgenError, RuntimeError):
     """No rung of the ladder could launch a kernel for this call."""
+
+
+class NotDifferentiable(FlashgenError, NotImplementedError):
+    """A derivative was asked for that no kernel computes; the message names what does."""

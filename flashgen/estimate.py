@@ -24,13 +24,14 @@ from flashgen.compile import Compiled, cache_file, write_whole
 from flashgen.config import KernelConfig
 from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
 from flashgen.gpu import Gpu, known_target
+from flashgen.grid import bytes_moved, grid
 from flashgen.machine import MACHINES, machine_of
 from flashgen.outcome import Timing
 from flashgen.sass import disassemble
 from flashgen.scoreboard import NUMBA_MISSING, Scoreboard, Usage, clock
 from flashgen.spec import AttentionSpec, Problem, flops
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of the model; estimates of another one are made anew."""
 
 BAND = (0.8, 1.6)
@@ -173,11 +174,11 @@ def estimate_cubin(
 
 
 def time_of(
-    replayed: Replay, blocks: Sequence[Sequence[int]], gpu: Gpu, *, bytes_moved: float = 0.0
+    replayed: Replay, blocks: Sequence[Sequence[int]], gpu: Gpu, *, least_bytes: float = 0.0
 ) -> Timing:
     """The time of a grid of blocks, in microseconds; blocks as for estimate_cubin.
 
-    bytes_moved: what must pass between memory and the GPU in any case. Raises InvalidArgument where
+    least_bytes: what must pass between memory and the GPU in any case. Raises InvalidArgument where
     a block has another number of trip counts than the kernel has main loops.
     """
     machine = machine_of(gpu)
@@ -193,7 +194,7 @@ def time_of(
     assert gpu.clock_mhz is not None  # machine_of() has seen
     assert gpu.bandwidth_gbs is not None  # both
     busy_us = cycles / (gpu.clock_mhz * machine.sustained)
-    moved_us = bytes_moved / (gpu.bandwidth_gbs * 1e3)
+    moved_us = least_bytes / (gpu.bandwidth_gbs * 1e3)
     counts = [0] * len(kinds)
     for number in kind_of:
         counts[number] += 1
@@ -252,46 +253,21 @@ def estimate(
     operations = flops(spec, problem)
     if problem.empty:
         return _timing(LAUNCH_US, operations, gpu, firm=False)
-    head = blocks_of_a_head(spec, config, problem, loops=len(replayed.block_flops))
-    heads = problem.batch * problem.heads
-    timing = time_of(replayed, head * heads, gpu, bytes_moved=bytes_moved(spec, problem))
-    return _timing(timing.median_us, operations, gpu, firm=replayed.firm)
+    blocks = grid(spec, config, problem, loops=len(replayed.block_flops))
+    timing = time_of(replayed, blocks, gpu, least_bytes=bytes_moved(spec, problem))
+    firm = replayed.firm and spec.direction == "forward"
+    return _timing(timing.median_us, operations, gpu, firm=firm)
 
 
-def blocks_of_a_head(
-    spec: AttentionSpec, config: KernelConfig, problem: Problem, *, loops: int
-) -> list[tuple[int, ...]]:
-    """Trip counts of the main loops for each tile of Q of one head, in launch order.
+def estimate_streaming(spec: AttentionSpec, problem: Problem, gpu: Gpu) -> Timing:
+    """The time of a kernel that only passes over its tensors, backward_delta, whatever its config.
 
-    The causal diagonal is the bottom-right one. s_ahead runs its last tile after the loops. Raises
-    NoEstimate for a number of loops that the template does not have.
+    Raises NoEstimate where gpu's architecture or rates are not known.
     """
-    found: list[tuple[int, ...]] = []
-    for start in range(0, problem.seq_q, config.br):
-        whole, end = problem.seq_k, problem.seq_k
-        if spec.causal:
-            shift = problem.seq_k - problem.seq_q
-            end = min(max(start + config.br + shift, 0), end)
-            whole = min(max(start + shift + 1, 0), whole)
-        tiles, unmasked = math.ceil(end / config.bc), whole // config.bc
-        if config.schedule == "s_ahead":
-            tiles = max(tiles - 1, 0)
-            unmasked = min(unmasked, tiles) if spec.causal else tiles
-        if loops == 1:
-            found.append((tiles,))
-        elif loops == 2:
-            found.append((unmasked, tiles - unmasked))
-        else:
-            raise NoEstimate(f"{loops} main loops were found in the SASS, the template has 1 or 2")
-    return found[::-1] if config.order == "longest_first" else found
-
-
-def bytes_moved(spec: AttentionSpec, problem: Problem) -> float:
-    """Bytes that pass between memory and L2 at least: Q, K, V, O and LSE, each once."""
-    rows = problem.batch * problem.heads * problem.seq_q
-    keys = problem.batch * problem.kv_heads * problem.seq_k
-    elements = (rows + keys) * (spec.head_dim + spec.head_dim_v)
-    return elements * spec.element_bytes + rows * 4.0
+    machine_of(gpu)
+    assert gpu.bandwidth_gbs is not None  # machine_of() has seen it
+    median_us = LAUNCH_US + bytes_moved(spec, problem) / (gpu.bandwidth_gbs * 1e3)
+    return _timing(median_us, flops(spec, problem), gpu, firm=False)
 
 
 def estimable(arch: str) -> bool:

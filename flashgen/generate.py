@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flashgen import paths
+from flashgen.choice import DEFAULT_DIRECTIONS
 from flashgen.config import KernelConfig, default_config, kernel_name
 from flashgen.entry import Entry
 from flashgen.errors import FlashgenError, GeneratedError
@@ -42,19 +43,24 @@ def tables_for(out: Path) -> dict[str, Table]:
 
 
 def default_specs() -> Iterator[AttentionSpec]:
-    """The specs of the default kernels, which between them serve every spec there is."""
+    """The specs of the default kernels, which between them serve every spec without features."""
     precisions = {"float16": ("ieee",), "bfloat16": ("ieee",), "float32": ("ieee", "tf32")}
-    for dtype, of_dtype in precisions.items():
-        for precision in of_dtype:
-            for head_dim in DEFAULT_HEAD_DIMS:
-                for mask in ("none", "causal"):
-                    yield AttentionSpec(
-                        dtype=dtype,  # type: ignore[arg-type]
-                        head_dim=head_dim,
-                        head_dim_v=head_dim,
-                        mask=mask,
-                        precision=precision,  # type: ignore[arg-type]
-                    )
+    found: dict[AttentionSpec, None] = {}
+    for direction in DEFAULT_DIRECTIONS:
+        for dtype, of_dtype in precisions.items():
+            for precision in of_dtype:
+                for head_dim in DEFAULT_HEAD_DIMS:
+                    for mask in ("none", "causal"):
+                        spec = AttentionSpec(
+                            dtype=dtype,  # type: ignore[arg-type]
+                            head_dim=head_dim,
+                            head_dim_v=head_dim,
+                            mask=mask,
+                            precision=precision,  # type: ignore[arg-type]
+                        )
+                        # Of several a delta kernel is one and the same.
+                        found[spec.for_direction(direction)] = None
+    yield from found
 
 
 def plan(tables: Mapping[str, Table]) -> dict[Path, str]:

@@ -12,7 +12,6 @@ import importlib.util
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,26 @@ from flashgen import gpu as gpu_facts
 from flashgen import interpreter
 from flashgen.config import KernelConfig, rows_of_eight
 from flashgen.errors import FlashgenError, NoGpuError, ToolchainError
+from flashgen.features import PLAIN, Features
 from flashgen.gpu import Gpu
-from flashgen.spec import SHORT_DTYPE, AttentionSpec, padded
+from flashgen.signature import Signature, compile_signature
+from flashgen.spec import AttentionSpec, padded
+
+__all__ = [
+    "Bound",
+    "Kernel",
+    "Signature",
+    "bind",
+    "compile_signature",
+    "device_gpu",
+    "empty_like_layout",
+    "kernel_of",
+    "launch",
+    "load_kernel",
+    "take_descriptors",
+    "takes_descriptor",
+    "toolchain_error",
+]
 
 logger = logging.getLogger("flashgen.launch")
 
@@ -95,65 +112,6 @@ def device_gpu(index: int = 0) -> Gpu:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Signature:
-    """A kernel's argument types and what Triton may assume of them, as triton.compiler.ASTSource
-    takes it.
-    """
-
-    types: dict[str, str]
-    constexprs: dict[str, object]
-    attrs: dict[tuple[int, ...], list[list[object]]]
-
-
-def compile_signature(spec: AttentionSpec, config: KernelConfig) -> Signature:
-    """What a launch with aligned tensors would specialize on, with no tensor and no GPU.
-
-    Strides that are multiples of 16 elements are the class of every contiguous tensor whose head
-    dim is one; so are the head dims that a padded kernel takes as arguments. Lengths, head counts
-    and the diagonal are never specialized on.
-    """
-    element = SHORT_DTYPE[spec.dtype]
-    types: dict[str, str] = {}
-    if config.loads == "descriptor":
-        for x, rows, dim in (
-            ("q", config.br, spec.head_dim),
-            ("k", config.bc, spec.head_dim),
-            ("v", config.bc, spec.head_dim_v),
-            ("o", config.br, spec.head_dim_v),
-        ):
-            types[f"{x}_desc"] = f"tensordesc<{element}[1,1,{rows},{padded(dim)}]>"
-        types["lse_ptr"] = "*fp32"
-    else:
-        types |= {f"{x}_ptr": f"*{element}" for x in "qkvo"} | {"lse_ptr": "*fp32"}
-        types |= {f"stride_{x}{d}": "i32" for x in "qkvo" for d in "bhs"}
-    types |= {"scale_log2e": "fp32", "heads": "i32", "group": "i32", "seq_q": "i32", "seq_k": "i32"}
-    if spec.causal:
-        types["diagonal"] = "i32"
-    if config.head_dims == "padded":
-        types |= {"head_dim": "i32", "head_dim_v": "i32"}
-    if config.schedule == "fa1":
-        types |= {"acc_ptr": "*fp32", "sum_ptr": "*fp32", "max_ptr": "*fp32"}
-    aligned = [
-        i
-        for i, (name, kind) in enumerate(types.items())
-        if kind.startswith("*")
-        or name in ("head_dim", "head_dim_v")
-        or (name.startswith("stride_") and _strides_aligned(spec, name))
-    ]
-    return Signature(
-        types=types, constexprs={}, attrs={(i,): [["tt.divisibility", 16]] for i in aligned}
-    )
-
-
-def _strides_aligned(spec: AttentionSpec, name: str) -> bool:
-    """Whether a contiguous tensor's stride is a multiple of 16 elements, Triton's alignment
-    class.
-    """
-    dim = spec.head_dim if name[len("stride_")] in "qk" else spec.head_dim_v
-    return dim % 16 == 0
-
-
 def launch(
     kernel: Kernel,
     spec: AttentionSpec,
@@ -164,35 +122,38 @@ def launch(
     *,
     scale: float,
     diagonal: int | None,
+    features: Features = PLAIN,
 ) -> tuple[Tensor, Tensor]:
-    """Run a kernel. q (B, H, Sq, d), k (B, Hkv, Sk, d), v (B, Hkv, Sk, d_v); diagonal as
-    spec.diagonal_of gives.
+    """Run a forward kernel. q (B, H, Sq, d), k (B, Hkv, Sk, d), v (B, Hkv, Sk, d_v); diagonal as
+    spec.diagonal_of gives; features are those the spec asks for.
 
     Returns O (B, H, Sq, d_v) of q's dtype, laid out in memory as q is, and LSE (B, H, Sq) float32,
     natural logarithm. Raises whatever Triton raises, OutOfResources among it.
     """
-    return bind(kernel, spec, config)(q, k, v, scale, diagonal)
+    return bind(kernel, spec, config)(q, k, v, scale, diagonal, features)
 
 
-Bound = Callable[[Tensor, Tensor, Tensor, float, int | None], tuple[Tensor, Tensor]]
+Bound = Callable[..., tuple[Tensor, Tensor]]
 
 
 def bind(kernel: Kernel, spec: AttentionSpec, config: KernelConfig) -> Bound:
     """All that does not depend on the call, settled once: the result takes (q, k, v, scale,
-    diagonal).
+    diagonal) and, where the spec has any, features.
     """
-    return functools.partial(_run, _Plan(kernel, spec, config))
+    return functools.partial(_run, Plan(kernel, spec, config))
 
 
-class _Plan:
+class Plan:
     """A kernel with what every launch of it needs, read off spec and config once."""
 
     def __init__(self, kernel: Kernel, spec: AttentionSpec, config: KernelConfig) -> None:
         self.kernel = kernel
         self.config = config
+        self.direction = spec.direction
         self.br = config.br
         self.bc = config.bc
-        self.causal = spec.causal
+        self.takes_diagonal = spec.takes_diagonal
+        self.has_features = spec.bias != "none" or spec.alibi or spec.dropout
         self.by_descriptor = config.loads == "descriptor"
         self.any_dim = config.head_dims == "padded"
         self.fa1 = config.schedule == "fa1"
@@ -202,7 +163,13 @@ class _Plan:
 
 
 def _run(
-    plan: _Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, diagonal: int | None
+    plan: Plan,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    diagonal: int | None,
+    features: Features = PLAIN,
 ) -> tuple[Tensor, Tensor]:
     batch, heads, seq_q, head_dim = q.shape
     _, kv_heads, seq_k, head_dim_v = v.shape
@@ -212,14 +179,20 @@ def _run(
         return o, lse
     if seq_k == 0:
         return o.zero_(), lse.fill_(float("-inf"))
-    q, scale = _positive_scale(q, scale)
+    q, scale = positive_scale(q, scale)
     if plan.rows_of_eight:
-        q, k, v = _in_eights(q), _in_eights(k), _in_eights(v)
+        q, k, v = in_eights(q), in_eights(k), in_eights(v)
     blocks = batch * heads
     if not plan.fa1:
         blocks *= -(-seq_q // plan.br)
     if plan.by_descriptor:
-        tensors = [*_descriptors(plan, q, k, v, o), lse]
+        tensors = [
+            describe(q, plan.br, plan.dim_pad),
+            describe(k, plan.bc, plan.dim_pad),
+            describe(v, plan.bc, plan.dim_v_pad),
+            describe(o, plan.br, plan.dim_v_pad),
+            lse,
+        ]
     else:
         tensors = [
             q,
@@ -233,20 +206,22 @@ def _run(
             *o.stride()[:3],
         ]
     sizes: list[Any] = [scale * LOG2_E, heads, heads // kv_heads, seq_q, seq_k]
-    if plan.causal:
-        sizes.append(diagonal)
+    if plan.takes_diagonal:
+        sizes.append(seq_k - seq_q if diagonal is None else diagonal)
     if plan.any_dim:
         sizes += [head_dim, head_dim_v]
+    if plan.has_features:
+        sizes += feature_arguments(features, batch, heads, seq_q, seq_k)
     if plan.fa1:
         sizes += _scratch(plan, q)
-    with _on_device(q):
+    with on_device(q):
         plan.kernel[(blocks,)](
             *tensors, *sizes, num_warps=plan.config.num_warps, num_stages=plan.config.num_stages
         )
     return o, lse
 
 
-def _on_device(tensor: Tensor) -> Any:
+def on_device(tensor: Tensor) -> Any:
     """Launch on the tensor's GPU, whichever is current; nothing to do for the interpreter."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else _NOTHING
 
@@ -266,7 +241,7 @@ def empty_like_layout(q: Tensor, head_dim_v: int) -> Tensor:
     return torch.empty((batch, heads, seq, head_dim_v), dtype=q.dtype, device=q.device)
 
 
-def _positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
+def positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
     """The kernels take a scale above 0: a negative one is carried by q, and 0 makes q 0, both
     exactly.
     """
@@ -275,7 +250,7 @@ def _positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
     return (-q, -scale) if scale < 0 else (torch.zeros_like(q), 1.0)
 
 
-def _in_eights(x: Tensor) -> Tensor:
+def in_eights(x: Tensor) -> Tensor:
     """x, copied if its strides are no multiples of 8 elements: kernels of such head dims rely on
     it.
     """
@@ -294,7 +269,25 @@ def _say_copied() -> None:
     logger.warning("tensors are copied whose strides are no multiples of 8 elements")
 
 
-def _scratch(plan: _Plan, q: Tensor) -> list[Tensor]:
+def feature_arguments(
+    features: Features, batch: int, heads: int, seq_q: int, seq_k: int
+) -> list[Any]:
+    """What a kernel takes of the features there are, in the order of its arguments."""
+    arguments: list[Any] = []
+    if features.bias is not None:
+        bias = features.bias.expand(batch, heads, seq_q, seq_k)
+        if bias.dtype is torch.bool:
+            bias = bias.view(torch.uint8)
+        arguments += [bias, *bias.stride()]
+    if features.slopes is not None:
+        slopes = features.slopes.expand(batch, heads)
+        arguments += [slopes, *slopes.stride()]
+    if features.rng is not None:
+        arguments += [features.rng, features.dropout_threshold, features.keep_scale]
+    return arguments
+
+
+def _scratch(plan: Plan, q: Tensor) -> list[Tensor]:
     """FlashAttention-1's state in memory: O, row sum and row maximum, float32."""
     batch, heads, seq_q, _ = q.shape
 
@@ -318,28 +311,20 @@ def takes_descriptor(tensor: Tensor) -> bool:
     return True
 
 
-def take_descriptors(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether the TMA unit can address all three."""
-    return takes_descriptor(q) and takes_descriptor(k) and takes_descriptor(v)
+def take_descriptors(*tensors: Tensor) -> bool:
+    """Whether the TMA unit can address all of them."""
+    return all(map(takes_descriptor, tensors))
 
 
-def _descriptors(plan: _Plan, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> list[Any]:
+def describe(tensor: Tensor, rows: int, dim: int) -> Any:
+    """The descriptor of a tensor (batch, heads, seq, head_dim) in blocks of `rows` by `dim`."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    def describe(tensor: Tensor, rows: int, dim: int) -> Any:
-        shape = list(tensor.shape)
-        # The stride of a dimension of one element means nothing, and may be unaligned: any other
-        # will do.
-        strides = [
-            stride if length > 1 else dim
-            for length, stride in zip(shape, tensor.stride(), strict=True)
-        ]
-        strides[3] = 1
-        return TensorDescriptor(tensor, shape, strides, [1, 1, rows, dim])
-
-    return [
-        describe(q, plan.br, plan.dim_pad),
-        describe(k, plan.bc, plan.dim_pad),
-        describe(v, plan.bc, plan.dim_v_pad),
-        describe(o, plan.br, plan.dim_v_pad),
+    shape = list(tensor.shape)
+    # The stride of a dimension of one element means nothing, and may be unaligned: any other will
+    # do.
+    strides = [
+        stride if length > 1 else dim for length, stride in zip(shape, tensor.stride(), strict=True)
     ]
+    strides[3] = 1
+    return TensorDescriptor(tensor, shape, strides, [1, 1, rows, dim])

@@ -4,13 +4,14 @@ Sources, by the letters at the figures:
 [guide]  CUDA C++ Programming Guide, table "Throughput of Native Arithmetic Instructions": results
          a cycle and SM; an instruction of rate r occupies a sub-partition's pipe 128 / r cycles.
 [paper]  the architecture's white paper; from there gpu.py has the matrix rates of the targets.
-[ptxas]  what ptxas itself writes into the stall counts of that architecture.
-[micro]  latencies: rounded from microbenchmarks, Abdelkhalik et al. arXiv 2208.11174 (A100) and Luo
-         et al. arXiv 2402.13499 (Ampere, Ada, Hopper). Estimates do not hang on them: a test draws
-         all latencies and bandwidths 30 % off, and the ranks stay.
-[seen]   set once, before the published landscapes of tests/data were looked at in detail, and not
-         fitted to them.
-[assumed] nobody's figure; of the kind that the same test shows not to matter.
+[ptxas]  what ptxas itself writes into the stall counts of that architecture (test_scoreboard.py).
+[order]  of the order that microbenchmarks report, such as Abdelkhalik et al. arXiv 2208.11174
+         (A100) and Luo et al. arXiv 2402.13499 (Ampere, Ada, Hopper); chosen before any landscape
+         was looked at, and not traced to one line of a table.
+[seen]   a clock seen in use, not fitted to a landscape of tests/data.
+[assumed] nobody's figure.
+
+Ranks must not hang on [order] and [assumed]: a test draws all latencies and bandwidths 30 % off.
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ class Machine:
     matrix_at_least: float = 0.0
     shared_bytes: float = 128.0  # [guide] 32 banks of 4 bytes
     l2_bytes: float
-    shared_late: float = 29.0  # [micro]
-    matrix_load_late: float = 33.0  # [micro] LDSM
-    shuffle_late: float = 24.0  # [micro]
+    shared_late: float = 29.0  # [order]
+    matrix_load_late: float = 33.0  # [order] LDSM
+    shuffle_late: float = 24.0  # [order]
     shuffle_cycles: float = 2.0  # [guide] 32 lanes a cycle and SM, at half the rate of a load
     store_late: float = 20.0  # [assumed]
-    exp2_late: float = 22.0  # [micro]
-    uniform_late: float = 12.0  # [micro]
+    exp2_late: float = 22.0  # [order]
+    uniform_late: float = 12.0  # [order]
     fence_late: float = 20.0  # [assumed]
     mbarrier_late: float = 20.0  # [assumed]
     load_late: float
     copy_late: float
     tma_late: float = 0.0
-    barrier_late: float = 18.0  # [micro]
+    barrier_late: float = 18.0  # [order]
     stack_late: float = 40.0  # [assumed] a spill that stays in L1
-    stack_l2_late: float = 260.0  # [micro] one that does not
+    stack_l2_late: float = 260.0  # [order] one that does not
     l1_bytes: int
     sustained: float = 1.0
     known: bool
@@ -66,14 +67,15 @@ KIB = 1024
 MACHINES: dict[str, Machine] = {
     "sm_80": Machine(
         fp32=2.0,  # [guide] 64 a cycle
-        l2_bytes=32.0,  # [micro] of 64 a cycle and SM that [paper] gives, what all SMs get at once
-        load_late=480.0,  # [micro] under load
-        copy_late=520.0,  # [micro] under load
+        l2_bytes=32.0,  # [assumed] two thirds of the 5120 a cycle that [paper] gives 108 SMs
+        load_late=480.0,  # [order] under load
+        copy_late=520.0,  # [order] under load
         l1_bytes=192 * KIB,  # [paper]
         known=True,
     ),
     "sm_86": Machine(
         fp32=1.0,  # [guide] 128 a cycle
+        half=2.0,  # [guide] 128 halves a cycle
         l2_bytes=16.0,  # [assumed]
         load_late=480.0,  # [assumed] as sm_80
         copy_late=520.0,
@@ -82,6 +84,7 @@ MACHINES: dict[str, Machine] = {
     ),
     "sm_89": Machine(
         fp32=1.0,  # [guide] 128 a cycle
+        half=2.0,  # [guide] 128 halves a cycle
         l2_bytes=16.0,  # [assumed]
         load_late=520.0,  # [assumed] between sm_80 and sm_90
         copy_late=560.0,
@@ -91,9 +94,9 @@ MACHINES: dict[str, Machine] = {
     "sm_90": Machine(
         fp32=1.0,  # [guide] 128 a cycle
         matrix_at_least=6.0,  # [ptxas] wgmma alone reaches the peak, which would be 4
-        l2_bytes=32.0,  # [micro] as sm_80
-        load_late=560.0,  # [micro] under load
-        copy_late=600.0,  # [micro] under load
+        l2_bytes=32.0,  # [assumed] as sm_80
+        load_late=560.0,  # [order] under load
+        copy_late=600.0,  # [order] under load
         tma_late=680.0,  # [assumed] a copy, and the unit that makes its addresses
         l1_bytes=256 * KIB,  # [paper]
         sustained=0.93,  # [seen] 1.70 of 1.83 GHz under power

@@ -19,6 +19,7 @@ PROTOCOL 1
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import itertools
 import math
@@ -26,14 +27,21 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from flashgen.config import KernelConfig
 from flashgen.errors import FlashgenError
+from flashgen.features import Features
 from flashgen.outcome import Timing
-from flashgen.spec import AttentionSpec, Problem
+from flashgen.render import render
+from flashgen.space import tuned_default
+from flashgen.spec import AttentionSpec, Problem, check_scale, diagonal_of
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from flashgen.launch_backward import Backward
 
 PROTOCOL = 1
 """Version of the protocol above; every outcome and every table records it."""
@@ -250,6 +258,81 @@ def make_inputs(
         normal(problem.kv_heads, problem.seq_k, spec.head_dim),
         normal(problem.kv_heads, problem.seq_k, spec.head_dim_v),
     )
+
+
+def make_features(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> Features:
+    """The spec's features: a bias or mask shared by batches and heads, slopes by head, a tenth
+    dropped.
+    """
+    import torch
+
+    generator = torch.Generator(device=device).manual_seed(seed + 1)
+    bias = None
+    if spec.bias != "none":
+        shape = (1, 1, problem.seq_q, problem.seq_k)
+        bias = torch.randn(shape, generator=generator, device=device)
+        bias = bias > -1.0 if spec.bias == "boolean" else bias.to(getattr(torch, spec.dtype))
+    return Features(
+        bias=bias,
+        slopes=torch.rand(problem.heads, generator=generator, device=device)
+        if spec.alibi
+        else None,
+        dropout_p=0.1 if spec.dropout else 0.0,
+        rng=torch.tensor([seed, 0], device=device) if spec.dropout else None,
+    )
+
+
+def make_backward(
+    spec: AttentionSpec, problem: Problem, seed: int, device: str, folder: Path
+) -> tuple[Tensor, Backward]:
+    """O and the rest of what the backward kernels of a spec read, O and LSE by its default forward
+    kernel, which is written to `folder`.
+
+    Made-up ones would not do: LSE decides the size of P, and so what the matrix unit multiplies.
+    """
+    import torch
+
+    from flashgen import launch
+    from flashgen.launch_backward import Backward
+
+    forward = spec.for_direction("forward")
+    config = tuned_default(forward)
+    rendered = render(forward, config)
+    path = folder / f"{rendered.name}.py"
+    path.write_text(rendered.source)
+    kernel = launch.load_kernel(path, rendered.name)
+    q, k, v = make_inputs(spec, problem, seed, device)
+    scale = check_scale(None, spec.head_dim)
+    diagonal = diagonal_of(spec.causal, problem.seq_q, problem.seq_k)
+    features = make_features(spec, problem, seed, device)
+    o, lse = launch.launch(
+        kernel, forward, config, q, k, v, scale=scale, diagonal=diagonal, features=features
+    )
+    generator = torch.Generator(device=device).manual_seed(seed + 2)
+    do = torch.randn(o.shape, generator=generator, device=device).to(o.dtype)
+    call = Backward(
+        q=q,
+        k=k,
+        v=v,
+        do=do,
+        lse=lse,
+        delta=(o.float() * do.float()).sum(-1),
+        scale=scale,
+        diagonal=diagonal,
+        features=features,
+    )
+    return o, call
+
+
+def backward_run(
+    kernel: Any, spec: AttentionSpec, config: KernelConfig, o: Tensor, call: Backward
+) -> Run:
+    """A launch of a backward kernel on what make_backward made, ready to repeat."""
+    from flashgen.launch_backward import bind_backward, bind_delta
+
+    if spec.direction == "backward_delta":
+        return functools.partial(bind_delta(kernel, spec, config), o, call.do, None)
+    return functools.partial(bind_backward(kernel, spec, config), call)
 
 
 @dataclass(frozen=True, kw_only=True)

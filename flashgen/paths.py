@@ -56,6 +56,11 @@ def log_file(out: Path, slug: str) -> Path:
     return state_dir(out) / f"{slug}.jsonl"
 
 
+def kernel_cache_dir() -> Path:
+    """The folder of kernels that the runtime rendered for this user; it need not exist."""
+    return settings.user_cache() / "flashgen" / "kernels"
+
+
 def _beside(folder: str, packaged: str) -> Path:
     checkout = ROOT / folder
     if checkout.is_dir() and (ROOT / "pyproject.toml").is_file():

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any
 
 from flashgen.errors import NoEstimate
 from flashgen.facts import shape_of, shared_bytes
 from flashgen.flow import Body, Role
-from flashgen.machine import Machine
+from flashgen.machine import SUB_PARTITIONS, Machine
 from flashgen.sass import WARP, Instruction, Listing
 
-# cycles.py has the same numbers; it imports numba, and so is imported only where it runs.
+# cycles.py has the same numbers, written out: numba's cache sees no change in another file.
 ALU, FMA, EXP2, MATRIX, SHARED, UNIFORM, CONTROL, HALF = range(8)
 (
     PLAIN, BARRIER, BARRIER_ARRIVE, COMMIT, WAIT_COPIES, WARPGROUP_ARRIVE, WAIT_WGMMA, COPY, LOAD,
@@ -40,7 +40,7 @@ _OPCODES: dict[int, str] = {
         NANOSLEEP JMP BRX UTMALDG UTMASTG UTMAREDG UTMACMDFLUSH UTMAPF UTMACCTL USETMAXREG
     """,
     MATRIX: "HMMA IMMA HGMMA IGMMA QGMMA",
-    SHARED: "LDSM LDS STS STSM SHFL LDGSTS LDG LD LDL STL STG ST RED ATOM ATOMG ATOMS",
+    SHARED: "LDSM LDS STS STSM SHFL LDGSTS LDG LD LDL STL STG ST RED REDG ATOM ATOMG ATOMS",
 }
 PIPE_OF: dict[str, int] = {name: pipe for pipe, names in _OPCODES.items() for name in names.split()}
 """Which pipe an opcode occupies."""
@@ -49,6 +49,7 @@ MOST_UNKNOWN = 0.01
 """The share of a main loop's instructions that may be unknown; they are taken for integer ones."""
 
 NO_BARRIER = 7
+NAMED_BARRIERS = 16
 MULTIPLY_WIDE_CYCLES = 4.0  # IMAD.WIDE writes two registers
 NEVER_LAGS = 1 << 20
 
@@ -160,6 +161,9 @@ def _memory(made: Row, i: Instruction, machine: Machine, *, spills_to_l2: bool) 
         made.shared, made.latency = machine.shuffle_cycles, machine.shuffle_late
     elif i.base == "LDGSTS":
         made.kind, made.amount, made.latency = COPY, moved, machine.copy_late
+    elif i.base in ("RED", "REDG", "ATOM", "ATOMG"):
+        # Done in L2, which reads and writes; nobody waits for a RED.
+        made.kind, made.amount, made.latency = LOAD, 2 * moved, machine.load_late
     elif i.base in ("LDG", "LD"):
         made.kind, made.amount, made.latency = LOAD, moved, machine.load_late
     elif i.is_spill:
@@ -386,42 +390,38 @@ def _runs_before(i: Instruction, body: Body, role: Role) -> bool:
     return max(ends, default=-1) < i.address < body[0].address
 
 
-def arrays(made: Program, residents: int) -> tuple[Any, ...]:
-    """The arguments of cycles.replay up to the number of blocks, for that many of them."""
+ROW = [(each.name, {"int": "i8", "float": "f8"}[str(each.type)]) for each in fields(Row)]
+"""The type of an instruction in cycles.replay, as numpy takes it."""
+
+PLACE = [(name, "i8") for name in ("block", "sub", "group", "start", "end", "leads", "counts")]
+"""That of a warp: its block, sub-partition and warpgroup (numbered over all blocks), the bounds of
+its body, whether it leads its role (1 or 0), and whether its trips count."""
+
+
+def arrays(made: Program, residents: int) -> tuple[Any, Any, Any, Any]:
+    """What cycles.replay runs: code, places, arrivals and credit, for that many blocks."""
     import numpy as np
 
-    def column(name: str, kind: Any) -> Any:
-        return np.array([getattr(each, name) for each in made.rows], kind)
+    names = [name for name, _ in ROW]
+    code = np.array([tuple(getattr(each, name) for name in names) for each in made.rows], ROW)
+    credit = np.zeros(NAMED_BARRIERS, np.int64)
+    for name, warps in made.credit.items():
+        credit[name] = warps
+    places = np.array(_places(made, residents), PLACE)
+    return code, places, np.array(made.arrivals, np.int64), credit
 
-    whole, real = np.int64, np.float64
-    by_warp: list[tuple[int, ...]] = []
+
+def _places(made: Program, residents: int) -> list[tuple[int, ...]]:
+    """A tuple of PLACE for each warp; a block's warps go to the sub-partitions in turn."""
+    found: list[tuple[int, ...]] = []
     slot = group = 0
     for block in range(residents):
         for start, end, warps, counts in zip(
             made.start, made.end, made.warps, made.counts, strict=True
         ):
             for n in range(warps):
-                place = (block, (slot + n) % 4, group + n // 4)
-                by_warp.append((*place, start, end, int(n == 0), int(counts)))
+                place = (block, (slot + n) % SUB_PARTITIONS, group + n // SUB_PARTITIONS)
+                found.append((*place, start, end, int(n == 0), int(counts)))
             slot += warps
-            group += -(-warps // 4)
-    credit = np.zeros(16, whole)
-    for name, warps in made.credit.items():
-        credit[name] = warps
-    return (
-        column("pipe", whole),
-        column("occupies", real),
-        column("latency", real),
-        column("kind", whole),
-        column("count", whole),
-        column("amount", real),
-        column("shared", real),
-        column("stall", whole),
-        column("writes", whole),
-        column("reads", whole),
-        column("waits", whole),
-        column("commits", whole),
-        *np.array(by_warp, whole).T.copy(),
-        np.array(made.arrivals, whole),
-        credit,
-    )
+            group += -(-warps // SUB_PARTITIONS)
+    return found

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flashgen.features import MASKED_BELOW, PLAIN, Features
+from flashgen.philox import keep_mask
 from flashgen.spec import AttentionSpec, Problem
 
 FLOORS_ACCEPTED = 2.0
@@ -20,24 +22,40 @@ LSE_TOLERANCE = 2.0**-16
 OUTPUT_BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24}
 """Significant bits of an output type, the hidden one included."""
 
+BIAS_SHAPES = ("bhqk", "hqk", "k", "bh", "qk", "bq", "bhk")
+"""Dimensions in which a drawn bias is not broadcast; cases take them in turn, by seed."""
+
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float, diagonal: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    diagonal: int | None,
+    features: Features = PLAIN,
 ) -> tuple[Tensor, Tensor]:
-    """Standard attention, softmax(scale * Q K^T) V, computed in the dtype of its inputs (at least
-    float32).
+    """Standard attention, softmax(scale * Q K^T + bias) V, computed in the dtype of its inputs (at
+    least float32).
 
     Query i sees key j where j <= i + diagonal; None sees all. Returns O (B, H, Sq, d_v) and LSE (B,
     H, Sq), natural logarithm. A row with nothing to attend has O = 0 and LSE = -inf.
     """
     q, k, v = (x if x.dtype == torch.float64 else x.float() for x in (q, k, v))
-    p, row_sum, lse = _softmax_parts(q, k, scale, diagonal)
-    o = p @ _per_query_head(v, q.shape[1])
+    p, row_sum, lse = _softmax_parts(q, k, scale, diagonal, features)
+    o = dropped(p, features) @ per_query_head(v, q.shape[1])
     return o / torch.where(row_sum == 0, 1.0, row_sum), lse
 
 
 def rounded_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float, diagonal: int | None, precision: str
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    diagonal: int | None,
+    precision: str,
+    features: Features = PLAIN,
 ) -> tuple[Tensor, Tensor]:
     """What an ideally rounded kernel gives: float32 throughout, but P and O rounded as a kernel
     must.
@@ -46,20 +64,45 @@ def rounded_attention(
     the float64 attention is the floor.
     """
     dtype = q.dtype
-    q32, k32, v32 = (_operand(x.float(), precision) for x in (q, k, v))
-    p, row_sum, lse = _softmax_parts(q32, k32, scale, diagonal)
-    rounded = _operand(p.to(dtype).float(), precision)
-    o = rounded @ _per_query_head(v32, q.shape[1])
+    q32, k32, v32 = (operand(x, precision) for x in (q, k, v))
+    p, row_sum, lse = _softmax_parts(q32, k32, scale, diagonal, features)
+    rounded = operand(p.to(dtype), precision)
+    o = dropped(rounded, features) @ per_query_head(v32, q.shape[1])
     return (o / torch.where(row_sum == 0, 1.0, row_sum)).to(dtype), lse
 
 
+def scores(q: Tensor, k: Tensor, scale: float, diagonal: int | None, features: Features) -> Tensor:
+    """Scale * Q K^T with bias and ALiBi, (B, H, Sq, Sk), -inf where a query may not attend."""
+    s = scale * (q @ per_query_head(k, q.shape[1]).transpose(-1, -2))
+    seq_q, seq_k = s.shape[-2:]
+    if features.bias is not None:
+        if features.bias.dtype is torch.bool:
+            s = s.masked_fill(~features.bias, float("-inf"))
+        else:
+            bias = features.bias.to(s.dtype)
+            s = s + bias.masked_fill(bias <= MASKED_BELOW, float("-inf"))
+    if features.slopes is not None:
+        offset = seq_k - seq_q if diagonal is None else diagonal
+        rows = torch.arange(seq_q, device=s.device)[:, None]
+        distance = (rows + offset - torch.arange(seq_k, device=s.device)[None, :]).abs()
+        s = s - features.slopes.to(s.dtype)[..., None, None] * distance
+    if diagonal is not None:
+        s = s.masked_fill(~visible(seq_q, seq_k, diagonal, s.device), float("-inf"))
+    return s
+
+
+def dropped(p: Tensor, features: Features) -> Tensor:
+    """P (B, H, Sq, Sk) after dropout: elements that are not kept 0, the others scaled."""
+    if features.dropout_p == 0.0:
+        return p
+    return p * keep_mask(features, *p.shape) * features.keep_scale
+
+
 def _softmax_parts(
-    q: Tensor, k: Tensor, scale: float, diagonal: int | None
+    q: Tensor, k: Tensor, scale: float, diagonal: int | None, features: Features
 ) -> tuple[Tensor, Tensor, Tensor]:
     """exp(S - max) (B, H, Sq, Sk), its row sums (B, H, Sq, 1), and LSE (B, H, Sq)."""
-    s = scale * (q @ _per_query_head(k, q.shape[1]).transpose(-1, -2))
-    if diagonal is not None:
-        s = s.masked_fill(~visible(s.shape[-2], s.shape[-1], diagonal, s.device), float("-inf"))
+    s = scores(q, k, scale, diagonal, features)
     if s.shape[-1] == 0:
         row_sum = s.new_zeros((*s.shape[:-1], 1))
         return s, row_sum, row_sum.squeeze(-1).log()
@@ -76,15 +119,16 @@ def visible(seq_q: int, seq_k: int, diagonal: int, device: torch.device) -> Tens
     return torch.arange(seq_k, device=device)[None, :] <= rows + diagonal
 
 
-def _per_query_head(x: Tensor, heads: int) -> Tensor:
+def per_query_head(x: Tensor, heads: int) -> Tensor:
     """K or V with each head repeated for the query heads that share it."""
     if x.shape[1] == heads or heads == 0:
         return x
     return x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
-def _operand(x: Tensor, precision: str) -> Tensor:
-    return round_to_tf32(x) if precision == "tf32" else x
+def operand(x: Tensor, precision: str) -> Tensor:
+    """X in float32 as a product takes it: rounded to tf32 if the precision is that."""
+    return round_to_tf32(x.float()) if precision == "tf32" else x.float()
 
 
 def round_to_tf32(x: Tensor) -> Tensor:
@@ -120,38 +164,47 @@ def judge(
     scale: float,
     diagonal: int | None,
     precision: str = "ieee",
+    features: Features = PLAIN,
 ) -> Verdict:
     """The oracle: compare a kernel's O and LSE with float64.
 
     The unit is the largest of three: the floor; half a unit in the last place of the output type at
-    max|O|; 4 * 2^-24 * max|V|, what float32 accumulation may lose. On tiny shapes the first alone
-    would reject correct kernels. LSE may be off by 2^-16 * max(1, |LSE|), for tf32 by twice the
-    error of rounded inputs.
+    max|O|; 4 * 2^-24 * max|V|, what float32 accumulation may lose (times 1 / (1 - p) with dropout).
+    On tiny shapes the first alone would reject correct kernels. LSE may be off by
+    2^-16 * max(1, |LSE|), for tf32 by twice the error of rounded inputs.
     """
     exact_o, exact_lse = attention(
-        q.double(), k.double(), v.double(), scale=scale, diagonal=diagonal
+        q.double(), k.double(), v.double(), scale=scale, diagonal=diagonal, features=features
     )
-    with _float32_products():
+    with float32_products():
         ideal_o, ideal_lse = rounded_attention(
-            q, k, v, scale=scale, diagonal=diagonal, precision=precision
+            q, k, v, scale=scale, diagonal=diagonal, precision=precision, features=features
         )
     if o.numel() == 0:
         return Verdict(floors=0.0, lse=0.0)
-    floor = _max_abs(ideal_o.double() - exact_o)
-    half_ulp = 2.0 ** -OUTPUT_BITS[o.dtype] * _max_abs(exact_o)
-    accumulation = 4 * 2.0**-24 * _max_abs(v.double())
-    unit = max(floor, half_ulp, accumulation)
-    error = _max_abs(o.double() - exact_o)
-    floors = 0.0 if error == 0.0 else error / unit if unit else float("inf")
+    largest = max_abs(v.double()) * max(1.0, features.keep_scale)
+    floors = error_in_floors(o, exact_o, ideal_o, largest)
     tolerance = LSE_TOLERANCE * exact_lse.abs().clamp(min=1.0)
     if precision == "tf32":
-        tolerance = tolerance.clamp(min=2 * _max_abs(_difference(ideal_lse.double(), exact_lse)))
+        tolerance = tolerance.clamp(min=2 * max_abs(_difference(ideal_lse.double(), exact_lse)))
     off = _difference(lse.double(), exact_lse) / tolerance.nan_to_num(posinf=1.0)
-    return Verdict(floors=floors, lse=_max_abs(off))
+    return Verdict(floors=floors, lse=max_abs(off))
+
+
+def error_in_floors(found: Tensor, exact: Tensor, ideal: Tensor, summed: float) -> float:
+    """The largest error of `found` in units of the largest of: the floor, which is that of `ideal`;
+    half a unit in the last place at max|exact|; 4 * 2^-24 * summed, a bound of the sums of absolute
+    values that float32 accumulates.
+    """
+    floor = max_abs(ideal.double() - exact)
+    half_ulp = 2.0 ** -OUTPUT_BITS[found.dtype] * max_abs(exact)
+    unit = max(floor, half_ulp, 4 * 2.0**-24 * summed)
+    error = max_abs(found.double() - exact)
+    return 0.0 if error == 0.0 else error / unit if unit else float("inf")
 
 
 @contextlib.contextmanager
-def _float32_products() -> Iterator[None]:
+def float32_products() -> Iterator[None]:
     """Whatever the process allows its matrix products, the floor's are full float32."""
     allowed = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
@@ -166,7 +219,7 @@ def _difference(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(a == b, 0.0, a - b)
 
 
-def _max_abs(x: Tensor) -> float:
+def max_abs(x: Tensor) -> float:
     """max|x|, NaN if there is one; 0 for no element."""
     return float(x.abs().max()) if x.numel() else 0.0
 
@@ -205,18 +258,56 @@ def make_inputs(
     generator = torch.Generator().manual_seed(seed)
     p, dtype = case.problem, getattr(torch, spec.dtype)
 
-    def draw(heads: int, seq: int, dim: int) -> Tensor:
-        if case.layout == "bshd":
-            x = torch.randn((p.batch, seq, heads, dim), generator=generator).transpose(1, 2)
-        elif case.layout == "sliced":
-            x = torch.randn((p.batch, heads + 1, seq + 3, dim + 8), generator=generator)
-        else:
-            x = torch.randn((p.batch, heads, seq, dim), generator=generator)
-        x = x.to(device=device, dtype=dtype)
-        return x[:, 1:, 2 : 2 + seq, 8:] if case.layout == "sliced" else x
+    def draw_heads(heads: int, seq: int, dim: int) -> Tensor:
+        x = draw((p.batch, heads, seq, dim), case.layout, generator)
+        return moved(x, dtype, device)
 
-    q = draw(p.heads, p.seq_q, spec.head_dim)
-    return q, draw(p.kv_heads, p.seq_k, spec.head_dim), draw(p.kv_heads, p.seq_k, spec.head_dim_v)
+    q = draw_heads(p.heads, p.seq_q, spec.head_dim)
+    k = draw_heads(p.kv_heads, p.seq_k, spec.head_dim)
+    return q, k, draw_heads(p.kv_heads, p.seq_k, spec.head_dim_v)
+
+
+def draw(shape: tuple[int, int, int, int], layout: str, generator: torch.Generator) -> Tensor:
+    """Standard normal numbers of this shape, (batch, heads, seq, dim), in a case's layout."""
+    batch, heads, seq, dim = shape
+    if layout == "bshd":
+        return torch.randn((batch, seq, heads, dim), generator=generator).transpose(1, 2)
+    if layout == "sliced":
+        x = torch.randn((batch, heads + 1, seq + 3, dim + 8), generator=generator)
+        return x[:, 1:, 2 : 2 + seq, 8:]
+    return torch.randn(shape, generator=generator)
+
+
+def moved(x: Tensor, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """X as another type on a device, its strides and what lies between its rows kept."""
+    base = x if x._base is None else x._base
+    base = base.to(device=device, dtype=dtype)
+    return base.as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+def make_features(
+    spec: AttentionSpec, case: Case, seed: int, device: torch.device | str
+) -> Features:
+    """The features of a spec, drawn for a case: a bias of a shape that the seed chooses, slopes of
+    ALiBi by batch and head or by head, dropout of a quarter.
+    """
+    generator = torch.Generator().manual_seed(seed + 1)
+    p, wide = case.problem, BIAS_SHAPES[seed % len(BIAS_SHAPES)]
+    sizes = zip("bhqk", (p.batch, p.heads, p.seq_q, p.seq_k), strict=True)
+    batch, heads, rows, keys = (size if letter in wide else 1 for letter, size in sizes)
+    bias = slopes = rng = None
+    if spec.bias != "none":
+        dtype = torch.float32 if spec.bias == "boolean" else getattr(torch, spec.dtype)
+        bias = moved(draw((batch, heads, rows, keys), case.layout, generator), dtype, device)
+    if spec.bias == "boolean" and bias is not None:
+        bias = bias > -0.5
+    if spec.alibi:
+        slopes = torch.rand((p.batch, p.heads), generator=generator).to(device)
+        slopes = slopes if seed % 2 else slopes[:1].squeeze(0).contiguous()
+    if spec.dropout:
+        rng = torch.randint(-(2**62), 2**62, (2,), generator=generator).to(device)
+    p_dropped = 0.25 if spec.dropout else 0.0
+    return Features(bias=bias, slopes=slopes, dropout_p=p_dropped, rng=rng)
 
 
 def nasty_cases(br: int, bc: int) -> tuple[Case, ...]:

@@ -35,9 +35,7 @@ def render(spec: AttentionSpec, config: KernelConfig) -> Rendered:
     Raises FlashgenError, naming the template, where it asks for what it was not given.
     """
     name = kernel_name(spec, config)
-    template = (
-        "attention_fwd_fa1.py.jinja" if config.schedule == "fa1" else "attention_fwd.py.jinja"
-    )
+    template = template_of(spec, config)
     body = render_text(
         template,
         name=name,
@@ -56,6 +54,23 @@ def render(spec: AttentionSpec, config: KernelConfig) -> Rendered:
         digest=digest,
     )
     return Rendered(name=name, source=header + body, digest=digest, template=template)
+
+
+_TEMPLATES: dict[str, str] = {
+    "forward": "attention_fwd.py.jinja",
+    "backward_delta": "attention_bwd_delta.py.jinja",
+    "backward_dkv": "attention_bwd_dkv.py.jinja",
+    "backward_dq": "attention_bwd_dq.py.jinja",
+    "backward_fused": "attention_bwd_dkv.py.jinja",
+    "backward_dbias": "attention_bwd_dbias.py.jinja",
+}
+
+
+def template_of(spec: AttentionSpec, config: KernelConfig) -> str:
+    """The file of templates/ that (spec, config) is rendered from."""
+    if config.schedule == "fa1":
+        return "attention_fwd_fa1.py.jinja"
+    return _TEMPLATES[spec.direction]
 
 
 def render_text(template: str, /, **values: object) -> str:
@@ -83,7 +98,11 @@ def _serves(spec: AttentionSpec, config: KernelConfig) -> str:
         dims = f"any head_dim and head_dim_v up to {spec.head_dim}"
     else:
         dims = f"head_dim {spec.head_dim}, head_dim_v {spec.head_dim_v}"
-    return f"{spec.direction}, {spec.dtype}{precision}, {dims}, {mask}"
+    features = {"none": "", "additive": ", bias", "boolean": ", boolean mask"}[spec.bias]
+    features += ", ALiBi" * spec.alibi + ", dropout" * spec.dropout
+    if features:
+        dims = dims.replace("any head_dim and head_dim_v up", "head dims up")
+    return f"{spec.direction}, {spec.dtype}{precision}, {dims}, {mask}{features}"
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from Volta to Hopper. self_check() says whether a listing bears that reading out
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 import subprocess
@@ -39,7 +40,8 @@ BARRIERS = 6
 class Control:
     """What the scheduler reads beside an instruction.
 
-    stall: cycles until the warp's next instruction may issue. sets_on_write: the barrier that falls
+    stall: cycles until the warp's next instruction may issue. yields: whether another warp should
+    go next, which the replay leaves to its own rule. sets_on_write: the barrier that falls
     when the result is there, sets_on_read: the one that falls when the operands were read; None for
     none. waits: the barriers that must have fallen before this instruction issues.
     """
@@ -57,7 +59,7 @@ def control_of(high_word: int) -> Control:
     write, read, waits = bits >> 5 & 7, bits >> 8 & 7, bits >> 11 & 0x3F
     return Control(
         stall=bits & 15,
-        yields=bool(bits >> 4 & 1),
+        yields=not bits >> 4 & 1,  # the bit is set to stay
         sets_on_write=None if write == _NO_BARRIER else write,
         sets_on_read=None if read == _NO_BARRIER else read,
         waits=tuple(barrier for barrier in range(BARRIERS) if waits >> barrier & 1),
@@ -149,6 +151,7 @@ class Listing:
     instructions: tuple[Instruction, ...]
 
 
+@functools.lru_cache(maxsize=8)  # a kernel's facts and its estimate both start here
 def disassemble(cubin: bytes) -> Listing:
     """The listing of a cubin of one kernel.
 

@@ -43,3 +43,9 @@ def interpreting() -> bool:
     imported.
     """
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes")
+
+
+def user_cache() -> Path:
+    """The user's cache folder by the XDG base directory specification."""
+    value = os.environ.get("XDG_CACHE_HOME")
+    return Path(value) if value and Path(value).is_absolute() else Path.home() / ".cache"

@@ -9,7 +9,15 @@ import itertools
 import math
 from dataclasses import replace
 
-from flashgen.config import KernelConfig, Loads, Order, Schedule, default_config, why_illegal
+from flashgen.config import (
+    BY_KEYS,
+    KernelConfig,
+    Loads,
+    Order,
+    Schedule,
+    default_config,
+    why_illegal,
+)
 from flashgen.gpu import Gpu
 from flashgen.spec import AttentionSpec
 
@@ -42,6 +50,7 @@ KNOWN_GOOD = (
     (64, 32, 4, 2),
     (32, 64, 4, 3),
 )
+"""Where programs own keys and walk the rows (BY_KEYS), br and bc change places here and above."""
 
 
 def legal_configs(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:
@@ -54,31 +63,31 @@ def legal_configs(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:
     tma = gpu.is_nvidia and gpu.capability >= 90
     return tuple(
         config
-        for config in _grid()
+        for config in _grid(spec.direction in BY_KEYS)
         if not (tma and (config.schedule, config.loads) == ("s_ahead", "pointer"))
         and why_illegal(spec, config, gpu) is None
     )
 
 
 @functools.cache
-def _grid() -> tuple[KernelConfig, ...]:
-    """All combinations but those that leave warps without a row: 16 rows make a matrix
-    instruction.
+def _grid(by_keys: bool) -> tuple[KernelConfig, ...]:
+    """All combinations but those that leave warps without a row of what a program owns: 16 rows
+    make a matrix instruction.
     """
     return tuple(
         KernelConfig(
-            br=br,
-            bc=bc,
+            br=walked if by_keys else owned,
+            bc=owned if by_keys else walked,
             num_warps=warps,
             num_stages=stages,
             schedule=schedule,
             loads=loads,
             order=order,
         )
-        for br, bc, (schedule, loads), warps, stages, order in itertools.product(
+        for owned, walked, (schedule, loads), warps, stages, order in itertools.product(
             BR, BC, WAYS, NUM_WARPS, NUM_STAGES, ORDERS
         )
-        if warps <= br // 8
+        if warps <= owned // 8
     )
 
 
@@ -90,22 +99,24 @@ def seed_configs(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:
     right is taken. The default comes with exact head dims: it stands for the kernel that would
     serve without a table. On a GPU with TMA the known-good tiles come in every schedule.
     """
-    order: Order = "longest_first" if spec.causal else "plain"
-    seeds = []
-    for br, bc, warps, stages in KNOWN_GOOD:
-        for schedule, loads in WAYS[:3]:
-            seeds.append(
-                KernelConfig(
-                    br=br,
-                    bc=bc,
-                    num_warps=warps,
-                    num_stages=stages,
-                    schedule=schedule,
-                    loads=loads,
-                    order=order,
-                )
-            )
-    seeds += [block_rule(spec, gpu), tuned_default(spec)]
+    ordered = spec.causal and spec.direction in ("forward", "backward_dq")
+    order: Order = "longest_first" if ordered else "plain"
+    seeds = [
+        KernelConfig(
+            br=walked if spec.direction in BY_KEYS else owned,
+            bc=owned if spec.direction in BY_KEYS else walked,
+            num_warps=warps,
+            num_stages=stages,
+            schedule=schedule,
+            loads=loads,
+            order=order,
+        )
+        for owned, walked, warps, stages in KNOWN_GOOD
+        for schedule, loads in WAYS[:3]
+    ]
+    if spec.direction == "forward":
+        seeds.append(block_rule(spec, gpu))
+    seeds.append(tuned_default(spec))
     legal = [seed for seed in seeds if why_illegal(spec, seed, gpu) is None]
     return tuple(dict.fromkeys(legal))
 

@@ -8,21 +8,37 @@ the tensors of a call are read by their attributes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from flashgen.errors import InvalidArgument
+from flashgen.features import PLAIN, Bias, Features, check_features
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Direction = Literal["forward"]
+Direction = Literal[
+    "forward", "backward_delta", "backward_dkv", "backward_dq", "backward_fused", "backward_dbias"
+]
+"""What a kernel computes: O and LSE; delta = rowsum(dO * O) - dLSE; dK and dV; dQ; all three, dQ by
+atomic addition; the gradient of the bias."""
 DType = Literal["float16", "bfloat16", "float32"]
 Mask = Literal["none", "causal"]
 Precision = Literal["ieee", "tf32"]
-
 DTYPE_BYTES: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 SHORT_DTYPE: dict[str, str] = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+FEATURES = ("dropout", "bias", "alibi")
+"""Fields of a spec that tables write out only where they are on."""
+
+_PREFIX: dict[str, str] = {
+    "forward": "fwd",
+    "backward_delta": "bwd_delta",
+    "backward_dkv": "bwd_dkv",
+    "backward_dq": "bwd_dq",
+    "backward_fused": "bwd_fused",
+    "backward_dbias": "bwd_dbias",
+}
+_BIAS_SUFFIX: dict[str, str] = {"none": "", "additive": "_bias", "boolean": "_boolmask"}
 _DTYPE_NAMES = {short: name for name, short in SHORT_DTYPE.items()} | {n: n for n in SHORT_DTYPE}
 
 MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_STEP = 16, 256, 8
@@ -50,8 +66,8 @@ class AttentionSpec:
     """One kind of attention: whatever may change the text of a kernel, and no sizes.
 
     head_dim is the last dimension of Q and K, head_dim_v that of V and O. precision says how
-    float32 operands are multiplied (16-bit ones have one way, "ieee"). Raises InvalidArgument,
-    naming the field.
+    float32 operands are multiplied (16-bit ones have one way, "ieee"). dropout, bias and alibi are
+    the features of features.py, each a kernel of its own. Raises InvalidArgument, naming the field.
     """
 
     direction: Direction = "forward"
@@ -60,6 +76,9 @@ class AttentionSpec:
     head_dim_v: int
     mask: Mask
     precision: Precision = "ieee"
+    dropout: bool = False
+    bias: Bias = "none"
+    alibi: bool = False
 
     def __post_init__(self) -> None:
         for field, values in (
@@ -67,6 +86,7 @@ class AttentionSpec:
             ("dtype", get_args(DType)),
             ("mask", get_args(Mask)),
             ("precision", get_args(Precision)),
+            ("bias", get_args(Bias)),
         ):
             if getattr(self, field) not in values:
                 raise InvalidArgument(
@@ -76,6 +96,37 @@ class AttentionSpec:
             check_head_dim(getattr(self, field), field)
         if self.precision == "tf32" and self.dtype != "float32":
             raise InvalidArgument(f"precision tf32 goes with dtype float32: got {self.dtype}")
+        for field in ("dropout", "alibi"):
+            if not isinstance(getattr(self, field), bool):
+                raise InvalidArgument(
+                    f"{field} must be true or false: got {getattr(self, field)!r}"
+                )
+        self._check_direction()
+
+    def _check_direction(self) -> None:
+        """Raise InvalidArgument for what the direction's kernel cannot be asked."""
+        if self.direction == "backward_dbias" and self.bias != "additive":
+            raise InvalidArgument(f"direction backward_dbias needs bias additive: got {self.bias}")
+        if self.direction == "backward_delta" and (
+            self.masked or self.precision != "ieee" or self.head_dim != self.head_dim_v
+        ):
+            raise InvalidArgument(
+                "direction backward_delta reads O and dO alone, so it goes with mask none, "
+                "precision ieee, no feature and head_dim that of V: "
+                f"got {self.mask}, {self.precision}, {self.head_dim} and {self.head_dim_v}"
+            )
+
+    def for_direction(self, direction: Direction) -> AttentionSpec:
+        """The spec of another kernel of the same attention, a forward or a backward one."""
+        if direction == "backward_delta":
+            return AttentionSpec(
+                direction=direction,
+                dtype=self.dtype,
+                head_dim=self.head_dim_v,
+                head_dim_v=self.head_dim_v,
+                mask="none",
+            )
+        return replace(self, direction=direction)
 
     @property
     def name(self) -> str:
@@ -85,19 +136,29 @@ class AttentionSpec:
         if self.head_dim_v != self.head_dim:
             dims += f"v{self.head_dim_v}"
         mask = "" if self.mask == "none" else f"_{self.mask}"
-        return f"fwd_{dtype}_{dims}{mask}"
+        features = _BIAS_SUFFIX[self.bias]
+        features += "_alibi" * self.alibi + "_dropout" * self.dropout
+        return f"{_PREFIX[self.direction]}_{dtype}_{dims}{mask}{features}"
 
     @property
     def sort_key(self) -> tuple[object, ...]:
         """Order of specs in tables and listings."""
         return (
-            self.direction,
+            list(_PREFIX).index(self.direction),
             self.dtype,
             self.precision,
             self.head_dim,
             self.head_dim_v,
             self.mask != "none",
+            self.bias,
+            self.alibi,
+            self.dropout,
         )
+
+    @property
+    def products(self) -> int:
+        """Matrix products of one tile of scores; 0 where there are no scores."""
+        return sum(_PRODUCTS.get(self.direction, ()))
 
     @property
     def element_bytes(self) -> int:
@@ -108,6 +169,18 @@ class AttentionSpec:
     def causal(self) -> bool:
         """Whether the mask is causal."""
         return self.mask == "causal"
+
+    @property
+    def takes_diagonal(self) -> bool:
+        """Whether the kernel is told the diagonal: a causal mask ends there, ALiBi counts from
+        there.
+        """
+        return self.causal or self.alibi
+
+    @property
+    def masked(self) -> bool:
+        """Whether anything but the lengths comes between a query and a key."""
+        return self.causal or self.alibi or self.dropout or self.bias != "none"
 
 
 def check_head_dim(value: int, field: str = "head_dim") -> None:
@@ -202,14 +275,28 @@ def workload(spec: AttentionSpec, seq: int) -> Problem:
 
 
 def flops(spec: AttentionSpec, problem: Problem) -> float:
-    """Floating-point operations of the two matrix products, by the papers' convention.
+    """Floating-point operations of the kernel's matrix products, halved for a causal mask.
 
-    4 * batch * heads * seq_q * seq_k * head_dim, halved for a causal mask (FlashAttention-2,
-    section 4.1).
+    Forward: 4 * batch * heads * seq_q * seq_k * head_dim (FlashAttention-2, section 4.1). The
+    backward kernels count every product they make, recomputed ones too: S and dP in each, so the
+    sum over a pass of two kernels is 3.5 forwards where the papers count 2.5.
     """
-    full = 2.0 * problem.batch * problem.heads * problem.seq_q * problem.seq_k
-    full *= spec.head_dim + spec.head_dim_v
+    rows = 2.0 * problem.batch * problem.heads * problem.seq_q
+    if spec.direction == "backward_delta":
+        return rows * spec.head_dim_v
+    dims, dims_v = _PRODUCTS[spec.direction]
+    full = rows * problem.seq_k * (dims * spec.head_dim + dims_v * spec.head_dim_v)
     return full / 2 if spec.causal else full
+
+
+_PRODUCTS: dict[str, tuple[int, int]] = {
+    # How many products have the head dim of Q and K, and how many that of V.
+    "forward": (1, 1),  # QK^T; PV
+    "backward_dkv": (2, 2),  # QK^T, dS^T Q; dO V^T, P^T dO
+    "backward_dq": (2, 1),  # QK^T, dS K; dO V^T
+    "backward_fused": (3, 2),
+    "backward_dbias": (1, 1),  # QK^T; dO V^T
+}
 
 
 def diagonal_of(causal: bool | str, seq_q: int, seq_k: int) -> int | None:
@@ -245,14 +332,23 @@ def check_scale(scale: float | None, head_dim: int) -> float:
 
 
 def from_tensors(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str, precision: str = "ieee"
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool | str,
+    precision: str = "ieee",
+    features: Features = PLAIN,
 ) -> tuple[AttentionSpec, Problem]:
-    """Read spec and problem off tensors of shape (batch, heads, seq, head_dim).
+    """Read the forward spec and the problem off tensors of shape (batch, heads, seq, head_dim).
 
     Raises InvalidArgument, naming the argument, for wrong ranks, sizes that disagree, mixed dtypes
-    or devices, head counts that do not divide, and head dims or dtypes that no kernel serves.
+    or devices, head counts that do not divide, head dims or dtypes that no kernel serves, and
+    features that do not fit.
     """
     _check_shapes(q, k, v)
+    if features is not PLAIN:
+        check_features(features, q, k)
     batch, heads, seq_q, head_dim = q.shape
     _, kv_heads, seq_k, head_dim_v = v.shape
     if (kv_heads == 0 or heads % kv_heads) and (heads or kv_heads):
@@ -273,6 +369,9 @@ def from_tensors(
         head_dim_v=head_dim_v,
         mask="none" if causal is False else "causal",
         precision=precision if dtype == "float32" else "ieee",  # type: ignore[arg-type]
+        dropout=features.dropout_p > 0.0,
+        bias=features.bias_kind,
+        alibi=features.slopes is not None,
     )
     problem = Problem(batch=batch, heads=heads, kv_heads=kv_heads, seq_q=seq_q, seq_k=seq_k)
     return spec, problem

@@ -1,8 +1,8 @@
 """Table: what was chosen for one GPU; configs/<slug>.yaml in and out. The only importer of yaml.
 
 People review these files in git, so dump writes one text for one table: every key, entries sorted,
-a spec, config or problem on a line of its own. load trusts nothing: what it refuses it names with
-file, line and mend.
+a spec, config or problem on a line of its own; of a spec's features those that are on. load trusts
+nothing: what it refuses it names with file, line and mend.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flashgen.entry import Entry, Result, Run, RunnerUp
 from flashgen.errors import FlashgenError, InvalidArgument, TableError
 from flashgen.gpu import Gpu
 from flashgen.outcome import STRENGTH
-from flashgen.spec import BUCKETS, AttentionSpec, Bucket, Problem
+from flashgen.spec import BUCKETS, FEATURES, AttentionSpec, Bucket, Problem
 
 __all__ = [
     "Entry",
@@ -243,8 +243,12 @@ class _Reader:
                     f"{table.gpu.slug} has {table.gpu.shared_per_block} a block; tune it again",
                 )
 
-    def keys(self, node: yaml.Node, names: tuple[str, ...] | None) -> dict[str, yaml.Node]:
-        """The values of a mapping, by key: exactly `names`, or any if that is None."""
+    def keys(
+        self, node: yaml.Node, names: tuple[str, ...] | None, optional: tuple[str, ...] = ()
+    ) -> dict[str, yaml.Node]:
+        """The values of a mapping, by key: exactly `names`, but that `optional` ones may be
+        missing; or any if names is None.
+        """
         if not isinstance(node, yaml.MappingNode):
             self.fail(node.start_mark, "a mapping must stand here; write its keys out")
         found: dict[str, yaml.Node] = {}
@@ -258,7 +262,7 @@ class _Reader:
                 self.fail(key.start_mark, f"unknown key {key.value!r}; remove it (known: {known})")
             found[key.value] = value
         for name in names or ():
-            if name not in found:
+            if name not in found and name not in optional:
                 self.fail(node.start_mark, f"the key {name!r} is missing; add it")
         return found
 
@@ -280,7 +284,8 @@ class _Reader:
 
     def record(self, node: yaml.Node, kind: Any) -> Any:
         types = get_type_hints(kind)
-        parts = self.keys(node, tuple(field.name for field in fields(kind)))
+        names = tuple(field.name for field in fields(kind))
+        parts = self.keys(node, names, FEATURES if kind is AttentionSpec else ())
         values = {name: self.value(part, types[name], name) for name, part in parts.items()}
         try:
             return kind(**values)
@@ -307,6 +312,10 @@ class _Reader:
             if not isinstance(node, yaml.ScalarNode) or node.value not in words:
                 self.fail(node.start_mark, f"{name} must be one of {', '.join(words)}; correct it")
             return node.value
+        if kind is bool:
+            if node.tag != f"{_TAG}bool" or node.value not in ("true", "false"):
+                self.fail(node.start_mark, f"{name} must be true or false: got {_shown(node)}")
+            return node.value == "true"
         tags, pattern, mend = _SCALARS[kind]
         if node.tag not in tags or not re.fullmatch(pattern, str(node.value), re.DOTALL):
             self.fail(node.start_mark, f"{name} must be {mend}: got {_shown(node)}")
@@ -334,6 +343,8 @@ def _node(value: Any) -> yaml.Node:
     """The YAML node of a value of a table; texts that could be read as anything else are quoted."""
     if value is None:
         return yaml.ScalarNode(_NULL, "null")
+    if isinstance(value, bool):
+        return yaml.ScalarNode(f"{_TAG}bool", str(value).lower())
     if isinstance(value, int):
         return yaml.ScalarNode(f"{_TAG}int", str(value))
     if isinstance(value, float):
@@ -347,7 +358,11 @@ def _node(value: Any) -> yaml.Node:
         )
     if isinstance(value, tuple):
         return yaml.SequenceNode(f"{_TAG}seq", [_node(v) for v in value], flow_style=not value)
-    parts = {field.name: _node(getattr(value, field.name)) for field in fields(value)}
+    parts = {
+        field.name: _node(getattr(value, field.name))
+        for field in fields(value)
+        if field.name not in FEATURES or getattr(value, field.name) != field.default
+    }
     return _mapping(parts, flow_style=isinstance(value, _FLOW))
 
 

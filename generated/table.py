@@ -123,6 +123,391 @@ fwd_tf32_d256 = AttentionSpec(
 fwd_tf32_d256_causal = AttentionSpec(
     dtype="float32", head_dim=256, head_dim_v=256, mask="causal", precision="tf32"
 )
+bwd_delta_bf16_d16 = AttentionSpec(
+    direction="backward_delta", dtype="bfloat16", head_dim=16, head_dim_v=16, mask="none"
+)
+bwd_delta_bf16_d32 = AttentionSpec(
+    direction="backward_delta", dtype="bfloat16", head_dim=32, head_dim_v=32, mask="none"
+)
+bwd_delta_bf16_d64 = AttentionSpec(
+    direction="backward_delta", dtype="bfloat16", head_dim=64, head_dim_v=64, mask="none"
+)
+bwd_delta_bf16_d128 = AttentionSpec(
+    direction="backward_delta", dtype="bfloat16", head_dim=128, head_dim_v=128, mask="none"
+)
+bwd_delta_bf16_d256 = AttentionSpec(
+    direction="backward_delta", dtype="bfloat16", head_dim=256, head_dim_v=256, mask="none"
+)
+bwd_delta_fp16_d16 = AttentionSpec(
+    direction="backward_delta", dtype="float16", head_dim=16, head_dim_v=16, mask="none"
+)
+bwd_delta_fp16_d32 = AttentionSpec(
+    direction="backward_delta", dtype="float16", head_dim=32, head_dim_v=32, mask="none"
+)
+bwd_delta_fp16_d64 = AttentionSpec(
+    direction="backward_delta", dtype="float16", head_dim=64, head_dim_v=64, mask="none"
+)
+bwd_delta_fp16_d128 = AttentionSpec(
+    direction="backward_delta", dtype="float16", head_dim=128, head_dim_v=128, mask="none"
+)
+bwd_delta_fp16_d256 = AttentionSpec(
+    direction="backward_delta", dtype="float16", head_dim=256, head_dim_v=256, mask="none"
+)
+bwd_delta_fp32_d16 = AttentionSpec(
+    direction="backward_delta", dtype="float32", head_dim=16, head_dim_v=16, mask="none"
+)
+bwd_delta_fp32_d32 = AttentionSpec(
+    direction="backward_delta", dtype="float32", head_dim=32, head_dim_v=32, mask="none"
+)
+bwd_delta_fp32_d64 = AttentionSpec(
+    direction="backward_delta", dtype="float32", head_dim=64, head_dim_v=64, mask="none"
+)
+bwd_delta_fp32_d128 = AttentionSpec(
+    direction="backward_delta", dtype="float32", head_dim=128, head_dim_v=128, mask="none"
+)
+bwd_delta_fp32_d256 = AttentionSpec(
+    direction="backward_delta", dtype="float32", head_dim=256, head_dim_v=256, mask="none"
+)
+bwd_dkv_bf16_d16 = AttentionSpec(
+    direction="backward_dkv", dtype="bfloat16", head_dim=16, head_dim_v=16, mask="none"
+)
+bwd_dkv_bf16_d16_causal = AttentionSpec(
+    direction="backward_dkv", dtype="bfloat16", head_dim=16, head_dim_v=16, mask="causal"
+)
+bwd_dkv_bf16_d32 = AttentionSpec(
+    direction="backward_dkv", dtype="bfloat16", head_dim=32, head_dim_v=32, mask="none"
+)
+bwd_dkv_bf16_d32_causal = AttentionSpec(
+    direction="backward_dkv", dtype="bfloat16", head_dim=32, head_dim_v=32, mask="causal"
+)
+bwd_dkv_bf16_d64 = AttentionSpec(
+    direction="backward_dkv", dtype="bfloat16", head_dim=64, head_dim_v=64, mask="none"
+)
+bwd_dkv_bf16_d64_causal = AttentionSpec(
+    direction="backward_dkv", dtype="bfloat16", head_dim=64, head_dim_v=64, mask="causal"
+)
+bwd_dkv_bf16_d128 = AttentionSpec(
+    direction="backward_dkv", dtype="bfloat16", head_dim=128, head_dim_v=128, mask="none"
+)
+bwd_dkv_bf16_d128_causal = AttentionSpec(
+    direction="backward_dkv", dtype="bfloat16", head_dim=128, head_dim_v=128, mask="causal"
+)
+bwd_dkv_bf16_d256 = AttentionSpec(
+    direction="backward_dkv", dtype="bfloat16", head_dim=256, head_dim_v=256, mask="none"
+)
+bwd_dkv_bf16_d256_causal = AttentionSpec(
+    direction="backward_dkv", dtype="bfloat16", head_dim=256, head_dim_v=256, mask="causal"
+)
+bwd_dkv_fp16_d16 = AttentionSpec(
+    direction="backward_dkv", dtype="float16", head_dim=16, head_dim_v=16, mask="none"
+)
+bwd_dkv_fp16_d16_causal = AttentionSpec(
+    direction="backward_dkv", dtype="float16", head_dim=16, head_dim_v=16, mask="causal"
+)
+bwd_dkv_fp16_d32 = AttentionSpec(
+    direction="backward_dkv", dtype="float16", head_dim=32, head_dim_v=32, mask="none"
+)
+bwd_dkv_fp16_d32_causal = AttentionSpec(
+    direction="backward_dkv", dtype="float16", head_dim=32, head_dim_v=32, mask="causal"
+)
+bwd_dkv_fp16_d64 = AttentionSpec(
+    direction="backward_dkv", dtype="float16", head_dim=64, head_dim_v=64, mask="none"
+)
+bwd_dkv_fp16_d64_causal = AttentionSpec(
+    direction="backward_dkv", dtype="float16", head_dim=64, head_dim_v=64, mask="causal"
+)
+bwd_dkv_fp16_d128 = AttentionSpec(
+    direction="backward_dkv", dtype="float16", head_dim=128, head_dim_v=128, mask="none"
+)
+bwd_dkv_fp16_d128_causal = AttentionSpec(
+    direction="backward_dkv", dtype="float16", head_dim=128, head_dim_v=128, mask="causal"
+)
+bwd_dkv_fp16_d256 = AttentionSpec(
+    direction="backward_dkv", dtype="float16", head_dim=256, head_dim_v=256, mask="none"
+)
+bwd_dkv_fp16_d256_causal = AttentionSpec(
+    direction="backward_dkv", dtype="float16", head_dim=256, head_dim_v=256, mask="causal"
+)
+bwd_dkv_fp32_d16 = AttentionSpec(
+    direction="backward_dkv", dtype="float32", head_dim=16, head_dim_v=16, mask="none"
+)
+bwd_dkv_fp32_d16_causal = AttentionSpec(
+    direction="backward_dkv", dtype="float32", head_dim=16, head_dim_v=16, mask="causal"
+)
+bwd_dkv_fp32_d32 = AttentionSpec(
+    direction="backward_dkv", dtype="float32", head_dim=32, head_dim_v=32, mask="none"
+)
+bwd_dkv_fp32_d32_causal = AttentionSpec(
+    direction="backward_dkv", dtype="float32", head_dim=32, head_dim_v=32, mask="causal"
+)
+bwd_dkv_fp32_d64 = AttentionSpec(
+    direction="backward_dkv", dtype="float32", head_dim=64, head_dim_v=64, mask="none"
+)
+bwd_dkv_fp32_d64_causal = AttentionSpec(
+    direction="backward_dkv", dtype="float32", head_dim=64, head_dim_v=64, mask="causal"
+)
+bwd_dkv_fp32_d128 = AttentionSpec(
+    direction="backward_dkv", dtype="float32", head_dim=128, head_dim_v=128, mask="none"
+)
+bwd_dkv_fp32_d128_causal = AttentionSpec(
+    direction="backward_dkv", dtype="float32", head_dim=128, head_dim_v=128, mask="causal"
+)
+bwd_dkv_fp32_d256 = AttentionSpec(
+    direction="backward_dkv", dtype="float32", head_dim=256, head_dim_v=256, mask="none"
+)
+bwd_dkv_fp32_d256_causal = AttentionSpec(
+    direction="backward_dkv", dtype="float32", head_dim=256, head_dim_v=256, mask="causal"
+)
+bwd_dkv_tf32_d16 = AttentionSpec(
+    direction="backward_dkv",
+    dtype="float32",
+    head_dim=16,
+    head_dim_v=16,
+    mask="none",
+    precision="tf32",
+)
+bwd_dkv_tf32_d16_causal = AttentionSpec(
+    direction="backward_dkv",
+    dtype="float32",
+    head_dim=16,
+    head_dim_v=16,
+    mask="causal",
+    precision="tf32",
+)
+bwd_dkv_tf32_d32 = AttentionSpec(
+    direction="backward_dkv",
+    dtype="float32",
+    head_dim=32,
+    head_dim_v=32,
+    mask="none",
+    precision="tf32",
+)
+bwd_dkv_tf32_d32_causal = AttentionSpec(
+    direction="backward_dkv",
+    dtype="float32",
+    head_dim=32,
+    head_dim_v=32,
+    mask="causal",
+    precision="tf32",
+)
+bwd_dkv_tf32_d64 = AttentionSpec(
+    direction="backward_dkv",
+    dtype="float32",
+    head_dim=64,
+    head_dim_v=64,
+    mask="none",
+    precision="tf32",
+)
+bwd_dkv_tf32_d64_causal = AttentionSpec(
+    direction="backward_dkv",
+    dtype="float32",
+    head_dim=64,
+    head_dim_v=64,
+    mask="causal",
+    precision="tf32",
+)
+bwd_dkv_tf32_d128 = AttentionSpec(
+    direction="backward_dkv",
+    dtype="float32",
+    head_dim=128,
+    head_dim_v=128,
+    mask="none",
+    precision="tf32",
+)
+bwd_dkv_tf32_d128_causal = AttentionSpec(
+    direction="backward_dkv",
+    dtype="float32",
+    head_dim=128,
+    head_dim_v=128,
+    mask="causal",
+    precision="tf32",
+)
+bwd_dkv_tf32_d256 = AttentionSpec(
+    direction="backward_dkv",
+    dtype="float32",
+    head_dim=256,
+    head_dim_v=256,
+    mask="none",
+    precision="tf32",
+)
+bwd_dkv_tf32_d256_causal = AttentionSpec(
+    direction="backward_dkv",
+    dtype="float32",
+    head_dim=256,
+    head_dim_v=256,
+    mask="causal",
+    precision="tf32",
+)
+bwd_dq_bf16_d16 = AttentionSpec(
+    direction="backward_dq", dtype="bfloat16", head_dim=16, head_dim_v=16, mask="none"
+)
+bwd_dq_bf16_d16_causal = AttentionSpec(
+    direction="backward_dq", dtype="bfloat16", head_dim=16, head_dim_v=16, mask="causal"
+)
+bwd_dq_bf16_d32 = AttentionSpec(
+    direction="backward_dq", dtype="bfloat16", head_dim=32, head_dim_v=32, mask="none"
+)
+bwd_dq_bf16_d32_causal = AttentionSpec(
+    direction="backward_dq", dtype="bfloat16", head_dim=32, head_dim_v=32, mask="causal"
+)
+bwd_dq_bf16_d64 = AttentionSpec(
+    direction="backward_dq", dtype="bfloat16", head_dim=64, head_dim_v=64, mask="none"
+)
+bwd_dq_bf16_d64_causal = AttentionSpec(
+    direction="backward_dq", dtype="bfloat16", head_dim=64, head_dim_v=64, mask="causal"
+)
+bwd_dq_bf16_d128 = AttentionSpec(
+    direction="backward_dq", dtype="bfloat16", head_dim=128, head_dim_v=128, mask="none"
+)
+bwd_dq_bf16_d128_causal = AttentionSpec(
+    direction="backward_dq", dtype="bfloat16", head_dim=128, head_dim_v=128, mask="causal"
+)
+bwd_dq_bf16_d256 = AttentionSpec(
+    direction="backward_dq", dtype="bfloat16", head_dim=256, head_dim_v=256, mask="none"
+)
+bwd_dq_bf16_d256_causal = AttentionSpec(
+    direction="backward_dq", dtype="bfloat16", head_dim=256, head_dim_v=256, mask="causal"
+)
+bwd_dq_fp16_d16 = AttentionSpec(
+    direction="backward_dq", dtype="float16", head_dim=16, head_dim_v=16, mask="none"
+)
+bwd_dq_fp16_d16_causal = AttentionSpec(
+    direction="backward_dq", dtype="float16", head_dim=16, head_dim_v=16, mask="causal"
+)
+bwd_dq_fp16_d32 = AttentionSpec(
+    direction="backward_dq", dtype="float16", head_dim=32, head_dim_v=32, mask="none"
+)
+bwd_dq_fp16_d32_causal = AttentionSpec(
+    direction="backward_dq", dtype="float16", head_dim=32, head_dim_v=32, mask="causal"
+)
+bwd_dq_fp16_d64 = AttentionSpec(
+    direction="backward_dq", dtype="float16", head_dim=64, head_dim_v=64, mask="none"
+)
+bwd_dq_fp16_d64_causal = AttentionSpec(
+    direction="backward_dq", dtype="float16", head_dim=64, head_dim_v=64, mask="causal"
+)
+bwd_dq_fp16_d128 = AttentionSpec(
+    direction="backward_dq", dtype="float16", head_dim=128, head_dim_v=128, mask="none"
+)
+bwd_dq_fp16_d128_causal = AttentionSpec(
+    direction="backward_dq", dtype="float16", head_dim=128, head_dim_v=128, mask="causal"
+)
+bwd_dq_fp16_d256 = AttentionSpec(
+    direction="backward_dq", dtype="float16", head_dim=256, head_dim_v=256, mask="none"
+)
+bwd_dq_fp16_d256_causal = AttentionSpec(
+    direction="backward_dq", dtype="float16", head_dim=256, head_dim_v=256, mask="causal"
+)
+bwd_dq_fp32_d16 = AttentionSpec(
+    direction="backward_dq", dtype="float32", head_dim=16, head_dim_v=16, mask="none"
+)
+bwd_dq_fp32_d16_causal = AttentionSpec(
+    direction="backward_dq", dtype="float32", head_dim=16, head_dim_v=16, mask="causal"
+)
+bwd_dq_fp32_d32 = AttentionSpec(
+    direction="backward_dq", dtype="float32", head_dim=32, head_dim_v=32, mask="none"
+)
+bwd_dq_fp32_d32_causal = AttentionSpec(
+    direction="backward_dq", dtype="float32", head_dim=32, head_dim_v=32, mask="causal"
+)
+bwd_dq_fp32_d64 = AttentionSpec(
+    direction="backward_dq", dtype="float32", head_dim=64, head_dim_v=64, mask="none"
+)
+bwd_dq_fp32_d64_causal = AttentionSpec(
+    direction="backward_dq", dtype="float32", head_dim=64, head_dim_v=64, mask="causal"
+)
+bwd_dq_fp32_d128 = AttentionSpec(
+    direction="backward_dq", dtype="float32", head_dim=128, head_dim_v=128, mask="none"
+)
+bwd_dq_fp32_d128_causal = AttentionSpec(
+    direction="backward_dq", dtype="float32", head_dim=128, head_dim_v=128, mask="causal"
+)
+bwd_dq_fp32_d256 = AttentionSpec(
+    direction="backward_dq", dtype="float32", head_dim=256, head_dim_v=256, mask="none"
+)
+bwd_dq_fp32_d256_causal = AttentionSpec(
+    direction="backward_dq", dtype="float32", head_dim=256, head_dim_v=256, mask="causal"
+)
+bwd_dq_tf32_d16 = AttentionSpec(
+    direction="backward_dq",
+    dtype="float32",
+    head_dim=16,
+    head_dim_v=16,
+    mask="none",
+    precision="tf32",
+)
+bwd_dq_tf32_d16_causal = AttentionSpec(
+    direction="backward_dq",
+    dtype="float32",
+    head_dim=16,
+    head_dim_v=16,
+    mask="causal",
+    precision="tf32",
+)
+bwd_dq_tf32_d32 = AttentionSpec(
+    direction="backward_dq",
+    dtype="float32",
+    head_dim=32,
+    head_dim_v=32,
+    mask="none",
+    precision="tf32",
+)
+bwd_dq_tf32_d32_causal = AttentionSpec(
+    direction="backward_dq",
+    dtype="float32",
+    head_dim=32,
+    head_dim_v=32,
+    mask="causal",
+    precision="tf32",
+)
+bwd_dq_tf32_d64 = AttentionSpec(
+    direction="backward_dq",
+    dtype="float32",
+    head_dim=64,
+    head_dim_v=64,
+    mask="none",
+    precision="tf32",
+)
+bwd_dq_tf32_d64_causal = AttentionSpec(
+    direction="backward_dq",
+    dtype="float32",
+    head_dim=64,
+    head_dim_v=64,
+    mask="causal",
+    precision="tf32",
+)
+bwd_dq_tf32_d128 = AttentionSpec(
+    direction="backward_dq",
+    dtype="float32",
+    head_dim=128,
+    head_dim_v=128,
+    mask="none",
+    precision="tf32",
+)
+bwd_dq_tf32_d128_causal = AttentionSpec(
+    direction="backward_dq",
+    dtype="float32",
+    head_dim=128,
+    head_dim_v=128,
+    mask="causal",
+    precision="tf32",
+)
+bwd_dq_tf32_d256 = AttentionSpec(
+    direction="backward_dq",
+    dtype="float32",
+    head_dim=256,
+    head_dim_v=256,
+    mask="none",
+    precision="tf32",
+)
+bwd_dq_tf32_d256_causal = AttentionSpec(
+    direction="backward_dq",
+    dtype="float32",
+    head_dim=256,
+    head_dim_v=256,
+    mask="causal",
+    precision="tf32",
+)
 
 br16_bc16_w4_s1_fa2_pointer_any_dim = KernelConfig(
     br=16, bc=16, num_warps=4, num_stages=1, head_dims="padded"
@@ -130,8 +515,29 @@ br16_bc16_w4_s1_fa2_pointer_any_dim = KernelConfig(
 br16_bc16_w4_s2_fa2_pointer_any_dim = KernelConfig(
     br=16, bc=16, num_warps=4, num_stages=2, head_dims="padded"
 )
+br16_bc16_w8_s1_fa2_pointer_any_dim = KernelConfig(
+    br=16, bc=16, num_warps=8, num_stages=1, head_dims="padded"
+)
+br16_bc16_w8_s2_fa2_pointer_any_dim = KernelConfig(
+    br=16, bc=16, num_warps=8, num_stages=2, head_dims="padded"
+)
+br16_bc32_w4_s1_fa2_pointer_any_dim = KernelConfig(
+    br=16, bc=32, num_warps=4, num_stages=1, head_dims="padded"
+)
+br16_bc32_w4_s2_fa2_pointer_any_dim = KernelConfig(
+    br=16, bc=32, num_warps=4, num_stages=2, head_dims="padded"
+)
+br16_bc32_w8_s2_fa2_pointer_any_dim = KernelConfig(
+    br=16, bc=32, num_warps=8, num_stages=2, head_dims="padded"
+)
+br32_bc16_w4_s1_fa2_pointer_any_dim = KernelConfig(
+    br=32, bc=16, num_warps=4, num_stages=1, head_dims="padded"
+)
 br32_bc16_w4_s2_fa2_pointer_any_dim = KernelConfig(
     br=32, bc=16, num_warps=4, num_stages=2, head_dims="padded"
+)
+br32_bc16_w8_s1_fa2_pointer_any_dim = KernelConfig(
+    br=32, bc=16, num_warps=8, num_stages=1, head_dims="padded"
 )
 br32_bc32_w4_s1_fa2_pointer = KernelConfig(br=32, bc=32, num_warps=4, num_stages=1)
 br32_bc32_w4_s1_s_ahead_pointer = KernelConfig(
@@ -149,7 +555,13 @@ br32_bc64_w4_s1_fa2_pointer = KernelConfig(br=32, bc=64, num_warps=4, num_stages
 br32_bc64_w4_s2_fa2_pointer_longest_first = KernelConfig(
     br=32, bc=64, num_warps=4, num_stages=2, order="longest_first"
 )
+br32_bc64_w4_s2_fa2_pointer_any_dim = KernelConfig(
+    br=32, bc=64, num_warps=4, num_stages=2, head_dims="padded"
+)
 br32_bc128_w4_s2_fa2_pointer = KernelConfig(br=32, bc=128, num_warps=4, num_stages=2)
+br64_bc16_w4_s1_fa2_pointer_any_dim = KernelConfig(
+    br=64, bc=16, num_warps=4, num_stages=1, head_dims="padded"
+)
 br64_bc32_w4_s1_fa2_pointer = KernelConfig(br=64, bc=32, num_warps=4, num_stages=1)
 br64_bc32_w4_s1_s_ahead_pointer = KernelConfig(
     br=64, bc=32, num_warps=4, num_stages=1, schedule="s_ahead"
@@ -1128,7 +1540,7 @@ ARCHS: dict[str, str] = {
     "nvidia_l4": "sm_89",
 }
 
-# One kernel for every padded head dim, dtype and mask, legal on every GPU flashgen knows.
+# One kernel for each direction, padded head dim, dtype and mask: legal on every GPU flashgen knows.
 DEFAULTS: tuple[Choice, ...] = (
     *serve(fwd_fp16_d16, any_length(br64_bc64_w4_s2_fa2_pointer_any_dim)),
     *serve(fwd_fp16_d16_causal, any_length(br64_bc64_w4_s2_fa2_pointer_any_dim)),
@@ -1170,4 +1582,99 @@ DEFAULTS: tuple[Choice, ...] = (
     *serve(fwd_tf32_d128_causal, any_length(br32_bc32_w4_s2_fa2_pointer_any_dim)),
     *serve(fwd_tf32_d256, any_length(br16_bc16_w4_s1_fa2_pointer_any_dim)),
     *serve(fwd_tf32_d256_causal, any_length(br16_bc16_w4_s1_fa2_pointer_any_dim)),
+    *serve(bwd_delta_fp16_d16, any_length(br64_bc16_w4_s1_fa2_pointer_any_dim)),
+    *serve(bwd_delta_fp16_d32, any_length(br64_bc16_w4_s1_fa2_pointer_any_dim)),
+    *serve(bwd_delta_fp16_d64, any_length(br64_bc16_w4_s1_fa2_pointer_any_dim)),
+    *serve(bwd_delta_fp16_d128, any_length(br32_bc16_w4_s1_fa2_pointer_any_dim)),
+    *serve(bwd_delta_fp16_d256, any_length(br16_bc16_w4_s1_fa2_pointer_any_dim)),
+    *serve(bwd_delta_bf16_d16, any_length(br64_bc16_w4_s1_fa2_pointer_any_dim)),
+    *serve(bwd_delta_bf16_d32, any_length(br64_bc16_w4_s1_fa2_pointer_any_dim)),
+    *serve(bwd_delta_bf16_d64, any_length(br64_bc16_w4_s1_fa2_pointer_any_dim)),
+    *serve(bwd_delta_bf16_d128, any_length(br32_bc16_w4_s1_fa2_pointer_any_dim)),
+    *serve(bwd_delta_bf16_d256, any_length(br16_bc16_w4_s1_fa2_pointer_any_dim)),
+    *serve(bwd_delta_fp32_d16, any_length(br64_bc16_w4_s1_fa2_pointer_any_dim)),
+    *serve(bwd_delta_fp32_d32, any_length(br64_bc16_w4_s1_fa2_pointer_any_dim)),
+    *serve(bwd_delta_fp32_d64, any_length(br64_bc16_w4_s1_fa2_pointer_any_dim)),
+    *serve(bwd_delta_fp32_d128, any_length(br32_bc16_w4_s1_fa2_pointer_any_dim)),
+    *serve(bwd_delta_fp32_d256, any_length(br16_bc16_w4_s1_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_fp16_d16, any_length(br64_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_fp16_d16_causal, any_length(br64_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_fp16_d32, any_length(br64_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_fp16_d32_causal, any_length(br64_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_fp16_d64, any_length(br32_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_fp16_d64_causal, any_length(br32_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_fp16_d128, any_length(br32_bc32_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_fp16_d128_causal, any_length(br32_bc32_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_fp16_d256, any_length(br16_bc32_w8_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_fp16_d256_causal, any_length(br16_bc32_w8_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_bf16_d16, any_length(br64_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_bf16_d16_causal, any_length(br64_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_bf16_d32, any_length(br64_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_bf16_d32_causal, any_length(br64_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_bf16_d64, any_length(br32_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_bf16_d64_causal, any_length(br32_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_bf16_d128, any_length(br32_bc32_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_bf16_d128_causal, any_length(br32_bc32_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_bf16_d256, any_length(br16_bc32_w8_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_bf16_d256_causal, any_length(br16_bc32_w8_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_fp32_d16, any_length(br32_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_fp32_d16_causal, any_length(br32_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_fp32_d32, any_length(br32_bc32_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_fp32_d32_causal, any_length(br32_bc32_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_fp32_d64, any_length(br16_bc32_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_fp32_d64_causal, any_length(br16_bc32_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_fp32_d128, any_length(br16_bc16_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_fp32_d128_causal, any_length(br16_bc16_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_fp32_d256, any_length(br16_bc16_w4_s1_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_fp32_d256_causal, any_length(br16_bc16_w4_s1_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_tf32_d16, any_length(br64_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_tf32_d16_causal, any_length(br64_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_tf32_d32, any_length(br32_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_tf32_d32_causal, any_length(br32_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_tf32_d64, any_length(br32_bc32_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_tf32_d64_causal, any_length(br32_bc32_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_tf32_d128, any_length(br16_bc32_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_tf32_d128_causal, any_length(br16_bc32_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_tf32_d256, any_length(br16_bc16_w4_s1_fa2_pointer_any_dim)),
+    *serve(bwd_dkv_tf32_d256_causal, any_length(br16_bc16_w4_s1_fa2_pointer_any_dim)),
+    *serve(bwd_dq_fp16_d16, any_length(br64_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_fp16_d16_causal, any_length(br64_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_fp16_d32, any_length(br64_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_fp16_d32_causal, any_length(br64_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_fp16_d64, any_length(br64_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_fp16_d64_causal, any_length(br64_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_fp16_d128, any_length(br32_bc32_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_fp16_d128_causal, any_length(br32_bc32_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_fp16_d256, any_length(br32_bc16_w8_s1_fa2_pointer_any_dim)),
+    *serve(bwd_dq_fp16_d256_causal, any_length(br32_bc16_w8_s1_fa2_pointer_any_dim)),
+    *serve(bwd_dq_bf16_d16, any_length(br64_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_bf16_d16_causal, any_length(br64_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_bf16_d32, any_length(br64_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_bf16_d32_causal, any_length(br64_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_bf16_d64, any_length(br64_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_bf16_d64_causal, any_length(br64_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_bf16_d128, any_length(br32_bc32_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_bf16_d128_causal, any_length(br32_bc32_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_bf16_d256, any_length(br32_bc16_w8_s1_fa2_pointer_any_dim)),
+    *serve(bwd_dq_bf16_d256_causal, any_length(br32_bc16_w8_s1_fa2_pointer_any_dim)),
+    *serve(bwd_dq_fp32_d16, any_length(br64_bc32_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_fp32_d16_causal, any_length(br64_bc32_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_fp32_d32, any_length(br32_bc32_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_fp32_d32_causal, any_length(br32_bc32_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_fp32_d64, any_length(br32_bc16_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_fp32_d64_causal, any_length(br32_bc16_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_fp32_d128, any_length(br16_bc16_w8_s1_fa2_pointer_any_dim)),
+    *serve(bwd_dq_fp32_d128_causal, any_length(br16_bc16_w8_s1_fa2_pointer_any_dim)),
+    *serve(bwd_dq_fp32_d256, any_length(br16_bc16_w8_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_fp32_d256_causal, any_length(br16_bc16_w8_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_tf32_d16, any_length(br64_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_tf32_d16_causal, any_length(br64_bc64_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_tf32_d32, any_length(br64_bc32_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_tf32_d32_causal, any_length(br64_bc32_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_tf32_d64, any_length(br32_bc32_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_tf32_d64_causal, any_length(br32_bc32_w4_s2_fa2_pointer_any_dim)),
+    *serve(bwd_dq_tf32_d128, any_length(br16_bc32_w4_s1_fa2_pointer_any_dim)),
+    *serve(bwd_dq_tf32_d128_causal, any_length(br16_bc32_w4_s1_fa2_pointer_any_dim)),
+    *serve(bwd_dq_tf32_d256, any_length(br16_bc16_w4_s1_fa2_pointer_any_dim)),
+    *serve(bwd_dq_tf32_d256_causal, any_length(br16_bc16_w4_s1_fa2_pointer_any_dim)),
 )

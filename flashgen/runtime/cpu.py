@@ -1,31 +1,77 @@
 """Attention on CPU tensors: torch's SDPA where it is exact, else the reference; so that code runs
-anywhere.
+anywhere. Both are differentiable, as often as one likes.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from flashgen import reference
-from flashgen.spec import diagonal_of
+from flashgen import gradients, launch, reference
+from flashgen.features import PLAIN, Features
+from flashgen.runtime.call import Call, Gradients, Saved, Wanted
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str, scale: float, return_lse: bool
+    q: Tensor, k: Tensor, v: Tensor, call: Call, *, features: Features = PLAIN, return_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     """O (B, H, Sq, d_v) of q's dtype, and LSE (B, H, Sq) float32 if asked for. Checked arguments
     only.
 
     SDPA knows the top-left diagonal alone, gives no LSE, and has no rule for empty keys; a scale
-    that is not above 0 meets its mask of -inf, and makes NaN.
+    that is not above 0 meets its mask of -inf, and makes NaN. Under autocast both compute in the
+    dtype of q all the same.
     """
     seq_q, seq_k = q.shape[2], k.shape[2]
-    plain = causal is False or causal == "top_left" or seq_q == seq_k
-    if plain and not return_lse and scale > 0 and seq_k > 0 and q.numel() > 0:
-        o = scaled_dot_product_attention(
-            q, k, v, is_causal=causal is not False, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    causal, scale = call.causal, call.scale
+    plain = features is PLAIN and (causal is False or causal == "top_left" or seq_q == seq_k)
+    with torch.autocast("cpu", enabled=False):
+        if plain and not return_lse and scale > 0 and seq_k > 0 and q.numel() > 0:
+            grouped = q.shape[1] != k.shape[1]
+            o = scaled_dot_product_attention(
+                q, k, v, is_causal=causal is not False, scale=scale, enable_gqa=grouped
+            )
+            return o, None
+        o, lse = reference.attention(
+            q, k, v, scale=scale, diagonal=call.diagonal(q, k), features=features
         )
-        return o, None
-    o, lse = reference.attention(q, k, v, scale=scale, diagonal=diagonal_of(causal, seq_q, seq_k))
     return o.to(q.dtype), lse.float() if return_lse else None
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features
+) -> tuple[Tensor, Tensor]:
+    """O and LSE as attention gives them, O laid out in memory as the kernels do."""
+    o, lse = attention(q, k, v, call, features=features, return_lse=True)
+    assert lse is not None
+    return launch.empty_like_layout(q, v.shape[3]).copy_(o), lse
+
+
+def backward(saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted) -> Gradients:
+    """The gradients by their formulas, laid out in memory as the kernels do."""
+    inputs = gradients.Inputs(
+        q=saved.q,
+        k=saved.k,
+        v=saved.v,
+        do=do,
+        dlse=torch.zeros_like(saved.lse) if dlse is None else dlse,
+        scale=saved.call.scale,
+        diagonal=saved.call.diagonal(saved.q, saved.k),
+        features=saved.features,
+        precision="ieee",
+    )
+    delta = gradients.delta_of(saved.o.float(), do.float(), inputs.dlse)
+    found = gradients.rounded_gradients(inputs, saved.lse, delta)
+
+    def laid_out(name: str, x: Tensor, asked: bool) -> Tensor | None:
+        if not asked:
+            return None
+        return launch.empty_like_layout(x, x.shape[3]).copy_(found[name])
+
+    return (
+        laid_out("dq", saved.q, wanted.q),
+        laid_out("dk", saved.k, wanted.k),
+        laid_out("dv", saved.v, wanted.v),
+        found["dbias"].contiguous() if wanted.bias else None,
+    )

@@ -7,7 +7,6 @@ dictionary look-up. Nothing is ever timed here, so two ranks with one table choo
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, overload
@@ -15,20 +14,18 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from flashgen import interpreter, launch, settings
+from flashgen import settings
 from flashgen.choice import Choice
 from flashgen.config import kernel_name
 from flashgen.errors import InvalidArgument
-from flashgen.gpu import Gpu, known_target
-from flashgen.runtime import cpu
-from flashgen.runtime.launcher import Launcher
-from flashgen.runtime.select import Selection, Served, ladder, tune_command
-from flashgen.spec import BUCKETS, AttentionSpec, check_scale, diagonal_of, from_tensors
-
-logger = logging.getLogger("flashgen.runtime")
-
-_LOW, _MIDDLE, _HIGH = (bucket.low for bucket in BUCKETS[1:])
-Causal = bool | Literal["top_left", "bottom_right"]
+from flashgen.features import PLAIN, Features, check_features
+from flashgen.runtime import autograd, cpu, modes, operators, registry
+from flashgen.runtime.call import Call, Causal, features_of
+from flashgen.runtime.launcher import KernelLauncher, Launcher
+from flashgen.runtime.passes import Passes
+from flashgen.runtime.resolver import Resolver, addressable, key
+from flashgen.runtime.select import Selection, Served
+from flashgen.spec import AttentionSpec, Direction, check_scale, diagonal_of, from_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,20 +66,23 @@ class Dispatcher:
     ) -> None:
         self._package = package
         self._served = Served(archs=archs, choices=choices, defaults=defaults)
-        self._launchers: dict[tuple[object, ...], Launcher] = {}
-        self._gpus: dict[torch.device, Gpu] = {}
-        self._said: set[tuple[object, ...]] = set()
+        self._resolver = Resolver(package, self._served)
+        self._launchers = self._resolver.plain
+        self.passes = Passes(self._resolver)
+        registry.register(package, self)
 
     @overload
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: Causal = ..., scale: float | None = ...,
-        precision: str = ..., return_lse: Literal[False] = ...,
+        bias: Tensor | None = ..., alibi_slopes: Tensor | None = ..., dropout_p: float = ...,
+        deterministic: bool = ..., precision: str = ..., return_lse: Literal[False] = ...,
     ) -> Tensor: ...  # fmt: skip
 
     @overload
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: Causal = ..., scale: float | None = ...,
-        precision: str = ..., return_lse: Literal[True],
+        bias: Tensor | None = ..., alibi_slopes: Tensor | None = ..., dropout_p: float = ...,
+        deterministic: bool = ..., precision: str = ..., return_lse: Literal[True],
     ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
     def attention(
@@ -93,59 +93,155 @@ class Dispatcher:
         *,
         causal: Causal = False,
         scale: float | None = None,
+        bias: Tensor | None = None,
+        alibi_slopes: Tensor | None = None,
+        dropout_p: float = 0.0,
+        deterministic: bool = True,
         precision: str = "ieee",
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Exact attention, softmax(scale * Q K^T) V.
+        """Exact attention, softmax(scale * Q K^T + bias) V.
 
         q (batch, heads, seq_q, head_dim), k (batch, kv_heads, seq_k, head_dim) and v (batch,
         kv_heads, seq_k, head_dim_v), float16, bfloat16 or float32, in any strides; kv_heads divides
         heads. causal: True or "bottom_right" (the last query sees the last key), "top_left", or
-        False. scale: 1/sqrt(head_dim) unless given. precision: how float32 is multiplied, "ieee" or
-        "tf32". Returns O (batch, heads, seq_q, head_dim_v), with return_lse also LSE (batch, heads,
-        seq_q), float32, natural logarithm. A query with no key to attend has O = 0 and LSE = -inf.
-        Raises InvalidArgument, a ValueError, naming the argument.
+        False. scale: 1/sqrt(head_dim) unless given. bias: broadcastable to (batch, heads, seq_q,
+        seq_k); a float one is added, of a boolean one True lets a query attend. alibi_slopes:
+        float32 (heads,) or (batch, heads), ALiBi. dropout_p: the probability with which an element
+        of P is dropped, whether or not gradients are computed. deterministic: False admits a
+        backward that adds dQ up in any order. precision: how float32 is multiplied, "ieee" or
+        "tf32".
+
+        Returns O (batch, heads, seq_q, head_dim_v), with return_lse also LSE (batch, heads, seq_q),
+        float32, natural logarithm. A query with no key to attend has O = 0 and LSE = -inf. Both are
+        differentiable, once, with respect to q, k, v and a float bias. Raises InvalidArgument, a
+        ValueError, naming the argument.
         """
+        if bias is not None or alibi_slopes is not None or dropout_p != 0.0 or modes.special(q):
+            o, lse = self._rare(
+                q, k, v, causal=causal, scale=scale, bias=bias, slopes=alibi_slopes,
+                dropout_p=dropout_p, deterministic=deterministic, precision=precision,
+            )  # fmt: skip
+            return (o, lse) if return_lse else o
         launcher = self.lookup(q, v, causal is not False, precision) if _agree(q, k, v) else None
         if launcher is None:
-            launcher = self._resolve(q, k, v, causal, precision)
+            launcher = self._resolver.forward(q, k, v, causal, precision)
         number = check_scale(scale, q.shape[3])
         diagonal = diagonal_of(causal, q.shape[2], k.shape[2])
-        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            raise InvalidArgument(
-                "q, k and v must not require gradients, which flashgen does not compute yet: "
-                "call under torch.no_grad(), or detach them"
-            )
         if launcher is None:
-            o, lse = cpu.attention(q, k, v, causal=causal, scale=number, return_lse=return_lse)
-            return o if lse is None else (o, lse)
-        if not (_addressable(q) and _addressable(k) and _addressable(v)):
-            q, k, v = self._addressed(q, "q"), self._addressed(k, "k"), self._addressed(v, "v")
-        o, lse = launcher(q, k, v, number, diagonal)
+            call = Call(causal=causal, scale=number)
+            o, maybe = cpu.attention(q, k, v, call, return_lse=return_lse)
+            return o if maybe is None else (o, maybe)
+        if not (addressable(q) and addressable(k) and addressable(v)):
+            q, k, v = self._addressed(q, k, v)
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            call = Call(
+                causal=causal, scale=number, precision=precision, deterministic=deterministic
+            )
+            o, lse = autograd.attention(self.passes, call, q, k, v, PLAIN)
+        else:
+            o, lse = launcher(q, k, v, number, diagonal)
         return (o, lse) if return_lse else o
+
+    def _rare(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: Causal,
+        scale: float | None,
+        bias: Tensor | None,
+        slopes: Tensor | None,
+        dropout_p: float,
+        deterministic: bool,
+        precision: str,
+    ) -> tuple[Tensor, Tensor]:
+        """attention() with features, under autocast, or traced."""
+        if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
+            raise InvalidArgument("alibi_slopes have no gradient: detach them")
+        if bias is not None:
+            bias = bias[(None,) * (4 - bias.ndim)] if bias.ndim < 4 else bias
+        if modes.autocasts():
+            q, k, v = modes.autocast(q), modes.autocast(k), modes.autocast(v)
+        rng = modes.draw_rng(dropout_p, q.device)
+        if not torch.compiler.is_compiling():
+            modes.refuse_tangents(q, k, v, bias)
+        if modes.traced(q):
+            word = "none" if causal is False else "bottom_right" if causal is True else causal
+            o, lse = operators.attention_forward(
+                q, k, v, bias, slopes, rng, float(dropout_p), scale, word, precision,
+                deterministic, self._package,
+            )  # fmt: skip
+            return o, lse
+        call = Call(
+            causal=causal,
+            scale=check_scale(scale, q.shape[3]),
+            precision=precision,
+            deterministic=deterministic,
+        )
+        features = features_of(bias, slopes, rng, dropout_p)
+        self.check(q, k, v, call, features)
+        if self._resolver.left_to_torch(q.device):
+            o, maybe = cpu.attention(q, k, v, call, features=features, return_lse=True)
+            assert maybe is not None
+            return o, maybe
+        differentiated = torch.is_grad_enabled() and any(
+            x is not None and x.requires_grad for x in (q, k, v, bias)
+        )
+        if differentiated or modes.transformed():
+            return autograd.attention(self.passes, call, *self._addressed(q, k, v), features)
+        return self.passes.forward(q, k, v, call, features)
+
+    def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features) -> None:
+        """Raise InvalidArgument, naming the argument, unless kernels can be asked this."""
+        known = self._resolver.knows(q, v, call, features)
+        if not known or not _agree(q, k, v):
+            from_tensors(q, k, v, causal=call.causal, precision=call.precision, features=features)
+        elif features is not PLAIN:
+            check_features(features, q, k)
+
+    def serves_by_torch(self, device: torch.device) -> bool:
+        """Whether tensors of this device are left to torch: those of a CPU, unless interpreted."""
+        return self._resolver.left_to_torch(device)
 
     def lookup(self, q: Tensor, v: Tensor, causal: bool, precision: str) -> Launcher | None:
         """The launcher of a resolved spec, or None: the hot path, a tuple and one look-up."""
-        return self._launchers.get(_key(q, v, causal, precision))
+        return self._launchers.get(key(q, v, causal, precision))
+
+    def _addressed(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        addressed = self._resolver.addressed
+        return addressed(q, "q"), addressed(k, "k"), addressed(v, "v")
 
     def explain(
-        self, q: Tensor, k: Tensor, v: Tensor, *, causal: Causal = False, precision: str = "ieee"
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: Causal = False,
+        precision: str = "ieee",
+        features: Features = PLAIN,
+        direction: Direction = "forward",
     ) -> Explanation:
-        """Which kernel attention() would run for these tensors, from where, and why. Launches
-        nothing.
+        """Which kernel attention() would run for these tensors, from where, and why; that of a
+        backward direction too. Launches nothing.
         """
-        spec, problem = from_tensors(q, k, v, causal=causal, precision=precision)
-        if q.device.type == "cpu" and not self._interprets():
+        spec, problem = from_tensors(q, k, v, causal=causal, precision=precision, features=features)
+        spec = spec.for_direction(direction)
+        if self._resolver.left_to_torch(q.device):
             return Explanation(spec=spec, selection=None, skipped=(), hint=None)
-        slug, gpu = self._served_as(q.device)
-        found = ladder(self._served, slug, gpu, spec, problem.seq_k)
-        resolved = self.lookup(q, v, causal is not False, precision)
-        first, config = (resolved or Launcher(self._package, found.rungs)).serves(q, k, v)
+        found = self._resolver.ladder(spec, problem.seq_k, q.device)
+        resolved: KernelLauncher | None = None
+        if direction == "forward" and features is PLAIN:
+            resolved = self.lookup(q, v, causal is not False, precision)
+        first, config = (resolved or KernelLauncher(self._package, found.rungs)).serves(q, k, v)
+        command = self._resolver.tune_command(spec, problem.seq_k, q.device)
         return Explanation(
             spec=spec,
             selection=first,
             skipped=found.skipped,
-            hint=None if first.rung == "exact" else _tune_command(spec, problem.seq_k, q.device),
+            hint=None if first.rung == "exact" else command,
             twin=None if config == first.choice.config else kernel_name(first.choice.spec, config),
         )
 
@@ -161,65 +257,6 @@ class Dispatcher:
             )
         )
         return "sha256:" + hashlib.sha256((text + repr(settings.served_gpu())).encode()).hexdigest()
-
-    def _resolve(
-        self, q: Tensor, k: Tensor, v: Tensor, causal: Causal, precision: str
-    ) -> Launcher | None:
-        """The launcher of a call not met before, kept for the next; None where torch serves.
-
-        Raises InvalidArgument for tensors that no kernel takes.
-        """
-        spec, problem = from_tensors(q, k, v, causal=causal, precision=precision)
-        if q.device.type == "cpu" and not self._interprets():
-            return None
-        slug, gpu = self._served_as(q.device)
-        found = ladder(self._served, slug, gpu, spec, problem.seq_k)
-        launcher = Launcher(self._package, found.rungs)
-        self._launchers[_key(q, v, spec.causal, precision)] = launcher
-        self._say(spec, launcher.selection, _tune_command(spec, problem.seq_k, q.device))
-        return launcher
-
-    def _say(self, spec: AttentionSpec, selection: Selection, command: str) -> None:
-        """Once per spec and rung: where its kernel comes from, and what would improve it."""
-        settings.configure_logging(logging.getLogger("flashgen"))
-        if (spec, selection.rung) in self._said:
-            return
-        self._said.add((spec, selection.rung))
-        if selection.rung == "exact":
-            logger.info("%s: %s, %s", spec.name, selection.choice.kernel, selection.reason)
-        else:
-            logger.warning("%s. To improve it: %s", selection.reason, command)
-
-    def _interprets(self) -> bool:
-        """Whether CPU tensors run the kernels of FLASHGEN_GPU in Triton's interpreter."""
-        return interpreter.active() and settings.served_gpu() is not None
-
-    def _served_as(self, device: torch.device) -> tuple[str, Gpu]:
-        """The slug whose table serves a device, and the Gpu whose limits hold."""
-        wanted = settings.served_gpu()
-        if wanted is not None and wanted not in self._served.archs:
-            wanted = known_target(wanted).slug
-        if device.type != "cuda":
-            if wanted is None:
-                raise InvalidArgument(f"q must be on a GPU or on the CPU: got device {device}")
-            return wanted, known_target(wanted)
-        gpu = self._gpus.get(device) or launch.device_gpu(device.index or 0)
-        self._gpus[device] = gpu
-        return wanted or gpu.slug, gpu
-
-    def _addressed(self, x: Tensor, name: str) -> Tensor:
-        """x, copied if no kernel can address it, which is said once."""
-        if _addressable(x):
-            return x
-        if ("copy", name) not in self._said:
-            self._said.add(("copy", name))
-            logger.warning("%s is copied: no kernel can address its strides %s", name, x.stride())
-        return x.contiguous()
-
-
-def _tune_command(spec: AttentionSpec, seq_k: int, device: torch.device) -> str:
-    """What would improve a call; offline for the GPU that a CPU stands for."""
-    return tune_command(spec, seq_k, None if device.type == "cuda" else settings.served_gpu())
 
 
 def _agree(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -239,18 +276,3 @@ def _agree(q: Tensor, k: Tensor, v: Tensor) -> bool:
         and q.dtype == k.dtype == v.dtype
         and q.device == k.device == v.device
     )
-
-
-def _addressable(x: Tensor) -> bool:
-    """Whether the kernels can address x: a contiguous last dimension, and rows near enough.
-
-    Within a tile of at most 256 rows they count elements in 32 bits.
-    """
-    return x.stride(3) == 1 and x.stride(2) < (1 << 31) // 256
-
-
-def _key(q: Tensor, v: Tensor, causal: bool, precision: str) -> tuple[object, ...]:
-    """What a launcher depends on. The bucket is told by how many bounds seq_k reaches."""
-    seq_k = v.shape[2]
-    bucket = (seq_k >= _LOW) + (seq_k >= _MIDDLE) + (seq_k >= _HIGH)
-    return (q.device, q.dtype, q.shape[3], v.shape[3], causal, bucket, precision)

@@ -1,6 +1,6 @@
-"""A launcher: one resolved ladder, its kernels imported and bound, ready for calls.
+"""Launchers: one resolved ladder each, its kernels imported and bound, ready for calls.
 
-It launches the first rung; the pointer twin where a call's tensors cannot have descriptors; the
+A launcher runs the first rung; the pointer twin where a call's tensors cannot have descriptors; the
 next rung where Triton finds at the first launch that a kernel does not fit after all.
 """
 
@@ -9,18 +9,23 @@ from __future__ import annotations
 import importlib
 import logging
 import threading
+from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
-from flashgen import interpreter, launch
+from flashgen import interpreter, launch, launch_backward
 from flashgen.config import KernelConfig, kernel_name
 from flashgen.errors import GeneratedError, LaunchError
+from flashgen.features import PLAIN, Features
+from flashgen.launch_backward import Backward
+from flashgen.runtime import on_demand
 from flashgen.runtime.select import Selection
 
 logger = logging.getLogger("flashgen.runtime")
 
 
-class Launcher:
+class KernelLauncher:
     """Runs the kernels of a ladder for one spec, bucket and device.
 
     Tensors that cannot have descriptors go down a ladder of their own, of pointer twins: what one
@@ -39,21 +44,50 @@ class Launcher:
         """The rung that serves aligned tensors now."""
         return self._aligned.selection
 
-    def serves(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Selection, KernelConfig]:
+    def serves(self, *tensors: Tensor) -> tuple[Selection, KernelConfig]:
         """The rung that serves these tensors now, and the config that it launches for them."""
-        steps = self._steps(q, k, v)
+        steps = self._steps(*tensors)
         return steps.selection, steps.config
 
-    def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, diagonal: int | None
-    ) -> tuple[Tensor, Tensor]:
-        """Launch. Arguments and results are those of flashgen.launch.launch."""
-        return self._steps(q, k, v).run(q, k, v, scale, diagonal)
-
-    def _steps(self, q: Tensor, k: Tensor, v: Tensor) -> _Steps:
-        if self._unaligned is self._aligned or launch.take_descriptors(q, k, v):
+    def _steps(self, *tensors: Tensor) -> _Steps:
+        if self._unaligned is self._aligned or launch.take_descriptors(*tensors):
             return self._aligned
         return self._unaligned
+
+
+class Launcher(KernelLauncher):
+    """Of forward kernels. Arguments and results are those of flashgen.launch.launch."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        diagonal: int | None,
+        features: Features = PLAIN,
+    ) -> tuple[Tensor, Tensor]:
+        """O (B, H, Sq, d_v) and LSE (B, H, Sq)."""
+        o, lse = self._steps(q, k, v).run(q, k, v, scale, diagonal, features)
+        return o, lse
+
+
+class DeltaLauncher(KernelLauncher):
+    """Of backward_delta kernels, as flashgen.launch_backward.bind_delta describes them."""
+
+    def __call__(self, o: Tensor, do: Tensor, dlse: Tensor | None) -> Tensor:
+        """D = rowsum(dO * O) - dLSE, (B, H, Sq) float32."""
+        delta: Tensor = self._steps(o, do).run(o, do, dlse)
+        return delta
+
+
+class BackwardLauncher(KernelLauncher):
+    """Of all other backward kernels, as flashgen.launch_backward.bind_backward describes them."""
+
+    def __call__(self, call: Backward) -> tuple[Tensor, ...]:
+        """The gradients that the direction computes."""
+        gradients: tuple[Tensor, ...] = self._steps(call.q, call.k, call.v, call.do).run(call)
+        return gradients
 
 
 class _Steps:
@@ -62,7 +96,7 @@ class _Steps:
     def __init__(self, package: str, steps: list[tuple[Selection, KernelConfig]]) -> None:
         self._package = package
         self._steps = steps
-        self._bound: launch.Bound | None = None
+        self._bound: Callable[..., Any] | None = None
         self._lock = threading.Lock()
 
     @property
@@ -73,15 +107,13 @@ class _Steps:
     def config(self) -> KernelConfig:
         return self._steps[0][1]
 
-    def run(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, diagonal: int | None
-    ) -> tuple[Tensor, Tensor]:
+    def run(self, *arguments: Any) -> Any:
         bound = self._bound
         while True:
             if bound is None:
                 bound = self._bind_first()
             try:
-                return bound(q, k, v, scale, diagonal)
+                return bound(*arguments)
             except Exception as error:
                 if (missing := launch.toolchain_error(error)) is not None:
                     raise missing from error
@@ -89,7 +121,7 @@ class _Steps:
                     raise
                 bound = self._next(bound, error)
 
-    def _next(self, failed: launch.Bound, error: Exception) -> launch.Bound:
+    def _next(self, failed: Callable[..., Any], error: Exception) -> Callable[..., Any]:
         """Step down from a kernel that does not fit, unless another thread has done so already."""
         with self._lock:
             if self._bound is not failed and self._bound is not None:
@@ -104,16 +136,26 @@ class _Steps:
             self._bound = self._bind()
             return self._bound
 
-    def _bind_first(self) -> launch.Bound:
+    def _bind_first(self) -> Callable[..., Any]:
         with self._lock:
             if self._bound is None:
                 self._bound = self._bind()
             return self._bound
 
-    def _bind(self) -> launch.Bound:
+    def _bind(self) -> Callable[..., Any]:
         """Import the kernel of the first step, and bind it."""
+        spec, kernel = self.selection.choice.spec, self._kernel()
+        if spec.direction == "forward":
+            return launch.bind(kernel, spec, self.config)
+        if spec.direction == "backward_delta":
+            return launch_backward.bind_delta(kernel, spec, self.config)
+        return launch_backward.bind_backward(kernel, spec, self.config)
+
+    def _kernel(self) -> launch.Kernel:
         interpreter.prepare()
         spec, config = self.selection.choice.spec, self.config
+        if self.selection.rung == "rendered":
+            return on_demand.kernel(spec, config)
         name = kernel_name(spec, config)
         try:
             module = importlib.import_module(f"{self._package}.kernels.{name}")
@@ -121,7 +163,7 @@ class _Steps:
             raise GeneratedError(
                 f"{self._package}/kernels/{name}.py is missing; run: flashgen generate"
             ) from error
-        return launch.bind(launch.kernel_of(module, name), spec, config)
+        return launch.kernel_of(module, name)
 
 
 def is_out_of_resources(error: BaseException) -> bool:

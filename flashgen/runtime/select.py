@@ -1,8 +1,9 @@
 """Which kernels may serve a call, best first. Pure: no torch, no GPU, no file.
 
 The rungs: the GPU's own entry of the bucket; its entry of the nearest bucket of the same spec; an
-entry of a relative, by alias or by architecture; the spec's default kernel. Head dim and dtype
-never match loosely.
+entry of a relative, by alias or by architecture; the spec's default kernel, which is rendered when
+it is first asked for where generated/ ships none of its kind. Head dim and dtype never match
+loosely.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from flashgen.choice import Choice
-from flashgen.config import default_spec, why_illegal
+from flashgen.choice import Choice, has_default
+from flashgen.config import default_config, default_spec, kernel_name, why_illegal
 from flashgen.errors import GeneratedError
 from flashgen.gpu import ALIASES, TARGETS, Gpu
 from flashgen.spec import BUCKETS, SHORT_DTYPE, AttentionSpec, bucket_of
 
-Rung = Literal["exact", "nearest_bucket", "relative", "default"]
+Rung = Literal["exact", "nearest_bucket", "relative", "default", "rendered"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +111,38 @@ def _candidates(
         for choice in served.defaults:
             if choice.spec == wanted:
                 yield Selection(choice=choice, rung="default", slug=None, reason=reason)
+        if not has_default(wanted):
+            yield _rendered(wanted)
+
+
+def _rendered(spec: AttentionSpec) -> Selection:
+    """The default kernel of a spec, not there yet: its digest is known once it is rendered."""
+    config = default_config(spec)
+    choice = Choice(
+        spec=spec,
+        bucket=None,
+        config=config,
+        kernel=kernel_name(spec, config),
+        digest="",
+        shared_bytes=None,
+        registers=None,
+        source="untimed",
+        median_us=None,
+    )
+    reason = f"generated/ ships no default for {spec.name}; it is rendered when first asked for"
+    return Selection(choice=choice, rung="rendered", slug=None, reason=reason)
+
+
+def prefers_fused(fused: Selection, dkv: Selection, dq: Selection) -> bool:
+    """Whether one fused kernel is faster than two, by figures that compare: all of one GPU's table,
+    one bucket and one source.
+    """
+    times = [selection.choice.median_us for selection in (fused, dkv, dq)]
+    origins = {(s.slug, s.choice.bucket, s.choice.source) for s in (fused, dkv, dq)}
+    if fused.slug is None or len(origins) > 1 or None in times:
+        return False
+    one, *two = (time for time in times if time is not None)
+    return one < sum(two)
 
 
 def _by_bucket(served: Served, slug: str, spec: AttentionSpec, seq_k: int) -> list[Choice]:
@@ -144,11 +177,17 @@ def _relatives(served: Served, slug: str, gpu: Gpu) -> list[str]:
 
 
 def tune_command(spec: AttentionSpec, seq_k: int, target: str | None = None) -> str:
-    """The command that would give this spec and length an entry: on the GPU at hand, or offline."""
+    """The command that would give this spec and length an entry: on the GPU at hand, or offline.
+
+    Of a spec with features the command tunes the same attention without them: the search is for
+    plain kernels so far.
+    """
     dims = str(spec.head_dim)
     if spec.head_dim_v != spec.head_dim:
         dims += f"x{spec.head_dim_v}"
     dtype = "tf32" if spec.precision == "tf32" else SHORT_DTYPE[spec.dtype]
     mask = "--causal" if spec.causal else "--no-causal"
     where = "--gpu" if target is None else f"--target {target}"
+    if spec.direction != "forward":
+        where += f" --direction {spec.direction}"
     return f"flashgen tune {where} --dtype {dtype} --head-dim {dims} {mask} --seq {max(1, seq_k)}"

@@ -4,6 +4,291 @@
 
 # The digest of each kernel: the sha256 of the text below the five lines of its header.
 DIGESTS: dict[str, str] = {
+    "bwd_delta_bf16_d128_br32_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:9a022152805be30ed14e10b3c8560d1c1022c0f73751965c739a24d88d432746"
+    ),
+    "bwd_delta_bf16_d16_br64_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:2266aca09dd5fd5ce0e134acbfce5fbb7ce3e3ccfaf56a0c6677913bbc960c0a"
+    ),
+    "bwd_delta_bf16_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:3b7dde8dfc4b423e38e13fd43d0b4efa53294105a2a8c02a4e48d79352c20b0d"
+    ),
+    "bwd_delta_bf16_d32_br64_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:cc8e3581a95c74a67c855e0d4a085403f2cfbae3aa489e31a4d90c9272af27f3"
+    ),
+    "bwd_delta_bf16_d64_br64_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:3daae2f234b20c7f01428efb110982070ee8c8cf0344d03b4f90d518f0c6ddf6"
+    ),
+    "bwd_delta_fp16_d128_br32_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:3471ec2a4bc5807369a71a6ad8911ce45ff26e9b2f40ff628d60c155d7afa828"
+    ),
+    "bwd_delta_fp16_d16_br64_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:7ded3a2672584903b6a9ffb9d2bdbf4da7e8039868af616db663540152524348"
+    ),
+    "bwd_delta_fp16_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:7869be4bb026ea5a788cb2cc08f5be7b6052d2c527711e97c1ff57a4d358c0f5"
+    ),
+    "bwd_delta_fp16_d32_br64_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:bc65df95ccf24bcc4f681a10cbd08283c54dc2a5baaf78593e9fed4fc4524cde"
+    ),
+    "bwd_delta_fp16_d64_br64_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:6e244cc59d2a22fa248d437856dbbe63b85fa0a2dfaa51ff45efbbc868b0e959"
+    ),
+    "bwd_delta_fp32_d128_br32_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:fb2743ed5dd55f4ef03f7aecb7054a32b8366bcc8dc4b3a0414ed274c86c834e"
+    ),
+    "bwd_delta_fp32_d16_br64_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:d112ba4691bd0ce8a1ae0c81f9c24d4fe98663bab72eb3730f009900f5cb9ca3"
+    ),
+    "bwd_delta_fp32_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:ce7cfcc5dc13671d831ca5ba172e92cb812eca2a9c20137251dcd75fabab2fb6"
+    ),
+    "bwd_delta_fp32_d32_br64_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:659246db86a4a61d9903e1586f4ca7435b1a0f4fe3459ff55a147ff09434dec9"
+    ),
+    "bwd_delta_fp32_d64_br64_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:9c21ec7aba5d8ad37f4404d709f94370bb3a1c75b46475ea7e6392d2810827f7"
+    ),
+    "bwd_dkv_bf16_d128_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:91cb656c0fa2bfc5a7bdd072bde23b067bce6b078a32df2b902d280dab9870d2"
+    ),
+    "bwd_dkv_bf16_d128_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:33f60121c8e1a84989bd2f92949d358056c063c4275d8b97b08b4bca15e76d57"
+    ),
+    "bwd_dkv_bf16_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:7bdff2b2917f4f4ca549b8788e18ccc13e513a9d04f6276950778fae82093d89"
+    ),
+    "bwd_dkv_bf16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:154ba7341df6425773fbefb5be6f13c30070929cd485126db38d941fd03dba20"
+    ),
+    "bwd_dkv_bf16_d256_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:b8932a24f8edf9778af6f767463775b24fa1db1f724c3571185a20883646c3c1"
+    ),
+    "bwd_dkv_bf16_d256_causal_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:b3ac28e5dc9d1330416b16bb05c2c28c2dbdafdde9f2fe6573864e3db0d753de"
+    ),
+    "bwd_dkv_bf16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:02e26c4dcc62abdad48ac9b6c592592ba05fcd3a125e7df4d2871e6dc97480a5"
+    ),
+    "bwd_dkv_bf16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:65c73ea3b4a2e973f6bb6869cb392629d5404e7e0ab9744a22acc195f5eb1e30"
+    ),
+    "bwd_dkv_bf16_d64_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ef5b0e08b968ab3ec741644381e6f404d11175690d58876aa8fa48662d34198a"
+    ),
+    "bwd_dkv_bf16_d64_causal_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2e4289cadef4e0ae76cd643a57db866d1d4e0ab856cfe9d5bca31fc5e4c5f18c"
+    ),
+    "bwd_dkv_fp16_d128_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:dd5b3a59105210ba3d34b1cbea281e1b0852f88390f4340ebf28fdbca76c7155"
+    ),
+    "bwd_dkv_fp16_d128_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a851ad5b795f6f96ccecc226a8f6d9cb16803ea4a4eaeb049a70b4b82c220c32"
+    ),
+    "bwd_dkv_fp16_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:7af70c560dbe85478f31b384f3d6fab6582fdd4a030c3d9eebfe1fcec52bf323"
+    ),
+    "bwd_dkv_fp16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4144ce970a67160b189f61e931d64b503c8c69c4d8f980b521fd227ffdd0953b"
+    ),
+    "bwd_dkv_fp16_d256_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:c401f491e38c43692973488910e03993b2b8bf760debfbec45a10035c6365f75"
+    ),
+    "bwd_dkv_fp16_d256_causal_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:3c005251d838ac763a52f2175e2172d8195365bacea85ad07028a663e5b9d298"
+    ),
+    "bwd_dkv_fp16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f7051ccc3251c8f189ade9e74d26cc1e2a329508e833078f1c4c04c445c863a3"
+    ),
+    "bwd_dkv_fp16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:35929841741d5af42958f9ceb79d56c87b01e3b3c3a1f3196e6272645616b440"
+    ),
+    "bwd_dkv_fp16_d64_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9e1b56c25bbea41c098c86a4229f44b4ac3293a78e6386f8bda28cca9f782ccd"
+    ),
+    "bwd_dkv_fp16_d64_causal_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a90ff09b9e1731221a745dc8814042902fa59ef804a926021a38598eb983fad5"
+    ),
+    "bwd_dkv_fp32_d128_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c69bbe5fbfaf6d4b6f77ac33826c92008f6ca2ddd9363a4df9f5d9562b886c00"
+    ),
+    "bwd_dkv_fp32_d128_causal_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:531e2e26834335c4a82e387d57ae0af13dd5fede74f9f970811ea32dd43f79c1"
+    ),
+    "bwd_dkv_fp32_d16_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:94a61a81eaf76842acacea28fe2f9c5837fd03455819042241361c7a549a780f"
+    ),
+    "bwd_dkv_fp32_d16_causal_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5295415208325ec6e7d6d4148f19890c429f9217252244ea345c25fb6df4eef2"
+    ),
+    "bwd_dkv_fp32_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:bc95184dfcc4a69e136367aad16e5a62dee8b6890ca228bf4fef9bde8ed5f1e7"
+    ),
+    "bwd_dkv_fp32_d256_causal_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:cd47fc0cffe2e320ca61327b8339d0bcff8465658d9a4eded06e7990d59cc22f"
+    ),
+    "bwd_dkv_fp32_d32_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:cbd859e054af44203f78f62b3c5df425d9ac4911089707f42c924c8d66fe84cc"
+    ),
+    "bwd_dkv_fp32_d32_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3a473e42ec2fc936276e03b767b3b7dc7f04d42a889fe5aea97660ef55eaa1a5"
+    ),
+    "bwd_dkv_fp32_d64_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b072a8c308faf80472c4c0cc53baf5de089e0f885c5972182bc88f5d0955c958"
+    ),
+    "bwd_dkv_fp32_d64_causal_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:72baba013d18e980782fe6fc778a8c440dc1cf2f2c080edbb4893d9357b0968c"
+    ),
+    "bwd_dkv_tf32_d128_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f1ec293da19d86da742a556ddc442e9168c400554d52e27e826b3edbac8b596f"
+    ),
+    "bwd_dkv_tf32_d128_causal_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:db0ba0b3dfd547616d24268a69c66e2b3ee9d0131eb1b14c432bf69657fb0656"
+    ),
+    "bwd_dkv_tf32_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:01d5289acd3fc63c33e54012cd952dbd141409370558dad65189733f1c995744"
+    ),
+    "bwd_dkv_tf32_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8b077525c731fa89a4da90c6f9f350ca444d890a2eb87bb479f805f5b9dba5d8"
+    ),
+    "bwd_dkv_tf32_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:a4a3189ed53d2c9c1e888f7cafbf205db33c9930f80bf9bc821719f202114947"
+    ),
+    "bwd_dkv_tf32_d256_causal_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:9516733cfc2018b78ce560a12f2dae301d9d783dd73532cc0434c1e61cdabe14"
+    ),
+    "bwd_dkv_tf32_d32_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:be3d3170b3bcc273612e211a21d3a5f536659ef35a46ef5eb5ee193f6c56068a"
+    ),
+    "bwd_dkv_tf32_d32_causal_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:dfecd35ed6c57e5122bbc1cae7363ea2e2b0e19f655253af2843f081c3e9cd13"
+    ),
+    "bwd_dkv_tf32_d64_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:01526322e20eea2baac7fb5004f471551b249093671b0600db4d8d877ad831e0"
+    ),
+    "bwd_dkv_tf32_d64_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9b5aeb4a2e0825a8c14933a481f4382f84752b98be36e8c363569b0729a3703f"
+    ),
+    "bwd_dq_bf16_d128_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a151a32e3abd0c9228eaf0bb6c7f8a5496ffc3079c2c348e6ccc8f5817ff83aa"
+    ),
+    "bwd_dq_bf16_d128_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c45ffc37b9d75b8d2825c6b78eda09ab3cd4311b27fc90f6d45053a0e7b51267"
+    ),
+    "bwd_dq_bf16_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:dfacf30c72838f235b57fd7b15d71b47c25cdc8739b9769cc17ff8aa5d1b2920"
+    ),
+    "bwd_dq_bf16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0d783ff17ef936acd6d683142b33f53fccd061747296219ee951fbd36a6ef5af"
+    ),
+    "bwd_dq_bf16_d256_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:37311cc8e4eba36125e5064c81c5da81b12e0a4a559a10e765911b15516ed932"
+    ),
+    "bwd_dq_bf16_d256_causal_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:9fc9d778b352ff87600ea43d8a24c21f58bfba491a153455c7a9c933a2a2508b"
+    ),
+    "bwd_dq_bf16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:13c4ad8251cbea1d326de7b646a3f437a9ca277f3ca608d17d9d3aac130c7211"
+    ),
+    "bwd_dq_bf16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d1b64fe10cc70034ecad539cda725392b4e77c2afe2083cc13c8fcf0b539795f"
+    ),
+    "bwd_dq_bf16_d64_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:aa40d59d0407e9e9459820b0365fc0b311f8acde9ea4a2411d62835fee677404"
+    ),
+    "bwd_dq_bf16_d64_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0c227caafa32d9e1cbb6d0c50762e4919b7bbec6f773376a62c6d6359d27f0c3"
+    ),
+    "bwd_dq_fp16_d128_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:07195691b290f27d420a580e988dde3c85794280e4035b5855efcfbb771e8989"
+    ),
+    "bwd_dq_fp16_d128_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:eb5fa216fe261b64801799a29942b5d42425a7bf5fa62dad73961851e10d5928"
+    ),
+    "bwd_dq_fp16_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:61a30fa108643e0c58618dd986731cf95e9c54c11bc2063752c6e2f77ffe5d4e"
+    ),
+    "bwd_dq_fp16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:121eaac369e501ca3894a02acc203523dbc5643e0fac6f386e0555c63d0023f3"
+    ),
+    "bwd_dq_fp16_d256_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:d4c2d37d33ade2c7d5d43bfb40e3b91bea5341488e2fb2b0d6997b98c7b6331f"
+    ),
+    "bwd_dq_fp16_d256_causal_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:654e92e9ce43500dbd5850abdedc77049695a6e481a43e24ec935e2adeb47e56"
+    ),
+    "bwd_dq_fp16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e14023a8ab6f49ac035709d47253f256db85fdc7dc85bc613808aec526c4c26c"
+    ),
+    "bwd_dq_fp16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ca50fc5386b256d36e6d33868be7697cac2fc3a2e49db219c95bd3fa8db22a52"
+    ),
+    "bwd_dq_fp16_d64_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5bf563b6c6684140989622b76db738d1f777718dbb281c8af3e6112dba44924e"
+    ),
+    "bwd_dq_fp16_d64_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f1b479fe68adec3f9d1fd8ed3e714922e25b3a54009ab697d2e53f3178ef9a7d"
+    ),
+    "bwd_dq_fp32_d128_br16_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:2bea2b608faef7c8828603a318240ee8c6df49b7a07341a2b6888b1fdf687fe2"
+    ),
+    "bwd_dq_fp32_d128_causal_br16_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:c9a9fb510613b1bfd4a52d991c6477f81980b8312bb6389884888551786f01e5"
+    ),
+    "bwd_dq_fp32_d16_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c019384d5231fc7a9ea7fd94a4e81e2f0509cb6bd2eb2fb17ea548d52d05797f"
+    ),
+    "bwd_dq_fp32_d16_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c0eee1430ac76dac5be926d3c8d55a577c181b57b42e31c98001022315c29b90"
+    ),
+    "bwd_dq_fp32_d256_br16_bc16_w8_s2_fa2_pointer_any_dim": (
+        "sha256:a98ba07a8a74af6b257497173cf5520a575cc8bc1be658a7a9274e6c7f61ba02"
+    ),
+    "bwd_dq_fp32_d256_causal_br16_bc16_w8_s2_fa2_pointer_any_dim": (
+        "sha256:63121a813aeaef3ad33a2fdbd7bf409ae02c6820f2eeebcfd02db586353d1666"
+    ),
+    "bwd_dq_fp32_d32_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e351fb610e9fbde881b69fb38f9b1aba51bc69d8e1455ce450d1ce400bf7e8d2"
+    ),
+    "bwd_dq_fp32_d32_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f846f0d26a90d665da39030823c2ba1124a3484da80f241400eaf3fe43c53f5d"
+    ),
+    "bwd_dq_fp32_d64_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5a42456f8f83de292cdf5df4db60628d462b0b9b77c4f34b4f68c8bac411a6fc"
+    ),
+    "bwd_dq_fp32_d64_causal_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0a5904fcf7f0c29d99cb25e88cf0c0e5653f74a64ac82f977329ab94aec28e69"
+    ),
+    "bwd_dq_tf32_d128_br16_bc32_w4_s1_fa2_pointer_any_dim": (
+        "sha256:d6ed5a5d0d51b34a2193e5ed14e6118fb841565e24cab8e3a872782e3eae83ed"
+    ),
+    "bwd_dq_tf32_d128_causal_br16_bc32_w4_s1_fa2_pointer_any_dim": (
+        "sha256:4ddc64f686ccfbf39eedfad1e02ee3a0a86d4a4c56e429a43ceb243f9c25429e"
+    ),
+    "bwd_dq_tf32_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5d00b00b648e0771c4ecc177ac245130a559f815979976d4d7eb5c1a94665e31"
+    ),
+    "bwd_dq_tf32_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4ac8d6c353f75cda2743d6b44abf0ddc65279ee95ace3a9a3371a7e6546cbb1b"
+    ),
+    "bwd_dq_tf32_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:3a6b951a9caf96bc580c21e2395810a254b38f7105ac0c1634520914d1360eae"
+    ),
+    "bwd_dq_tf32_d256_causal_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:b274677798d45498a5fc3b864cf2ef1ef77f451f54a5418ff18d6fec3c610c5a"
+    ),
+    "bwd_dq_tf32_d32_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3a3b8956189c708097b4c1890ecbbb81a343894d2fedf042fa69e8936ce7d5db"
+    ),
+    "bwd_dq_tf32_d32_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b24b0cc828fe3830a7b035ebbabe86dd93008adfb7cd7e6963eeb0c1836b0b59"
+    ),
+    "bwd_dq_tf32_d64_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:dfca0b348e710b3d7c3b9ef2e862a61397c67c7a162036e139c05ef734ba79b7"
+    ),
+    "bwd_dq_tf32_d64_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:dcfb42331ac5348cbeb600ae31ac4b278577c920c4d05b177d1ceaf33170c0bb"
+    ),
     "fwd_bf16_d128_br128_bc128_w8_s2_fa2_pointer": (
         "sha256:fb025372ba27aa27c0fe5a7d1b47695b3bb212e140c51b3e363dc29190ae6d6f"
     ),

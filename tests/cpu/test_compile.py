@@ -89,7 +89,7 @@ def test_s_ahead_on_hopper_runs_exp2_under_its_own_wgmma(build: Build) -> None:
     assert compiled.loop.warpgroup_arrives == 2
     assert (compiled.loop.exp2_under_matrix or 0) >= LEAST_OVERLAP
     assert compiled.advisories == ()
-    assert judge(compiled, config, H200) == (Status.OK, "")
+    assert judge(compiled, spec, config, H200) == (Status.OK, "")
 
 
 def test_a_causal_kernel_has_a_steady_and_a_masked_loop(build: Build) -> None:
@@ -113,7 +113,7 @@ def test_a_tile_too_large_spills_and_is_serialized(build: Build) -> None:
     assert compiled.loop.spills > 0
     assert compiled.loop.warpgroup_arrives > 2
     assert any("C751" in advisory and "serialized" in advisory for advisory in compiled.advisories)
-    assert judge(compiled, config, H200)[0] is Status.SPILLS
+    assert judge(compiled, spec, config, H200)[0] is Status.SPILLS
 
 
 def test_float32_without_matrix_instructions(build: Build) -> None:
@@ -130,7 +130,7 @@ def test_amd_has_registers_and_no_loop(build: Build) -> None:
     assert compiled.loops == ()
     assert compiled.registers > 0
     assert compiled.shared_bytes > 0
-    assert judge(compiled, config, MI300X) == (Status.OK, "")
+    assert judge(compiled, spec, config, MI300X) == (Status.OK, "")
 
 
 def small() -> tuple[Rendered, AttentionSpec, KernelConfig]:
@@ -234,7 +234,7 @@ AHEAD = make_config(128, 64, num_warps=8, schedule="s_ahead", loads="descriptor"
 def test_judge(
     facts: dict[str, Any], config: KernelConfig, gpu: Gpu, status: Status, says: str
 ) -> None:
-    found, detail = judge(made_compiled(**facts), config, gpu)
+    found, detail = judge(made_compiled(**facts), make_spec(), config, gpu)
     assert found is status
     assert says in detail
     assert bool(detail) == (status is not Status.OK)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, get_args
 
 import pytest
 
 from flashgen.config import (
+    BY_KEYS,
     KernelConfig,
     default_config,
     default_spec,
@@ -17,10 +19,18 @@ from flashgen.config import (
 from flashgen.errors import InvalidArgument
 from flashgen.gpu import TARGETS
 from flashgen.space import block_rule, legal_configs, seed_configs, tuned_default
+from flashgen.spec import Direction
 from tests.makers import make_config, make_spec
 
 H200, A100, L4 = (TARGETS[s] for s in ("nvidia_h200", "nvidia_a100_sxm4_80gb", "nvidia_l4"))
+BACKWARD = [
+    make_spec("bfloat16", 128, "causal", bias="additive").for_direction(direction)
+    for direction in get_args(Direction)[1:]
+]
 SPECS = [make_spec("bfloat16", d, mask) for d in (64, 96, 256) for mask in ("none", "causal")]
+
+
+DELTA, DKV = BACKWARD[0], BACKWARD[1]
 
 
 def test_a_name_holds_every_field() -> None:
@@ -61,6 +71,14 @@ def test_a_bad_field_is_named(field: str) -> None:
         (make_spec(head_dim=96), make_config(head_dims="padded"), H200, "powers of two"),
         (make_spec(mask="causal"), make_config(schedule="fa1", order="longest_first"), H200, "fa1"),
         (make_spec(), make_config(256, 64, num_warps=16), TARGETS["amd_instinct_mi300x"], None),
+        (make_spec(dropout=True), make_config(schedule="s_ahead"), H200, "dropout"),
+        (DKV, make_config(schedule="s_ahead"), H200, "fa2 alone"),
+        (DKV, make_config(order="longest_first"), H200, "plain alone"),
+        (DKV, make_config(64, 128, num_warps=8), H200, None),
+        (DKV, make_config(64, 128, num_warps=4), H200, "registers"),
+        (DKV, make_config(64, 128, num_warps=8, num_stages=5), L4, "shared memory"),
+        (DELTA, make_config(64, 32, num_stages=1), H200, "bc is 16"),
+        (DELTA, make_config(64, 16, num_stages=1, loads="descriptor"), H200, "pointer loads"),
     ],
 )
 def test_why_illegal(spec: object, config: object, gpu: object, reason: str | None) -> None:
@@ -79,6 +97,11 @@ def test_every_default_is_legal_on_every_target(gpu: object) -> None:
         for head_dim in (16, 32, 64, 128, 256):
             for mask in ("none", "causal"):
                 spec = make_spec(dtype, head_dim, mask, precision=precision)
+                biased = dataclasses.replace(spec, bias="additive")
+                for direction in get_args(Direction)[1:]:
+                    other = biased.for_direction(direction)
+                    if other.precision == "ieee":
+                        assert why_illegal(other, default_config(other), gpu) is None  # type: ignore[arg-type]
                 reason = why_illegal(spec, default_config(spec), gpu)  # type: ignore[arg-type]
                 if precision == "tf32" and gpu.arch == "gfx950":  # type: ignore[attr-defined]
                     assert reason is not None  # served by the ieee default
@@ -104,6 +127,20 @@ def test_the_space_is_legal_deterministic_and_without_repeats(spec: object) -> N
     assert len(set(configs)) == len(configs) > 100
     assert all(why_illegal(spec, config, H200) is None for config in configs)  # type: ignore[arg-type]
     assert {c.schedule for c in configs} == {"fa2", "s_ahead"}
+
+
+@pytest.mark.parametrize("gpu", [H200, A100, L4], ids=lambda gpu: gpu.slug)
+@pytest.mark.parametrize("spec", BACKWARD, ids=lambda spec: spec.direction)
+def test_the_space_of_a_backward_kernel(spec: Any, gpu: Any) -> None:
+    configs, seeds = legal_configs(spec, gpu), seed_configs(spec, gpu)
+    assert len(set(configs)) == len(configs) > 1
+    assert tuned_default(spec) in seeds
+    assert len(set(seeds)) == len(seeds)
+    for config in (*configs, *seeds, default_config(spec)):
+        assert why_illegal(spec, config, gpu) is None or config.head_dims == "padded"
+    # Of 16-bit tiles at head dim 128 a program owns 64 rows or keys at least with 8 warps.
+    owned = {(c.bc if spec.direction in BY_KEYS else c.br) for c in configs if c.num_warps == 8}
+    assert min(owned) >= 64
 
 
 @pytest.mark.parametrize("gpu", [H200, A100, L4], ids=lambda gpu: gpu.slug)

@@ -9,6 +9,7 @@ import torch
 
 from flashgen import reference
 from flashgen.errors import InvalidArgument
+from flashgen.features import Features
 from flashgen.runtime import Dispatcher
 from tests.makers import make_spec
 from tests.package import make_default, make_dispatcher
@@ -55,12 +56,73 @@ def test_a_bad_option_is_named(
         dispatcher.attention(*draw(4, 4), **options)  # type: ignore[call-overload]
 
 
-def test_gradients_are_refused_not_dropped(dispatcher: Dispatcher) -> None:
-    q, k, v = draw(4, 4)
-    with pytest.raises(InvalidArgument, match="gradients"):
-        dispatcher.attention(q.requires_grad_(), k, v)
-    with torch.no_grad():
-        dispatcher.attention(q, k, v)
+def leaves(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(x.detach().clone().requires_grad_() for x in tensors)
+
+
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_cpu_tensors_are_differentiable(dispatcher: Dispatcher, return_lse: bool) -> None:
+    q, k, v = leaves(*draw(5, 9))
+    found = dispatcher.attention(q, k, v, causal=True, return_lse=return_lse)  # type: ignore[call-overload]
+    exact = leaves(*(x.double() for x in (q, k, v)))
+    o, lse = reference.attention(*exact, scale=32**-0.5, diagonal=4)
+    o, found_o = (o, found[0]) if return_lse else (o, found)
+    loss = o.square().sum() + (lse.sum() if return_lse else 0)
+    found_loss = found_o.square().sum() + (found[1].sum() if return_lse else 0)
+    grads = torch.autograd.grad(found_loss, (q, k, v))
+    for got, want in zip(grads, torch.autograd.grad(loss, exact), strict=True):
+        torch.testing.assert_close(got, want.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_rows_that_see_nothing_have_finite_gradients(dispatcher: Dispatcher) -> None:
+    q, k, v = leaves(*draw(9, 5))
+    o, lse = dispatcher.attention(q, k, v, causal=True, return_lse=True)
+    (o.sum() + lse[:, :, 4:].sum()).backward()
+    for x in (q, k, v):
+        assert x.grad is not None
+        assert x.grad.isfinite().all()
+    assert (q.grad[:, :, :4] == 0).all()  # type: ignore[index]
+
+
+def test_features_on_a_cpu(dispatcher: Dispatcher) -> None:
+    q, k, v = draw(5, 9)
+    bias, slopes = torch.randn(5, 9), torch.rand(4)
+    found = dispatcher.attention(q, k, v, bias=bias, alibi_slopes=slopes)
+    features = Features(bias=bias[None, None].double(), slopes=slopes)
+    o, _ = reference.attention(
+        q.double(), k.double(), v.double(), scale=32**-0.5, diagonal=None, features=features
+    )
+    torch.testing.assert_close(found, o.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_dropout_follows_torchs_generator_on_a_cpu(dispatcher: Dispatcher) -> None:
+    q, k, v = draw(5, 9)
+    outputs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        outputs.append(dispatcher.attention(q, k, v, dropout_p=0.5))
+        outputs.append(dispatcher.attention(q, k, v, dropout_p=0.5))
+    assert torch.equal(outputs[0], outputs[2])
+    assert torch.equal(outputs[1], outputs[3])
+    assert not torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[4])
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"bias": torch.zeros(5, 8)}, "bias"),
+        ({"bias": torch.zeros(5, 9, dtype=torch.int32)}, "bias"),
+        ({"alibi_slopes": torch.zeros(3)}, "slopes"),
+        ({"alibi_slopes": torch.zeros(4, requires_grad=True)}, "alibi_slopes"),
+        ({"dropout_p": 1.5}, "dropout_p"),
+    ],
+)
+def test_a_bad_feature_is_named(
+    dispatcher: Dispatcher, options: dict[str, object], named: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=named):
+        dispatcher.attention(*draw(5, 9), **options)  # type: ignore[call-overload]
 
 
 def test_explain_says_that_torch_serves(dispatcher: Dispatcher) -> None:

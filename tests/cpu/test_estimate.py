@@ -13,8 +13,8 @@ from flashgen.compile import Compiled
 from flashgen.config import KernelConfig
 from flashgen.errors import NoEstimate
 from flashgen.estimate import LAUNCH_US, estimate
+from flashgen.facts import LoopFacts
 from flashgen.gpu import TARGETS, Gpu
-from flashgen.sass import LoopFacts
 from flashgen.spec import AttentionSpec, Problem, flops, workload
 from tests.makers import make_config, make_spec
 

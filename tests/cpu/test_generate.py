@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from flashgen import paths, table
+from flashgen.choice import DEFAULT_DIRECTIONS, has_default
 from flashgen.config import default_config, default_spec, kernel_name, why_illegal
 from flashgen.errors import FlashgenError, GeneratedError
 from flashgen.generate import (
@@ -82,11 +83,15 @@ def all_specs() -> Iterator[AttentionSpec]:
         yield AttentionSpec(dtype=dtype, precision=precision, mask=mask, head_dim=d, head_dim_v=dv)
 
 
-def test_with_no_table_every_spec_still_has_a_default_kernel() -> None:
+def test_with_no_table_every_spec_without_features_still_has_its_default_kernels() -> None:
     found = names(plan({}))
-    assert len(found) == 5 * 4 * 2
+    pairs = 5 * 4 * 2  # head dims, ways to multiply, masks
+    assert len(found) == 3 * pairs + 5 * 3  # forward, dkv and dq; delta by head dim and dtype
     for spec in all_specs():
-        assert kernel_name(default_spec(spec), default_config(spec)) in found
+        for direction in DEFAULT_DIRECTIONS:
+            asked = spec.for_direction(direction)
+            assert has_default(asked)
+            assert kernel_name(default_spec(asked), default_config(asked)) in found
 
 
 def test_the_defaults_are_legal_on_every_known_target() -> None:

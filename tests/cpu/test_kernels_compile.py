@@ -5,13 +5,20 @@ from __future__ import annotations
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import triton
 
 from flashgen import sass
 from flashgen.compile import Compiled, cache_file, compile_kernel, judge
-from flashgen.config import KernelConfig, default_config, default_spec, why_illegal
+from flashgen.config import (
+    KernelConfig,
+    default_config,
+    default_spec,
+    shared_bound_bytes,
+    why_illegal,
+)
 from flashgen.gpu import TARGETS
 from flashgen.outcome import Status
 from flashgen.render import render
@@ -47,12 +54,12 @@ def default_jobs(head_dims: tuple[int, ...], archs: list[str]) -> list[Job]:
 
 
 def assert_defaults_fit(jobs: list[Job]) -> None:
-    for (_, config, arch), compiled in zip(jobs, compile_all(jobs), strict=True):
+    for (spec, config, arch), compiled in zip(jobs, compile_all(jobs), strict=True):
         smallest = min(
             (gpu for gpu in TARGETS.values() if gpu.arch == arch),
             key=lambda gpu: gpu.shared_per_block,
         )
-        status, why = judge(compiled, config, smallest)
+        status, why = judge(compiled, spec, config, smallest)
         assert status is Status.OK, (compiled.name, arch, why)
 
 
@@ -95,7 +102,7 @@ def test_s_ahead_keeps_exp2_under_the_matrix_instructions(head_dim: int, bc: int
         128, bc, num_warps=8, schedule="s_ahead", loads="descriptor", order="longest_first"
     )
     compiled = compile_job((spec, config, "sm_90"))
-    assert judge(compiled, config, H200) == (Status.OK, "")
+    assert judge(compiled, spec, config, H200) == (Status.OK, "")
     steady, *masked = compiled.loops
     assert (steady.exp2_under_matrix or 0) >= 0.85
     assert min(loop.exp2_under_matrix or 0 for loop in masked) >= 0.6
@@ -135,3 +142,130 @@ def test_what_why_illegal_calls_too_large_is_too_large(
     assert "shared memory" in reason
     compiled = compile_kernel(render(spec, config), spec, config, TARGETS[gpu].arch, cache=tmp_path)
     assert compiled.shared_bytes > TARGETS[gpu].shared_per_block
+
+
+BACKWARD = ("backward_delta", "backward_dkv", "backward_dq", "backward_fused", "backward_dbias")
+EVERYTHING: dict[str, Any] = {"bias": "additive", "alibi": True, "dropout": True}
+
+
+def backward_default_jobs(head_dims: tuple[int, ...], archs: list[str]) -> list[Job]:
+    """The fused kernel is left out: it is no default."""
+    kinds = (("bfloat16", "ieee"), ("float32", "ieee"), ("float32", "tf32"))
+    jobs = []
+    for (dtype, precision), dim, mask, arch, direction in product(
+        kinds, head_dims, ("none", "causal"), archs, BACKWARD
+    ):
+        bias: Any = {"bias": "additive"} if direction == "backward_dbias" else {}
+        spec = make_spec(dtype, dim, mask, precision=precision, **bias).for_direction(direction)
+        job = spec, default_config(spec), arch
+        known = direction == "backward_dbias" and dim == 256 and arch.startswith("gfx")  # spills
+        legal = why_illegal(*job[:2], ONE_OF_EACH_ARCH[arch]) is None
+        if direction != "backward_fused" and legal and not known and job not in jobs:
+            jobs.append(job)
+    return jobs
+
+
+def test_one_backward_default_of_each_kind_fits_everywhere() -> None:
+    jobs = backward_default_jobs((128,), ["sm_80"]) + backward_default_jobs((64,), ["gfx942"])
+    assert_backward_fits([job for job in jobs if job[0].causal and job[0].element_bytes == 2])
+
+
+@pytest.mark.slow
+def test_every_backward_default_fits_everywhere() -> None:
+    jobs = backward_default_jobs((16, 32, 64, 128, 256), list(ONE_OF_EACH_ARCH))
+    assert_backward_fits([job for job in jobs if job[0].causal])
+
+
+def assert_backward_fits(jobs: list[Job]) -> None:
+    for (_, _, arch), compiled in zip(jobs, compile_all(jobs), strict=True):
+        shared = min(gpu.shared_per_block for gpu in TARGETS.values() if gpu.arch == arch)
+        assert compiled.shared_bytes <= shared, (compiled.name, arch)
+        if compiled.loops:
+            assert not any(loop.spills for loop in compiled.loops), (compiled.name, arch)
+        else:
+            assert not compiled.spill_bytes, (compiled.name, arch)
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_backward_kernels_of_hopper_do_not_spill(mask: str) -> None:
+    """Head dim 128: dK and dV take nearly all registers there are, dQ fewer."""
+    spec = make_spec("bfloat16", 128, mask)
+    jobs = [
+        (spec.for_direction("backward_dkv"), make_config(64, 128, num_warps=8, loads="descriptor"), "sm_90"),
+        (spec.for_direction("backward_dq"), make_config(128, 64, num_warps=8, loads="descriptor"), "sm_90"),
+        (spec.for_direction("backward_dq"), make_config(128, 64, num_warps=8), "sm_90"),
+    ]  # fmt: skip
+    for (of_direction, config, _), compiled in zip(jobs, compile_all(jobs), strict=True):
+        assert why_illegal(of_direction, config, H200) is None
+        assert compiled.loops
+        assert not any(loop.spills for loop in compiled.loops)
+        assert not compiled.advisories
+        # Of the causal dK and dV, two registers are put aside outside the loops.
+        assert compiled.spill_bytes <= 8 * (mask == "causal")
+
+
+def feature_jobs(archs: dict[str, tuple[str, ...]]) -> list[Job]:
+    jobs: list[Job] = []
+    for direction, of_direction in archs.items():
+        spec = make_spec("float16", 24, "causal", **EVERYTHING).for_direction(direction)  # type: ignore[arg-type]
+        jobs += [(spec, make_config(16, 16), arch) for arch in of_direction]
+    return jobs
+
+
+def test_every_direction_compiles_with_every_feature() -> None:
+    jobs = feature_jobs(
+        {
+            "forward": ("sm_80",),
+            "backward_dkv": ("gfx942",),
+            "backward_dq": ("sm_90",),
+            "backward_fused": ("sm_80",),
+            "backward_dbias": ("gfx942",),
+        }
+    )
+    boolean = make_spec("bfloat16", 16, bias="boolean").for_direction("backward_dkv")
+    jobs.append((boolean, make_config(16, 64, loads="descriptor"), "sm_90"))
+    assert all(compiled.registers > 0 for compiled in compile_all(jobs))
+
+
+@pytest.mark.slow
+def test_every_direction_compiles_with_every_feature_everywhere() -> None:
+    directions = ("forward", *BACKWARD[1:])
+    jobs = feature_jobs(dict.fromkeys(directions, tuple(ONE_OF_EACH_ARCH)))
+    assert all(compiled.registers > 0 for compiled in compile_all(jobs))
+
+
+def products_of_philox(spec: AttentionSpec, config: KernelConfig, folder: Path) -> int:
+    rendered = render(spec, config)
+    compiled = compile_kernel(rendered, spec, config, "sm_90", cache=folder)
+    cubin = cache_file(rendered.digest, "sm_90", compiled.triton, folder, "cubin").read_bytes()
+    opcodes = [i.opcode for i in sass.disassemble(cubin).instructions]
+    return sum(op.startswith(("IMAD.HI.U32", "IMAD.WIDE.U32")) for op in opcodes)
+
+
+@pytest.mark.parametrize("direction", ["backward_dkv", "backward_dq"])
+def test_a_draw_serves_more_than_one_element(direction: Any, tmp_path: Path) -> None:
+    """20 long products a draw; 32 elements a thread, in one loop (dK, dV) or two. The compiler
+    must see that elements 8 apart share a draw: all four where rows lie in rows, two and more in
+    the transpose.
+    """
+    counts = [
+        products_of_philox(spec.for_direction(direction), make_config(64, 64), tmp_path)
+        for spec in (make_spec(head_dim=16, dropout=True), make_spec(head_dim=16))
+    ]
+    loops = 1 if direction == "backward_dkv" else 2
+    draws = (counts[0] - counts[1]) / 20 / loops
+    assert 7 <= draws <= (16 if direction == "backward_dkv" else 10)
+
+
+@pytest.mark.parametrize(
+    ("direction", "tile"), [("backward_dkv", (64, 128)), ("backward_dq", (128, 64))]
+)
+@pytest.mark.parametrize(("dim", "stages"), [(64, 3), (128, 2)])
+def test_shared_bound_of_backward_kernels_is_a_bound(
+    direction: Any, tile: tuple[int, int], dim: int, stages: int
+) -> None:
+    spec = make_spec("bfloat16", dim).for_direction(direction)
+    config = make_config(*tile, num_warps=8, num_stages=stages, loads="descriptor")
+    bound = shared_bound_bytes(spec, config, H200)
+    taken = compile_job((spec, config, "sm_90")).shared_bytes
+    assert bound <= taken <= 1.05 * bound

@@ -7,7 +7,9 @@ import itertools
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
@@ -16,7 +18,7 @@ from flashgen.config import KernelConfig, default_config, default_spec, why_ille
 from flashgen.errors import FlashgenError
 from flashgen.gpu import TARGETS
 from flashgen.render import HEADER_LINES, body_of, digest_of
-from flashgen.spec import AttentionSpec
+from flashgen.spec import AttentionSpec, Direction
 from tests.makers import make_config, make_spec
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -37,6 +39,35 @@ def variants() -> list[tuple[AttentionSpec, KernelConfig]]:
     for precision, mask in itertools.product(("ieee", "tf32"), ("none", "causal")):
         spec = default_spec(make_spec("float32", 64, mask, precision=precision))
         found.append((spec, default_config(spec)))
+    return found + backward_variants()
+
+
+FEATURES: tuple[dict[str, Any], ...] = (
+    {}, {"bias": "additive", "alibi": True, "dropout": True}, {"bias": "boolean"}, {"dropout": True},
+    {"alibi": True}, {"bias": "additive"},
+)  # fmt: skip
+
+
+def backward_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
+    """The same of the backward kernels and of the features."""
+    found = []
+    for direction, mask, features, loads, (dtype, precision), dims in itertools.product(
+        get_args(Direction), ("none", "causal"), FEATURES, ("pointer", "descriptor"),
+        (("bfloat16", "ieee"), ("float32", "tf32")), ((64, 64), (40, 96)),
+    ):  # fmt: skip
+        if direction == "backward_dbias" and features.get("bias") != "additive":
+            continue
+        if direction == "backward_delta" and (features or mask == "causal" or precision == "tf32"):
+            continue
+        base = make_spec(dtype, dims[0], mask, head_dim_v=dims[1], precision=precision, **features)
+        spec = base.for_direction(direction)
+        delta = direction == "backward_delta"
+        config = make_config(64, 16 if delta else 32, num_stages=1 if delta else 2, loads=loads)
+        plain = direction == "forward" and not features  # is among those above
+        if not plain and why_illegal(spec, config, H200) is None:
+            found.append((spec, config))
+            if loads == "pointer" and dims == (64, 64):
+                found.append((spec, replace(config, head_dims="padded")))
     return found
 
 
@@ -46,6 +77,14 @@ GOLDENS = [
     (make_spec("bfloat16", 64, "causal"), make_config(64, 64)),
     (make_spec("float32", 128, "none", precision="tf32"), make_config(64, 32, head_dims="padded")),
     (make_spec("bfloat16", 64, "causal"), make_config(64, 64, schedule="fa1")),
+    (make_spec("bfloat16", 64, "causal", bias="additive", dropout=True), make_config(64, 64)),
+    (make_spec("bfloat16", 96).for_direction("backward_delta"), make_config(64, 16, num_stages=1)),
+    (make_spec("bfloat16", 128, "causal").for_direction("backward_dkv"), make_config(64, 128, num_warps=8, loads="descriptor")),
+    (make_spec("float16", 64, "causal", alibi=True).for_direction("backward_dkv"), make_config(64, 64)),
+    (make_spec("bfloat16", 128, "causal").for_direction("backward_dq"), make_config(128, 64, num_warps=8, loads="descriptor", order="longest_first")),
+    (make_spec("float16", 64, "none", dropout=True).for_direction("backward_dq"), make_config(64, 64)),
+    (make_spec("bfloat16", 64, "causal").for_direction("backward_fused"), make_config(64, 64)),
+    (make_spec("bfloat16", 64, "none", bias="additive").for_direction("backward_dbias"), make_config(64, 64)),
 ]  # fmt: skip
 
 

@@ -77,10 +77,10 @@ def test_compiled_facts_of_every_kernel_shipped_for_hopper() -> None:
     gpu = table_of("nvidia_h200").gpu
     with ProcessPoolExecutor(2) as pool:
         built = list(pool.map(compile_entry, entries))
-    for (config, entry), compiled in zip(
-        ((config, entry) for (_, config), entry in entries.items()), built, strict=True
+    for (spec, config, entry), compiled in zip(
+        ((spec, config, entry) for (spec, config), entry in entries.items()), built, strict=True
     ):
-        assert judge(compiled, config, gpu) == (Status.OK, ""), compiled.name
+        assert judge(compiled, spec, config, gpu) == (Status.OK, ""), compiled.name
         assert compiled.shared_bytes <= 232_448
         assert sum(loop.spills for loop in compiled.loops) == 0
         if config.schedule == "s_ahead":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ import torch
 from flashgen.errors import InvalidArgument
 from flashgen.spec import (
     BUCKETS,
+    AttentionSpec,
+    Direction,
     Problem,
     bucket_of,
     check_scale,
@@ -31,13 +34,59 @@ def test_names_are_distinct_over_all_fields() -> None:
         )
     ]
     specs.append(make_spec("float32", precision="tf32"))
+    specs += [make_spec("float16", 64, bias=bias) for bias in ("additive", "boolean")]
+    specs += [make_spec("float16", 64, **{feature: True}) for feature in ("dropout", "alibi")]
+    specs += [with_bias().for_direction(direction) for direction in get_args(Direction)[1:]]
     assert len({spec.name for spec in specs}) == len(specs)
     assert make_spec(head_dim=192, head_dim_v=128, mask="causal").name == "fwd_bf16_d192v128_causal"
+
+
+def with_bias(**fields: Any) -> AttentionSpec:
+    return make_spec("bfloat16", 128, "causal", bias="additive", **fields)
+
+
+def test_names_say_direction_and_features() -> None:
+    spec = with_bias(dropout=True, alibi=True)
+    assert spec.name == "fwd_bf16_d128_causal_bias_alibi_dropout"
+    dkv = make_spec("bfloat16", 128, "causal").for_direction("backward_dkv")
+    assert dkv.name == "bwd_dkv_bf16_d128_causal"
+
+
+def test_a_spec_has_one_of_each_direction() -> None:
+    spec = make_spec("float32", 64, "causal", head_dim_v=96, precision="tf32", dropout=True)
+    assert spec.for_direction("backward_dq").for_direction("forward") == spec
+    delta = spec.for_direction("backward_delta")
+    assert delta == make_spec("float32", 96, direction="backward_delta")
+
+
+@pytest.mark.parametrize("direction", get_args(Direction))
+def test_flops_by_direction(direction: Any) -> None:
+    """A product of (Sq x d) and (d x Sk) is 2 Sq Sk d; a causal mask leaves half."""
+    problem = Problem(batch=2, heads=3, kv_heads=3, seq_q=100, seq_k=200)
+    products = {
+        "forward": 2,
+        "backward_dkv": 4,
+        "backward_dq": 3,
+        "backward_fused": 5,
+        "backward_dbias": 2,
+    }
+    spec = with_bias().for_direction(direction)
+    expected = products.get(direction, 0) * 2 * 3 * 2 * 100 * 200 * 128 / 2
+    assert flops(spec, problem) == (expected or 2 * 2 * 3 * 100 * 128)
 
 
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
+        ({"direction": "sideways"}, "direction"),
+        ({"bias": "some"}, "bias"),
+        ({"dropout": 1}, "dropout"),
+        ({"alibi": "yes"}, "alibi"),
+        ({"direction": "backward_dbias"}, "bias"),
+        ({"direction": "backward_dbias", "bias": "boolean"}, "bias"),
+        ({"direction": "backward_delta", "mask": "causal"}, "backward_delta"),
+        ({"direction": "backward_delta", "dropout": True}, "backward_delta"),
+        ({"direction": "backward_delta", "head_dim_v": 128}, "backward_delta"),
         ({"dtype": "float64"}, "dtype"),
         ({"head_dim": 12}, "head_dim"),
         ({"head_dim": 264}, "head_dim"),

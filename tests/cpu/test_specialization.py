@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from flashgen import launch
+from flashgen import gradients, launch, launch_backward
+from flashgen.reference import Case
 from flashgen.render import render
+from flashgen.spec import Problem
 from tests.makers import make_config, make_spec
 
 LENGTHS = (1, 15, 16, 17, 1000)
@@ -69,3 +72,40 @@ def test_compilations_over_lengths(
         q, k, v = (torch.zeros((1, 2, seq, head_dim), dtype=torch.bfloat16) for _ in range(3))
         launch.launch(kernel, spec, config, q, k, v, scale=0.1, diagonal=0)
     assert kernel.compilations == classes
+
+
+@pytest.mark.parametrize(
+    ("direction", "features"),
+    [
+        ("backward_delta", {}),
+        ("backward_dkv", {"dropout": True, "alibi": True}),
+        ("backward_dq", {}),
+        ("backward_dbias", {"bias": "additive"}),
+    ],
+)
+def test_backward_compilations_over_lengths(
+    h200: None, tmp_path: Path, direction: Any, features: dict[str, Any]
+) -> None:
+    """One for each class of the bias's strides: here they are multiples of 16."""
+    spec = make_spec(head_dim=16, mask="causal", **features).for_direction(direction)
+    delta = direction == "backward_delta"
+    config = make_config(16, 16, num_stages=1 if delta else 2)
+    rendered = render(spec, config)
+    path = tmp_path / f"{rendered.name}.py"
+    path.write_text(rendered.source)
+    kernel = CompileOnly(launch.load_kernel(path, rendered.name))
+    for seq in LENGTHS:
+        problem = Problem(batch=1, heads=2, kv_heads=1, seq_q=seq, seq_k=seq)
+        inputs = gradients.make_inputs(spec, Case(problem=problem), 0, "cpu")
+        rows = torch.zeros(1, 2, seq)
+        if delta:
+            do = inputs.do.contiguous()
+            launch_backward.bind_delta(kernel, spec, config)(do, do, None)
+            continue
+        bias = torch.zeros(1, 2, seq, 1024, dtype=torch.bfloat16)[..., :seq]
+        call = launch_backward.Backward(
+            q=inputs.q, k=inputs.k, v=inputs.v, do=inputs.do.contiguous(), lse=rows, delta=rows,
+            scale=0.1, diagonal=0, features=replace(inputs.features, bias=bias if features.get("bias") else None),
+        )  # fmt: skip
+        launch_backward.bind_backward(kernel, spec, config)(call)
+    assert kernel.compilations == 1

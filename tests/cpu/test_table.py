@@ -318,3 +318,15 @@ class TestResult:
     def test_impossible_figures_are_refused(self, field: str, value: object) -> None:
         with pytest.raises(InvalidArgument):
             Result(**{**GOOD, field: value})
+
+
+def test_features_are_written_where_they_are_on() -> None:
+    plain = made_table(made_entry())
+    assert "dropout" not in dump(plain)
+    spec = replace(SPEC, dropout=True, bias="additive")
+    config = replace(AHEAD, schedule="fa2")
+    text = dump(made_table(made_entry(spec, config=config)))
+    assert "precision: ieee, dropout: true, bias: additive}" in text
+    assert parse(text, PATH).entries[0].spec == spec
+    with pytest.raises(TableError, match="dropout must be true or false"):
+        parse(text.replace("dropout: true", "dropout: 1"), PATH)

@@ -1,0 +1,126 @@
+"""Peak memory of one attention layer, forward and backward, by sequence length, on a GPU.
+
+    python benchmarks/memory.py [--dtype bf16] [--head-dim 64] [--heads 16] [--out FILE]
+
+Beside flashgen: standard attention, which keeps S and P, and torch SDPA. A figure is what torch
+allocated at most during a forward and a backward (the allocator's own peak), less Q, K, V and dO,
+which were there before: O, LSE, the gradients, and whatever is in between. It does not depend on
+how busy the GPU is. Where a length does not fit, "out of memory" stands for the figure.
+
+Memory is linear in the length where the bytes of each token, the last column, stay the same.
+Exit codes: 0 done, 3 no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import flashgen
+from flashgen.spec import parse_dtype
+from generated.dispatcher import attention
+
+LENGTHS = tuple(1 << power for power in range(10, 17))  # 1k to 64k
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """One figure; peak_bytes is None where the GPU had too little."""
+
+    contender: str
+    seq: int
+    peak_bytes: int | None
+
+    def row(self) -> str:
+        """The line that is printed."""
+        if self.peak_bytes is None:
+            return f"{self.contender:10}{self.seq:8}   out of memory"
+        mebibytes, each = self.peak_bytes / 2**20, self.peak_bytes / self.seq
+        return f"{self.contender:10}{self.seq:8}{mebibytes:13.1f} MiB{each:12.0f} bytes a token"
+
+
+def standard(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(Q K^T / sqrt(d)) V with a causal mask, each step a tensor of its own."""
+    seq = q.shape[2]
+    s = q @ k.transpose(-1, -2) / math.sqrt(q.shape[3])
+    seen = torch.ones(seq, seq, dtype=torch.bool, device=q.device).tril()
+    return torch.softmax(s.masked_fill(~seen, float("-inf")), -1) @ v
+
+
+CONTENDERS: dict[str, Attention] = {
+    "standard": standard,
+    "torch SDPA": lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True),
+    "flashgen": lambda q, k, v: attention(q, k, v, causal=True),
+}
+
+
+def measure(contender: str, seq: int, options: argparse.Namespace) -> Peak:
+    """The peak of the second of two passes: the first compiles and loads kernels."""
+    shape = (1, options.heads, seq, options.head_dim)
+    dtype = getattr(torch, parse_dtype(options.dtype))
+    q, k, v = (torch.randn(shape, dtype=dtype, device="cuda").requires_grad_() for _ in range(3))
+    do = torch.randn(shape, dtype=dtype, device="cuda")
+    try:
+        for _ in range(2):
+            for x in (q, k, v):
+                x.grad = None
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            CONTENDERS[contender](q, k, v).backward(do)
+            torch.cuda.synchronize()
+        return Peak(
+            contender=contender, seq=seq, peak_bytes=torch.cuda.max_memory_allocated() - before
+        )
+    except torch.OutOfMemoryError:
+        return Peak(contender=contender, seq=seq, peak_bytes=None)
+    finally:
+        del q, k, v, do
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--dtype", default="bf16", help="fp16, bf16 or fp32")
+    parser.add_argument("--head-dim", type=int, default=64)
+    parser.add_argument("--heads", type=int, default=16)
+    parser.add_argument("--seq", type=int, nargs="+", default=LENGTHS, help="lengths")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures there too")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("benchmarks/memory.py needs a GPU: torch sees none here", file=sys.stderr)
+        return 3
+    torch.manual_seed(0)
+    peaks = []
+    for contender in CONTENDERS:
+        for seq in options.seq:
+            peaks.append(measure(contender, seq, options))
+            print(peaks[-1].row(), flush=True)
+    if options.out:
+        record = {
+            "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
+            "flashgen": flashgen.__version__, "batch": 1, "heads": options.heads,
+            "head_dim": options.head_dim, "dtype": options.dtype, "causal": True,
+            "peaks": [asdict(peak) for peak in peaks],
+        }  # fmt: skip
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

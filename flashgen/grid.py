@@ -1,0 +1,95 @@
+"""What the blocks of a launch do: how often each one's main loops turn, and the bytes of them all.
+
+It says of the templates what their loops' bounds say; the causal diagonal is the bottom-right one.
+"""
+
+from __future__ import annotations
+
+import math
+
+from flashgen.config import BY_KEYS, KernelConfig
+from flashgen.errors import NoEstimate
+from flashgen.spec import AttentionSpec, Problem
+
+
+def grid(
+    spec: AttentionSpec, config: KernelConfig, problem: Problem, *, loops: int
+) -> list[tuple[int, ...]]:
+    """Trip counts of the main loops, in order of address, for each block in launch order.
+
+    Raises NoEstimate for a number of loops that the template does not have, and for directions
+    whose loops turn as often as the tensors say.
+    """
+    if loops not in (1, 2):
+        raise NoEstimate(f"{loops} main loops were found in the SASS, the template has 1 or 2")
+    if spec.direction == "backward_dbias":
+        raise NoEstimate("how often its loop turns depends on how the bias is broadcast")
+    if spec.direction in BY_KEYS:
+        return _by_keys(spec, config, problem, loops) * (problem.batch * problem.kv_heads)
+    return _by_rows(spec, config, problem, loops) * (problem.batch * problem.heads)
+
+
+def _by_rows(
+    spec: AttentionSpec, config: KernelConfig, problem: Problem, loops: int
+) -> list[tuple[int, ...]]:
+    """Forward and dQ: one block a tile of rows; the unmasked tiles of keys, then the masked ones.
+
+    s_ahead runs its last tile after the loops.
+    """
+    found: list[tuple[int, ...]] = []
+    for start in range(0, problem.seq_q, config.br):
+        whole, end = problem.seq_k, problem.seq_k
+        if spec.causal:
+            shift = problem.seq_k - problem.seq_q
+            end = min(max(start + config.br + shift, 0), end)
+            whole = min(max(start + shift + 1, 0), whole)
+        tiles, unmasked = math.ceil(end / config.bc), whole // config.bc
+        if config.schedule == "s_ahead":
+            tiles = max(tiles - 1, 0)
+            unmasked = min(unmasked, tiles)
+        found.append((tiles,) if loops == 1 else (unmasked, tiles - unmasked))
+    return found[::-1] if config.order == "longest_first" else found
+
+
+def _by_keys(
+    spec: AttentionSpec, config: KernelConfig, problem: Problem, loops: int
+) -> list[tuple[int, ...]]:
+    """For dK and dV: one block a tile of keys; the masked tiles of rows, then the unmasked ones, of
+    every query head that shares the keys.
+    """
+    group = problem.heads // max(1, problem.kv_heads)
+    tiles = math.ceil(problem.seq_q / config.br)
+    found: list[tuple[int, ...]] = []
+    for start in range(0, problem.seq_k, config.bc):
+        first = full = 0
+        if spec.causal:
+            shift = problem.seq_k - problem.seq_q
+            first = min(max(start - shift, 0) // config.br, tiles)
+            full = math.ceil(max(start + config.bc - 1 - shift, 0) / config.br)
+            full = max(min(full, tiles), first)
+        masked, unmasked = group * (full - first), group * (tiles - full)
+        found.append((masked + unmasked,) if loops == 1 else (masked, unmasked))
+    return found
+
+
+def bytes_moved(spec: AttentionSpec, problem: Problem) -> float:
+    """Bytes that pass between memory and L2 at least: each tensor once.
+
+    A bias is taken to be the same for all batches and heads.
+    """
+    rows = problem.batch * problem.heads * problem.seq_q
+    keys = problem.batch * problem.kv_heads * problem.seq_k
+    dims = spec.head_dim + spec.head_dim_v
+    elements = {
+        "forward": (rows + keys) * dims,  # Q, O; K, V
+        "backward_delta": 2 * rows * spec.head_dim_v,  # O, dO
+        "backward_dkv": (rows + 2 * keys) * dims,  # Q, dO; K, V, dK, dV
+        "backward_dq": (rows + keys) * dims + rows * spec.head_dim,  # Q, dO, dQ; K, V
+        "backward_fused": (rows + 2 * keys) * dims + 2 * rows * spec.head_dim,  # dQ in float32
+        "backward_dbias": (rows + keys) * dims,
+    }[spec.direction]
+    of_a_row = 4.0 if spec.direction in ("forward", "backward_delta") else 8.0  # LSE, delta
+    bias = 0.0
+    if spec.bias != "none":
+        bias = problem.seq_q * problem.seq_k * (1 if spec.bias == "boolean" else spec.element_bytes)
+    return elements * spec.element_bytes + rows * of_a_row + bias

@@ -1,0 +1,65 @@
+"""Call: what a call of attention asks beside its tensors. Saved: what its backward starts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from flashgen.features import PLAIN, Features
+from flashgen.spec import diagonal_of
+
+Causal = bool | Literal["top_left", "bottom_right"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """The options of one call. scale is the number itself, no longer None."""
+
+    causal: Causal
+    scale: float
+    precision: str = "ieee"
+    deterministic: bool = True
+
+    def diagonal(self, q: Tensor, k: Tensor) -> int | None:
+        """The offset of the causal diagonal, as spec.diagonal_of gives it."""
+        return diagonal_of(self.causal, q.shape[2], k.shape[2])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Saved:
+    """A forward's arguments and results: q (B, H, Sq, d), k (B, Hkv, Sk, d), v (B, Hkv, Sk, d_v), o
+    (B, H, Sq, d_v) of one dtype, lse (B, H, Sq) float32.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor
+    lse: Tensor
+    call: Call
+    features: Features = PLAIN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """The gradients that are asked for."""
+
+    q: bool
+    k: bool
+    v: bool
+    bias: bool
+
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""Of q, k, v and the bias; None where none was asked for."""
+
+
+def features_of(
+    bias: Tensor | None, slopes: Tensor | None, rng: Tensor | None, dropout_p: float
+) -> Features:
+    """The features as one value; PLAIN where there are none."""
+    if bias is None and slopes is None and rng is None:
+        return PLAIN
+    return Features(bias=bias, slopes=slopes, dropout_p=dropout_p, rng=rng)

@@ -1,0 +1,86 @@
+"""What torch may do around a call: trace it, transform it, cast for it, or draw random numbers.
+
+The only file that asks torch for its modes. Those asked of torch._C have no public name that is as
+cheap: they are asked at every call.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from flashgen.errors import InvalidArgument, NotDifferentiable
+
+_are_transforms_active = torch._C._are_functorch_transforms_active
+_count_dispatch_modes = torch._C._len_torch_dispatch_stack
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+_forward_ad = torch.autograd.forward_ad
+
+
+def special(q: Tensor) -> bool:
+    """Whether anything is between the call and its kernel: what the functions below tell apart."""
+    return (
+        torch.compiler.is_compiling()
+        or _are_transforms_active()
+        or _count_dispatch_modes() > 0
+        or _is_any_autocast_enabled()
+        or _forward_ad._current_level >= 0
+        or (type(q) is not Tensor and type(q) is not Parameter)
+    )
+
+
+def transformed() -> bool:
+    """Whether the call is under a transform of torch.func: grad, vjp, vmap and the like."""
+    return _are_transforms_active()
+
+
+def traced(q: Tensor) -> bool:
+    """Whether the call must go through the registered operators: under torch.compile and
+    torch.export, under dispatch modes, or with a subclass of Tensor.
+    """
+    if torch.compiler.is_compiling() or _count_dispatch_modes() > 0:
+        return True
+    return type(q) is not Tensor and type(q) is not Parameter and not _are_transforms_active()
+
+
+def refuse_tangents(*tensors: Tensor | None) -> None:
+    """Raise NotDifferentiable if one of them carries a tangent of forward-mode differentiation,
+    which a kernel would drop.
+    """
+    if _forward_ad._current_level < 0:
+        return
+    parts = (_forward_ad.unpack_dual(x) for x in tensors if x is not None)  # type: ignore[no-untyped-call]
+    if any(part.tangent is not None for part in parts):
+        raise NotDifferentiable(
+            "attention has no forward-mode derivative: use torch.func.vjp, or what "
+            "torch.nn.attention.sdpa_kernel(SDPBackend.MATH) makes of scaled_dot_product_attention"
+        )
+
+
+def autocasts() -> bool:
+    """Whether autocast is on, for any kind of device."""
+    return _is_any_autocast_enabled()
+
+
+def autocast(x: Tensor) -> Tensor:
+    """What autocast would make of x for scaled_dot_product_attention: x in the region's dtype."""
+    device = x.device.type
+    if not x.is_floating_point() or not torch.is_autocast_enabled(device):
+        return x
+    return x.to(torch.get_autocast_dtype(device))
+
+
+def draw_rng(dropout_p: float, device: torch.device) -> Tensor | None:
+    """The Philox seed and offset of one call with dropout, int64 (2,); None without dropout.
+
+    Drawn on the device from torch's generator of that device, so torch.manual_seed fixes them,
+    activation checkpointing draws them again, and a replayed CUDA graph draws new ones. The
+    generator advances by what torch.randint takes. Raises InvalidArgument unless 0 <= dropout_p
+    <= 1.
+    """
+    if not 0.0 <= dropout_p <= 1.0:
+        raise InvalidArgument(f"dropout_p must be from 0 to 1: got {dropout_p!r}")
+    if dropout_p == 0.0:
+        return None
+    return torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64, device=device)

@@ -1,0 +1,157 @@
+"""Attention as operators of torch.library: what torch.compile, torch.export, FakeTensor and
+torch.func see of it.
+
+Eager calls do not come here: see autograd.py. An operator is the process's, so it is told by name
+which generated package serves it. O lies in memory as launch.empty_like_layout says, gradients as
+what they are gradients of, that of a bias contiguous; a gradient nobody wants is a tensor of no
+element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from flashgen.launch import empty_like_layout
+from flashgen.runtime import registry
+from flashgen.runtime.autograd import refuse_second_derivative, refuse_vmap
+from flashgen.runtime.call import Call, Saved, Wanted, features_of
+from flashgen.spec import check_scale
+
+_ARGUMENTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? slopes, Tensor? rng, float dropout_p, "
+    "float? scale, str causal, str precision, bool deterministic, str package"
+)
+_FORWARD = f"({_ARGUMENTS}) -> (Tensor o, Tensor lse)"
+_BACKWARD = (
+    f"(Tensor do, Tensor? dlse, Tensor o, Tensor lse, bool[] wanted, {_ARGUMENTS}) "
+    "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias)"
+)
+_TENSORS = 6  # q, k, v, bias, slopes, rng
+
+
+@torch.library.custom_op("flashgen::attention_forward", mutates_args=(), schema=_FORWARD)
+def attention_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    slopes: Tensor | None,
+    rng: Tensor | None,
+    dropout_p: float,
+    scale: float | None,
+    causal: str,
+    precision: str,
+    deterministic: bool,
+    package: str,
+) -> tuple[Tensor, Tensor]:
+    """O and LSE. causal is "none", "top_left" or "bottom_right"."""
+    features = features_of(bias, slopes, rng, dropout_p)
+    call = _call(q, scale, causal, precision, deterministic)
+    dispatcher = registry.dispatcher_of(package)
+    dispatcher.check(q, k, v, call, features)
+    return dispatcher.passes.forward(q, k, v, call, features)
+
+
+@attention_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return (
+        empty_like_layout(q, v.shape[3]),
+        torch.empty(q.shape[:3], dtype=torch.float32, device=q.device),
+    )
+
+
+@torch.library.custom_op("flashgen::attention_backward", mutates_args=(), schema=_BACKWARD)
+def attention_backward(
+    do: Tensor,
+    dlse: Tensor | None,
+    o: Tensor,
+    lse: Tensor,
+    wanted: Sequence[bool],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    slopes: Tensor | None,
+    rng: Tensor | None,
+    dropout_p: float,
+    scale: float | None,
+    causal: str,
+    precision: str,
+    deterministic: bool,
+    package: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of q, k, v and bias, those of `wanted` in this order."""
+    features = features_of(bias, slopes, rng, dropout_p)
+    call = _call(q, scale, causal, precision, deterministic)
+    saved = Saved(q=q, k=k, v=v, o=o, lse=lse, call=call, features=features)
+    asked = Wanted(q=wanted[0], k=wanted[1], v=wanted[2], bias=wanted[3])
+    found = registry.dispatcher_of(package).passes.backward(saved, do, dlse, asked)
+    dq, dk, dv, dbias = (q.new_empty(0) if x is None else x for x in found)
+    return dq, dk, dv, dbias
+
+
+@attention_backward.register_fake
+def _(
+    do: Tensor,
+    dlse: Tensor | None,
+    o: Tensor,
+    lse: Tensor,
+    wanted: Sequence[bool],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    *_: Any,
+) -> tuple[Tensor, ...]:
+    found = [
+        empty_like_layout(x, x.shape[3]) if asked else q.new_empty(0)
+        for x, asked in zip((q, k, v), wanted, strict=False)
+    ]
+    dbias = q.new_empty(0)
+    if wanted[3] and bias is not None:
+        dbias = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
+    return (*found, dbias)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*output, *inputs[:_TENSORS])
+    ctx.options = inputs[_TENSORS:]
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+    after = (None,) * (2 + len(ctx.options))  # slopes, rng and what is no tensor
+    if do is None and dlse is None:
+        return (None, None, None, None, *after)
+    o, lse, *tensors = ctx.saved_tensors
+    wanted = list(ctx.needs_input_grad[:4])
+    do = torch.zeros_like(o) if do is None else do
+    found = attention_backward(do, dlse, o, lse, wanted, *tensors, *ctx.options)
+    return (*(x if asked else None for x, asked in zip(found, wanted, strict=True)), *after)
+
+
+def _differentiate_twice(ctx: Any, *_: Tensor | None) -> NoReturn:
+    refuse_second_derivative()
+
+
+def _refuse_vmap(*_: Any) -> NoReturn:
+    refuse_vmap()
+
+
+def _call(q: Tensor, scale: float | None, causal: str, precision: str, deterministic: bool) -> Call:
+    return Call(
+        causal=False if causal == "none" else causal,  # type: ignore[arg-type]  # check() judges it
+        scale=check_scale(scale, q.shape[3]),
+        precision=precision,
+        deterministic=deterministic,
+    )
+
+
+attention_forward.register_autograd(_differentiate, setup_context=_save)
+attention_backward.register_autograd(_differentiate_twice)
+attention_forward.register_vmap(_refuse_vmap)
+attention_backward.register_vmap(_refuse_vmap)

@@ -1,0 +1,191 @@
+"""Resolver: from tensors to the launcher of their spec, once per device, spec and bucket.
+
+Later calls find it with one dictionary look-up. Nothing is ever timed here, so two ranks with one
+table choose alike.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from flashgen import interpreter, launch, settings
+from flashgen.errors import InvalidArgument
+from flashgen.features import PLAIN, Features
+from flashgen.gpu import Gpu, known_target
+from flashgen.runtime.call import Call
+from flashgen.runtime.launcher import KernelLauncher, Launcher
+from flashgen.runtime.select import Ladder, Selection, Served, ladder, prefers_fused, tune_command
+from flashgen.spec import BUCKETS, AttentionSpec, Direction, from_tensors
+
+logger = logging.getLogger("flashgen.runtime")
+
+_LOW, _MIDDLE, _HIGH = (bucket.low for bucket in BUCKETS[1:])
+_QUIET = ("backward_delta", "backward_dbias")
+"""Directions too cheap beside the others to advise on."""
+
+AnyLauncher = TypeVar("AnyLauncher", bound=KernelLauncher)
+
+
+class Resolver:
+    """Finds launchers for the kernels of one generated package."""
+
+    def __init__(self, package: str, served: Served) -> None:
+        self.package = package
+        self.served = served
+        self.plain: dict[tuple[object, ...], Launcher] = {}
+        """Forward launchers without features, by key(): what the hot path looks into."""
+        self._others: dict[tuple[object, ...], KernelLauncher] = {}
+        self._fused: dict[tuple[object, ...], bool] = {}
+        self._gpus: dict[torch.device, Gpu] = {}
+        self._said: set[tuple[object, ...]] = set()
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool | str, precision: str
+    ) -> Launcher | None:
+        """The launcher of a forward without features not met before, kept for the next; None where
+        torch serves. Raises InvalidArgument for tensors that no kernel takes.
+        """
+        spec, problem = from_tensors(q, k, v, causal=causal, precision=precision)
+        if self.left_to_torch(q.device):
+            return None
+        launcher = self._resolve(Launcher, spec, problem.seq_k, q.device)
+        self.plain[key(q, v, spec.causal, precision)] = launcher
+        return launcher
+
+    def launcher(
+        self,
+        kind: type[AnyLauncher],
+        direction: Direction,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        call: Call,
+        features: Features,
+    ) -> AnyLauncher:
+        """The launcher of any direction and features, for tensors on a GPU or interpreted."""
+        wanted = (direction, *_kinds(features), *_key_of(q, v, call))
+        found = self._others.get(wanted)
+        if found is None:
+            spec, problem = from_tensors(
+                q, k, v, causal=call.causal, precision=call.precision, features=features
+            )
+            spec = spec.for_direction(direction)
+            found = self._resolve(kind, spec, problem.seq_k, q.device)
+            self._others[wanted] = found
+        assert isinstance(found, kind)  # the direction tells the kind
+        return found
+
+    def knows(self, q: Tensor, v: Tensor, call: Call, features: Features) -> bool:
+        """Whether a forward of this kind was resolved before, so that its spec is a good one."""
+        wanted = ("forward", *_kinds(features), *_key_of(q, v, call))
+        return wanted in self._others
+
+    def prefers_fused(
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features
+    ) -> bool:
+        """Whether the tables have the fused backward faster than the two kernels it replaces."""
+        wanted = (*_kinds(features), *_key_of(q, v, call))
+        if wanted not in self._fused:
+            spec, problem = from_tensors(
+                q, k, v, causal=call.causal, precision=call.precision, features=features
+            )
+            fused, dkv, dq = (
+                self.ladder(spec.for_direction(direction), problem.seq_k, q.device).rungs[0]
+                for direction in ("backward_fused", "backward_dkv", "backward_dq")
+            )
+            self._fused[wanted] = prefers_fused(fused, dkv, dq)
+        return self._fused[wanted]
+
+    def _resolve(
+        self, kind: type[AnyLauncher], spec: AttentionSpec, seq_k: int, device: torch.device
+    ) -> AnyLauncher:
+        launcher = kind(self.package, self.ladder(spec, seq_k, device).rungs)
+        self._say(spec, launcher.selection, self.tune_command(spec, seq_k, device))
+        return launcher
+
+    def ladder(self, spec: AttentionSpec, seq_k: int, device: torch.device) -> Ladder:
+        """The kernels that may serve a spec, best first."""
+        slug, gpu = self.served_as(device)
+        return ladder(self.served, slug, gpu, spec, seq_k)
+
+    def tune_command(self, spec: AttentionSpec, seq_k: int, device: torch.device) -> str:
+        """What would improve a call; offline for the GPU that a CPU stands for."""
+        return tune_command(spec, seq_k, None if device.type == "cuda" else settings.served_gpu())
+
+    def _say(self, spec: AttentionSpec, selection: Selection, command: str) -> None:
+        """Once per spec and rung: where its kernel comes from, and what would improve it."""
+        settings.configure_logging(logging.getLogger("flashgen"))
+        if (spec, selection.rung) in self._said or selection.rung == "rendered":
+            return  # on_demand.py says what it renders
+        self._said.add((spec, selection.rung))
+        if selection.rung == "exact":
+            logger.info("%s: %s, %s", spec.name, selection.choice.kernel, selection.reason)
+        elif spec.direction in _QUIET:
+            logger.info("%s", selection.reason)
+        else:
+            logger.warning("%s. To improve it: %s", selection.reason, command)
+
+    def left_to_torch(self, device: torch.device) -> bool:
+        """Whether torch serves tensors of this device: the CPU's, unless they run the kernels of
+        FLASHGEN_GPU in Triton's interpreter.
+        """
+        if device.type != "cpu":
+            return False
+        return not interpreter.active() or settings.served_gpu() is None
+
+    def served_as(self, device: torch.device) -> tuple[str, Gpu]:
+        """The slug whose table serves a device, and the Gpu whose limits hold."""
+        wanted = settings.served_gpu()
+        if wanted is not None and wanted not in self.served.archs:
+            wanted = known_target(wanted).slug
+        if device.type != "cuda":
+            if wanted is None:
+                raise InvalidArgument(f"q must be on a GPU or on the CPU: got device {device}")
+            return wanted, known_target(wanted)
+        gpu = self._gpus.get(device) or launch.device_gpu(device.index or 0)
+        self._gpus[device] = gpu
+        return wanted or gpu.slug, gpu
+
+    def addressed(self, x: Tensor, name: str) -> Tensor:
+        """x, copied if no kernel can address it, which is said once. The copy's dimensions lie in
+        memory in the order of x's, so that results lie as they would for x.
+        """
+        if addressable(x):
+            return x
+        if ("copy", name) not in self._said:
+            self._said.add(("copy", name))
+            logger.warning("%s is copied: no kernel can address its strides %s", name, x.stride())
+        return launch.empty_like_layout(x, x.shape[3]).copy_(x)
+
+
+def addressable(x: Tensor) -> bool:
+    """Whether the kernels can address x: a contiguous last dimension, and rows near enough.
+
+    Within a tile of at most 256 rows they count elements in 32 bits.
+    """
+    strides = x.stride()
+    return strides[3] == 1 and strides[2] < (1 << 31) // 256
+
+
+def key(q: Tensor, v: Tensor, causal: bool, precision: str) -> tuple[object, ...]:
+    """What a launcher depends on. The bucket is told by how many bounds seq_k reaches."""
+    seq_k = v.shape[2]
+    bucket = (seq_k >= _LOW) + (seq_k >= _MIDDLE) + (seq_k >= _HIGH)
+    return (q.device, q.dtype, q.shape[3], v.shape[3], causal, bucket, precision)
+
+
+def _key_of(q: Tensor, v: Tensor, call: Call) -> tuple[object, ...]:
+    return key(q, v, call.causal is not False, call.precision)
+
+
+def _kinds(features: Features) -> tuple[object, ...]:
+    """What of the features makes another kernel."""
+    if features is PLAIN:
+        return (None, False, False)
+    bias = features.bias
+    masks = None if bias is None else bias.dtype is torch.bool
+    return (masks, features.slopes is not None, features.dropout_p > 0.0)

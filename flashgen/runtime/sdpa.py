@@ -1,0 +1,113 @@
+"""torch.nn.functional.scaled_dot_product_attention by flashgen's kernels: the same arguments, in
+the same order, with the same meaning.
+
+What no kernel takes is left to torch's own function, which is said once for each reason: CPU
+tensors (unless interpreted), other dtypes, head dims that are not multiples of 8 from 16 to 256,
+more than four dimensions, batches that broadcast, nested tensors, and a call that mixes dtypes,
+which torch refuses. Arguments that contradict each other are refused by name.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from flashgen.errors import InvalidArgument
+from flashgen.runtime import modes, registry
+from flashgen.spec import DTYPE_BYTES, HEAD_DIM_STEP, MAX_HEAD_DIM, MIN_HEAD_DIM
+
+logger = logging.getLogger("flashgen.runtime")
+
+_said: set[str] = set()
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """softmax(scale * Q K^T + mask) V.
+
+    query (..., seq_q, head_dim), key (..., seq_k, head_dim), value (..., seq_k, head_dim_v).
+    attn_mask broadcasts to (..., seq_q, seq_k): bool, True where a query may attend, or floating,
+    added to the scores, and differentiable. is_causal: the first query sees the first key alone.
+    enable_gqa: the heads of key and value divide those of query. Raises InvalidArgument, a
+    ValueError, naming the argument.
+    """
+    if is_causal and attn_mask is not None:
+        raise InvalidArgument("attn_mask must be None where is_causal is True: got both")
+    reason = _why_not(query, key, value, attn_mask)
+    if reason is not None:
+        _say(reason)
+        return functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p,
+            is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+        )
+    missing = 4 - query.ndim
+    q, k, v = (x[(None,) * missing] for x in (query, key, value))
+    if q.shape[1] != k.shape[1] and not enable_gqa:
+        raise InvalidArgument(
+            "enable_gqa must be True where key has other heads than query: "
+            f"got {k.shape[1]} and {q.shape[1]}"
+        )
+    masks = attn_mask is not None and attn_mask.dtype is torch.bool
+    if attn_mask is not None and not masks and not attn_mask.is_floating_point():
+        raise InvalidArgument(f"attn_mask must be bool or floating: got {attn_mask.dtype}")
+    o = registry.dispatcher_of().attention(
+        q,
+        k,
+        v,
+        causal="top_left" if is_causal else False,
+        scale=scale,
+        bias=attn_mask,
+        dropout_p=dropout_p,
+    )
+    return o[(0,) * missing] if missing else o
+
+
+def _why_not(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str | None:
+    """Why torch serves this call; None where a kernel does."""
+    if not torch.compiler.is_compiling() and registry.dispatcher_of().serves_by_torch(q.device):
+        return "CPU tensors"
+    if any(x.is_nested for x in (q, k, v)):
+        return "nested tensors"
+    if not q.ndim == k.ndim == v.ndim or not 2 <= q.ndim <= 4:
+        return "tensors of other than two to four dimensions"
+    if q.shape[:-3] != k.shape[:-3] or k.shape[:-2] != v.shape[:-2]:
+        return "batches or heads that broadcast"
+    if not modes.autocasts():  # under autocast they become one dtype, a kernel's
+        if _name(q) not in DTYPE_BYTES:
+            return f"dtype {_name(q)}"
+        if not q.dtype == k.dtype == v.dtype:
+            return "tensors of several dtypes"
+    if mask is not None and mask.is_floating_point() and _name(mask) not in DTYPE_BYTES:
+        return f"a mask of dtype {_name(mask)}"
+    for dim in (q.shape[-1], v.shape[-1]):
+        if dim % HEAD_DIM_STEP or not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM:
+            return f"head dim {dim}"
+    return None
+
+
+def _name(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+def _say(reason: str) -> None:
+    if not torch.compiler.is_compiling() and reason not in _said:
+        _said.add(reason)
+        logger.info("torch's own scaled_dot_product_attention serves %s", reason)

@@ -1,0 +1,136 @@
+"""The arguments of a kernel, by direction and variant, and what Triton may assume of them.
+
+The order here is the one in which templates declare and launchers pass them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashgen.config import KernelConfig
+from flashgen.spec import SHORT_DTYPE, AttentionSpec, padded
+
+TENSORS: dict[str, tuple[str, ...]] = {
+    "forward": ("q", "k", "v", "o"),
+    "backward_delta": ("o", "do"),
+    "backward_dkv": ("q", "k", "v", "do", "dk", "dv"),
+    "backward_dq": ("q", "k", "v", "do", "dq"),
+    "backward_fused": ("q", "k", "v", "do", "dk", "dv"),
+    "backward_dbias": ("q", "k", "v", "do"),
+}
+"""The strided tensors of a direction's kernel; do, dq, dk, dv are the gradients of O, Q, K, V."""
+
+_OF_V = ("v", "o", "do", "dv")
+_ROWS_OF_K = ("k", "v", "dk", "dv")
+
+DBIAS_SIZES = (
+    "dbias_rows",
+    "dbias_keys",
+    "row_tiles",
+    "key_tiles",
+    "head_tiles",
+    "row_steps",
+    "key_steps",
+    "head_steps",
+    "batch_steps",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """A kernel's argument types and what Triton may assume of them, as triton.compiler.ASTSource
+    takes it.
+    """
+
+    types: dict[str, str]
+    constexprs: dict[str, object]
+    attrs: dict[tuple[int, ...], list[list[object]]]
+
+
+def compile_signature(spec: AttentionSpec, config: KernelConfig) -> Signature:
+    """What a launch with aligned tensors would specialize on, with no tensor and no GPU.
+
+    Strides that are multiples of 16 elements are the class of every contiguous tensor whose head
+    dim is one; so are the head dims that a padded kernel takes as arguments. The keys of a bias are
+    next to each other. Lengths, head counts and the diagonal are never specialized on.
+    """
+    types = _tensors(spec, config) | _sizes(spec, config) | _features(spec)
+    if config.schedule == "fa1":
+        types |= {"acc_ptr": "*fp32", "sum_ptr": "*fp32", "max_ptr": "*fp32"}
+    if spec.direction == "backward_dbias":
+        types |= dict.fromkeys(DBIAS_SIZES, "i32")
+    constexprs: dict[str, object] = {"stride_bias_k": 1} if spec.bias != "none" else {}
+    types |= dict.fromkeys(constexprs, "constexpr")
+    aligned = [i for i, (name, kind) in enumerate(types.items()) if _aligned(spec, name, kind)]
+    return Signature(
+        types=types,
+        constexprs=constexprs,
+        attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
+    )
+
+
+def _tensors(spec: AttentionSpec, config: KernelConfig) -> dict[str, str]:
+    """Pointers or descriptors, then float32 rows, then the strides of the pointers."""
+    element = SHORT_DTYPE[spec.dtype]
+    strided = TENSORS[spec.direction]
+    statistics = {
+        "forward": ("lse_ptr",),
+        "backward_delta": ("dlse_ptr", "delta_ptr"),
+        "backward_fused": ("lse_ptr", "delta_ptr", "dq_ptr"),
+    }.get(spec.direction, ("lse_ptr", "delta_ptr"))
+    types: dict[str, str] = {}
+    if config.loads == "descriptor":
+        for x in strided:
+            rows = config.bc if x in _ROWS_OF_K else config.br
+            dim = spec.head_dim_v if x in _OF_V else spec.head_dim
+            types[f"{x}_desc"] = f"tensordesc<{element}[1,1,{rows},{padded(dim)}]>"
+    else:
+        types |= {f"{x}_ptr": f"*{element}" for x in strided}
+    if spec.direction == "backward_dbias":
+        types["dbias_ptr"] = "*fp32"
+    types |= dict.fromkeys(statistics, "*fp32")
+    if config.loads == "pointer":
+        types |= {f"stride_{x}{d}": "i32" for x in strided for d in "bhs"}
+    if spec.direction == "backward_delta":
+        types |= {f"stride_dl{d}": "i32" for d in "bhs"}
+    return types
+
+
+def _sizes(spec: AttentionSpec, config: KernelConfig) -> dict[str, str]:
+    any_dim = config.head_dims == "padded"
+    if spec.direction == "backward_delta":
+        types = {"heads": "i32", "seq_q": "i32", "dlse_rows": "i32"}
+        return types | ({"head_dim_v": "i32"} if any_dim else {})
+    types = {"scale_log2e": "fp32", "heads": "i32", "group": "i32", "seq_q": "i32", "seq_k": "i32"}
+    if spec.direction not in ("forward", "backward_dbias"):
+        types = {"scale": "fp32", **types}
+    if spec.takes_diagonal:
+        types["diagonal"] = "i32"
+    if any_dim:
+        types |= {"head_dim": "i32", "head_dim_v": "i32"}
+    return types
+
+
+def _features(spec: AttentionSpec) -> dict[str, str]:
+    types: dict[str, str] = {}
+    if spec.bias != "none":
+        types["bias_ptr"] = "*u8" if spec.bias == "boolean" else f"*{SHORT_DTYPE[spec.dtype]}"
+        types |= {f"stride_bias_{d}": "i32" for d in "bhqk"}
+    if spec.alibi:
+        types |= {"slopes_ptr": "*fp32", "stride_slopes_b": "i32", "stride_slopes_h": "i32"}
+    if spec.dropout:
+        types |= {"rng_ptr": "*i64", "keep_threshold": "i32", "keep_scale": "fp32"}
+    return types
+
+
+def _aligned(spec: AttentionSpec, name: str, kind: str) -> bool:
+    """Whether an aligned call's argument is a multiple of 16, Triton's alignment class."""
+    if kind.startswith("*") or name in ("head_dim", "head_dim_v"):
+        return True
+    if name in ("stride_bias_b", "stride_bias_h", "stride_bias_q"):
+        return True
+    tensor = name.removeprefix("stride_")[:-1]
+    if tensor == name[:-1] or tensor not in TENSORS[spec.direction]:
+        return False
+    dim = spec.head_dim_v if tensor in _OF_V else spec.head_dim
+    return dim % 16 == 0

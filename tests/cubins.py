@@ -1,0 +1,90 @@
+"""Cubins for tests of the estimator, compiled here: no GPU, and none of them is ever run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from flashgen.compile import Compiled, cache_file, compile_kernel
+from flashgen.config import KernelConfig
+from flashgen.render import render
+from flashgen.spec import AttentionSpec
+from tests.data.single_phase import attend
+
+ALIGNED = [["tt.divisibility", 16]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cubin:
+    """A kernel's machine code and what a launch of it takes; shared_bytes of a block."""
+
+    code: bytes
+    arch: str
+    num_warps: int
+    shared_bytes: int
+
+    def geometry(self) -> dict[str, Any]:
+        """The arguments of estimate_cubin that follow from the kernel."""
+        return {"arch": self.arch, "num_warps": self.num_warps, "shared_bytes": self.shared_bytes}
+
+
+def single_phase(br: int, bc: int, num_warps: int, num_stages: int) -> Cubin:
+    """tests/data/single_phase.py for sm_80, fp16, head_dim 64, contiguous rows."""
+    constants = {"ROWS": br, "KEYS": bc, "DIM": 64}
+    constants |= {f"{name}_column": 1 for name in ("out", "query", "key", "value")}
+    types, attrs = {}, {}
+    for place, name in enumerate(attend.arg_names):
+        pointer = name in ("out", "query", "key", "value")
+        types[name] = "*fp16" if pointer else "fp32" if name == "scale" else "i32"
+        if name in constants:
+            types[name] = "constexpr"
+        elif pointer or "_" in name or name == "length":
+            attrs[(place,)] = ALIGNED
+    source = ASTSource(fn=attend, signature=types, constexprs=constants, attrs=attrs)
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    built = triton.compile(source, target=GPUTarget("cuda", 80, 32), options=options)
+    return Cubin(
+        code=built.asm["cubin"],
+        arch="sm_80",
+        num_warps=num_warps,
+        shared_bytes=built.metadata.shared,
+    )
+
+
+def own(
+    spec: AttentionSpec, config: KernelConfig, arch: str, cache: Path
+) -> tuple[Cubin, Compiled]:
+    """A kernel of flashgen's templates."""
+    compiled = compile_kernel(render(spec, config), spec, config, arch, cache=cache)
+    binary = cache_file(compiled.digest, arch, compiled.triton, cache, "cubin")
+    cubin = Cubin(
+        code=binary.read_bytes(),
+        arch=arch,
+        num_warps=config.num_warps,
+        shared_bytes=compiled.shared_bytes,
+    )
+    return cubin, compiled
+
+
+def roles(*, keys: int = 128, dim: int = 64, stages: int = 2, unequal: bool = False) -> Cubin:
+    """tests/data/warp_roles.py for sm_90, fp16."""
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from tests.data.warp_roles import attend_by_roles
+
+    swizzle = min(128, 2 * dim)
+    layout = f"NVMMASharedLayout(swizzle_byte_width={swizzle},element_bitwidth=16,rank=2)"
+    rows = {"query": 64, "key": keys, "value": keys, "out": 64}
+    types = {name: f"tensordesc<fp16[{count},{dim}],{layout}>" for name, count in rows.items()}
+    constants = {"KEYS": keys, "DIM": dim, "STAGES": stages, "UNEQUAL": unequal}
+    types |= {"tiles": "i32", **dict.fromkeys(constants, "constexpr")}
+    source = GluonASTSource(fn=attend_by_roles, signature=types, constexprs=constants, attrs={})
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    return Cubin(
+        code=built.asm["cubin"], arch="sm_90", num_warps=4, shared_bytes=built.metadata.shared
+    )

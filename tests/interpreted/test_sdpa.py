@@ -1,0 +1,149 @@
+"""The drop-in for scaled_dot_product_attention, by kernels, beside torch's own."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from flashgen.errors import InvalidArgument
+from flashgen.runtime import Dispatcher
+from flashgen.runtime.sdpa import scaled_dot_product_attention
+from tests.serving import leaves, record_directions, serve
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The directions launched by the dispatcher that serves the drop-in."""
+    directions = record_directions(monkeypatch)
+    assert isinstance(serve(monkeypatch, tmp_path), Dispatcher)
+    return directions
+
+
+def draw(*leading: int, kv: int | None = None, sq: int = 20, sk: int = 33) -> tuple[Tensor, ...]:
+    torch.manual_seed(sq)
+    rest = (*leading[:-1], kv) if kv else leading
+    return (
+        torch.randn(*leading, sq, 32),
+        torch.randn(*rest, sk, 32),
+        torch.randn(*rest, sk, 24),
+    )
+
+
+def outcome(function: Any, tensors: tuple[Tensor, ...], **options: Any) -> tuple[Tensor, ...]:
+    """O and the gradients of all tensors and of a floating mask."""
+    x = leaves(*tensors)
+    mask = options.get("attn_mask")
+    if mask is not None and mask.is_floating_point():
+        options["attn_mask"] = mask = mask.detach().clone().requires_grad_()
+        x = (*x, mask)
+    o = function(*x[:3], **options)
+    return (o.detach(), *torch.autograd.grad(o.square().sum(), x))
+
+
+BOOLEAN = torch.rand(20, 33, generator=torch.Generator().manual_seed(1)) > 0.5
+FLOATING = torch.randn(2, 1, 20, 33, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "options"),
+    [
+        (draw(2, 4), {}),
+        (draw(2, 4), {"is_causal": True}),
+        (draw(2, 4, sq=40), {"is_causal": True, "scale": 0.3}),
+        (draw(2, 4, kv=2), {"enable_gqa": True}),
+        (draw(2, 4), {"attn_mask": BOOLEAN}),
+        (draw(2, 4), {"attn_mask": FLOATING}),
+        (draw(2, 4), {"attn_mask": FLOATING[:1].expand(2, 4, 20, 33)}),
+        (draw(3), {"attn_mask": BOOLEAN[None]}),
+        (draw(), {"is_causal": True}),
+    ],
+)
+def test_it_is_torchs_function(
+    launched: list[str], tensors: tuple[Tensor, ...], options: dict[str, Any]
+) -> None:
+    found = outcome(scaled_dot_product_attention, tensors, **options)
+    want = outcome(functional.scaled_dot_product_attention, tensors, **options)
+    assert launched[0] == "forward"
+    for a, b in zip(found, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-5)
+
+
+def test_rows_that_a_mask_empties_are_0_as_torchs_are(launched: list[str]) -> None:
+    mask = BOOLEAN.clone()
+    mask[3:9] = False
+    found = outcome(scaled_dot_product_attention, draw(1, 2), attn_mask=mask)
+    want = outcome(functional.scaled_dot_product_attention, draw(1, 2), attn_mask=mask)
+    assert (found[0][:, :, 3:9] == 0).all()
+    for a, b in zip(found, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-5)
+
+
+def test_the_arguments_are_torchs_in_name_and_order() -> None:
+    torchs = functional.scaled_dot_product_attention.__doc__ or ""
+    shown = torchs.split("(", 1)[1].split(")", 1)[0].replace("\n", " ")
+    names = [word.split("=")[0].strip() for word in shown.split(",")]
+    assert list(inspect.signature(scaled_dot_product_attention).parameters) == names
+
+
+def test_dropout_drops(launched: list[str]) -> None:
+    q, k, v = draw(1, 2)
+    torch.manual_seed(0)
+    first = scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+    torch.manual_seed(0)
+    assert torch.equal(first, scaled_dot_product_attention(q, k, v, None, 0.5))
+    assert not torch.equal(first, scaled_dot_product_attention(q, k, v))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "options", "named"),
+    [
+        (draw(2, 4), {"attn_mask": BOOLEAN, "is_causal": True}, "attn_mask"),
+        (draw(2, 4), {"attn_mask": BOOLEAN.int()}, "attn_mask"),
+        (draw(2, 4), {"attn_mask": BOOLEAN[:, :5]}, "bias"),
+        (draw(2, 4, kv=2), {}, "enable_gqa"),
+        (draw(2, 4), {"dropout_p": -0.1}, "dropout_p"),
+    ],
+)
+def test_contradictions_are_named(
+    launched: list[str], tensors: tuple[Tensor, ...], options: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=named):
+        scaled_dot_product_attention(*tensors, **options)
+    assert launched == []
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        tuple(x.double() for x in draw(2, 4)),
+        tuple(x[..., :20] for x in draw(2, 4)),
+        draw(2, 1, 2),
+        (draw(2, 4)[0], *draw(1, 4, sq=20)[1:]),
+    ],
+    ids=["float64", "head dim 20", "five dimensions", "a batch that broadcasts"],
+)
+def test_what_no_kernel_takes_is_left_to_torch(
+    launched: list[str], tensors: tuple[Tensor, ...]
+) -> None:
+    want = functional.scaled_dot_product_attention(*tensors)
+    assert torch.equal(scaled_dot_product_attention(*tensors), want)
+    assert launched == []
+
+
+def test_it_compiles(launched: list[str]) -> None:
+    tensors = draw(1, 2)
+    compiled = torch.compile(scaled_dot_product_attention, fullgraph=True, backend="aot_eager")
+    found = outcome(compiled, tensors, is_causal=True)
+    for a, b in zip(
+        found, outcome(scaled_dot_product_attention, tensors, is_causal=True), strict=True
+    ):
+        assert torch.equal(a, b)
+    assert launched.count("forward") == 2

@@ -1,0 +1,143 @@
+"""flashgen within Hugging Face transformers: tiny models of random weights, beside "eager"."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flashgen.errors import InvalidArgument
+from flashgen.runtime import transformers as backend
+from tests.serving import record_directions, serve
+
+transformers = pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+SMALL: dict[str, Any] = {"vocab_size": 60, "use_cache": False}
+LLAMA = SMALL | {
+    "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+CONFIGS: dict[str, Any] = {
+    "gpt2": lambda: transformers.GPT2Config(
+        n_embd=32, n_layer=2, n_head=2, n_positions=64,
+        attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0, **SMALL,
+    ),
+    "llama": lambda: transformers.LlamaConfig(**LLAMA),
+    "gemma": lambda: transformers.GemmaConfig(**LLAMA, head_dim=24),
+}  # fmt: skip
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    directions = record_directions(monkeypatch)
+    serve(monkeypatch, tmp_path)
+    backend.register()
+    return directions
+
+
+def make_model(name: str, attention: str) -> nn.Module:
+    torch.manual_seed(0)
+    config = CONFIGS[name]()
+    config._attn_implementation = attention
+    model: nn.Module = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation=attention
+    )
+    assert model.config._attn_implementation == attention
+    return model.train()
+
+
+def batch(padding: str) -> dict[str, Tensor]:
+    """Two sequences of 18 tokens, the second of 11 where it is padded."""
+    torch.manual_seed(1)
+    tokens = torch.randint(0, 60, (2, 18))
+    mask = torch.ones_like(tokens)
+    if padding == "left":
+        mask[1, :7] = 0
+    if padding == "right":
+        mask[1, 11:] = 0
+    labels = tokens.masked_fill(mask == 0, -100)
+    if padding == "left":
+        # Padding predicts it, from a row that sees nothing: 0 here as in torch, a mean of V in
+        # eager. No training counts it.
+        labels[1, 7] = -100
+    return {"input_ids": tokens, "attention_mask": mask, "labels": labels}
+
+
+def trained(model: nn.Module, given: dict[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Logits of real tokens, loss, and the gradient of every parameter."""
+    found = model(**given)
+    found.loss.backward()
+    grads = {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
+    return found.logits[given["attention_mask"] == 1], found.loss, grads
+
+
+@pytest.mark.parametrize("padding", ["none", "left", "right"])
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_a_model_trains_as_with_eager(launched: list[str], name: str, padding: str) -> None:
+    logits, loss, grads = trained(make_model(name, backend.NAME), batch(padding))
+    # Both layers ran by kernels, forward and backward.
+    assert launched.count("forward") == launched.count("backward_dkv") == 2
+    wanted_logits, wanted_loss, wanted = trained(make_model(name, "eager"), batch(padding))
+    torch.testing.assert_close(logits, wanted_logits, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(loss, wanted_loss, rtol=1e-5, atol=1e-6)
+    assert grads.keys() == wanted.keys()
+    for parameter, grad in grads.items():
+        torch.testing.assert_close(
+            grad, wanted[parameter], rtol=1e-4, atol=1e-5, msg=lambda m, p=parameter: f"{p}: {m}"
+        )
+
+
+def test_padding_would_be_missed_without_the_mask_function(launched: list[str]) -> None:
+    """What the second registration is for: without it the same model goes silently wrong."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register("FlashGen_maskless", backend.attention_forward)
+    wanted = trained(make_model("llama", "eager"), batch("left"))[0]
+    found = trained(make_model("llama", "FlashGen_maskless"), batch("left"))[0]
+    assert not torch.allclose(found, wanted, rtol=1e-2, atol=1e-3)
+
+
+def test_the_name_is_not_one_that_transformers_takes_for_flash_attn(launched: list[str]) -> None:
+    from transformers.utils.generic import is_flash_attention_requested
+
+    assert not is_flash_attention_requested(requested_attention_implementation=backend.NAME)
+    with pytest.raises(ValueError, match="not supported"):
+        make_model("gpt2", "flashgen")
+
+
+@pytest.mark.parametrize("padding", ["none", "left"])
+def test_generation_with_a_cache_is_eagers(launched: list[str], padding: str) -> None:
+    given = {name: x for name, x in batch(padding).items() if name != "labels"}
+    texts = []
+    for attention in (backend.NAME, "eager"):
+        model = make_model("llama", attention).eval()
+        made = model.generate(  # type: ignore[operator]
+            **given, max_new_tokens=3, do_sample=False, use_cache=True, pad_token_id=0
+        )
+        texts.append(made)
+    assert torch.equal(*texts)
+    assert "backward_dkv" not in launched
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("softcap", 50.0),
+        ("s_aux", torch.zeros(2)),
+        ("position_bias", torch.zeros(1, 2, 4, 4)),
+        ("output_attentions", True),
+        ("cache", object()),
+    ],
+)
+def test_what_no_kernel_computes_is_refused_by_name(
+    launched: list[str], name: str, value: object
+) -> None:
+    q = torch.randn(1, 2, 4, 16)
+    with pytest.raises(InvalidArgument, match=name):
+        backend.attention_forward(nn.Module(), q, q, q, None, **{name: value})
+    assert set(backend.UNSUPPORTED) >= {name}

@@ -1,0 +1,192 @@
+"""What the registered operators must hold, with kernels (tests/interpreted) and with torch alone on
+a CPU (tests/cpu). A subclass gives the dispatcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from flashgen.errors import InvalidArgument, NotDifferentiable
+from flashgen.runtime import Dispatcher
+from tests.serving import leaves
+
+LAYOUTS = ("bhsd", "bshd", "turned", "expanded", "every_other")
+PACKAGE = "generated"
+
+
+def draw(
+    layout: str = "bhsd", sq: int = 20, sk: int = 30, device: str = "cpu"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Q of 2 heads, K and V of 1, head dims 32, 32 and 16, all laid out alike."""
+    torch.manual_seed(sq * sk)
+    sizes = ((2, sq, 32), (1, sk, 32), (1, sk, 16))
+    q, k, v = (torch.randn(2, h, s, d, device=device) for h, s, d in sizes)
+    if layout == "bshd":
+        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    if layout == "turned":
+        q, k, v = (x.transpose(2, 3).contiguous().transpose(2, 3) for x in (q, k, v))
+    if layout == "every_other":
+        q, k, v = (
+            x.transpose(1, 2).repeat_interleave(2, -1)[..., ::2].transpose(1, 2) for x in (q, k, v)
+        )
+    if layout == "expanded":
+        q, k, v = (x[:1].expand(x.shape) for x in (q, k, v))
+    return q, k, v
+
+
+def arguments(
+    *tensors: Tensor, bias: Tensor | None = None, causal: str = "none"
+) -> tuple[Any, ...]:
+    return (*tensors, bias, None, None, 0.0, None, causal, "ieee", True, PACKAGE)
+
+
+def gradients(call: Callable[..., Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:
+    x = leaves(*tensors)
+    o = call(*x)
+    return (o.detach(), *torch.autograd.grad(o.square().sum(), x))
+
+
+def assert_same(found: tuple[Tensor, ...], want: tuple[Tensor, ...]) -> None:
+    for a, b in zip(found, want, strict=True):
+        assert torch.equal(a, b)
+        assert a.stride() == b.stride()
+
+
+class OperatorsContract:
+    exact = True
+    """Whether eager calls and operators compute by the same code, to the bit."""
+
+    device = "cpu"
+    layouts: tuple[str, ...] = LAYOUTS
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "layout" in metafunc.fixturenames:
+            metafunc.parametrize("layout", self.layouts)
+
+    @pytest.fixture
+    def dispatcher(self) -> Dispatcher:
+        raise NotImplementedError
+
+    @pytest.fixture(autouse=True)
+    def fresh_dynamo(self) -> None:
+        torch._dynamo.reset()
+
+    @pytest.mark.parametrize("biased", [False, True])
+    def test_opcheck_of_the_forward(
+        self, dispatcher: Dispatcher, layout: str, biased: bool
+    ) -> None:
+        bias = torch.randn(1, 2, 20, 30, device=self.device).requires_grad_() if biased else None
+        given = arguments(
+            *leaves(*draw(layout, device=self.device)), bias=bias, causal="bottom_right"
+        )
+        torch.library.opcheck(torch.ops.flashgen.attention_forward.default, given)
+
+    @pytest.mark.parametrize("wanted", [(True, True, True, True), (False, True, False, False)])
+    def test_opcheck_of_the_backward(
+        self, dispatcher: Dispatcher, layout: str, wanted: tuple[bool, ...]
+    ) -> None:
+        q, k, v = draw(layout, device=self.device)
+        bias = torch.randn(2, 1, 30, 20, device=self.device).transpose(2, 3)
+        given = arguments(q, k, v, bias=bias)
+        o, lse = torch.ops.flashgen.attention_forward.default(*given)
+        dlse = torch.randn(2, 2, 20, device=self.device) if wanted[0] else None
+        torch.library.opcheck(
+            torch.ops.flashgen.attention_backward.default,
+            (torch.randn_like(o), dlse, o, lse, list(wanted), *given),
+        )
+
+    def test_both_roads_give_the_same(self, dispatcher: Dispatcher, layout: str) -> None:
+        def by_operator(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+            given = arguments(q, k, v, bias=bias, causal="bottom_right")
+            return torch.ops.flashgen.attention_forward.default(*given)[0]  # type: ignore[no-any-return]
+
+        def eager(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+            return dispatcher.attention(q, k, v, bias=bias, causal=True)
+
+        bias = torch.randn(1, 2, 30, 20, device=self.device).transpose(2, 3)
+        tensors = (*draw(layout, device=self.device), bias)
+        found, want = gradients(by_operator, *tensors), gradients(eager, *tensors)
+        if self.exact:
+            assert_same(found, want)
+        else:
+            for a, b in zip(found, want, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-4)
+
+    @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+    def test_compiled_without_a_graph_break_for_any_length(
+        self, dispatcher: Dispatcher, backend: str
+    ) -> None:
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return dispatcher.attention(q * 2, k, v, causal=True, dropout_p=0.25)
+
+        compiled = torch.compile(call, fullgraph=True, backend=backend, dynamic=True)
+        for sq, sk in ((20, 30), (33, 17)):
+            tensors = draw(sq=sq, sk=sk, device=self.device)
+            torch.manual_seed(5)
+            found = gradients(compiled, *tensors)
+            torch.manual_seed(5)
+            want = gradients(call, *tensors)
+            for a, b in zip(found, want, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-4)
+
+    def test_compiled_by_inductor(self, dispatcher: Dispatcher) -> None:
+        tensors = draw("bshd", device=self.device)
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return dispatcher.attention(q.sin(), k, v, causal=True).cos()
+
+        found = gradients(torch.compile(call, fullgraph=True), *tensors)
+        for a, b in zip(found, gradients(call, *tensors), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+    def test_autocast_within_a_graph(self, dispatcher: Dispatcher) -> None:
+        q, k, v = draw(device=self.device)
+        compiled = torch.compile(dispatcher.attention, fullgraph=True, backend="aot_eager")
+        with torch.autocast(self.device, torch.bfloat16):
+            assert compiled(q, k, v).dtype == torch.bfloat16
+
+    @pytest.mark.parametrize("strict", [False, True])
+    def test_exported_and_run_with_other_lengths(
+        self, dispatcher: Dispatcher, strict: bool
+    ) -> None:
+        class Model(nn.Module):
+            def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+                return dispatcher.attention(q, k, v, causal=True, return_lse=True)
+
+        rows, keys = (torch.export.Dim(name, min=2, max=512) for name in ("rows", "keys"))
+        shapes = ({2: rows}, {2: keys}, {2: keys})
+        program = torch.export.export(
+            Model(), draw(device=self.device), dynamic_shapes=shapes, strict=strict
+        )
+        assert "flashgen.attention_forward" in str(program.graph)
+        tensors = draw(sq=9, sk=40, device=self.device)
+        want = dispatcher.attention(*tensors, causal=True, return_lse=True)
+        assert_same(program.module()(*tensors), want)
+
+    def test_fake_tensors_run_nothing(self, dispatcher: Dispatcher) -> None:
+        with FakeTensorMode() as mode:
+            q, k, v = (mode.from_tensor(x) for x in draw("bshd", device=self.device))
+            o, lse = dispatcher.attention(q, k, v, return_lse=True)
+        want = dispatcher.attention(*draw("bshd", device=self.device), return_lse=True)
+        assert [(x.shape, x.dtype) for x in (o, lse)] == [(x.shape, x.dtype) for x in want]
+
+    def test_what_the_operators_refuse(self, dispatcher: Dispatcher) -> None:
+        q, k, v = draw(device=self.device)
+        operator = torch.ops.flashgen.attention_forward.default
+        with pytest.raises(InvalidArgument, match="vmap"):
+            torch.vmap(lambda x: operator(*arguments(x, k, v))[0])(q[None])
+        with pytest.raises(InvalidArgument, match="heads"):
+            operator(*arguments(q, k[:, :0], v[:, :0]))
+        with pytest.raises(InvalidArgument, match="causal"):
+            operator(*arguments(q, k, v, causal="diagonal"))
+        x = q.clone().requires_grad_()
+        loss = operator(*arguments(x, k, v))[0].square().sum()
+        (first,) = torch.autograd.grad(loss, x, create_graph=True)
+        with pytest.raises(NotDifferentiable, match="MATH"):
+            first.sum().backward()

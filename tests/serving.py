@@ -1,0 +1,63 @@
+"""The shipped package as tests serve from it: a dispatcher of its own, and what it launched."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashgen import launch, launch_backward
+from flashgen.choice import Choice
+from flashgen.runtime import Dispatcher
+from flashgen.runtime import launcher as launcher_module
+from generated.table import ARCHS, CHOICES, DEFAULTS
+
+SLUG = "nvidia_h200"
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, cache: Path, *more: Choice) -> Dispatcher:
+    """A dispatcher of the shipped package as on an H200, with some more choices there; kernels that
+    it renders go to the folder `cache`.
+    """
+    monkeypatch.setenv("FLASHGEN_GPU", SLUG)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    choices = dict(CHOICES) | {SLUG: (*CHOICES[SLUG], *more)}
+    return Dispatcher(package="generated", archs=ARCHS, choices=choices, defaults=DEFAULTS)
+
+
+def timed(choice: Choice, median_us: float) -> Choice:
+    return replace(choice, median_us=median_us)
+
+
+def record_directions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The directions of all kernels launched from here on by new launchers."""
+    directions: list[str] = []
+
+    def recording(bind: object) -> object:
+        def bound(kernel: object, spec: object, config: object) -> object:
+            run = bind(kernel, spec, config)  # type: ignore[operator]
+
+            def launched(*args: object) -> object:
+                directions.append(spec.direction)  # type: ignore[attr-defined]
+                return run(*args)
+
+            return launched
+
+        return bound
+
+    monkeypatch.setattr(launcher_module.launch, "bind", recording(launch.bind))
+    for name in ("bind_delta", "bind_backward"):
+        monkeypatch.setattr(
+            launcher_module.launch_backward, name, recording(getattr(launch_backward, name))
+        )
+    return directions
+
+
+def leaves(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Copies that require gradients, strides kept."""
+    return tuple(
+        x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for x in tensors
+    )
