@@ -3,7 +3,7 @@
     from flashgen.runtime.transformers import register
 
     register()
-    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="FlashGen")
+    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="flashgen")
 
 The mask function is registered with it: without one the library hands the attention no mask, and
 padding is attended to in silence.
@@ -11,6 +11,8 @@ padding is attended to in silence.
 
 from __future__ import annotations
 
+import functools
+import sys
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,9 +20,10 @@ from torch import Tensor, nn
 from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.runtime.sdpa import scaled_dot_product_attention
 
-NAME = "FlashGen"
-"""Spelled so because transformers 5 takes every name with "flash" in it for a build of the package
-flash-attn: it looks for one, finds none and stops, and some models would pack their batches for it.
+NAMES = ("flashgen", "FlashGen")
+"""Both are registered. transformers 5 takes every name with "flash" in it for a build of the
+package flash-attn, which it imports before the first call, and for which some models pack their
+batches. The import is spared it; a model that packs needs the second name.
 """
 
 UNSUPPORTED = {
@@ -35,7 +38,7 @@ them."""
 
 
 def register() -> None:
-    """Make attn_implementation="FlashGen" known to transformers, its masks included. Raises
+    """Make attn_implementation="flashgen" known to transformers, its masks included. Raises
     ToolchainError where transformers is not installed.
     """
     try:
@@ -45,9 +48,33 @@ def register() -> None:
         raise ToolchainError(
             "transformers with AttentionMaskInterface is needed: pip install 'transformers>=4.57'"
         ) from error
-    AttentionInterface.register(NAME, attention_forward)
-    # Boolean masks, True where a query may attend, and none where is_causal says it all.
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    for name in NAMES:
+        AttentionInterface.register(name, attention_forward)
+        # Boolean masks, True where a query may attend, and none where is_causal says it all.
+        AttentionMaskInterface.register(name, sdpa_mask)
+    _spare_the_import()
+
+
+def _spare_the_import() -> None:
+    """Have transformers 5 take the functions of "flashgen" for imported: there is no build of
+    flash-attn behind the name, and none is called.
+    """
+    from transformers import modeling_flash_attention_utils as flash
+
+    lazy_import = getattr(flash, "lazy_import_flash_attention", None)
+    if lazy_import is None or getattr(lazy_import, "knows_flashgen", False):
+        return  # transformers 4 imports nothing by that rule
+
+    @functools.wraps(lazy_import)
+    def imported(implementation: str | None, *arguments: Any, **options: Any) -> Any:
+        if implementation in NAMES:
+            return None
+        return lazy_import(implementation, *arguments, **options)
+
+    imported.knows_flashgen = True  # type: ignore[attr-defined]
+    for module in (flash, sys.modules.get("transformers.modeling_utils")):
+        if getattr(module, "lazy_import_flash_attention", None) is lazy_import:
+            module.lazy_import_flash_attention = imported  # type: ignore[union-attr]
 
 
 def attention_forward(

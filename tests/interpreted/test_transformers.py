@@ -79,7 +79,9 @@ def trained(model: nn.Module, given: dict[str, Tensor]) -> tuple[Tensor, Tensor,
 @pytest.mark.parametrize("padding", ["none", "left", "right"])
 @pytest.mark.parametrize("name", list(CONFIGS))
 def test_a_model_trains_as_with_eager(launched: list[str], name: str, padding: str) -> None:
-    logits, loss, grads = trained(make_model(name, backend.NAME), batch(padding))
+    # Both names, in turn: transformers treats the first, with "flash" in it, in its own way.
+    attention = backend.NAMES[padding == "right"]
+    logits, loss, grads = trained(make_model(name, attention), batch(padding))
     # Both layers ran by kernels, forward and backward.
     assert launched.count("forward") == launched.count("backward_dkv") == 2
     wanted_logits, wanted_loss, wanted = trained(make_model(name, "eager"), batch(padding))
@@ -102,25 +104,25 @@ def test_padding_would_be_missed_without_the_mask_function(launched: list[str]) 
     assert not torch.allclose(found, wanted, rtol=1e-2, atol=1e-3)
 
 
-def test_the_name_is_not_one_that_transformers_takes_for_flash_attn(launched: list[str]) -> None:
-    from transformers.utils.generic import is_flash_attention_requested
+def test_other_names_with_flash_in_them_are_still_flash_attns(launched: list[str]) -> None:
+    from transformers import AttentionInterface
 
-    assert not is_flash_attention_requested(requested_attention_implementation=backend.NAME)
-    with pytest.raises(ValueError, match="not supported"):
-        make_model("gpt2", "flashgen")
+    AttentionInterface.register("flashier", backend.attention_forward)
+    with pytest.raises((ValueError, ImportError)):
+        make_model("gpt2", "flashier")
 
 
 @pytest.mark.parametrize("padding", ["none", "left"])
 def test_generation_with_a_cache_is_eagers(launched: list[str], padding: str) -> None:
     given = {name: x for name, x in batch(padding).items() if name != "labels"}
     texts = []
-    for attention in (backend.NAME, "eager"):
+    for attention in (*backend.NAMES, "eager"):
         model = make_model("llama", attention).eval()
         made = model.generate(  # type: ignore[operator]
             **given, max_new_tokens=3, do_sample=False, use_cache=True, pad_token_id=0
         )
         texts.append(made)
-    assert torch.equal(*texts)
+    assert all(torch.equal(made, texts[-1]) for made in texts)
     assert "backward_dkv" not in launched
 
 
