@@ -140,14 +140,14 @@ def _arithmetic(i: Instruction, pipe: int, machine: Machine) -> tuple[float, flo
 def _matrix(made: Row, i: Instruction, hmma: float) -> None:
     """Matrix instructions: HMMA in step with its warp, wgmma of a warpgroup asynchronously."""
     rows, columns, depth = shape_of(i)
-    tf32 = 2 if ".TF32" in i.opcode else 1
     if i.is_wgmma:
         made.kind = WGMMA
-        made.occupies = columns / 2 * (depth * tf32 / 16)
+        made.occupies = columns / 2  # its depth is 32 bytes, whatever the type
         made.shared = shared_bytes(i) / 128
         made.commits = int("gsb0" in i.operands)
     else:
-        made.occupies = hmma * tf32 * rows * columns * depth / (16 * 8 * 16)
+        rate = 0.5 if ".TF32" in i.opcode else 2.0 if i.base == "IMMA" else 1.0  # [paper]
+        made.occupies = hmma * rows * columns * depth / (16 * 8 * 16) / rate
 
 
 def _memory(made: Row, i: Instruction, machine: Machine, *, spills_to_l2: bool) -> None:

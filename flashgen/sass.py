@@ -27,6 +27,7 @@ TOOL_SECONDS = 120
 WARP = 32
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:(@!?\w+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+)")
+_ARCH = re.compile(r"^\s*code for (sm_\d+)", re.MULTILINE)
 _TARGET = re.compile(r"0x([0-9a-f]+)\s*$")
 _BARRIER = re.compile(r"0x([0-9a-f]+)(?:, 0x([0-9a-f]+))?\s*$")
 _HIGH_WORD = re.compile(r"^\s*/\* 0x([0-9a-f]{16}) \*/\s*$")
@@ -40,14 +41,13 @@ BARRIERS = 6
 class Control:
     """What the scheduler reads beside an instruction.
 
-    stall: cycles until the warp's next instruction may issue. yields: whether another warp should
-    go next, which the replay leaves to its own rule. sets_on_write: the barrier that falls
+    stall: cycles until the warp's next instruction may issue. sets_on_write: the barrier that falls
     when the result is there, sets_on_read: the one that falls when the operands were read; None for
-    none. waits: the barriers that must have fallen before this instruction issues.
+    none. waits: the barriers that must have fallen before this instruction issues. The hint that
+    another warp go next is left out: nothing here follows it.
     """
 
     stall: int
-    yields: bool
     sets_on_write: int | None
     sets_on_read: int | None
     waits: tuple[int, ...]
@@ -59,7 +59,6 @@ def control_of(high_word: int) -> Control:
     write, read, waits = bits >> 5 & 7, bits >> 8 & 7, bits >> 11 & 0x3F
     return Control(
         stall=bits & 15,
-        yields=not bits >> 4 & 1,  # the bit is set to stay
         sets_on_write=None if write == _NO_BARRIER else write,
         sets_on_read=None if read == _NO_BARRIER else read,
         waits=tuple(barrier for barrier in range(BARRIERS) if waits >> barrier & 1),
@@ -144,8 +143,12 @@ class Instruction:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The machine code of one kernel; registers and stack_bytes are those of a thread."""
+    """The machine code of one kernel; registers and stack_bytes are those of a thread.
 
+    arch is what it was compiled for, sm_90 also where that is sm_90a; "" where the text says none.
+    """
+
+    arch: str
     registers: int
     stack_bytes: int
     instructions: tuple[Instruction, ...]
@@ -179,8 +182,12 @@ def parse(text: str) -> Listing:
     instructions = tuple(_instructions(text.splitlines()))
     if resources is None or not instructions:
         raise ToolchainError("cuobjdump printed no machine code that flashgen can read")
+    arch = _ARCH.search(text)
     return Listing(
-        registers=int(resources[1]), stack_bytes=int(resources[2]), instructions=instructions
+        arch=arch[1] if arch else "",
+        registers=int(resources[1]),
+        stack_bytes=int(resources[2]),
+        instructions=instructions,
     )
 
 

@@ -36,6 +36,8 @@ def made(text: str | Line, *, spills_to_l2: bool = False) -> Row:
         ("HMMA.16816.F32 R4, R4, R8, R4", program.MATRIX, 8, 0),
         ("HMMA.1688.F32 R4, R4, R8, R4", program.MATRIX, 4, 0),
         ("HMMA.1688.F32.TF32 R4, R4, R8, R4", program.MATRIX, 8, 0),
+        ("IMMA.16832.S8.S8 R4, R4.ROW, R8.COL, R4", program.MATRIX, 8, 0),
+        ("QGMMA.64x128x32.F32.E4M3.E4M3 R24, R88, gdesc[UR8], R24", program.MATRIX, 64, 0),
         ("HGMMA.64x128x16.F32 R24, R88, gdesc[UR8], R24", program.MATRIX, 64, 0),
         ("HGMMA.64x128x8.F32.TF32 R24, R88, gdesc[UR8], R24", program.MATRIX, 64, 0),
     ],

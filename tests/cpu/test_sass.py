@@ -12,7 +12,7 @@ from tests.listings import Line, line, listing
 
 def test_an_instruction_is_taken_apart() -> None:
     found = listing("@!UP0 LDS.U.128 R4, [R2+0x10]", "EXIT", registers=168, stack=24)
-    assert (found.registers, found.stack_bytes) == (168, 24)
+    assert (found.arch, found.registers, found.stack_bytes) == ("sm_90", 168, 24)
     first, last = found.instructions
     assert (first.address, first.predicate, first.opcode) == (0, "@!UP0", "LDS.U.128")
     assert (first.base, first.operands) == ("LDS", "R4, [R2+0x10]")
@@ -33,10 +33,10 @@ def test_bytes_that_are_no_cubin_are_refused() -> None:
 @pytest.mark.parametrize(
     ("high", "control"),
     [
-        # No barrier set or waited for, as ptxas writes most: to stay for 1 cycle, to yield for 4.
-        (0x000FE20000000800, Control(1, False, None, None, ())),
-        (0x000FC80000000800, Control(4, True, None, None, ())),
-        ((5 | 2 << 5 | 3 << 8 | 0b100001 << 11) << 41, Control(5, True, 2, 3, (0, 5))),
+        # No barrier set or waited for, as ptxas writes most: stall counts of 1 and 4.
+        (0x000FE20000000800, Control(1, None, None, ())),
+        (0x000FC80000000800, Control(4, None, None, ())),
+        ((5 | 2 << 5 | 3 << 8 | 0b100001 << 11) << 41, Control(5, 2, 3, (0, 5))),
     ],
 )
 def test_control_bits(high: int, control: Control) -> None:

@@ -106,9 +106,12 @@ def test_no_block_looks_faster_than_the_full_pipe_lets_all_of_them_be() -> None:
         assert max(usage.matrix, usage.exp2, usage.issue, usage.shared, usage.memory) <= 1 + 1e-9
 
 
-def test_one_instruction_a_cycle_leaves_a_sub_partition() -> None:
+def test_one_instruction_a_cycle_leaves_a_sub_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     code = loop(line(EXP2), *[line("NOP")] * 199)
-    assert trip(code, num_warps=8) == 2 * 201  # and hardly a cycle is lost to the way back
+    assert trip(code, num_warps=8) == 2 * 201
+    # By the clock itself, and not only by the bound that full pipes are; the way back is hidden.
+    monkeypatch.setattr(Scoreboard, "_busy", lambda *_: {0: 0.0})
+    assert trip(code, num_warps=8) == pytest.approx(2 * 201, rel=0.02)
 
 
 def copies(left: int) -> Listing:
