@@ -58,7 +58,7 @@ WGMMA_LATENCY, ARRIVE_LATENCY, LOOP_BACK = 18.0, 6.0, 4.0
 """From the end of the last product to its waiter; of WARPGROUP.ARRIVE; of a taken branch."""
 
 NEVER = 1e30
-SAME, DONE_BELOW = 1e-9, 1e-6
+SAME, DONE_BELOW, DONE_SHARE = 1e-9, 1e-6, 1e-12
 """Cycles within which two times are one, and below which no work is left."""
 
 
@@ -351,7 +351,7 @@ def list_schedule(kind_of, trips, cycles, overhead, sms, residents):
         if now >= NEVER:
             return end
         end = now
-        was, held[m] = held[m], _run(left[m], start[m], held[m], cycles, now - since[m])
+        was, held[m] = held[m], _run(left[m], start[m], held[m], cycles, now - since[m], now)
         for _ in range(was - held[m]):
             if launched < blocks:
                 left[m, held[m]] = trips[kind_of[launched]]
@@ -363,7 +363,7 @@ def list_schedule(kind_of, trips, cycles, overhead, sms, residents):
 
 
 @numba.njit(cache=True)
-def _run(left, start, held, cycles, passed):
+def _run(left, start, held, cycles, passed, now):
     """Lets the blocks of an SM run for so many cycles; how many of them are not done then.
 
     Those come to stand first in `left` and `start`.
@@ -381,7 +381,8 @@ def _run(left, start, held, cycles, passed):
             left[b, p] -= used
             time -= used * pace[p]
             rest += left[b, p] * pace[p]
-        if rest > DONE_BELOW:
+        # What is left of a block must be more than the clock can tell apart this late.
+        if rest > max(DONE_BELOW, now * DONE_SHARE):
             left[keeps] = left[b]
             start[keeps] = start[b]
             keeps += 1

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,7 +31,7 @@ from flashgen.sass import disassemble
 from flashgen.scoreboard import NUMBA_MISSING, Scoreboard, Usage, clock
 from flashgen.spec import AttentionSpec, Problem, flops
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of the model; estimates of another one are made anew."""
 
 BAND = (0.8, 1.6)
@@ -56,7 +56,8 @@ class Replay:
 
     phases: numbers of the main loops, in order of address, that run at the same time. cycles: by
     blocks on an SM, from 1 to residents, the cycles of a trip of each phase. usage: of each phase,
-    with the SM full. block_flops: of a block's matrix instructions in a trip of each main loop.
+    with the SM full. Of a block's trip of each main loop, block_flops: of its matrix instructions;
+    least_cycles: for which it occupies the fullest arithmetic pipe of the SM.
     outside: instructions that a warp runs but once. firm: of the kind that was held against
     measurements.
     """
@@ -66,6 +67,7 @@ class Replay:
     cycles: tuple[tuple[float, ...], ...]
     usage: tuple[Usage, ...]
     block_flops: tuple[int, ...]
+    least_cycles: tuple[float, ...]
     outside: int
     firm: bool
 
@@ -81,6 +83,7 @@ class Replay:
         fields["cycles"] = tuple(tuple(row) for row in fields["cycles"])
         fields["usage"] = tuple(Usage(**usage) for usage in fields["usage"])
         fields["block_flops"] = tuple(fields["block_flops"])
+        fields["least_cycles"] = tuple(fields["least_cycles"])
         return cls(**fields)
 
 
@@ -93,6 +96,8 @@ def replay_cubin(cubin: bytes, gpu: Gpu, *, num_warps: int, shared_bytes: int) -
     """
     machine = machine_of(gpu)
     listing = disassemble(cubin)
+    if not listing.arch:
+        raise NoEstimate("the cubin does not say what it was compiled for")
     if listing.arch != gpu.arch:
         raise InvalidArgument(
             f"the kernel must be compiled for {gpu.arch}, which {gpu.slug} is: "
@@ -107,6 +112,7 @@ def replay_cubin(cubin: bytes, gpu: Gpu, *, num_warps: int, shared_bytes: int) -
         cycles=tuple(board.trip_cycles(number) for number in range(1, full + 1)),
         usage=tuple(board.usage(phase, full) for phase in range(len(board.phases))),
         block_flops=tuple(board.matrix_flops(loop) for loop in range(len(board.main))),
+        least_cycles=tuple(board.least_cycles(loop) for loop in range(len(board.main))),
         outside=board.outside,
         firm=machine.known and not loads_by_tma and len(board.phases[0]) == 1,
     )
@@ -130,7 +136,7 @@ def cached_replay(compiled: Compiled, gpu: Gpu, cache: Path) -> Replay:
     replayed = replay_cubin(
         cubin, gpu, num_warps=compiled.num_warps, shared_bytes=compiled.shared_bytes
     )
-    record = {"protocol": PROTOCOL, "gpu": asdict(gpu), "replay": replayed.to_json()}
+    record = {"made_by": _made_by(gpu), "replay": replayed.to_json()}
     write_whole(_replay_file(compiled, gpu, cache), json.dumps(record).encode())
     return replayed
 
@@ -139,11 +145,17 @@ def recall_replay(compiled: Compiled, gpu: Gpu, cache: Path) -> Replay | None:
     """What the cache holds of a kernel on `gpu`; None if nothing, or a file torn or outdated."""
     try:
         record = json.loads(_replay_file(compiled, gpu, cache).read_text(encoding="utf-8"))
-        if (record["protocol"], record["gpu"]) != (PROTOCOL, asdict(gpu)):
+        if record["made_by"] != _made_by(gpu):
             return None
         return Replay.from_json(record["replay"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _made_by(gpu: Gpu) -> dict[str, Any]:
+    """All that a Replay follows from besides the binary."""
+    machine = MACHINES.get(gpu.arch)
+    return {"protocol": PROTOCOL, "gpu": asdict(gpu), "machine": machine and asdict(machine)}
 
 
 def _replay_file(compiled: Compiled, gpu: Gpu, cache: Path) -> Path:
@@ -180,12 +192,19 @@ def estimate_cubin(
 
 
 def time_of(
-    replayed: Replay, blocks: Sequence[Sequence[int]], gpu: Gpu, *, least_bytes: float = 0.0
+    replayed: Replay,
+    blocks: Sequence[Sequence[int]],
+    gpu: Gpu,
+    *,
+    least_bytes: float = 0.0,
+    least_flops: float = 0.0,
+    firm: bool = True,
 ) -> Timing:
     """The time of a grid of blocks, in microseconds; blocks as for estimate_cubin.
 
-    least_bytes: what must pass between memory and the GPU in any case. Raises InvalidArgument where
-    a block has another number of trip counts than the kernel has main loops.
+    least_bytes: what must pass between memory and the GPU in any case; least_flops: what it must
+    compute at the 16-bit matrix rate. firm: False for a band that is wide in any case. Raises
+    InvalidArgument where a block has another number of trip counts than the kernel has main loops.
     """
     machine = machine_of(gpu)
     loops = len(replayed.block_flops)
@@ -204,12 +223,28 @@ def time_of(
     counts = [0] * len(kinds)
     for number in kind_of:
         counts[number] += 1
-    operations = sum(
-        count * trips * of_one
-        for kind, count in zip(kinds, counts, strict=True)
-        for trips, of_one in zip(kind, replayed.block_flops, strict=True)
+    least_us = max(
+        max(least_flops, _total(kinds, counts, replayed.block_flops)) / _peak(gpu) * 1e-6,
+        _total(kinds, counts, replayed.least_cycles) / (gpu.sms * gpu.clock_mhz),
     )
-    return _timing(LAUNCH_US + max(busy_us, moved_us), operations, gpu, firm=replayed.firm)
+    return _timing(LAUNCH_US + max(busy_us, moved_us), least_us, firm=firm and replayed.firm)
+
+
+def _total(
+    kinds: Iterable[Sequence[int]], counts: Sequence[int], of_a_trip: Sequence[float]
+) -> float:
+    """The sum over all blocks of what each trip of each main loop counts."""
+    return sum(
+        count * trips * one
+        for kind, count in zip(kinds, counts, strict=True)
+        for trips, one in zip(kind, of_a_trip, strict=True)
+    )
+
+
+def _peak(gpu: Gpu) -> float:
+    """Dense 16-bit TFLOP/s of a gpu that machine_of() has seen."""
+    assert gpu.peak_tflops is not None
+    return gpu.peak_tflops
 
 
 def _grid_cycles(
@@ -232,11 +267,8 @@ def _grid_cycles(
     return end
 
 
-def _timing(median_us: float, operations: float, gpu: Gpu, *, firm: bool) -> Timing:
-    """The Timing with its band, no edge of it above the peak."""
-    peak = gpu.peak_tflops
-    assert peak is not None  # machine_of() has seen both its factors
-    least_us = operations / peak * 1e-6
+def _timing(median_us: float, least_us: float, *, firm: bool) -> Timing:
+    """The Timing with its band, no edge of it below least_us, what the target's peak allows."""
     low, high = BAND if firm else WIDE_BAND
     return Timing(
         median_us=max(median_us, least_us),
@@ -256,13 +288,16 @@ def estimate(
     if config.schedule == "fa1":
         raise NoEstimate("the estimator has no model of schedule fa1, which rewrites O in memory")
     machine_of(gpu)
-    operations = flops(spec, problem)
     if problem.empty:
-        return _timing(LAUNCH_US, operations, gpu, firm=False)
-    blocks = grid(spec, config, problem, loops=len(replayed.block_flops))
-    timing = time_of(replayed, blocks, gpu, least_bytes=bytes_moved(spec, problem))
-    firm = replayed.firm and spec.direction == "forward"
-    return _timing(timing.median_us, operations, gpu, firm=firm)
+        return _timing(LAUNCH_US, 0.0, firm=False)
+    return time_of(
+        replayed,
+        grid(spec, config, problem, loops=len(replayed.block_flops)),
+        gpu,
+        least_bytes=bytes_moved(spec, problem),
+        least_flops=flops(spec, problem) * (2 if spec.precision == "tf32" else 1),
+        firm=spec.direction == "forward",
+    )
 
 
 def estimate_streaming(spec: AttentionSpec, problem: Problem, gpu: Gpu) -> Timing:
@@ -272,8 +307,8 @@ def estimate_streaming(spec: AttentionSpec, problem: Problem, gpu: Gpu) -> Timin
     """
     machine_of(gpu)
     assert gpu.bandwidth_gbs is not None  # machine_of() has seen it
-    median_us = LAUNCH_US + bytes_moved(spec, problem) / (gpu.bandwidth_gbs * 1e3)
-    return _timing(median_us, flops(spec, problem), gpu, firm=False)
+    moved_us = bytes_moved(spec, problem) / (gpu.bandwidth_gbs * 1e3)
+    return _timing(LAUNCH_US + moved_us, moved_us, firm=False)
 
 
 def estimable(arch: str) -> bool:

@@ -209,13 +209,18 @@ def address_of(i: Instruction) -> int | None:
 
 
 def hmma_spacing(body: Sequence[Instruction]) -> float | None:
-    """The stall count that ptxas puts between most neighbouring HMMA of 16-bit operands."""
+    """The least stall count between neighbouring HMMA of 16-bit operands that ptxas need not hold
+    apart: those that add to different registers. None where there are none.
+    """
     stalls = [
         one.control.stall
         for one, other in pairwise(body)
-        if one.control and ".16816." in one.opcode and ".16816." in other.opcode
+        if one.control
+        and ".16816." in one.opcode
+        and ".16816." in other.opcode
+        and one.operands.split(",")[0] not in other.operands.split(", ")
     ]
-    return sorted(stalls)[len(stalls) // 2] if stalls else None
+    return min(stalls, default=None)
 
 
 def link(

@@ -149,6 +149,13 @@ class Scoreboard:
         role = next(role for role in self._roles if body in role.loops)
         return (role.warps or self.num_warps) * sum(map(matrix_flops, body))
 
+    def least_cycles(self, loop: int) -> float:
+        """The cycles that a block's trip of a main loop occupies its fullest arithmetic pipe."""
+        phase = next(phase for phase in self.phases if loop in phase)
+        busy = self._busy(self._program(phase, self.residents))
+        # Loops that run side by side are counted together: each gets its part.
+        return max(busy[pipe] for pipe in (program.MATRIX, program.FMA)) / len(phase)
+
     def _check_listing(self) -> None:
         if not self.main:
             raise NoEstimate("no main loop was found in the SASS")

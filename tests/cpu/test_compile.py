@@ -130,7 +130,7 @@ def test_amd_has_registers_and_no_loop(build: Build) -> None:
     assert compiled.loops == ()
     assert compiled.registers > 0
     assert compiled.shared_bytes > 0
-    assert judge(compiled, spec, config, MI300X) == (Status.OK, "")
+    assert judge(compiled, make_spec(), config, MI300X) == (Status.OK, "")
 
 
 def small() -> tuple[Rendered, AttentionSpec, KernelConfig]:

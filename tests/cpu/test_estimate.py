@@ -32,6 +32,7 @@ from flashgen.estimate import (
 )  # fmt: skip
 from flashgen.gpu import TARGETS, Gpu
 from flashgen.grid import grid
+from flashgen.machine import MACHINES
 from flashgen.scoreboard import Usage
 from flashgen.spec import Problem, flops, workload
 from tests import cubins
@@ -55,6 +56,7 @@ def replayed(*cycles: tuple[float, ...], **fields: Any) -> Replay:
             "cycles": cycles,
             "usage": (USAGE,) * loops,
             "block_flops": (1000,) * loops,
+            "least_cycles": (0.0,) * loops,
             "outside": 100,
             "firm": True,
         }
@@ -95,7 +97,9 @@ def test_the_longest_block_first_ends_sooner() -> None:
 def test_loops_follow_one_another_but_for_those_of_roles() -> None:
     found = replayed((500.0, 700.0))
     assert cycles_of(found, [(40, 3)]) == pytest.approx(START + 100 + 40 * 500 + 3 * 700)
-    beside = replayed((500.0,), phases=((0, 1),), block_flops=(1000, 1000))
+    beside = replayed(
+        (500.0,), phases=((0, 1),), block_flops=(1000, 1000), least_cycles=(0.0, 0.0)
+    )
     # The longer of two roles is what the block takes.
     assert cycles_of(beside, [(40, 30)]) == cycles_of(beside, [(30, 40)])
     assert cycles_of(beside, [(40, 30)]) == pytest.approx(START + 100 + 40 * 500)
@@ -167,6 +171,20 @@ def test_nor_is_any_of_our_kernels(spec: Any, problem: Problem) -> None:
     timing = estimate(found, spec, FA2, problem, H200)
     assert H200.peak_tflops is not None
     assert flops(spec, problem) / timing.low_us * 1e-6 <= H200.peak_tflops * (1 + 1e-9)
+
+
+def test_nor_is_float32_without_matrix_instructions(tmp_path: Path) -> None:
+    spec, config = make_spec("float32"), make_config(64, 32)
+    _, compiled = cubins.own(spec, config, "sm_80", tmp_path)
+    problem = workload(spec, 2048)
+    timing = estimate(cached_replay(compiled, A100, tmp_path), spec, config, problem, A100)
+    peak_tflops = 2 * 64 * A100.sms * MHZ * 1e-6  # 64 multiply-adds a cycle and SM
+    assert flops(spec, problem) / timing.low_us * 1e-6 <= peak_tflops
+
+
+def test_a_grid_that_runs_for_hours_ends() -> None:
+    hours = time_of(replayed((3000.0,), (5000.0,)), [(10**9,), (10**9 + 1,)] * 350, A100)
+    assert hours.median_us > 3.6e9
 
 
 def test_nothing_to_do_is_a_launch() -> None:
@@ -329,6 +347,9 @@ def test_a_replay_is_kept_and_found_again(tmp_path: Path, monkeypatch: pytest.Mo
         cached_replay(compiled, A100, tmp_path) == found == recall_replay(compiled, A100, tmp_path)
     )
     assert recall_replay(compiled, replace(A100, sms=100), tmp_path) is None
+    with monkeypatch.context() as patch:
+        patch.setitem(MACHINES, "sm_80", replace(MACHINES["sm_80"], exp2=32.0))
+        assert recall_replay(compiled, A100, tmp_path) is None
     monkeypatch.setattr(module, "PROTOCOL", module.PROTOCOL + 1)
     assert recall_replay(compiled, A100, tmp_path) is None
 

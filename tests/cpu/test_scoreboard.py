@@ -39,6 +39,10 @@ def trip(code: Listing, gpu: Gpu = A100, *, num_warps: int = 1, blocks: int = 1)
     return found
 
 
+def test_products_that_add_to_the_same_registers_may_be_further_apart() -> None:
+    assert trip(loop(*[line(HMMA, stall=15)] * 4)) == 4 * 15 + BACK
+
+
 def test_the_numbers_of_both_files_agree() -> None:
     """They are written out twice: numba's cache sees no change in another file."""
     numbers = {name for name, value in vars(cycles).items() if isinstance(value, int)}
@@ -219,7 +223,10 @@ def test_spills_beyond_l1_take_the_time_of_l2() -> None:
         (listing(HMMA, "EXIT"), "no main loop"),
         (loop(line(HMMA, waits=(2,))), "waits for barrier 2, which nothing sets"),
         (loop(*[line(HMMA)] * 50, "FROB R1, R2"), "unknown: FROB"),
-        (loop(*[line(HMMA, stall=9)] * 4), "ptxas spaces HMMA 9 cycles apart"),
+        (
+            loop(line(HMMA, stall=9), line("HMMA.16816.F32 R16, R20, R8, R16", stall=9)),
+            "ptxas spaces HMMA 9 cycles apart",
+        ),
         (loop(line(HMMA), "BAR.SYNC R1"), "meets at a barrier not named in it"),
         (loop(line(HMMA), "UTMALDG.2D [UR8], [UR6]"), "loads for no barrier that is seen"),
         (
