@@ -9,9 +9,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from flashgen.compile import Compiled, CompileFailed, compile_kernel
-from flashgen.config import KernelConfig
+from flashgen.config import BY_KEYS, KernelConfig
 from flashgen.errors import NoEstimate, ToolchainError
-from flashgen.estimate import Replay, cached_replay, estimate
+from flashgen.estimate import Replay, cached_replay, estimate, estimate_streaming
 from flashgen.gpu import Gpu
 from flashgen.outcome import Timing
 from flashgen.render import render
@@ -27,18 +27,16 @@ EVEN = 0.005
 class Anatomy:
     """What could be found out of a kernel; `unknown` says why the rest is None, or is "".
 
-    usage is of the steady loop, with the SM as full as the kernel fills it.
+    usage has the busy shares of a trip of the steady loop, the unmasked one, with the SM as full as
+    the kernel fills it. A kernel without a main loop, backward_delta, has no replay and no usage,
+    but an estimate.
     """
 
     compiled: Compiled | None = None
     replay: Replay | None = None
+    usage: Usage | None = None
     estimate: Timing | None = None
     unknown: str = ""
-
-    @property
-    def usage(self) -> Usage | None:
-        """The busy shares of a trip of the steady loop, which comes first in the kernel."""
-        return self.replay.usage[0] if self.replay else None
 
     @property
     def exp2_under_matrix(self) -> float | None:
@@ -61,11 +59,19 @@ def dissect(
     except ImportError as error:
         return Anatomy(unknown=f"{error.name} is not installed, so no kernel can be compiled")
     try:
+        if spec.direction == "backward_delta":
+            return Anatomy(compiled=compiled, estimate=estimate_streaming(spec, problem, gpu))
         replayed = cached_replay(compiled, gpu, cache)
         timing = estimate(replayed, spec, config, problem, gpu)
     except (NoEstimate, ToolchainError) as error:
         return Anatomy(compiled=compiled, unknown=str(error))
-    return Anatomy(compiled=compiled, replay=replayed, estimate=timing)
+    usage = steady_usage(replayed, spec)
+    return Anatomy(compiled=compiled, replay=replayed, usage=usage, estimate=timing)
+
+
+def steady_usage(replayed: Replay, spec: AttentionSpec) -> Usage:
+    """The busy shares of the unmasked loop, which programs that own keys run last, others first."""
+    return replayed.usage[-1 if spec.direction in BY_KEYS else 0]
 
 
 def shares(usage: Usage) -> list[tuple[str, float]]:
@@ -84,8 +90,10 @@ def limits(usage: Usage) -> tuple[str, float]:
 def describe(anatomy: Anatomy) -> list[str]:
     """Sentences on what limits the kernel and how long it should take."""
     lines = []
-    if anatomy.usage is None:
+    if anatomy.usage is None and anatomy.estimate is None:
         lines.append(f"what limits it is not known: {anatomy.unknown}")
+    elif anatomy.usage is None:
+        lines.append("limited by memory: it has no main loop, and is estimated by its bytes alone")
     else:
         names, share = limits(anatomy.usage)
         busy = "even the busiest pipe waits" if names == "latency" else "busy"

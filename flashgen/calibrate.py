@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashgen.config import KernelConfig
+from flashgen.config import KernelConfig, Loads, Schedule
 from flashgen.errors import FlashgenError
 from flashgen.outcome import Outcome, Timing
 from flashgen.records import outcomes_of
-from flashgen.spec import AttentionSpec, Problem
+from flashgen.spec import AttentionSpec, Direction, Problem
 
 LEAST_CONFIGS = 5
 """Ranks and regrets of searches with fewer configs say nothing, and are not counted."""
@@ -29,6 +29,12 @@ PICKS = 3
 TRUST: dict[str, int] = {"rough": 0, "final": 1, "timed": 2}
 """Which of a config's measurements counts. Timed is what most configs of a search have, under one
 procedure; a final round has but a few, and rough samples are those of the dropped."""
+
+
+def family_of(direction: Direction, schedule: Schedule, loads: Loads) -> str:
+    """The family's name: "fa2 pointer" of the forward, "dkv fa2 pointer" of backward_dkv."""
+    backward = "" if direction == "forward" else f"{direction.removeprefix('backward_')} "
+    return f"{backward}{schedule} {loads}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +52,8 @@ class Pair:
 
     @property
     def family(self) -> str:
-        """Kernels that the model treats alike: schedule and loads."""
-        return f"{self.config.schedule} {self.config.loads}"
+        """Kernels that the model treats alike, by family_of."""
+        return family_of(self.spec.direction, self.config.schedule, self.config.loads)
 
     @property
     def search(self) -> tuple[object, ...]:
@@ -255,7 +261,7 @@ def ranks(values: Sequence[float]) -> list[float]:
 def table_lines(rows: Sequence[Calibration]) -> list[str]:
     """Calibrations as a table of 80 columns, one a row; LEGEND says what its columns hold."""
     width = max(18, *(len(row.family or "") for row in rows))
-    cells = f"{{:<{width}}} " + "{:>8}  {:>5}  {:>5} {:>5}  {:>5} {:>5}  {:>6} {:>4}  {:>4}"
+    cells = f"{{:<{width}}} " + "{:>8}  {:>5}  {:>5} {:>5}  {:>5} {:>5}  {:>6} {:>4} {:>4}"
     heads = (
         ("", "configs/", "rank", "first", "pick ", "best", "of 3 ", "time", "err.", "in"),
         ("family", "searches", "corr.", "mean", "worst", "mean", "worst", "median", "90th", "band"),

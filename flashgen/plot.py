@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import cycle
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from flashgen.calibrate import Pair
+from flashgen.calibrate import Pair, family_of
 from flashgen.config import Loads, Schedule
 from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError
+from flashgen.spec import Direction
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,12 +19,16 @@ if TYPE_CHECKING:
 PANEL_INCHES, PANELS_A_ROW = 5.0, 3
 
 # Colours of Okabe and Ito, told apart by most eyes; and a marker each, for print without colour.
-_LOOKS = (
-    ("#56B4E9", "v"), ("#999999", "P"), ("#0072B2", "o"), ("#E69F00", "s"), ("#009E73", "^"),
-    ("#D55E00", "D"), ("#CC79A7", "X"), ("#000000", "<"),
+_COLOURS = (
+    "#56B4E9", "#999999", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#000000",
 )  # fmt: skip
-_FAMILIES = [f"{schedule} {loads}" for schedule in get_args(Schedule) for loads in get_args(Loads)]
-LOOKS = dict(zip(_FAMILIES, cycle(_LOOKS), strict=False))
+_MARKERS = "vPos^DX<"
+_FAMILIES = product(get_args(Direction), get_args(Schedule), get_args(Loads))
+LOOKS = {
+    # There are eight of each; used up, the colours come again, each with the next marker.
+    family_of(*family): (_COLOURS[n % 8], _MARKERS[(n + n // 8) % 8])
+    for n, family in enumerate(_FAMILIES)
+}
 """Colour and marker of each family, the same in every plot."""
 
 

@@ -122,6 +122,24 @@ def test_families_are_told_apart_and_compared_within() -> None:
     assert every.first == pytest.approx(12 / 8 - 1)  # 10 us is estimated twice: the first of both
 
 
+def test_each_backward_kernel_is_a_family_of_its_own() -> None:
+    directions = ("forward", "backward_dq", "backward_dkv", "backward_fused")
+    told = [
+        made
+        for direction in directions
+        for made in search(GOOD, TMA, spec=SPEC.for_direction(direction))
+    ]
+    rows = calibrations(pairs_of(told)[0])
+    assert [(row.family, row.configs) for row in rows] == [
+        (None, 20),
+        ("dkv fa2 descriptor", 5),
+        ("dq fa2 descriptor", 5),
+        ("fa2 descriptor", 5),
+        ("fused fa2 descriptor", 5),
+    ]
+    assert max(map(len, table_lines(rows))) == 80
+
+
 def test_two_tritons_and_two_protocols_are_two_searches() -> None:
     for change in ({"triton": "3.8.0"}, {"protocol": 2}):
         assert figures(search(GOOD) + search(POOR, **change)).searches == 2
@@ -267,11 +285,13 @@ def test_a_plot_has_each_config_in_its_family(tmp_path: Path, monkeypatch) -> No
 
     drawn: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, path: drawn.append(figure))
-    pairs = pairs_of(search(GOOD) + search(POOR[:3], TMA))[0]
+    dkv = search(GOOD[:2], TMA, spec=SPEC.for_direction("backward_dkv"))
+    pairs = pairs_of(search(GOOD) + search(POOR[:3], TMA) + dkv)[0]
     plot.draw({"nvidia_h200": pairs}, tmp_path / "plot.png")
     (axes,) = drawn[0].axes
     labels = {each.get_label(): each for each in axes.collections}
-    assert set(labels) == {"band, 0.8 to 1.6 times", "fa2 pointer (5)", "fa2 descriptor (3)"}
+    of_families = {"fa2 pointer (5)", "fa2 descriptor (3)", "dkv fa2 descriptor (2)"}
+    assert set(labels) == {"band, 0.8 to 1.6 times", *of_families}
     assert [tuple(p) for p in labels["fa2 pointer (5)"].get_offsets()] == [*GOOD]
     (identity,) = axes.lines
     assert list(identity.get_xdata()) == list(identity.get_ydata())
@@ -281,3 +301,4 @@ def test_a_plot_has_each_config_in_its_family(tmp_path: Path, monkeypatch) -> No
 def test_every_family_looks_like_itself_alone() -> None:
     assert len(set(plot.LOOKS.values())) == len(plot.LOOKS)
     assert {"fa2 pointer", "s_ahead descriptor"} <= set(plot.LOOKS)
+    assert {"dkv fa2 pointer", "fused fa2 descriptor", "delta fa2 pointer"} <= set(plot.LOOKS)

@@ -16,10 +16,12 @@ from flashgen import estimate, explain, paths
 from flashgen.anatomy import Anatomy, describe, dissect, limits, occupancy, shares
 from flashgen.config import KernelConfig
 from flashgen.entry import Entry, RunnerUp
+from flashgen.flow import main_bodies
 from flashgen.gpu import TARGETS
 from flashgen.outcome import Outcome, Status, Timing
 from flashgen.rivals import History, history_of, loss_of, rivals, why_lost
 from flashgen.runtime.select import Ladder, Selection
+from flashgen.sass import disassemble
 from flashgen.scoreboard import Usage
 from flashgen.show import Package
 from flashgen.spec import BUCKETS, workload
@@ -90,6 +92,47 @@ class TestAnatomy:
         found = dissect(spec, config, workload(spec, 512), a100, tmp_path)
         assert found.exp2_under_matrix is None
         assert len(describe(found)) == 3
+
+    @pytest.mark.parametrize(
+        ("direction", "steady"), [("forward", 0), ("backward_dq", 0), ("backward_dkv", 1)]
+    )
+    def test_usage_is_of_the_unmasked_loop(
+        self, tmp_path: Path, direction: Any, steady: int
+    ) -> None:
+        """The masked loop has the mask's instructions on top; by keys it comes first."""
+        spec, config = (
+            make_spec(head_dim=16, mask="causal", direction=direction),
+            make_config(16, 16),
+        )
+        found = dissect(spec, config, workload(spec, 1024), H200, tmp_path)
+        assert found.compiled is not None
+        assert found.replay is not None
+        (binary,) = tmp_path.glob("*.cubin")
+        lengths = [len(body) for body in main_bodies(disassemble(binary.read_bytes()))]
+        assert lengths.index(min(lengths)) == steady
+        assert found.compiled.loop is not None
+        assert found.compiled.loop.instructions == lengths[steady]
+        assert found.usage == found.replay.usage[steady]
+        assert found.usage != found.replay.usage[1 - steady]
+
+    def test_usage_of_a_kernel_with_one_loop(self, tmp_path: Path) -> None:
+        spec, config = make_spec(head_dim=16, direction="backward_dkv"), make_config(16, 16)
+        found = dissect(spec, config, workload(spec, 1024), H200, tmp_path)
+        assert found.replay is not None
+        assert found.replay.usage == (found.usage,)
+
+    def test_delta_is_limited_by_its_bytes(self, tmp_path: Path) -> None:
+        spec = make_spec(direction="backward_delta")
+        config, problem = make_config(64, 16, num_stages=1), workload(spec, 4096)
+        found = dissect(spec, config, problem, H200, tmp_path)
+        assert found.compiled is not None
+        assert (found.replay, found.usage, found.unknown) == (None, None, "")
+        assert found.estimate == estimate.estimate_streaming(spec, problem, H200)
+        why, time = describe(found)
+        assert why.startswith("limited by memory: ")
+        assert f"the estimator gives it {found.estimate.median_us:.1f} us (band " in time
+        unknown = dissect(spec, config, problem, TARGETS["nvidia_b200"], tmp_path)
+        assert "not known: " in describe(unknown)[0]
 
     @pytest.mark.parametrize(
         ("slug", "reason"),
@@ -299,8 +342,8 @@ class TestExplanation:
         found = {WINNER: replace(BUSY, matrix=0.75), OTHERS[0]: replace(BUSY, matrix=0.6)}
 
         def told(spec: Any, config: KernelConfig, *_: Any) -> Anatomy:
-            replayed: Any = SimpleNamespace(usage=(found.get(config, BUSY),), residents=1)
-            return Anatomy(replay=replayed)
+            replayed: Any = SimpleNamespace(residents=1)
+            return Anatomy(replay=replayed, usage=found.get(config, BUSY))
 
         monkeypatch.setattr(explain, "dissect", told)
 

@@ -208,12 +208,14 @@ def test_draws_change_the_estimates(
 LIBRARIES = PUBLISHED["tile_choices"]
 WITHIN = 1.35
 MISSES = {
-    # Library, head dim, arch, mask: what is seen instead, with Triton 3.7.1. FlashAttention-2's
-    # kernels keep in registers what ours spill at these tiles; FlexAttention's misses by a hair.
-    ("flash_attention_2", 64, "sm_80", "causal"): 1.6,
-    ("flash_attention_2", 128, "sm_90", "none"): 1.75,
-    ("flash_attention_2", 128, "sm_90", "causal"): 1.75,
-    ("pytorch_flex", 128, "sm_80", "none"): 1.45,
+    # Library, head dim, arch, mask. The bar is not met here: with Triton 3.7.1, 1.44, 1.60, 1.49
+    # and 1.36 are seen, and a hair above that is allowed, so that nothing gets worse unseen.
+    # FlashAttention-2's kernels keep in registers what ours spill at these tiles; FlexAttention's
+    # misses the bar by a hair, and why is not known.
+    ("flash_attention_2", 64, "sm_80", "causal"): 1.46,
+    ("flash_attention_2", 128, "sm_90", "none"): 1.62,
+    ("flash_attention_2", 128, "sm_90", "causal"): 1.51,
+    ("pytorch_flex", 128, "sm_80", "none"): 1.38,
 }
 """FlashAttention-3's tiles are no powers of two, and Triton cannot make them."""
 
@@ -236,8 +238,8 @@ def own_kernels(head_dim: int, mask: str, gpu: Gpu, cache: Path) -> dict[Tile, f
         replayed = replay_cubin(
             cubin.code, gpu, num_warps=cubin.num_warps, shared_bytes=cubin.shared_bytes
         )
-        found[tile] = estimate.estimate(replayed, spec, config, problem, gpu).median_us
         timing = estimate.estimate(replayed, spec, config, problem, gpu)
+        found[tile] = timing.median_us
         assert flops(spec, problem) / timing.low_us * 1e-6 <= (gpu.peak_tflops or 0) * (1 + 1e-9)
     return found
 

@@ -9,7 +9,7 @@ import pytest
 from flashgen.config import KernelConfig
 from flashgen.gpu import TARGETS
 from flashgen.outcome import Outcome, Status, Timing
-from flashgen.rank import ENOUGH_RATIOS, by_estimate, can_win, to_measure
+from flashgen.rank import ENOUGH_RATIOS, PROMISING, by_estimate, can_win, to_measure
 from flashgen.spec import workload
 from tests.fakes import FakeEvaluator
 from tests.makers import make_config, make_spec
@@ -41,6 +41,10 @@ class TestToMeasure:
 
     def test_the_promising_come_by_estimate_then_those_without_one(self) -> None:
         assert self.order(100.0) == [[A, B, E], [C, D]]
+
+    def test_the_limit_itself_is_promising(self) -> None:
+        at, above = outcome(A, PROMISING * 80.0), outcome(B, PROMISING * 80.0 + 0.1)
+        assert to_measure([above, at], 80.0, ()) == ([at], [above])
 
     def test_the_least_estimate_may_be_that_of_another(self) -> None:
         assert self.order(90.0) == [[A, E], [B, C, D]]
