@@ -77,8 +77,8 @@ PLAIN = Features()
 def check_features(features: Features, q: Tensor, k: Tensor) -> None:
     """Raise InvalidArgument, naming the argument, unless the features fit q and k."""
     shape = (*q.shape[:3], k.shape[2])
-    for name in ("bias", "slopes", "rng"):
-        tensor = getattr(features, name)
+    tensors = {"bias": features.bias, "alibi_slopes": features.slopes, "rng": features.rng}
+    for name, tensor in tensors.items():
         if tensor is not None and tensor.device != q.device:
             raise InvalidArgument(
                 f"{name} must be on the device of q, {q.device}: got {tensor.device}"
@@ -118,6 +118,6 @@ def _check_slopes(slopes: Tensor, shape: tuple[int, ...]) -> None:
         (batch, heads),
     ):
         raise InvalidArgument(
-            f"slopes must be float32 of shape ({heads},) or ({batch}, {heads}): "
+            f"alibi_slopes must be float32 of shape ({heads},) or ({batch}, {heads}): "
             f"got {slopes.dtype} {tuple(slopes.shape)}"
         )

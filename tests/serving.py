@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,3 +63,16 @@ def leaves(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(
         x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for x in tensors
     )
+
+
+@contextmanager
+def autocast_of_a_gpu() -> Iterator[None]:
+    """Autocast to bfloat16 on CUDA tensors alone; torch.autocast enables none without a GPU."""
+    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", before[0])
+        torch.set_autocast_dtype("cuda", before[1])

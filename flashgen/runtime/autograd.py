@@ -91,6 +91,10 @@ class _Attention(torch.autograd.Function):
             found = _gradients(*ctx.options, wanted, do, dlse, *saved)
         return (*none, *found, None, None)
 
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> NoReturn:
+        modes.refuse_forward_mode()
+
 
 class _Transformed(torch.autograd.Function):
     """The same for torch.func's transforms, which ask for a forward without ctx. Apart, for torch
@@ -110,6 +114,7 @@ class _Transformed(torch.autograd.Function):
         ctx.set_materialize_grads(False)
 
     backward = _Attention.backward
+    jvp = _Attention.jvp
 
     @staticmethod
     def vmap(*_: Any) -> NoReturn:
@@ -130,6 +135,8 @@ class _Gradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Tensor | None) -> NoReturn:
         refuse_second_derivative()
+
+    jvp = _Attention.jvp
 
     @staticmethod
     def vmap(*_: Any) -> NoReturn:

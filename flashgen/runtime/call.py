@@ -1,4 +1,6 @@
-"""Call: what a call of attention asks beside its tensors. Saved: what its backward starts from."""
+"""Call: what a call of attention asks beside its tensors. Saved: what its backward starts from.
+Which objects are tensors that a kernel may be handed.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
+from torch.nn import Parameter
 
+from flashgen.errors import InvalidArgument
 from flashgen.features import PLAIN, Features
 from flashgen.spec import diagonal_of
 
 Causal = bool | Literal["top_left", "bottom_right"]
+
+PLAIN_TYPES = (Tensor, Parameter)
+"""The types whose objects are their own memory. Of a subclass nobody knows what it adds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,3 +70,24 @@ def features_of(
     if bias is None and slopes is None and rng is None:
         return PLAIN
     return Features(bias=bias, slopes=slopes, dropout_p=dropout_p, rng=rng)
+
+
+def check_tensors(**named: object) -> None:
+    """Raise InvalidArgument, naming the argument, unless each is a tensor and not nested."""
+    for name, x in named.items():
+        if not isinstance(x, Tensor):
+            raise InvalidArgument(f"{name} must be a tensor: got {type(x).__name__}")
+        if x.is_nested:
+            raise InvalidArgument(f"{name} must not be nested: pad its sequences to one length")
+
+
+def check_plain(**named: object) -> None:
+    """Raise InvalidArgument, naming the argument, for a subclass of Tensor: beside a plain q it
+    would reach a kernel as bare memory.
+    """
+    for name, x in named.items():
+        if type(x) not in PLAIN_TYPES:
+            raise InvalidArgument(
+                f"{name} must be a plain tensor, as q is: got {type(x).__name__}; "
+                "unwrap it, or wrap q likewise"
+            )

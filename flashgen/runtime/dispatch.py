@@ -20,7 +20,14 @@ from flashgen.config import kernel_name
 from flashgen.errors import InvalidArgument
 from flashgen.features import PLAIN, Features, check_features
 from flashgen.runtime import autograd, cpu, modes, operators, registry
-from flashgen.runtime.call import Call, Causal, features_of
+from flashgen.runtime.call import (
+    PLAIN_TYPES,
+    Call,
+    Causal,
+    check_plain,
+    check_tensors,
+    features_of,
+)
 from flashgen.runtime.launcher import KernelLauncher, Launcher
 from flashgen.runtime.passes import Passes
 from flashgen.runtime.resolver import Resolver, addressable, key
@@ -125,6 +132,8 @@ class Dispatcher:
             return (o, lse) if return_lse else o
         launcher = self.lookup(q, v, causal is not False, precision) if _agree(q, k, v) else None
         if launcher is None:
+            check_tensors(q=q, k=k, v=v)
+            check_plain(k=k, v=v)
             launcher = self._resolver.forward(q, k, v, causal, precision)
         number = check_scale(scale, q.shape[3])
         diagonal = diagonal_of(causal, q.shape[2], k.shape[2])
@@ -158,6 +167,12 @@ class Dispatcher:
         precision: str,
     ) -> tuple[Tensor, Tensor]:
         """attention() with features, under autocast, or traced."""
+        beside = {"k": k, "v": v}
+        if bias is not None:
+            beside["bias"] = bias
+        if slopes is not None:
+            beside["alibi_slopes"] = slopes
+        check_tensors(q=q, **beside)
         if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
             raise InvalidArgument("alibi_slopes have no gradient: detach them")
         if bias is not None:
@@ -174,6 +189,7 @@ class Dispatcher:
                 deterministic, self._package,
             )  # fmt: skip
             return o, lse
+        check_plain(**beside)
         call = Call(
             causal=causal,
             scale=check_scale(scale, q.shape[3]),
@@ -264,7 +280,10 @@ def _agree(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
     False asks from_tensors, which judges the odd cases and names what is wrong.
     """
-    a, b, c = q.shape, k.shape, v.shape
+    try:
+        a, b, c = q.shape, k.shape, v.shape
+    except (AttributeError, RuntimeError):  # no tensor, or a nested one
+        return False
     return (
         len(a) == len(b) == len(c) == 4
         and a[0] == b[0] == c[0]
@@ -275,4 +294,6 @@ def _agree(q: Tensor, k: Tensor, v: Tensor) -> bool:
         and a[3] == b[3]
         and q.dtype == k.dtype == v.dtype
         and q.device == k.device == v.device
+        and type(k) in PLAIN_TYPES
+        and type(v) in PLAIN_TYPES
     )

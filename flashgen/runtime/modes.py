@@ -6,6 +6,9 @@ cheap: they are asked at every call.
 
 from __future__ import annotations
 
+from numbers import Real
+from typing import NoReturn
+
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -52,10 +55,15 @@ def refuse_tangents(*tensors: Tensor | None) -> None:
         return
     parts = (_forward_ad.unpack_dual(x) for x in tensors if x is not None)  # type: ignore[no-untyped-call]
     if any(part.tangent is not None for part in parts):
-        raise NotDifferentiable(
-            "attention has no forward-mode derivative: use torch.func.vjp, or what "
-            "torch.nn.attention.sdpa_kernel(SDPBackend.MATH) makes of scaled_dot_product_attention"
-        )
+        refuse_forward_mode()
+
+
+def refuse_forward_mode() -> NoReturn:
+    """Raise NotDifferentiable: what forward-mode differentiation meets on every road."""
+    raise NotDifferentiable(
+        "attention has no forward-mode derivative: use torch.func.vjp, or what "
+        "torch.nn.attention.sdpa_kernel(SDPBackend.MATH) makes of scaled_dot_product_attention"
+    )
 
 
 def autocasts() -> bool:
@@ -64,11 +72,19 @@ def autocasts() -> bool:
 
 
 def autocast(x: Tensor) -> Tensor:
-    """What autocast would make of x for scaled_dot_product_attention: x in the region's dtype."""
+    """The tensor as autocast hands it to scaled_dot_product_attention: in autocast_dtype(x)."""
+    return x.to(autocast_dtype(x))
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of x once autocast of its device has cast it, as torch's rule has it: float64 and
+    what is not floating stay.
+    """
     device = x.device.type
-    if not x.is_floating_point() or not torch.is_autocast_enabled(device):
-        return x
-    return x.to(torch.get_autocast_dtype(device))
+    cast = x.is_floating_point() and x.dtype is not torch.float64
+    if not cast or not torch.is_autocast_enabled(device):
+        return x.dtype
+    return torch.get_autocast_dtype(device)
 
 
 def draw_rng(dropout_p: float, device: torch.device) -> Tensor | None:
@@ -79,6 +95,8 @@ def draw_rng(dropout_p: float, device: torch.device) -> Tensor | None:
     generator advances by what torch.randint takes. Raises InvalidArgument unless 0 <= dropout_p
     <= 1.
     """
+    if not isinstance(dropout_p, Real):
+        raise InvalidArgument(f"dropout_p must be a number from 0 to 1: got {dropout_p!r}")
     if not 0.0 <= dropout_p <= 1.0:
         raise InvalidArgument(f"dropout_p must be from 0 to 1: got {dropout_p!r}")
     if dropout_p == 0.0:

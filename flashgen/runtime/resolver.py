@@ -112,11 +112,15 @@ class Resolver:
         slug, gpu = self.served_as(device)
         return ladder(self.served, slug, gpu, spec, seq_k)
 
-    def tune_command(self, spec: AttentionSpec, seq_k: int, device: torch.device) -> str:
-        """What would improve a call; offline for the GPU that a CPU stands for."""
+    def tune_command(self, spec: AttentionSpec, seq_k: int, device: torch.device) -> str | None:
+        """What would improve a call; offline for the GPU that a CPU stands for. None of a spec with
+        features, which is not tuned.
+        """
+        if spec.bias != "none" or spec.alibi or spec.dropout:
+            return None
         return tune_command(spec, seq_k, None if device.type == "cuda" else settings.served_gpu())
 
-    def _say(self, spec: AttentionSpec, selection: Selection, command: str) -> None:
+    def _say(self, spec: AttentionSpec, selection: Selection, command: str | None) -> None:
         """Once per spec and rung: where its kernel comes from, and what would improve it."""
         settings.configure_logging(logging.getLogger("flashgen"))
         if (spec, selection.rung) in self._said or selection.rung == "rendered":
@@ -124,7 +128,7 @@ class Resolver:
         self._said.add((spec, selection.rung))
         if selection.rung == "exact":
             logger.info("%s: %s, %s", spec.name, selection.choice.kernel, selection.reason)
-        elif spec.direction in _QUIET:
+        elif command is None or spec.direction in _QUIET:
             logger.info("%s", selection.reason)
         else:
             logger.warning("%s. To improve it: %s", selection.reason, command)
@@ -156,7 +160,7 @@ class Resolver:
         """
         if addressable(x):
             return x
-        if ("copy", name) not in self._said:
+        if x.numel() > 0 and ("copy", name) not in self._said:
             self._said.add(("copy", name))
             logger.warning("%s is copied: no kernel can address its strides %s", name, x.stride())
         return launch.empty_like_layout(x, x.shape[3]).copy_(x)

@@ -3,8 +3,9 @@ the same order, with the same meaning.
 
 What no kernel takes is left to torch's own function, which is said once for each reason: CPU
 tensors (unless interpreted), other dtypes, head dims that are not multiples of 8 from 16 to 256,
-more than four dimensions, batches that broadcast, nested tensors, and a call that mixes dtypes,
-which torch refuses. Arguments that contradict each other are refused by name.
+more than four dimensions, batches or heads that broadcast, nested tensors, and a call that mixes
+dtypes, which torch refuses. Dtypes are judged as autocast leaves them. Arguments that contradict
+each other are refused by name.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def scaled_dot_product_attention(
     """
     if is_causal and attn_mask is not None:
         raise InvalidArgument("attn_mask must be None where is_causal is True: got both")
-    reason = _why_not(query, key, value, attn_mask)
+    reason = _why_not(query, key, value, attn_mask, enable_gqa)
     if reason is not None:
         _say(reason)
         return functional.scaled_dot_product_attention(
@@ -65,9 +66,8 @@ def scaled_dot_product_attention(
             "enable_gqa must be True where key has other heads than query: "
             f"got {k.shape[1]} and {q.shape[1]}"
         )
-    masks = attn_mask is not None and attn_mask.dtype is torch.bool
-    if attn_mask is not None and not masks and not attn_mask.is_floating_point():
-        raise InvalidArgument(f"attn_mask must be bool or floating: got {attn_mask.dtype}")
+    if attn_mask is not None:
+        _check_mask(attn_mask, q, k)
     o = registry.dispatcher_of().attention(
         q,
         k,
@@ -80,7 +80,23 @@ def scaled_dot_product_attention(
     return o[(0,) * missing] if missing else o
 
 
-def _why_not(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str | None:
+def _check_mask(mask: Tensor, q: Tensor, k: Tensor) -> None:
+    """Raise InvalidArgument unless the mask is one for q (B, H, Sq, d) and k (B, Hkv, Sk, d)."""
+    if mask.dtype is not torch.bool and not mask.is_floating_point():
+        raise InvalidArgument(f"attn_mask must be bool or floating: got {mask.dtype}")
+    if mask.device != q.device:
+        raise InvalidArgument(
+            f"attn_mask must be on the device of query, {q.device}: got {mask.device}"
+        )
+    shape = (*q.shape[:3], k.shape[2])
+    sizes = zip(reversed(mask.shape), reversed(shape), strict=False)
+    if mask.ndim > 4 or any(own not in (1, asked) for own, asked in sizes):
+        raise InvalidArgument(
+            f"attn_mask must be broadcastable to {shape}: got {tuple(mask.shape)}"
+        )
+
+
+def _why_not(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gqa: bool) -> str | None:
     """Why torch serves this call; None where a kernel does."""
     if not torch.compiler.is_compiling() and registry.dispatcher_of().serves_by_torch(q.device):
         return "CPU tensors"
@@ -88,23 +104,25 @@ def _why_not(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str | None
         return "nested tensors"
     if not q.ndim == k.ndim == v.ndim or not 2 <= q.ndim <= 4:
         return "tensors of other than two to four dimensions"
-    if q.shape[:-3] != k.shape[:-3] or k.shape[:-2] != v.shape[:-2]:
+    heads, kv_heads = q.shape[-3:-2], k.shape[-3:-2]  # none of two dimensions
+    lone = heads != kv_heads and 1 in (*heads, *kv_heads) and not enable_gqa
+    if lone or q.shape[:-3] != k.shape[:-3] or k.shape[:-2] != v.shape[:-2]:
         return "batches or heads that broadcast"
-    if not modes.autocasts():  # under autocast they become one dtype, a kernel's
-        if _name(q) not in DTYPE_BYTES:
-            return f"dtype {_name(q)}"
-        if not q.dtype == k.dtype == v.dtype:
-            return "tensors of several dtypes"
-    if mask is not None and mask.is_floating_point() and _name(mask) not in DTYPE_BYTES:
-        return f"a mask of dtype {_name(mask)}"
+    dtypes = [modes.autocast_dtype(x) for x in (q, k, v)]
+    if _name(dtypes[0]) not in DTYPE_BYTES:
+        return f"dtype {_name(dtypes[0])}"
+    if not dtypes[0] == dtypes[1] == dtypes[2]:
+        return "tensors of several dtypes"
+    if mask is not None and mask.is_floating_point() and _name(mask.dtype) not in DTYPE_BYTES:
+        return f"a mask of dtype {_name(mask.dtype)}"
     for dim in (q.shape[-1], v.shape[-1]):
         if dim % HEAD_DIM_STEP or not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM:
             return f"head dim {dim}"
     return None
 
 
-def _name(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _say(reason: str) -> None:

@@ -179,8 +179,7 @@ def _relatives(served: Served, slug: str, gpu: Gpu) -> list[str]:
 def tune_command(spec: AttentionSpec, seq_k: int, target: str | None = None) -> str:
     """The command that would give this spec and length an entry: on the GPU at hand, or offline.
 
-    Of a spec with features the command tunes the same attention without them: the search is for
-    plain kernels so far.
+    For specs without features: the command tunes no others.
     """
     dims = str(spec.head_dim)
     if spec.head_dim_v != spec.head_dim:

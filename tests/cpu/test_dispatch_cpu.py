@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -108,14 +109,24 @@ def test_dropout_follows_torchs_generator_on_a_cpu(dispatcher: Dispatcher) -> No
     assert not torch.equal(outputs[0], outputs[4])
 
 
+class Marked(torch.Tensor):
+    """A subclass, as a user may make one."""
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
         ({"bias": torch.zeros(5, 8)}, "bias"),
         ({"bias": torch.zeros(5, 9, dtype=torch.int32)}, "bias"),
-        ({"alibi_slopes": torch.zeros(3)}, "slopes"),
+        ({"bias": [1]}, "bias must be a tensor: got list"),
+        ({"bias": torch.zeros(5, 9).as_subclass(Marked)}, "bias must be a plain tensor.* Marked"),
+        ({"alibi_slopes": torch.zeros(3)}, "^alibi_slopes must be float32"),
+        ({"alibi_slopes": torch.zeros(4, device="meta")}, "^alibi_slopes must be on the device"),
+        ({"alibi_slopes": [1.0]}, "alibi_slopes must be a tensor: got list"),
         ({"alibi_slopes": torch.zeros(4, requires_grad=True)}, "alibi_slopes"),
-        ({"dropout_p": 1.5}, "dropout_p"),
+        ({"dropout_p": 1.5}, "dropout_p must be from 0 to 1: got 1.5"),
+        ({"dropout_p": "a"}, "dropout_p must be a number from 0 to 1: got 'a'"),
+        ({"dropout_p": None}, "dropout_p must be a number from 0 to 1: got None"),
     ],
 )
 def test_a_bad_feature_is_named(
@@ -123,6 +134,49 @@ def test_a_bad_feature_is_named(
 ) -> None:
     with pytest.raises(InvalidArgument, match=named):
         dispatcher.attention(*draw(5, 9), **options)  # type: ignore[call-overload]
+
+
+def nested(x: torch.Tensor, layout: torch.layout) -> torch.Tensor:
+    return torch.nested.nested_tensor(list(x), layout=layout)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+@pytest.mark.parametrize(
+    ("odd", "named"),
+    [
+        (lambda x: nested(x, torch.strided), "must not be nested"),
+        (lambda x: nested(x, torch.jagged), "must not be nested"),
+        (torch.Tensor.tolist, "must be a tensor: got list"),
+        (lambda x: None, "must be a tensor: got NoneType"),
+    ],
+    ids=["nested", "jagged", "list", "none"],
+)
+@pytest.mark.parametrize("options", [{}, {"dropout_p": 0.5}], ids=["plain", "dropout"])
+def test_what_is_no_tensor_is_named(
+    dispatcher: Dispatcher,
+    name: str,
+    odd: Callable[[torch.Tensor], object],
+    named: str,
+    options: dict[str, float],
+) -> None:
+    tensors = dict(zip("qkv", draw(5, 9), strict=True))
+    dispatcher.attention(*tensors.values())
+    given = {**tensors, name: odd(tensors[name])}
+    with pytest.raises(InvalidArgument, match=f"^{name} {named}"):
+        dispatcher.attention(*given.values(), **options)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("name", ["k", "v"])
+@pytest.mark.parametrize("options", [{}, {"dropout_p": 0.5}], ids=["plain", "dropout"])
+def test_a_subclass_beside_a_plain_q_is_named(
+    dispatcher: Dispatcher, name: str, options: dict[str, float]
+) -> None:
+    tensors = dict(zip("qkv", draw(5, 9), strict=True))
+    given = {**tensors, name: tensors[name].as_subclass(Marked)}
+    with pytest.raises(InvalidArgument, match=f"^{name} must be a plain tensor.* got Marked"):
+        dispatcher.attention(*given.values(), **options)  # type: ignore[call-overload]
+    parameters = {x: torch.nn.Parameter(tensors[x]) if x == name else tensors[x] for x in "qkv"}
+    dispatcher.attention(*parameters.values(), **options)  # type: ignore[call-overload]
 
 
 def test_explain_says_that_torch_serves(dispatcher: Dispatcher) -> None:

@@ -97,9 +97,7 @@ def test_the_longest_block_first_ends_sooner() -> None:
 def test_loops_follow_one_another_but_for_those_of_roles() -> None:
     found = replayed((500.0, 700.0))
     assert cycles_of(found, [(40, 3)]) == pytest.approx(START + 100 + 40 * 500 + 3 * 700)
-    beside = replayed(
-        (500.0,), phases=((0, 1),), block_flops=(1000, 1000), least_cycles=(0.0, 0.0)
-    )
+    beside = replayed((500.0,), phases=((0, 1),), block_flops=(1000, 1000), least_cycles=(0.0, 0.0))
     # The longer of two roles is what the block takes.
     assert cycles_of(beside, [(40, 30)]) == cycles_of(beside, [(30, 40)])
     assert cycles_of(beside, [(40, 30)]) == pytest.approx(START + 100 + 40 * 500)
@@ -180,6 +178,27 @@ def test_nor_is_float32_without_matrix_instructions(tmp_path: Path) -> None:
     timing = estimate(cached_replay(compiled, A100, tmp_path), spec, config, problem, A100)
     peak_tflops = 2 * 64 * A100.sms * MHZ * 1e-6  # 64 multiply-adds a cycle and SM
     assert flops(spec, problem) / timing.low_us * 1e-6 <= peak_tflops
+
+
+@pytest.mark.parametrize(
+    ("direction", "br", "bc", "head_dim", "factor"),
+    [
+        ("forward", 128, 32, 128, 1.2),
+        ("forward", 32, 64, 128, 1.0),
+        ("forward", 128, 32, 256, 1.0),
+        ("backward_dkv", 32, 128, 64, 1.2),
+        ("backward_dkv", 64, 32, 64, 1.0),
+    ],
+)
+def test_short_tiles_are_known_to_take_longer(
+    direction: Any, br: int, bc: int, head_dim: int, factor: float
+) -> None:
+    spec = make_spec(head_dim=head_dim).for_direction(direction)
+    config, problem = make_config(br, bc), workload(spec, 2048)
+    found = replayed((5000.0,))
+    plain = time_of(found, grid(spec, config, problem, loops=1), A100)
+    timing = estimate(found, spec, config, problem, A100)
+    assert timing.median_us == pytest.approx(factor * plain.median_us)
 
 
 def test_a_grid_that_runs_for_hours_ends() -> None:
@@ -350,7 +369,7 @@ def test_a_replay_is_kept_and_found_again(tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setitem(MACHINES, "sm_80", replace(MACHINES["sm_80"], exp2=32.0))
         assert recall_replay(compiled, A100, tmp_path) is None
-    monkeypatch.setattr(module, "PROTOCOL", module.PROTOCOL + 1)
+    monkeypatch.setattr(module, "REPLAY", module.REPLAY + 1)
     assert recall_replay(compiled, A100, tmp_path) is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,12 +15,15 @@ from flashgen import gradients, reference
 from flashgen.choice import Choice
 from flashgen.config import default_config, kernel_name
 from flashgen.errors import InvalidArgument, NotDifferentiable
+from flashgen.features import PLAIN, Features
 from flashgen.reference import Case
 from flashgen.render import render
 from flashgen.runtime import Dispatcher
-from flashgen.spec import BUCKETS, AttentionSpec, Problem
+from flashgen.runtime.call import Call
+from flashgen.spec import BUCKETS, AttentionSpec, Direction, Problem, from_tensors
 from tests.makers import make_spec
-from tests.serving import leaves, record_directions, serve
+from tests.package import make_default, make_dispatcher
+from tests.serving import autocast_of_a_gpu, leaves, record_directions, serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -147,7 +151,10 @@ def test_each_output_alone_can_be_differentiated(dispatcher: Dispatcher, of: str
 
 
 @pytest.mark.parametrize(("sq", "sk"), [(0, 5), (5, 0), (0, 0)])
-def test_sizes_of_zero(dispatcher: Dispatcher, sq: int, sk: int) -> None:
+def test_sizes_of_zero(
+    dispatcher: Dispatcher, caplog: pytest.LogCaptureFixture, sq: int, sk: int
+) -> None:
+    caplog.set_level(logging.INFO, "flashgen.runtime")
     q, k, v = leaves(*draw(sq, sk))
     bias = torch.zeros(1, 1, 1, 1, requires_grad=True)
     o, lse = dispatcher.attention(q, k, v, bias=bias, return_lse=True)
@@ -156,6 +163,7 @@ def test_sizes_of_zero(dispatcher: Dispatcher, sq: int, sk: int) -> None:
         assert x.grad is not None
         assert x.grad.shape == x.shape
         assert (x.grad == 0).all()
+    assert "copied" not in caplog.text
 
 
 def test_gradients_in_odd_strides(dispatcher: Dispatcher) -> None:
@@ -264,6 +272,28 @@ def test_forward_mode_is_refused(dispatcher: Dispatcher) -> None:
         torch.func.jvp(lambda x: dispatcher.attention(x, k, v), (q,), (q,))
 
 
+@pytest.mark.parametrize("transform", ["hessian", "jacfwd of grad", "jvp of grad", "jvp of vjp"])
+def test_forward_mode_beneath_other_transforms_is_refused(
+    dispatcher: Dispatcher, transform: str
+) -> None:
+    q, k, v = draw(3, 4, 16)
+
+    def loss(x: Tensor) -> Tensor:
+        return dispatcher.attention(x, k, v).square().sum()
+
+    def pulled(x: Tensor) -> Tensor:
+        return torch.func.vjp(loss, x)[1](torch.ones(()))[0]  # type: ignore[no-any-return]
+
+    calls: dict[str, Callable[[], object]] = {
+        "hessian": lambda: torch.func.hessian(loss)(q),
+        "jacfwd of grad": lambda: torch.func.jacfwd(torch.func.grad(loss))(q),
+        "jvp of grad": lambda: torch.func.jvp(torch.func.grad(loss), (q,), (q,)),
+        "jvp of vjp": lambda: torch.func.jvp(pulled, (q,), (q,)),
+    }
+    with pytest.raises(NotDifferentiable, match="forward-mode"):
+        calls[transform]()
+
+
 def test_func_grad_and_vjp(dispatcher: Dispatcher) -> None:
     q, k, v = draw()
     x = leaves(q, k, v)
@@ -346,6 +376,54 @@ def test_autocast_casts_as_it_does_for_sdpa(dispatcher: Dispatcher) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         o = dispatcher.attention(*x)
         assert dispatcher.attention(q.half(), k, v).dtype == torch.bfloat16
+        with pytest.raises(InvalidArgument, match=r"q must be float16.* got float64"):
+            dispatcher.attention(q.double(), k.double(), v.double())
+        with pytest.raises(
+            InvalidArgument, match=r"k must have the dtype of q.* got torch\.float64"
+        ):
+            dispatcher.attention(q, k.double(), v.double())
+    with autocast_of_a_gpu():
+        assert dispatcher.attention(q, k, v).dtype == torch.float32
     assert torch.equal(o, want)
     o.sum().backward()
     assert all(t.grad is not None and t.grad.dtype == torch.float32 for t in x)
+
+
+FEATURES = {
+    "bias": Features(bias=torch.zeros(1, 1, 20, 30)),
+    "mask": Features(bias=torch.ones(1, 1, 20, 30, dtype=torch.bool)),
+    "alibi": Features(slopes=torch.ones(4)),
+    "dropout": Features(dropout_p=0.5, rng=torch.zeros(2, dtype=torch.int64)),
+}
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward_dkv"])
+def test_tuning_is_advised_of_what_the_command_tunes(
+    dispatcher: Dispatcher, direction: Direction
+) -> None:
+    q, k, v = draw(dim=40)
+    plain = dispatcher.explain(q, k, v, direction=direction)
+    assert plain.hint is not None
+    assert "flashgen tune" in str(plain)
+    for features in FEATURES.values():
+        other = dispatcher.explain(q, k, v, features=features, direction=direction)
+        assert other.hint is None
+        assert "tune" not in str(other)
+
+
+@pytest.mark.parametrize("feature", ["none", *FEATURES])
+def test_the_log_advises_tuning_likewise(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    feature: str,
+) -> None:
+    caplog.set_level(logging.INFO, "flashgen.runtime")
+    monkeypatch.setenv("FLASHGEN_GPU", "nvidia_l4")
+    q, k, v = draw(dim=40)
+    features = FEATURES.get(feature, PLAIN)
+    spec, _ = from_tensors(q, k, v, causal=False, features=features)
+    shipped = make_dispatcher(tmp_path, "nvidia_h200", "sm_90", [], [make_default(spec)])
+    shipped.passes.forward(q, k, v, Call(causal=False, scale=1.0), features)
+    assert "the default kernel serves" in caplog.text
+    assert ("flashgen tune" in caplog.text) == (feature == "none")

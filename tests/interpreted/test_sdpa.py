@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from flashgen.errors import InvalidArgument
-from flashgen.runtime import Dispatcher
+from flashgen.runtime import Dispatcher, sdpa
 from flashgen.runtime.sdpa import scaled_dot_product_attention
-from tests.serving import leaves, record_directions, serve
+from tests.serving import autocast_of_a_gpu, leaves, record_directions, serve
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -25,6 +25,15 @@ def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     directions = record_directions(monkeypatch)
     assert isinstance(serve(monkeypatch, tmp_path), Dispatcher)
     return directions
+
+
+@pytest.fixture
+def reasons(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the drop-in says of the calls it leaves to torch, from here on."""
+    monkeypatch.setattr(sdpa, "_said", set())
+    said: list[str] = []
+    monkeypatch.setattr(sdpa.logger, "info", lambda text, *words: said.append(text % words))
+    return said
 
 
 def draw(*leading: int, kv: int | None = None, sq: int = 20, sk: int = 33) -> tuple[Tensor, ...]:
@@ -107,7 +116,10 @@ def test_dropout_drops(launched: list[str]) -> None:
     [
         (draw(2, 4), {"attn_mask": BOOLEAN, "is_causal": True}, "attn_mask"),
         (draw(2, 4), {"attn_mask": BOOLEAN.int()}, "attn_mask"),
-        (draw(2, 4), {"attn_mask": BOOLEAN[:, :5]}, "bias"),
+        (draw(2, 4), {"attn_mask": BOOLEAN[:, :5]}, "attn_mask must be broadcastable"),
+        (draw(2, 4), {"attn_mask": FLOATING[None]}, "attn_mask must be broadcastable"),
+        (draw(3), {"attn_mask": BOOLEAN.expand(2, 20, 33)}, "attn_mask must be broadcastable"),
+        (draw(2, 4), {"attn_mask": BOOLEAN.to("meta")}, "attn_mask must be on the device"),
         (draw(2, 4, kv=2), {}, "enable_gqa"),
         (draw(2, 4), {"dropout_p": -0.1}, "dropout_p"),
     ],
@@ -121,21 +133,58 @@ def test_contradictions_are_named(
 
 
 @pytest.mark.parametrize(
-    "tensors",
+    ("tensors", "reason"),
     [
-        tuple(x.double() for x in draw(2, 4)),
-        tuple(x[..., :20] for x in draw(2, 4)),
-        draw(2, 1, 2),
-        (draw(2, 4)[0], *draw(1, 4, sq=20)[1:]),
+        (tuple(x.double() for x in draw(2, 4)), "dtype float64"),
+        (tuple(x[..., :20] for x in draw(2, 4)), "head dim 20"),
+        (draw(2, 1, 2), "tensors of other than two to four dimensions"),
+        ((draw(2, 4)[0], *draw(1, 4, sq=20)[1:]), "batches or heads that broadcast"),
+        (draw(2, 4, kv=1), "batches or heads that broadcast"),
+        (draw(4, kv=1), "batches or heads that broadcast"),
+        ((draw(2, 1)[0], *draw(2, 4)[1:]), "batches or heads that broadcast"),
     ],
-    ids=["float64", "head dim 20", "five dimensions", "a batch that broadcasts"],
-)
+    ids=[
+        "float64", "head dim 20", "five dimensions", "a batch that broadcasts",
+        "keys of one head", "keys of one head in three dimensions", "queries of one head",
+    ],
+)  # fmt: skip
 def test_what_no_kernel_takes_is_left_to_torch(
-    launched: list[str], tensors: tuple[Tensor, ...]
+    launched: list[str],
+    reasons: list[str],
+    tensors: tuple[Tensor, ...],
+    reason: str,
 ) -> None:
     want = functional.scaled_dot_product_attention(*tensors)
     assert torch.equal(scaled_dot_product_attention(*tensors), want)
     assert launched == []
+    assert reasons == [f"torch's own scaled_dot_product_attention serves {reason}"]
+
+
+def test_under_autocast_the_cast_dtypes_decide(launched: list[str], reasons: list[str]) -> None:
+    q, k, v = draw(2, 4)
+    double = (q.double(), k.double(), v.double())
+    want = functional.scaled_dot_product_attention(*double)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(scaled_dot_product_attention(*double), want)
+        with pytest.raises(RuntimeError, match="same dtype"):  # torch's own words
+            scaled_dot_product_attention(q, *double[1:])
+        assert launched == []
+        assert scaled_dot_product_attention(q, k.half(), v.bfloat16()).dtype == torch.bfloat16
+    assert launched == ["forward"]
+    assert [reason.split("serves ")[1] for reason in reasons] == [
+        "dtype float64",
+        "tensors of several dtypes",
+    ]
+
+
+def test_autocast_of_another_device_casts_nothing(launched: list[str]) -> None:
+    q, k, v = draw(2, 4)
+    with autocast_of_a_gpu():
+        assert scaled_dot_product_attention(q, k, v).dtype == torch.float32
+        assert launched == ["forward"]
+        with pytest.raises(RuntimeError, match="same dtype"):
+            scaled_dot_product_attention(q, k.half(), v)
+    assert launched == ["forward"]
 
 
 def test_it_compiles(launched: list[str]) -> None:
