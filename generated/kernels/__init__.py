@@ -289,26 +289,17 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_tf32_d64_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:dcfb42331ac5348cbeb600ae31ac4b278577c920c4d05b177d1ceaf33170c0bb"
     ),
-    "fwd_bf16_d128_br128_bc128_w8_s2_fa2_pointer": (
-        "sha256:fb025372ba27aa27c0fe5a7d1b47695b3bb212e140c51b3e363dc29190ae6d6f"
-    ),
-    "fwd_bf16_d128_br128_bc128_w8_s2_s_ahead_descriptor": (
-        "sha256:af160b53aa1d7da47d05cd9a0e2544a33cddb14b70a84ff5f12ec7c0c5fef671"
-    ),
-    "fwd_bf16_d128_br128_bc32_w4_s2_fa2_pointer": (
-        "sha256:972325f3661bdd0ed072aeeba7f76367d61a1f0e969be7b0b72543fcd27ec9b5"
-    ),
-    "fwd_bf16_d128_br128_bc32_w8_s2_fa2_pointer": (
-        "sha256:12581f85bf0f908aa665c64be27d9e5d9c66bc58269794a7c086b32875056144"
-    ),
-    "fwd_bf16_d128_br128_bc32_w8_s2_s_ahead_descriptor": (
-        "sha256:4227e33c1827ea05ea5d0120af704af145497afb08147f3fe72922c6d1b3ae1f"
+    "fwd_bf16_d128_br128_bc32_w4_s3_fa2_pointer": (
+        "sha256:66f236fd2955c1e37876592cc55ea4ebce780e0628497a87ffac0808ce3bb0b9"
     ),
     "fwd_bf16_d128_br128_bc64_w8_s2_fa2_pointer": (
         "sha256:b2229c23367a5cb603ad658f4f4465229a08dbc59dd26a55eb63fdc8ca7d1309"
     ),
     "fwd_bf16_d128_br128_bc64_w8_s3_fa2_pointer": (
         "sha256:849ef62e25010515c4615494dd7a1d94228e2e330779a49349024bbe53a3c79b"
+    ),
+    "fwd_bf16_d128_br128_bc64_w8_s3_s_ahead_descriptor": (
+        "sha256:f2b2528c6200dd80b63b2455a4088032f26edc5c0624a82cb4510b883953ee28"
     ),
     "fwd_bf16_d128_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:9d3f6031b34a3ae75c35529b0da34bdf8341ffc0428aa50f1c8acef7c88baae2"
@@ -319,20 +310,17 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d128_causal_br128_bc128_w8_s2_s_ahead_descriptor_longest_first": (
         "sha256:2e5ce37d2a20ec405d20adbd5bf1d3f291f6ccae6ae41c864d1db05e3535dcd2"
     ),
-    "fwd_bf16_d128_causal_br128_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:6395d7faf1b77a637556283ed3c963d6d950ac31a9dc71bb2f97645e98862a37"
-    ),
     "fwd_bf16_d128_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
         "sha256:f7b3c775ea656e858a0e0d01de9313879a0459ce2576c0f99498ebf5e7861207"
     ),
     "fwd_bf16_d128_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
         "sha256:ee40475a025cc5e6161cf47ad1000974ba16087fe6d1319c0fad9fe30c903f26"
     ),
-    "fwd_bf16_d128_causal_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:ce45259030c96fd9845dd3620ae11d318d133b14eaaff8ce7feb017df861abc8"
+    "fwd_bf16_d128_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
+        "sha256:a14a70ab980183e7f2c7cc1239f0c57377b2341f99d985eaf2bc90d84c5cab25"
     ),
-    "fwd_bf16_d128_causal_br64_bc128_w8_s2_fa2_pointer_longest_first": (
-        "sha256:546891da6a6a8d0a0ca8cc0e78aafb4482fa13628f616590ad34400c74bdbb97"
+    "fwd_bf16_d128_causal_br128_bc64_w8_s3_s_ahead_pointer_longest_first": (
+        "sha256:ad75110ed192f335e19d74f06bd5d00cb534abdf96eda2a67a7dab99fe06ee5e"
     ),
     "fwd_bf16_d128_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:cfa9ef95e3ee2d39c82afba4209264a4edd16806ea2c13e394e93e13f02c63ad"
@@ -349,17 +337,20 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d192_br128_bc64_w8_s2_s_ahead_descriptor": (
         "sha256:3fd8f44792789bb910aa981031b63a754d8a0ef7a6026e74d48301f8048d751e"
     ),
-    "fwd_bf16_d192_br32_bc128_w4_s2_fa2_pointer": (
-        "sha256:c1b9847ca639c5588f26dffe74e77d7d832add20bac96d115307ea51d8d53c52"
-    ),
     "fwd_bf16_d192_br32_bc32_w8_s2_fa2_pointer": (
         "sha256:c2fbbab176f2abd1cbcae7669f98c1294fd63874ea8214024f4a40240d69f1c2"
     ),
-    "fwd_bf16_d192_br32_bc64_w4_s1_fa2_pointer": (
-        "sha256:de2c1d729f3d2928d0d99a8d4523b9a5b00b88a81fcab0134d624a69fef330e5"
+    "fwd_bf16_d192_br64_bc16_w8_s3_fa2_pointer": (
+        "sha256:435f4c10103484855bd8e78d20c79f81edcdb702201fa5c18cffb02058730cd7"
     ),
-    "fwd_bf16_d192_br64_bc32_w4_s1_s_ahead_pointer": (
-        "sha256:4f8de1b5162dc0a6d5de824d514fe7f258a982b3f527935abc5faf2b124b6703"
+    "fwd_bf16_d192_br64_bc32_w4_s2_fa2_pointer": (
+        "sha256:37a9fdf17b35300c6061615500e52b77cbd8301df00f95a557316f7f1dd9e61b"
+    ),
+    "fwd_bf16_d192_br64_bc64_w4_s2_fa2_pointer": (
+        "sha256:a33da99047dc95ac0961b4531a86e973dc05ec4ac598eb78b1f09d946c9635cb"
+    ),
+    "fwd_bf16_d192_br64_bc64_w4_s3_fa2_descriptor": (
+        "sha256:b7d306763c398e4e81cc84cdf9440045ead5169571e99cad8f909502e59db578"
     ),
     "fwd_bf16_d192_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
         "sha256:80e3d8c894c0745598e234c444f7e76c96d1bfb3aa23ed5fe982d00d6db40367"
@@ -367,17 +358,20 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d192_causal_br128_bc64_w8_s2_s_ahead_descriptor_longest_first": (
         "sha256:fafb7fe93ef73a2b2c4d200fd6b02c9c3e6303a1bac79f16b8fbc4a88af42415"
     ),
-    "fwd_bf16_d192_causal_br32_bc32_w4_s1_s_ahead_pointer": (
-        "sha256:5ac2c4611f52bb8b05a15c509b78d6b5aa06b3b69d15b29ccd7575b11cff8372"
-    ),
     "fwd_bf16_d192_causal_br32_bc32_w8_s2_fa2_pointer": (
         "sha256:580df7bc1c0023249c70b0f3e8382a1b6f6c224866b7ae776107d989a51d81f1"
     ),
-    "fwd_bf16_d192_causal_br32_bc64_w4_s2_fa2_pointer_longest_first": (
-        "sha256:f6cca57fb53d6eaaeb524e0afb8fb0adf713ee20b6e0adc75b1c88c3fd74237a"
+    "fwd_bf16_d192_causal_br32_bc64_w4_s3_s_ahead_pointer_longest_first": (
+        "sha256:44dac771f3e3c4223b897170de0dabc416c9ef679433354b7160c0020d5957f4"
     ),
-    "fwd_bf16_d192_causal_br64_bc64_w8_s1_s_ahead_pointer_longest_first": (
-        "sha256:fa79a5eba584daa725814f0d3420d2bb4bd55ad5188c5bf23c8094b16ac62479"
+    "fwd_bf16_d192_causal_br64_bc16_w8_s3_fa2_pointer": (
+        "sha256:ff171f88d7d43c975ea998133158a2a8cfc215f3e5eeee481bca8753a82b8df0"
+    ),
+    "fwd_bf16_d192_causal_br64_bc64_w4_s2_fa2_pointer_longest_first": (
+        "sha256:d5aff6690266f2965f43c5293c75de3b074db2544402bb6ad49a1168f3692955"
+    ),
+    "fwd_bf16_d192_causal_br64_bc64_w4_s3_fa2_descriptor_longest_first": (
+        "sha256:d985cd0474bf7e63b03413aca850cd98b217ee5d2f3ac82abb6c0da1f8b34d56"
     ),
     "fwd_bf16_d256_br128_bc64_w8_s2_fa2_pointer": (
         "sha256:36a6d96521c266be75c09f119685b01e1e4ee6b2cbcf3d491f45be4053503993"
@@ -385,20 +379,20 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d256_br128_bc64_w8_s2_s_ahead_descriptor": (
         "sha256:7a813c4d206d2cc7f37710724d9ecf8c9d110a2db1ff21598ef11f3852eb2fb5"
     ),
-    "fwd_bf16_d256_br32_bc32_w4_s1_fa2_pointer": (
-        "sha256:b568bb4f96b99f5e9fc352ccafa115cf615ec870a336ba54d970004c731a32d5"
-    ),
     "fwd_bf16_d256_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:e749c71b9afc777dbbe53b332d2f790062557aa12bb2bbebfc872e2f8d054ebe"
     ),
-    "fwd_bf16_d256_br32_bc64_w4_s1_fa2_pointer": (
-        "sha256:9178001a3bf579f586e2841bd133e817dfa2b58115edcbeba17aebd01ac0475b"
-    ),
-    "fwd_bf16_d256_br64_bc32_w4_s1_fa2_pointer": (
-        "sha256:a8fadf4e01a1d952873475596a47793f4f06d7be13496f504a6617ee093e289e"
+    "fwd_bf16_d256_br32_bc64_w4_s3_s_ahead_pointer": (
+        "sha256:a55a00bc3cb7c4319a1c371c2a42f5a8cea7bdaed3b862697d9084a9b05efcee"
     ),
     "fwd_bf16_d256_br64_bc32_w4_s2_fa2_pointer": (
         "sha256:99f7ccb3f09b62217593675844312a91cf66c6b6210c827f59e6169a2b8b362d"
+    ),
+    "fwd_bf16_d256_br64_bc64_w4_s2_fa2_pointer": (
+        "sha256:4e587109c94a6fffc046753788d12783a35662bec5b86e2cabaff764bff2e59a"
+    ),
+    "fwd_bf16_d256_br64_bc64_w4_s3_fa2_descriptor": (
+        "sha256:1db9a1287af032794d4c37bff90900b3b2beae21a17471267c80b7814fdfe3a5"
     ),
     "fwd_bf16_d256_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
         "sha256:68072ea885f4b98a2c53dfbe7303814f7e4ea59bc44c391efbae855e309f8e14"
@@ -406,35 +400,26 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d256_causal_br128_bc64_w8_s2_s_ahead_descriptor_longest_first": (
         "sha256:e8af498780dd34d491073b0dcce8a31e263e2ab64e25f47e2792ece0d49b5cf2"
     ),
-    "fwd_bf16_d256_causal_br32_bc32_w4_s1_fa2_pointer": (
-        "sha256:10405afacc63b09517df4fb02190dc0a626bde968d2849da5ab6cce6eb5277db"
-    ),
     "fwd_bf16_d256_causal_br32_bc32_w4_s2_fa2_pointer": (
         "sha256:269ca146b4540ba66875b93b81a78558985522ece87927ea913d89ce8034325a"
     ),
     "fwd_bf16_d256_causal_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:bf3e2b4031268d383f7e535ccc9e96e2b90e8714dfbd29a65c9a8a8df0fc28ee"
     ),
-    "fwd_bf16_d256_causal_br32_bc64_w4_s2_fa2_pointer_longest_first": (
-        "sha256:9f8059e0bad1212d6603384742cc55838c5575d032372a84b9be9681155dfb8e"
+    "fwd_bf16_d256_causal_br32_bc64_w4_s3_s_ahead_pointer_longest_first": (
+        "sha256:cde1c487ffe8c37ac1df89e7496d5521220a58bf544133632513159c84d080ec"
     ),
-    "fwd_bf16_d256_causal_br64_bc64_w8_s1_fa2_pointer_longest_first": (
-        "sha256:39bb4f4d8bc488f02099fcdb300b41042b86e3f6a1d442b8783d9cd4e790b717"
+    "fwd_bf16_d256_causal_br64_bc64_w4_s2_fa2_pointer_longest_first": (
+        "sha256:63ebf8a139beed0bc2f404ddecac363401656cd225b239e86a313eb979e81f8c"
     ),
-    "fwd_bf16_d256_causal_br64_bc64_w8_s1_s_ahead_pointer": (
-        "sha256:419d64cb698ebea7720264590d2fd86e677b76dcc72f197cbd8844d75b963450"
-    ),
-    "fwd_bf16_d256_causal_br64_bc64_w8_s1_s_ahead_pointer_longest_first": (
-        "sha256:e6e45b5b13c1fe48db389313094f24916bb750ef9ac51aa435d738763646ad61"
+    "fwd_bf16_d256_causal_br64_bc64_w4_s3_fa2_descriptor_longest_first": (
+        "sha256:25ae657efbdedd2255c9d58a9cd61fe178e179c0bf4a3e3849c4241b63b96493"
     ),
     "fwd_bf16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:ac627d52932e804f4e8ed7c4de85ca4f223fc1f20a36bd38d1a29297409e2d51"
     ),
     "fwd_bf16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:457cc6792542d3fde87ec7ae3a1d7c73775453717b46a06f93979c5c2d66ee7e"
-    ),
-    "fwd_bf16_d64_br128_bc128_w8_s2_fa2_pointer": (
-        "sha256:f413af5f9cbaa6000c57778693cf68e43628614305c8fdc2c904f31a8e4ef9ea"
     ),
     "fwd_bf16_d64_br128_bc64_w4_s3_fa2_pointer": (
         "sha256:65c20695ab4e78037180dc68fd53d5ee81f3a7e3da9b29a841ca6383b82a9a04"
@@ -448,56 +433,32 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d64_br128_bc64_w8_s3_s_ahead_descriptor": (
         "sha256:8cfd668d33359586db7946e51e244c71dc362ba715eff334f5d01d5dbf251bb6"
     ),
-    "fwd_bf16_d64_br64_bc32_w4_s3_fa2_pointer": (
-        "sha256:fcfc130b2d8ba0596f595428944e33d9ce758140f323cbefd03e05ae1c988e34"
-    ),
     "fwd_bf16_d64_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:df198b6e582a83395b4cb784cc0014ca25399b702666cc8360f5c491c9bc4a8c"
     ),
-    "fwd_bf16_d64_causal_br128_bc128_w8_s2_fa2_pointer_longest_first": (
-        "sha256:5c31d282ab6355c8079c9e63030b024538dc7b2b22a2af38194769c749d6d8d6"
-    ),
-    "fwd_bf16_d64_causal_br128_bc128_w8_s2_s_ahead_descriptor_longest_first": (
-        "sha256:75f9636aa09ca0034b14ebbb33f1ef44c70267ee11d20d0ffd9a94167053445f"
-    ),
-    "fwd_bf16_d64_causal_br128_bc32_w4_s2_fa2_pointer_longest_first": (
-        "sha256:4f3cb8c21b6b6b7a3d4c2cbeaadda4f00e80b2954e3a31b0408a044cdc9c8bae"
-    ),
-    "fwd_bf16_d64_causal_br128_bc32_w4_s3_s_ahead_descriptor_longest_first": (
-        "sha256:c9f32712bae59825805859e27bcbdd138cb0093cf5767d96c2ff9a0ae30c81df"
-    ),
-    "fwd_bf16_d64_causal_br128_bc32_w8_s1_fa2_pointer_longest_first": (
-        "sha256:e2b84486f16a26a71e26b7524f35ce3de5d0997548e920704212314f2118421a"
-    ),
-    "fwd_bf16_d64_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
-        "sha256:8a9e49eef0059fa3e81cec50233a64ca16ee2635ccd98127e0f772bbf540add6"
+    "fwd_bf16_d64_br64_bc64_w4_s3_fa2_pointer": (
+        "sha256:478a61267156d6836bde28d23ce4ed200887aec87b3bca3b42ee21de1cb09ca0"
     ),
     "fwd_bf16_d64_causal_br128_bc64_w4_s3_fa2_pointer_longest_first": (
         "sha256:7d1ca501e752c0f60dcf07283cadbc9eb6bb60d66768e5590721729674889b44"
     ),
+    "fwd_bf16_d64_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
+        "sha256:118ef6ee5b1eed7c882d90e3c01e9e619799a532f8f8a6e88e1f2f2b0b907a9d"
+    ),
+    "fwd_bf16_d64_causal_br128_bc64_w8_s3_fa2_descriptor_longest_first": (
+        "sha256:6582adf15abf42acb18cd943c424f2253b1a2335fc9cb9ad8c029070cab60bb4"
+    ),
     "fwd_bf16_d64_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
         "sha256:4f15ed63fbd2e46e4ea4107ac69dbb333a9aa4ffac7c95f5a0eb09a02062947b"
-    ),
-    "fwd_bf16_d64_causal_br64_bc128_w4_s2_fa2_pointer": (
-        "sha256:836fae884c2b9231c37d1760c45a69234e88dc7057ddf5e1b08ec06ea316d411"
-    ),
-    "fwd_bf16_d64_causal_br64_bc32_w4_s2_fa2_pointer_longest_first": (
-        "sha256:40fdbf8b5c57db219bef9c97b6e539d6e471cf4cd0db147941019319b46e0d1c"
     ),
     "fwd_bf16_d64_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:447e147494d181f233939d7a9d235129c60d541bd94891de12cc16c72a0fdd52"
     ),
-    "fwd_bf16_d96_br128_bc128_w8_s2_fa2_pointer": (
-        "sha256:d8e1ea85879e786f24004b344bf520e50ee7ba27fecaaa65159ae6ffd450b8b7"
-    ),
-    "fwd_bf16_d96_br128_bc128_w8_s2_s_ahead_descriptor": (
-        "sha256:8ab5659a0acbf78906a6dc1b70e9676b91d1abec525ab0409e4f7b13f53a94fb"
+    "fwd_bf16_d64_causal_br64_bc64_w4_s3_fa2_pointer_longest_first": (
+        "sha256:e4e052b70d483126d14385e36f68062eb05e67634b90f90c2cabe1ac2c167813"
     ),
     "fwd_bf16_d96_br128_bc32_w4_s3_fa2_pointer": (
         "sha256:e86e29d6dc9d0c86bac30ab5a999364c807b08cfc67da44592b0f48b0e1ef1a3"
-    ),
-    "fwd_bf16_d96_br128_bc64_w8_s1_fa2_pointer": (
-        "sha256:bba542053783a0ffa904ee938e00d694d1bc64be57ded0964c5b7879918b0e43"
     ),
     "fwd_bf16_d96_br128_bc64_w8_s2_fa2_pointer": (
         "sha256:cc917115c549de0c0053343a26f132fb2cd55adcc4a96b3cb8abc9db21f2b07c"
@@ -505,14 +466,17 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d96_br128_bc64_w8_s3_fa2_descriptor": (
         "sha256:be334879bfcd3a304cc7ee5ef8192556df0b18b8cb1f6234418e45dd0f517470"
     ),
+    "fwd_bf16_d96_br128_bc64_w8_s3_fa2_pointer": (
+        "sha256:2bcb6e655a43f99d86517c1ee407c070cd1e55d70b6b0418c14ed00f9f9d221f"
+    ),
+    "fwd_bf16_d96_br128_bc64_w8_s3_s_ahead_descriptor": (
+        "sha256:8a6261ff7083c4ef9c882c910b6239056c15a37e35e260e0c3b6f96d25e31ee2"
+    ),
     "fwd_bf16_d96_causal_br128_bc128_w8_s2_fa2_pointer_longest_first": (
         "sha256:632f0a90e02babbeb6e72223948cdaf97169a4995d4bb859acbc1d327224d277"
     ),
     "fwd_bf16_d96_causal_br128_bc128_w8_s2_s_ahead_descriptor_longest_first": (
         "sha256:5b12b15cbb66fa9eab6a6cde1a3929cd7fd00b2b22b24b0c58aabe70a5750dab"
-    ),
-    "fwd_bf16_d96_causal_br128_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:364350c235aab3bcd5ee1a7719ea6e05ec52ee7a840614d814e52ab3f9846e79"
     ),
     "fwd_bf16_d96_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
         "sha256:d8461811427ed0971e29d37628df32c778e1d63e58f7fbf6f579e1e2ba89596f"
@@ -523,29 +487,20 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d96_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
         "sha256:53a7a5b4bd90013b585971bf91b5ea980b75e43252f5003a7e95437cde372680"
     ),
-    "fwd_bf16_d96_causal_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:9cd70b844224b7e7381fc9b0e015f137ba165ed424462309d359deaa241991fa"
+    "fwd_bf16_d96_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
+        "sha256:a107450900846f7696c26e2b97f448460ce45641f3b3045607f4d9ba1ca50417"
     ),
-    "fwd_fp16_d128_br128_bc128_w8_s2_fa2_pointer": (
-        "sha256:a204a922fe566907dfa594ae0ed35e50c466b2c9c54f499bf9574f107c70a2e8"
-    ),
-    "fwd_fp16_d128_br128_bc128_w8_s2_s_ahead_descriptor": (
-        "sha256:95ff9793e0ed9fad6886161b909ba6ae59c21dba79eae88f5eff852a9c2eb1ad"
-    ),
-    "fwd_fp16_d128_br128_bc32_w4_s2_fa2_pointer": (
-        "sha256:862270456e5818f1928cfa7e85b2221218bdc48b3481b9bfd2003e37a26ba103"
-    ),
-    "fwd_fp16_d128_br128_bc32_w8_s2_fa2_pointer": (
-        "sha256:32b436028c38f8d1027951ade46b151ebd63f87fcc862eed3cb3927232922305"
-    ),
-    "fwd_fp16_d128_br128_bc32_w8_s2_s_ahead_descriptor": (
-        "sha256:658b7195f39702f28f268ebb37f9237974734051c20b40adbc806d2237c80054"
+    "fwd_fp16_d128_br128_bc32_w4_s3_fa2_pointer": (
+        "sha256:dbf99348204cb921e0c1456685cd41a17d52216d4790fe026d3400973b88d0aa"
     ),
     "fwd_fp16_d128_br128_bc64_w8_s2_fa2_pointer": (
         "sha256:db7394f37edf7c9e05a37586512e673b850417e81cb0d6619c9884b8da173fa6"
     ),
     "fwd_fp16_d128_br128_bc64_w8_s3_fa2_pointer": (
         "sha256:cc9c66b97bf0bec4ef9b35513f438b6da5eebfbe443fbb79616d4958510d0ca6"
+    ),
+    "fwd_fp16_d128_br128_bc64_w8_s3_s_ahead_descriptor": (
+        "sha256:bf925f420a297b87b4a1c904f372546bb9516e2f914074c1fb00ba255a815bfa"
     ),
     "fwd_fp16_d128_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:b746663f9f546bbd2fefbab70778e261522f85a786186a8036a1c18dfb58cf77"
@@ -556,20 +511,17 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d128_causal_br128_bc128_w8_s2_s_ahead_descriptor_longest_first": (
         "sha256:d065cfa03ff4a35d13678108c46a6ece39b39f750bb1b5b55eb860b8d7328045"
     ),
-    "fwd_fp16_d128_causal_br128_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:19d2cba09bbf773db1a8058ffd909d103d23db15941b2a2e2b8d4ab185d25597"
-    ),
     "fwd_fp16_d128_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
         "sha256:9272c1d9ac810db66494421b5f703d354883d53a053890b3d4c4690c13138925"
     ),
     "fwd_fp16_d128_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
         "sha256:a1b645d8d54ebf21660fa75d0efa866b749b0d91f202c25f350fadc19ffc3d4a"
     ),
-    "fwd_fp16_d128_causal_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:c50ae41e20338e321c3dd654179d09e21d854286f4be76afd3934558d61c96d4"
+    "fwd_fp16_d128_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
+        "sha256:95d1c661b6db114e594ff19adbccaed31674f91f6b2c323949a351eef5ab4769"
     ),
-    "fwd_fp16_d128_causal_br64_bc128_w8_s2_fa2_pointer_longest_first": (
-        "sha256:4e287307f0bf042bbfd48e293cb08ecb871cbb9eb587d45b863f11fca480746f"
+    "fwd_fp16_d128_causal_br128_bc64_w8_s3_s_ahead_pointer_longest_first": (
+        "sha256:f045064eaffe07345cea9ddadd557c44dc1c6b01ffac93bbb1fce2ee56a9756a"
     ),
     "fwd_fp16_d128_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:4f15dd67d04268dd81331f686f63fd4e8a59c9b41e7d4015193280cf8182e106"
@@ -586,17 +538,20 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d192_br128_bc64_w8_s2_s_ahead_descriptor": (
         "sha256:34271632ffd708c65440068c6c47b2864ab57e2d3179130d0d747d0b0863da45"
     ),
-    "fwd_fp16_d192_br32_bc128_w4_s2_fa2_pointer": (
-        "sha256:c9c55f50738fc567b37f5c6eb76e9a7af06f6ca027aaf6d92f15f15b765c2e10"
-    ),
     "fwd_fp16_d192_br32_bc32_w8_s2_fa2_pointer": (
         "sha256:9f831c002115d22b2fa12233399992462ef7ef00e4551480ebd7ac91ae18a526"
     ),
-    "fwd_fp16_d192_br32_bc64_w4_s1_fa2_pointer": (
-        "sha256:51ec4fe79862cd72df93feef98297e9cc3d9b4398e685d8452bebaa6b82ee00a"
+    "fwd_fp16_d192_br64_bc16_w8_s3_fa2_pointer": (
+        "sha256:68fd52ee7852170229704d0c05a0a872d63043b81651d5a870f21e0f0470fbb8"
     ),
-    "fwd_fp16_d192_br64_bc32_w4_s1_s_ahead_pointer": (
-        "sha256:e2d0f68a3c6df3978792e4a6b9f97a1c65150347974aab6c6f4bdedc7da3a3fd"
+    "fwd_fp16_d192_br64_bc32_w4_s2_fa2_pointer": (
+        "sha256:ce62f4889cea09554b3674031e22198ff350fc59f9d2bcd50327d049d100ff26"
+    ),
+    "fwd_fp16_d192_br64_bc64_w4_s2_fa2_pointer": (
+        "sha256:9bcf5aa2d5bdc5c21256fc8c61aa4da6bff27d146eb6a764e3f1e616f16f6eda"
+    ),
+    "fwd_fp16_d192_br64_bc64_w4_s3_fa2_descriptor": (
+        "sha256:6df699b889ccc00c29f987cb7a59bab8a4e4ff52c917ce1b5cb16a3efe721b0b"
     ),
     "fwd_fp16_d192_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
         "sha256:a928212ed1eb6261192ce57b80dee390e4cdaf730c5b6a9d30c8aa45c8fded74"
@@ -604,17 +559,20 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d192_causal_br128_bc64_w8_s2_s_ahead_descriptor_longest_first": (
         "sha256:3607573bc8a03003b9c6afffd41373a460737f050ba50ffc029c7684465844ac"
     ),
-    "fwd_fp16_d192_causal_br32_bc32_w4_s1_s_ahead_pointer": (
-        "sha256:7f1b05472b542ca2a667a3a25ea68993e76f187cc094ebd0c3708c441436302d"
-    ),
     "fwd_fp16_d192_causal_br32_bc32_w8_s2_fa2_pointer": (
         "sha256:95412f40347c1792139bbef4233246afd8ad3d485e8318b367770d47b559cc85"
     ),
-    "fwd_fp16_d192_causal_br32_bc64_w4_s2_fa2_pointer_longest_first": (
-        "sha256:9bd2f6c311979a14d92e5cadacf1fb7668a39a6cf81515fc398065cd13b827bf"
+    "fwd_fp16_d192_causal_br32_bc64_w4_s3_s_ahead_pointer_longest_first": (
+        "sha256:ea7a6ce979606bdb204b51eabc845d4646517674cd0b4ca679ebc2697b5724b3"
     ),
-    "fwd_fp16_d192_causal_br64_bc64_w8_s1_s_ahead_pointer_longest_first": (
-        "sha256:fe6990b8f8704599a5f2c561f1b1bcff99364a89bd642800fe9c2ed00f4507c4"
+    "fwd_fp16_d192_causal_br64_bc16_w8_s3_fa2_pointer": (
+        "sha256:fa6fd5fd0e8fef07c85420b3351ee4cb8a0447a2d75806b0b273f14c46aff234"
+    ),
+    "fwd_fp16_d192_causal_br64_bc64_w4_s2_fa2_pointer_longest_first": (
+        "sha256:56dce5785588d860c50109ebb1cc32c81b3e44a397ac6148c8cf1a6752fc0c24"
+    ),
+    "fwd_fp16_d192_causal_br64_bc64_w4_s3_fa2_descriptor_longest_first": (
+        "sha256:4772e63bd3ef66639b633adfd42f074696939ae01423762808dd985056d9da5e"
     ),
     "fwd_fp16_d256_br128_bc64_w8_s2_fa2_pointer": (
         "sha256:eb7d6f170fc704361effde711438565b46b7113e0426dcb7e2d67bf6a4f24989"
@@ -622,20 +580,20 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d256_br128_bc64_w8_s2_s_ahead_descriptor": (
         "sha256:a1ae630531345feba64a601112d0ddce2396d517aeaef8d5c4823c8a88d8242b"
     ),
-    "fwd_fp16_d256_br32_bc32_w4_s1_fa2_pointer": (
-        "sha256:039f165a7cc5fa6ed680ac6cb13a3c64516dea8daaa6927212d968ccf539eafb"
-    ),
     "fwd_fp16_d256_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:8b2aeb359cf738ef221deda30c3cc6710c354900bfeb85e02348d153c10a3332"
     ),
-    "fwd_fp16_d256_br32_bc64_w4_s1_fa2_pointer": (
-        "sha256:be10e7063aab071c289e64adeff0af7bc4c7a63ce98e3b37a532c5db077c1762"
-    ),
-    "fwd_fp16_d256_br64_bc32_w4_s1_fa2_pointer": (
-        "sha256:5af50c8a03da35bd51fad4c7f924cff5826479e74869f0b92fe6938e765204c6"
+    "fwd_fp16_d256_br32_bc64_w4_s3_s_ahead_pointer": (
+        "sha256:c5bd8fa42752a58a31f8fc8adef41f61f61770f79207ae63c0f04c47ccbea684"
     ),
     "fwd_fp16_d256_br64_bc32_w4_s2_fa2_pointer": (
         "sha256:b7bb98eeb58f9e3871f2b5eab46dd4637ecd4d91cc245d6c28ff8e6012373268"
+    ),
+    "fwd_fp16_d256_br64_bc64_w4_s2_fa2_pointer": (
+        "sha256:35bd9bcbb4b9e6c268dd98ae2231d184b1d982deeb3022a51a0ec138329c2195"
+    ),
+    "fwd_fp16_d256_br64_bc64_w4_s3_fa2_descriptor": (
+        "sha256:307becffb98f2630fe59e0235e51322ae589fd835eba73ef28e110a461c2bf00"
     ),
     "fwd_fp16_d256_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
         "sha256:362121d1589d9d520b5c60bee4a1d98d896a2170a8ef897eb0342a6dba8b6511"
@@ -643,35 +601,26 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d256_causal_br128_bc64_w8_s2_s_ahead_descriptor_longest_first": (
         "sha256:f9fa11a2a5445fc11df6326d1dd62dc4bc891a759e474534a8c12cd40b711525"
     ),
-    "fwd_fp16_d256_causal_br32_bc32_w4_s1_fa2_pointer": (
-        "sha256:17f860c6799fb83e4295a2f15f26080be46801d2d31cce67ee7473e5783e4751"
-    ),
     "fwd_fp16_d256_causal_br32_bc32_w4_s2_fa2_pointer": (
         "sha256:d0cc4683a2dd0b8784a671011ca2b5a3a756b6856f78bb5794e0e55d1c176fe4"
     ),
     "fwd_fp16_d256_causal_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:693c37179b0c2a7a5a57a6013410ea975349c43e1edc93e1604e5690735dc51b"
     ),
-    "fwd_fp16_d256_causal_br32_bc64_w4_s2_fa2_pointer_longest_first": (
-        "sha256:9d1bed119eab9355ef07b4027d7f67e5d4ad78493a24a88f39efcf1275975675"
+    "fwd_fp16_d256_causal_br32_bc64_w4_s3_s_ahead_pointer_longest_first": (
+        "sha256:42dc8e0c754570e83f33ba5e1eafd4e68c737ad049a7bc3c625add019a214320"
     ),
-    "fwd_fp16_d256_causal_br64_bc64_w8_s1_fa2_pointer_longest_first": (
-        "sha256:8ba8436e16bd6a2896594e313d8ebeec67430c6b4493b35a66960f7726a88f54"
+    "fwd_fp16_d256_causal_br64_bc64_w4_s2_fa2_pointer_longest_first": (
+        "sha256:6cbad73544fa7728a5065ea13cfd8704ab170968fc099aa61aadee6e173b77d3"
     ),
-    "fwd_fp16_d256_causal_br64_bc64_w8_s1_s_ahead_pointer": (
-        "sha256:201976d61ec3322f639b262ccb80967de0ce2f6e74155afd5d0fac28da775d6c"
-    ),
-    "fwd_fp16_d256_causal_br64_bc64_w8_s1_s_ahead_pointer_longest_first": (
-        "sha256:f3af80f5add5534948ac77567929638812ac0b5f827fc1c2735ad40b665d5268"
+    "fwd_fp16_d256_causal_br64_bc64_w4_s3_fa2_descriptor_longest_first": (
+        "sha256:f1e7284f06db1d7f9d431a19741dd73a14c65148c96c12afa42c14b722e586eb"
     ),
     "fwd_fp16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:0b5cc0024c157a192b5ff5847d728b4c238fc148dfb0aae65413d8134a7e2a94"
     ),
     "fwd_fp16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:baa4a0e4c884d0f3ade6a0850973b061aa9225c680e42445c28a2d2990599d12"
-    ),
-    "fwd_fp16_d64_br128_bc128_w8_s2_fa2_pointer": (
-        "sha256:9e83394656af526261d462cee8a08e479153db59e26d171d8703d6facb7e53e6"
     ),
     "fwd_fp16_d64_br128_bc64_w4_s3_fa2_pointer": (
         "sha256:337ca8faaa52342c886827e67d3f55f01e014bd6319acbbc89263681c7dc179c"
@@ -685,56 +634,32 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d64_br128_bc64_w8_s3_s_ahead_descriptor": (
         "sha256:ced2e5040c446fe3a3a793115c81d1bc8c312ff173e3959779bf1adcf81a1ef4"
     ),
-    "fwd_fp16_d64_br64_bc32_w4_s3_fa2_pointer": (
-        "sha256:f2121ed7044c96c2af68ad9b85ceac9d6a2735ec7faae6ca99c3eebfa049b28e"
-    ),
     "fwd_fp16_d64_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:163cd590d3b367e966a5d9b2c68ca99b222a09c09ea0339a2669a4f5edfac9d2"
     ),
-    "fwd_fp16_d64_causal_br128_bc128_w8_s2_fa2_pointer_longest_first": (
-        "sha256:06794884ab6e3d0f8f844b0fd608ef369062403119ee05f999d77e9e6fd239f8"
-    ),
-    "fwd_fp16_d64_causal_br128_bc128_w8_s2_s_ahead_descriptor_longest_first": (
-        "sha256:2eb80b02c24c69b2b2e2d47b341cae26f3dae7741df973a9d9f59337e00472a8"
-    ),
-    "fwd_fp16_d64_causal_br128_bc32_w4_s2_fa2_pointer_longest_first": (
-        "sha256:53355522c657e84f79978887bed95e60208c3c27f4ebb0792ab59c7ae117fba2"
-    ),
-    "fwd_fp16_d64_causal_br128_bc32_w4_s3_s_ahead_descriptor_longest_first": (
-        "sha256:a53944141312a67d3de16c32b1c01e803217df9e3b6e0919054d68e96ad9c4fe"
-    ),
-    "fwd_fp16_d64_causal_br128_bc32_w8_s1_fa2_pointer_longest_first": (
-        "sha256:c16dcc8bdd1337d909c7347256c4e1a62e0636b141261ea2e75d776497a841dc"
-    ),
-    "fwd_fp16_d64_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
-        "sha256:dbd33ab53778f622492357f1ef9327cb3e5bdc9cb279fc110f0aba288923ec02"
+    "fwd_fp16_d64_br64_bc64_w4_s3_fa2_pointer": (
+        "sha256:34d83770b5f296756e274298367308de541cd95b4b5597d2722821e8a6029dda"
     ),
     "fwd_fp16_d64_causal_br128_bc64_w4_s3_fa2_pointer_longest_first": (
         "sha256:1e1ab75bdd3a57bb8615785af40911286daf9191b2663ccc8671de6fe7f5071b"
     ),
+    "fwd_fp16_d64_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
+        "sha256:ccf48640dbe72d5c837cc8e3de2c97319747f690a6e1741b4b203f3806f27b28"
+    ),
+    "fwd_fp16_d64_causal_br128_bc64_w8_s3_fa2_descriptor_longest_first": (
+        "sha256:74d3a78e5acfe1f9fac7b3363ffedab29e3f19585a8a146a87a88d03bf9f0dc2"
+    ),
     "fwd_fp16_d64_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
         "sha256:b647f82f355ebcb8a7051fbd0cd702286def70ecb7f76e19aff984a2d921307c"
-    ),
-    "fwd_fp16_d64_causal_br64_bc128_w4_s2_fa2_pointer": (
-        "sha256:92ca8a18900a8ad86ae21964e47bd58cdf6691a5e8f4fba4a23f8e6e7cf21d8f"
-    ),
-    "fwd_fp16_d64_causal_br64_bc32_w4_s2_fa2_pointer_longest_first": (
-        "sha256:65b0c2bc2a9c6b27063bedff2594aa06130f32b43d1f3a8b5ca0afa65b04a259"
     ),
     "fwd_fp16_d64_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:2dbb0599b64bd4e9767df9364bd0601acf9dd1e5a66cbd5b2c488ae054ac70f8"
     ),
-    "fwd_fp16_d96_br128_bc128_w8_s2_fa2_pointer": (
-        "sha256:06d370112116905612b850a28b8949a65e93261eb2a5383c62a563dca1c3e097"
-    ),
-    "fwd_fp16_d96_br128_bc128_w8_s2_s_ahead_descriptor": (
-        "sha256:a37eda9972898167b2d7b050efd0be4126a3cb5e157b7c797fbba06abcf52273"
+    "fwd_fp16_d64_causal_br64_bc64_w4_s3_fa2_pointer_longest_first": (
+        "sha256:56943c6644063d5c479ddc9ecab141cb7619b08c27142623ddf3ad978cbbfae6"
     ),
     "fwd_fp16_d96_br128_bc32_w4_s3_fa2_pointer": (
         "sha256:7a037934eff85dc2189f80d6a6602509935e6384552f4f4d011e066672f67a95"
-    ),
-    "fwd_fp16_d96_br128_bc64_w8_s1_fa2_pointer": (
-        "sha256:d9d3921b978d51cf896afb3d4087541f5ee4751e9c77664f4d81d4da777d3034"
     ),
     "fwd_fp16_d96_br128_bc64_w8_s2_fa2_pointer": (
         "sha256:b8688deee94dd3170a2093d19f61c6914ae37e39cdbe5ce6c28521014f34183b"
@@ -742,14 +667,17 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d96_br128_bc64_w8_s3_fa2_descriptor": (
         "sha256:8f8c5a2ee376499f69e537e5c3ef2018693a1eb23970ebe5bc3f2d4345fbca80"
     ),
+    "fwd_fp16_d96_br128_bc64_w8_s3_fa2_pointer": (
+        "sha256:b3fdd62276936172dfe409a626fe9a155707521f489d0e91cf4963b4006b045f"
+    ),
+    "fwd_fp16_d96_br128_bc64_w8_s3_s_ahead_descriptor": (
+        "sha256:83ac129c2e32b8418311ca88a4a0679178437f354aa23385a68eb826eda44162"
+    ),
     "fwd_fp16_d96_causal_br128_bc128_w8_s2_fa2_pointer_longest_first": (
         "sha256:aed5a03e14f3f4769bb3152c94a1b097a634b17e8498f259bcbcf3847a3cdc92"
     ),
     "fwd_fp16_d96_causal_br128_bc128_w8_s2_s_ahead_descriptor_longest_first": (
         "sha256:e6ee3904fbfa80bf01d7eb648b8c48ce39a7731311ccd1e56fddfc6850d3ddff"
-    ),
-    "fwd_fp16_d96_causal_br128_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:9ec532b79438989a671d95dd8b886c615ff86b5ab974bd68bb6d1b9b9a051836"
     ),
     "fwd_fp16_d96_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
         "sha256:4644c7659594ca921d29ab3d6676cd7609758d01922ef96bdfa70ed04561b751"
@@ -760,8 +688,8 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d96_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
         "sha256:f3645dd426f435a495cd67bc17cc18fca3cd1ec3dcf0aeb39668339a261364c6"
     ),
-    "fwd_fp16_d96_causal_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:cc8b8193aa5098091a01aa2a567154f2a84751819e20760ed40e2a269b6ea55c"
+    "fwd_fp16_d96_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
+        "sha256:8c9614668ca3807f762fb4901a2ad33563793b1aac48e0443152ff06a952b61f"
     ),
     "fwd_fp32_d128_br16_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:a11d7e6f357f339968b79d0baed788956c156e2960110f9eb4a0d4953f44be48"

@@ -26,6 +26,7 @@ SHIPPED = (
     "nvidia_l4",
     "nvidia_geforce_rtx_4090",
     "nvidia_geforce_rtx_5090",
+    "nvidia_b200",
 )
 HEAD_DIMS = (64, 96, 128, 192, 256)
 
