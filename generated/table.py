@@ -539,9 +539,17 @@ br32_bc16_w4_s2_fa2_pointer_any_dim = KernelConfig(
 br32_bc16_w8_s1_fa2_pointer_any_dim = KernelConfig(
     br=32, bc=16, num_warps=8, num_stages=1, head_dims="padded"
 )
+br32_bc32_w4_s1_fa2_pointer = KernelConfig(br=32, bc=32, num_warps=4, num_stages=1)
+br32_bc32_w4_s1_s_ahead_pointer = KernelConfig(
+    br=32, bc=32, num_warps=4, num_stages=1, schedule="s_ahead"
+)
 br32_bc32_w4_s2_fa2_pointer = KernelConfig(br=32, bc=32, num_warps=4, num_stages=2)
 br32_bc32_w4_s2_fa2_pointer_any_dim = KernelConfig(
     br=32, bc=32, num_warps=4, num_stages=2, head_dims="padded"
+)
+br32_bc32_w4_s3_fa2_pointer = KernelConfig(br=32, bc=32, num_warps=4, num_stages=3)
+br32_bc32_w4_s3_s_ahead_pointer = KernelConfig(
+    br=32, bc=32, num_warps=4, num_stages=3, schedule="s_ahead"
 )
 br32_bc32_w8_s2_fa2_pointer = KernelConfig(br=32, bc=32, num_warps=8, num_stages=2)
 br32_bc32_w8_s2_fa2_pointer_any_dim = KernelConfig(
@@ -559,7 +567,6 @@ br32_bc64_w4_s3_s_ahead_pointer = KernelConfig(
 br64_bc16_w4_s1_fa2_pointer_any_dim = KernelConfig(
     br=64, bc=16, num_warps=4, num_stages=1, head_dims="padded"
 )
-br64_bc16_w8_s3_fa2_pointer = KernelConfig(br=64, bc=16, num_warps=8, num_stages=3)
 br64_bc32_w4_s2_fa2_pointer = KernelConfig(br=64, bc=32, num_warps=4, num_stages=2)
 br64_bc32_w4_s2_fa2_pointer_any_dim = KernelConfig(
     br=64, bc=32, num_warps=4, num_stages=2, head_dims="padded"
@@ -577,6 +584,9 @@ br64_bc64_w4_s3_fa2_pointer_longest_first = KernelConfig(
     br=64, bc=64, num_warps=4, num_stages=3, order="longest_first"
 )
 br64_bc64_w4_s3_fa2_pointer = KernelConfig(br=64, bc=64, num_warps=4, num_stages=3)
+br64_bc64_w8_s1_s_ahead_pointer_longest_first = KernelConfig(
+    br=64, bc=64, num_warps=8, num_stages=1, schedule="s_ahead", order="longest_first"
+)
 br128_bc32_w4_s3_fa2_pointer = KernelConfig(br=128, bc=32, num_warps=4, num_stages=3)
 br128_bc64_w4_s3_fa2_pointer_longest_first = KernelConfig(
     br=128, bc=64, num_warps=4, num_stages=3, order="longest_first"
@@ -960,31 +970,31 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
     ),
     *serve(
         fwd_bf16_d192,
-        estimated(1, br32_bc32_w8_s2_fa2_pointer, 51200, 128, 1574.7),
-        estimated(1024, br32_bc32_w8_s2_fa2_pointer, 51200, 128, 6132.4),
-        estimated(4096, br32_bc32_w8_s2_fa2_pointer, 51200, 128, 24363.3),
-        estimated(16384, br32_bc32_w8_s2_fa2_pointer, 51200, 128, 48671.1),
+        estimated(1, br32_bc32_w4_s1_s_ahead_pointer, 34816, 214, 771.1),
+        estimated(1024, br32_bc32_w4_s1_s_ahead_pointer, 34816, 214, 3096.6),
+        estimated(4096, br32_bc32_w4_s1_s_ahead_pointer, 34816, 214, 12398.4),
+        estimated(16384, br32_bc32_w4_s1_s_ahead_pointer, 34816, 214, 24800.9),
     ),
     *serve(
         fwd_bf16_d192_causal,
-        estimated(1, br32_bc32_w8_s2_fa2_pointer, 51200, 128, 895.46),
-        estimated(1024, br32_bc32_w8_s2_fa2_pointer, 51200, 128, 3257.4),
-        estimated(4096, br32_bc32_w8_s2_fa2_pointer, 51200, 128, 12633.2),
-        estimated(16384, br32_bc32_w8_s2_fa2_pointer, 51200, 128, 25194.5),
+        estimated(1, br32_bc32_w4_s1_s_ahead_pointer, 34816, 220, 437.08),
+        estimated(1024, br32_bc32_w4_s1_s_ahead_pointer, 34816, 220, 1687.7),
+        estimated(4096, br32_bc32_w4_s1_s_ahead_pointer, 34816, 220, 6651.0),
+        estimated(16384, br32_bc32_w4_s1_s_ahead_pointer, 34816, 220, 13174.4),
     ),
     *serve(
         fwd_bf16_d256,
-        estimated(1, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 748.94),
-        estimated(1024, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 2908.2),
-        estimated(4096, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 11545.1),
-        estimated(16384, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 23061.1),
+        estimated(1, br32_bc32_w4_s3_s_ahead_pointer, 83968, 195, 620.83),
+        estimated(1024, br32_bc32_w4_s3_s_ahead_pointer, 83968, 195, 2434.8),
+        estimated(4096, br32_bc32_w4_s3_s_ahead_pointer, 83968, 195, 9690.5),
+        estimated(16384, br32_bc32_w4_s3_s_ahead_pointer, 83968, 195, 19364.9),
     ),
     *serve(
         fwd_bf16_d256_causal,
-        estimated(1, br32_bc32_w4_s2_fa2_pointer, 51200, 168, 675.37),
-        estimated(1024, br32_bc32_w4_s2_fa2_pointer, 51200, 168, 2438.4),
-        estimated(4096, br32_bc32_w4_s2_fa2_pointer, 51200, 168, 9425.5),
-        estimated(16384, br32_bc32_w4_s2_fa2_pointer, 51200, 168, 18794.6),
+        estimated(1, br64_bc64_w8_s1_s_ahead_pointer_longest_first, 73728, 255, 387.48),
+        estimated(1024, br32_bc32_w4_s1_fa2_pointer, 34816, 181, 1473.1),
+        estimated(4096, br32_bc32_w4_s1_fa2_pointer, 34816, 181, 5656.1),
+        estimated(16384, br32_bc32_w4_s1_fa2_pointer, 34816, 181, 11151.8),
     ),
     *serve(
         fwd_fp16_d64,
@@ -1030,31 +1040,31 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
     ),
     *serve(
         fwd_fp16_d192,
-        estimated(1, br32_bc32_w8_s2_fa2_pointer, 51200, 128, 1574.7),
-        estimated(1024, br32_bc32_w8_s2_fa2_pointer, 51200, 128, 6132.4),
-        estimated(4096, br32_bc32_w8_s2_fa2_pointer, 51200, 128, 24363.3),
-        estimated(16384, br32_bc32_w8_s2_fa2_pointer, 51200, 128, 48671.1),
+        estimated(1, br32_bc32_w4_s1_s_ahead_pointer, 34816, 214, 771.1),
+        estimated(1024, br32_bc32_w4_s1_s_ahead_pointer, 34816, 214, 3096.6),
+        estimated(4096, br32_bc32_w4_s1_s_ahead_pointer, 34816, 214, 12398.4),
+        estimated(16384, br32_bc32_w4_s1_s_ahead_pointer, 34816, 214, 24800.9),
     ),
     *serve(
         fwd_fp16_d192_causal,
-        estimated(1, br32_bc32_w8_s2_fa2_pointer, 51200, 128, 895.46),
-        estimated(1024, br32_bc32_w8_s2_fa2_pointer, 51200, 128, 3257.4),
-        estimated(4096, br32_bc32_w8_s2_fa2_pointer, 51200, 128, 12633.2),
-        estimated(16384, br32_bc32_w8_s2_fa2_pointer, 51200, 128, 25194.5),
+        estimated(1, br32_bc32_w4_s1_s_ahead_pointer, 34816, 220, 437.08),
+        estimated(1024, br32_bc32_w4_s1_s_ahead_pointer, 34816, 220, 1687.7),
+        estimated(4096, br32_bc32_w4_s1_s_ahead_pointer, 34816, 220, 6651.0),
+        estimated(16384, br32_bc32_w4_s1_s_ahead_pointer, 34816, 220, 13174.4),
     ),
     *serve(
         fwd_fp16_d256,
-        estimated(1, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 748.94),
-        estimated(1024, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 2908.2),
-        estimated(4096, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 11545.1),
-        estimated(16384, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 23061.1),
+        estimated(1, br32_bc32_w4_s3_s_ahead_pointer, 83968, 195, 620.83),
+        estimated(1024, br32_bc32_w4_s3_s_ahead_pointer, 83968, 195, 2434.8),
+        estimated(4096, br32_bc32_w4_s3_s_ahead_pointer, 83968, 195, 9690.5),
+        estimated(16384, br32_bc32_w4_s3_s_ahead_pointer, 83968, 195, 19364.9),
     ),
     *serve(
         fwd_fp16_d256_causal,
-        estimated(1, br32_bc32_w4_s2_fa2_pointer, 51200, 168, 675.37),
-        estimated(1024, br32_bc32_w4_s2_fa2_pointer, 51200, 168, 2438.4),
-        estimated(4096, br32_bc32_w4_s2_fa2_pointer, 51200, 168, 9425.5),
-        estimated(16384, br32_bc32_w4_s2_fa2_pointer, 51200, 168, 18794.6),
+        estimated(1, br64_bc64_w8_s1_s_ahead_pointer_longest_first, 73728, 255, 387.48),
+        estimated(1024, br32_bc32_w4_s1_fa2_pointer, 34816, 181, 1473.1),
+        estimated(4096, br32_bc32_w4_s1_fa2_pointer, 34816, 181, 5656.1),
+        estimated(16384, br32_bc32_w4_s1_fa2_pointer, 34816, 181, 11151.8),
     ),
 )
 
@@ -1532,31 +1542,31 @@ NVIDIA_L4: tuple[Choice, ...] = (
     ),
     *serve(
         fwd_bf16_d192,
-        estimated(1, br64_bc16_w8_s3_fa2_pointer, 67584, 176, 3385.6),
-        estimated(1024, br64_bc16_w8_s3_fa2_pointer, 67584, 176, 13287.7),
-        estimated(4096, br64_bc16_w8_s3_fa2_pointer, 67584, 176, 52896.2),
-        estimated(16384, br64_bc16_w8_s3_fa2_pointer, 67584, 176, 105707.5),
+        estimated(1, br32_bc32_w4_s3_s_ahead_pointer, 83968, 224, 1702.2),
+        estimated(1024, br32_bc32_w4_s3_s_ahead_pointer, 83968, 224, 6573.1),
+        estimated(4096, br32_bc32_w4_s3_s_ahead_pointer, 83968, 224, 26056.8),
+        estimated(16384, br32_bc32_w4_s3_s_ahead_pointer, 83968, 224, 52035.0),
     ),
     *serve(
         fwd_bf16_d192_causal,
-        estimated(1, br64_bc16_w8_s3_fa2_pointer, 67584, 185, 2013.6),
-        estimated(1024, br64_bc16_w8_s3_fa2_pointer, 67584, 185, 7153.4),
-        estimated(4096, br64_bc16_w8_s3_fa2_pointer, 67584, 185, 27594.3),
-        estimated(16384, br64_bc16_w8_s3_fa2_pointer, 67584, 185, 54878.3),
+        estimated(1, br32_bc32_w4_s1_s_ahead_pointer, 34816, 220, 1006.9),
+        estimated(1024, br32_bc32_w4_s3_s_ahead_pointer, 83968, 238, 3455.0),
+        estimated(4096, br32_bc32_w4_s3_s_ahead_pointer, 83968, 238, 13377.9),
+        estimated(16384, br32_bc32_w4_s3_s_ahead_pointer, 83968, 238, 26605.9),
     ),
     *serve(
         fwd_bf16_d256,
-        estimated(1, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 1666.6),
-        estimated(1024, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 6438.9),
-        estimated(4096, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 25528.2),
-        estimated(16384, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 50980.6),
+        estimated(1, br32_bc32_w4_s3_s_ahead_pointer, 83968, 195, 1313.7),
+        estimated(1024, br32_bc32_w4_s3_s_ahead_pointer, 83968, 195, 5060.8),
+        estimated(4096, br32_bc32_w4_s3_s_ahead_pointer, 83968, 195, 20049.3),
+        estimated(16384, br32_bc32_w4_s3_s_ahead_pointer, 83968, 195, 40034.0),
     ),
     *serve(
         fwd_bf16_d256_causal,
-        estimated(1, br32_bc32_w4_s2_fa2_pointer, 51200, 168, 1561.6),
-        estimated(1024, br32_bc32_w4_s2_fa2_pointer, 51200, 168, 5581.6),
-        estimated(4096, br32_bc32_w4_s2_fa2_pointer, 51200, 168, 21633.0),
-        estimated(16384, br32_bc32_w4_s2_fa2_pointer, 51200, 168, 43033.7),
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 83968, 183, 903.0),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 83968, 183, 3013.4),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 83968, 183, 11432.1),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 83968, 183, 22663.3),
     ),
     *serve(
         fwd_fp16_d64,
@@ -1602,31 +1612,31 @@ NVIDIA_L4: tuple[Choice, ...] = (
     ),
     *serve(
         fwd_fp16_d192,
-        estimated(1, br64_bc16_w8_s3_fa2_pointer, 67584, 176, 3385.6),
-        estimated(1024, br64_bc16_w8_s3_fa2_pointer, 67584, 176, 13287.7),
-        estimated(4096, br64_bc16_w8_s3_fa2_pointer, 67584, 176, 52896.2),
-        estimated(16384, br64_bc16_w8_s3_fa2_pointer, 67584, 176, 105707.5),
+        estimated(1, br32_bc32_w4_s3_s_ahead_pointer, 83968, 224, 1702.2),
+        estimated(1024, br32_bc32_w4_s3_s_ahead_pointer, 83968, 224, 6573.1),
+        estimated(4096, br32_bc32_w4_s3_s_ahead_pointer, 83968, 224, 26056.8),
+        estimated(16384, br32_bc32_w4_s3_s_ahead_pointer, 83968, 224, 52035.0),
     ),
     *serve(
         fwd_fp16_d192_causal,
-        estimated(1, br64_bc16_w8_s3_fa2_pointer, 67584, 185, 2013.6),
-        estimated(1024, br64_bc16_w8_s3_fa2_pointer, 67584, 185, 7153.4),
-        estimated(4096, br64_bc16_w8_s3_fa2_pointer, 67584, 185, 27594.3),
-        estimated(16384, br64_bc16_w8_s3_fa2_pointer, 67584, 185, 54878.3),
+        estimated(1, br32_bc32_w4_s1_s_ahead_pointer, 34816, 220, 1006.9),
+        estimated(1024, br32_bc32_w4_s3_s_ahead_pointer, 83968, 238, 3455.0),
+        estimated(4096, br32_bc32_w4_s3_s_ahead_pointer, 83968, 238, 13377.9),
+        estimated(16384, br32_bc32_w4_s3_s_ahead_pointer, 83968, 238, 26605.9),
     ),
     *serve(
         fwd_fp16_d256,
-        estimated(1, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 1666.6),
-        estimated(1024, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 6438.9),
-        estimated(4096, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 25528.2),
-        estimated(16384, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 50980.6),
+        estimated(1, br32_bc32_w4_s3_s_ahead_pointer, 83968, 195, 1313.7),
+        estimated(1024, br32_bc32_w4_s3_s_ahead_pointer, 83968, 195, 5060.8),
+        estimated(4096, br32_bc32_w4_s3_s_ahead_pointer, 83968, 195, 20049.3),
+        estimated(16384, br32_bc32_w4_s3_s_ahead_pointer, 83968, 195, 40034.0),
     ),
     *serve(
         fwd_fp16_d256_causal,
-        estimated(1, br32_bc32_w4_s2_fa2_pointer, 51200, 168, 1561.6),
-        estimated(1024, br32_bc32_w4_s2_fa2_pointer, 51200, 168, 5581.6),
-        estimated(4096, br32_bc32_w4_s2_fa2_pointer, 51200, 168, 21633.0),
-        estimated(16384, br32_bc32_w4_s2_fa2_pointer, 51200, 168, 43033.7),
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 83968, 183, 903.0),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 83968, 183, 3013.4),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 83968, 183, 11432.1),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 83968, 183, 22663.3),
     ),
 )
 

@@ -337,11 +337,14 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d192_br128_bc64_w8_s2_s_ahead_descriptor": (
         "sha256:3fd8f44792789bb910aa981031b63a754d8a0ef7a6026e74d48301f8048d751e"
     ),
+    "fwd_bf16_d192_br32_bc32_w4_s1_s_ahead_pointer": (
+        "sha256:13b3492717a34e2e8ed6fd525ea50b488a7a46cf17bc5f590ddcd14823995504"
+    ),
+    "fwd_bf16_d192_br32_bc32_w4_s3_s_ahead_pointer": (
+        "sha256:29595411231f9e7bbfb1c6beaeb0aca956c3f4080b176f57c02bbca1e67839fd"
+    ),
     "fwd_bf16_d192_br32_bc32_w8_s2_fa2_pointer": (
         "sha256:c2fbbab176f2abd1cbcae7669f98c1294fd63874ea8214024f4a40240d69f1c2"
-    ),
-    "fwd_bf16_d192_br64_bc16_w8_s3_fa2_pointer": (
-        "sha256:435f4c10103484855bd8e78d20c79f81edcdb702201fa5c18cffb02058730cd7"
     ),
     "fwd_bf16_d192_br64_bc32_w4_s2_fa2_pointer": (
         "sha256:37a9fdf17b35300c6061615500e52b77cbd8301df00f95a557316f7f1dd9e61b"
@@ -358,14 +361,17 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d192_causal_br128_bc64_w8_s2_s_ahead_descriptor_longest_first": (
         "sha256:fafb7fe93ef73a2b2c4d200fd6b02c9c3e6303a1bac79f16b8fbc4a88af42415"
     ),
+    "fwd_bf16_d192_causal_br32_bc32_w4_s1_s_ahead_pointer": (
+        "sha256:5ac2c4611f52bb8b05a15c509b78d6b5aa06b3b69d15b29ccd7575b11cff8372"
+    ),
+    "fwd_bf16_d192_causal_br32_bc32_w4_s3_s_ahead_pointer": (
+        "sha256:71988064b48b84eb93f0859f6fbdf61e18484cb84769c9fe60de991551f31f35"
+    ),
     "fwd_bf16_d192_causal_br32_bc32_w8_s2_fa2_pointer": (
         "sha256:580df7bc1c0023249c70b0f3e8382a1b6f6c224866b7ae776107d989a51d81f1"
     ),
     "fwd_bf16_d192_causal_br32_bc64_w4_s3_s_ahead_pointer_longest_first": (
         "sha256:44dac771f3e3c4223b897170de0dabc416c9ef679433354b7160c0020d5957f4"
-    ),
-    "fwd_bf16_d192_causal_br64_bc16_w8_s3_fa2_pointer": (
-        "sha256:ff171f88d7d43c975ea998133158a2a8cfc215f3e5eeee481bca8753a82b8df0"
     ),
     "fwd_bf16_d192_causal_br64_bc64_w4_s2_fa2_pointer_longest_first": (
         "sha256:d5aff6690266f2965f43c5293c75de3b074db2544402bb6ad49a1168f3692955"
@@ -378,6 +384,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d256_br128_bc64_w8_s2_s_ahead_descriptor": (
         "sha256:7a813c4d206d2cc7f37710724d9ecf8c9d110a2db1ff21598ef11f3852eb2fb5"
+    ),
+    "fwd_bf16_d256_br32_bc32_w4_s3_s_ahead_pointer": (
+        "sha256:4817f9e995ab9827c3ff07822291b086cf2b23ca9cd8aba83e5d8e9137fc9c8a"
     ),
     "fwd_bf16_d256_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:e749c71b9afc777dbbe53b332d2f790062557aa12bb2bbebfc872e2f8d054ebe"
@@ -400,8 +409,14 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d256_causal_br128_bc64_w8_s2_s_ahead_descriptor_longest_first": (
         "sha256:e8af498780dd34d491073b0dcce8a31e263e2ab64e25f47e2792ece0d49b5cf2"
     ),
+    "fwd_bf16_d256_causal_br32_bc32_w4_s1_fa2_pointer": (
+        "sha256:10405afacc63b09517df4fb02190dc0a626bde968d2849da5ab6cce6eb5277db"
+    ),
     "fwd_bf16_d256_causal_br32_bc32_w4_s2_fa2_pointer": (
         "sha256:269ca146b4540ba66875b93b81a78558985522ece87927ea913d89ce8034325a"
+    ),
+    "fwd_bf16_d256_causal_br32_bc32_w4_s3_fa2_pointer": (
+        "sha256:532b8009a92ca680de34a5e0498fb0004cdc952982ca8a1165e28bd3997bb808"
     ),
     "fwd_bf16_d256_causal_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:bf3e2b4031268d383f7e535ccc9e96e2b90e8714dfbd29a65c9a8a8df0fc28ee"
@@ -414,6 +429,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d256_causal_br64_bc64_w4_s3_fa2_descriptor_longest_first": (
         "sha256:25ae657efbdedd2255c9d58a9cd61fe178e179c0bf4a3e3849c4241b63b96493"
+    ),
+    "fwd_bf16_d256_causal_br64_bc64_w8_s1_s_ahead_pointer_longest_first": (
+        "sha256:e6e45b5b13c1fe48db389313094f24916bb750ef9ac51aa435d738763646ad61"
     ),
     "fwd_bf16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:ac627d52932e804f4e8ed7c4de85ca4f223fc1f20a36bd38d1a29297409e2d51"
@@ -538,11 +556,14 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d192_br128_bc64_w8_s2_s_ahead_descriptor": (
         "sha256:34271632ffd708c65440068c6c47b2864ab57e2d3179130d0d747d0b0863da45"
     ),
+    "fwd_fp16_d192_br32_bc32_w4_s1_s_ahead_pointer": (
+        "sha256:7ee7592e602a2100540a037fe835e0aaf89447ca6ba0a8c81b361d899bdd00e4"
+    ),
+    "fwd_fp16_d192_br32_bc32_w4_s3_s_ahead_pointer": (
+        "sha256:64a2f8dff94dc3adcb3a33e759985aa12f14ea83bac30c3e15045cf1c598b1e4"
+    ),
     "fwd_fp16_d192_br32_bc32_w8_s2_fa2_pointer": (
         "sha256:9f831c002115d22b2fa12233399992462ef7ef00e4551480ebd7ac91ae18a526"
-    ),
-    "fwd_fp16_d192_br64_bc16_w8_s3_fa2_pointer": (
-        "sha256:68fd52ee7852170229704d0c05a0a872d63043b81651d5a870f21e0f0470fbb8"
     ),
     "fwd_fp16_d192_br64_bc32_w4_s2_fa2_pointer": (
         "sha256:ce62f4889cea09554b3674031e22198ff350fc59f9d2bcd50327d049d100ff26"
@@ -559,14 +580,17 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d192_causal_br128_bc64_w8_s2_s_ahead_descriptor_longest_first": (
         "sha256:3607573bc8a03003b9c6afffd41373a460737f050ba50ffc029c7684465844ac"
     ),
+    "fwd_fp16_d192_causal_br32_bc32_w4_s1_s_ahead_pointer": (
+        "sha256:7f1b05472b542ca2a667a3a25ea68993e76f187cc094ebd0c3708c441436302d"
+    ),
+    "fwd_fp16_d192_causal_br32_bc32_w4_s3_s_ahead_pointer": (
+        "sha256:50ad180c1ecbb280492de16e37f19939b6e78f5c0105cd278350a5c0538f961e"
+    ),
     "fwd_fp16_d192_causal_br32_bc32_w8_s2_fa2_pointer": (
         "sha256:95412f40347c1792139bbef4233246afd8ad3d485e8318b367770d47b559cc85"
     ),
     "fwd_fp16_d192_causal_br32_bc64_w4_s3_s_ahead_pointer_longest_first": (
         "sha256:ea7a6ce979606bdb204b51eabc845d4646517674cd0b4ca679ebc2697b5724b3"
-    ),
-    "fwd_fp16_d192_causal_br64_bc16_w8_s3_fa2_pointer": (
-        "sha256:fa6fd5fd0e8fef07c85420b3351ee4cb8a0447a2d75806b0b273f14c46aff234"
     ),
     "fwd_fp16_d192_causal_br64_bc64_w4_s2_fa2_pointer_longest_first": (
         "sha256:56dce5785588d860c50109ebb1cc32c81b3e44a397ac6148c8cf1a6752fc0c24"
@@ -579,6 +603,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp16_d256_br128_bc64_w8_s2_s_ahead_descriptor": (
         "sha256:a1ae630531345feba64a601112d0ddce2396d517aeaef8d5c4823c8a88d8242b"
+    ),
+    "fwd_fp16_d256_br32_bc32_w4_s3_s_ahead_pointer": (
+        "sha256:6ef885f6c3f994c63b43741ea6a511ef47b4cd0a75481c4d42323695491814a6"
     ),
     "fwd_fp16_d256_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:8b2aeb359cf738ef221deda30c3cc6710c354900bfeb85e02348d153c10a3332"
@@ -601,8 +628,14 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d256_causal_br128_bc64_w8_s2_s_ahead_descriptor_longest_first": (
         "sha256:f9fa11a2a5445fc11df6326d1dd62dc4bc891a759e474534a8c12cd40b711525"
     ),
+    "fwd_fp16_d256_causal_br32_bc32_w4_s1_fa2_pointer": (
+        "sha256:17f860c6799fb83e4295a2f15f26080be46801d2d31cce67ee7473e5783e4751"
+    ),
     "fwd_fp16_d256_causal_br32_bc32_w4_s2_fa2_pointer": (
         "sha256:d0cc4683a2dd0b8784a671011ca2b5a3a756b6856f78bb5794e0e55d1c176fe4"
+    ),
+    "fwd_fp16_d256_causal_br32_bc32_w4_s3_fa2_pointer": (
+        "sha256:1ce176a2f4beaf4f85aac72cf68a5dd5938a277b51f6d9aa0c5d9cb97317b330"
     ),
     "fwd_fp16_d256_causal_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:693c37179b0c2a7a5a57a6013410ea975349c43e1edc93e1604e5690735dc51b"
@@ -615,6 +648,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp16_d256_causal_br64_bc64_w4_s3_fa2_descriptor_longest_first": (
         "sha256:f1e7284f06db1d7f9d431a19741dd73a14c65148c96c12afa42c14b722e586eb"
+    ),
+    "fwd_fp16_d256_causal_br64_bc64_w8_s1_s_ahead_pointer_longest_first": (
+        "sha256:f3af80f5add5534948ac77567929638812ac0b5f827fc1c2735ad40b665d5268"
     ),
     "fwd_fp16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:0b5cc0024c157a192b5ff5847d728b4c238fc148dfb0aae65413d8134a7e2a94"
