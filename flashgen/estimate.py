@@ -49,9 +49,9 @@ LAUNCH_US = 3.0
 """Time of a launch that does nothing, as CUDA events show it: a round figure, no measurement."""
 
 SHORT_TILE, SHORT_TILE_FACTOR, SHORT_TILE_DIM = 32, 1.2, 128
-"""Kernels that walk tiles of so few keys take longer than the replay says: 20 to 25 % in a study with
-an earlier model, whose landscapes are not kept here; the factor is its lower end, and assumed to
-hold on all architectures. Why is not known; larger head dims are left alone."""
+"""Kernels that walk tiles of so few keys take longer than the replay says: 20 to 25 % in a study
+with an earlier model, whose landscapes are not kept here; the factor is its lower end, and assumed
+to hold on all architectures. Why is not known; larger head dims are left alone."""
 
 BLOCK_CYCLES = 2500.0
 """Start and end of a block: loading Q, filling the pipeline, storing O (some four trips to
