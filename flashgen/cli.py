@@ -117,7 +117,7 @@ def tune(
     if target is not None:
         known_target(target)  # before the imports below, which take seconds
 
-    from flashgen.goal import Budget, Method
+    from flashgen.search.goal import Budget, Method
     from flashgen.show import console
     from flashgen.tune import DEFAULT_SEQ, TuneOptions
     from flashgen.tune import tune as run

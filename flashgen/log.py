@@ -19,7 +19,7 @@ from typing import Self
 from flashgen.config import KernelConfig
 from flashgen.errors import FlashgenError
 from flashgen.evaluate import protocol_of
-from flashgen.outcome import Outcome, Source, Stage
+from flashgen.outcome import PASSING, Outcome, Source, Stage
 from flashgen.spec import AttentionSpec, Problem
 
 Key = tuple[object, ...]
@@ -32,7 +32,7 @@ class Log:
     """The outcomes of one GPU, kept in `path`; a context manager, or closed.
 
     Only outcomes of this Triton and of their stage's protocol of today are recalled; others stay in
-    the file.
+    the file, and so do those that outcome.PASSING names.
     A last record that a kill has torn is dropped with one notice. Raises FlashgenError where
     another tuner works in the folder, where a line cannot be read or is of another GPU, and where
     the disk does not take it.
@@ -166,7 +166,7 @@ class Log:
         """Later records take the place of earlier ones."""
         self._count += 1
         today = self._triton, protocol_of(outcome.stage, outcome.source)
-        if (outcome.triton, outcome.protocol) == today:
+        if (outcome.triton, outcome.protocol) == today and outcome.status not in PASSING:
             key = _key(
                 outcome.stage,
                 outcome.spec,

@@ -23,10 +23,20 @@ class Status(StrEnum):
     SERIALIZED = "serialized"  # ptxas made the matrix instructions wait for one another
     NO_OVERLAP = "no_overlap"  # s_ahead whose exp2 do not run under the matrix instructions
     WRONG = "wrong"  # further from float64 than the oracle allows
-    RUN_ERROR = "run_error"  # the launch failed, or the process died running it
+    RUN_ERROR = "run_error"  # the launch failed, and the process lived on
+    CRASHED = "crashed"  # the process died running it, or its device was of no more use
+    QUARANTINED = "quarantined"  # it killed a process before, and is not tried again
+    UNSTEADY = "unsteady"  # the clock dropped while it was timed; timed again
     DROPPED = "dropped"  # clearly slower than the best after a few samples
     NO_ESTIMATE = "no_estimate"  # legal and right, but the estimator has no honest number
 
+
+KILLERS = (Status.COMPILE_CRASH, Status.TIMEOUT, Status.CRASHED)
+"""Outcomes that cost a child process. They are kept in the quarantine."""
+
+PASSING = (*KILLERS, Status.QUARANTINED, Status.UNSTEADY)
+"""Outcomes that the log does not recall: whoever asks again is answered by the quarantine, or the
+config is timed again."""
 
 Source = Literal["measured", "estimated", "untimed", "replayed"]
 Stage = Literal["compile", "check", "rough", "timed", "final"]
@@ -94,6 +104,7 @@ class Outcome:
     spill_bytes: int | None = None  # of a thread, wherever the kernel stores them
     shared_bytes: int | None = None
     sdpa_us: float | None = None  # torch's SDPA in the same final round, median microseconds
+    passes_us: tuple[float, ...] = ()  # of a final round: the median of each pass, in their order
     detail: str = ""
     created: str = ""  # ISO 8601, UTC
 
@@ -122,4 +133,5 @@ class Outcome:
                 fields[name] = Timing(**fields[name])
         if fields.get("check") is not None:
             fields["check"] = CheckResult(**fields["check"])
+        fields["passes_us"] = tuple(fields.get("passes_us", ()))
         return cls(**fields)

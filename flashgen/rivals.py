@@ -12,10 +12,10 @@ from flashgen.config import KernelConfig
 from flashgen.entry import Entry
 from flashgen.errors import FlashgenError
 from flashgen.evaluate import SLOW
-from flashgen.evidence import ALL_STAGES, RIGHT_ALL_THE_SAME
 from flashgen.outcome import Outcome, Stage, Status, Timing
-from flashgen.rank import TIE
 from flashgen.records import outcomes_of
+from flashgen.search.evidence import ALL_STAGES, RIGHT_ALL_THE_SAME
+from flashgen.search.rank import TIE
 from flashgen.table import Table
 
 RIVALS, FAILURES = 5, 2
@@ -38,6 +38,9 @@ FAILED: dict[Status, str] = {
     Status.NO_OVERLAP: "does not overlap",
     Status.WRONG: "is wrong",
     Status.RUN_ERROR: "failed when it ran",
+    Status.CRASHED: "crashed when it ran",
+    Status.QUARANTINED: "is in quarantine",
+    Status.UNSTEADY: "was never timed at a steady clock",
 }
 """What keeps a config from being chosen; the outcome's detail says more."""
 

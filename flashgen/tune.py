@@ -24,13 +24,13 @@ from flashgen.estimate import estimable, require_estimator
 from flashgen.evaluate import Evaluator, protocol_of, triton_version
 from flashgen.evaluators.gpu import GpuEvaluator
 from flashgen.evaluators.offline import OfflineEvaluator
-from flashgen.goal import Budget, Found, Method, NothingRight, Progress, goal_for
 from flashgen.gpu import Gpu, known_target
 from flashgen.log import Log
 from flashgen.measure import Conditions
 from flashgen.neighbours import neighbours
 from flashgen.outcome import STRENGTH, Outcome
 from flashgen.search import search
+from flashgen.search.goal import Budget, Found, Method, NothingRight, Progress, goal_for
 from flashgen.show import entries_grid
 from flashgen.spec import SHORT_DTYPE, AttentionSpec, Problem, bucket_of, flops, workload
 from flashgen.table import Table, dump, load, save

@@ -1,4 +1,4 @@
-"""search.py on a GPU with estimates: who is measured, in what order, and who is not."""
+"""search on a GPU with estimates: who is measured, in what order, and who is not."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import pytest
 
 from flashgen.config import KernelConfig
-from flashgen.explore import BATCH, LOOK_AHEAD
-from flashgen.goal import Found, Goal, Progress, goal_for
 from flashgen.gpu import TARGETS
 from flashgen.outcome import Outcome, Stage, Status
-from flashgen.propose import Proposer
+from flashgen.search.explore import BATCH, LOOK_AHEAD
+from flashgen.search.goal import Found, Goal, Progress, goal_for
+from flashgen.search.propose import Proposer
 from flashgen.spec import workload
 from tests.fakes import FakeEvaluator, Killed, digest_of
 from tests.makers import make_config

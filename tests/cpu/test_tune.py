@@ -19,10 +19,10 @@ from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError, Toolchai
 from flashgen.evaluate import triton_version
 from flashgen.evaluators.gpu import GpuEvaluator
 from flashgen.evaluators.tasks import Tasks
-from flashgen.goal import Budget, rendered_digest
 from flashgen.gpu import TARGETS, Gpu
 from flashgen.measure import Conditions
 from flashgen.outcome import Outcome, Stage, Status
+from flashgen.search.goal import Budget, rendered_digest
 from flashgen.space import seed_configs, tuned_default
 from flashgen.spec import BUCKETS, AttentionSpec
 from flashgen.table import Table, load, save

@@ -9,10 +9,10 @@ from typing import Any
 
 from flashgen.config import KernelConfig
 from flashgen.evaluate import SLOW, Evaluator
-from flashgen.goal import Goal, Progress
 from flashgen.log import Log
 from flashgen.outcome import Outcome, Stage, Status
-from flashgen.rank import median_us
+from flashgen.search.goal import Goal, Progress
+from flashgen.search.rank import median_us
 
 DROP_ABOVE = 1.5
 """A candidate so many times slower than the best, after a few samples, is timed no further."""

@@ -30,11 +30,11 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from flashgen.config import KernelConfig
-from flashgen.evidence import Evidence
-from flashgen.goal import RUNNERS_UP, Budget, Goal, Method
 from flashgen.outcome import Stage, Status
-from flashgen.propose import Proposer
-from flashgen.rank import can_win, to_measure
+from flashgen.search.evidence import Evidence
+from flashgen.search.goal import RUNNERS_UP, Budget, Goal, Method
+from flashgen.search.propose import Proposer
+from flashgen.search.rank import can_win, to_measure
 
 BATCH = 12
 """Configs proposed and measured at a time: on any machine, so that a search ends alike on all."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashgen.config import KernelConfig
 from flashgen.errors import ToolchainError
-from flashgen.goal import Method
+from flashgen.search.goal import Method
 
 if TYPE_CHECKING:
     from optuna.distributions import CategoricalDistribution

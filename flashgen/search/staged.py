@@ -23,12 +23,21 @@ from functools import partial
 from itertools import dropwhile
 
 from flashgen.evaluate import Evaluator
-from flashgen.evidence import Evidence
-from flashgen.explore import Explorer
-from flashgen.goal import RUNNERS_UP, Budget, Found, Goal, Method, NothingRight, Progress, choose
 from flashgen.log import Log
 from flashgen.outcome import Outcome, Status
-from flashgen.rank import by_estimate, median_us
+from flashgen.search.evidence import Evidence
+from flashgen.search.explore import Explorer
+from flashgen.search.goal import (
+    RUNNERS_UP,
+    Budget,
+    Found,
+    Goal,
+    Method,
+    NothingRight,
+    Progress,
+    choose,
+)
+from flashgen.search.rank import by_estimate, median_us
 
 FINALISTS = 4
 """The best few of a final round; incumbent and default come besides."""
