@@ -105,21 +105,25 @@ class Log:
             return None
         return [outcome for _, outcome in filter(None, records)]
 
-    def append(self, outcome: Outcome) -> None:
-        """Record an outcome; it is on the disk when this returns.
+    def append(self, *outcomes: Outcome) -> None:
+        """Record outcomes, all or none; they are on the disk when this returns.
 
-        Raises FlashgenError, having written nothing, where the disk does not take it.
+        Raises FlashgenError, having written nothing, where the disk does not take them.
         """
-        line = json.dumps(outcome.to_json(), separators=(",", ":"), allow_nan=False) + "\n"
+        lines = "".join(
+            json.dumps(outcome.to_json(), separators=(",", ":"), allow_nan=False) + "\n"
+            for outcome in outcomes
+        )
         with _disk_errors(self.path):
             size = os.fstat(self._file).st_size
             try:
-                _write_all(self._file, line.encode())
+                _write_all(self._file, lines.encode())
                 os.fsync(self._file)
             except OSError:
                 os.ftruncate(self._file, size)
                 raise
-        self._remember(outcome)
+        for outcome in outcomes:
+            self._remember(outcome)
 
     def close(self) -> None:
         """Let another tuner work in the folder. May be called again."""

@@ -56,6 +56,11 @@ def log_file(out: Path, slug: str) -> Path:
     return state_dir(out) / f"{slug}.jsonl"
 
 
+def session_file(out: Path, slug: str) -> Path:
+    """DIR/.flashgen/<slug>.session.json, what a run that has not ended started from."""
+    return state_dir(out) / f"{slug}.session.json"
+
+
 def kernel_cache_dir() -> Path:
     """The folder of kernels that the runtime rendered for this user; it need not exist."""
     return settings.user_cache() / "flashgen" / "kernels"

@@ -7,9 +7,10 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -28,9 +29,10 @@ from flashgen.gpu import Gpu, known_target
 from flashgen.log import Log
 from flashgen.measure import Conditions
 from flashgen.neighbours import neighbours
-from flashgen.outcome import STRENGTH, Outcome
+from flashgen.outcome import STRENGTH, Outcome, Stage
 from flashgen.search import search
 from flashgen.search.goal import Budget, Found, Method, NothingRight, Progress, goal_for
+from flashgen.session import Session
 from flashgen.show import entries_grid
 from flashgen.spec import SHORT_DTYPE, AttentionSpec, Problem, bucket_of, flops, workload
 from flashgen.table import Table, dump, load, save
@@ -103,7 +105,7 @@ def tune(options: TuneOptions, console: Console) -> Table:
         except (KeyboardInterrupt, FlashgenError):
             story.emit_what_there_is()
             raise
-        story.emit()
+        story.end()
     story.report()
     if failures:
         raise FlashgenError(
@@ -114,7 +116,11 @@ def tune(options: TuneOptions, console: Console) -> Table:
 
 
 class _Story:
-    """One run of the tuner: the table it writes, and the bar it shows meanwhile."""
+    """One run of the tuner: the table it writes, and the bar it shows meanwhile.
+
+    Searches see the table that the run found and what it has chosen since. The one that is written
+    holds, after a kill, more already: what the same run chose before it was killed.
+    """
 
     def __init__(
         self, options: TuneOptions, console: Console, log: Log, evaluator: Evaluator
@@ -125,7 +131,17 @@ class _Story:
         self.evaluator = evaluator
         self.table = self._held = _held_table(options.out, evaluator.gpu)
         self.found: list[Entry] = []
-        self._run = _run(evaluator)
+        self._session = Session.begin(
+            paths.session_file(options.out, evaluator.gpu.slug),
+            request=_request(options, evaluator),
+            run=_run(evaluator),
+            table=self.table,
+            notice=console.print,
+        )
+        self._walked = self._session.found
+        self._run = self._session.run
+        if self._session.resumed:
+            console.print(f"Going on with the run begun {self._run.date}.")
         self._begun = time.monotonic()
         self._done = 0
         self._bar = Bar(
@@ -153,10 +169,10 @@ class _Story:
     def search(self, spec: AttentionSpec, problem: Problem) -> None:
         """Search one spec at one length; put what was found into the table, and save it."""
         gpu, bucket = self.evaluator.gpu, bucket_of(problem.seq_k)
-        held = self.table.find(spec, bucket)
+        held = self._walked.find(spec, bucket)
         incumbent = held.config if held and why_illegal(spec, held.config, gpu) is None else None
         to_come = [(s, bucket_of(p.seq_k)) for s, p in self.options.work[self._done :]]
-        alike = neighbours(self.table, spec, bucket, leave_out=to_come)
+        alike = neighbours(self._walked, spec, bucket, leave_out=to_come)
         found = search(
             goal_for(spec, problem, gpu, incumbent, alike),
             self.evaluator,
@@ -173,8 +189,14 @@ class _Story:
         if stays:
             self.console.print(f"  the table's entry stays: {stays}")
             return
+        self._walked = self._walked.with_entry(entry, self._run)
         self.table = self.table.with_entry(entry, self._run)
         save(self.table, paths.table_file(self.options.out, gpu.slug))
+
+    def end(self) -> None:
+        """All is searched: emit the kernels, and forget what a killed run would need."""
+        self.emit()
+        self._session.end()
 
     def emit(self) -> None:
         """Make DIR/generated say what the tables say."""
@@ -263,6 +285,20 @@ def _choose_gpu(options: TuneOptions, console: Console) -> tuple[Gpu, bool]:
         f"Tuning offline for {gpu.name} ({gpu.slug}): {result}; nothing is measured, because {why}."
     )
     return gpu, False
+
+
+def _request(options: TuneOptions, evaluator: Evaluator) -> dict[str, Any]:
+    """What was asked, as far as it decides the path of the run. Time does, and cannot be kept."""
+    stages: tuple[Stage, ...] = ("compile", "check", "timed", "final")
+    return {
+        "work": [[asdict(spec), asdict(problem)] for spec, problem in options.work],
+        "trials": options.budget.trials,
+        "method": asdict(options.method),
+        "improve_only": options.improve_only,
+        "source": evaluator.source,
+        "triton": triton_version(),
+        "protocols": [protocol_of(stage, evaluator.source) for stage in stages],
+    }
 
 
 def _evaluator(

@@ -125,13 +125,24 @@ class Evidence:
         return next((o for o in reversed(self._seen.values()) if not o.ok), None)
 
     def _evaluate(self, stage: Stage, configs: Sequence[KernelConfig]) -> None:
-        """Have configs evaluated; each outcome is in the log before the next is waited for."""
+        """Have configs evaluated; each outcome is in the log before the next is waited for.
+
+        A final round is one measurement: it is in the log whole, or not at all.
+        """
         goal = self.goal
         outcomes = self._evaluator.evaluate(stage, goal.spec, goal.problem, configs)
+        if stage == "final":
+            self._keep(list(outcomes), configs)
+            return
         for config, outcome in zip(configs, outcomes, strict=True):
-            assert outcome.config == config, "an evaluator answers in the order it was asked"
-            outcome = self._dropped(outcome) if stage == "rough" else outcome
-            self._log.append(outcome)
+            self._keep([self._dropped(outcome) if stage == "rough" else outcome], [config])
+
+    def _keep(self, outcomes: Sequence[Outcome], configs: Sequence[KernelConfig]) -> None:
+        """Put outcomes into the log together, then remember them."""
+        in_order = [outcome.config for outcome in outcomes] == list(configs)
+        assert in_order, "an evaluator answers in the order it was asked"
+        self._log.append(*outcomes)
+        for outcome in outcomes:
             self._take(outcome)
 
     def _digest(self, config: KernelConfig) -> str:

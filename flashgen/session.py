@@ -1,0 +1,79 @@
+"""Session: what a tuning run started from, kept until it has ended, so that a killed one goes on.
+
+A search depends on the table that it finds: incumbents are timed in the final round, neighbours
+decide ties. A run that was killed has written some entries already; begun again on top of them, it
+would find other rivals than it had, and might end otherwise. So a run that begins writes down what
+it was asked and the table it found; the same request finds both again, and takes the same path.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from flashgen.entry import Run
+from flashgen.table import Table, dump, parse, write_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """A run under way: the table it found, its record in the table, and whether it is gone on with.
+
+    The file is gone when the run has ended; where it is there, the run was killed or interrupted.
+    """
+
+    path: Path
+    run: Run
+    found: Table
+    resumed: bool = False
+
+    @classmethod
+    def begin(
+        cls,
+        path: Path,
+        *,
+        request: Mapping[str, Any],
+        run: Run,
+        table: Table,
+        notice: Callable[[str], None],
+    ) -> Self:
+        """Go on with the run that `path` keeps if it was asked the same, else begin one.
+
+        request: all that decides the run's path, as JSON. run and table: those of a run that begins
+        now. A file that cannot be read is taken for none, with a notice: nothing but the order of
+        finalists hangs on it. Raises FlashgenError where the disk does not take the file.
+        """
+        kept = _kept(path, table.gpu.slug, notice)
+        if kept is not None and kept["request"] == json.loads(json.dumps(request)):
+            begun = Run(**kept["run"])
+            found = parse(kept["table"], _named(table.gpu.slug))
+            return cls(path=path, run=begun, found=replace(found, gpu=table.gpu), resumed=True)
+        record = {"request": request, "run": asdict(run), "table": dump(table)}
+        write_text(path, json.dumps(record, indent=1) + "\n")
+        return cls(path=path, run=run, found=table)
+
+    def end(self) -> None:
+        """Forget the run: all of it is in the table. May be called again."""
+        self.path.unlink(missing_ok=True)
+
+
+def _kept(path: Path, slug: str, notice: Callable[[str], None]) -> dict[str, Any] | None:
+    """The record of a run that has not ended, if there is one."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        Run(**record["run"])
+        parse(record["table"], _named(slug))
+        return {"request": record["request"], "run": record["run"], "table": record["table"]}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        notice(f"{path}: this is no record of a run ({error}); the run begins anew")
+        return None
+
+
+def _named(slug: str) -> Path:
+    """What a table's text is parsed as: its file is named after the GPU."""
+    return Path(f"{slug}.yaml")
