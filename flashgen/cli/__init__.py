@@ -1,0 +1,65 @@
+"""The flashgen command: arguments in, one call each, exit codes out.
+
+0 done, 1 failed, 2 usage, 3 no GPU where one was asked for, 130 interrupted with everything saved.
+Modules that import torch or optuna are imported by the command that needs them: --help is quick.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+import typer
+
+from flashgen.cli import looking, proving, tables, tuning
+from flashgen.errors import FlashgenError
+
+__all__ = ["app", "main"]
+
+INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
+
+app = typer.Typer(
+    name="flashgen",
+    help="Triton attention kernels: tuned for a GPU, proven, and served from a readable table.",
+    epilog="--debug, anywhere on the line, shows the traceback of an error.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+for _command in (
+    tuning.tune,
+    tables.generate,
+    tables.show,
+    looking.explain,
+    proving.verify,
+    proving.calibrate,
+    tables.targets,
+):
+    app.command()(_command)
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """Run one command and exit. What went wrong is one line on stderr; --debug shows where."""
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        app(arguments, prog_name="flashgen")
+    except SystemExit as ended:  # Typer turns KeyboardInterrupt into this code, and says nothing
+        if ended.code == INTERRUPTED:
+            _leave("interrupted; what was finished is saved", INTERRUPTED)
+        raise
+    except FlashgenError as error:
+        if debug:
+            raise
+        _leave(str(error), error.exit_code)
+    except Exception as error:
+        if debug:
+            raise
+        _leave(f"a bug, {type(error).__name__}: {error}; again with --debug shows where", 1)
+    sys.exit(0)
+
+
+def _leave(sentence: str, code: int) -> NoReturn:
+    print(f"flashgen: {sentence}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,98 @@
+"""The words that commands share: options, specs, directions, tables."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flashgen.errors import FlashgenError, InvalidArgument
+from flashgen.gpu import ALIASES, TARGETS, slug_of
+from flashgen.spec import AttentionSpec, Direction, check_head_dim, parse_dtype
+
+if TYPE_CHECKING:
+    from flashgen.table import Table
+
+Out = Annotated[Path, typer.Option(help="Folder of configs/, generated/ and .flashgen/.")]
+UseGpu = Annotated[bool, typer.Option("--gpu", help="The GPU of this machine.")]
+Target = Annotated[str | None, typer.Option(help="A known GPU by slug, none needed here.")]
+DTypes = Annotated[list[str] | None, typer.Option(help="fp16, bf16, fp32 or tf32. Repeatable.")]
+HeadDims = Annotated[
+    list[str] | None, typer.Option(help="64; or 192x128 where that of V differs. Repeatable.")
+]
+Directions = Annotated[
+    list[str] | None,
+    typer.Option(help="forward; backward, or one of its kernels: backward_dkv. Repeatable."),
+]
+Seqs = Annotated[list[int] | None, typer.Option(help="Length; its bucket is tuned. Repeatable.")]
+Causal = Annotated[bool | None, typer.Option(help="One mask only; both if neither is given.")]
+Jobs = Annotated[int | None, typer.Option(help="Child processes; one a core by default.")]
+
+
+def named_spec(dtype: str, head_dim: str, causal: bool) -> AttentionSpec:
+    """The forward spec of a dtype word (tf32 is float32, multiplied so) and a head dim word."""
+    name = "float32" if dtype == "tf32" else parse_dtype(dtype)
+    dims = head_dim.split("x")
+    if len(dims) > 2 or not all(dim.isascii() and dim.isdigit() for dim in dims):
+        raise InvalidArgument(f"--head-dim must be like 64 or 192x128: got {head_dim!r}")
+    for dim in dims:
+        check_head_dim(int(dim), "--head-dim")
+    return AttentionSpec(
+        dtype=name,  # type: ignore[arg-type]  # parse_dtype returns no other
+        head_dim=int(dims[0]),
+        head_dim_v=int(dims[-1]),
+        mask="causal" if causal else "none",
+        precision="tf32" if dtype == "tf32" else "ieee",
+    )
+
+
+BACKWARD: tuple[Direction, ...] = (
+    "backward_delta",
+    "backward_dkv",
+    "backward_dq",
+    "backward_fused",
+)
+"""What the word backward stands for: the kernels that a training step without a bias may run."""
+
+
+def named_directions(words: list[str], *, whole_backward: bool = True) -> list[Direction]:
+    """The kernels that these words name, none twice."""
+    kernels: tuple[Direction, ...] = ("forward", *BACKWARD)
+    found: list[Direction] = []
+    for word in words:
+        if word == "backward" and whole_backward:
+            found += BACKWARD
+        elif word in kernels:
+            found += [kernel for kernel in kernels if kernel == word]
+        else:
+            known = ("forward", "backward", *BACKWARD) if whole_backward else kernels
+            raise InvalidArgument(f"--direction must be one of {', '.join(known)}: got {word!r}")
+    return list(dict.fromkeys(found))
+
+
+def check_least(option: str, value: float | None, least: int) -> None:
+    """Raise InvalidArgument where an option that was given is less than `least`."""
+    if value is not None and not value >= least:
+        raise InvalidArgument(f"{option} must be at least {least}: got {value}")
+
+
+def tables_of(out: Path) -> dict[str, Table]:
+    """All tables by slug: those of `out`, and of the shipped ones the rest."""
+    from flashgen.generate import tables_for
+
+    return tables_for(out)
+
+
+def named_table(slug: str, out: Path) -> Table:
+    """The table of a slug or alias. Raises InvalidArgument that names the nearest there is."""
+    tables = tables_of(out)
+    found = tables.get(slug) or tables.get(ALIASES.get(slug, slug))
+    if found is not None:
+        return found
+    if slug in TARGETS:
+        raise FlashgenError(f"{slug} has no table yet: run flashgen tune --target {slug}")
+    near = difflib.get_close_matches(slug_of(slug), [*tables, *TARGETS], n=1, cutoff=0.3)
+    hint = f"did you mean {near[0]}?" if near else "flashgen targets lists them."
+    raise InvalidArgument(f"there is no table {slug!r}; {hint}")
