@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -137,9 +138,9 @@ def known(out: Path) -> set[str]:
     return {key(outcome) for outcome in outcomes_of(log, lambda _: None)} if log.exists() else set()
 
 
-def table_of(out: Path) -> str:
+def table_of(out: Path, slug: str = H200.slug) -> str:
     """The table's text, less the time at which the run began."""
-    text = paths.table_file(out, H200.slug).read_text()
+    text = paths.table_file(out, slug).read_text()
     return re.sub(r"20\d{6}T\d{6}Z|20\d\d-\d\d-\d\dT[\d:]+Z", "THEN", text)
 
 
@@ -165,3 +166,36 @@ def test_fifty_kills_cost_nothing_and_change_nothing(tmp_path: Path) -> None:
     assert os.waitpid(pid, 0)[1] == 0
     assert table_of(out) == table_of(tmp_path / "undisturbed")
     assert not paths.session_file(out, H200.slug).exists()
+
+
+REAL = ("tune --target nvidia_a100_sxm4_80gb --head-dim 64 --no-causal --seq 512 --seq 4096 "
+        "--trials 6 --jobs 2 --out").split()  # fmt: skip
+
+
+@pytest.mark.slow
+def test_kills_of_the_real_thing_leave_no_child_and_change_nothing(tmp_path: Path) -> None:
+    """Compiler and interpreter, in processes of their own, killed with their parent."""
+    chance = random.Random(1)
+    log = paths.log_file(tmp_path / "killed", "nvidia_a100_sxm4_80gb")
+    for number in range(3):
+        process = subprocess.Popen([sys.executable, "-m", "flashgen", *REAL, tmp_path / "killed"])
+        while process.poll() is None and count(log) < 4 * (number + 1):
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 0.5))
+        workers = children_of(process.pid)
+        assert workers
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+        while any(Path(f"/proc/{pid}").exists() for pid in workers):
+            time.sleep(0.01)  # the test's own time limit ends this
+    for out in (tmp_path / "killed", tmp_path / "undisturbed"):
+        subprocess.run([sys.executable, "-m", "flashgen", *REAL, out], check=True)
+    found = [key(outcome) for outcome in outcomes_of(log, lambda _: None)]
+    assert len(found) == len(set(found))
+    assert table_of(tmp_path / "killed", log.stem) == table_of(tmp_path / "undisturbed", log.stem)
+
+
+def children_of(parent: int) -> list[int]:
+    """The processes that this one has started, whichever of its threads did."""
+    lists = Path(f"/proc/{parent}/task").glob("*/children")
+    return [int(pid) for each in lists for pid in each.read_text().split()]
