@@ -100,8 +100,6 @@ class Line:
 
 def contenders(case: Case, *, smoke: bool) -> list[Contender]:
     """All of them; whether they can run here shows when they are called."""
-    tuned = Dispatcher(package="generated", archs=ARCHS, choices=CHOICES, defaults=DEFAULTS)
-    default = Dispatcher(package="generated", archs={}, choices={}, defaults=DEFAULTS)
     backends = (
         ("SDPA flash", SDPBackend.FLASH_ATTENTION),
         ("SDPA cuDNN", SDPBackend.CUDNN_ATTENTION),
@@ -110,11 +108,17 @@ def contenders(case: Case, *, smoke: bool) -> list[Contender]:
     if smoke:
         backends = (("SDPA math", SDPBackend.MATH),)
     return [
-        _ours("flashgen", tuned, case),
-        _ours("flashgen default", default, case),
+        *(_ours(name, dispatcher_of(name), case) for name in ("flashgen", "flashgen default")),
         *(_sdpa(name, backend, case.spec.causal) for name, backend in backends),
         _flex(case, compiled=not smoke),
     ]
+
+
+def dispatcher_of(name: str) -> Dispatcher:
+    """That of "flashgen", which knows the tables, or of "flashgen default", which does not."""
+    if name == "flashgen":
+        return Dispatcher(package="generated", archs=ARCHS, choices=CHOICES, defaults=DEFAULTS)
+    return Dispatcher(package="generated", archs={}, choices={}, defaults=DEFAULTS)
 
 
 def _ours(name: str, dispatcher: Dispatcher, case: Case) -> Contender:
@@ -165,31 +169,45 @@ def run_case(
 ) -> list[Line]:
     """Judge every contender, then time those that are right in alternation."""
     lines: dict[str, Line] = {}
-    racing: list[Contender] = []
+    racing: dict[str, measure.Run] = {}
     for contender in contenders(case, smoke=smoke):
         line = judged(contender, case)
         lines[contender.name] = line
         if line.status == "ok":
-            racing.append(contender)
-    operations = flops(case.spec, case.problem)
+            racing[contender.name] = _bound(contender, case)
+    race(lines, racing, flops(case.spec, case.problem), gpu, stopwatch)
+    return list(lines.values())
+
+
+def race(
+    lines: dict[str, Line],
+    racing: dict[str, measure.Run],
+    operations: float,
+    gpu: Gpu | None,
+    stopwatch: measure.Stopwatch,
+) -> None:
+    """Time those that are right in alternation, and complete their lines."""
     # interleave stops at an implausible time; here one contender's must not cost the others theirs.
     unbounded = measure.Ceiling(operations=operations, peak_tflops=None)
-    runs = [_bound(contender, case) for contender in racing]
-    timings = measure.interleave(runs, stopwatch=stopwatch, ceilings=[unbounded] * len(runs))
+    runs = list(racing.values())
+    try:
+        raced = measure.interleave(runs, stopwatch=stopwatch, ceilings=[unbounded] * len(runs))
+    except measure.Unsteady as error:
+        for name in racing:
+            lines[name] = replace(lines[name], status="refused", detail=str(error))
+        return
     ceiling = measure.Ceiling(operations=operations, peak_tflops=gpu.peak_tflops if gpu else None)
-    for contender, timing in zip(racing, timings, strict=True):
-        line = lines[contender.name]
+    for name, timing in zip(racing, [each.timing for each in raced], strict=True):
+        line = lines[name]
         try:
             ceiling.refuse_above(timing)
         except measure.Implausible as error:
-            lines[contender.name] = replace(line, status="refused", detail=str(error))
+            lines[name] = replace(line, status="refused", detail=str(error))
         else:
             if (
                 gpu is not None
             ):  # a smoke run has times of a CPU, which mean nothing and are not kept
-                line = replace(line, timing=timing, tflops=timing.tflops(operations))
-            lines[contender.name] = line
-    return list(lines.values())
+                lines[name] = replace(line, timing=timing, tflops=timing.tflops(operations))
 
 
 def _bound(contender: Contender, case: Case) -> Callable[[], Tensor]:
@@ -246,23 +264,27 @@ def cases(options: argparse.Namespace, device: str) -> Iterator[Case]:
 
 
 class SmokeStopwatch:
-    """Times on the CPU, on a clock 100 times too fast, so that all budgets are over at once."""
+    """Runs on the CPU, on a clock 100 times too fast, so that all budgets are over at once.
+
+    It makes the times up: those of a CPU that others use as well would be refused as unsteady.
+    """
 
     def time(self, run: measure.Run, count: int) -> list[float]:
-        """Microseconds of each of `count` calls."""
-        samples = []
+        """A millisecond for each of `count` calls."""
         for _ in range(count):
-            began = time.perf_counter()
             run()
-            samples.append((time.perf_counter() - began) * 1e6)
-        return samples
+        return [1000.0] * count
 
     def now(self) -> float:
         """Seconds, a hundred for each that passes."""
         return time.perf_counter() * 100
 
+    def clock_mhz(self) -> float | None:
+        """None: it has no device."""
+        return None
 
-def provenance(gpu: Gpu | None, options: argparse.Namespace) -> dict[str, Any]:
+
+def provenance(name: str, gpu: Gpu | None, options: argparse.Namespace) -> dict[str, Any]:
     """Where the figures come from."""
     import triton
 
@@ -274,10 +296,10 @@ def provenance(gpu: Gpu | None, options: argparse.Namespace) -> dict[str, Any]:
         check=False,
     ).stdout.strip()
     return {
-        "benchmark": "forward", "measured": gpu is not None,
+        "benchmark": name, "measured": gpu is not None,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "gpu": asdict(gpu) if gpu else None, "protocol": measure.PROTOCOL, "seed": SEED,
-        "command": shlex.join(["benchmarks/forward.py", *options.given]), "commit": commit or None,
+        "command": shlex.join([f"benchmarks/{name}.py", *options.given]), "commit": commit or None,
         "flashgen": flashgen.__version__, "torch": torch.__version__, "triton": triton.__version__,
         "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(),
     }  # fmt: skip
@@ -298,13 +320,13 @@ def print_case(case: Case, lines: Sequence[Line]) -> None:
         print(f"  {line.name:18}{figures}{error:>14}  {line.detail}")
 
 
-def parsed(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def parsed(arguments: list[str], name: str, description: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"{name}.py", description=description)
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--head-dim", type=int, action="append")
     parser.add_argument("--seq", type=int, action="append")
     parser.add_argument("--index", type=int, default=0, help="of the CUDA device")
-    parser.add_argument("--out", type=Path, help="default: benchmarks/results/<slug>/forward.json")
+    parser.add_argument("--out", type=Path, help=f"default: benchmarks/results/<slug>/{name}.json")
     parser.add_argument(
         "--smoke", action="store_true", help="tiny sizes on a CPU; nothing is measured"
     )
@@ -316,8 +338,15 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 @torch.no_grad()
-def main(arguments: list[str]) -> int:
-    options = parsed(arguments)
+def main(
+    arguments: list[str],
+    *,
+    name: str = "forward",
+    description: str = (__doc__ or "").splitlines()[0],
+    run_case: Callable[..., list[Line]] = run_case,
+) -> int:
+    """Walk the cases with a program's own run_case. backward.py is the other one."""
+    options = parsed(arguments, name, description)
     gpu: Gpu | None = None
     if options.smoke:
         print("smoke run on a CPU: every path is walked with tiny sizes, and nothing is measured")
@@ -326,13 +355,13 @@ def main(arguments: list[str]) -> int:
         device, stopwatch = "cpu", SmokeStopwatch()
     elif not torch.cuda.is_available():
         print(
-            "forward.py needs a GPU and torch sees none; --smoke runs without one", file=sys.stderr
+            f"{name}.py needs a GPU and torch sees none; --smoke runs without one", file=sys.stderr
         )
         return 3
     else:
         gpu, device = device_gpu(options.index), f"cuda:{options.index}"
         stopwatch = measure.CudaStopwatch(options.index, gpu.l2_bytes)
-    record = provenance(gpu, options) | {"cases": []}
+    record = provenance(name, gpu, options) | {"cases": []}
     with nullcontext() if gpu is None else torch.cuda.device(options.index):
         for case in cases(options, device):
             before = measure.clocks_and_power(options.index) if gpu else None
@@ -345,7 +374,7 @@ def main(arguments: list[str]) -> int:
                 "lines": [asdict(line) for line in lines],
             })  # fmt: skip
             torch.compiler.reset()  # FlexAttention compiles each size; its limit of them is small
-    write(record, options.out, gpu)
+    write(record, name, options.out, gpu)
     lines_of_all = [line for case in record["cases"] for line in case["lines"]]
     done = all(line["status"] == "ok" for line in lines_of_all) if options.smoke else any(
         line["timing"] for line in lines_of_all
@@ -353,12 +382,12 @@ def main(arguments: list[str]) -> int:
     return 0 if done else 1
 
 
-def write(record: dict[str, Any], out: Path | None, gpu: Gpu | None) -> None:
+def write(record: dict[str, Any], name: str, out: Path | None, gpu: Gpu | None) -> None:
     """Write the record where it was asked for, or where results are kept (never a smoke run's)."""
     if out is None:
         if gpu is None:
             return
-        out = ROOT / "benchmarks" / "results" / gpu.slug / "forward.json"
+        out = ROOT / "benchmarks" / "results" / gpu.slug / f"{name}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(record, indent=1) + "\n")
     print(f"\nwritten to {out}")

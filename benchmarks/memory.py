@@ -20,6 +20,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -105,21 +106,31 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("benchmarks/memory.py needs a GPU: torch sees none here", file=sys.stderr)
         return 3
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     peaks = []
     for contender in CONTENDERS:
         for seq in options.seq:
             peaks.append(measure(contender, seq, options))
             print(peaks[-1].row(), flush=True)
-    if options.out:
-        record = {
-            "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
-            "flashgen": flashgen.__version__, "batch": 1, "heads": options.heads,
-            "head_dim": options.head_dim, "dtype": options.dtype, "causal": True,
-            "peaks": [asdict(peak) for peak in peaks],
-        }  # fmt: skip
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
+        if options.out:
+            write(peaks, options)
     return 0
+
+
+def write(peaks: list[Peak], options: argparse.Namespace) -> None:
+    """All figures so far, and what they were taken with."""
+    import triton
+
+    record = {
+        "benchmark": "memory", "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "gpu": torch.cuda.get_device_name(), "flashgen": flashgen.__version__,
+        "torch": torch.__version__, "triton": triton.__version__, "batch": 1,
+        "heads": options.heads, "head_dim": options.head_dim, "dtype": options.dtype,
+        "causal": True, "peaks": [asdict(peak) for peak in peaks],
+    }  # fmt: skip
+    options.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

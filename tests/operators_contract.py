@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 from flashgen.errors import InvalidArgument, NotDifferentiable
 from flashgen.runtime import Dispatcher
@@ -41,9 +43,14 @@ def draw(
 
 
 def arguments(
-    *tensors: Tensor, bias: Tensor | None = None, causal: str = "none"
+    *tensors: Tensor, bias: Tensor | None = None, causal: str = "none", features: bool = False
 ) -> tuple[Any, ...]:
-    return (*tensors, bias, None, None, 0.0, None, causal, "ieee", True, PACKAGE)
+    """Of the forward operator; `features` adds slopes and dropout."""
+    beside: tuple[Any, ...] = (None, None, 0.0)
+    if features:
+        device = tensors[0].device
+        beside = (torch.tensor([0.5, 0.1], device=device), torch.tensor([7, 9], device=device), 0.3)
+    return (*tensors, bias, *beside, None, causal, "ieee", True, PACKAGE)
 
 
 def gradients(call: Callable[..., Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -77,14 +84,14 @@ class OperatorsContract:
     def fresh_dynamo(self) -> None:
         torch._dynamo.reset()
 
-    @pytest.mark.parametrize("biased", [False, True])
+    @pytest.mark.parametrize("features", [False, True])
     def test_opcheck_of_the_forward(
-        self, dispatcher: Dispatcher, layout: str, biased: bool
+        self, dispatcher: Dispatcher, layout: str, features: bool
     ) -> None:
-        bias = torch.randn(1, 2, 20, 30, device=self.device).requires_grad_() if biased else None
-        given = arguments(
-            *leaves(*draw(layout, device=self.device)), bias=bias, causal="bottom_right"
-        )
+        """All of opcheck: the schema, autograd's registration, the fake and AOT's tracing."""
+        bias = torch.randn(1, 2, 20, 30, device=self.device).requires_grad_() if features else None
+        tensors = leaves(*draw(layout, device=self.device))
+        given = arguments(*tensors, bias=bias, causal="bottom_right", features=features)
         torch.library.opcheck(torch.ops.flashgen.attention_forward.default, given)
 
     @pytest.mark.parametrize("wanted", [(True, True, True, True), (False, True, False, False)])
@@ -104,10 +111,12 @@ class OperatorsContract:
     def test_both_roads_give_the_same(self, dispatcher: Dispatcher, layout: str) -> None:
         def by_operator(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
             given = arguments(q, k, v, bias=bias, causal="bottom_right")
-            return torch.ops.flashgen.attention_forward.default(*given)[0]  # type: ignore[no-any-return]
+            o, lse = torch.ops.flashgen.attention_forward.default(*given)
+            return o * lse[..., None]  # type: ignore[no-any-return]  # both flow back
 
         def eager(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-            return dispatcher.attention(q, k, v, bias=bias, causal=True)
+            o, lse = dispatcher.attention(q, k, v, bias=bias, causal=True, return_lse=True)
+            return o * lse[..., None]
 
         bias = torch.randn(1, 2, 30, 20, device=self.device).transpose(2, 3)
         tensors = (*draw(layout, device=self.device), bias)
@@ -126,10 +135,11 @@ class OperatorsContract:
             return dispatcher.attention(q * 2, k, v, causal=True, dropout_p=0.25)
 
         compiled = torch.compile(call, fullgraph=True, backend=backend, dynamic=True)
-        for sq, sk in ((20, 30), (33, 17)):
+        for number, (sq, sk) in enumerate(((20, 30), (33, 17))):
             tensors = draw(sq=sq, sk=sk, device=self.device)
             torch.manual_seed(5)
-            found = gradients(compiled, *tensors)
+            with torch._dynamo.config.patch(error_on_recompile=number > 0):
+                found = gradients(compiled, *tensors)
             torch.manual_seed(5)
             want = gradients(call, *tensors)
             for a, b in zip(found, want, strict=True):
@@ -148,8 +158,27 @@ class OperatorsContract:
     def test_autocast_within_a_graph(self, dispatcher: Dispatcher) -> None:
         q, k, v = draw(device=self.device)
         compiled = torch.compile(dispatcher.attention, fullgraph=True, backend="aot_eager")
+        want = dispatcher.attention(*(x.bfloat16() for x in (q, k, v)))
         with torch.autocast(self.device, torch.bfloat16):
-            assert compiled(q, k, v).dtype == torch.bfloat16
+            found = compiled(q, k, v)
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found, want, rtol=0.0, atol=0.0 if self.exact else 1e-2)
+
+    def test_checkpointed_within_a_graph(self, dispatcher: Dispatcher) -> None:
+        """The recomputed forward drops what the first did."""
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return dispatcher.attention(q.sin(), k, v, causal=True, dropout_p=0.5)
+
+        def again(*tensors: Tensor) -> Tensor:
+            return checkpoint(call, *tensors, use_reentrant=False)  # type: ignore[no-any-return]
+
+        found = []
+        for run in (call, torch.compile(again, fullgraph=True, backend="aot_eager")):
+            torch.manual_seed(3)
+            found.append(gradients(run, *draw(device=self.device)))
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-4)
 
     @pytest.mark.parametrize("strict", [False, True])
     def test_exported_and_run_with_other_lengths(
@@ -190,3 +219,16 @@ class OperatorsContract:
         (first,) = torch.autograd.grad(loss, x, create_graph=True)
         with pytest.raises(NotDifferentiable, match="MATH"):
             first.sum().backward()
+
+    @pytest.mark.parametrize("of", [0, 1], ids=["o", "lse"])
+    def test_what_may_not_flow_back(self, dispatcher: Dispatcher, of: int) -> None:
+        """Tangents and mapped dimensions of dO and dLSE: the operator's backward refuses both."""
+        x = leaves(*draw(device=self.device))
+        output = torch.ops.flashgen.attention_forward.default(*arguments(*x))[of]
+        ones = torch.ones_like(output)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(ones, ones)  # type: ignore[no-untyped-call]
+            with pytest.raises(NotDifferentiable, match="forward-mode"):
+                torch.autograd.grad(output, x, dual, retain_graph=True)
+        with pytest.raises(InvalidArgument, match="is_grads_batched"):
+            torch.autograd.grad(output, x, ones[None], is_grads_batched=True)

@@ -15,12 +15,14 @@ The first steps compile kernels, so tokens per second are counted from the step 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import math
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -28,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from torch import Tensor, nn
 
+from flashgen.errors import FlashgenError
 from flashgen.runtime import transformers as flashgen_backend
 
 IMPLEMENTATIONS = ("eager", "sdpa", "flashgen")
@@ -207,27 +210,47 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         )
     if not 0 <= options.warm < options.steps:
         parser.error(f"--warm must be less than --steps: {options.warm} and {options.steps}")
+    if options.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install 'matplotlib>=3.8'")
+    for file in (options.json, options.plot):
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     return options
 
 
+def save(outcomes: list[Outcome], options: argparse.Namespace) -> None:
+    """Write all figures so far, and what they were taken with."""
+    settings = {
+        name: value for name, value in vars(options).items() if name not in ("json", "plot")
+    }
+    record = {
+        "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "options": settings,
+    }
+    for package in ("torch", "triton", "transformers", "flashgen"):
+        record[package] = importlib.import_module(package).__version__
+    record["runs"] = [asdict(run) for run in outcomes]
+    options.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """Train with every attention asked for, then compare."""
+    """Train with every attention asked for, then compare. Figures are written after each run."""
     options = parse(arguments)
     flashgen_backend.register()
-    outcomes = [train(attention, options) for attention in options.attention]
+    outcomes: list[Outcome] = []
+    for attention in options.attention:
+        outcomes.append(train(attention, options))
+        if options.json:
+            save(outcomes, options)
     show(outcomes)
-    if options.json:
-        settings = {
-            name: value for name, value in vars(options).items() if name not in ("json", "plot")
-        }
-        device = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
-        record = {"device": device, "torch": torch.__version__, "options": settings}
-        record["runs"] = [asdict(run) for run in outcomes]
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
     if options.plot:
         plot(outcomes, options.plot)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except FlashgenError as error:
+        sys.exit(f"train.py: {error}")

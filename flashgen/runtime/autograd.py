@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from flashgen.errors import InvalidArgument, NotDifferentiable
+from flashgen.errors import NotDifferentiable
 from flashgen.features import PLAIN, Features
 from flashgen.runtime import modes
 from flashgen.runtime.call import Call, Gradients, Saved, Wanted, features_of
@@ -44,14 +44,6 @@ def refuse_second_derivative() -> NoReturn:
     )
 
 
-def refuse_vmap() -> NoReturn:
-    """Raise InvalidArgument: what vmap meets on every road."""
-    raise InvalidArgument(
-        "attention does not run under torch.vmap: fold the mapped dimension into the batch of q, k "
-        "and v, and call it once"
-    )
-
-
 class _Attention(torch.autograd.Function):
     """The forward pass, which saves q, k, v, O and LSE; the backward recomputes P."""
 
@@ -80,6 +72,7 @@ class _Attention(torch.autograd.Function):
         none = (None, None, None)
         if do is None and dlse is None:
             return (*none, *none, *none)
+        modes.check_gradients(do, dlse)
         wanted = Wanted(
             **dict(zip(("q", "k", "v", "bias"), ctx.needs_input_grad[3:7], strict=True))
         )
@@ -118,7 +111,7 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def vmap(*_: Any) -> NoReturn:
-        refuse_vmap()
+        modes.refuse_vmap()
 
 
 class _Gradients(torch.autograd.Function):
@@ -140,7 +133,7 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def vmap(*_: Any) -> NoReturn:
-        refuse_vmap()
+        modes.refuse_vmap()
 
 
 def _gradients(

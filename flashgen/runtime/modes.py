@@ -18,6 +18,7 @@ from flashgen.errors import InvalidArgument, NotDifferentiable
 _are_transforms_active = torch._C._are_functorch_transforms_active
 _count_dispatch_modes = torch._C._len_torch_dispatch_stack
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+_is_batched_by_autograd = torch._C._functorch.is_legacy_batchedtensor
 _forward_ad = torch.autograd.forward_ad
 
 
@@ -63,6 +64,28 @@ def refuse_forward_mode() -> NoReturn:
     raise NotDifferentiable(
         "attention has no forward-mode derivative: use torch.func.vjp, or what "
         "torch.nn.attention.sdpa_kernel(SDPBackend.MATH) makes of scaled_dot_product_attention"
+    )
+
+
+def check_gradients(*gradients: Tensor | None) -> None:
+    """Raise for gradients that no kernel can take: NotDifferentiable where one carries a tangent,
+    InvalidArgument where torch.autograd.grad(is_grads_batched=True) hands over many as one.
+    """
+    if torch.compiler.is_compiling():
+        return
+    refuse_tangents(*gradients)
+    if any(x is not None and _is_batched_by_autograd(x) for x in gradients):
+        raise InvalidArgument(
+            "attention takes one gradient at a time, not is_grads_batched=True or vectorize=True: "
+            "call torch.autograd.grad once for each"
+        )
+
+
+def refuse_vmap() -> NoReturn:
+    """Raise InvalidArgument: what torch.vmap meets on every road."""
+    raise InvalidArgument(
+        "attention does not run under torch.vmap: fold the mapped dimension into the batch of q, k "
+        "and v, and call it once"
     )
 
 

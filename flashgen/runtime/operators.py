@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from flashgen.launch import empty_like_layout
-from flashgen.runtime import registry
-from flashgen.runtime.autograd import refuse_second_derivative, refuse_vmap
+from flashgen.runtime import modes, registry
+from flashgen.runtime.autograd import refuse_second_derivative
 from flashgen.runtime.call import Call, Saved, Wanted, features_of
 from flashgen.spec import check_scale
 
@@ -127,6 +127,7 @@ def _differentiate(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Te
     after = (None,) * (2 + len(ctx.options))  # slopes, rng and what is no tensor
     if do is None and dlse is None:
         return (None, None, None, None, *after)
+    modes.check_gradients(do, dlse)
     o, lse, *tensors = ctx.saved_tensors
     wanted = list(ctx.needs_input_grad[:4])
     do = torch.zeros_like(o) if do is None else do
@@ -139,7 +140,7 @@ def _differentiate_twice(ctx: Any, *_: Tensor | None) -> NoReturn:
 
 
 def _refuse_vmap(*_: Any) -> NoReturn:
-    refuse_vmap()
+    modes.refuse_vmap()
 
 
 def _call(q: Tensor, scale: float | None, causal: str, precision: str, deterministic: bool) -> Call:

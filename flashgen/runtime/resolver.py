@@ -147,7 +147,7 @@ class Resolver:
         if wanted is not None and wanted not in self.served.archs:
             wanted = known_target(wanted).slug
         if device.type != "cuda":
-            if wanted is None:
+            if wanted is None or device.type != "cpu":
                 raise InvalidArgument(f"q must be on a GPU or on the CPU: got device {device}")
             return wanted, known_target(wanted)
         gpu = self._gpus.get(device) or launch.device_gpu(device.index or 0)

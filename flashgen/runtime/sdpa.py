@@ -2,10 +2,11 @@
 the same order, with the same meaning.
 
 What no kernel takes is left to torch's own function, which is said once for each reason: CPU
-tensors (unless interpreted), other dtypes, head dims that are not multiples of 8 from 16 to 256,
-more than four dimensions, batches or heads that broadcast, nested tensors, and a call that mixes
-dtypes, which torch refuses. Dtypes are judged as autocast leaves them. Arguments that contradict
-each other are refused by name.
+tensors (unless interpreted) and those of other devices than CUDA's, other dtypes, head dims that
+are not multiples of 8 from 16 to 256, more than four dimensions, batches or heads that broadcast,
+nested tensors, subclasses of Tensor beside a plain query, and a call that mixes devices or dtypes,
+which torch refuses. Dtypes are judged as autocast leaves them, which casts a floating mask too.
+Arguments that contradict each other are refused by name.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.nn import functional
 
 from flashgen.errors import InvalidArgument
 from flashgen.runtime import modes, registry
+from flashgen.runtime.call import PLAIN_TYPES
 from flashgen.spec import DTYPE_BYTES, HEAD_DIM_STEP, MAX_HEAD_DIM, MIN_HEAD_DIM
 
 logger = logging.getLogger("flashgen.runtime")
@@ -44,6 +46,9 @@ def scaled_dot_product_attention(
     enable_gqa: the heads of key and value divide those of query. Raises InvalidArgument, a
     ValueError, naming the argument.
     """
+    for name, x in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
+        if not isinstance(x, Tensor) and (x is not None or name != "attn_mask"):
+            raise InvalidArgument(f"{name} must be a tensor: got {type(x).__name__}")
     if is_causal and attn_mask is not None:
         raise InvalidArgument("attn_mask must be None where is_causal is True: got both")
     reason = _why_not(query, key, value, attn_mask, enable_gqa)
@@ -61,13 +66,10 @@ def scaled_dot_product_attention(
         )
     missing = 4 - query.ndim
     q, k, v = (x[(None,) * missing] for x in (query, key, value))
-    if q.shape[1] != k.shape[1] and not enable_gqa:
-        raise InvalidArgument(
-            "enable_gqa must be True where key has other heads than query: "
-            f"got {k.shape[1]} and {q.shape[1]}"
-        )
+    _check_shapes(q, k, v, enable_gqa)
     if attn_mask is not None:
         _check_mask(attn_mask, q, k)
+        attn_mask = modes.autocast(attn_mask)
     o = registry.dispatcher_of().attention(
         q,
         k,
@@ -78,6 +80,28 @@ def scaled_dot_product_attention(
         dropout_p=dropout_p,
     )
     return o[(0,) * missing] if missing else o
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
+    """Raise InvalidArgument, in torch's names, unless q (B, H, Sq, d), k (B, Hkv, Sk, d) and v
+    (B, Hkv, Sk, d_v), whose batches and heads do not broadcast, fit together.
+    """
+    heads, kv_heads = q.shape[1], k.shape[1]
+    if heads != kv_heads and not enable_gqa:
+        raise InvalidArgument(
+            "enable_gqa must be True where key has other heads than query: "
+            f"got {kv_heads} and {heads}"
+        )
+    if heads != kv_heads and (kv_heads == 0 or heads % kv_heads):
+        raise InvalidArgument(
+            f"query must have a multiple of the heads of key and value: got {heads} and {kv_heads}"
+        )
+    if k.shape[3] != q.shape[3]:
+        raise InvalidArgument(
+            f"key must have the head dim of query, {q.shape[3]}: got {k.shape[3]}"
+        )
+    if v.shape[2] != k.shape[2]:
+        raise InvalidArgument(f"value must have the length of key, {k.shape[2]}: got {v.shape[2]}")
 
 
 def _check_mask(mask: Tensor, q: Tensor, k: Tensor) -> None:
@@ -100,24 +124,50 @@ def _why_not(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gqa: b
     """Why torch serves this call; None where a kernel does."""
     if not torch.compiler.is_compiling() and registry.dispatcher_of().serves_by_torch(q.device):
         return "CPU tensors"
+    return (
+        _why_not_of_kind(q, k, v, mask)
+        or _why_not_of_shape(q, k, v, enable_gqa)
+        or _why_not_of_dtype(q, k, v, mask)
+    )
+
+
+def _why_not_of_kind(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str | None:
     if any(x.is_nested for x in (q, k, v)):
         return "nested tensors"
+    if q.device.type not in ("cpu", "cuda"):
+        return f"tensors on device {q.device}"
+    if not q.device == k.device == v.device:
+        return "tensors of several devices"
+    if type(q) in PLAIN_TYPES:
+        for x in (k, v, mask):
+            if x is not None and type(x) not in PLAIN_TYPES:
+                return f"a plain query beside {type(x).__name__}"
+    return None
+
+
+def _why_not_of_shape(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> str | None:
     if not q.ndim == k.ndim == v.ndim or not 2 <= q.ndim <= 4:
         return "tensors of other than two to four dimensions"
     heads, kv_heads = q.shape[-3:-2], k.shape[-3:-2]  # none of two dimensions
     lone = heads != kv_heads and 1 in (*heads, *kv_heads) and not enable_gqa
     if lone or q.shape[:-3] != k.shape[:-3] or k.shape[:-2] != v.shape[:-2]:
         return "batches or heads that broadcast"
+    for dim in (q.shape[-1], v.shape[-1]):
+        if dim % HEAD_DIM_STEP or not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM:
+            return f"head dim {dim}"
+    return None
+
+
+def _why_not_of_dtype(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str | None:
     dtypes = [modes.autocast_dtype(x) for x in (q, k, v)]
     if _name(dtypes[0]) not in DTYPE_BYTES:
         return f"dtype {_name(dtypes[0])}"
     if not dtypes[0] == dtypes[1] == dtypes[2]:
         return "tensors of several dtypes"
-    if mask is not None and mask.is_floating_point() and _name(mask.dtype) not in DTYPE_BYTES:
-        return f"a mask of dtype {_name(mask.dtype)}"
-    for dim in (q.shape[-1], v.shape[-1]):
-        if dim % HEAD_DIM_STEP or not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM:
-            return f"head dim {dim}"
+    if mask is not None and mask.device == q.device and mask.is_floating_point():
+        dtype = modes.autocast_dtype(mask)
+        if dtype not in (dtypes[0], torch.float32):  # torch refuses it
+            return f"a mask of dtype {_name(dtype)}"
     return None
 
 

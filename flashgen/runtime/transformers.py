@@ -15,6 +15,7 @@ import functools
 import sys
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from flashgen.errors import InvalidArgument, ToolchainError
@@ -48,11 +49,38 @@ def register() -> None:
         raise ToolchainError(
             "transformers with AttentionMaskInterface is needed: pip install 'transformers>=4.57'"
         ) from error
+
+    def mask(*arguments: Any, config: Any = None, **options: Any) -> Tensor | None:
+        """Boolean masks, True where a query may attend, and none where is_causal says it all."""
+        own = _attends_by_itself(type(config))
+        if own is not None:
+            raise InvalidArgument(
+                f'attn_implementation must be "eager" for {own}, which asks no attention of '
+                "transformers but computes its own: it would add up flashgen's boolean mask"
+            )
+        made: Tensor | None = sdpa_mask(*arguments, config=config, **options)
+        return made
+
     for name in NAMES:
         AttentionInterface.register(name, attention_forward)
-        # Boolean masks, True where a query may attend, and none where is_causal says it all.
-        AttentionMaskInterface.register(name, sdpa_mask)
+        AttentionMaskInterface.register(name, mask)
     _spare_the_import()
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _attends_by_itself(config: type) -> str | None:
+    """The name of the model that a class of configurations belongs to, if it calls no attention
+    that is registered. transformers refuses such a model "sdpa", but no name that it does not know.
+    """
+    from transformers import MODEL_MAPPING
+
+    model = MODEL_MAPPING.get(config, None)
+    if not isinstance(model, type):
+        return None
+    kinds = ("sdpa", "flash_attn", "flex_attn", "attention_backend")
+    supports = any(getattr(model, f"_supports_{kind}", False) for kind in kinds)
+    calls = hasattr(sys.modules[model.__module__], "ALL_ATTENTION_FUNCTIONS")
+    return None if supports or calls else model.__name__
 
 
 def _spare_the_import() -> None:

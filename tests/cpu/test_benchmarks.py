@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from flashgen.measure import PROTOCOL
+
 ROOT = Path(__file__).resolve().parents[2]
 FORWARD = ROOT / "benchmarks" / "forward.py"
 
@@ -26,7 +28,7 @@ def test_smoke_run_judges_everybody_and_times_nobody(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "nothing is measured" in done.stdout.splitlines()[0]
     record = json.loads(file.read_text())
-    assert (record["measured"], record["gpu"], record["protocol"]) == (False, None, 1)
+    assert (record["measured"], record["gpu"], record["protocol"]) == (False, None, PROTOCOL)
     assert [case["spec"]["mask"] for case in record["cases"]] == ["none", "causal"]
     for case in record["cases"]:
         assert [line["name"] for line in case["lines"]] == [

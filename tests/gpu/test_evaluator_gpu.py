@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from flashgen.evaluators.answers import Done, Raised, Task, TimedOut
 from flashgen.evaluators.gpu import GpuEvaluator
-from flashgen.evaluators.pool import Done, Raised, Task, TimedOut, Workers
+from flashgen.evaluators.pool import Workers
 from flashgen.evaluators.tasks import DEVICE_ENV
 from flashgen.gpu import Gpu
 from flashgen.launch import device_gpu
@@ -162,7 +163,9 @@ def test_a_fresh_child_follows_an_illegal_access(gpu: Gpu) -> None:
     with Workers(1, env=DEVICE_ENV) as workers:
         assert ask(workers, "sane") == Done({"sum": 10.0})
         (before,) = workers._children
-        assert isinstance(ask(workers, "illegal_access"), Raised)
+        got = ask(workers, "illegal_access")
+        assert isinstance(got, Raised)
+        assert got.ended
         assert ask(workers, "sane") == Done({"sum": 10.0})
         (after,) = workers._children
         assert before is not after

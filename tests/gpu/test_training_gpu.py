@@ -1,4 +1,4 @@
-"""Training on a GPU: the operators' contract, gradients against float64, dropout in a CUDA graph."""
+"""Training on a GPU: the operators' contract, gradients against float64, memory, and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
-from flashgen import gradients
+from flashgen import check, gradients, reference
+from flashgen.config import why_illegal
+from flashgen.launch import device_gpu
 from flashgen.reference import Case
+from flashgen.render import render
 from flashgen.runtime import Dispatcher
-from flashgen.spec import AttentionSpec, Problem
+from flashgen.spec import AttentionSpec, Direction, Problem
 from generated.table import ARCHS, CHOICES, DEFAULTS
-from tests.makers import make_spec
+from tests.makers import make_config, make_spec
 from tests.operators_contract import OperatorsContract
 from tests.serving import leaves
 
@@ -56,6 +60,81 @@ def test_gradients_are_right_to_the_floor(
     torch.autograd.backward((o, lse), (inputs.do, inputs.dlse))
     found = tuple(t.grad for t in x if t.grad is not None)
     assert gradients.judge("backward_fused", found, inputs).passed
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize("loads", ["pointer", "descriptor"])
+@pytest.mark.parametrize(
+    "direction", ["backward_delta", "backward_dkv", "backward_dq", "backward_fused"]
+)
+def test_every_backward_kernel(direction: Direction, loads: str, mask: str) -> None:
+    """The fused one above all: only on a GPU do its programs add to dQ at the same time."""
+    spec = make_spec("bfloat16", 64, mask).for_direction(direction)
+    delta = direction == "backward_delta"
+    config = make_config(64, 16 if delta else 64, num_stages=1 if delta else 2, loads=loads)
+    reason = why_illegal(spec, config, device_gpu())
+    if reason is not None:
+        pytest.skip(reason)
+    cases = (*check.check_cases(config), *reference.nasty_cases(config.br, config.bc))
+    result = check.check_kernel(
+        render(spec, config), spec, config, device="cuda", seed=1, cases=cases
+    )
+    assert result.where == "gpu"
+    assert result.passed, result.detail
+
+
+def draw(seq: int, heads: int = 2, dim: int = 64) -> tuple[Tensor, ...]:
+    torch.manual_seed(seq)
+    shape = (1, heads, seq, dim)
+    return tuple(torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in "qkv")
+
+
+def test_gradients_are_the_same_bits_each_time(shipped: Dispatcher) -> None:
+    def once() -> tuple[Tensor, ...]:
+        x = leaves(*draw(2000, heads=8))
+        return torch.autograd.grad(shipped.attention(*x, causal=True).square().sum(), x)
+
+    first = once()
+    for _ in range(5):
+        assert all(torch.equal(a, b) for a, b in zip(once(), first, strict=True))
+
+
+def test_the_peak_of_memory_is_linear_in_the_length(shipped: Dispatcher) -> None:
+    def peak(seq: int) -> int:
+        x, do = leaves(*draw(seq)), draw(seq)[0]
+        for _ in range(2):  # the first one compiles
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            torch.autograd.grad(shipped.attention(*x, causal=True), x, do)
+            torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+
+    assert peak(16384) <= 1.05 * 8 * peak(2048)
+
+
+def test_a_graph_of_forward_and_backward_trains_as_eager_does(shipped: Dispatcher) -> None:
+    x, do = leaves(*draw(256)), draw(256)[0]
+
+    def step() -> tuple[Tensor, ...]:
+        o = shipped.attention(*x, causal=True, dropout_p=0.3)
+        return (o, *torch.autograd.grad(o, x, do))
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # compiles, outside the capture
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = step()
+    for seed in (3, 4):
+        torch.cuda.manual_seed(seed)
+        eager = [t.clone() for t in step()]
+        torch.cuda.manual_seed(seed)
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(replayed, eager, strict=True))
 
 
 def test_each_replay_of_a_graph_drops_other_elements(shipped: Dispatcher) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from flashgen import gradients, reference
@@ -150,6 +156,26 @@ def test_each_output_alone_can_be_differentiated(dispatcher: Dispatcher, of: str
         torch.testing.assert_close(got, want.float(), rtol=2e-5, atol=2e-5)
 
 
+def test_halves_of_the_keys_merged_by_their_lse_train_as_the_whole(dispatcher: Dispatcher) -> None:
+    """As ring attention merges what each rank saw; without dLSE all gradients would be wrong."""
+
+    def ring(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        parts = [
+            dispatcher.attention(q, *half, return_lse=True)
+            for half in zip(k.split(15, 2), v.split(15, 2), strict=True)
+        ]
+        lse = torch.logsumexp(torch.stack([part for _, part in parts]), 0)
+        return sum(o * (part - lse).exp()[..., None] for o, part in parts)  # type: ignore[return-value]
+
+    outcomes = []
+    for attention in (ring, dispatcher.attention):
+        x = leaves(*draw())
+        o = attention(*x)
+        outcomes.append((o, *torch.autograd.grad(o.square().sum(), x)))
+    for a, b in zip(*outcomes, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize(("sq", "sk"), [(0, 5), (5, 0), (0, 0)])
 def test_sizes_of_zero(
     dispatcher: Dispatcher, caplog: pytest.LogCaptureFixture, sq: int, sk: int
@@ -193,6 +219,38 @@ def test_what_is_kept_for_the_backward_is_linear_in_the_length(dispatcher: Dispa
         return sum(found.values())
 
     assert kept(64) == 2 * kept(32) == 4 * kept(16)
+
+
+def allocations(call: Callable[[], object]) -> list[int]:
+    """The bytes that torch allocates during a call, and below 0 what it frees, in their order."""
+    gc.collect()  # of what an earlier call has left: it must not be freed in the middle of this one
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        call()
+    assert profiled.profiler is not None
+    events = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
+    found = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    return [nbytes for _, nbytes in found]
+
+
+def test_the_peak_of_forward_and_backward_is_linear_in_the_length(dispatcher: Dispatcher) -> None:
+    """O, LSE and delta, and the gradients; and nothing of the size of S, not for a moment."""
+
+    def changes(attention: Callable[..., Tensor], seq: int) -> list[int]:
+        x = [torch.randn(1, 1, seq, 32).requires_grad_() for _ in range(3)]
+        do = torch.randn(1, 1, seq, 32)
+        attention(*x).backward(do)  # imports and loads kernels
+        for leaf in x:
+            leaf.grad = None
+        return allocations(lambda: attention(*x).backward(do))
+
+    def standard(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+
+    for seq in (32, 96):
+        found = changes(dispatcher.attention, seq)
+        assert max(accumulate(found)) == seq * (4 * 32 + 2) * 4
+        assert max(found) == seq * 32 * 4
+    assert max(changes(standard, 96)) == 96 * 96 * 4  # the count sees S where there is one
 
 
 def test_tensors_that_are_copied_have_gradients(dispatcher: Dispatcher) -> None:
@@ -248,11 +306,14 @@ def test_the_fused_backward_needs_leave_and_a_better_time(
     inputs = gradients.make_inputs(spec, case(20, 70), 3, "cpu")
     x = leaves(inputs.q, inputs.k, inputs.v)
     o, lse = dispatcher.attention(*x, deterministic=deterministic, return_lse=True)
+    by_operators = torch.compile(dispatcher.attention, backend="eager")
     torch.use_deterministic_algorithms(torchs)
     torch.autograd.backward((o, lse), (inputs.do, inputs.dlse))
+    torch.autograd.grad(by_operators(*x, deterministic=deterministic).sum(), x)
     torch.use_deterministic_algorithms(False)
     fused = not deterministic and not torchs and fused_us == 25.0
-    assert launched[2:] == (["backward_fused"] if fused else PAIR[1:])
+    expected = ["forward", "backward_delta", *(["backward_fused"] if fused else PAIR[1:])]
+    assert launched == 2 * expected
     grads = tuple(t.grad for t in x if t.grad is not None)
     assert gradients.judge("backward_fused", grads, inputs).passed
 
@@ -264,6 +325,48 @@ def test_double_backward_is_refused_with_the_alternative(dispatcher: Dispatcher)
     )
     with pytest.raises(NotDifferentiable, match=r"sdpa_kernel\(SDPBackend.MATH\)"):
         first.sum().backward()
+
+
+def test_the_alternative_has_what_is_refused() -> None:
+    """Both errors name torch's math backend: it has second derivatives and forward mode."""
+    q, k, v = draw(3, 4, 16)
+
+    def loss(x: Tensor) -> Tensor:
+        return scaled_dot_product_attention(x, k, v, enable_gqa=True).square().sum()
+
+    def by_reference(x: Tensor) -> Tensor:
+        o, _ = reference.attention(x, k, v, scale=0.25, diagonal=None)
+        return o.square().sum()
+
+    tangent, x = torch.randn(q.shape), q.clone().requires_grad_()
+    with sdpa_kernel(SDPBackend.MATH):
+        pushed = torch.func.jvp(torch.func.grad(loss), (q,), (tangent,))[1]
+    (first,) = torch.autograd.grad(by_reference(x), x, create_graph=True)
+    (second,) = torch.autograd.grad(first, x, tangent)  # the Hessian is symmetric
+    assert second.abs().max() > 0.01
+    torch.testing.assert_close(pushed, second, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("of", ["o", "lse"])
+def test_a_tangent_of_what_flows_back_is_refused(dispatcher: Dispatcher, of: str) -> None:
+    """The gradients of dual dO are dual too: kernels would drop their tangents."""
+    x = leaves(*draw(3, 4, 16))
+    outputs = dict(zip(("o", "lse"), dispatcher.attention(*x, return_lse=True), strict=True))
+    ones = torch.ones_like(outputs[of])
+    with (
+        forward_ad.dual_level(),
+        pytest.raises(NotDifferentiable, match=r"forward-mode.*sdpa_kernel\(SDPBackend.MATH\)"),
+    ):
+        torch.autograd.grad(outputs[of], x, forward_ad.make_dual(ones, ones))  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("of", ["o", "lse"])
+def test_batches_of_what_flows_back_are_refused(dispatcher: Dispatcher, of: str) -> None:
+    x = leaves(*draw(3, 4, 16))
+    outputs = dict(zip(("o", "lse"), dispatcher.attention(*x, return_lse=True), strict=True))
+    many = torch.ones(2, *outputs[of].shape)
+    with pytest.raises(InvalidArgument, match="is_grads_batched"):
+        torch.autograd.grad(outputs[of], x, many, is_grads_batched=True)
 
 
 def test_forward_mode_is_refused(dispatcher: Dispatcher) -> None:
@@ -387,6 +490,16 @@ def test_autocast_casts_as_it_does_for_sdpa(dispatcher: Dispatcher) -> None:
     assert torch.equal(o, want)
     o.sum().backward()
     assert all(t.grad is not None and t.grad.dtype == torch.float32 for t in x)
+
+
+def test_autocast_leaves_a_bias_as_it_is(dispatcher: Dispatcher) -> None:
+    q, k, v = draw()
+    bias = 256 * torch.randn(1, 4, 20, 30)
+    want = dispatcher.attention(*(x.bfloat16() for x in (q, k, v)), bias=bias)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(dispatcher.attention(q, k, v, bias=bias), want)
+    rounded = dispatcher.attention(*(x.bfloat16() for x in (q, k, v)), bias=bias.bfloat16())
+    assert not torch.equal(rounded, want)
 
 
 FEATURES = {

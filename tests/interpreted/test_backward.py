@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::RuntimeWarning"
 )  # log2(0) of rows that see nothing
 
+DTYPES = ("float16", "bfloat16", "float32", "tf32")
 MASKS = ("none", "causal")
 GRADIENTS = ("backward_dkv", "backward_dq")
 EVERYTHING: dict[str, Any] = {"bias": "additive", "alibi": True, "dropout": True}
@@ -55,13 +57,23 @@ def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = Non
     assert result.passed, f"{spec.name}_{config.label}: {result}"
 
 
+def spec_of(dtype: str, dims: tuple[int, int], mask: str, direction: Any) -> AttentionSpec:
+    precision = {"precision": "tf32"} if dtype == "tf32" else {}
+    name = "float32" if precision else dtype
+    spec = make_spec(name, dims[0], mask, head_dim_v=dims[1], **precision)
+    return spec.for_direction(direction)
+
+
+def case(heads: tuple[int, int], seq: tuple[int, int], **options: str) -> Case:
+    problem = Problem(batch=2, heads=heads[0], kv_heads=heads[1], seq_q=seq[0], seq_k=seq[1])
+    return Case(problem=problem, **options)
+
+
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("direction", GRADIENTS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "tf32"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype(dtype: str, direction: Any, mask: str, seed: int) -> None:
-    precision = {"precision": "tf32"} if dtype == "tf32" else {}
-    spec = make_spec("float32" if precision else dtype, 32, mask, **precision)
-    prove(spec.for_direction(direction), make_config(32, 16), seed)
+    prove(spec_of(dtype, (32, 32), mask, direction), make_config(32, 16), seed)
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -90,14 +102,50 @@ def test_delta(dim: int, dtype: str, seed: int) -> None:
     prove(spec, make_config(32, 16, num_stages=1), seed)
 
 
+# Each head dim with another dtype, mask, group of heads, lengths and layout.
+VARIED = [
+    ("float16", (16, 16), "none", case((8, 1), (1, 37))),
+    ("tf32", (24, 24), "causal", case((2, 2), (1, 1))),
+    ("bfloat16", (40, 40), "causal", case((4, 2), (37, 51), layout="bshd")),
+    ("float32", (64, 64), "none", case((6, 3), (33, 1), layout="sliced")),
+    ("float32", (80, 80), "causal", case((3, 1), (50, 31))),
+    ("float16", (96, 96), "causal", case((3, 3), (16, 32), layout="bshd")),
+    ("bfloat16", (128, 64), "none", case((6, 2), (37, 51), layout="sliced")),
+    ("float16", (192, 128), "causal", case((2, 1), (31, 17), alignment="top_left")),
+    ("bfloat16", (256, 256), "causal", case((4, 2), (37, 51), layout="bshd")),
+]
+
+
+@pytest.mark.parametrize("direction", GRADIENTS)
+@pytest.mark.parametrize(("dtype", "dims", "mask", "given"), VARIED, ids=str)
+def test_head_dims(
+    dtype: str, dims: tuple[int, int], mask: str, given: Case, direction: Any, seed: int
+) -> None:
+    prove(spec_of(dtype, dims, mask, direction), make_config(32, 16), seed, [given])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", GRADIENTS)
 @pytest.mark.parametrize(
-    "dims", [(16, 16), (40, 40), (80, 80), (96, 96), (128, 64), (192, 128), (256, 256)], ids=str
+    "dims",
+    [(d, d) for d in (16, 24, 32, 40, 64, 80, 96, 128, 192, 256)]
+    + [(128, 64), (64, 128), (192, 128), (16, 256)],
+    ids=str,
 )
-def test_head_dims(dims: tuple[int, int], direction: Any, seed: int) -> None:
-    spec = make_spec("bfloat16", dims[0], "causal", head_dim_v=dims[1]).for_direction(direction)
-    problem = Problem(batch=2, heads=4, kv_heads=2, seq_q=37, seq_k=51)
-    prove(spec, make_config(32, 16), seed, [Case(problem=problem, layout="bshd")])
+def test_every_combination(dims: tuple[int, int], direction: Any, seed: int) -> None:
+    """Every dtype, mask and head dim: groups of 1, 2, 3 and 8 query heads, Sq below, at and above
+    Sk, lengths of 1, of a tile and ragged, both alignments, all layouts.
+    """
+    cases = [
+        case((2, 2), (1, 1)),
+        case((8, 1), (1, 37), layout="bshd"),
+        case((4, 2), (33, 1)),
+        case((6, 3), (31, 50), alignment="top_left", layout="sliced"),
+        case((3, 1), (50, 31), layout="bshd"),
+        case((1, 1), (32, 32)),
+    ]
+    for dtype, mask in product(DTYPES, MASKS):
+        prove(spec_of(dtype, dims, mask, direction), make_config(32, 16), seed, cases)
 
 
 @pytest.mark.parametrize("direction", ["backward_delta", *GRADIENTS, "backward_dbias"])
@@ -106,10 +154,10 @@ def test_default_kernels_take_the_true_head_dims(direction: Any, seed: int, tmp_
     asked = make_spec("float16", 40, "causal", head_dim_v=56, **bias).for_direction(direction)
     spec, config = default_spec(asked), default_config(asked)
     kernel = kernel_of(spec, config, tmp_path)
-    for number, case in enumerate(reference.nasty_cases(32, 16)[-3:]):
+    for number, given in enumerate(reference.nasty_cases(32, 16)[-3:]):
         # Inputs are drawn for the spec that is asked; the kernel is that of the padded one.
-        verdict = run_case(kernel, asked, config, case, seed=seed + number, device="cpu")
-        assert verdict.passed, (case, seed + number, verdict)
+        verdict = run_case(kernel, asked, config, given, seed=seed + number, device="cpu")
+        assert verdict.passed, (given, seed + number, verdict)
 
 
 @pytest.mark.parametrize("mask", ["causal", pytest.param("none", marks=pytest.mark.slow)])
@@ -187,8 +235,9 @@ def draw(heads: int, kv: int, sq: int, sk: int, dim: int = 32, batch: int = 2) -
     return [torch.randn((batch, *shape)) for shape in shapes]
 
 
-@pytest.mark.parametrize("scale", [0.2, -0.2, 0.0])
-@pytest.mark.parametrize("causal", [False, True, "top_left"])
+@pytest.mark.parametrize(
+    ("causal", "scale"), [(False, 0.2), (True, -0.2), (True, 0.2), ("top_left", 0.0)]
+)
 def test_a_pass_is_what_autograd_says(causal: Any, scale: float, tmp_path: Path) -> None:
     """Rows that see nothing (bottom-right, Sq > Sk) among them: their gradients are 0."""
     q, k, v, do = draw(4, 2, 45, 37)

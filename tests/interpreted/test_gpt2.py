@@ -28,10 +28,13 @@ def test_the_three_loss_curves_agree(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     script = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "train_gpt2", script)
     spec.loader.exec_module(script)
-    file, drawing = tmp_path / "runs.json", tmp_path / "runs.png"
+    file, drawing = tmp_path / "new" / "runs.json", tmp_path / "drawn" / "runs.png"
     options = f"{TINY} --steps 30 --device cpu --attention eager sdpa flashgen"
     script.main([*options.split(), "--json", str(file), "--plot", str(drawing)])
-    runs = {run["attention"]: run for run in json.loads(file.read_text())["runs"]}
+    record = json.loads(file.read_text())
+    assert record["device"] == "cpu"
+    assert record["options"]["layers"] == 2
+    runs = {run["attention"]: run for run in record["runs"]}
     eager = runs["eager"]["losses"]
     assert len(eager) == 30
     assert eager[-1] < eager[0] - 1.0  # it learns

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flashgen import launch
-from flashgen.errors import GeneratedError, LaunchError, ToolchainError
+from flashgen.errors import GeneratedError, InvalidArgument, LaunchError, ToolchainError
 from flashgen.reference import judge
 from flashgen.runtime import Dispatcher
 from flashgen.runtime import launcher as launcher_module
@@ -246,6 +246,12 @@ def test_a_slug_nobody_knows_is_refused(
     monkeypatch.setenv("FLASHGEN_GPU", "nvidia_h20O")
     with pytest.raises(ValueError, match="nvidia_h200"):
         dispatcher.attention(*draw())
+
+
+def test_another_device_is_refused_though_a_gpu_is_named(dispatcher: Dispatcher) -> None:
+    q, k, v = (x.to("meta") for x in draw())
+    with pytest.raises(InvalidArgument, match="q must be on a GPU or on the CPU: got device meta"):
+        dispatcher.attention(q, k, v)
 
 
 @pytest.mark.parametrize(

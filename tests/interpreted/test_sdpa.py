@@ -36,6 +36,10 @@ def reasons(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return said
 
 
+class Marked(Tensor):
+    """Of a subclass nobody knows what it adds."""
+
+
 def draw(*leading: int, kv: int | None = None, sq: int = 20, sk: int = 33) -> tuple[Tensor, ...]:
     torch.manual_seed(sq)
     rest = (*leading[:-1], kv) if kv else leading
@@ -120,10 +124,29 @@ def test_dropout_drops(launched: list[str]) -> None:
         (draw(2, 4), {"attn_mask": FLOATING[None]}, "attn_mask must be broadcastable"),
         (draw(3), {"attn_mask": BOOLEAN.expand(2, 20, 33)}, "attn_mask must be broadcastable"),
         (draw(2, 4), {"attn_mask": BOOLEAN.to("meta")}, "attn_mask must be on the device"),
+        (draw(2, 4), {"attn_mask": [[True]]}, "attn_mask must be a tensor: got list"),
         (draw(2, 4, kv=2), {}, "enable_gqa"),
         (draw(2, 4), {"dropout_p": -0.1}, "dropout_p"),
+        ((draw(2, 4)[0], None, draw(2, 4)[2]), {}, "key must be a tensor: got NoneType"),
+        (([1.0], *draw(2, 4)[1:]), {}, "query must be a tensor: got list"),
+        (
+            (draw(2, 4)[0], draw(2, 4)[1][..., :24], draw(2, 4)[2]), {},
+            "key must have the head dim of query, 32: got 24",
+        ),
+        (
+            (*draw(2, 4)[:2], draw(2, 4, sk=30)[2]), {},
+            "value must have the length of key, 33: got 30",
+        ),
+        (
+            draw(2, 4, kv=3), {"enable_gqa": True},
+            "query must have a multiple of the heads of key and value: got 4 and 3",
+        ),
+        (
+            tuple(x[:, :h] for x, h in zip(draw(2, 4), (4, 0, 0), strict=True)),
+            {"enable_gqa": True}, "query must have a multiple of .*: got 4 and 0",
+        ),
     ],
-)
+)  # fmt: skip
 def test_contradictions_are_named(
     launched: list[str], tensors: tuple[Tensor, ...], options: dict[str, Any], named: str
 ) -> None:
@@ -141,11 +164,17 @@ def test_contradictions_are_named(
         ((draw(2, 4)[0], *draw(1, 4, sq=20)[1:]), "batches or heads that broadcast"),
         (draw(2, 4, kv=1), "batches or heads that broadcast"),
         (draw(4, kv=1), "batches or heads that broadcast"),
+        (tuple(x.to("meta") for x in draw(2, 4)), "tensors on device meta"),
+        (
+            (draw(2, 4)[0], draw(2, 4)[1].as_subclass(Marked), draw(2, 4)[2]),
+            "a plain query beside Marked",
+        ),
         ((draw(2, 1)[0], *draw(2, 4)[1:]), "batches or heads that broadcast"),
     ],
     ids=[
         "float64", "head dim 20", "five dimensions", "a batch that broadcasts",
-        "keys of one head", "keys of one head in three dimensions", "queries of one head",
+        "keys of one head", "keys of one head in three dimensions", "another device",
+        "a subclass of tensors", "queries of one head",
     ],
 )  # fmt: skip
 def test_what_no_kernel_takes_is_left_to_torch(
@@ -155,7 +184,33 @@ def test_what_no_kernel_takes_is_left_to_torch(
     reason: str,
 ) -> None:
     want = functional.scaled_dot_product_attention(*tensors)
-    assert torch.equal(scaled_dot_product_attention(*tensors), want)
+    found = scaled_dot_product_attention(*tensors)
+    assert found.shape == want.shape
+    assert want.is_meta or torch.equal(found, want)
+    assert launched == []
+    assert reasons == [f"torch's own scaled_dot_product_attention serves {reason}"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"attn_mask": FLOATING.half()}, "a mask of dtype float16"),
+        ({"attn_mask": FLOATING.double()}, "a mask of dtype float64"),
+        ({"key": draw(2, 4)[1].half()}, "tensors of several dtypes"),
+        ({"key": draw(2, 4)[1].to("meta")}, "tensors of several devices"),
+        ({"value": draw(2, 3)[2]}, "batches or heads that broadcast"),
+    ],
+    ids=["mask of float16", "mask of float64", "dtypes", "devices", "heads"],
+)
+def test_what_torch_refuses_is_refused_in_its_words(
+    launched: list[str], reasons: list[str], changed: dict[str, Tensor], reason: str
+) -> None:
+    given = dict(zip(("query", "key", "value"), draw(2, 4), strict=True)) | changed
+    with pytest.raises(RuntimeError) as torchs:
+        functional.scaled_dot_product_attention(**given)
+    with pytest.raises(RuntimeError) as ours:
+        scaled_dot_product_attention(**given)
+    assert str(ours.value) == str(torchs.value)
     assert launched == []
     assert reasons == [f"torch's own scaled_dot_product_attention serves {reason}"]
 
@@ -175,6 +230,22 @@ def test_under_autocast_the_cast_dtypes_decide(launched: list[str], reasons: lis
         "dtype float64",
         "tensors of several dtypes",
     ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_autocast_casts_a_floating_mask_too(launched: list[str], dtype: torch.dtype) -> None:
+    """bfloat16 moves a mask of this size by up to 2: uncast it would give another softmax."""
+    tensors, mask = draw(2, 4), (256 * FLOATING).to(dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = outcome(scaled_dot_product_attention, tensors, attn_mask=mask)
+        torchs = functional.scaled_dot_product_attention(*tensors, attn_mask=mask)
+    assert launched[-1] == "backward_dbias"
+    torch.testing.assert_close(found[0], torchs, rtol=2e-2, atol=5e-2)
+    cast = tuple(x.bfloat16() for x in tensors)
+    want = outcome(scaled_dot_product_attention, cast, attn_mask=mask.bfloat16())
+    for a, b, given in zip(found[1:], want[1:], (*tensors, mask), strict=True):
+        assert a.dtype == given.dtype
+        assert torch.equal(a, b.to(given.dtype))
 
 
 def test_autocast_of_another_device_casts_nothing(launched: list[str]) -> None:

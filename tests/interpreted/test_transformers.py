@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flashgen.errors import InvalidArgument
+from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.runtime import transformers as backend
+from flashgen.runtime.sdpa import scaled_dot_product_attention
 from tests.serving import record_directions, serve
 
 transformers = pytest.importorskip("transformers")
@@ -104,6 +106,74 @@ def test_padding_would_be_missed_without_the_mask_function(launched: list[str]) 
     assert not torch.allclose(found, wanted, rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("given", "torchs"),
+    [
+        ({}, {"is_causal": True}),
+        ({"is_causal": False}, {}),
+        ({"scaling": 0.4}, {"is_causal": True, "scale": 0.4}),
+        ({"dropout": 0.5}, {"is_causal": True, "dropout_p": 0.5}),
+    ],
+    ids=str,
+)
+def test_what_a_layer_asks_for_is_done(
+    launched: list[str], given: dict[str, Any], torchs: dict[str, Any]
+) -> None:
+    """Tiny models ask for no dropout, and for the scale that is the default anyway."""
+    q, k, v = (torch.randn(2, heads, 9, 16) for heads in (4, 2, 2))
+    torch.manual_seed(5)
+    found, weights = backend.attention_forward(nn.Module(), q, k, v, None, **given)
+    torch.manual_seed(5)
+    want = scaled_dot_product_attention(q, k, v, enable_gqa=True, **torchs)
+    assert weights is None
+    assert torch.equal(found, want.transpose(1, 2))
+    assert found.is_contiguous()
+    one = backend.attention_forward(nn.Module(), q[:, :, -1:], k, v, None, **given)[0]
+    if "dropout" not in given:  # a single query, the last, sees all
+        torch.testing.assert_close(one, found[:, -1:], rtol=1e-5, atol=1e-6)
+
+
+def test_a_module_says_that_it_is_not_causal(launched: list[str]) -> None:
+    module, q = nn.Module(), torch.randn(1, 2, 9, 16)
+    module.is_causal = False  # type: ignore[assignment]
+    found = backend.attention_forward(module, q, q, q, None)[0]
+    assert torch.equal(found, scaled_dot_product_attention(q, q, q).transpose(1, 2))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_model_with_an_attention_of_its_own_is_refused(
+    launched: list[str], compiled: bool
+) -> None:
+    """Bloom adds whatever mask it is given: of a boolean one it would make another model."""
+    config = transformers.BloomConfig(vocab_size=60, hidden_size=64, n_layer=1, n_head=2)
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation=backend.NAMES[0]
+    )
+    run = torch.compile(model, backend="eager") if compiled else model
+    with pytest.raises(InvalidArgument, match='must be "eager" for BloomModel'):
+        run(input_ids=batch("none")["input_ids"])
+
+
+def test_a_model_compiles_into_one_graph(launched: list[str]) -> None:
+    torch._dynamo.reset()
+    model, given = make_model("llama", "flashgen"), batch("right")
+    wanted = trained(model, given)
+    model.zero_grad()
+    found = trained(torch.compile(model, fullgraph=True, backend="aot_eager"), given)  # type: ignore[arg-type]
+    assert launched.count("backward_dkv") == 2 * 2
+    torch.testing.assert_close(found[:2], wanted[:2], rtol=1e-5, atol=1e-6)
+    for (name, grad), other in zip(wanted[2].items(), found[2].values(), strict=True):
+        torch.testing.assert_close(
+            other, grad, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def test_without_transformers_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ToolchainError, match="pip install 'transformers"):
+        backend.register()
+
+
 def test_other_names_with_flash_in_them_are_still_flash_attns(launched: list[str]) -> None:
     from transformers import AttentionInterface
 
@@ -112,7 +182,7 @@ def test_other_names_with_flash_in_them_are_still_flash_attns(launched: list[str
         make_model("gpt2", "flashier")
 
 
-@pytest.mark.parametrize("padding", ["none", "left"])
+@pytest.mark.parametrize("padding", [pytest.param("none", marks=pytest.mark.slow), "left"])
 def test_generation_with_a_cache_is_eagers(launched: list[str], padding: str) -> None:
     given = {name: x for name, x in batch(padding).items() if name != "labels"}
     texts = []
