@@ -1,6 +1,6 @@
 """A kernel on a GPU -> Timing: the protocol and its reasons. Two protocols' figures do not compare.
 
-PROTOCOL 1
+PROTOCOL 2
 - Inputs are random normal numbers. Never zeros: a matrix product of zeros draws less power, clocks
   higher, and seems faster than it is.
 - Warm first: launches until three batches in a row agree within 2 %, or the time for it is over.
@@ -12,7 +12,11 @@ PROTOCOL 1
 - Median, 20th and 80th percentile: means follow the outliers of clock changes and of other users.
 - Counts follow from time, not the other way: short kernels get many samples, long ones still a few.
 - The final round interleaves its candidates, every second pass in reverse order, so that a drift of
-  clock or temperature hits all of them alike.
+  clock or temperature hits all of them alike. The median of each pass is kept: candidates compare
+  within a pass, where the clock was the same for all.
+- A clock that changes in the middle spoils a measurement: where times change for good by more than
+  JUMP, it is Unsteady. What the clock was at the end is kept with every figure, so that those of a
+  run can be held against each other.
 - A figure above the peak of the GPU is refused: it says that the kernel did not do the work.
 """
 
@@ -24,11 +28,10 @@ import importlib
 import itertools
 import math
 import statistics
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from flashgen.config import KernelConfig
 from flashgen.errors import FlashgenError
@@ -37,17 +40,20 @@ from flashgen.outcome import Timing
 from flashgen.render import render
 from flashgen.space import tuned_default
 from flashgen.spec import AttentionSpec, Problem, check_scale, diagonal_of
+from flashgen.stopwatch import CudaStopwatch as CudaStopwatch
+from flashgen.stopwatch import Run as Run
+from flashgen.stopwatch import Stopwatch as Stopwatch
+from flashgen.stopwatch import jump, quantile
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from flashgen.launch_backward import Backward
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of the protocol above; every outcome and every table records it."""
 
 Effort = Literal["rough", "timed", "final"]
-Run = Callable[[], object]
 
 BATCH_US = 20_000.0  # long beside the pause between batches, short beside the least budget
 LARGEST_BATCH = 16  # four entries of the launch queue each: the queue holds 1024
@@ -56,6 +62,11 @@ STEADY_WITHIN = 0.02  # the spread of medians of a GPU at rest clocks; final win
 LOAD_US = 200_000.0  # queued while clocks and power are read, which takes milliseconds
 ENQUEUE_US = 50.0  # what a launch takes at least, as long as the host takes to queue it
 FINAL_BATCH = 4  # few in a row, so that candidates alternate faster than clocks drift
+
+JUMP = 1.5
+"""Times that change for good by so much were taken at two clocks. One that drops by half makes a
+kernel twice as slow, or 1.5 times where half of its time is the memory's. Limits of power and heat
+are taken to move a warm GPU's clock by less within a second."""
 
 PEAK_MARGIN = 1.2
 """Boards clock above the boost clock of their data sheet (H200: 1980 to 1830 MHz; an RTX 3090 to
@@ -67,9 +78,16 @@ class Implausible(FlashgenError, RuntimeError):
     """A time in which the GPU cannot have done the work."""
 
 
+class Unsteady(FlashgenError, RuntimeError):
+    """The clock changed in the middle of a measurement; it must be repeated."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How long to warm and to sample, in seconds of wall clock, and the least and most samples."""
+    """How long to warm and to sample, in seconds of wall clock, and the least and most samples.
+
+    Of a final round, least is of passes: so many its rank test needs.
+    """
 
     warm_s: float
     sample_s: float
@@ -82,19 +100,10 @@ BUDGETS: dict[Effort, Budget] = {
     "rough": Budget(warm_s=0.2, sample_s=0.05, least=3, most=50),
     # Enough to rank within 1 to 2 %.
     "timed": Budget(warm_s=1.0, sample_s=0.4, least=5, most=500),
-    # For each candidate of the round.
-    "final": Budget(warm_s=2.0, sample_s=1.0, least=8, most=1000),
+    # For each candidate of the round. Ten passes, the least: one that won all of them is beyond
+    # chance (p 1/1024) though ten such were tried.
+    "final": Budget(warm_s=2.0, sample_s=1.0, least=10, most=1000),
 }
-
-
-class Stopwatch(Protocol):
-    """What times launches: CudaStopwatch, or one made up for a test."""
-
-    def time(self, run: Run, count: int) -> list[float]:
-        """Microseconds of each of `count` launches, every one with a cold L2."""
-
-    def now(self) -> float:
-        """Seconds of a clock that never goes back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,35 +125,80 @@ class Ceiling:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Raced:
+    """One candidate of a final round. passes_us: the median of each pass, in their order."""
+
+    timing: Timing
+    passes_us: tuple[float, ...]
+
+
 def measure(
     run: Run, *, effort: Literal["rough", "timed"], stopwatch: Stopwatch, ceiling: Ceiling
 ) -> Timing:
-    """Time one kernel alone. `run` launches it once, without waiting. Raises Implausible."""
+    """Time one kernel alone. `run` launches it once, without waiting.
+
+    Raises Implausible and Unsteady.
+    """
     budget = BUDGETS[effort]
     batch = warm_up(run, stopwatch, budget.warm_s)
     samples: list[float] = []
     end = stopwatch.now() + budget.sample_s
     while len(samples) < budget.least or (len(samples) < budget.most and stopwatch.now() < end):
         samples += stopwatch.time(run, min(batch, budget.most - len(samples)))
-    return summarize(samples, ceiling)
+    timing = summarize(samples, ceiling)
+    _refuse_jump(samples)
+    return replace(timing, clock_mhz=stopwatch.clock_mhz())
 
 
 def interleave(
     runs: Sequence[Run], *, stopwatch: Stopwatch, ceilings: Sequence[Ceiling]
-) -> list[Timing]:
-    """Time several kernels in alternation, as many samples of each. Raises Implausible."""
+) -> list[Raced]:
+    """Time several kernels in alternation, as many samples of each.
+
+    Raises Implausible and Unsteady.
+    """
+    if not runs:
+        return []
     budget = BUDGETS["final"]
     # Warming all in turn leaves the GPU at the clock of this mix, not of the first kernel.
     batch = min((FINAL_BATCH, *(warm_up(run, stopwatch, budget.warm_s) for run in runs)))
     samples: list[list[float]] = [[] for _ in runs]
+    passes: list[list[float]] = [[] for _ in runs]
     end = stopwatch.now() + budget.sample_s * len(runs)
-    taken, order = 0, list(range(len(runs)))
-    while runs and (taken < budget.least or (taken < budget.most and stopwatch.now() < end)):
+    done, order = 0, list(range(len(runs)))
+    while done < budget.least or (done * batch < budget.most and stopwatch.now() < end):
         for number in order:
-            samples[number] += stopwatch.time(runs[number], batch)
-        taken += batch
+            taken = stopwatch.time(runs[number], batch)
+            samples[number] += taken
+            passes[number].append(round(statistics.median(taken), 3))  # nanoseconds
+        done += 1
         order.reverse()
-    return [summarize(each, ceiling) for each, ceiling in zip(samples, ceilings, strict=True)]
+    timings = [summarize(each, ceiling) for each, ceiling in zip(samples, ceilings, strict=True)]
+    _refuse_jump(_common_trace(passes))
+    clock_mhz = stopwatch.clock_mhz()
+    return [
+        Raced(timing=replace(timing, clock_mhz=clock_mhz), passes_us=tuple(medians))
+        for timing, medians in zip(timings, passes, strict=True)
+    ]
+
+
+def _common_trace(passes: Sequence[Sequence[float]]) -> list[float]:
+    """What all candidates' times do alike: of each pass the middle one, each in its own median."""
+    usual = [statistics.median(medians) for medians in passes]
+    return [
+        statistics.median(us / own for us, own in zip(times, usual, strict=True))
+        for times in zip(*passes, strict=True)
+    ]
+
+
+def _refuse_jump(trace: Sequence[float]) -> None:
+    change = jump(trace)
+    if change > JUMP:
+        raise Unsteady(
+            f"times changed {change:.2f}-fold for good in the middle of the measurement: "
+            f"the GPU's clock did"
+        )
 
 
 def warm_up(run: Run, stopwatch: Stopwatch, limit_s: float) -> int:
@@ -178,64 +232,13 @@ def summarize(samples: Sequence[float], ceiling: Ceiling) -> Timing:
     """Median, 20th and 80th percentile of samples in microseconds. Raises Implausible."""
     ordered = sorted(samples)
     timing = Timing(
-        median_us=_quantile(ordered, 0.5),
-        low_us=_quantile(ordered, 0.2),
-        high_us=_quantile(ordered, 0.8),
+        median_us=quantile(ordered, 0.5),
+        low_us=quantile(ordered, 0.2),
+        high_us=quantile(ordered, 0.8),
         samples=len(ordered),
     )
     ceiling.refuse_above(timing)
     return timing
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear between the two samples around the place; of a sorted, not empty sequence."""
-    place = share * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
-
-
-class CudaStopwatch:
-    """Times launches on a CUDA or ROCm device by its events, on the current stream."""
-
-    SPIN_CYCLES_PER_S = 2.5e9  # above any GPU's clock, so that the wait is never short
-    LONGEST_SPIN_S = 0.05
-
-    def __init__(self, index: int, l2_bytes: int) -> None:
-        import torch
-
-        self._torch = torch
-        self._device = torch.device("cuda", index)
-        # Twice the L2: a write as large as the cache leaves some of the old lines in it.
-        self._flush = torch.empty(2 * max(l2_bytes, 1 << 20), dtype=torch.int8, device=self._device)
-        self._enqueue_s = 0.001  # of one launch, as last seen; the first one's is a guess
-
-    def time(self, run: Run, count: int) -> list[float]:
-        """As Stopwatch says. Raises what a failed launch makes torch raise."""
-        cuda = self._torch.cuda
-        with cuda.device(self._device):
-            pairs = [
-                (cuda.Event(enable_timing=True), cuda.Event(enable_timing=True))
-                for _ in range(count)
-            ]
-            cuda.synchronize()
-            # The device waits until the batch is queued, or the gaps between launches would be
-            # timed.
-            wait_s = min(1.5 * count * self._enqueue_s, self.LONGEST_SPIN_S)
-            cuda._sleep(int(wait_s * self.SPIN_CYCLES_PER_S))
-            began = time.perf_counter()
-            for start, end in pairs:
-                self._flush.zero_()
-                start.record()
-                run()
-                end.record()
-            self._enqueue_s = (time.perf_counter() - began) / count
-            cuda.synchronize()
-        return [start.elapsed_time(end) * 1e3 for start, end in pairs]
-
-    def now(self) -> float:
-        """As Stopwatch says."""
-        return time.perf_counter()
 
 
 def make_inputs(

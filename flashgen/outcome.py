@@ -49,13 +49,15 @@ STRENGTH: dict[str, int] = {"untimed": 0, "estimated": 1, "replayed": 1, "measur
 class Timing:
     """Microseconds of one launch. Measured: median and 20th and 80th percentile of the samples.
 
-    Estimated: low and high are the band the estimator stands by, and samples is 0.
+    Estimated: low and high are the band the estimator stands by, and samples is 0. clock_mhz is the
+    clock of the SMs right after the samples were taken; None where it was not told.
     """
 
     median_us: float
     low_us: float
     high_us: float
     samples: int = 0
+    clock_mhz: float | None = None
 
     def tflops(self, operations: float) -> float:
         """TFLOP/s of a launch that does so many floating-point operations."""

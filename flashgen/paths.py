@@ -56,6 +56,11 @@ def log_file(out: Path, slug: str) -> Path:
     return state_dir(out) / f"{slug}.jsonl"
 
 
+def quarantine_file(out: Path, slug: str) -> Path:
+    """DIR/.flashgen/<slug>.quarantine.jsonl, the kernels that are not tried again."""
+    return state_dir(out) / f"{slug}.quarantine.jsonl"
+
+
 def session_file(out: Path, slug: str) -> Path:
     """DIR/.flashgen/<slug>.session.json, what a run that has not ended started from."""
     return state_dir(out) / f"{slug}.session.json"

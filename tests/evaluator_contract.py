@@ -1,8 +1,14 @@
-"""What every Evaluator must do. A test class per evaluator inherits EvaluatorContract and makes one."""
+"""What every Evaluator must do. A test class per evaluator inherits EvaluatorContract and makes one.
+
+FaultsContract is for those that have child processes, with the stand-ins of worker_faults for their tasks.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
@@ -12,7 +18,9 @@ import pytest
 
 from flashgen.config import KernelConfig, why_illegal
 from flashgen.evaluate import Evaluator, protocol_of, triton_version
-from flashgen.outcome import Outcome, Stage, Status
+from flashgen.evaluators.quarantining import QuarantiningEvaluator
+from flashgen.outcome import KILLERS, Outcome, Stage, Status
+from flashgen.quarantine import Quarantine
 from flashgen.spec import AttentionSpec, Problem, workload
 from tests.makers import make_config, make_spec
 
@@ -126,3 +134,134 @@ class EvaluatorContract:
         self.ask(evaluator, "compile", self.good[:1])
         evaluator.close()
         evaluator.close()
+
+
+FAULTS: dict[str, tuple[KernelConfig, str]] = {
+    "segfault": (make_config(16, 32, num_stages=5), "SIGSEGV"),
+    "hang": (make_config(16, 64, num_stages=5), "no answer within"),
+    "abort": (make_config(16, 128, num_stages=5), "SIGABRT: LLVM ERROR: Broken invariant"),
+    "leak": (make_config(32, 32, num_stages=5), "GiB of memory, over its limit of 0.25"),
+    "garbage": (make_config(32, 64, num_stages=5), "garbage"),
+    "forge": (make_config(32, 128, num_stages=5), "garbage"),
+    "nan": (make_config(64, 32, num_stages=5), "nan"),
+}
+"""Ways of tests.worker_faults to fail, the config that each is played on, and words of the sentence.
+
+After a death comes a good config, so that the fresh child is not on its first task when the next one hangs.
+"""
+
+RUNNING = dict.fromkeys(FAULTS, Status.CRASHED) | {"hang": Status.TIMEOUT}
+EXPECTED: dict[Stage, dict[str, Status]] = {
+    "compile": dict.fromkeys(FAULTS, Status.COMPILE_CRASH)
+    | {"hang": Status.TIMEOUT, "nan": Status.COMPILE_ERROR},
+    "check": RUNNING | {"nan": Status.WRONG},
+    "timed": RUNNING | {"nan": Status.RUN_ERROR},
+    "final": RUNNING | {"nan": Status.RUN_ERROR},
+}
+
+
+class FaultsContract:
+    """Each fault of a child costs one outcome and nothing else, and is not tried again."""
+
+    spec, problem, good = EvaluatorContract.spec, EvaluatorContract.problem, EvaluatorContract.good
+
+    fault_stages: tuple[Stage, ...]
+    """The stages that have a task of their own."""
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        metafunc.parametrize("stage", self.fault_stages)
+
+    def make(self, tmp_path: Path) -> AbstractContextManager[Evaluator]:
+        """The evaluator under test, on stand-ins."""
+        raise NotImplementedError
+
+    def ask(
+        self, folder: Path, stage: Stage, *configs: KernelConfig, retry: bool = False
+    ) -> list[Outcome]:
+        """What a new evaluator, that shares nothing with one before but the folder, answers; and then,
+        as if nothing had happened, of the good ones.
+        """
+        held = Quarantine(folder / "held.jsonl", triton=triton_version(), retry=retry)
+        with QuarantiningEvaluator(self.make(folder), held) as evaluator:  # type: ignore[arg-type]
+            outcomes = list(evaluator.evaluate(stage, self.spec, self.problem, configs))
+            after = list(evaluator.evaluate(stage, self.spec, self.problem, self.good))
+        assert [outcome.status for outcome in after] == [Status.OK] * len(self.good), after
+        return outcomes
+
+    @pytest.fixture
+    def faults(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """The folder where the stand-ins tell of their faults; limits in seconds, and 256 MiB."""
+        monkeypatch.setenv("FAULTS_FOLDER", str(tmp_path))
+        behaviours = {f"{config.br}x{config.bc}": fault for fault, (config, _) in FAULTS.items()}
+        monkeypatch.setenv("BEHAVIOURS", json.dumps(behaviours))
+        monkeypatch.setattr("flashgen.evaluators.limits.FIRST_TASK_S", 5.0)
+        for limit in ("build.COMPILE", "offline.CHECK", "gpu.CHECK", "gpu.MEASURE"):
+            monkeypatch.setattr(f"flashgen.evaluators.{limit}_LIMIT_S", 1.5)
+        monkeypatch.setattr("flashgen.evaluators.gpu.FINAL_LIMIT_PER_CONFIG_S", 0.0)
+        monkeypatch.setattr("flashgen.evaluators.memory.share", lambda children: 256 << 20)
+        return tmp_path
+
+    def test_a_fault_costs_one_outcome_and_nothing_else(
+        self, stage: Stage, faults: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("STAGE", stage if stage in ("compile", "check") else "measure")
+        before = children()
+        configs = [self.good[0]]
+        for number, (config, _) in enumerate(FAULTS.values(), start=1):
+            configs += [config, self.good[number % len(self.good)]]
+        outcomes = self.ask(faults, stage, *configs)
+        assert [outcome.config for outcome in outcomes] == configs
+        assert [outcome.status for outcome in outcomes[::2]] == [Status.OK] * (1 + len(FAULTS))
+        found = dict(zip(FAULTS, outcomes[1::2], strict=True))
+        statuses = {fault: outcome.status for fault, outcome in found.items()}
+        assert statuses == EXPECTED[stage]
+        for fault, (_, words) in FAULTS.items():
+            assert words in found[fault].detail, found[fault]
+            json.dumps(found[fault].to_json(), allow_nan=False)
+        # A final round ends at the first fault; then each is timed alone.
+        assert played(faults) == Counter([*FAULTS] + ["segfault"] * (stage == "final"))
+        assert children() == before
+        assert not any(map(lives, pids(faults)))
+        self.not_tried_again(stage, faults, statuses)
+
+    def not_tried_again(self, stage: Stage, faults: Path, was: dict[str, Status]) -> None:
+        """Nor by a new evaluator; until told to."""
+        killers = [fault for fault in FAULTS if was[fault] in KILLERS]
+        configs = [FAULTS[fault][0] for fault in killers]
+        assert len(configs) == len(FAULTS) - 1  # a figure that is none kills nobody
+        already = played(faults)
+        outcomes = self.ask(faults, stage, configs[0], self.good[0], *configs[1:])
+        assert played(faults) == already
+        assert [o.status for o in outcomes] == [Status.QUARANTINED, Status.OK] + [
+            Status.QUARANTINED
+        ] * len(configs[1:])
+        for fault, outcome in zip(killers, [outcomes[0], *outcomes[2:]], strict=True):
+            assert FAULTS[fault][1] in outcome.detail
+            assert str(was[fault]) in outcome.detail
+        (again, fine) = self.ask(faults, stage, FAULTS["abort"][0], self.good[0], retry=True)
+        assert (again.status, fine.status) == (was["abort"], Status.OK)
+        assert (played(faults) - already).keys() == {"abort"}
+
+
+def played(folder: Path) -> Counter[str]:
+    """The faults that the stand-ins have played, and how often."""
+    return Counter((folder / "faults").read_text().split())
+
+
+def pids(folder: Path) -> list[int]:
+    """The processes of those that hung: the child, and the one it had started."""
+    return [int(word) for word in (folder / "pids").read_text().split()]
+
+
+def lives(pid: int, limit_s: float = 5.0) -> bool:
+    """Whether a process is there, and no zombie, for all that time."""
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return False
+        if state in ("Z", "X"):
+            return False
+        time.sleep(0.02)
+    return True

@@ -1,7 +1,8 @@
 """Tasks for the worker processes of tests: well-behaved ones, and one for each way to fail.
 
 Named to a pool as "tests.worker_faults:<function>". The stand-ins for the evaluators' tasks choose what to
-do by a field that real kernels leave alone: num_stages 5 misbehaves in the way that BEHAVIOUR names.
+do by a field that real kernels leave alone: num_stages 5 misbehaves in the way that BEHAVIOUR names, or
+BEHAVIOURS by its tile, where the environment's STAGE is the task's.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import importlib.metadata
+import json
 import os
 import signal
 import subprocess
@@ -73,7 +75,8 @@ def leave(payload: Payload) -> Payload:
 def hang(payload: Payload) -> Payload:
     """Sleep for longer than any test, with a grandchild that does, too; its pid goes to payload["file"]."""
     child = subprocess.Popen(["sleep", "600"])
-    Path(payload["file"]).write_text(f"{os.getpid()} {child.pid}")
+    with open(payload["file"], "a", encoding="utf-8") as file:
+        file.write(f"{os.getpid()} {child.pid}\n")
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     time.sleep(600)
     raise AssertionError("unreachable")
@@ -87,15 +90,101 @@ def garbage(payload: Payload) -> Payload:
 
 def extra_answer(payload: Payload) -> Payload:
     """One answer too many: the next task must not be given it."""
-    os.write(int(sys.argv[2]), b'{"result": {"forged": false}}\n{"result": {"forged": true}}\n')
+    os.write(int(sys.argv[2]), b'{"id": 1, "result": {"first": true}}\n{"id": 2, "result": {}}\n')
     return echo(payload)
 
 
-def _misbehave(payload: Payload) -> None:
-    """What the test put in BEHAVIOUR, if this is the config that shall."""
-    behaviour = os.environ.get("BEHAVIOUR")
-    if behaviour and payload["config"]["num_stages"] == 5:
-        globals()[behaviour](payload | {"file": os.devnull})
+def forge(payload: Payload) -> Payload:
+    """A line that would be an answer, had it been asked for."""
+    os.write(int(sys.argv[2]), b'{"result": {"forged": true}}\n')
+    return echo(payload)
+
+
+def leak(payload: Payload) -> Payload:
+    """Take memory, 0.8 GB/s of it, until killed; or until 4 GB, if nobody does."""
+    held = []
+    while len(held) < 500:
+        held.append(b"x" * (8 << 20))
+        time.sleep(0.01)
+    return {"never": len(held)}
+
+
+def leak_elsewhere(payload: Payload) -> Payload:
+    """As a compiler would that this process has started."""
+    program = "from tests import worker_faults; worker_faults.leak({})"
+    return {"never": subprocess.run([sys.executable, "-c", program], check=True).returncode}
+
+
+def grow(payload: Payload) -> Payload:
+    """Keep so many MiB more than before."""
+    _KEPT.append(b"x" * (payload["mib"] << 20))
+    return echo(payload)
+
+
+_KEPT: list[bytes] = []
+
+
+def allocate(payload: Payload) -> Payload:
+    """Fail for want of memory in a child that has kept some."""
+    if _KEPT:
+        raise _no_memory(payload["error"])
+    return echo(payload)
+
+
+def out_of_memory(payload: Payload) -> Payload:
+    with open(payload["file"], "a", encoding="utf-8") as file:
+        file.write("failed\n")
+    raise _no_memory(payload.get("error", "torch"))
+
+
+def _no_memory(name: str) -> Exception:
+    """What the host, torch and a driver raise for want of memory."""
+    torch_raises = type("OutOfMemoryError", (RuntimeError,), {})
+    errors = {
+        "host": MemoryError(),
+        "fork": OSError(errno.ENOMEM, "Cannot allocate memory"),
+        "torch": torch_raises("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        "driver": RuntimeError("Triton Error [CUDA]: out of memory"),
+    }
+    return errors[name]  # type: ignore[no-any-return]
+
+
+def nap(payload: Payload) -> Payload:
+    time.sleep(payload["seconds"])
+    return echo(payload)
+
+
+def _misbehave(stage: str, config: Payload) -> None:
+    """What the test put in the environment for this stage, if this is the config that shall."""
+    if os.environ.get("STAGE") != stage or config["num_stages"] != 5:
+        return
+    behaviours = json.loads(os.environ.get("BEHAVIOURS", "{}"))
+    behaviour = behaviours.get(f"{config['br']}x{config['bc']}") or os.environ.get("BEHAVIOUR")
+    if behaviour is None:
+        return
+    folder = Path(os.environ.get("FAULTS_FOLDER", "/dev/null"))
+    file = folder / "pids" if folder.is_dir() else folder
+    if folder.is_dir():
+        with (folder / "faults").open("a") as faults:
+            faults.write(f"{behaviour}\n")
+    globals()[behaviour]({"config": config, "file": file})
+
+
+def nan(payload: Payload) -> Payload:
+    """The config's figure becomes none; the stand-ins ask for it by _figure."""
+    _NAN.add(_place(payload["config"]))
+    return {}
+
+
+_NAN: set[str] = set()
+
+
+def _place(config: Payload) -> str:
+    return json.dumps(config, sort_keys=True)
+
+
+def _figure(config: Payload, value: float) -> float:
+    return float("nan") if _place(config) in _NAN else value
 
 
 def compile_one(payload: Payload) -> Payload:
@@ -107,9 +196,8 @@ def compile_one(payload: Payload) -> Payload:
     from flashgen.render import render
     from flashgen.spec import AttentionSpec
 
-    if os.environ.get("STAGE") == "compile":
-        _misbehave(payload)
     config = payload["config"]
+    _misbehave("compile", config)
     rendered = render(AttentionSpec(**payload["spec"]), KernelConfig(**config))
     compiled = {
         "name": rendered.name,
@@ -117,7 +205,7 @@ def compile_one(payload: Payload) -> Payload:
         "arch": payload["gpu"]["arch"],
         "triton": importlib.metadata.version("triton"),
         "num_warps": config["num_warps"],
-        "registers": 100 + config["br"] // 16,
+        "registers": _figure(config, 100 + config["br"] // 16),
         "spill_bytes": 64 if config["bc"] == 16 else 0,
         "shared_bytes": 1 << 20 if config["bc"] == 256 else 4096,
         "loop": None,
@@ -129,15 +217,14 @@ def compile_one(payload: Payload) -> Payload:
 
 def check_one(payload: Payload) -> Payload:
     """A check that fails kernels of one warp."""
-    if os.environ.get("STAGE") == "check":
-        _misbehave(payload)
+    _misbehave("check", payload["config"])
     if log := os.environ.get("CHECK_LOG"):
         with open(log, "a", encoding="utf-8") as file:
             file.write("checked\n")
     passed = payload["config"]["num_warps"] != 1
     return {
         "passed": passed,
-        "floors": 0.5 if passed else 1e4,
+        "floors": _figure(payload["config"], 0.5 if passed else 1e4),
         "lse_error": 0.1,
         "cases": 4,
         "seed": payload["seed"],
@@ -147,13 +234,12 @@ def check_one(payload: Payload) -> Payload:
 
 
 def _median_us(config: Payload) -> float:
-    return 100.0 if config["br"] == 64 else 151.0
+    return _figure(config, 100.0 if config["br"] == 64 else 151.0)
 
 
 def measure_one(payload: Payload) -> Payload:
     """br=64 takes 100 us, anything else 151."""
-    if os.environ.get("STAGE") == "measure":
-        _misbehave(payload)
+    _misbehave("measure", payload["config"])
     median = _median_us(payload["config"])
     samples = {"rough": 5, "timed": 50}[payload["effort"]]
     return {"median_us": median, "low_us": median - 1, "high_us": median + 1, "samples": samples}
@@ -161,11 +247,11 @@ def measure_one(payload: Payload) -> Payload:
 
 def measure_round(payload: Payload) -> Payload:
     for config in payload["configs"]:
-        if os.environ.get("STAGE") == "measure":
-            _misbehave({"config": config})
+        _misbehave("measure", config)
     medians = [_median_us(config) for config in payload["configs"]]
     return {
         "timings": [{"median_us": m, "low_us": m, "high_us": m, "samples": 100} for m in medians],
+        "passes": [[m] * 25 for m in medians],
         "sdpa": {"median_us": 123.0, "low_us": 122.0, "high_us": 124.0, "samples": 100},
         "conditions": {"sm_mhz": 1980, "power_w": 650.5},
     }
@@ -215,6 +301,9 @@ def _on_the_host(task: str, payload: Payload) -> Payload:
 
         def now(self) -> float:
             return time.perf_counter()
+
+        def clock_mhz(self) -> float | None:
+            return None
 
     few = measure.Budget(warm_s=0.0, sample_s=0.0, least=2, most=3)
     measure.BUDGETS.update(rough=few, timed=few, final=few)

@@ -17,7 +17,8 @@ from flashgen.config import KernelConfig, why_illegal
 from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
 from flashgen.estimate import Replay, estimate, estimate_streaming, recall_replay
 from flashgen.evaluate import Request, triton_version
-from flashgen.evaluators.pool import Answer, Died, Done, Raised, Task, TimedOut, Workers
+from flashgen.evaluators.answers import Answer, Done, Failure, Raised, Task, TimedOut, finite
+from flashgen.evaluators.pool import Workers
 from flashgen.evaluators.tasks import (
     COMPILE_ENV,
     COMPILE_LIMIT_S,
@@ -161,7 +162,7 @@ class Builder:
     def verdict(self, spec: AttentionSpec, config: KernelConfig, rendered: Rendered) -> Verdict:
         """Wait for a queued kernel. Raises ToolchainError."""
         if rendered.digest not in self._built:
-            answer = self._answers[rendered.digest].result()
+            answer = finite(self._answers[rendered.digest].result())
             if not isinstance(answer, Done):
                 return _failed(answer, rendered, self._cache)
             self._built[rendered.digest] = Built.from_json(answer.value)
@@ -188,9 +189,9 @@ class Builder:
         self._workers.close()
 
 
-def _failed(answer: Raised | Died | TimedOut, rendered: Rendered, cache: Path) -> Verdict:
+def _failed(answer: Failure, rendered: Rendered, cache: Path) -> Verdict:
     """A Verdict of a kernel that the compiler did not survive or refused; the kernel is kept."""
-    if isinstance(answer, Raised):
+    if isinstance(answer, Raised) and not answer.ended:
         status = Status.COMPILE_ERROR
         text = answer.message if answer.kind == "CompileFailed" else str(answer)
     else:

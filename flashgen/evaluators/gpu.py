@@ -12,9 +12,11 @@ from typing import Any, Self
 
 from flashgen.config import KernelConfig
 from flashgen.evaluate import SLOW, Request
-from flashgen.evaluators.build import Builder, Verdict, cpu_count, estimate_or_none
-from flashgen.evaluators.offline import check_failed, check_verdict
-from flashgen.evaluators.pool import Answer, Done, Task, Workers
+from flashgen.evaluators.answers import Answer, Done, Failure, Task, finite
+from flashgen.evaluators.build import Builder, Verdict, cpu_count, estimate_or_none, kept
+from flashgen.evaluators.clock import Clock
+from flashgen.evaluators.offline import check_failed, check_verdict, sound, unsteady
+from flashgen.evaluators.pool import Workers
 from flashgen.evaluators.tasks import (
     CHECK_LIMIT_S,
     DEVICE_ENV,
@@ -35,7 +37,9 @@ SEED = 0
 class GpuEvaluator:
     """Evaluates on CUDA device `index`, which is `gpu`. Everything it keeps lies under `cache`.
 
-    conditions are clocks and power of the latest final round, None before the first.
+    conditions are clocks and power of the latest final round, None before the first. clock_mhz is
+    what the GPU clocked at in the run so far, where there was one: what is measured at another
+    clock is UNSTEADY. Raises clock.ClockChanged where it stays there.
     """
 
     source: Source = "measured"
@@ -48,9 +52,11 @@ class GpuEvaluator:
         jobs: int | None = None,
         *,
         tasks: Tasks | None = None,
+        clock_mhz: float | None = None,
     ) -> None:
         self.gpu = gpu
         self.conditions: Conditions | None = None
+        self._clock = Clock(clock_mhz)
         self._device = f"cuda:{index}"
         self._cache = cache
         self._tasks = tasks or Tasks()
@@ -87,19 +93,20 @@ class GpuEvaluator:
             self._builder.drop(builds)
 
     def _ask(self, function: str, payload: dict[str, Any], limit_s: float) -> Answer:
-        return self._owner.submit(
-            Task(function=function, payload=payload, limit_s=limit_s)
-        ).result()
+        task = Task(function=function, payload=payload, limit_s=limit_s)
+        answer = self._owner.submit(task).result()
+        return answer if function == self._tasks.check else finite(answer)
 
     def _checked(self, request: Request, config: KernelConfig, built: Verdict) -> Outcome:
         payload = kernel_payload(request.spec, config) | {"device": self._device, "seed": SEED}
         answer = self._ask(self._tasks.check, payload, CHECK_LIMIT_S)
         if not isinstance(answer, Done):
-            return self._failed(request, config, built, answer)
+            return self._blamed(request, config, built, answer)
         assert built.rendered is not None  # it compiled
         result = CheckResult(**answer.value)
         status, detail = check_verdict(result, built.rendered, self._cache)
-        return self._outcome(request, config, built, status, detail, check=result)
+        check = result if sound(result) else None
+        return self._outcome(request, config, built, status, detail, check=check)
 
     def _timed(self, request: Request, config: KernelConfig, built: Verdict) -> Outcome:
         """Time one kernel alone."""
@@ -108,8 +115,11 @@ class GpuEvaluator:
         payload |= kernel_payload(request.spec, config) | {"effort": effort}
         answer = self._ask(self._tasks.measure, payload, MEASURE_LIMIT_S)
         if not isinstance(answer, Done):
-            return self._failed(request, config, built, answer)
-        return self._outcome(request, config, built, timing=Timing(**answer.value))
+            return self._blamed(request, config, built, answer)
+        timing = Timing(**answer.value)
+        if why := self._clock.why_unsteady(timing.clock_mhz):
+            return self._outcome(request, config, built, Status.UNSTEADY, why)
+        return self._outcome(request, config, built, timing=timing)
 
     def _final(
         self, request: Request, configs: Sequence[KernelConfig], built: Sequence[Verdict]
@@ -121,25 +131,42 @@ class GpuEvaluator:
         }
         ready = [i for i, verdict in enumerate(built) if verdict.status is Status.OK]
         answer = self._round(request, [configs[i] for i in ready])
-        if not isinstance(answer, Done):
+        if not isinstance(answer, Done) and not unsteady(answer):
             outcomes |= {i: self._timed(request, configs[i], built[i]) for i in ready}
             ready = [i for i in ready if outcomes[i].ok]
             answer = self._round(request, [configs[i] for i in ready])
         if isinstance(answer, Done):
-            timings = [Timing(**each) for each in answer.value["timings"]]
-            sdpa = answer.value["sdpa"]
-            for i, timing in zip(ready, timings, strict=True):
-                outcome = self._outcome(request, configs[i], built[i], timing=timing)
-                outcomes[i] = replace(outcome, sdpa_us=sdpa and Timing(**sdpa).median_us)
+            racing = [(configs[i], built[i]) for i in ready]
+            outcomes |= zip(ready, self._raced(request, racing, answer.value), strict=True)
         else:
             for i in ready:
                 outcomes[i] = self._failed(request, configs[i], built[i], answer)
         for i in range(len(configs)):
             yield outcomes[i]
 
+    def _raced(
+        self,
+        request: Request,
+        racing: Sequence[tuple[KernelConfig, Verdict]],
+        value: dict[str, Any],
+    ) -> Iterator[Outcome]:
+        """The outcomes of a round; one at another clock than the run's is UNSTEADY as a whole."""
+        timings = [Timing(**each) for each in value["timings"]]
+        why = self._clock.why_unsteady(timings[0].clock_mhz) if timings else ""
+        sdpa = value["sdpa"]
+        for (config, built), timing, passes in zip(racing, timings, value["passes"], strict=True):
+            if why:
+                yield self._outcome(request, config, built, Status.UNSTEADY, why)
+                continue
+            yield replace(
+                self._outcome(request, config, built, timing=timing),
+                passes_us=tuple(passes),
+                sdpa_us=sdpa and Timing(**sdpa).median_us,
+            )
+
     def _round(self, request: Request, configs: Sequence[KernelConfig]) -> Answer:
         if not configs:
-            return Done({"timings": [], "sdpa": None})
+            return Done({"timings": [], "passes": [], "sdpa": None})
         payload = self._timing_payload(request)
         payload |= {"spec": asdict(request.spec), "configs": [asdict(c) for c in configs]}
         with_sdpa = len(configs) + 1
@@ -159,13 +186,28 @@ class GpuEvaluator:
             "cache": str(self._cache),
         }
 
+    def _blamed(
+        self, request: Request, config: KernelConfig, built: Verdict, answer: Failure
+    ) -> Outcome:
+        """The outcome of a kernel that failed while no other ran."""
+        assert built.rendered is not None
+        status, detail = check_failed(answer, built.rendered, self._cache)
+        return self._outcome(request, config, built, status, detail)
+
     def _failed(
         self, request: Request, config: KernelConfig, built: Verdict, answer: Answer
     ) -> Outcome:
+        """The outcome of one of several that failed together, though each runs alone.
+
+        Whichever it was, the others must not be taken for killers: all are RUN_ERROR. A round whose
+        times jumped has failed for none of them.
+        """
+        if unsteady(answer):
+            return self._outcome(request, config, built, Status.UNSTEADY, str(answer))
         assert built.rendered is not None
-        assert not isinstance(answer, Done)
-        status, detail = check_failed(answer, built.rendered, self._cache)
-        return self._outcome(request, config, built, status, detail)
+        detail = f"alone it runs, but the round it was part of failed: {answer}"
+        detail = kept(detail, built.rendered, self._cache)
+        return self._outcome(request, config, built, Status.RUN_ERROR, detail)
 
     def _outcome(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
@@ -13,8 +14,9 @@ from flashgen import check
 from flashgen.config import KernelConfig
 from flashgen.errors import NoEstimate, ToolchainError
 from flashgen.evaluate import Request, triton_version
+from flashgen.evaluators.answers import Answer, Died, Done, Failure, Raised, Task, TimedOut
 from flashgen.evaluators.build import Builder, Verdict, cpu_count, draft, estimated, kept
-from flashgen.evaluators.pool import Answer, Died, Done, Raised, Task, TimedOut, Workers
+from flashgen.evaluators.pool import Workers
 from flashgen.evaluators.tasks import (
     CHECK_LIMIT_S,
     INTERPRET_ENV,
@@ -127,7 +129,9 @@ class OfflineEvaluator:
             result = CheckResult(**answer.value)
             self._remember(rendered.digest, result)
         status, detail = check_verdict(result, rendered, self._cache)
-        return request.outcome(config, status, detail, digest=rendered.digest, check=result)
+        return request.outcome(
+            config, status, detail, digest=rendered.digest, check=result if sound(result) else None
+        )
 
     def _check_file(self, digest: str) -> Path:
         name = f"{digest.removeprefix('sha256:')}-check{check.PROTOCOL}.json"
@@ -144,7 +148,11 @@ class OfflineEvaluator:
         return result if same else None
 
     def _remember(self, digest: str, result: CheckResult) -> None:
-        """Keep a result. Only verdicts: a crash or a timeout may be the machine's."""
+        """Keep a result. Only verdicts: a crash or a timeout may be the machine's, and so may a
+        NaN.
+        """
+        if not sound(result):
+            return
         record = {"triton": triton_version(), "check": asdict(result)}
         path = self._check_file(digest)
         try:
@@ -166,17 +174,38 @@ class OfflineEvaluator:
 
 def check_verdict(result: CheckResult, rendered: Rendered, cache: Path) -> tuple[Status, str]:
     """OK, or WRONG with what was worst; the wrong kernel is kept."""
-    if result.passed:
+    if result.passed and sound(result):
         return Status.OK, ""
     detail = f"{result.floors:.3g} floors, LSE {result.lse_error:.3g}: {result.detail}"
     return Status.WRONG, kept(detail, rendered, cache)
 
 
-def check_failed(
-    answer: Raised | Died | TimedOut, rendered: Rendered, cache: Path
-) -> tuple[Status, str]:
-    """Status and detail of a kernel that could not be run to the end; the kernel is kept."""
+def sound(result: CheckResult) -> bool:
+    """Whether its figures are finite. A kernel that writes NaN is wrong by no figure, and an
+    Outcome then carries none.
+    """
+    return math.isfinite(result.floors) and math.isfinite(result.lse_error)
+
+
+def check_failed(answer: Failure, rendered: Rendered, cache: Path) -> tuple[Status, str]:
+    """Status and detail of a kernel that could not be run to the end; the kernel is kept.
+
+    CRASHED where its process is gone, RUN_ERROR where the launch was refused and all is well.
+    UNSTEADY is no fault of the kernel's, and it is not kept.
+    """
+    if unsteady(answer):
+        return Status.UNSTEADY, str(answer)
     if isinstance(answer, Raised) and answer.kind == "OutOfResources":
         return Status.OUT_OF_RESOURCES, answer.message
-    status = Status.TIMEOUT if isinstance(answer, TimedOut) else Status.RUN_ERROR
+    if isinstance(answer, TimedOut):
+        status = Status.TIMEOUT
+    elif isinstance(answer, Died) or answer.ended:
+        status = Status.CRASHED
+    else:
+        status = Status.RUN_ERROR
     return status, kept(str(answer), rendered, cache)
+
+
+def unsteady(answer: Answer) -> bool:
+    """Whether a measurement was given up because the clock changed in its middle."""
+    return isinstance(answer, Raised) and answer.kind == "Unsteady"

@@ -6,12 +6,13 @@ REQUESTS and ANSWERS are inherited file descriptors of two pipes that nothing el
 compilers print to stdout and stderr, which therefore cannot carry answers. One line of JSON each
 way:
 
-    {"task": "module:function", "payload": {...}}     the function is called with the payload
-    {"result": {...}}                                 what it returned
-    {"error": {"kind", "message", "where"}, "last": bool}     what it raised; last: it ends now
+    {"id": 7, "task": "module:function", "payload": {...}}     call the function with the payload
+    {"id": 7, "result": {...}}                                 what it returned
+    {"id": 7, "error": {"kind", "message", "where"}, "last": bool}     what it raised; last: it ends
 
-The first line on ANSWERS is {"ready": pid}. The process stays warm: what a task imported, the next
-one finds imported. It ends when REQUESTS does, or when its parent dies.
+The id is what tells an answer from anything else that gets into the pipe. The first line on ANSWERS
+is {"ready": pid}. The process stays warm: what a task imported, the next one finds imported. It
+ends when REQUESTS does, or when its parent dies.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ MACHINE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCE
 """An OSError with one of these is the machine's fault, whatever the task was."""
 
 
+OUT_OF_MEMORY = "OutOfMemoryError"
+"""The kind of every error that says so, of the host or of a device, whoever raised it."""
+
+
 class Unrecoverable(Exception):
     """Raised by a task that has spoiled its process: the answer is sent, and the process ends."""
 
@@ -40,7 +45,10 @@ class Unrecoverable(Exception):
 def main(arguments: list[str]) -> int:
     """Answer tasks until there are no more; returns the exit status."""
     requests, answers, parent = (int(argument) for argument in arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when its children end
+    # The parent decides when its children end. A batch system signals them all: a child that obeyed
+    # would look as if its kernel had ended it.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     _die_with(parent)
     for descriptor in (requests, answers):
         os.set_inheritable(descriptor, False)  # a child of ours would keep the pipes open
@@ -57,25 +65,36 @@ def main(arguments: list[str]) -> int:
 
 def answer_to(request: dict[str, Any]) -> dict[str, Any]:
     """Run the task of one request; never raises an Exception."""
+    answer = {"id": request["id"]}
     try:
         module, function = request["task"].split(":")
-        return {"result": getattr(importlib.import_module(module), function)(request["payload"])}
+        result = getattr(importlib.import_module(module), function)(request["payload"])
+        return answer | {"result": result}
     except Unrecoverable as error:
-        return {"error": _described(error.__cause__ or error), "last": True}
+        return answer | {"error": _described(error.__cause__ or error), "last": True}
     except Exception as error:  # whatever a task raises is an answer
-        return {"error": _described(error), "last": False}
+        described = _described(error)
+        # What it allocated may be held by caches and tracebacks: its end alone is sure to free it.
+        return answer | {"error": described, "last": described["kind"] == OUT_OF_MEMORY}
 
 
 def _described(error: BaseException) -> dict[str, str]:
-    """Class, first line and place of an error; kind is ToolchainError where the machine is at
-    fault.
+    """Class, message and place of an error; kind is ToolchainError where the machine is at fault,
+    and OUT_OF_MEMORY where memory was.
     """
     kind = type(error).__name__
     message = str(error).strip()
+    number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, ModuleNotFoundError):
         kind, message = "ToolchainError", f"the package {error.name} is missing: install it"
-    elif isinstance(error, OSError) and error.errno in MACHINE_ERRNOS:
+    elif number in MACHINE_ERRNOS:
         kind = "ToolchainError"
+    elif (
+        isinstance(error, MemoryError)
+        or number == errno.ENOMEM
+        or "out of memory" in message.lower()
+    ):
+        kind = OUT_OF_MEMORY
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     return {"kind": kind, "message": message or kind, "where": where}

@@ -15,7 +15,8 @@ import pytest
 
 from flashgen.errors import ToolchainError
 from flashgen.evaluators import pool
-from flashgen.evaluators.pool import Answer, Died, Done, Raised, Task, TimedOut, Workers
+from flashgen.evaluators.answers import Answer, Died, Done, Raised, Task, TimedOut
+from flashgen.evaluators.pool import Workers
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = "flashgen.evaluators.worker"
@@ -79,7 +80,7 @@ def test_an_exception_is_an_answer_and_the_child_lives_on(workers: Workers) -> N
     before = answer(workers, "echo")
     got = answer(workers, "refuse")
     assert isinstance(got, Raised)
-    assert (got.kind, got.message) == ("ValueError", "tile too odd")
+    assert (got.kind, got.message, got.ended) == ("ValueError", "tile too odd", False)
     assert got.where.startswith("worker_faults.py:")
     assert answer(workers, "echo") == before
 
@@ -91,6 +92,7 @@ def test_an_exception_is_an_answer_and_the_child_lives_on(workers: Workers) -> N
         ("abort", "SIGABRT: LLVM ERROR: Broken invariant"),
         ("leave", "exit code 3"),
         ("garbage", "garbage"),
+        ("forge", "garbage"),
     ],
 )
 def test_a_death_is_one_failed_answer(workers: Workers, fault: str, words: str) -> None:
@@ -106,7 +108,7 @@ def test_a_death_is_one_failed_answer(workers: Workers, fault: str, words: str) 
 
 
 def test_an_answer_too_many_reaches_no_other_task(workers: Workers) -> None:
-    answer(workers, "extra_answer")
+    assert answer(workers, "extra_answer") == Done({"first": True})
     got = answer(workers, "echo", number=3)
     assert isinstance(got, Done)
     assert got.value["number"] == 3
@@ -116,6 +118,7 @@ def test_a_hang_is_killed_at_its_limit_with_all_it_started(
     workers: Workers, tmp_path: Path
 ) -> None:
     file = tmp_path / "pids"
+    answer(workers, "echo")
     began = time.monotonic()
     got = answer(workers, "hang", limit_s=2.0, file=str(file))
     assert got == TimedOut(2.0)
@@ -128,7 +131,7 @@ def test_a_hang_is_killed_at_its_limit_with_all_it_started(
 
 def test_neighbours_of_a_crash_are_not_blamed() -> None:
     with Workers(2) as workers:
-        names = ["echo", "segfault", "echo", "abort", "echo", "garbage", "echo", "echo"]
+        names = ["echo", "segfault", "echo", "abort", "echo", "garbage", "spoil", "echo", "echo"]
         futures = [workers.submit(task(name, number=i)) for i, name in enumerate(names)]
         for i, (name, future) in enumerate(zip(names, futures, strict=True)):
             got = future.result(timeout=60)
@@ -136,7 +139,79 @@ def test_neighbours_of_a_crash_are_not_blamed() -> None:
                 assert isinstance(got, Done)
                 assert got.value["number"] == i
             else:
-                assert isinstance(got, Died)
+                assert isinstance(got, Raised if name == "spoil" else Died)
+
+
+@pytest.mark.parametrize("fault", ["leak", "leak_elsewhere"])
+def test_a_leak_is_killed_at_the_limit_with_all_it_started(fault: str) -> None:
+    with Workers(1, memory_bytes=256 << 20) as workers:
+        first = answer(workers, "echo")
+        got = answer(workers, fault)
+        after = answer(workers, "echo")
+    assert isinstance(got, Died)
+    assert "GiB of memory, over its limit of 0.25" in got.detail
+    assert isinstance(first, Done)
+    assert isinstance(after, Done)
+    assert first.value["pid"] != after.value["pid"]
+
+
+def test_what_tasks_leave_behind_is_not_laid_to_the_last_of_them() -> None:
+    """Ten that keep 40 MiB each hold 400, of 256: each is innocent, and gets its answer."""
+    with Workers(1, memory_bytes=256 << 20) as workers:
+        answers = [answer(workers, "grow", mib=40) for _ in range(10)]
+    assert all(isinstance(got, Done) for got in answers), answers
+    pids = [got.value["pid"] for got in answers if isinstance(got, Done)]
+    assert 2 <= len(set(pids)) <= 9  # replaced when it has grown, and only then
+
+
+@pytest.mark.parametrize("error", ["host", "fork", "torch", "driver"])
+def test_for_want_of_memory_a_fresh_child_is_asked_before_the_task_is_blamed(
+    error: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "failures"
+    with Workers(1) as workers:
+        first = answer(workers, "grow", mib=1)
+        innocent = answer(workers, "allocate", error=error)  # fails where the first has been
+        guilty = answer(workers, "out_of_memory", error=error, file=str(file))
+        after = answer(workers, "echo")
+    with Workers(1) as workers:
+        assert answer(workers, "out_of_memory", error=error, file=str(file)) == guilty
+    pids = [got.value["pid"] for got in (first, innocent, after) if isinstance(got, Done)]
+    assert len(set(pids)) == 3
+    assert isinstance(guilty, Raised)
+    assert (guilty.kind, guilty.ended) == ("OutOfMemoryError", True)
+    assert file.read_text().count("failed") == 2 + 1
+
+
+def test_a_signal_to_all_processes_of_a_job_is_left_to_the_parent(workers: Workers) -> None:
+    first = answer(workers, "echo")
+    assert isinstance(first, Done)
+    slow = workers.submit(task("nap", seconds=0.5))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(first.value["pid"], number)
+    got = slow.result(timeout=60)
+    assert isinstance(got, Done)
+    assert got.value["pid"] == first.value["pid"]
+
+
+def test_a_limit_grows_where_tasks_of_its_kind_are_slow_and_for_no_other(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flashgen.evaluators.limits.FIRST_TASK_S", 20.0)
+    assert isinstance(answer(workers, "echo", 1.0), Done)  # takes the first task's grace
+    assert isinstance(answer(workers, "nap", 1.5, seconds=0.9), Done)
+    assert isinstance(answer(workers, "nap", 1.5, seconds=1.7), Done)
+    for _ in range(2):  # what failed says nothing of how long to wait
+        assert answer(workers, "hang", 0.3, file=os.devnull) == TimedOut(0.3)
+        assert isinstance(answer(workers, "echo", 1.0), Done)
+
+
+def test_the_first_task_of_a_child_has_time_to_import(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flashgen.evaluators.limits.FIRST_TASK_S", 5.0)
+    assert isinstance(answer(workers, "nap", 0.2, seconds=0.9), Done)
+    assert answer(workers, "nap", 0.2, seconds=20.0) == TimedOut(0.2)
 
 
 def test_a_child_killed_between_tasks_is_replaced_without_blame(workers: Workers) -> None:
@@ -155,9 +230,10 @@ def test_a_task_that_spoiled_its_process_gets_its_answer_and_a_fresh_one_follows
     before = answer(workers, "echo")
     got = answer(workers, "spoil")
     assert isinstance(got, Raised)
-    assert (got.kind, got.message) == (
+    assert (got.kind, got.message, got.ended) == (
         "RuntimeError",
         "an illegal memory access was encountered",
+        True,
     )
     after = answer(workers, "echo")
     assert isinstance(before, Done)
@@ -231,7 +307,8 @@ def test_pipes_do_not_leak() -> None:
 
 PARENT = """
 import sys, time
-from flashgen.evaluators.pool import Task, Workers
+from flashgen.evaluators.answers import Task
+from flashgen.evaluators.pool import Workers
 workers = Workers(1)
 workers.submit(Task(function="tests.worker_faults:hang", payload={"file": sys.argv[1]}, limit_s=600.0))
 print("started", flush=True)

@@ -1,0 +1,92 @@
+"""What is asked of a child process, and the ways in which that may end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A call of `function` ("module:function") with a JSON payload, given limit_s seconds.
+
+    limits.Limits says when it gets more.
+    """
+
+    function: str
+    payload: dict[str, Any]
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class Done:
+    """The function returned this."""
+
+    value: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The function raised: class name, message, and file:line. ended: its process is of no more
+    use, as after an illegal access, and has ended.
+    """
+
+    kind: str
+    message: str
+    where: str
+    ended: bool = False
+
+    def __str__(self) -> str:
+        place = f" ({self.where})" if self.where else ""
+        return f"{self.kind}: {self.message}{place}"
+
+
+@dataclass(frozen=True)
+class Died:
+    """The process ended, or was killed: it answered with garbage, or held too much memory."""
+
+    detail: str
+
+    def __str__(self) -> str:
+        return self.detail
+
+
+@dataclass(frozen=True)
+class TimedOut:
+    """The process was killed at its limit of so many seconds."""
+
+    limit_s: float
+
+    def __str__(self) -> str:
+        return f"no answer within {self.limit_s:g} s"
+
+
+Failure = Raised | Died | TimedOut
+Answer = Done | Failure
+
+
+def finite(answer: Answer) -> Answer:
+    """The answer; where it holds a number that is none, a Raised that names it.
+
+    No log takes a NaN, and no comparison with one is true. Of a check it is a finding: a kernel may
+    well write NaN, so check_verdict judges that.
+    """
+    if not isinstance(answer, Done):
+        return answer
+    found = _not_finite("", answer.value)
+    if found is None:
+        return answer
+    return Raised("ValueError", f"{found}, where a finite number was due", "")
+
+
+def _not_finite(name: str, value: object) -> str | None:
+    """The first NaN or infinity in a JSON value, with its place: "timings.1.median_us is nan"."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"{name} is {value}"
+    inner: Iterable[tuple[object, object]] = ()
+    if isinstance(value, dict | list):
+        inner = value.items() if isinstance(value, dict) else enumerate(value)
+    places = (_not_finite(f"{name}.{key}" if name else str(key), each) for key, each in inner)
+    return next(filter(None, places), None)
