@@ -37,8 +37,12 @@ class Result:
     """What the final round found out. All times are microseconds; None is "was not timed".
 
     default_us is the default's tile with the spec's own head dims fixed, sdpa_us torch's SDPA, both
-    in the same round. candidates is how many configs were evaluated, of so many legal ones. Raises
-    InvalidArgument.
+    in the same round. candidates is how many configs were evaluated, of so many legal ones.
+
+    p_value is that of the rank test against the strongest rival (search/rule.py); None where there
+    was none. regret is the share of its time by which the config is slower than the best one of
+    this bucket, which was given up to have fewer kernels (consolidate.py); 0.0 where it is the
+    best. Raises InvalidArgument.
     """
 
     source: Source
@@ -52,9 +56,15 @@ class Result:
     max_abs_err_floors: float
     candidates: int
     legal: int
+    p_value: float | None = None
+    regret: float = 0.0
 
     def __post_init__(self) -> None:
         _check_timed(self.source, self.median_us)
+        if self.p_value is not None and not 0 < self.p_value <= 1:
+            raise InvalidArgument(f"p_value must be > 0 and <= 1, or null: got {self.p_value}")
+        if not 0 <= self.regret < math.inf:
+            raise InvalidArgument(f"regret must be finite and >= 0: got {self.regret}")
         for field in ("median_us", "p20_us", "p80_us", "tflops", "default_us", "sdpa_us"):
             _check_positive(field, getattr(self, field))
         if not 0 <= self.max_abs_err_floors < math.inf:

@@ -1,12 +1,14 @@
-"""Neighbours: the configs that a table has chosen for what is much alike."""
+"""Neighbours: the configs that tables hold for what is much alike, here and on other GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import fields, replace
 
 from flashgen.config import KernelConfig, why_illegal
 from flashgen.entry import Entry
+from flashgen.gpu import Gpu
+from flashgen.outcome import STRENGTH
 from flashgen.spec import AttentionSpec, Bucket
 from flashgen.table import Table
 
@@ -36,6 +38,24 @@ def neighbours(
             if why_illegal(spec, config, table.gpu) is None:
                 found.append(config)
     return tuple(found)
+
+
+def elsewhere(
+    tables: Iterable[Table], gpu: Gpu, spec: AttentionSpec, bucket: Bucket
+) -> tuple[KernelConfig, ...]:
+    """What other GPUs' tables hold for this very spec and bucket, as far as it is legal on `gpu`.
+
+    Those of GPUs of its architecture come first, and then what was measured; none twice. The
+    GPU's own table, if it is among them, does not count.
+    """
+    found = [
+        (other.gpu.arch != gpu.arch, -STRENGTH[entry.result.source], entry.config)
+        for other in tables
+        if other.gpu.slug != gpu.slug and (entry := other.find(spec, bucket)) is not None
+    ]
+    found.sort(key=lambda each: each[:2])
+    legal = [config for *_, config in found if why_illegal(spec, config, gpu) is None]
+    return tuple(dict.fromkeys(legal))
 
 
 def _alike(entry: Entry, spec: AttentionSpec, bucket: Bucket) -> bool:

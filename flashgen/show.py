@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import sys
 import textwrap
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from flashgen.choice import Choice
-from flashgen.entry import Entry
+from flashgen.entry import Entry, Result
 from flashgen.errors import GeneratedError
 from flashgen.gpu import Gpu
 from flashgen.table import Table, sources
@@ -49,14 +49,21 @@ def wrapped(line: str) -> str:
 def entries_grid(entries: Iterable[Entry], stale: Collection[Entry] = ()) -> Grid:
     """Entries, one a row. Times are microseconds at the length "at", 16384 tokens in all.
 
-    "estimated" and "stale" stand where they hold.
+    "estimated" and "stale" stand where they hold; p and regret, of entry.Result, where any entry
+    has one.
     """
+    entries = list(entries)
+    more: dict[str, Callable[[Result], str]] = {}
+    if any(entry.result.p_value is not None for entry in entries):
+        more["p"] = lambda result: "-" if result.p_value is None else f"{result.p_value:.1g}"
+    if any(entry.result.regret for entry in entries):
+        more["regret"] = lambda result: f"{result.regret:.1%}" if result.regret else "-"
     grid = Grid(box=None, pad_edge=False, header_style="bold")
     for name in ("spec", "seq_k", "at"):
         grid.add_column(name, no_wrap=True)
     grid.add_column("config", overflow="fold")  # to be copied whole, on a narrow terminal too
     grid.add_column("from")
-    for name in ("us", "TFLOP/s", "x default", "floors"):
+    for name in ("us", "TFLOP/s", "x default", "floors", *more):
         grid.add_column(name, justify="right", no_wrap=True)
     for entry in entries:
         result = entry.result
@@ -71,6 +78,7 @@ def entries_grid(entries: Iterable[Entry], stale: Collection[Entry] = ()) -> Gri
             _number(result.tflops, 0),
             _number(result.speedup, 2),
             _number(result.max_abs_err_floors, 2),
+            *(cell(result) for cell in more.values()),
         )
     return grid
 

@@ -11,11 +11,10 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 import yaml
 
@@ -23,6 +22,7 @@ from flashgen.config import KernelConfig, why_illegal
 from flashgen.entry import Entry, Result, Run, RunnerUp
 from flashgen.errors import FlashgenError, InvalidArgument, TableError
 from flashgen.gpu import Gpu
+from flashgen.nodes import Nodes
 from flashgen.outcome import STRENGTH
 from flashgen.spec import BUCKETS, FEATURES, AttentionSpec, Bucket, Problem
 
@@ -39,8 +39,12 @@ __all__ = [
     "save",
 ]
 
-SCHEMA = 1
-"""Version of the layout of configs/*.yaml; a higher one was written by a newer flashgen."""
+SCHEMA = 2
+"""Version of the layout of configs/*.yaml, which dump writes. parse reads this and 1; a higher one
+was written by a newer flashgen."""
+
+NEW_IN_2 = ("p_value", "regret")
+"""Keys of a result that a table of schema 1 does not have; their defaults hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,17 +85,23 @@ class Table:
         return replace(self, runs=tuple(runs), entries=tuple(entries))
 
 
-def load(path: Path) -> Table:
-    """The table of a file. Raises TableError that names file, line and mend."""
+def load(path: Path, *, any_name: bool = False) -> Table:
+    """The table of a file. Raises TableError that names file, line and mend.
+
+    The file is named after the GPU, unless it may have `any_name`: a copy, to compare or to merge.
+    InvalidArgument where such a one is not there.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
+        if any_name:
+            raise InvalidArgument(f"{path}: there is no such table") from None
         raise TableError(
             f"{path}: there is no such table; `flashgen tune --target {path.stem}` writes one"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise TableError(f"{path}: cannot be read as UTF-8 text ({error}); restore it") from None
-    return parse(text, path)
+    return parse(text, path, any_name=any_name)
 
 
 def load_folders(*folders: Path) -> dict[str, Table]:
@@ -150,42 +160,35 @@ def write_text(path: Path, text: str) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def parse(text: str, path: Path) -> Table:
-    """The table in a text; `path` stands in errors and says of which GPU. Raises TableError."""
-    reader = _Reader(path)
-    try:
-        root = yaml.compose(text, Loader=_LOADER)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        reader.fail(mark, f"this is not YAML: {error.problem}; mend it or restore it from git")
-    except yaml.YAMLError as error:
-        reader.fail(None, f"this is not YAML: {error}; restore it from git")
-    return reader.table(root)
+def parse(text: str, path: Path, *, any_name: bool = False) -> Table:
+    """The table in a text; `path` stands in errors and says of which GPU, unless the file may have
+    `any_name`. Raises TableError.
+    """
+    reader = _Reader(path, any_name)
+    return reader.table(reader.root(text))
 
 
-class _Reader:
-    """Turns YAML nodes into the dataclasses above; each refusal carries the line of its node."""
+class _Reader(Nodes):
+    """Reads the nodes of a table into the dataclasses above."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, any_name: bool) -> None:
+        super().__init__(path, TableError)
+        self.schema = SCHEMA
+        self.any_name = any_name
 
-    def fail(self, mark: yaml.Mark | None, sentence: str) -> NoReturn:
-        line = mark.line + 1 if mark else 1
-        raise TableError(f"{self.path}, line {line}: {sentence}")
-
-    def table(self, root: yaml.Node | None) -> Table:
-        if root is None:
-            self.fail(None, "the table is empty; delete the file or restore it from git")
+    def table(self, root: yaml.Node) -> Table:
         schema = self.keys(root, None).get("schema")
-        if schema is not None and (number := self.value(schema, int, "schema")) > SCHEMA:
-            self.fail(
-                schema.start_mark,
-                f"schema {number} is newer than this flashgen, which reads {SCHEMA}; "
-                f"update flashgen",
-            )
+        if schema is not None:
+            self.schema = self.value(schema, int, "schema")
+            if self.schema > SCHEMA:
+                self.fail(
+                    schema.start_mark,
+                    f"schema {self.schema} is newer than this flashgen, which reads {SCHEMA}; "
+                    f"update flashgen",
+                )
         parts = self.keys(root, ("schema", "gpu", "runs", "entries"))
-        if self.value(parts["schema"], int, "schema") != SCHEMA:
-            self.fail(parts["schema"].start_mark, f"schema must be {SCHEMA}; tune again")
+        if self.schema < 1:
+            self.fail(parts["schema"].start_mark, f"schema must be 1 to {SCHEMA}; tune again")
         table = Table(
             gpu=self.gpu(parts["gpu"]),
             runs=self.value(parts["runs"], tuple[Run, ...], "runs"),
@@ -203,7 +206,7 @@ class _Reader:
         slug = self.value(parts["slug"], str, "slug")
         if slug != gpu.slug:
             self.fail(parts["slug"].start_mark, f"slug must be that of {gpu.name!r}: {gpu.slug}")
-        if gpu.slug != self.path.stem:
+        if gpu.slug != self.path.stem and not self.any_name:
             self.fail(
                 parts["name"].start_mark,
                 f"this is the table of another product, {gpu.name!r}; its file is {gpu.slug}.yaml",
@@ -243,54 +246,23 @@ class _Reader:
                     f"{table.gpu.slug} has {table.gpu.shared_per_block} a block; tune it again",
                 )
 
-    def keys(
-        self, node: yaml.Node, names: tuple[str, ...] | None, optional: tuple[str, ...] = ()
-    ) -> dict[str, yaml.Node]:
-        """The values of a mapping, by key: exactly `names`, but that `optional` ones may be
-        missing; or any if names is None.
-        """
-        if not isinstance(node, yaml.MappingNode):
-            self.fail(node.start_mark, "a mapping must stand here; write its keys out")
-        found: dict[str, yaml.Node] = {}
-        for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                self.fail(key.start_mark, "a key must be a word; restore the line from git")
-            if key.value in found:
-                self.fail(key.start_mark, f"the key {key.value!r} is here twice; remove one")
-            if names is not None and key.value not in names:
-                known = ", ".join(names)
-                self.fail(key.start_mark, f"unknown key {key.value!r}; remove it (known: {known})")
-            found[key.value] = value
-        for name in names or ():
-            if name not in found and name not in optional:
-                self.fail(node.start_mark, f"the key {name!r} is missing; add it")
-        return found
-
     def value(self, node: yaml.Node, kind: Any, name: str) -> Any:
-        """The value of type `kind` that a node holds; `name` is what errors call it."""
-        if get_origin(kind) in (Union, UnionType):
-            if node.tag == _NULL:
-                return None
-            kind = next(option for option in get_args(kind) if option is not NoneType)
-        if kind is Bucket:
-            return self.bucket(node)
-        if get_origin(kind) is tuple:
-            if not isinstance(node, yaml.SequenceNode):
-                self.fail(node.start_mark, f"{name} must be a list; write [] if it is empty")
-            return tuple(self.value(item, get_args(kind)[0], name) for item in node.value)
-        if is_dataclass(kind):
-            return self.record(node, kind)
-        return self.scalar(node, kind, name)
+        """As Nodes.value; a bucket is written as its two edges."""
+        return self.bucket(node) if kind is Bucket else super().value(node, kind, name)
 
-    def record(self, node: yaml.Node, kind: Any) -> Any:
-        types = get_type_hints(kind)
-        names = tuple(field.name for field in fields(kind))
-        parts = self.keys(node, names, FEATURES if kind is AttentionSpec else ())
-        values = {name: self.value(part, types[name], name) for name, part in parts.items()}
-        try:
-            return kind(**values)
-        except InvalidArgument as error:
-            self.fail(node.start_mark, f"{error}; correct it or remove the entry")
+    def record(
+        self,
+        node: yaml.Node,
+        kind: Any,
+        optional: Sequence[str] = (),
+        beside: tuple[str, ...] = (),
+    ) -> Any:
+        """As Nodes.record; what an older schema did not have may be missing."""
+        if kind is AttentionSpec:
+            optional = (*optional, *FEATURES)
+        elif kind is Result and self.schema < 2:
+            optional = (*optional, *NEW_IN_2)
+        return super().record(node, kind, optional, beside)
 
     def bucket(self, node: yaml.Node) -> Bucket:
         if not isinstance(node, yaml.SequenceNode) or len(node.value) != 2:
@@ -306,37 +278,12 @@ class _Reader:
             self.fail(node.start_mark, f"{edges} is no bucket; write one of {known}")
         return edges
 
-    def scalar(self, node: yaml.Node, kind: Any, name: str) -> Any:
-        if get_origin(kind) is Literal:
-            words = get_args(kind)
-            if not isinstance(node, yaml.ScalarNode) or node.value not in words:
-                self.fail(node.start_mark, f"{name} must be one of {', '.join(words)}; correct it")
-            return node.value
-        if kind is bool:
-            if node.tag != f"{_TAG}bool" or node.value not in ("true", "false"):
-                self.fail(node.start_mark, f"{name} must be true or false: got {_shown(node)}")
-            return node.value == "true"
-        tags, pattern, mend = _SCALARS[kind]
-        if node.tag not in tags or not re.fullmatch(pattern, str(node.value), re.DOTALL):
-            self.fail(node.start_mark, f"{name} must be {mend}: got {_shown(node)}")
-        return kind(node.value)
 
-
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG = "tag:yaml.org,2002:"
 _NULL = f"{_TAG}null"
-_SCALARS: dict[type, tuple[tuple[str, ...], str, str]] = {
-    int: ((f"{_TAG}int",), r"0|[1-9]\d*", "a whole number >= 0; write it in digits"),
-    float: ((f"{_TAG}int", f"{_TAG}float"), r"\d+(\.\d+)?", "a number; write it like 12.5"),
-    str: ((f"{_TAG}str",), r".+", "text; put it in double quotes"),
-}
 _FLOW = (AttentionSpec, KernelConfig, Problem)
 _PLAIN = re.compile(r"[a-z]\w*(:[0-9a-f]{64})?")
 _WORDS_OF_YAML = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
-
-
-def _shown(node: yaml.Node) -> str:
-    return repr(node.value) if isinstance(node, yaml.ScalarNode) else "a list or a mapping"
 
 
 def _node(value: Any) -> yaml.Node:

@@ -1,5 +1,32 @@
-"""Search: which config is the fastest of a specification, found with few evaluations."""
+"""Search: which config is the fastest of a specification, found with few evaluations.
 
-from flashgen.search.staged import search
+`minimize` knows nothing of attention, and loads none of it; `search` is loaded when asked for.
+"""
 
-__all__ = ["search"]
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flashgen.search.method import Budget, Method
+from flashgen.search.minimize import Evaluation, Minimum, NoMinimum, minimize
+
+if TYPE_CHECKING:
+    from flashgen.search.staged import search
+
+__all__ = [
+    "Budget",
+    "Evaluation",
+    "Method",
+    "Minimum",
+    "NoMinimum",
+    "minimize",
+    "search",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "search":
+        from flashgen.search.staged import search
+
+        return search
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from flashgen.config import KernelConfig
 from flashgen.evaluate import SLOW, Evaluator
 from flashgen.log import Log
 from flashgen.outcome import Outcome, Stage, Status
+from flashgen.search.again import steadily
 from flashgen.search.goal import Goal, Progress
 from flashgen.search.rank import median_us
 
@@ -22,7 +24,7 @@ OFFLINE_STAGES: tuple[Stage, ...] = ("compile", "timed")
 ALL_STAGES: tuple[Stage, ...] = (*GPU_STAGES, "final")
 """In the order in which a later one says more of a config."""
 
-RIGHT_ALL_THE_SAME = (Status.DROPPED, Status.NO_ESTIMATE)
+RIGHT_ALL_THE_SAME = (Status.DROPPED, Status.NO_ESTIMATE, Status.UNSTEADY)
 """No time to be chosen by; but nothing is wrong with the kernel."""
 
 
@@ -130,7 +132,8 @@ class Evidence:
         A final round is one measurement: it is in the log whole, or not at all.
         """
         goal = self.goal
-        outcomes = self._evaluator.evaluate(stage, goal.spec, goal.problem, configs)
+        ask = partial(self._evaluator.evaluate, stage, goal.spec, goal.problem)
+        outcomes = steadily(ask, configs, whole=stage == "final", mark=self._log.append)
         if stage == "final":
             self._keep(list(outcomes), configs)
             return
@@ -170,8 +173,15 @@ class Evidence:
                 total=max(self._done, self.planned),
                 stage=outcome.stage,
                 best_us=None if self._best_us == math.inf else self._best_us,
+                default_us=self._us(self.goal.default),
+                incumbent_us=self._us(self.goal.incumbent) if self.goal.incumbent else None,
             )
         )
+
+    def _us(self, config: KernelConfig) -> float | None:
+        """The latest time of a config, if it has one."""
+        outcomes = (self._seen.get((stage, config)) for stage in reversed(ALL_STAGES))
+        return next((o.timing.median_us for o in outcomes if o and o.timing), None)
 
     def _share(self, outcome: Outcome) -> float:
         """The part of a candidate that this outcome settles: one that fails has no stage to go."""

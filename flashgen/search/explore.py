@@ -6,10 +6,11 @@ says are best go on, as trials. In full:
 
   - All of an enumerated space are compiled before the first is measured; where time is limited,
     within half of it, and then a batch at a time.
-  - Of a larger space, the seeds are compiled and then measured. After that a sampler proposes, and
-    LOOK_AHEAD times as many are compiled as are measured, in rounds of a batch: the best of all
-    that wait. It learns of each proposal at once: the measured time; where it waits, its estimate,
-    scaled as measured times were to theirs; where it failed, that.
+  - Of a larger space, the seeds and then what tables chose for neighbours are compiled, and then
+    measured. After that a sampler proposes, and LOOK_AHEAD times as many are compiled as are
+    measured, in rounds of a batch: the best of all that wait. It is told of all before each round:
+    the measured time; where one waits, its estimate, scaled as measured times were to theirs; where
+    it failed, that.
   - The promising go first. The postponed go last, if trials and time are left.
   - A config that cannot win any more is not measured, unless `exhaustive` was asked for by name.
   - Incumbent, default and seeds are measured whatever is estimated of them.
@@ -27,13 +28,15 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from itertools import islice
 
 from flashgen.config import KernelConfig
 from flashgen.outcome import Stage, Status
 from flashgen.search.evidence import Evidence
-from flashgen.search.goal import RUNNERS_UP, Budget, Goal, Method
-from flashgen.search.propose import Proposer
+from flashgen.search.goal import RUNNERS_UP, Goal
+from flashgen.search.method import Budget, Method
+from flashgen.search.propose import Proposer, proposer_for
 from flashgen.search.rank import can_win, to_measure
 
 BATCH = 12
@@ -67,15 +70,15 @@ class Explorer:
         goal, trials = self._goal, self._budget.trials
         self._plan()
         self._pass(goal.rivals, self._evidence.stages)
-        seeds = tuple(dict.fromkeys((goal.default, *goal.first)))[:trials]
         if self._enumerated:
             self._walk(goal.space)
         elif not self._blind:
-            self._walk(seeds)
+            first = dict.fromkeys((goal.default, *goal.first, *goal.alike))
+            self._walk(islice(first, trials))
         if self._blind:
             self._walk(goal.order[:trials], enough)
         elif not self._enumerated:
-            self._sample(Proposer(self._method, goal.legal), seeds)
+            self._sample(proposer_for(self._method, goal.legal, asdict))
         if self._evidence.on_gpu:
             left = len(self._waiting) if self._enumerated else trials - self._trials
             self._measure(left, postponed=True)
@@ -113,11 +116,10 @@ class Explorer:
                 self._measure(len(self._waiting))
         self._measure(len(self._waiting))
 
-    def _sample(self, proposer: Proposer, new: Sequence[KernelConfig]) -> None:
-        """Evaluate what the sampler proposes; it learns of the seeds first."""
-        untold = list(new)
+    def _sample(self, proposer: Proposer[KernelConfig]) -> None:
+        """Evaluate what the sampler proposes."""
         while True:
-            untold = [config for config in untold if not self._told(proposer, config)]
+            self._tell(proposer)
             count = min(BATCH, self._budget.trials - self._trials)
             room = LOOK_AHEAD * self._budget.trials - len(self._met)
             if count <= 0 or room <= 0 or self._late:
@@ -126,16 +128,14 @@ class Explorer:
             if not new:
                 return
             self._admit(new)
-            untold += new
             self._measure(count)
 
-    def _told(self, proposer: Proposer, config: KernelConfig) -> bool:
-        """Tell the sampler what became of a config, unless that is still open."""
-        value = self._value_us(config)
-        if value is None and config in self._waiting:
-            return False
-        proposer.learn(config, value)
-        return True
+    def _tell(self, proposer: Proposer[KernelConfig]) -> None:
+        """Tell the sampler what became of all whose turn has come, unless that is still open."""
+        for config in self._met:
+            value = self._value_us(config)
+            if value is not None or config not in self._waiting:
+                proposer.learn(config, value)
 
     def _ahead(self, count: int) -> int:
         """How many configs to compile where so many are to be measured."""

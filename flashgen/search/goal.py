@@ -1,65 +1,30 @@
-"""Goal, Budget and Method of a search, its Progress, what it Found; and the final round's rule.
-
-THE RULE: a challenger is chosen only if it beats the incumbent and the default; and it beats
-another where its 80th percentile lies below the other's 20th.
+"""Goal of a search of configs, its Progress, and what it Found. THE RULE by which a final round is
+decided stands in rule.py.
 """
 
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from flashgen.config import KernelConfig
-from flashgen.errors import FlashgenError, InvalidArgument
+from flashgen.errors import FlashgenError
 from flashgen.gpu import Gpu
 from flashgen.outcome import Outcome, Stage
 from flashgen.render import render
+from flashgen.search.method import Budget as Budget
+from flashgen.search.method import Method as Method
+from flashgen.search.method import Sampler as Sampler
 from flashgen.space import legal_configs, seed_configs, tuned_default
 from flashgen.spec import AttentionSpec, Problem
 
 RUNNERS_UP = 2
 """Configs that a result names after the winner."""
 
-Sampler = Literal["auto", "exhaustive", "random", "tpe", "genetic"]
-
 
 class NothingRight(FlashgenError, RuntimeError):
     """No config of this search may be chosen; the message gives the last reason."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """trials: the most configs that are evaluated. seconds: no new one is begun after so long.
-
-    On a GPU, where configs have estimates, those count that go past the compiler.
-    """
-
-    trials: int = 60
-    seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.trials < 1:
-            raise InvalidArgument(f"trials must be at least 1: got {self.trials}")
-        if self.seconds is not None and not 0 <= self.seconds < math.inf:
-            raise InvalidArgument(f"time_budget must be finite and >= 0: got {self.seconds}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Method:
-    """How candidates are proposed: auto is tpe. Raises InvalidArgument."""
-
-    sampler: Sampler = "auto"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.sampler not in get_args(Sampler):
-            known = ", ".join(get_args(Sampler))
-            raise InvalidArgument(f"sampler must be one of {known}: got {self.sampler!r}")
-        if not 0 <= self.seed < 2**32:
-            raise InvalidArgument(f"seed must be 0 to {2**32 - 1}: got {self.seed}")
 
 
 def rendered_digest(spec: AttentionSpec, config: KernelConfig) -> str:
@@ -71,7 +36,8 @@ def rendered_digest(spec: AttentionSpec, config: KernelConfig) -> str:
 class Goal:
     """What one search is for: a spec at these sizes, its legal configs, those to try first.
 
-    neighbours are the configs chosen for what is much alike, one as often as it was chosen.
+    neighbours are the configs chosen for what is much alike, one as often as it was chosen;
+    elsewhere those chosen for the same on other GPUs.
     """
 
     spec: AttentionSpec
@@ -81,12 +47,20 @@ class Goal:
     default: KernelConfig
     incumbent: KernelConfig | None = None
     neighbours: tuple[KernelConfig, ...] = ()
+    elsewhere: tuple[KernelConfig, ...] = ()
     digest_of: Callable[[AttentionSpec, KernelConfig], str] = rendered_digest
 
     @property
     def first(self) -> tuple[KernelConfig, ...]:
         """What the budget is spent on first: the seeds and the default; none twice."""
         return tuple(dict.fromkeys((*self.seeds, self.default)))
+
+    @property
+    def alike(self) -> tuple[KernelConfig, ...]:
+        """What to try after those: the legal ones that tables hold for what is much alike."""
+        legal = frozenset(self.legal)
+        chosen = dict.fromkeys((*self.neighbours, *self.elsewhere))
+        return tuple(config for config in chosen if config in legal)
 
     @functools.cached_property
     def order(self) -> tuple[KernelConfig, ...]:
@@ -119,6 +93,7 @@ def goal_for(
     gpu: Gpu,
     incumbent: KernelConfig | None = None,
     neighbours: tuple[KernelConfig, ...] = (),
+    elsewhere: tuple[KernelConfig, ...] = (),
 ) -> Goal:
     """The goal over the whole space of a spec on a GPU."""
     return Goal(
@@ -129,6 +104,7 @@ def goal_for(
         default=tuned_default(spec),
         incumbent=incumbent,
         neighbours=neighbours,
+        elsewhere=elsewhere,
     )
 
 
@@ -136,6 +112,7 @@ def goal_for(
 class Progress:
     """How far a search is, counted in candidates; best_us is the best time so far.
 
+    default_us and incumbent_us are the times of what a winner must beat, as far as they are known.
     A check on its own and a kernel of the final round count as one. A search may end before total.
     """
 
@@ -143,6 +120,8 @@ class Progress:
     total: float
     stage: Stage
     best_us: float | None
+    default_us: float | None = None
+    incumbent_us: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +130,9 @@ class Found:
 
     default and incumbent may have failed. candidates leaves out what was compiled and estimated and
     then not measured. exhaustive: every legal config was evaluated. replaced: the winner is not the
-    incumbent, or there was none.
+    incumbent, or there was none. p_value: the winner's against the strongest of its rivals, by THE
+    RULE; None where it has none, or nothing was timed in passes. interrupted: by Ctrl-C, so that
+    less was tried than was asked.
     """
 
     winner: Outcome
@@ -162,26 +143,5 @@ class Found:
     legal: int
     exhaustive: bool
     replaced: bool
-
-
-def beats(challenger: Outcome, other: Outcome) -> bool:
-    """Whether the challenger is faster beyond the spread: their bands do not overlap."""
-    if challenger.timing is None or other.timing is None:
-        return False
-    return challenger.timing.high_us < other.timing.low_us
-
-
-def choose(finals: Sequence[Outcome], held: Sequence[Outcome]) -> Outcome | None:
-    """The winner of a final round, by THE RULE. finals are sorted by median and include `held`.
-
-    held: the incumbent, if any, then the default, as far as they ran. A challenger must beat all of
-    them; failing that the default wins if it beats the incumbent, else the incumbent stays.
-    """
-    if not held:
-        return finals[0] if finals else None
-    for final in finals:
-        others = [rival for rival in held if rival.config != final.config]
-        if final not in held and all(beats(final, rival) for rival in others):
-            return final
-    incumbent, default = held[0], held[-1]
-    return default if beats(default, incumbent) else incumbent
+    p_value: float | None = None
+    interrupted: bool = False

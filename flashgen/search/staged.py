@@ -1,7 +1,7 @@
 """Search: evaluate configs of one spec in stages, then choose.
 
 On a GPU a candidate is compiled, checked, timed roughly, timed well; then comes the final round, in
-which the best few, the incumbent and the default are timed in alternation, and goal.choose decides.
+which the best few, the incumbent and the default are timed in alternation, and rule.py decides.
 Estimates say only who is measured first (explore.py has the rule).
 
 With no GPU all candidates are compiled and estimated, then checked until a winner, two runners-up
@@ -19,6 +19,7 @@ and seed: a search that was killed repeats nothing and ends as it would have.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import dropwhile
 
@@ -35,9 +36,9 @@ from flashgen.search.goal import (
     Method,
     NothingRight,
     Progress,
-    choose,
 )
 from flashgen.search.rank import by_estimate, median_us
+from flashgen.search.rule import choose, p_value
 
 FINALISTS = 4
 """The best few of a final round; incumbent and default come besides."""
@@ -51,15 +52,28 @@ def search(
     budget: Budget,
     method: Method,
     notify: Callable[[Progress], None] = lambda _: None,
+    on_interrupt: Callable[[], None] = lambda: None,
 ) -> Found:
-    """Find the config of a goal. Raises NothingRight, and what evaluator and log raise."""
+    """Find the config of a goal. Raises NothingRight, and what evaluator and log raise.
+
+    Ctrl-C ends the exploring: on_interrupt is called, and the best of what is known is found, as
+    at any end. A second one, or one before anything but the rivals was timed, is raised.
+    """
     evidence = Evidence(goal, evaluator, log, notify)
     explorer = Explorer(evidence, budget, method)
     chosen = _final_round if evidence.on_gpu else _right_in_order
-    explorer.run(enough=lambda: len(_right_in_order(explorer, evidence)) > RUNNERS_UP)
+    interrupted = False
+    try:
+        explorer.run(enough=lambda: len(_right_in_order(explorer, evidence)) > RUNNERS_UP)
+    except KeyboardInterrupt:
+        challengers = (o for o in evidence.of("timed") if o.config not in goal.rivals)
+        if not any(outcome.ok for outcome in challengers):
+            raise
+        interrupted = True
+        on_interrupt()
     ranked = chosen(explorer, evidence)
     serving = dropwhile(lambda outcome: not evidence.twin_serves(outcome.config), ranked)
-    return _found(list(serving), explorer, evidence)
+    return replace(_found(list(serving), explorer, evidence), interrupted=interrupted)
 
 
 def _right_in_order(explorer: Explorer, evidence: Evidence) -> list[Outcome]:
@@ -86,21 +100,30 @@ def _right_in_order(explorer: Explorer, evidence: Evidence) -> list[Outcome]:
 
 
 def _final_round(explorer: Explorer, evidence: Evidence) -> list[Outcome]:
-    """GPU: time the best few and their rivals in alternation. The chosen one comes first."""
+    """GPU: time the best few and their rivals in alternation. The chosen one comes first; nobody is
+    chosen where the round failed as a whole.
+    """
     timed = [evidence.full(c) for c in explorer.explored if evidence.passed("timed", c)]
     timed.sort(key=lambda outcome: median_us(outcome.timing))
     best = [outcome.config for outcome in timed]
     rivals = [config for config in evidence.goal.rivals if evidence.passed("check", config)]
     finalists = list(dict.fromkeys([*best[:FINALISTS], *rivals]))
     finals = [outcome for outcome in evidence.ask_round(finalists) if outcome.ok]
+    if not finals:
+        return []
     finals.sort(key=lambda outcome: median_us(outcome.timing))
-    while winner := choose(finals, [o for c in rivals for o in finals if o.config == c]):
+    while winner := choose(finals, _held(finals, evidence)):
         if evidence.twin_serves(winner.config):
             break
         finals.remove(winner)
     order = [outcome.config for outcome in ([winner] if winner else []) + finals]
     order += [config for config in best if config not in finalists]
     return [evidence.full(config) for config in dict.fromkeys(order)]
+
+
+def _held(finals: Sequence[Outcome], evidence: Evidence) -> list[Outcome]:
+    """The incumbent, if any, then the default, as far as they are among these."""
+    return [o for config in evidence.goal.rivals for o in finals if o.config == config]
 
 
 def _found(ranked: Sequence[Outcome], explorer: Explorer, evidence: Evidence) -> Found:
@@ -113,8 +136,10 @@ def _found(ranked: Sequence[Outcome], explorer: Explorer, evidence: Evidence) ->
             f"no config of {goal.spec.name} is right and fits {evidence.gpu.slug}, "
             f"of {len(explored)} tried{reason}"
         )
+    finals = [outcome for outcome in ranked if outcome.stage == "final"]
     return Found(
         winner=ranked[0],
+        p_value=p_value(ranked[0], finals, _held(finals, evidence)),
         runners_up=tuple(ranked[1 : 1 + RUNNERS_UP]),
         default=evidence.full(goal.default),
         incumbent=evidence.full(goal.incumbent) if goal.incumbent else None,

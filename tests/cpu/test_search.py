@@ -13,10 +13,11 @@ import pytest
 from flashgen.config import KernelConfig
 from flashgen.errors import InvalidArgument
 from flashgen.outcome import PASSING, Outcome, Source, Stage, Status
-from flashgen.search.goal import Budget, Found, Method, NothingRight, Progress, choose, goal_for
-from flashgen.search.propose import Proposer
+from flashgen.search.goal import Budget, Found, Method, NothingRight, Progress, goal_for
+from flashgen.search.library import OptunaProposer
+from flashgen.search.rule import choose
 from flashgen.spec import workload
-from tests.fakes import FakeEvaluator, Killed, digest_of
+from tests.fakes import Failing, FakeEvaluator, Killed, digest_of
 from tests.makers import make_config
 from tests.searches import BEST, DEFAULT, GPU, PROBLEM, SPACE, SPEC, fake, landscape, make_goal, run
 
@@ -35,20 +36,20 @@ class TestWhatIsEvaluated:
         assert found.exhaustive
         assert found.candidates == len(SPACE)
 
-    @pytest.mark.parametrize("sampler", ["auto", "tpe", "random", "genetic"])
+    @pytest.mark.parametrize("sampler", ["tpe", "random", "genetic", "gp", "cmaes"])
     def test_illegal_and_seen_proposals_cost_no_budget(
         self, tmp_path: Path, sampler: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         thirds = [config for number, config in enumerate(SPACE) if number % 3 == 0]
         goal = make_goal(legal=tuple(thirds), default=thirds[0], seeds=(thirds[1],))
         answered: list[float | None] = []
-        tell = Proposer._tell
+        tell = OptunaProposer._tell
 
         def counted(self: Any, trial: Any, value: float | None) -> None:
             answered.append(value)
             tell(self, trial, value)
 
-        monkeypatch.setattr(Proposer, "_tell", counted)
+        monkeypatch.setattr(OptunaProposer, "_tell", counted)
         trials = len(thirds) - 2
         evaluator = fake()
         found = run(tmp_path, evaluator, goal=goal, trials=trials, sampler=sampler)
@@ -533,13 +534,53 @@ def test_a_seed_that_no_sampler_takes(seed: int) -> None:
         Method(seed=seed)
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "genetic"])
+@pytest.mark.parametrize("sampler", ["auto", "tpe", "random", "genetic", "gp", "cmaes"])
 def test_the_last_seed_that_samplers_take(tmp_path: Path, sampler: str) -> None:
     assert run(tmp_path, fake(), sampler=sampler, seed=2**32 - 1).candidates == 20
 
 
 def test_an_unknown_sampler() -> None:
     with pytest.raises(
-        InvalidArgument, match=r"auto, exhaustive, random, tpe, genetic: got 'cmaes'"
+        InvalidArgument, match=r"auto, exhaustive, random, tpe, gp, cmaes, genetic: got 'anneal'"
     ):
-        Method(sampler="cmaes")  # type: ignore[arg-type]
+        Method(sampler="anneal")  # type: ignore[arg-type]
+
+
+class TestInterrupt:
+    """Ctrl-C: the best of what is known is found, and said to be of an interrupted search."""
+
+    @staticmethod
+    def at(stage: Stage, turn: int, times: int = 1) -> Failing:
+        """Ctrl-C when this stage is asked for the turn-th time, and the next times - 1 times."""
+        count = 0
+
+        def interrupt(asked: Stage, config: KernelConfig) -> Status | None:
+            nonlocal count
+            count += asked == stage
+            if turn <= count < turn + times and asked == stage:
+                raise KeyboardInterrupt
+            return None
+
+        return interrupt
+
+    @pytest.mark.parametrize("source", ["measured", "estimated"])
+    def test_the_best_so_far_is_found(self, tmp_path: Path, source: Source) -> None:
+        evaluator = fake(failing=self.at("timed", 12), source=source)
+        found = run(tmp_path, evaluator, trials=40)
+        assert found.interrupted
+        timed = {config for stage, config in evaluator.asked if stage == "timed"}
+        assert found.winner.config == min(timed, key=landscape)
+        assert found.candidates < 40
+        whole = run(tmp_path, fake(source=source), trials=40)
+        assert not whole.interrupted
+        assert whole == run(tmp_path / "undisturbed", fake(source=source), trials=40)
+
+    def test_nothing_but_the_rivals_is_nothing_to_save(self, tmp_path: Path) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path, fake(failing=self.at("timed", 2)), trials=40)
+
+    def test_a_second_one_ends_at_once(self, tmp_path: Path) -> None:
+        once = self.at("timed", 12)
+        again = self.at("final", 1)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path, fake(failing=lambda *asked: once(*asked) or again(*asked)), trials=40)

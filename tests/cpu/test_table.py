@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,33 @@ def test_the_round_trip_is_exact_both_ways(text: str) -> None:
 def test_every_known_gpu_survives_the_round_trip(gpu: object) -> None:
     table = Table(gpu=gpu)
     assert parse(dump(table), Path(f"{table.gpu.slug}.yaml")) == table
+
+
+def test_a_table_of_schema_1_is_read_and_written_as_2(text: str) -> None:
+    """It has neither p nor regret, and nothing else is different."""
+    table = parse(text, PATH)
+    new = re.compile(r"^    (p_value|regret): .*\n", re.MULTILINE)
+    old = new.sub("", text).replace("schema: 2\n", "schema: 1\n")
+    assert len(old) < len(text) - 2 * len("    p_value: null\n")
+    assert parse(old, PATH) == table
+    assert dump(parse(old, PATH)) == text
+    assert {(e.result.p_value, e.result.regret) for e in table.entries} == {(None, 0.0)}
+
+
+@pytest.mark.parametrize(
+    ("p_value", "regret", "words"),
+    [(1e-6, 0.0, ("0.000001", "0.0")), (0.0123456789, 0.0149999, ("0.012346", "0.015"))],
+)
+def test_p_and_regret_are_written_out(
+    p_value: float, regret: float, words: tuple[str, str]
+) -> None:
+    entry = made_entry()
+    result = replace(entry.result, p_value=p_value, regret=regret)
+    text = dump(made_table(replace(entry, result=result)))
+    assert f"    p_value: {words[0]}\n    regret: {words[1]}\n" in text
+    read = parse(text, PATH).entries[0].result
+    assert read.p_value == pytest.approx(p_value, rel=1e-4)
+    assert read.regret == pytest.approx(regret, rel=1e-4)
 
 
 def test_versions_are_text(text: str) -> None:
@@ -124,9 +152,14 @@ FIRST_SPEC = "- spec: {direction: forward"
 @pytest.mark.parametrize(
     ("old", "new", "at", "sentence"),
     [
-        ("schema: 1", "schema: 2", "schema:", "schema 2 is newer than this flashgen.*update"),
-        ("schema: 1", "schema: 0", "schema:", "schema must be 1"),
-        ("schema: 1", 'schema: "1"', "schema:", "schema must be a whole number"),
+        ("schema: 2", "schema: 3", "schema:", "schema 3 is newer than this flashgen.*update"),
+        ("schema: 2", "schema: 0", "schema:", "schema must be 1 to 2"),
+        ("schema: 2", 'schema: "2"', "schema:", "schema must be a whole number"),
+        ("    p_value: null\n", "", "source: est", "'p_value' is missing; add it"),
+        ("    regret: 0.0\n", "", "source: est", "'regret' is missing; add it"),
+        ("p_value: null", "p_value: 1.5", "source: est", "p_value must be > 0 and <= 1"),
+        ("p_value: null", "p_value: 0.0", "source: est", "p_value must be > 0 and <= 1"),
+        ("regret: 0.0", "regret: null", "regret:", "regret must be a number"),
         ("sms: 132", "sms: 132\n  sms: 132", "sms: 132\n\n", "'sms' is here twice; remove one"),
         ("  sms: 132\n", "", "slug:", "'sms' is missing; add it"),
         ("sms: 132", "sm: 132", "sm: 132", "unknown key 'sm'; remove it"),
@@ -313,6 +346,11 @@ class TestResult:
             ("tflops", float("inf")),
             ("max_abs_err_floors", float("nan")),
             ("source", "untimed"),
+            ("p_value", 0.0),
+            ("p_value", 1.01),
+            ("p_value", float("nan")),
+            ("regret", -0.01),
+            ("regret", float("inf")),
         ],
     )
     def test_impossible_figures_are_refused(self, field: str, value: object) -> None:

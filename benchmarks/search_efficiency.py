@@ -1,0 +1,326 @@
+"""How good the samplers are: recorded landscapes, searched again and again. CPU only; a replay.
+
+    python benchmarks/search_efficiency.py [FILE ...] [--seeds 50] [--jobs N] [--out NAME]
+
+FILE is anything flashgen.landscape reads: a log of flashgen, a cache of Kernel Tuner, T4 results.
+Without one, the landscapes that ship: two of an A100 that others measured and published
+(tests/data/published_timings.yaml), and spaces of flashgen's own kernels in landscapes/, whose
+times are ESTIMATES: they say what a search makes of such a space, and nothing of a GPU.
+
+Each contender searches each landscape once a seed. Regret is by how much the best found so far is
+slower than the best of the landscape. Printed is the median over seeds, and in brackets the 95 %
+band of that median by the percentile bootstrap (RESAMPLES resamples); the plot shows the same. A
+contender that leaves nothing to chance has a band of no width.
+
+  auto          flashgen's own, with a landscape's seeds: what `flashgen tune` begins with
+  auto, cold    the same without them
+  tpe, warm     Optuna's TPE with those seeds
+  the others    without; exhaustive goes through the space in its order
+
+NAME.json, NAME.md and NAME.png are written; the picture needs matplotlib.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # there are as many processes as cores
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import numpy as np
+import yaml
+
+import flashgen
+from flashgen.errors import FlashgenError
+from flashgen.gpu import TARGETS
+from flashgen.landscape import Landscape, read, replay
+from flashgen.search import Method
+from flashgen.search.method import Sampler
+from flashgen.space import seed_configs, tuned_default
+from flashgen.spec import AttentionSpec
+
+AT = (5, 10, 20, 40, 80)
+RESAMPLES = 2000
+PUBLISHED = ROOT / "tests" / "data" / "published_timings.yaml"
+ESTIMATED = ROOT / "benchmarks" / "landscapes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """A sampler, with a landscape's seeds or without. by_chance: its seed matters."""
+
+    name: str
+    sampler: Sampler
+    warm: bool = False
+    by_chance: bool = True
+
+
+CONTENDERS = (
+    Contender(name="auto", sampler="auto", warm=True),
+    Contender(name="auto, cold", sampler="auto"),
+    Contender(name="tpe, warm", sampler="tpe", warm=True),
+    Contender(name="tpe", sampler="tpe"),
+    Contender(name="gp", sampler="gp"),
+    Contender(name="cmaes", sampler="cmaes"),
+    Contender(name="genetic", sampler="genetic"),
+    Contender(name="random", sampler="random"),
+    Contender(name="exhaustive", sampler="exhaustive", by_chance=False),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Regrets of one contender after 1, 2, ... evaluations: their median, and its band."""
+
+    contender: str
+    runs: int
+    median: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    def text(self, after: int) -> str:
+        """The figures after so many evaluations, in per cent."""
+        place = after - 1
+        median, low, high = self.median[place], self.low[place], self.high[place]
+        return f"{_per_cent(median)} [{_per_cent(low)}, {_per_cent(high)}]"
+
+
+def published() -> list[Landscape]:
+    """The measured ones that ship, with those of our seeds that are points of theirs."""
+    found = []
+    for record in yaml.safe_load(PUBLISHED.read_text())["landscapes"]:
+        names = ("br", "bc", "num_warps", "num_stages")
+        rows = {tuple(row[:4]): row[4] for row in record["rows_ms"]}
+        spec = AttentionSpec(
+            dtype="float16", head_dim=record["d"], head_dim_v=record["d"], mask="causal"
+        )
+        seeds = (tuned_default(spec), *seed_configs(spec, TARGETS["nvidia_a100_sxm4_40gb"]))
+        tiles = dict.fromkeys(tuple(getattr(seed, name) for name in names) for seed in seeds)
+        found.append(
+            Landscape(
+                name=record["id"],
+                source="measured",
+                unit="ms",
+                points=tuple(dict(zip(names, tile, strict=True)) for tile in rows),
+                times=tuple(rows.values()),
+                seeds=tuple(list(rows).index(tile) for tile in tiles if tile in rows),
+            )
+        )
+    return found
+
+
+def shipped() -> list[Landscape]:
+    """All that ship."""
+    return published() + [each for path in sorted(ESTIMATED.glob("*.json*")) for each in read(path)]
+
+
+_held: list[Landscape] = []
+
+
+def _hold(landscapes: list[Landscape]) -> None:
+    """Give a worker what it searches."""
+    _held[:] = landscapes
+
+
+def _search(task: tuple[int, Contender, int, int]) -> tuple[float, ...]:
+    number, contender, seed, evaluations = task
+    method = Method(sampler=contender.sampler, seed=seed)
+    regrets = replay(_held[number], method, evaluations, warm=contender.warm)
+    return regrets + regrets[-1:] * (evaluations - len(regrets))
+
+
+def curves(
+    landscapes: Sequence[Landscape], contenders: Sequence[Contender], seeds: int, jobs: int
+) -> Iterator[tuple[Landscape, list[Curve]]]:
+    """Each landscape with its curves, when it is done."""
+    tasks = [
+        (number, contender, seed, AT[-1])
+        for number, landscape in enumerate(landscapes)
+        for contender in contenders
+        if landscape.seeds or landscape.guesses or not contender.name.endswith(("cold", "warm"))
+        for seed in range(seeds if contender.by_chance else 1)
+    ]
+    with ProcessPoolExecutor(jobs, initializer=_hold, initargs=(list(landscapes),)) as workers:
+        done = zip(tasks, workers.map(_search, tasks), strict=True)
+        for number, of_one in groupby(done, key=lambda each: each[0][0]):
+            grouped = groupby(of_one, key=lambda each: each[0][1])
+            yield (
+                landscapes[number],
+                [
+                    _curve(contender, np.array([regrets for _, regrets in runs]))
+                    for contender, runs in grouped
+                ],
+            )
+
+
+def _curve(contender: Contender, regrets: np.ndarray) -> Curve:
+    """regrets: runs x evaluations."""
+    draws = np.random.default_rng(0).integers(len(regrets), size=(RESAMPLES, len(regrets)))
+    medians = np.median(regrets[draws], axis=1)
+    low, high = np.quantile(medians, (0.025, 0.975), axis=0, method="nearest")
+    return Curve(
+        contender=contender.name,
+        runs=len(regrets),
+        median=tuple(np.median(regrets, axis=0).tolist()),
+        low=tuple(low.tolist()),
+        high=tuple(high.tolist()),
+    )
+
+
+def _per_cent(regret: float) -> str:
+    return f"{100 * regret:.1f}" if math.isfinite(regret) else "-"
+
+
+def title(landscape: Landscape) -> str:
+    """What it is, in a line."""
+    failed = sum(time is None for time in landscape.times)
+    source = landscape.source.upper() if landscape.source == "estimated" else landscape.source
+    return (
+        f"{landscape.name}: {source}, {len(landscape.points)} points, {failed} failing, "
+        f"{len(landscape.seeds)} seeds"
+    )
+
+
+def table(found: Sequence[Curve]) -> str:
+    """Markdown: a row a contender."""
+    rows = [f"| median regret, % | {' | '.join(f'after {at}' for at in AT)} |", "|---" * 6 + "|"]
+    for curve in found:
+        rows.append(f"| {curve.contender} | {' | '.join(curve.text(at) for at in AT)} |")
+    return "\n".join(rows)
+
+
+def record(landscape: Landscape, found: Sequence[Curve]) -> dict[str, object]:
+    """What the JSON file holds of one landscape. A regret is null where nothing had run yet."""
+
+    def rounded(regrets: Sequence[float]) -> list[float | None]:
+        return [round(regret, 5) if math.isfinite(regret) else None for regret in regrets]
+
+    return {
+        "name": landscape.name,
+        "source": landscape.source,
+        "points": len(landscape.points),
+        "failing": sum(time is None for time in landscape.times),
+        "seeds": len(landscape.seeds),
+        "best": landscape.best,
+        "unit": landscape.unit,
+        "contenders": [
+            {
+                "name": curve.contender,
+                "runs": curve.runs,
+                "median": rounded(curve.median),
+                "low": rounded(curve.low),
+                "high": rounded(curve.high),
+            }
+            for curve in found
+        ],
+    }
+
+
+COLOURS = (
+    "#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#009E73", "#CC79A7", "#999999", "#000000",
+    "#B2912F",
+)  # fmt: skip
+DASHES = ("-", "--", "-", "--", "-.", "-.", ":", "-", "--")
+FLOOR = 1e-3
+"""The regret that a logarithmic axis ends at; 0 is drawn there."""
+
+
+def draw(done: Sequence[tuple[Landscape, list[Curve]]], path: Path) -> None:
+    """A panel a landscape."""
+    from matplotlib.figure import Figure
+
+    columns = min(2, len(done))
+    rows = -(-len(done) // columns)
+    figure = Figure(figsize=(6.5 * columns, 4.6 * rows), dpi=130, layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    names = [contender.name for contender in CONTENDERS]
+    for axes, (landscape, found) in zip(panels, done, strict=False):
+        for curve in found:
+            look = names.index(curve.contender)
+            after = range(1, len(curve.median) + 1)
+            low, median, high = (
+                [100 * max(FLOOR, regret) for regret in regrets]
+                for regrets in (curve.low, curve.median, curve.high)
+            )
+            axes.fill_between(after, low, high, color=COLOURS[look], alpha=0.12, linewidth=0)
+            axes.plot(
+                after, median, color=COLOURS[look], linestyle=DASHES[look],
+                linewidth=2.4 if curve.contender == "auto" else 1.2, label=curve.contender,
+            )  # fmt: skip
+        axes.set(xscale="log", yscale="log", xlim=(1, AT[-1]), ylim=(80 * FLOOR, 1000))
+        axes.set_xticks([1, 2, *AT], labels=[str(at) for at in (1, 2, *AT)])
+        axes.set_title(title(landscape), fontsize=9)
+        axes.set_xlabel("evaluations")
+        axes.set_ylabel("median regret, %")
+        axes.grid(color="0.85", linewidth=0.5)
+        axes.yaxis.set_major_formatter(
+            lambda value, _: "0" if value <= 100 * FLOOR else f"{value:g}"
+        )
+    for axes in list(panels)[len(done) :]:
+        axes.set_visible(False)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9)
+    figure.savefig(path)
+
+
+def main() -> None:
+    """Replay, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    parser.add_argument("--seeds", type=int, default=50, help="searches a contender")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    names = [contender.name for contender in CONTENDERS]
+    parser.add_argument("--contender", action="append", choices=names, help="all unless given")
+    parser.add_argument("--out", type=Path, default=Path("search_efficiency"), metavar="NAME")
+    asked = parser.parse_args()
+    if asked.seeds < 1 or asked.jobs < 1:
+        parser.error("--seeds and --jobs must be at least 1")
+    try:
+        found = [each for path in asked.files for each in read(path, print)] or shipped()
+    except FlashgenError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    contenders = [each for each in CONTENDERS if each.name in (asked.contender or names)]
+    about = (
+        f"A replay of recorded landscapes on a CPU by flashgen {flashgen.__version__}: "
+        f"{asked.seeds} searches each. Median regret in per cent, and the 95 % band of the median "
+        f"by bootstrap."
+    )
+    print(about)
+    done = []
+    for landscape, of_one in curves(found, contenders, asked.seeds, asked.jobs):
+        print(f"\n{title(landscape)}\n\n{table(of_one)}", flush=True)
+        done.append((landscape, of_one))
+    write(asked.out, about, done)
+
+
+def write(out: Path, about: str, done: Sequence[tuple[Landscape, list[Curve]]]) -> None:
+    """NAME.json, NAME.md and, where there is matplotlib, NAME.png."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    records = [record(landscape, found) for landscape, found in done]
+    content = {"about": about, "evaluations": AT, "landscapes": records}
+    out.with_suffix(".json").write_text(json.dumps(content) + "\n")
+    tables = [f"## {title(landscape)}\n\n{table(found)}\n" for landscape, found in done]
+    text = "\n".join([f"# Search efficiency\n\n{about}\n", *tables])
+    out.with_suffix(".md").write_text(text)
+    try:
+        draw(done, out.with_suffix(".png"))
+    except ImportError:
+        print("no picture: it needs matplotlib, pip install 'flashgen[plots]'")
+    print(f"\nWritten: {out.with_suffix('.json')} and, beside it, .md and .png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Importance: how much each field of a config decides whether it is among the fastest ones."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import fields
+
+from flashgen.config import KernelConfig
+from flashgen.errors import ToolchainError
+
+LEAST_CONFIGS = 10
+"""Of fewer configs nothing is said."""
+
+FASTEST = 0.1
+LEAST_FASTEST = 5
+"""What counts as fast: a tenth of the configs, and so many at least: Optuna's documentation advises
+five."""
+
+
+def fastest_share(configs: int) -> float:
+    """The share of so many configs that counts as fast: FASTEST, or more where that is too few."""
+    return min(0.5, max(FASTEST, LEAST_FASTEST / configs))
+
+
+def importances(times_us: Mapping[KernelConfig, float]) -> dict[str, float]:
+    """The importance of each field that varies, the greatest first; they sum to 1.
+
+    By PED-ANOVA (Watanabe, Bansal and Hutter, arXiv 2304.10255), as Optuna has it: how far the
+    fastest configs differ in a field from all that were timed. It ranks, it explains nothing.
+    Nothing is said of fewer than LEAST_CONFIGS configs, of equal times, nor where no field varies.
+    Raises ToolchainError where optuna is not installed.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise ToolchainError("importances need optuna: pip install 'flashgen[tune]'") from None
+    values = {
+        field.name: list(dict.fromkeys(getattr(config, field.name) for config in times_us))
+        for field in fields(KernelConfig)
+    }
+    space = {
+        name: optuna.distributions.CategoricalDistribution(choices)
+        for name, choices in values.items()
+        if len(choices) > 1
+    }
+    if len(times_us) < LEAST_CONFIGS or len(set(times_us.values())) == 1 or not space:
+        return {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator(
+            target_quantile=fastest_share(len(times_us))
+        )
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study()
+    study.add_trials(
+        [
+            optuna.trial.create_trial(
+                params={name: getattr(config, name) for name in space},
+                distributions=dict(space),
+                value=us,
+            )
+            for config, us in times_us.items()
+        ]
+    )
+    return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))

@@ -1,0 +1,153 @@
+"""minimize: the least value of a finite space, found with few evaluations. It knows no attention.
+
+All decisions follow from the values and the seed. So a search that was killed, begun again with an
+evaluator that answers from a record what it was asked before, ends as it would have.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from flashgen.errors import FlashgenError, InvalidArgument
+from flashgen.search.method import Budget, Method
+from flashgen.search.points import Point, check_space
+from flashgen.search.propose import proposer_for
+
+Key = frozenset[tuple[str, object]]
+
+
+class NoMinimum(FlashgenError, RuntimeError):
+    """Every point that was evaluated failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """A point, and its value: None where it failed."""
+
+    point: Point
+    value: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Minimum:
+    """The best point that was evaluated, the first of equals. evaluations: all, in their order.
+
+    exhaustive: every point of the space was evaluated, so none is better.
+    """
+
+    point: Point
+    value: float
+    evaluations: tuple[Evaluation, ...]
+    exhaustive: bool
+
+
+def minimize(
+    space: Sequence[Point],
+    evaluator: Callable[[Point], float | None],
+    budget: Budget,
+    *,
+    method: Method | None = None,
+    seeds: Sequence[Point] = (),
+    guesses: Callable[[Point], float | None] | None = None,
+    notify: Callable[[Evaluation], None] = lambda _: None,
+) -> Minimum:
+    """Find the point of `space` with the least value, evaluating few.
+
+    space: the legal points in their order, each a mapping of the same names to numbers, strings or
+    bools. evaluator: the value of a point, lower is better, or None where it fails; what it raises
+    is not caught. method: Method() unless given. seeds: points of the space that are evaluated
+    first. guesses: what a model says of a point, above 0 and right up to a factor that all have in
+    common, or None; the sampler auto alone heeds it. notify is told of each evaluation.
+
+    Raises InvalidArgument where the space, a seed, a guess or a value is none or the sampler does
+    not apply, NoMinimum where all that were evaluated failed, ToolchainError where a package is
+    missing.
+    """
+    check_space(space)
+    done: list[Evaluation] = []
+    end = math.inf if budget.seconds is None else time.monotonic() + budget.seconds
+    every = method is not None and method.sampler == "exhaustive"
+    most = len(space) if every else min(budget.trials, len(space))
+    order = _Order(space, method or Method(), seeds, guesses)
+    for number in order:
+        point = space[number]
+        value = evaluator(point)
+        _check_value(value, point)
+        order.learn(number, value)
+        done.append(Evaluation(point=point, value=value))
+        notify(done[-1])
+        if len(done) == most or time.monotonic() >= end:
+            break
+    return _minimum(done, exhaustive=len(done) == len(space))
+
+
+class _Order:
+    """The numbers of points in the order of their evaluation: the seeds, then what is proposed."""
+
+    def __init__(
+        self,
+        space: Sequence[Point],
+        method: Method,
+        seeds: Sequence[Point],
+        guesses: Callable[[Point], float | None] | None,
+    ) -> None:
+        number_of = {_key(point): number for number, point in enumerate(space)}
+        for seed in seeds:
+            if _key(seed) not in number_of:
+                raise InvalidArgument(f"seeds must be points of the space: got {dict(seed)}")
+        self._queue = deque(dict.fromkeys(number_of[_key(seed)] for seed in seeds))
+        self._proposer = None
+        if method.sampler == "exhaustive":
+            self._queue = deque(dict.fromkeys((*self._queue, *range(len(space)))))
+        else:
+            opinions = None if guesses is None else [_guess(guesses, point) for point in space]
+            self._proposer = proposer_for(method, range(len(space)), space.__getitem__, opinions)
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            if self._queue:
+                yield self._queue.popleft()
+            elif self._proposer and (proposed := self._proposer.propose(1)):
+                yield from proposed
+            else:
+                return
+
+    def learn(self, number: int, value: float | None) -> None:
+        """Tell what became of the point of this number."""
+        if self._proposer:
+            self._proposer.learn(number, value)
+
+
+def _key(point: Point) -> Key:
+    return frozenset(point.items())
+
+
+def _guess(guesses: Callable[[Point], float | None], point: Point) -> float | None:
+    guess = guesses(point)
+    if guess is not None and not 0 < guess < math.inf:
+        raise InvalidArgument(
+            f"a guess must be finite and above 0, or None: got {guess} for {dict(point)}"
+        )
+    return guess
+
+
+def _check_value(value: float | None, point: Point) -> None:
+    if value is not None and not math.isfinite(value):
+        raise InvalidArgument(
+            f"the evaluator must return a finite number, or None for a failure: "
+            f"got {value} for {dict(point)}"
+        )
+
+
+def _minimum(done: Sequence[Evaluation], *, exhaustive: bool) -> Minimum:
+    known = [(each.value, each.point) for each in done if each.value is not None]
+    if not known:
+        raise NoMinimum(
+            f"a point at least must have a value: all {len(done)} that were evaluated failed"
+        )
+    value, point = min(known, key=lambda pair: pair[0])
+    return Minimum(point=point, value=value, evaluations=tuple(done), exhaustive=exhaustive)
