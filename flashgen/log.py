@@ -1,7 +1,9 @@
 """Log: the append-only record of outcomes that lets a killed run go on where it stopped.
 
 JSON lines, one record an outcome, each on the disk before the next one is begun: kill -9 at any
-moment loses only what was in flight. One tuner writes in a folder at a time.
+moment loses only what was in flight. One tuner writes in a folder at a time, or several that share
+their outcomes through one ledger. The locks are flocks, which end with the process: children do not
+inherit them.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import fcntl
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +30,9 @@ Notice = Callable[[str], None]
 
 _logger = logging.getLogger(__name__)
 
+OPENING_LIMIT_S = 1.0
+"""A folder is taken in milliseconds: so long one who shares it waits for others who are at it."""
+
 
 class Log:
     """The outcomes of one GPU, kept in `path`; a context manager, or closed.
@@ -36,6 +42,14 @@ class Log:
     A last record that a kill has torn is dropped with one notice. Raises FlashgenError where
     another tuner works in the folder, where a line cannot be read or is of another GPU, and where
     the disk does not take it.
+
+    shared is the id of the ledger whose workers use the folder together. A shared log recalls
+    nothing by itself: what one worker remembers and another does not would part their ways. It is
+    asked by remembered(), before a worker evaluates what the ledger does not know. Each outcome is
+    written once, whoever has it first.
+
+    clock_mhz is the GPU's clock after the first of the times that are known, if it was told: a run
+    that goes on measures at this clock, or its times do not compare with those.
     """
 
     def __init__(
@@ -45,18 +59,25 @@ class Log:
         gpu: str,
         triton: str,
         notice: Notice = _logger.warning,
+        shared: str | None = None,
     ) -> None:
         self.path = path
+        self.clock_mhz: float | None = None
         self._gpu = gpu
         self._triton = triton
+        self._notice = notice
+        self._shared = shared
         self._known: dict[Key, tuple[int, Outcome]] = {}
         self._count = 0
+        self._written: set[int] = set()  # hashes of all lines
+        self._end = 0  # of what was read or written, in bytes
         with contextlib.ExitStack() as opened, _disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = _open(path.parent / "lock", os.O_RDWR, opened)
-            _take_lock(self._lock, path.parent)
+            _take_lock(self._lock, path.parent, shared)
             self._file = _open(path, os.O_RDWR | os.O_APPEND, opened)
-            self._read(notice)
+            with self._alone():
+                self._read()
             opened.pop_all()
 
     def recall(
@@ -77,6 +98,38 @@ class Log:
         interpreter are told apart, as are measured and estimated times: by `source`, the
         evaluator's.
         """
+        if self._shared is not None:
+            return None
+        return self._recalled(stage, spec, problem, config, digest, source)
+
+    def remembered(
+        self,
+        stage: Stage,
+        spec: AttentionSpec,
+        problem: Problem,
+        kernels: Sequence[tuple[KernelConfig, str]],
+        *,
+        source: Source,
+    ) -> list[Outcome] | None:
+        """What is known of all these (config, digest) pairs, in their order, or else None.
+
+        As recall() and recall_round() of a log that is not shared.
+        """
+        if stage == "final":
+            return self._round(spec, problem, kernels, source)
+        found = [self._recalled(stage, spec, problem, *kernel, source) for kernel in kernels]
+        known = [outcome for outcome in found if outcome is not None]
+        return known if len(known) == len(kernels) else None
+
+    def _recalled(
+        self,
+        stage: Stage,
+        spec: AttentionSpec,
+        problem: Problem,
+        config: KernelConfig,
+        digest: str,
+        source: Source,
+    ) -> Outcome | None:
         key = _key(stage, spec, problem, config, digest, source)
         _, known = self._known.get(key) or self._known.get(_shared(key)) or (0, None)
         if known is None or (source != "estimated" and _lacks_estimate(known, problem)):
@@ -96,6 +149,15 @@ class Log:
         Times of different rounds do not compare, so a round counts only whole: its records are
         adjacent.
         """
+        return None if self._shared is not None else self._round(spec, problem, kernels, source)
+
+    def _round(
+        self,
+        spec: AttentionSpec,
+        problem: Problem,
+        kernels: Sequence[tuple[KernelConfig, str]],
+        source: Source,
+    ) -> list[Outcome] | None:
         records = [
             self._known.get(_key("final", spec, problem, config, digest, source))
             for config, digest in kernels
@@ -110,20 +172,22 @@ class Log:
 
         Raises FlashgenError, having written nothing, where the disk does not take them.
         """
-        lines = "".join(
-            json.dumps(outcome.to_json(), separators=(",", ":"), allow_nan=False) + "\n"
-            for outcome in outcomes
-        )
-        with _disk_errors(self.path):
+        records = [(outcome, _line(outcome)) for outcome in outcomes]
+        with _disk_errors(self.path), self._alone():
+            if self._shared is not None:
+                self._read()
+                records = [each for each in records if hash(each[1]) not in self._written]
             size = os.fstat(self._file).st_size
             try:
-                _write_all(self._file, lines.encode())
+                _write_all(self._file, b"".join(line for _, line in records))
                 os.fsync(self._file)
             except OSError:
                 os.ftruncate(self._file, size)
                 raise
-        for outcome in outcomes:
+            self._end = os.fstat(self._file).st_size
+        for outcome, line in records:
             self._remember(outcome)
+            self._written.add(hash(line))
 
     def close(self) -> None:
         """Let another tuner work in the folder. May be called again."""
@@ -139,16 +203,35 @@ class Log:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read(self, notice: Notice) -> None:
-        """Take in the file; what stands behind its last line break was torn, and is cut off."""
-        content = self.path.read_bytes()
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Within, none of those who share the log writes or repairs it but this process."""
+        if self._shared is None:  # nobody else is in the folder
+            yield
+            return
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _read(self) -> None:
+        """Take in what is new in the file; what stands behind its last line break was torn, and is
+        cut off.
+        """
+        new = os.fstat(self._file).st_size - self._end
+        content = os.pread(self._file, new, self._end) if new > 0 else b""
         whole = content.rfind(b"\n") + 1
-        for number, line in enumerate(content[:whole].splitlines(), start=1):
-            self._remember(self._parse(line, number))
+        for line in content[:whole].splitlines(keepends=True):
+            self._remember(self._parse(line, self._count + 1))
+            self._written.add(hash(line))
+        self._end += whole
         if whole < len(content):
-            os.ftruncate(self._file, whole)
+            os.ftruncate(self._file, self._end)
             os.fsync(self._file)
-            notice(f"{self.path}: the last record was torn when a run was killed; it is dropped")
+            self._notice(
+                f"{self.path}: the last record was torn when a run was killed; it is dropped"
+            )
 
     def _parse(self, line: bytes, number: int) -> Outcome:
         where = f"{self.path}, line {number}"
@@ -180,6 +263,8 @@ class Log:
                 outcome.source,
             )
             self._known[key] = self._known[_shared(key)] = (self._count, outcome)
+            if self.clock_mhz is None and outcome.timing is not None:
+                self.clock_mhz = outcome.timing.clock_mhz
 
 
 def _key(
@@ -221,18 +306,62 @@ def _open(path: Path, flags: int, opened: contextlib.ExitStack) -> int:
     return descriptor
 
 
-def _take_lock(descriptor: int, folder: Path) -> None:
-    """Hold the folder until this process ends or closes the log; the file says who holds it."""
+def _take_lock(descriptor: int, folder: Path, shared: str | None) -> None:
+    """Hold the folder until this process ends or closes the log: alone, or with those who share.
+
+    The file says who holds it: a process, or a ledger. Who shares holds it alone for a moment, if
+    nobody else is there, to write that down.
+    """
+    deadline = time.monotonic() + OPENING_LIMIT_S
+    shared = shared and f"ledger {shared}"
+    while True:
+        if _locked(descriptor, fcntl.LOCK_EX):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid() if shared is None else shared}\n".encode(), 0)
+            if shared is None or _locked(descriptor, fcntl.LOCK_SH):
+                return
+        elif shared is not None and _locked(descriptor, fcntl.LOCK_SH):
+            if _holder(descriptor) == shared:
+                return
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        if shared is None or time.monotonic() > deadline:
+            raise FlashgenError(_occupied(folder, _holder(descriptor), shared))
+        time.sleep(0.01)
+
+
+def _holder(descriptor: int) -> str:
+    """Who holds the folder, or held it last: the number of a process, or the id of a ledger."""
+    return os.pread(descriptor, 64, 0).decode(errors="replace").strip()
+
+
+def _occupied(folder: Path, holder: str, shared: str | None) -> str:
+    """The sentence on a folder that others hold."""
+    if not holder.isdecimal():
+        who = "other flashgens, which share a storage, tune in"
+    elif shared is None:
+        who = "another flashgen tunes in"
+    else:
+        who = "another flashgen, which shares no storage, tunes in"
+    process = f" (process {holder})" if holder.isdecimal() else ""
+    return (
+        f"{who} {folder}{process}: wait for it to end, name another folder with --out, "
+        f"or give all the same --storage to share the work"
+    )
+
+
+def _locked(descriptor: int, kind: int) -> bool:
+    """Take a lock of this kind, or change the one that is held, if that can be done at once."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
-        raise FlashgenError(
-            f"another flashgen tunes in {folder} (process {holder}): "
-            f"wait for it, or name another folder with --out"
-        ) from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        return False
+    return True
+
+
+def _line(outcome: Outcome) -> bytes:
+    """The record of an outcome."""
+    text = json.dumps(outcome.to_json(), separators=(",", ":"), allow_nan=False)
+    return text.encode() + b"\n"
 
 
 def _write_all(descriptor: int, content: bytes) -> None:

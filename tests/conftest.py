@@ -9,6 +9,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="rewrite tests/golden from the templates"
     )
+    parser.addoption(
+        "--need-postgres", action="store_true", help="fail, not skip, where there is no PostgreSQL"
+    )
 
 
 @pytest.fixture

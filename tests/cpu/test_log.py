@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -14,10 +16,12 @@ from types import ModuleType
 import pytest
 
 from flashgen import check, compile, estimate, measure
+from flashgen.config import KernelConfig
 from flashgen.errors import FlashgenError
 from flashgen.evaluate import protocol_of
 from flashgen.log import Log
 from flashgen.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
+from flashgen.records import outcomes_of
 from flashgen.spec import workload
 from tests.makers import make_config, make_spec
 
@@ -373,3 +377,115 @@ def test_a_read_only_folder_is_one_sentence(
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(FlashgenError, match=r"Read-only file system.* --out"):
         open_log(tmp_path)
+
+
+def test_those_who_share_a_ledger_share_a_folder(tmp_path: Path) -> None:
+    with open_log(tmp_path, shared="one") as first, open_log(tmp_path, shared="one") as second:
+        first.append(outcome(detail="of the first"))
+        second.append(outcome("rough"))
+        first.append(outcome("check"))
+    with open_log(tmp_path) as log:  # all have left
+        assert recall(log, outcome()) == outcome(detail="of the first")
+        assert recall(log, outcome("rough")) == outcome("rough")
+        assert recall(log, outcome("check")) == outcome("check")
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "said"),
+    [
+        (None, None, r"another flashgen tunes in .* \(process PID\): wait .*--storage"),
+        (None, "one", r"shares no storage, tunes in .* \(process PID\): .*--storage"),
+        ("one", None, r"other flashgens, which share a storage, tune in [^()]*: .* same --storage"),
+        ("one", "two", r"other flashgens, which share a storage, tune in [^()]*: .*--out"),
+    ],
+)
+def test_others_are_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    there: str | None,
+    here: str | None,
+    said: str,
+) -> None:
+    monkeypatch.setattr("flashgen.log.OPENING_LIMIT_S", 0.05)
+    with open_log(tmp_path, shared=there) as log:
+        with pytest.raises(FlashgenError, match=said.replace("PID", str(os.getpid()))) as caught:
+            open_log(tmp_path, shared=here)
+        assert "\n" not in str(caught.value)
+        log.append(outcome())
+    open_log(tmp_path, shared=here).close()
+
+
+def test_who_shares_waits_for_others_who_are_opening(tmp_path: Path) -> None:
+    """They hold the folder alone for a moment, and have not said yet for whom."""
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        let_in = threading.Timer(0.2, fcntl.flock, (lock, fcntl.LOCK_UN))
+        let_in.start()
+        open_log(tmp_path, shared="one").close()
+        let_in.join()
+
+
+def test_a_shared_log_leaves_the_answers_to_the_ledger_but_remembers(tmp_path: Path) -> None:
+    final = outcome("final")
+    kernel = CONFIG, outcome().digest
+    with open_log(tmp_path) as log:
+        log.append(outcome(), final)
+    with open_log(tmp_path, shared="one") as log:
+        assert recall(log, outcome()) is None
+        assert log.recall_round(SPEC, LONG, [kernel], source="measured") is None
+
+        def remembered(stage: Stage, *kernels: tuple[KernelConfig, str]) -> list[Outcome] | None:
+            return log.remembered(stage, SPEC, LONG, kernels, source="measured")
+
+        assert remembered("timed", kernel) == [outcome()]
+        assert remembered("timed", kernel, kernel) == [outcome()] * 2
+        assert remembered("timed", kernel, (make_config(128), kernel[1])) is None
+        assert remembered("final", kernel) == [final]
+        assert remembered("rough", kernel) is None
+
+
+def test_an_outcome_that_all_have_is_written_once(tmp_path: Path) -> None:
+    killer = outcome("rough", status=Status.CRASHED)  # recalled by none, and known all the same
+    with open_log(tmp_path, shared="one") as first, open_log(tmp_path, shared="one") as second:
+        for log in (first, second, first):
+            log.append(outcome(), killer)
+        second.append(outcome(detail="another"))
+        lines = first.path.read_text().splitlines()
+    assert len(lines) == 3
+    assert [json.loads(line)["detail"] for line in lines] == ["as found", "as found", "another"]
+
+
+def test_a_record_that_a_killed_one_tore_is_cut_off_by_those_who_live(tmp_path: Path) -> None:
+    notices: list[str] = []
+    with open_log(tmp_path, shared="one", notice=notices.append) as log:
+        log.append(outcome())
+        whole = log.path.read_bytes()
+        with log.path.open("ab") as file:
+            file.write(whole[:40])
+        log.append(outcome("rough"))
+        assert len(notices) == 1
+        assert "torn" in notices[0]
+        assert log.path.read_bytes().startswith(whole)
+    with open_log(tmp_path) as log:
+        assert recall(log, outcome("rough")) is not None
+
+
+def test_records_of_many_writers_stay_whole(tmp_path: Path) -> None:
+    pids = []
+    for writer in range(3):
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                with open_log(tmp_path, shared="one") as log:
+                    for number in range(20):
+                        log.append(outcome(detail=f"{writer} {number} " + 5000 * "x"))
+                status = 0
+            finally:
+                os._exit(status)
+        pids.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0, 0]
+    found = outcomes_of(tmp_path / "nvidia_h200.jsonl", pytest.fail)
+    assert sorted(each.detail.split("x")[0] for each in found) == sorted(
+        f"{writer} {number} " for writer in range(3) for number in range(20)
+    )
