@@ -1,0 +1,140 @@
+"""Nodes of a YAML text as values; what is refused is named with file, line and mend.
+
+A file that people write is read strictly: no unknown, missing or doubled key, no value of another
+type.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from flashgen.errors import FlashgenError, InvalidArgument
+
+
+class Nodes:
+    """Reads the nodes of one file. `error` is the class that it raises."""
+
+    def __init__(self, path: Path, error: type[FlashgenError]) -> None:
+        self.path = path
+        self.error = error
+
+    def root(self, text: str) -> yaml.Node:
+        """The root of a text. Raises `error` where it is no YAML, or empty."""
+        try:
+            root = yaml.compose(text, Loader=_LOADER)
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            self.fail(mark, f"this is not YAML: {error.problem}; mend it or restore it from git")
+        except yaml.YAMLError as error:
+            self.fail(None, f"this is not YAML: {error}; restore it from git")
+        if root is None:
+            self.fail(None, "the file is empty; fill it, delete it, or restore it from git")
+        return root
+
+    def fail(self, mark: yaml.Mark | None, sentence: str) -> NoReturn:
+        """Raise `error` with the line of a mark."""
+        line = mark.line + 1 if mark else 1
+        raise self.error(f"{self.path}, line {line}: {sentence}")
+
+    def keys(
+        self, node: yaml.Node, names: tuple[str, ...] | None, optional: Sequence[str] = ()
+    ) -> dict[str, yaml.Node]:
+        """The values of a mapping, by key: exactly `names`, but that `optional` ones may be
+        missing; or any if names is None.
+        """
+        if not isinstance(node, yaml.MappingNode):
+            self.fail(node.start_mark, "a mapping must stand here; write its keys out")
+        found: dict[str, yaml.Node] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                self.fail(key.start_mark, "a key must be a word; restore the line from git")
+            if key.value in found:
+                self.fail(key.start_mark, f"the key {key.value!r} is here twice; remove one")
+            if names is not None and key.value not in names:
+                known = ", ".join(names)
+                self.fail(key.start_mark, f"unknown key {key.value!r}; remove it (known: {known})")
+            found[key.value] = value
+        for name in names or ():
+            if name not in found and name not in optional:
+                self.fail(node.start_mark, f"the key {name!r} is missing; add it")
+        return found
+
+    def value(self, node: yaml.Node, kind: Any, name: str) -> Any:
+        """The value of type `kind` that a node holds; `name` is what errors call it."""
+        if get_origin(kind) in (Union, UnionType):
+            if node.tag == _NULL:
+                return None
+            kind = next(option for option in get_args(kind) if option is not NoneType)
+        if get_origin(kind) is tuple:
+            items = self.items(node, name)
+            return tuple(self.value(item, get_args(kind)[0], name) for item in items)
+        if is_dataclass(kind):
+            return self.record(node, kind)
+        return self.scalar(node, kind, name)
+
+    def is_list(self, node: yaml.Node) -> bool:
+        """Whether a node is a list, where a key takes that or something else."""
+        return isinstance(node, yaml.SequenceNode)
+
+    def items(self, node: yaml.Node, name: str) -> list[yaml.Node]:
+        """The nodes of a list."""
+        if not isinstance(node, yaml.SequenceNode):
+            self.fail(node.start_mark, f"{name} must be a list; write [] if it is empty")
+        return list(node.value)
+
+    def record(
+        self,
+        node: yaml.Node,
+        kind: Any,
+        optional: Sequence[str] = (),
+        beside: tuple[str, ...] = (),
+    ) -> Any:
+        """The dataclass `kind` that a mapping of all its fields holds, less `optional` ones.
+
+        Keys `beside` them are required, too, and left for the caller to read.
+        """
+        types = get_type_hints(kind)
+        names = tuple(field.name for field in fields(kind))
+        parts = self.keys(node, (*names, *beside), optional)
+        values = {n: self.value(parts[n], types[n], n) for n in names if n in parts}
+        try:
+            return kind(**values)
+        except InvalidArgument as error:
+            self.fail(node.start_mark, f"{error}; correct it or remove the entry")
+
+    def scalar(self, node: yaml.Node, kind: Any, name: str) -> Any:
+        """The word, bool, number or text that a node holds."""
+        if get_origin(kind) is Literal:
+            words = get_args(kind)
+            if not isinstance(node, yaml.ScalarNode) or node.value not in words:
+                self.fail(node.start_mark, f"{name} must be one of {', '.join(words)}; correct it")
+            return node.value
+        if kind is bool:
+            if node.tag != f"{_TAG}bool" or node.value not in ("true", "false"):
+                self.fail(node.start_mark, f"{name} must be true or false: got {_shown(node)}")
+            return node.value == "true"
+        tags, pattern, mend = _SCALARS[kind]
+        if node.tag not in tags or not re.fullmatch(pattern, str(node.value), re.DOTALL):
+            self.fail(node.start_mark, f"{name} must be {mend}: got {_shown(node)}")
+        return kind(node.value)
+
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_TAG = "tag:yaml.org,2002:"
+_NULL = f"{_TAG}null"
+_SCALARS: dict[type, tuple[tuple[str, ...], str, str]] = {
+    int: ((f"{_TAG}int",), r"0|[1-9]\d*", "a whole number >= 0; write it in digits"),
+    float: ((f"{_TAG}int", f"{_TAG}float"), r"\d+(\.\d+)?", "a number; write it like 12.5"),
+    str: ((f"{_TAG}str",), r".+", "text; put it in double quotes"),
+}
+
+
+def _shown(node: yaml.Node) -> str:
+    return repr(node.value) if isinstance(node, yaml.ScalarNode) else "a list or a mapping"
