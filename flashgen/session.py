@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from flashgen.entry import Run
+from flashgen.ledger import Ledger
 from flashgen.table import Table, dump, parse, write_text
 
 
@@ -39,13 +40,21 @@ class Session:
         run: Run,
         table: Table,
         notice: Callable[[str], None],
+        ledger: Ledger | None = None,
     ) -> Self:
         """Go on with the run that `path` keeps if it was asked the same, else begin one.
+
+        Workers that share a ledger have all the run and the table of the first of them.
 
         request: all that decides the run's path, as JSON. run and table: those of a run that begins
         now. A file that cannot be read is taken for none, with a notice: nothing but the order of
         finalists hangs on it. Raises FlashgenError where the disk does not take the file.
         """
+        if ledger is not None:
+            first = ledger.agree("session", {"run": asdict(run), "table": dump(table)})
+            found = parse(first["table"], _named(table.gpu.slug))
+            begun = Run(**first["run"])
+            return cls(path=path, run=begun, found=replace(found, gpu=table.gpu))
         kept = _kept(path, table.gpu.slug, notice)
         if kept is not None and kept["request"] == json.loads(json.dumps(request)):
             begun = Run(**kept["run"])

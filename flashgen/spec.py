@@ -22,6 +22,13 @@ Direction = Literal[
 ]
 """What a kernel computes: O and LSE; delta = rowsum(dO * O) - dLSE; dK and dV; dQ; all three, dQ by
 atomic addition; the gradient of the bias."""
+BACKWARD: tuple[Direction, ...] = (
+    "backward_delta",
+    "backward_dkv",
+    "backward_dq",
+    "backward_fused",
+)
+"""What the word backward stands for: the kernels that a training step without a bias may run."""
 DType = Literal["float16", "bfloat16", "float32"]
 Mask = Literal["none", "causal"]
 Precision = Literal["ieee", "tf32"]

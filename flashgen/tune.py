@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import shlex
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 
-import flashgen
-from flashgen import generate, paths
+from flashgen import generate, paths, workplace
 from flashgen.config import why_illegal
-from flashgen.entry import Entry, Result, Run, RunnerUp
+from flashgen.consolidate import MAX_REGRET, consolidate
+from flashgen.entries import entry_of, explain_options, sentence, shared_sentence, title_of
+from flashgen.entry import Entry
 from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError
 from flashgen.estimate import estimable, require_estimator
-from flashgen.evaluate import Evaluator, protocol_of, triton_version
-from flashgen.evaluators.gpu import GpuEvaluator
-from flashgen.evaluators.offline import OfflineEvaluator
+from flashgen.evaluate import protocol_of, triton_version
 from flashgen.gpu import Gpu, known_target
-from flashgen.log import Log
-from flashgen.measure import Conditions
-from flashgen.neighbours import neighbours
-from flashgen.outcome import STRENGTH, Outcome, Stage
+from flashgen.neighbours import elsewhere, neighbours
+from flashgen.outcome import STRENGTH, Source, Stage
+from flashgen.provenance import run_now, with_conditions
+from flashgen.screen import Screen
 from flashgen.search import search
-from flashgen.search.goal import Budget, Found, Method, NothingRight, Progress, goal_for
+from flashgen.search.goal import Budget, Found, Method, NothingRight, goal_for
 from flashgen.session import Session
 from flashgen.show import entries_grid
-from flashgen.spec import SHORT_DTYPE, AttentionSpec, Problem, bucket_of, flops, workload
-from flashgen.table import Table, dump, load, save
+from flashgen.spec import AttentionSpec, Bucket, Problem, bucket_of, workload
+from flashgen.table import Table, dump, load, load_folders, save
+from flashgen.workplace import Site, Workplace
+
+WINDING_DOWN = "Interrupted: saving the best of what is known. Ctrl-C again ends at once."
+
+Key = tuple[AttentionSpec, Bucket]
 
 OFFLINE_TARGET = "nvidia_h200"
 """Tuned for where there is no GPU and none is named."""
@@ -48,10 +47,11 @@ class TuneOptions:
     """What `flashgen tune` was asked. Raises InvalidArgument.
 
     gpu: demand the GPU of this machine; target: tune offline for that slug; neither: a GPU if there
-    is one. seqs: lengths to run, at most one a bucket. time_budget: seconds for all specs together.
+    is one. seqs: lengths to run, at most one a bucket; pieces: what a workload has in their place.
+    budget.seconds is for all specs together.
     """
 
-    specs: tuple[AttentionSpec, ...]
+    specs: tuple[AttentionSpec, ...] = ()
     seqs: tuple[int, ...] = (DEFAULT_SEQ,)
     gpu: bool = False
     target: str | None = None
@@ -59,7 +59,12 @@ class TuneOptions:
     method: Method = field(default_factory=Method)
     out: Path = Path()
     improve_only: bool = False
+    retry_quarantined: bool = False
+    max_regret: float = MAX_REGRET
+    storage: str | None = None
+    device: int = 0
     jobs: int | None = None
+    pieces: tuple[tuple[AttentionSpec, Problem], ...] = ()
 
     def __post_init__(self) -> None:
         if self.gpu and self.target is not None:
@@ -75,6 +80,8 @@ class TuneOptions:
     @property
     def work(self) -> tuple[tuple[AttentionSpec, Problem], ...]:
         """What is searched, in order."""
+        if self.pieces:
+            return self.pieces
         specs = dict.fromkeys(self.specs)
         return tuple((spec, workload(spec, seq)) for spec in specs for seq in sorted(self.seqs))
 
@@ -87,14 +94,20 @@ def tune(options: TuneOptions, console: Console) -> Table:
     only what was in flight. Raises FlashgenError; at the end, too, where a spec had no right
     config.
     """
-    gpu, measured = _choose_gpu(options, console)
-    state, log_file = paths.state_dir(options.out), paths.log_file(options.out, gpu.slug)
+    gpu, here = _choose_gpu(options, console)
     failures: list[str] = []
-    with (
-        Log(log_file, gpu=gpu.slug, triton=triton_version(), notice=console.print) as log,
-        _evaluator(gpu, measured, state, options.jobs) as evaluator,
-    ):
-        story = _Story(options, console, log, evaluator)
+    site = Site(
+        gpu=gpu,
+        device=options.device if here else None,
+        out=options.out,
+        jobs=options.jobs,
+        storage=options.storage,
+        request=_request(options, "measured" if here else "estimated"),
+        retry=options.retry_quarantined,
+        notice=console.print,
+    )
+    with workplace.opened(site) as place:
+        story = _Story(options, console, place, site.request)
         try:
             for spec, problem in story.searches():
                 try:
@@ -102,6 +115,7 @@ def tune(options: TuneOptions, console: Console) -> Table:
                 except NothingRight as error:
                     failures.append(str(error))
                     console.print(str(error))
+            story.share_kernels()
         except (KeyboardInterrupt, FlashgenError):
             story.emit_what_there_is()
             raise
@@ -110,7 +124,8 @@ def tune(options: TuneOptions, console: Console) -> Table:
     if failures:
         raise FlashgenError(
             f"{len(failures)} of {len(options.work)} searches found no right config: "
-            f"{log_file} says what became of each; all other results are saved"
+            f"{paths.log_file(options.out, gpu.slug)} says what became of each; "
+            f"all other results are saved"
         )
     return story.table
 
@@ -123,20 +138,26 @@ class _Story:
     """
 
     def __init__(
-        self, options: TuneOptions, console: Console, log: Log, evaluator: Evaluator
+        self,
+        options: TuneOptions,
+        console: Console,
+        place: Workplace,
+        request: Mapping[str, Any],
     ) -> None:
         self.options = options
         self.console = console
-        self.log = log
-        self.evaluator = evaluator
+        self.log = place.log
+        self.evaluator = evaluator = place.evaluator
         self.table = self._held = _held_table(options.out, evaluator.gpu)
-        self.found: list[Entry] = []
+        self._tables = _tables(options)
+        self.found: dict[Key, Entry] = {}
         self._session = Session.begin(
             paths.session_file(options.out, evaluator.gpu.slug),
-            request=_request(options, evaluator),
-            run=_run(evaluator),
+            request=request,
+            run=run_now(evaluator),
             table=self.table,
             notice=console.print,
+            ledger=place.ledger,
         )
         self._walked = self._session.found
         self._run = self._session.run
@@ -144,27 +165,15 @@ class _Story:
             console.print(f"Going on with the run begun {self._run.date}.")
         self._begun = time.monotonic()
         self._done = 0
-        self._bar = Bar(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.fields[stage]}", markup=False),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            speed_estimate_period=600,
-        )
-        self._task = self._bar.add_task("", total=len(options.work), stage="")
+        self._screen = Screen(console, len(options.work))
 
     def searches(self) -> Iterator[tuple[AttentionSpec, Problem]]:
-        """What is to be searched, with the progress bar on the screen."""
-        with self._bar:
+        """What is to be searched, with the progress on the screen."""
+        with self._screen:
             for number, (spec, problem) in enumerate(self.options.work):
                 self._done = number
-                where = f"{number + 1}/{len(self.options.work)} {_title(spec, problem)}"
-                self._bar.update(self._task, completed=number, description=where, stage="")
+                self._screen.begin(number, title_of(spec, problem))
                 yield spec, problem
-            self._bar.update(self._task, completed=len(self.options.work), stage="done")
 
     def search(self, spec: AttentionSpec, problem: Problem) -> None:
         """Search one spec at one length; put what was found into the table, and save it."""
@@ -174,24 +183,59 @@ class _Story:
         to_come = [(s, bucket_of(p.seq_k)) for s, p in self.options.work[self._done :]]
         alike = neighbours(self._walked, spec, bucket, leave_out=to_come)
         found = search(
-            goal_for(spec, problem, gpu, incumbent, alike),
+            goal_for(
+                spec,
+                problem,
+                gpu,
+                incumbent,
+                neighbours=alike,
+                elsewhere=elsewhere(self._tables, gpu, spec, bucket),
+            ),
             self.evaluator,
             self.log,
             budget=self._budget(),
             method=self.options.method,
-            notify=self._show,
+            notify=self._screen.show,
+            on_interrupt=lambda: self._screen.say(WINDING_DOWN),
         )
-        self._run = _with_conditions(self._run, self.evaluator)
-        entry = _entry(spec, problem, found, self._run.id)
-        self.found.append(entry)
-        self.console.print(_sentence(entry, found))
+        self._run = with_conditions(self._run, self.evaluator)
+        entry = entry_of(spec, problem, found, self._run.id)
+        self.found[entry.key] = entry
+        self._screen.finished(sentence(entry, found))
         stays = self._why_held_stays(held, entry, found)
         if stays:
-            self.console.print(f"  the table's entry stays: {stays}")
-            return
-        self._walked = self._walked.with_entry(entry, self._run)
-        self.table = self.table.with_entry(entry, self._run)
-        save(self.table, paths.table_file(self.options.out, gpu.slug))
+            self._screen.say(f"  the table's entry stays: {stays}")
+        else:
+            self._put(entry)
+        if found.interrupted:
+            raise KeyboardInterrupt
+
+    def share_kernels(self) -> None:
+        """Let the buckets of a spec share kernels where that costs no more than was allowed."""
+        for spec in dict.fromkeys(spec for spec, _ in self.options.work):
+            entries = [entry for entry in self._walked.entries if entry.spec == spec]
+            shared = consolidate(
+                entries,
+                self.evaluator,
+                self.log,
+                max_regret=self.options.max_regret,
+                run=self._run.id,
+            )
+            for old, new in zip(entries, shared, strict=True):
+                if new == old:
+                    continue
+                if new.config != old.config:
+                    self._screen.say(shared_sentence(old, new))
+                self._put(new)
+                if new.key in self.found:
+                    self.found[new.key] = new
+
+    def _put(self, entry: Entry) -> None:
+        """Put an entry into the table, and that on the disk."""
+        run = self._run if entry.run == self._run.id else self._walked.run_of(entry)
+        self._walked = self._walked.with_entry(entry, run)
+        self.table = self.table.with_entry(entry, run)
+        save(self.table, paths.table_file(self.options.out, self.evaluator.gpu.slug))
 
     def end(self) -> None:
         """All is searched: emit the kernels, and forget what a killed run would need."""
@@ -219,13 +263,15 @@ class _Story:
         there = elsewhere and f"cd {elsewhere} && "
         proof = "--gpu" if self.evaluator.source == "measured" else f"--target {slug}"
         self.console.print()
-        self.console.print(entries_grid(self.found))
+        self.console.print(entries_grid(self.found.values()))
         self.console.print(
             f"\nWritten: {paths.table_file(out, slug)} and {paths.generated_dir(out)}. Try next:"
         )
-        last = self.found[-1] if self.found else None
+        last = next(reversed(self.found.values()), None)
         if last is not None:
-            self.console.print(f"  flashgen explain {_call(last)} --gpu-slug {slug}{option}")
+            self.console.print(
+                f"  flashgen explain {explain_options(last)} --gpu-slug {slug}{option}"
+            )
         self.console.print(f"  flashgen verify {proof}{option}")
         self.console.print(
             f"  {there}python -c 'from generated.dispatcher import attention; help(attention)'"
@@ -238,14 +284,6 @@ class _Story:
             return budget
         left = max(0.0, budget.seconds - (time.monotonic() - self._begun))
         return replace(budget, seconds=left / (len(self.options.work) - self._done))
-
-    def _show(self, progress: Progress) -> None:
-        best = "" if progress.best_us is None else f", best {progress.best_us:.1f} us"
-        self._bar.update(
-            self._task,
-            completed=self._done + progress.done / progress.total,
-            stage=f"{progress.stage}{best}",
-        )
 
     def _why_held_stays(self, held: Entry | None, entry: Entry, found: Found) -> str | None:
         """Why the new entry is not written, if it is not."""
@@ -267,7 +305,7 @@ def _choose_gpu(options: TuneOptions, console: Console) -> tuple[Gpu, bool]:
         from flashgen.launch import device_gpu
 
         try:
-            gpu = device_gpu(0)
+            gpu = device_gpu(options.device)
         except NoGpuError:
             if options.gpu:
                 raise
@@ -287,7 +325,7 @@ def _choose_gpu(options: TuneOptions, console: Console) -> tuple[Gpu, bool]:
     return gpu, False
 
 
-def _request(options: TuneOptions, evaluator: Evaluator) -> dict[str, Any]:
+def _request(options: TuneOptions, source: Source) -> dict[str, Any]:
     """What was asked, as far as it decides the path of the run. Time does, and cannot be kept."""
     stages: tuple[Stage, ...] = ("compile", "check", "timed", "final")
     return {
@@ -295,16 +333,11 @@ def _request(options: TuneOptions, evaluator: Evaluator) -> dict[str, Any]:
         "trials": options.budget.trials,
         "method": asdict(options.method),
         "improve_only": options.improve_only,
-        "source": evaluator.source,
+        "max_regret": options.max_regret,
+        "source": source,
         "triton": triton_version(),
-        "protocols": [protocol_of(stage, evaluator.source) for stage in stages],
+        "protocols": [protocol_of(stage, source) for stage in stages],
     }
-
-
-def _evaluator(
-    gpu: Gpu, measured: bool, state: Path, jobs: int | None
-) -> AbstractContextManager[Evaluator]:
-    return GpuEvaluator(gpu, 0, state, jobs) if measured else OfflineEvaluator(gpu, state, jobs)
 
 
 def _held_table(out: Path, gpu: Gpu) -> Table:
@@ -315,122 +348,15 @@ def _held_table(out: Path, gpu: Gpu) -> Table:
     return Table(gpu=gpu)
 
 
+def _tables(options: TuneOptions) -> tuple[Table, ...]:
+    """The tables of other GPUs that a search begins with. Workers that share a storage must see the
+    same: those that ship.
+    """
+    if options.storage is not None:
+        return tuple(load_folders(paths.shipped_configs_dir()).values())
+    return tuple(generate.tables_for(options.out).values())
+
+
 def _text(gpu: Gpu, entry: Entry) -> str:
     """An entry as it stands in a file, where figures have fewer digits."""
     return dump(Table(gpu=gpu, entries=(entry,)))
-
-
-def _run(evaluator: Evaluator) -> Run:
-    """The run under way, as the table records it."""
-    now = datetime.now(UTC)
-    cuda = None
-    if evaluator.source == "measured":
-        import torch
-
-        cuda = torch.version.cuda
-    return Run(
-        id=f"{now:%Y%m%dT%H%M%SZ}-{evaluator.source}",
-        date=f"{now:%Y-%m-%dT%H:%M:%SZ}",
-        source=evaluator.source,
-        flashgen=flashgen.__version__,
-        triton=triton_version(),
-        torch=importlib.metadata.version("torch"),
-        cuda=cuda,
-        driver=None,
-        clocks=None,
-        power=None,
-        protocol=protocol_of("final", evaluator.source),
-    )
-
-
-def _with_conditions(run: Run, evaluator: Evaluator) -> Run:
-    """The run with the clocks and the power of the latest final round."""
-    conditions: Conditions | None = getattr(evaluator, "conditions", None)
-    if conditions is None:
-        return run
-    clocks = _joined(
-        ", ", ("SM {} MHz", conditions.sm_mhz), ("memory {} MHz", conditions.memory_mhz)
-    )
-    power = _joined(
-        " of ", ("{:.0f} W", conditions.power_w), ("{:.0f} W", conditions.power_limit_w)
-    )
-    return replace(run, driver=conditions.driver, clocks=clocks, power=power)
-
-
-def _joined(between: str, *parts: tuple[str, float | None]) -> str | None:
-    """The figures that are known, in words; None where none is."""
-    known = [words.format(figure) for words, figure in parts if figure is not None]
-    return between.join(known) or None
-
-
-def _entry(spec: AttentionSpec, problem: Problem, found: Found, run: str) -> Entry:
-    """The row of the table. The winner was compiled and checked, so its facts are there."""
-    winner = found.winner
-    assert winner.registers is not None
-    assert winner.shared_bytes is not None
-    assert winner.check is not None
-    timing = winner.timing
-    default = found.default.timing
-    return Entry(
-        spec=spec,
-        bucket=bucket_of(problem.seq_k),
-        config=winner.config,
-        digest=winner.digest,
-        shared_bytes=winner.shared_bytes,
-        registers=winner.registers,
-        run=run,
-        result=Result(
-            source=winner.source,
-            problem=problem,
-            median_us=timing.median_us if timing else None,
-            p20_us=timing.low_us if timing else None,
-            p80_us=timing.high_us if timing else None,
-            tflops=timing.tflops(flops(spec, problem)) if timing else None,
-            default_us=default.median_us if default else None,
-            sdpa_us=winner.sdpa_us,
-            max_abs_err_floors=winner.check.floors,
-            candidates=found.candidates,
-            legal=found.legal,
-        ),
-        runners_up=tuple(_runner_up(outcome) for outcome in found.runners_up),
-    )
-
-
-def _runner_up(outcome: Outcome) -> RunnerUp:
-    return RunnerUp(
-        config=outcome.config,
-        source=outcome.source,
-        median_us=outcome.timing.median_us if outcome.timing else None,
-        digest=outcome.digest,
-    )
-
-
-def _title(spec: AttentionSpec, problem: Problem) -> str:
-    return f"{spec.name} seq {problem.seq_k}"
-
-
-def _sentence(entry: Entry, found: Found) -> str:
-    """One line on a finished search."""
-    result = entry.result
-    words = [entry.config.label, result.source]
-    if result.median_us is not None:
-        words += [f"{result.median_us:.1f} us"]
-    if result.speedup is not None:
-        words += [f"{result.speedup:.2f} x default"]
-    tried = f"{found.candidates} of {found.legal}"
-    words += [
-        f"all {found.legal} legal configs tried" if found.exhaustive else f"{tried} configs tried"
-    ]
-    return f"{_title(entry.spec, result.problem)}: {', '.join(words)}"
-
-
-def _call(entry: Entry) -> str:
-    """The options of `flashgen explain` for this entry."""
-    spec = entry.spec
-    dtype = "tf32" if spec.precision == "tf32" else SHORT_DTYPE[spec.dtype]
-    dims = str(spec.head_dim)
-    if spec.head_dim_v != spec.head_dim:
-        dims += f"x{spec.head_dim_v}"
-    causal = " --causal" if spec.causal else ""
-    kernel = "" if spec.direction == "forward" else f" --direction {spec.direction}"
-    return f"--dtype {dtype} --head-dim {dims} --seq {entry.result.problem.seq_k}{causal}{kernel}"

@@ -12,6 +12,7 @@ from typing import NoReturn
 import typer
 
 from flashgen.cli import looking, proving, tables, tuning
+from flashgen.cli.words import COMMAND_LINE
 from flashgen.errors import FlashgenError
 
 __all__ = ["app", "main"]
@@ -35,19 +36,28 @@ for _command in (
     proving.verify,
     proving.calibrate,
     tables.targets,
+    tables.report,
 ):
     app.command()(_command)
+
+_tables = typer.Typer(no_args_is_help=True, help="Compare and merge tables of one GPU.")
+_tables.command()(tables.diff)
+_tables.command()(tables.merge)
+app.add_typer(_tables, name="table")
 
 
 def main(arguments: list[str]) -> NoReturn:
     """Run one command and exit. What went wrong is one line on stderr; --debug shows where."""
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
+    COMMAND_LINE.set(tuple(arguments))
     try:
         app(arguments, prog_name="flashgen")
     except SystemExit as ended:  # Typer turns KeyboardInterrupt into this code, and says nothing
         if ended.code == INTERRUPTED:
-            _leave("interrupted; what was finished is saved", INTERRUPTED)
+            _leave(
+                "interrupted; what was found is saved, and the same command goes on", INTERRUPTED
+            )
         raise
     except FlashgenError as error:
         if debug:

@@ -1,4 +1,4 @@
-"""Commands on tables: generate, show, targets."""
+"""Commands on tables: generate, show, targets, report, table diff and table merge."""
 
 from __future__ import annotations
 
@@ -58,3 +58,46 @@ def targets(out: Out = Path()) -> None:
     tables = tables_of(out)
     others = [table.gpu for slug, table in tables.items() if slug not in TARGETS]
     showing.console().print(showing.targets_grid([*TARGETS.values(), *others], tables))
+
+
+def report(
+    slug: Annotated[str, typer.Argument(help="The GPU's slug, as `flashgen targets` lists it.")],
+    out: Out = Path(),
+) -> None:
+    """Write DIR/report.html: the table and the history of its searches, in one file."""
+    from flashgen.records import outcomes_of
+    from flashgen.report import write_report
+    from flashgen.show import console
+
+    table, page = named_table(slug, out), out / "report.html"
+    say = console().print
+    log = paths.log_file(out, table.gpu.slug)
+    if not log.exists():
+        say(f"{log} is not there: the report has the table, and no history of its searches.")
+    write_report(table, outcomes_of(log, say) if log.exists() else [], page, notice=say)
+    print(f"Written: {page}")
+
+
+def diff(
+    old: Annotated[Path, typer.Argument(help="A table as it was; its file may have any name.")],
+    new: Annotated[Path, typer.Argument(help="The table as it is.")],
+) -> None:
+    """Print what changed between two tables of a GPU, in Markdown for a pull request."""
+    from flashgen import changes
+    from flashgen.table import load
+
+    before, after = (load(path, any_name=True) for path in (old, new))
+    print(changes.markdown(changes.diff(before, after)), end="")
+
+
+def merge(
+    tables: Annotated[list[Path], typer.Argument(help="Tables of one GPU, in files of any name.")],
+    out: Annotated[Path, typer.Option(help="The file to write: <slug>.yaml in any folder.")],
+) -> None:
+    """Put the best entries of several tables of a GPU into one."""
+    from flashgen import changes
+    from flashgen.table import load, save
+
+    merged = changes.merge([load(path, any_name=True) for path in tables])
+    save(merged, out)
+    print(f"Written: {out}, {len(merged.entries)} entries of {len(tables)} tables")

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from flashgen.cli.words import (
+    COMMAND_LINE,
     Causal,
     Directions,
     DTypes,
+    Gpus,
     HeadDims,
+    ImproveOnly,
     Jobs,
+    MaxRegret,
+    ModelFile,
     Out,
+    RetryQuarantined,
+    SamplerName,
+    Seconds,
+    Seed,
     Seqs,
+    StorageUrl,
     Target,
+    Trials,
     UseGpu,
+    WorkloadFile,
     check_least,
     named_directions,
     named_spec,
 )
 from flashgen.errors import InvalidArgument
 from flashgen.gpu import known_target
+from flashgen.spec import AttentionSpec, Problem
 
 
 def tune(
@@ -33,57 +44,134 @@ def tune(
     head_dim: HeadDims = None,
     causal: Causal = None,
     seq: Seqs = None,
-    trials: Annotated[
-        int, typer.Option(help="Configs to try a spec and bucket; on a GPU those timed.")
-    ] = 60,
-    time_budget: Annotated[
-        float | None, typer.Option(help="Seconds for all searches together.")
-    ] = None,
-    sampler: Annotated[
-        str, typer.Option(help="auto, exhaustive, random, tpe or genetic.")
-    ] = "auto",
-    seed: Annotated[int, typer.Option(help="Of the sampler.")] = 0,
+    workload: WorkloadFile = None,
+    hf_config: ModelFile = None,
+    trials: Trials = 60,
+    time_budget: Seconds = None,
+    sampler: SamplerName = "auto",
+    seed: Seed = 0,
+    max_regret: MaxRegret = 0.02,
     jobs: Jobs = None,
     out: Out = Path(),
-    improve_only: Annotated[
-        bool, typer.Option("--improve-only", help="Leave unbeaten entries as they are.")
-    ] = False,
+    improve_only: ImproveOnly = False,
+    retry_quarantined: RetryQuarantined = False,
+    gpus: Gpus = None,
+    storage: StorageUrl = None,
 ) -> None:
     """Find the fastest right config of each spec and bucket, write the table, emit the kernels.
 
     With neither --gpu nor --target: the GPU of this machine, or nvidia_h200 offline without one.
     """
-    masks = (False, True) if causal is None else (causal,)
-    specs = [
-        named_spec(word, dims, masked).for_direction(kernel)
-        for kernel in named_directions(direction or ["forward"])
-        for word in dtype or ["bf16"]
-        for dims in head_dim or ["64", "128"]
-        for masked in masks
-    ]
     check_least("--trials", trials, 1)
     check_least("--jobs", jobs, 1)
     for length in seq or ():
         check_least("--seq", length, 1)
     if time_budget is not None and not time_budget > 0:
         raise InvalidArgument(f"--time-budget must be more than 0 seconds: got {time_budget}")
+    if not 0 <= max_regret < 1:
+        raise InvalidArgument(f"--max-regret must be 0 or more, and less than 1: got {max_regret}")
+    named = _demand_one_source(workload, hf_config, direction, dtype, head_dim, causal, seq)
     if target is not None:
         known_target(target)  # before the imports below, which take seconds
+
+    if gpus is not None and target is not None:
+        raise InvalidArgument("--gpus and --target exclude each other: name one")
+    if gpus is not None and not gpus.isdecimal():
+        _fleet(gpus, storage, jobs, out)
+        return
 
     from flashgen.search.goal import Budget, Method
     from flashgen.show import console
     from flashgen.tune import DEFAULT_SEQ, TuneOptions
     from flashgen.tune import tune as run
 
+    screen = console()
+    specs = () if named else _specs(direction, dtype, head_dim, causal)
     options = TuneOptions(
-        specs=tuple(specs),
+        specs=specs,
         seqs=tuple(seq or (DEFAULT_SEQ,)),
-        gpu=gpu,
+        pieces=_pieces(workload, hf_config, direction, screen.print),
+        gpu=gpu or gpus is not None,
+        device=int(gpus or 0),
+        storage=storage,
         target=target,
         budget=Budget(trials=trials, seconds=time_budget),
         method=Method(sampler=sampler, seed=seed),  # type: ignore[arg-type]  # Method refuses others
         out=out,
         improve_only=improve_only,
+        retry_quarantined=retry_quarantined,
+        max_regret=max_regret,
         jobs=jobs,
     )
-    run(options, console())
+    run(options, screen)
+
+
+def _fleet(gpus: str, storage: str | None, jobs: int | None, out: Path) -> None:
+    """Have a worker on each of these GPUs do what the command line says."""
+    from flashgen import fleet
+    from flashgen.show import console
+
+    options = fleet.FleetOptions(
+        arguments=COMMAND_LINE.get(),
+        devices=fleet.chosen(gpus, fleet.devices()),
+        out=out,
+        storage=storage,
+        jobs=jobs,
+    )
+    fleet.run(options, console())
+
+
+def _demand_one_source(
+    workload: Path | None, model: Path | None, direction: object, *lists: object
+) -> bool:
+    """Whether a file says what to tune. Raises InvalidArgument where it is said twice."""
+    if workload is not None and model is not None:
+        raise InvalidArgument("--workload and --hf-config exclude each other: name one")
+    listed = any(option is not None for option in lists)
+    if workload is not None and (listed or direction is not None):
+        raise InvalidArgument(
+            "--workload says what to tune: leave out "
+            "--dtype, --head-dim, --causal, --seq and --direction, or put them into the file"
+        )
+    if model is not None and listed:
+        raise InvalidArgument(
+            "--hf-config says what to tune: leave out --dtype, --head-dim, --causal and --seq"
+        )
+    return workload is not None or model is not None
+
+
+def _specs(
+    direction: list[str] | None,
+    dtype: list[str] | None,
+    head_dim: list[str] | None,
+    causal: bool | None,
+) -> tuple[AttentionSpec, ...]:
+    """All specs that the options name together."""
+    masks = (False, True) if causal is None else (causal,)
+    return tuple(
+        named_spec(word, dims, masked).for_direction(kernel)
+        for kernel in named_directions(direction or ["forward"])
+        for word in dtype or ["bf16"]
+        for dims in head_dim or ["64", "128"]
+        for masked in masks
+    )
+
+
+def _pieces(
+    workload: Path | None,
+    model: Path | None,
+    direction: list[str] | None,
+    say: Callable[[str], object],
+) -> tuple[tuple[AttentionSpec, Problem], ...]:
+    """What a workload or a model's configuration asks for, after saying so; else nothing."""
+    from flashgen import hf_config, workloads
+
+    if workload is not None:
+        found = workloads.load(workload)
+    elif model is not None:
+        found = hf_config.from_hf_config(model, directions=tuple(direction or ["forward"]))
+    else:
+        return ()
+    for line in (f"{found.name}:", *found.lines(), *found.notes):
+        say(line)
+    return found.work

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,10 +11,13 @@ import typer
 
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.gpu import ALIASES, TARGETS, slug_of
-from flashgen.spec import AttentionSpec, Direction, check_head_dim, parse_dtype
+from flashgen.spec import BACKWARD, AttentionSpec, Direction, check_head_dim, parse_dtype
 
 if TYPE_CHECKING:
     from flashgen.table import Table
+
+COMMAND_LINE: ContextVar[tuple[str, ...]] = ContextVar("COMMAND_LINE", default=())
+"""What stands behind `flashgen` on the line: the workers of a fleet are told the same."""
 
 Out = Annotated[Path, typer.Option(help="Folder of configs/, generated/ and .flashgen/.")]
 UseGpu = Annotated[bool, typer.Option("--gpu", help="The GPU of this machine.")]
@@ -28,6 +32,36 @@ Directions = Annotated[
 ]
 Seqs = Annotated[list[int] | None, typer.Option(help="Length; its bucket is tuned. Repeatable.")]
 Causal = Annotated[bool | None, typer.Option(help="One mask only; both if neither is given.")]
+WorkloadFile = Annotated[
+    Path | None, typer.Option("--workload", help="YAML of what to tune, and how much each counts.")
+]
+ModelFile = Annotated[
+    Path | None, typer.Option("--hf-config", help="config.json of a model on Hugging Face.")
+]
+Trials = Annotated[
+    int, typer.Option(help="Configs to try a spec and bucket; on a GPU those timed.")
+]
+Seconds = Annotated[float | None, typer.Option(help="Seconds for all searches together.")]
+SamplerName = Annotated[
+    str, typer.Option(help="auto, exhaustive, random, tpe, gp, cmaes or genetic.")
+]
+Seed = Annotated[int, typer.Option(help="Of the sampler.")]
+MaxRegret = Annotated[
+    float, typer.Option(help="Time over the best that a bucket may pay for sharing a kernel.")
+]
+ImproveOnly = Annotated[
+    bool, typer.Option("--improve-only", help="Leave unbeaten entries as they are.")
+]
+RetryQuarantined = Annotated[
+    bool, typer.Option("--retry-quarantined", help="Try again what killed a process before.")
+]
+Gpus = Annotated[
+    str | None, typer.Option(help="Several GPUs of this host, one worker each: all, or 0,2.")
+]
+StorageUrl = Annotated[
+    str | None,
+    typer.Option("--storage", help="Share the work: postgresql+psycopg://..., or a journal file."),
+]
 Jobs = Annotated[int | None, typer.Option(help="Child processes; one a core by default.")]
 
 
@@ -46,15 +80,6 @@ def named_spec(dtype: str, head_dim: str, causal: bool) -> AttentionSpec:
         mask="causal" if causal else "none",
         precision="tf32" if dtype == "tf32" else "ieee",
     )
-
-
-BACKWARD: tuple[Direction, ...] = (
-    "backward_delta",
-    "backward_dkv",
-    "backward_dq",
-    "backward_fused",
-)
-"""What the word backward stands for: the kernels that a training step without a bias may run."""
 
 
 def named_directions(words: list[str], *, whole_backward: bool = True) -> list[Direction]:

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from flashgen import __main__, cli, paths
+from flashgen import __main__, cli, paths, workloads
 from flashgen import generate as generating
 from flashgen import show as showing
 from flashgen import verify as verifying
@@ -91,6 +91,18 @@ class TestBadInput:
             ("tune --jobs 0", 2, "--jobs must be at least 1: got 0"),
             ("tune --sampler lucky", 2, "sampler must be one of auto"),
             ("tune --gpu --target nvidia_l4", 2, "name one of --gpu, --target"),
+            ("tune --max-regret -0.1", 2, "--max-regret must be 0 or more, and less than 1: got -"),
+            ("tune --max-regret nan", 2, "--max-regret must be 0 or more, and less than 1: got n"),
+            ("tune --workload w.yaml --hf-config c.json", 2, "exclude each other: name one"),
+            ("tune --workload w.yaml --seq 512", 2, "--workload says what to tune: leave out"),
+            ("tune --workload w.yaml --direction delta", 2, "--workload says what to tune"),
+            ("tune --workload absent.yaml", 2, "absent.yaml"),
+            ("tune --hf-config c.json --causal", 2, "--hf-config says what to tune: leave out"),
+            ("tune --hf-config absent.json", 2, "absent.json"),
+            ("tune --gpus all --target nvidia_l4", 2, "--gpus and --target exclude each other"),
+            ("tune --gpus all", 3, "without one, type: flashgen tune --target nvidia_h200"),
+            ("tune --gpus 0", 3, "without one, type: flashgen tune --target nvidia_h200"),
+            ("report nvidia_h20", 2, "did you mean nvidia_h200?"),
             ("show nvidia_h20", 2, "did you mean nvidia_h200?"),
             ("show amd_mi300", 2, "did you mean amd_instinct_mi300x?"),
             (
@@ -137,6 +149,14 @@ class TestBadInput:
         assert errors.count("\n") == 1
         assert output == ""
 
+    def test_a_storage_of_another_kind_shows_no_password(self, run, out: Path) -> None:
+        line = "tune --target nvidia_l4 --storage redis://me:secret@here"
+        code, _, errors = run(*line.split(), "--out", out)
+        assert code == 2
+        assert errors.startswith("flashgen: --storage must be like postgresql+psycopg://")
+        assert errors.count("\n") == 1
+        assert "secret" not in errors
+
     @pytest.mark.parametrize(
         "line", ["frobnicate", "show", "explain --head-dim 64", "explain --seq x", "show a --no"]
     )
@@ -177,7 +197,10 @@ class TestBadInput:
         monkeypatch.setattr(cli.tables, "tables_of", interrupt)
         code, _, errors = run("targets")
         assert code == 130
-        assert errors.strip() == "flashgen: interrupted; what was finished is saved"
+        assert (
+            errors.strip()
+            == "flashgen: interrupted; what was found is saved, and the same command goes on"
+        )
 
 
 class TestTune:
@@ -216,6 +239,30 @@ class TestTune:
         assert (found.budget.trials, found.budget.seconds, found.jobs) == (7, 90.0, 2)
         assert (found.method.sampler, found.method.seed) == ("random", 3)
         assert (found.out, found.improve_only) == (Path("here"), True)
+
+    def test_every_option_of_a_long_run_arrives(self, options) -> None:
+        found = options("--max-regret 0.05 --retry-quarantined --gpus 3 --storage /x/y.journal")
+        assert (found.max_regret, found.retry_quarantined) == (0.05, True)
+        assert (found.gpu, found.device, found.storage) == (True, 3, "/x/y.journal")
+
+    def test_a_workload_says_what_and_in_which_order(self, options, tmp_path: Path) -> None:
+        path = ROOT / "examples" / "workloads" / "llama-3-8b.yaml"
+        found = options(f"--workload {path}")
+        assert found.specs == ()
+        assert found.work == workloads.load(path).work
+        assert len(found.work) > 1
+
+    def test_a_models_configuration_says_what(self, options, tmp_path: Path) -> None:
+        config = {
+            "model_type": "llama", "hidden_size": 256, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "max_position_embeddings": 2048, "torch_dtype": "float16",
+        }  # fmt: skip
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(config))
+        found = options(f"--hf-config {path} --direction forward --direction backward_dq")
+        specs = {spec.name for spec, _ in found.work}
+        assert specs == {"fwd_fp16_d64_causal", "bwd_dq_fp16_d64_causal"}
+        assert {p.heads // p.kv_heads for _, p in found.work} == {2}
 
     def test_no_causal_is_one_mask_too(self, options) -> None:
         assert {spec.mask for spec in options("--no-causal").specs} == {"none"}
@@ -258,6 +305,52 @@ class TestGenerate:
         code, _, errors = run("generate", "--out", tmp_path / "file")
         assert code == 1
         assert "cannot be written" in errors
+
+
+class TestReport:
+    def test_it_writes_a_page_and_says_that_there_is_no_log(self, run, out: Path) -> None:
+        code, output, errors = run("report", "nvidia_h200", "--out", out)
+        assert code == 0, errors
+        assert "no history of its searches" in output
+        assert f"Written: {out / 'report.html'}" in output.replace("\n", "")
+        page = (out / "report.html").read_text()
+        assert "NVIDIA H200" in page
+        assert AHEAD.label in page
+
+
+class TestTableDiffAndMerge:
+    @pytest.fixture
+    def other(self, out: Path, tmp_path: Path) -> Path:
+        """The table of `out`, with a faster config in one bucket, under another name."""
+        faster = replace(FRESH, config=AHEAD, result=replace(FRESH.result, median_us=99.0))
+        save(made_table(made_entry(source="measured"), faster), tmp_path / "nvidia_h200.yaml")
+        return (tmp_path / "nvidia_h200.yaml").rename(tmp_path / "other.yaml")
+
+    def test_diff_prints_markdown_of_what_changed(self, run, out: Path, other: Path) -> None:
+        held = out / "configs" / "nvidia_h200.yaml"
+        code, output, errors = run("table", "diff", held, other)
+        assert code == 0, errors
+        assert "|" in output
+        assert AHEAD.label in output
+        assert "[1024, 4096)" not in output  # that one is as it was
+        assert run("table", "diff", held, held)[1] != output
+
+    def test_merge_writes_the_best_of_both(self, run, out: Path, other: Path) -> None:
+        held = out / "configs" / "nvidia_h200.yaml"
+        merged = out / "merged" / "nvidia_h200.yaml"
+        code, output, errors = run("table", "merge", held, other, "--out", merged)
+        assert code == 0, errors
+        assert "2 entries of 2 tables" in output
+        (chosen,) = (e for e in load(merged).entries if e.bucket == FRESH.bucket)
+        assert (chosen.config, chosen.result.median_us) == (AHEAD, 99.0)
+
+    def test_a_file_that_is_not_there_is_one_sentence(self, run, out: Path) -> None:
+        held = out / "configs" / "nvidia_h200.yaml"
+        for line in (("diff", held, "absent.yaml"), ("merge", "absent.yaml", "--out", held)):
+            code, _, errors = run("table", *line)
+            assert code == 2
+            assert errors.count("\n") == 1
+            assert "absent.yaml" in errors
 
 
 class TestShow:
@@ -505,7 +598,9 @@ def test_an_interrupted_tune_is_whole_on_disk_and_goes_on(tmp_path: Path, monkey
     os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to the children, too
     _, errors = running.communicate(timeout=60)
     assert running.returncode == 130, errors
-    assert errors == "flashgen: interrupted; what was finished is saved\n"
+    assert (
+        errors == "flashgen: interrupted; what was found is saved, and the same command goes on\n"
+    )
     found = [Outcome.from_json(json.loads(record)) for record in log.read_text().splitlines()]
     assert "none" in {outcome.spec.mask for outcome in found if outcome.stage == "check"}
     assert masks() == ["none"]

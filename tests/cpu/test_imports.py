@@ -22,10 +22,10 @@ KERNELS_AND_TRUTH = (
     "philox", "reference", "gradients", "interpreter", "signature", "launch", "launch_backward",
 )  # fmt: skip
 TOOL = (
-    "render", "residency", "sass", "flow", "facts", "compile", "check", "measure",
+    "render", "residency", "sass", "flow", "facts", "compile", "check", "stopwatch", "measure",
     "machine", "grid", "program", "cycles", "scoreboard", "estimate", "evaluate", "quarantine", "ledger", "evaluators",
-    "log", "records", "search", "landscape", "entry", "table", "neighbours", "consolidate", "workloads", "changes",
-    "generate", "show", "anatomy", "rivals", "explain", "verify", "calibrate", "plot", "report", "session", "tune", "fleet",
+    "log", "records", "search", "landscape", "entry", "nodes", "table", "neighbours", "consolidate", "entries", "workloads", "hf_config", "changes",
+    "generate", "show", "anatomy", "rivals", "explain", "verify", "calibrate", "plot", "traces", "charts", "report", "session", "provenance", "screen", "workplace", "tune", "fleet",
     "bench", "cli", "__main__",
 )  # fmt: skip
 ORDER = (*STANDARD_LIBRARY_ONLY, *KERNELS_AND_TRUTH, *TOOL)
@@ -37,7 +37,7 @@ ONLY_IMPORTERS = {
     "jinja2": ("render", "report"),
     "numba": ("cycles",),
     "optuna": ("search", "ledger"),
-    "yaml": ("table", "workloads"),
+    "yaml": ("nodes", "table"),
     "typer": ("cli",),
 }
 NEVER_WHEN_SERVING = ("jinja2", "optuna", "yaml", "typer", "rich", "numba", "flashgen.render")

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flashgen import generate, paths, tune
+from flashgen import generate, paths, tune, workplace
 from flashgen.config import KernelConfig
 from flashgen.evaluate import triton_version
 from flashgen.evaluators.replay import ReplayEvaluator
@@ -89,7 +89,7 @@ def key(outcome: Outcome) -> str:
 def tune_into(out: Path, evaluator: Counting) -> None:
     """What a child does: tune all specs, with nothing emitted."""
     tune._choose_gpu = lambda *_: (H200, True)  # type: ignore[assignment]
-    tune._evaluator = lambda *_: evaluator  # type: ignore[assignment]
+    workplace.make_evaluator = lambda *_: evaluator  # type: ignore[assignment]
     tune.goal_for = cheap_goal  # type: ignore[attr-defined]
     generate.write = lambda *_: []  # type: ignore[assignment]
     paths.shipped_configs_dir = lambda: out / "nothing shipped"  # type: ignore[assignment]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from flashgen import generate, paths, tune
+from flashgen import generate, paths, tune, workplace
 from flashgen.config import KernelConfig
 from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError, ToolchainError
 from flashgen.evaluate import triton_version
@@ -79,7 +79,7 @@ def run(
         monkeypatch.setattr(tune, "_choose_gpu", lambda *_: (used.gpu, True))
     else:
         fields.setdefault("target", used.gpu.slug)
-    monkeypatch.setattr(tune, "_evaluator", lambda *_: used)
+    monkeypatch.setattr(workplace, "make_evaluator", lambda *_: used)
     console = Console(file=io.StringIO(), width=200, highlight=False, markup=False)
     options = TuneOptions(**{"specs": (SPEC,), "budget": TRIALS, "out": out} | fields)
     table = tune.tune(options, console)
@@ -144,6 +144,34 @@ def test_it_is_saved_after_every_search_and_emitted_when_interrupted(
     table, _ = run(monkeypatch, tmp_path, resumed, specs=(SPEC, CAUSAL))
     assert [entry.spec for entry in table.entries] == [SPEC, CAUSAL]
     assert len(resumed.asked) == len(asked)  # of the second spec; of the first nothing
+
+
+def test_ctrl_c_saves_the_best_and_the_same_command_ends_as_if_nothing_had_been(
+    tmp_path: Path, monkeypatch: Patch, emitted: Emitted
+) -> None:
+    count = 0
+
+    def interrupt(stage: Stage, config: KernelConfig) -> Status | None:
+        nonlocal count
+        count += stage == "timed"
+        if count == 8 and stage == "timed":
+            raise KeyboardInterrupt
+        return None
+
+    options: dict[str, Any] = {"specs": (SPEC, CAUSAL), "budget": Budget(trials=30)}
+    evaluator = Served(us=us, gpu=H200, failing=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run(monkeypatch, tmp_path / "stopped", evaluator, **options)
+    (saved,) = load(tmp_path / "stopped" / "configs" / "nvidia_h200.yaml").entries
+    timed = {config for stage, config in evaluator.asked[:-1] if stage == "timed"}
+    assert us(saved.config) == min(us(config) for config in timed)
+    assert saved.result.candidates < 30
+    again, printed = run(monkeypatch, tmp_path / "stopped", Served(us=us, gpu=H200), **options)
+    assert "Going on with the run begun" in printed
+    whole, _ = run(monkeypatch, tmp_path / "whole", Served(us=us, gpu=H200), **options)
+    assert [replace(entry, run="") for entry in again.entries] == [
+        replace(entry, run="") for entry in whole.entries
+    ]
 
 
 class TestNeighbours:
@@ -512,9 +540,11 @@ def test_a_gpu_nobody_listed_is_tuned_in_the_order_of_the_seeds(
     monkeypatch.setattr("flashgen.launch.device_gpu", lambda index=0: device)
     made_up = Tasks(**{f.name: f"tests.worker_faults:{MADE_UP[f.name]}" for f in fields(Tasks)})
     monkeypatch.setattr(
-        tune,
-        "_evaluator",
-        lambda gpu, _, state, jobs: GpuEvaluator(gpu, 0, state, 1, tasks=made_up),
+        workplace,
+        "make_evaluator",
+        lambda site, log: GpuEvaluator(
+            site.gpu, site.device, paths.state_dir(site.out), 1, tasks=made_up
+        ),
     )
     console = Console(file=io.StringIO(), width=200)
     options = TuneOptions(specs=(CAUSAL,), gpu=True, budget=Budget(trials=4), out=tmp_path)

@@ -93,6 +93,7 @@ def packed(folder: str, pattern: str, inside: str) -> set[str]:
     [
         ("flashgen", "*.py", "flashgen"),
         ("flashgen", "py.typed", "flashgen"),
+        ("flashgen", "*.jinja", "flashgen"),
         ("templates", "*.jinja", "flashgen/_templates"),
         ("configs", "*.yaml", "flashgen/_configs"),
         ("generated", "*.py", "generated"),
@@ -145,11 +146,11 @@ def test_installed_wheel_tunes(site: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_installed_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
-    """With the extra's own dependencies and no others: one that it does not name would be missing."""
+    """With the extras' own dependencies and no others: one that they do not name would be missing."""
     run("-m", "venv", str(tmp_path / "venv"), cwd=tmp_path)
     program = str(tmp_path / "venv" / "bin" / "python")
     pins = ["-c", str(ROOT / "constraints.txt")]
-    run("-m", "pip", "install", "--quiet", *pins, f"{wheel}[tune]", cwd=tmp_path, program=program)
+    run("-m", "pip", "install", "--quiet", *pins, f"{wheel}[tune,offline]", cwd=tmp_path, program=program)
     run("-c", "import generated.dispatcher", cwd=tmp_path, program=program)
     told = run(
         "-m", "flashgen", "tune", "--target", "nvidia_l4", "--head-dim", "24", "--no-causal",
