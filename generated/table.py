@@ -132,8 +132,14 @@ bwd_delta_bf16_d32 = AttentionSpec(
 bwd_delta_bf16_d64 = AttentionSpec(
     direction="backward_delta", dtype="bfloat16", head_dim=64, head_dim_v=64, mask="none"
 )
+bwd_delta_bf16_d96 = AttentionSpec(
+    direction="backward_delta", dtype="bfloat16", head_dim=96, head_dim_v=96, mask="none"
+)
 bwd_delta_bf16_d128 = AttentionSpec(
     direction="backward_delta", dtype="bfloat16", head_dim=128, head_dim_v=128, mask="none"
+)
+bwd_delta_bf16_d192 = AttentionSpec(
+    direction="backward_delta", dtype="bfloat16", head_dim=192, head_dim_v=192, mask="none"
 )
 bwd_delta_bf16_d256 = AttentionSpec(
     direction="backward_delta", dtype="bfloat16", head_dim=256, head_dim_v=256, mask="none"
@@ -147,8 +153,14 @@ bwd_delta_fp16_d32 = AttentionSpec(
 bwd_delta_fp16_d64 = AttentionSpec(
     direction="backward_delta", dtype="float16", head_dim=64, head_dim_v=64, mask="none"
 )
+bwd_delta_fp16_d96 = AttentionSpec(
+    direction="backward_delta", dtype="float16", head_dim=96, head_dim_v=96, mask="none"
+)
 bwd_delta_fp16_d128 = AttentionSpec(
     direction="backward_delta", dtype="float16", head_dim=128, head_dim_v=128, mask="none"
+)
+bwd_delta_fp16_d192 = AttentionSpec(
+    direction="backward_delta", dtype="float16", head_dim=192, head_dim_v=192, mask="none"
 )
 bwd_delta_fp16_d256 = AttentionSpec(
     direction="backward_delta", dtype="float16", head_dim=256, head_dim_v=256, mask="none"
@@ -186,11 +198,23 @@ bwd_dkv_bf16_d64 = AttentionSpec(
 bwd_dkv_bf16_d64_causal = AttentionSpec(
     direction="backward_dkv", dtype="bfloat16", head_dim=64, head_dim_v=64, mask="causal"
 )
+bwd_dkv_bf16_d96 = AttentionSpec(
+    direction="backward_dkv", dtype="bfloat16", head_dim=96, head_dim_v=96, mask="none"
+)
+bwd_dkv_bf16_d96_causal = AttentionSpec(
+    direction="backward_dkv", dtype="bfloat16", head_dim=96, head_dim_v=96, mask="causal"
+)
 bwd_dkv_bf16_d128 = AttentionSpec(
     direction="backward_dkv", dtype="bfloat16", head_dim=128, head_dim_v=128, mask="none"
 )
 bwd_dkv_bf16_d128_causal = AttentionSpec(
     direction="backward_dkv", dtype="bfloat16", head_dim=128, head_dim_v=128, mask="causal"
+)
+bwd_dkv_bf16_d192 = AttentionSpec(
+    direction="backward_dkv", dtype="bfloat16", head_dim=192, head_dim_v=192, mask="none"
+)
+bwd_dkv_bf16_d192_causal = AttentionSpec(
+    direction="backward_dkv", dtype="bfloat16", head_dim=192, head_dim_v=192, mask="causal"
 )
 bwd_dkv_bf16_d256 = AttentionSpec(
     direction="backward_dkv", dtype="bfloat16", head_dim=256, head_dim_v=256, mask="none"
@@ -216,11 +240,23 @@ bwd_dkv_fp16_d64 = AttentionSpec(
 bwd_dkv_fp16_d64_causal = AttentionSpec(
     direction="backward_dkv", dtype="float16", head_dim=64, head_dim_v=64, mask="causal"
 )
+bwd_dkv_fp16_d96 = AttentionSpec(
+    direction="backward_dkv", dtype="float16", head_dim=96, head_dim_v=96, mask="none"
+)
+bwd_dkv_fp16_d96_causal = AttentionSpec(
+    direction="backward_dkv", dtype="float16", head_dim=96, head_dim_v=96, mask="causal"
+)
 bwd_dkv_fp16_d128 = AttentionSpec(
     direction="backward_dkv", dtype="float16", head_dim=128, head_dim_v=128, mask="none"
 )
 bwd_dkv_fp16_d128_causal = AttentionSpec(
     direction="backward_dkv", dtype="float16", head_dim=128, head_dim_v=128, mask="causal"
+)
+bwd_dkv_fp16_d192 = AttentionSpec(
+    direction="backward_dkv", dtype="float16", head_dim=192, head_dim_v=192, mask="none"
+)
+bwd_dkv_fp16_d192_causal = AttentionSpec(
+    direction="backward_dkv", dtype="float16", head_dim=192, head_dim_v=192, mask="causal"
 )
 bwd_dkv_fp16_d256 = AttentionSpec(
     direction="backward_dkv", dtype="float16", head_dim=256, head_dim_v=256, mask="none"
@@ -356,11 +392,23 @@ bwd_dq_bf16_d64 = AttentionSpec(
 bwd_dq_bf16_d64_causal = AttentionSpec(
     direction="backward_dq", dtype="bfloat16", head_dim=64, head_dim_v=64, mask="causal"
 )
+bwd_dq_bf16_d96 = AttentionSpec(
+    direction="backward_dq", dtype="bfloat16", head_dim=96, head_dim_v=96, mask="none"
+)
+bwd_dq_bf16_d96_causal = AttentionSpec(
+    direction="backward_dq", dtype="bfloat16", head_dim=96, head_dim_v=96, mask="causal"
+)
 bwd_dq_bf16_d128 = AttentionSpec(
     direction="backward_dq", dtype="bfloat16", head_dim=128, head_dim_v=128, mask="none"
 )
 bwd_dq_bf16_d128_causal = AttentionSpec(
     direction="backward_dq", dtype="bfloat16", head_dim=128, head_dim_v=128, mask="causal"
+)
+bwd_dq_bf16_d192 = AttentionSpec(
+    direction="backward_dq", dtype="bfloat16", head_dim=192, head_dim_v=192, mask="none"
+)
+bwd_dq_bf16_d192_causal = AttentionSpec(
+    direction="backward_dq", dtype="bfloat16", head_dim=192, head_dim_v=192, mask="causal"
 )
 bwd_dq_bf16_d256 = AttentionSpec(
     direction="backward_dq", dtype="bfloat16", head_dim=256, head_dim_v=256, mask="none"
@@ -386,11 +434,23 @@ bwd_dq_fp16_d64 = AttentionSpec(
 bwd_dq_fp16_d64_causal = AttentionSpec(
     direction="backward_dq", dtype="float16", head_dim=64, head_dim_v=64, mask="causal"
 )
+bwd_dq_fp16_d96 = AttentionSpec(
+    direction="backward_dq", dtype="float16", head_dim=96, head_dim_v=96, mask="none"
+)
+bwd_dq_fp16_d96_causal = AttentionSpec(
+    direction="backward_dq", dtype="float16", head_dim=96, head_dim_v=96, mask="causal"
+)
 bwd_dq_fp16_d128 = AttentionSpec(
     direction="backward_dq", dtype="float16", head_dim=128, head_dim_v=128, mask="none"
 )
 bwd_dq_fp16_d128_causal = AttentionSpec(
     direction="backward_dq", dtype="float16", head_dim=128, head_dim_v=128, mask="causal"
+)
+bwd_dq_fp16_d192 = AttentionSpec(
+    direction="backward_dq", dtype="float16", head_dim=192, head_dim_v=192, mask="none"
+)
+bwd_dq_fp16_d192_causal = AttentionSpec(
+    direction="backward_dq", dtype="float16", head_dim=192, head_dim_v=192, mask="causal"
 )
 bwd_dq_fp16_d256 = AttentionSpec(
     direction="backward_dq", dtype="float16", head_dim=256, head_dim_v=256, mask="none"
@@ -508,7 +568,69 @@ bwd_dq_tf32_d256_causal = AttentionSpec(
     mask="causal",
     precision="tf32",
 )
+bwd_fused_bf16_d64 = AttentionSpec(
+    direction="backward_fused", dtype="bfloat16", head_dim=64, head_dim_v=64, mask="none"
+)
+bwd_fused_bf16_d64_causal = AttentionSpec(
+    direction="backward_fused", dtype="bfloat16", head_dim=64, head_dim_v=64, mask="causal"
+)
+bwd_fused_bf16_d96 = AttentionSpec(
+    direction="backward_fused", dtype="bfloat16", head_dim=96, head_dim_v=96, mask="none"
+)
+bwd_fused_bf16_d96_causal = AttentionSpec(
+    direction="backward_fused", dtype="bfloat16", head_dim=96, head_dim_v=96, mask="causal"
+)
+bwd_fused_bf16_d128 = AttentionSpec(
+    direction="backward_fused", dtype="bfloat16", head_dim=128, head_dim_v=128, mask="none"
+)
+bwd_fused_bf16_d128_causal = AttentionSpec(
+    direction="backward_fused", dtype="bfloat16", head_dim=128, head_dim_v=128, mask="causal"
+)
+bwd_fused_bf16_d192 = AttentionSpec(
+    direction="backward_fused", dtype="bfloat16", head_dim=192, head_dim_v=192, mask="none"
+)
+bwd_fused_bf16_d192_causal = AttentionSpec(
+    direction="backward_fused", dtype="bfloat16", head_dim=192, head_dim_v=192, mask="causal"
+)
+bwd_fused_bf16_d256 = AttentionSpec(
+    direction="backward_fused", dtype="bfloat16", head_dim=256, head_dim_v=256, mask="none"
+)
+bwd_fused_bf16_d256_causal = AttentionSpec(
+    direction="backward_fused", dtype="bfloat16", head_dim=256, head_dim_v=256, mask="causal"
+)
+bwd_fused_fp16_d64 = AttentionSpec(
+    direction="backward_fused", dtype="float16", head_dim=64, head_dim_v=64, mask="none"
+)
+bwd_fused_fp16_d64_causal = AttentionSpec(
+    direction="backward_fused", dtype="float16", head_dim=64, head_dim_v=64, mask="causal"
+)
+bwd_fused_fp16_d96 = AttentionSpec(
+    direction="backward_fused", dtype="float16", head_dim=96, head_dim_v=96, mask="none"
+)
+bwd_fused_fp16_d96_causal = AttentionSpec(
+    direction="backward_fused", dtype="float16", head_dim=96, head_dim_v=96, mask="causal"
+)
+bwd_fused_fp16_d128 = AttentionSpec(
+    direction="backward_fused", dtype="float16", head_dim=128, head_dim_v=128, mask="none"
+)
+bwd_fused_fp16_d128_causal = AttentionSpec(
+    direction="backward_fused", dtype="float16", head_dim=128, head_dim_v=128, mask="causal"
+)
+bwd_fused_fp16_d192 = AttentionSpec(
+    direction="backward_fused", dtype="float16", head_dim=192, head_dim_v=192, mask="none"
+)
+bwd_fused_fp16_d192_causal = AttentionSpec(
+    direction="backward_fused", dtype="float16", head_dim=192, head_dim_v=192, mask="causal"
+)
+bwd_fused_fp16_d256 = AttentionSpec(
+    direction="backward_fused", dtype="float16", head_dim=256, head_dim_v=256, mask="none"
+)
+bwd_fused_fp16_d256_causal = AttentionSpec(
+    direction="backward_fused", dtype="float16", head_dim=256, head_dim_v=256, mask="causal"
+)
 
+br16_bc16_w2_s1_fa2_pointer = KernelConfig(br=16, bc=16, num_warps=2, num_stages=1)
+br16_bc16_w4_s1_fa2_pointer = KernelConfig(br=16, bc=16, num_warps=4, num_stages=1)
 br16_bc16_w4_s1_fa2_pointer_any_dim = KernelConfig(
     br=16, bc=16, num_warps=4, num_stages=1, head_dims="padded"
 )
@@ -521,21 +643,36 @@ br16_bc16_w8_s1_fa2_pointer_any_dim = KernelConfig(
 br16_bc16_w8_s2_fa2_pointer_any_dim = KernelConfig(
     br=16, bc=16, num_warps=8, num_stages=2, head_dims="padded"
 )
+br16_bc32_w4_s1_fa2_pointer = KernelConfig(br=16, bc=32, num_warps=4, num_stages=1)
 br16_bc32_w4_s1_fa2_pointer_any_dim = KernelConfig(
     br=16, bc=32, num_warps=4, num_stages=1, head_dims="padded"
 )
+br16_bc32_w4_s2_fa2_descriptor = KernelConfig(
+    br=16, bc=32, num_warps=4, num_stages=2, loads="descriptor"
+)
+br16_bc32_w4_s2_fa2_pointer = KernelConfig(br=16, bc=32, num_warps=4, num_stages=2)
 br16_bc32_w4_s2_fa2_pointer_any_dim = KernelConfig(
     br=16, bc=32, num_warps=4, num_stages=2, head_dims="padded"
 )
+br16_bc32_w8_s1_fa2_pointer = KernelConfig(br=16, bc=32, num_warps=8, num_stages=1)
+br16_bc32_w8_s2_fa2_pointer = KernelConfig(br=16, bc=32, num_warps=8, num_stages=2)
 br16_bc32_w8_s2_fa2_pointer_any_dim = KernelConfig(
     br=16, bc=32, num_warps=8, num_stages=2, head_dims="padded"
 )
+br16_bc64_w8_s1_fa2_descriptor = KernelConfig(
+    br=16, bc=64, num_warps=8, num_stages=1, loads="descriptor"
+)
+br16_bc64_w8_s1_fa2_pointer = KernelConfig(br=16, bc=64, num_warps=8, num_stages=1)
+br16_bc64_w8_s4_fa2_pointer = KernelConfig(br=16, bc=64, num_warps=8, num_stages=4)
+br32_bc16_w2_s1_fa2_pointer = KernelConfig(br=32, bc=16, num_warps=2, num_stages=1)
+br32_bc16_w4_s1_fa2_pointer = KernelConfig(br=32, bc=16, num_warps=4, num_stages=1)
 br32_bc16_w4_s1_fa2_pointer_any_dim = KernelConfig(
     br=32, bc=16, num_warps=4, num_stages=1, head_dims="padded"
 )
 br32_bc16_w4_s2_fa2_pointer_any_dim = KernelConfig(
     br=32, bc=16, num_warps=4, num_stages=2, head_dims="padded"
 )
+br32_bc16_w8_s1_fa2_pointer = KernelConfig(br=32, bc=16, num_warps=8, num_stages=1)
 br32_bc16_w8_s1_fa2_pointer_any_dim = KernelConfig(
     br=32, bc=16, num_warps=8, num_stages=1, head_dims="padded"
 )
@@ -551,6 +688,7 @@ br32_bc32_w4_s3_fa2_pointer = KernelConfig(br=32, bc=32, num_warps=4, num_stages
 br32_bc32_w4_s3_s_ahead_pointer = KernelConfig(
     br=32, bc=32, num_warps=4, num_stages=3, schedule="s_ahead"
 )
+br32_bc32_w4_s4_fa2_pointer = KernelConfig(br=32, bc=32, num_warps=4, num_stages=4)
 br32_bc32_w8_s2_fa2_pointer = KernelConfig(br=32, bc=32, num_warps=8, num_stages=2)
 br32_bc32_w8_s2_fa2_pointer_any_dim = KernelConfig(
     br=32, bc=32, num_warps=8, num_stages=2, head_dims="padded"
@@ -558,12 +696,19 @@ br32_bc32_w8_s2_fa2_pointer_any_dim = KernelConfig(
 br32_bc64_w4_s2_fa2_pointer_any_dim = KernelConfig(
     br=32, bc=64, num_warps=4, num_stages=2, head_dims="padded"
 )
+br32_bc64_w4_s3_fa2_pointer = KernelConfig(br=32, bc=64, num_warps=4, num_stages=3)
 br32_bc64_w4_s3_s_ahead_pointer_longest_first = KernelConfig(
     br=32, bc=64, num_warps=4, num_stages=3, schedule="s_ahead", order="longest_first"
 )
 br32_bc64_w4_s3_s_ahead_pointer = KernelConfig(
     br=32, bc=64, num_warps=4, num_stages=3, schedule="s_ahead"
 )
+br32_bc128_w4_s3_fa2_pointer = KernelConfig(br=32, bc=128, num_warps=4, num_stages=3)
+br32_bc128_w8_s2_fa2_descriptor = KernelConfig(
+    br=32, bc=128, num_warps=8, num_stages=2, loads="descriptor"
+)
+br32_bc128_w8_s2_fa2_pointer = KernelConfig(br=32, bc=128, num_warps=8, num_stages=2)
+br64_bc16_w4_s1_fa2_pointer = KernelConfig(br=64, bc=16, num_warps=4, num_stages=1)
 br64_bc16_w4_s1_fa2_pointer_any_dim = KernelConfig(
     br=64, bc=16, num_warps=4, num_stages=1, head_dims="padded"
 )
@@ -571,6 +716,17 @@ br64_bc32_w4_s2_fa2_pointer = KernelConfig(br=64, bc=32, num_warps=4, num_stages
 br64_bc32_w4_s2_fa2_pointer_any_dim = KernelConfig(
     br=64, bc=32, num_warps=4, num_stages=2, head_dims="padded"
 )
+br64_bc32_w4_s3_fa2_descriptor_longest_first = KernelConfig(
+    br=64, bc=32, num_warps=4, num_stages=3, loads="descriptor", order="longest_first"
+)
+br64_bc32_w4_s3_fa2_descriptor = KernelConfig(
+    br=64, bc=32, num_warps=4, num_stages=3, loads="descriptor"
+)
+br64_bc32_w4_s3_fa2_pointer_longest_first = KernelConfig(
+    br=64, bc=32, num_warps=4, num_stages=3, order="longest_first"
+)
+br64_bc32_w4_s3_fa2_pointer = KernelConfig(br=64, bc=32, num_warps=4, num_stages=3)
+br64_bc32_w8_s1_fa2_pointer = KernelConfig(br=64, bc=32, num_warps=8, num_stages=1)
 br64_bc64_w4_s2_fa2_pointer_any_dim = KernelConfig(
     br=64, bc=64, num_warps=4, num_stages=2, head_dims="padded"
 )
@@ -587,11 +743,24 @@ br64_bc64_w4_s3_fa2_pointer = KernelConfig(br=64, bc=64, num_warps=4, num_stages
 br64_bc64_w8_s1_s_ahead_pointer_longest_first = KernelConfig(
     br=64, bc=64, num_warps=8, num_stages=1, schedule="s_ahead", order="longest_first"
 )
+br64_bc128_w8_s2_fa2_pointer = KernelConfig(br=64, bc=128, num_warps=8, num_stages=2)
+br64_bc128_w8_s3_fa2_descriptor = KernelConfig(
+    br=64, bc=128, num_warps=8, num_stages=3, loads="descriptor"
+)
+br64_bc128_w8_s3_fa2_pointer = KernelConfig(br=64, bc=128, num_warps=8, num_stages=3)
 br128_bc32_w4_s3_fa2_pointer = KernelConfig(br=128, bc=32, num_warps=4, num_stages=3)
+br128_bc32_w8_s2_fa2_pointer_longest_first = KernelConfig(
+    br=128, bc=32, num_warps=8, num_stages=2, order="longest_first"
+)
+br128_bc32_w8_s2_fa2_pointer = KernelConfig(br=128, bc=32, num_warps=8, num_stages=2)
 br128_bc64_w4_s3_fa2_pointer_longest_first = KernelConfig(
     br=128, bc=64, num_warps=4, num_stages=3, order="longest_first"
 )
 br128_bc64_w4_s3_fa2_pointer = KernelConfig(br=128, bc=64, num_warps=4, num_stages=3)
+br128_bc64_w8_s2_fa2_pointer_longest_first = KernelConfig(
+    br=128, bc=64, num_warps=8, num_stages=2, order="longest_first"
+)
+br128_bc64_w8_s2_fa2_pointer = KernelConfig(br=128, bc=64, num_warps=8, num_stages=2)
 br128_bc64_w8_s2_s_ahead_descriptor_longest_first = KernelConfig(
     br=128,
     bc=64,
@@ -780,6 +949,496 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
         estimated(4096, br32_bc64_w4_s3_s_ahead_pointer_longest_first, 151552, 255, 4749.3),
         estimated(16384, br32_bc64_w4_s3_s_ahead_pointer_longest_first, 151552, 255, 9382.0),
     ),
+    *serve(
+        bwd_delta_bf16_d64,
+        estimated(1, br16_bc16_w2_s1_fa2_pointer, 64, 32, 69.854),
+        estimated(1024, br16_bc16_w2_s1_fa2_pointer, 64, 32, 69.854),
+        estimated(4096, br16_bc16_w2_s1_fa2_pointer, 64, 32, 69.854),
+        estimated(16384, br16_bc16_w2_s1_fa2_pointer, 64, 32, 69.854),
+    ),
+    *serve(
+        bwd_delta_bf16_d96,
+        estimated(1, br32_bc16_w4_s1_fa2_pointer, 128, 34, 68.472),
+        estimated(1024, br32_bc16_w4_s1_fa2_pointer, 128, 34, 68.472),
+        estimated(4096, br32_bc16_w4_s1_fa2_pointer, 128, 34, 68.472),
+        estimated(16384, br32_bc16_w4_s1_fa2_pointer, 128, 34, 68.472),
+    ),
+    *serve(
+        bwd_delta_bf16_d128,
+        estimated(1, br32_bc16_w4_s1_fa2_pointer, 128, 34, 69.34),
+        estimated(1024, br32_bc16_w4_s1_fa2_pointer, 128, 34, 69.34),
+        estimated(4096, br32_bc16_w4_s1_fa2_pointer, 128, 34, 69.34),
+        estimated(16384, br32_bc16_w4_s1_fa2_pointer, 128, 34, 69.34),
+    ),
+    *serve(
+        bwd_delta_bf16_d192,
+        estimated(1, br16_bc16_w4_s1_fa2_pointer, 64, 34, 65.033),
+        estimated(1024, br16_bc16_w4_s1_fa2_pointer, 64, 34, 65.033),
+        estimated(4096, br16_bc16_w4_s1_fa2_pointer, 64, 34, 65.033),
+        estimated(16384, br16_bc16_w4_s1_fa2_pointer, 64, 34, 65.033),
+    ),
+    *serve(
+        bwd_delta_bf16_d256,
+        estimated(1, br16_bc16_w4_s1_fa2_pointer, 64, 34, 69.082),
+        estimated(1024, br16_bc16_w4_s1_fa2_pointer, 64, 34, 69.082),
+        estimated(4096, br16_bc16_w4_s1_fa2_pointer, 64, 34, 69.082),
+        estimated(16384, br16_bc16_w4_s1_fa2_pointer, 64, 34, 69.082),
+    ),
+    *serve(
+        bwd_delta_fp16_d64,
+        estimated(1, br16_bc16_w2_s1_fa2_pointer, 64, 32, 69.854),
+        estimated(1024, br16_bc16_w2_s1_fa2_pointer, 64, 32, 69.854),
+        estimated(4096, br16_bc16_w2_s1_fa2_pointer, 64, 32, 69.854),
+        estimated(16384, br16_bc16_w2_s1_fa2_pointer, 64, 32, 69.854),
+    ),
+    *serve(
+        bwd_delta_fp16_d96,
+        estimated(1, br32_bc16_w4_s1_fa2_pointer, 128, 34, 68.472),
+        estimated(1024, br32_bc16_w4_s1_fa2_pointer, 128, 34, 68.472),
+        estimated(4096, br32_bc16_w4_s1_fa2_pointer, 128, 34, 68.472),
+        estimated(16384, br32_bc16_w4_s1_fa2_pointer, 128, 34, 68.472),
+    ),
+    *serve(
+        bwd_delta_fp16_d128,
+        estimated(1, br32_bc16_w4_s1_fa2_pointer, 128, 34, 69.34),
+        estimated(1024, br32_bc16_w4_s1_fa2_pointer, 128, 34, 69.34),
+        estimated(4096, br32_bc16_w4_s1_fa2_pointer, 128, 34, 69.34),
+        estimated(16384, br32_bc16_w4_s1_fa2_pointer, 128, 34, 69.34),
+    ),
+    *serve(
+        bwd_delta_fp16_d192,
+        estimated(1, br16_bc16_w4_s1_fa2_pointer, 64, 34, 65.033),
+        estimated(1024, br16_bc16_w4_s1_fa2_pointer, 64, 34, 65.033),
+        estimated(4096, br16_bc16_w4_s1_fa2_pointer, 64, 34, 65.033),
+        estimated(16384, br16_bc16_w4_s1_fa2_pointer, 64, 34, 65.033),
+    ),
+    *serve(
+        bwd_delta_fp16_d256,
+        estimated(1, br16_bc16_w4_s1_fa2_pointer, 64, 34, 69.082),
+        estimated(1024, br16_bc16_w4_s1_fa2_pointer, 64, 34, 69.082),
+        estimated(4096, br16_bc16_w4_s1_fa2_pointer, 64, 34, 69.082),
+        estimated(16384, br16_bc16_w4_s1_fa2_pointer, 64, 34, 69.082),
+    ),
+    *serve(
+        bwd_dkv_bf16_d64,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 66560, 255, 799.63),
+        estimated(1024, br64_bc128_w8_s3_fa2_pointer, 66560, 255, 2919.5),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 66560, 255, 11399.2),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 66560, 255, 22705.4),
+    ),
+    *serve(
+        bwd_dkv_bf16_d64_causal,
+        estimated(1, br32_bc128_w4_s3_fa2_pointer, 49664, 255, 524.79),
+        estimated(1024, br32_bc128_w4_s3_fa2_pointer, 49664, 255, 1553.0),
+        estimated(4096, br32_bc128_w4_s3_fa2_pointer, 49664, 255, 5670.1),
+        estimated(16384, br32_bc128_w4_s3_fa2_pointer, 49664, 255, 11173.4),
+    ),
+    *serve(
+        bwd_dkv_bf16_d96,
+        estimated(1, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 1056.7),
+        estimated(1024, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 4022.0),
+        estimated(4096, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 15883.3),
+        estimated(16384, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 31698.4),
+    ),
+    *serve(
+        bwd_dkv_bf16_d96_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 908.12),
+        estimated(1024, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 3010.0),
+        estimated(4096, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 11285.4),
+        estimated(16384, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 22063.9),
+    ),
+    *serve(
+        bwd_dkv_bf16_d128,
+        estimated(1, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 783.06),
+        estimated(1024, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 2974.5),
+        estimated(4096, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 11740.0),
+        estimated(16384, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 23427.4),
+    ),
+    *serve(
+        bwd_dkv_bf16_d128_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 682.49),
+        estimated(1024, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 2265.3),
+        estimated(4096, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 8478.3),
+        estimated(16384, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 16566.8),
+    ),
+    *serve(
+        bwd_dkv_bf16_d192,
+        estimated(1, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 1818.3),
+        estimated(1024, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 6847.8),
+        estimated(4096, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 26966.2),
+        estimated(16384, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 53790.6),
+    ),
+    *serve(
+        bwd_dkv_bf16_d192_causal,
+        estimated(1, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 1056.2),
+        estimated(1024, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 3509.2),
+        estimated(4096, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 13161.6),
+        estimated(16384, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 26072.0),
+    ),
+    *serve(
+        bwd_dkv_bf16_d256,
+        estimated(1, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 1432.4),
+        estimated(1024, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 5397.4),
+        estimated(4096, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 21257.1),
+        estimated(16384, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 42403.4),
+    ),
+    *serve(
+        bwd_dkv_bf16_d256_causal,
+        estimated(1, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 822.38),
+        estimated(1024, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 2765.2),
+        estimated(4096, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 10378.8),
+        estimated(16384, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 20567.1),
+    ),
+    *serve(
+        bwd_dkv_fp16_d64,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 66560, 255, 799.63),
+        estimated(1024, br64_bc128_w8_s3_fa2_pointer, 66560, 255, 2919.5),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 66560, 255, 11399.2),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 66560, 255, 22705.4),
+    ),
+    *serve(
+        bwd_dkv_fp16_d64_causal,
+        estimated(1, br32_bc128_w4_s3_fa2_pointer, 49664, 255, 524.79),
+        estimated(1024, br32_bc128_w4_s3_fa2_pointer, 49664, 255, 1553.0),
+        estimated(4096, br32_bc128_w4_s3_fa2_pointer, 49664, 255, 5670.1),
+        estimated(16384, br32_bc128_w4_s3_fa2_pointer, 49664, 255, 11173.4),
+    ),
+    *serve(
+        bwd_dkv_fp16_d96,
+        estimated(1, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 1056.7),
+        estimated(1024, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 4022.0),
+        estimated(4096, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 15883.3),
+        estimated(16384, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 31698.4),
+    ),
+    *serve(
+        bwd_dkv_fp16_d96_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 908.12),
+        estimated(1024, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 3010.0),
+        estimated(4096, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 11285.4),
+        estimated(16384, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 22063.9),
+    ),
+    *serve(
+        bwd_dkv_fp16_d128,
+        estimated(1, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 783.06),
+        estimated(1024, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 2974.5),
+        estimated(4096, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 11740.0),
+        estimated(16384, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 23427.4),
+    ),
+    *serve(
+        bwd_dkv_fp16_d128_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 682.49),
+        estimated(1024, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 2265.3),
+        estimated(4096, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 8478.3),
+        estimated(16384, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 16566.8),
+    ),
+    *serve(
+        bwd_dkv_fp16_d192,
+        estimated(1, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 1818.3),
+        estimated(1024, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 6847.8),
+        estimated(4096, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 26966.2),
+        estimated(16384, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 53790.6),
+    ),
+    *serve(
+        bwd_dkv_fp16_d192_causal,
+        estimated(1, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 1056.2),
+        estimated(1024, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 3509.2),
+        estimated(4096, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 13161.6),
+        estimated(16384, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 26072.0),
+    ),
+    *serve(
+        bwd_dkv_fp16_d256,
+        estimated(1, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 1432.4),
+        estimated(1024, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 5397.4),
+        estimated(4096, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 21257.1),
+        estimated(16384, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 42403.4),
+    ),
+    *serve(
+        bwd_dkv_fp16_d256_causal,
+        estimated(1, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 822.38),
+        estimated(1024, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 2765.2),
+        estimated(4096, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 10378.8),
+        estimated(16384, br32_bc32_w4_s4_fa2_pointer, 133888, 255, 20567.1),
+    ),
+    *serve(
+        bwd_dq_bf16_d64,
+        estimated(1, br128_bc64_w4_s3_fa2_pointer, 65536, 255, 462.97),
+        estimated(1024, br128_bc64_w4_s3_fa2_pointer, 65536, 255, 1663.2),
+        estimated(4096, br128_bc64_w4_s3_fa2_pointer, 65536, 255, 6464.3),
+        estimated(16384, br128_bc64_w4_s3_fa2_pointer, 65536, 255, 12865.7),
+    ),
+    *serve(
+        bwd_dq_bf16_d64_causal,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer_longest_first, 49152, 185, 392.01),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer_longest_first, 49152, 185, 1132.9),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer_longest_first, 49152, 185, 4089.5),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer_longest_first, 49152, 185, 7969.6),
+    ),
+    *serve(
+        bwd_dq_bf16_d96,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer, 106496, 255, 910.41),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer, 106496, 255, 3228.7),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer, 106496, 255, 12501.9),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer, 106496, 255, 24866.2),
+    ),
+    *serve(
+        bwd_dq_bf16_d96_causal,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer_longest_first, 106496, 255, 597.96),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer_longest_first, 106496, 255, 1778.6),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer_longest_first, 106496, 255, 6438.2),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer_longest_first, 106496, 255, 12590.4),
+    ),
+    *serve(
+        bwd_dq_bf16_d128,
+        estimated(1, br128_bc64_w8_s3_fa2_pointer, 131072, 255, 536.31),
+        estimated(1024, br128_bc64_w8_s3_fa2_pointer, 131072, 255, 1996.2),
+        estimated(4096, br128_bc64_w8_s3_fa2_pointer, 131072, 255, 7835.5),
+        estimated(16384, br128_bc64_w8_s3_fa2_pointer, 131072, 255, 15621.4),
+    ),
+    *serve(
+        bwd_dq_bf16_d128_causal,
+        estimated(1, br128_bc64_w8_s3_fa2_pointer_longest_first, 131072, 255, 370.74),
+        estimated(1024, br128_bc64_w8_s3_fa2_pointer_longest_first, 131072, 255, 1144.7),
+        estimated(4096, br128_bc64_w8_s3_fa2_pointer_longest_first, 131072, 255, 4176.3),
+        estimated(16384, br128_bc64_w8_s3_fa2_pointer_longest_first, 131072, 255, 8090.5),
+    ),
+    *serve(
+        bwd_dq_bf16_d192,
+        estimated(1, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 1353.3),
+        estimated(1024, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 5187.5),
+        estimated(4096, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 20524.7),
+        estimated(16384, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 40974.2),
+    ),
+    *serve(
+        bwd_dq_bf16_d192_causal,
+        estimated(1, br64_bc32_w4_s3_fa2_pointer_longest_first, 135168, 255, 831.22),
+        estimated(1024, br64_bc32_w4_s3_fa2_pointer_longest_first, 135168, 255, 2820.1),
+        estimated(4096, br64_bc32_w4_s3_fa2_pointer_longest_first, 135168, 255, 10554.2),
+        estimated(16384, br64_bc32_w4_s3_fa2_pointer_longest_first, 135168, 255, 20652.7),
+    ),
+    *serve(
+        bwd_dq_bf16_d256,
+        estimated(1, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 1093.6),
+        estimated(1024, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 4197.7),
+        estimated(4096, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 16613.8),
+        estimated(16384, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 33168.6),
+    ),
+    *serve(
+        bwd_dq_bf16_d256_causal,
+        estimated(1, br64_bc32_w4_s3_fa2_pointer_longest_first, 135168, 255, 667.85),
+        estimated(1024, br64_bc32_w4_s3_fa2_pointer_longest_first, 135168, 255, 2280.6),
+        estimated(4096, br64_bc32_w4_s3_fa2_pointer_longest_first, 135168, 255, 8504.6),
+        estimated(16384, br64_bc32_w4_s3_fa2_pointer_longest_first, 135168, 255, 16592.6),
+    ),
+    *serve(
+        bwd_dq_fp16_d64,
+        estimated(1, br128_bc64_w4_s3_fa2_pointer, 65536, 255, 462.97),
+        estimated(1024, br128_bc64_w4_s3_fa2_pointer, 65536, 255, 1663.2),
+        estimated(4096, br128_bc64_w4_s3_fa2_pointer, 65536, 255, 6464.3),
+        estimated(16384, br128_bc64_w4_s3_fa2_pointer, 65536, 255, 12865.7),
+    ),
+    *serve(
+        bwd_dq_fp16_d64_causal,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer_longest_first, 49152, 185, 392.01),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer_longest_first, 49152, 185, 1132.9),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer_longest_first, 49152, 185, 4089.5),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer_longest_first, 49152, 185, 7969.6),
+    ),
+    *serve(
+        bwd_dq_fp16_d96,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer, 106496, 255, 910.41),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer, 106496, 255, 3228.7),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer, 106496, 255, 12501.9),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer, 106496, 255, 24866.2),
+    ),
+    *serve(
+        bwd_dq_fp16_d96_causal,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer_longest_first, 106496, 255, 597.96),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer_longest_first, 106496, 255, 1778.6),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer_longest_first, 106496, 255, 6438.2),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer_longest_first, 106496, 255, 12590.4),
+    ),
+    *serve(
+        bwd_dq_fp16_d128,
+        estimated(1, br128_bc64_w8_s3_fa2_pointer, 131072, 255, 536.31),
+        estimated(1024, br128_bc64_w8_s3_fa2_pointer, 131072, 255, 1996.2),
+        estimated(4096, br128_bc64_w8_s3_fa2_pointer, 131072, 255, 7835.5),
+        estimated(16384, br128_bc64_w8_s3_fa2_pointer, 131072, 255, 15621.4),
+    ),
+    *serve(
+        bwd_dq_fp16_d128_causal,
+        estimated(1, br128_bc64_w8_s3_fa2_pointer_longest_first, 131072, 255, 370.74),
+        estimated(1024, br128_bc64_w8_s3_fa2_pointer_longest_first, 131072, 255, 1144.7),
+        estimated(4096, br128_bc64_w8_s3_fa2_pointer_longest_first, 131072, 255, 4176.3),
+        estimated(16384, br128_bc64_w8_s3_fa2_pointer_longest_first, 131072, 255, 8090.5),
+    ),
+    *serve(
+        bwd_dq_fp16_d192,
+        estimated(1, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 1353.3),
+        estimated(1024, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 5187.5),
+        estimated(4096, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 20524.7),
+        estimated(16384, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 40974.2),
+    ),
+    *serve(
+        bwd_dq_fp16_d192_causal,
+        estimated(1, br64_bc32_w4_s3_fa2_pointer_longest_first, 135168, 255, 831.22),
+        estimated(1024, br64_bc32_w4_s3_fa2_pointer_longest_first, 135168, 255, 2820.1),
+        estimated(4096, br64_bc32_w4_s3_fa2_pointer_longest_first, 135168, 255, 10554.2),
+        estimated(16384, br64_bc32_w4_s3_fa2_pointer_longest_first, 135168, 255, 20652.7),
+    ),
+    *serve(
+        bwd_dq_fp16_d256,
+        estimated(1, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 1093.6),
+        estimated(1024, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 4197.7),
+        estimated(4096, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 16613.8),
+        estimated(16384, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 33168.6),
+    ),
+    *serve(
+        bwd_dq_fp16_d256_causal,
+        estimated(1, br64_bc32_w4_s3_fa2_pointer_longest_first, 135168, 255, 667.85),
+        estimated(1024, br64_bc32_w4_s3_fa2_pointer_longest_first, 135168, 255, 2280.6),
+        estimated(4096, br64_bc32_w4_s3_fa2_pointer_longest_first, 135168, 255, 8504.6),
+        estimated(16384, br64_bc32_w4_s3_fa2_pointer_longest_first, 135168, 255, 16592.6),
+    ),
+    *serve(
+        bwd_fused_bf16_d64,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 1086.7),
+        estimated(1024, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 4061.3),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 15960.0),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 31825.0),
+    ),
+    *serve(
+        bwd_fused_bf16_d64_causal,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer, 58368, 255, 735.9),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer, 58368, 255, 2325.8),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 8164.5),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 15947.7),
+    ),
+    *serve(
+        bwd_fused_bf16_d96,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 1960.0),
+        estimated(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 7500.6),
+        estimated(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 29663.0),
+        estimated(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 59212.9),
+    ),
+    *serve(
+        bwd_fused_bf16_d96_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 1238.2),
+        estimated(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 4125.4),
+        estimated(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 15508.2),
+        estimated(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 30469.7),
+    ),
+    *serve(
+        bwd_fused_bf16_d128,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 1506.4),
+        estimated(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 5770.7),
+        estimated(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 22827.8),
+        estimated(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 45570.6),
+    ),
+    *serve(
+        bwd_fused_bf16_d128_causal,
+        estimated(1, br32_bc128_w8_s2_fa2_pointer, 90368, 255, 1125.2),
+        estimated(1024, br32_bc128_w8_s2_fa2_pointer, 90368, 255, 3690.4),
+        estimated(4096, br32_bc128_w8_s2_fa2_pointer, 90368, 255, 13745.2),
+        estimated(16384, br32_bc128_w8_s2_fa2_pointer, 90368, 255, 26726.5),
+    ),
+    *serve(
+        bwd_fused_bf16_d192,
+        estimated(1, br16_bc64_w8_s4_fa2_pointer, 131456, 255, 4050.9),
+        estimated(1024, br16_bc64_w8_s4_fa2_pointer, 131456, 255, 15999.9),
+        estimated(4096, br16_bc64_w8_s4_fa2_pointer, 131456, 255, 63795.6),
+        estimated(16384, br16_bc64_w8_s4_fa2_pointer, 131456, 255, 127523.3),
+    ),
+    *serve(
+        bwd_fused_bf16_d192_causal,
+        estimated(1, br16_bc64_w8_s4_fa2_pointer, 131456, 255, 2379.0),
+        estimated(1024, br16_bc64_w8_s4_fa2_pointer, 131456, 255, 8477.6),
+        estimated(4096, br16_bc64_w8_s4_fa2_pointer, 131456, 255, 32191.8),
+        estimated(16384, br16_bc64_w8_s4_fa2_pointer, 131456, 255, 63153.2),
+    ),
+    *serve(
+        bwd_fused_bf16_d256,
+        estimated(1, br16_bc32_w4_s1_fa2_pointer, 57344, 255, 2971.3),
+        estimated(1024, br16_bc32_w4_s1_fa2_pointer, 57344, 255, 11691.5),
+        estimated(4096, br16_bc32_w4_s1_fa2_pointer, 57344, 255, 46572.6),
+        estimated(16384, br16_bc32_w4_s1_fa2_pointer, 57344, 255, 93080.7),
+    ),
+    *serve(
+        bwd_fused_bf16_d256_causal,
+        estimated(1, br16_bc32_w4_s1_fa2_pointer, 57344, 255, 1895.1),
+        estimated(1024, br16_bc64_w8_s4_fa2_pointer, 131456, 255, 6743.6),
+        estimated(4096, br16_bc64_w8_s4_fa2_pointer, 131456, 255, 25427.5),
+        estimated(16384, br16_bc64_w8_s4_fa2_pointer, 131456, 255, 49703.9),
+    ),
+    *serve(
+        bwd_fused_fp16_d64,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 1086.7),
+        estimated(1024, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 4061.3),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 15960.0),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 31825.0),
+    ),
+    *serve(
+        bwd_fused_fp16_d64_causal,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer, 58368, 255, 735.9),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer, 58368, 255, 2325.8),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 8164.5),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 15947.7),
+    ),
+    *serve(
+        bwd_fused_fp16_d96,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 1960.0),
+        estimated(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 7500.6),
+        estimated(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 29663.0),
+        estimated(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 59212.9),
+    ),
+    *serve(
+        bwd_fused_fp16_d96_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 1238.2),
+        estimated(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 4125.4),
+        estimated(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 15508.2),
+        estimated(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 30469.7),
+    ),
+    *serve(
+        bwd_fused_fp16_d128,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 1506.4),
+        estimated(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 5770.7),
+        estimated(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 22827.8),
+        estimated(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 45570.6),
+    ),
+    *serve(
+        bwd_fused_fp16_d128_causal,
+        estimated(1, br32_bc128_w8_s2_fa2_pointer, 90368, 255, 1125.2),
+        estimated(1024, br32_bc128_w8_s2_fa2_pointer, 90368, 255, 3690.4),
+        estimated(4096, br32_bc128_w8_s2_fa2_pointer, 90368, 255, 13745.2),
+        estimated(16384, br32_bc128_w8_s2_fa2_pointer, 90368, 255, 26726.5),
+    ),
+    *serve(
+        bwd_fused_fp16_d192,
+        estimated(1, br16_bc64_w8_s4_fa2_pointer, 131456, 255, 4050.9),
+        estimated(1024, br16_bc64_w8_s4_fa2_pointer, 131456, 255, 15999.9),
+        estimated(4096, br16_bc64_w8_s4_fa2_pointer, 131456, 255, 63795.6),
+        estimated(16384, br16_bc64_w8_s4_fa2_pointer, 131456, 255, 127523.3),
+    ),
+    *serve(
+        bwd_fused_fp16_d192_causal,
+        estimated(1, br16_bc64_w8_s4_fa2_pointer, 131456, 255, 2379.0),
+        estimated(1024, br16_bc64_w8_s4_fa2_pointer, 131456, 255, 8477.6),
+        estimated(4096, br16_bc64_w8_s4_fa2_pointer, 131456, 255, 32191.8),
+        estimated(16384, br16_bc64_w8_s4_fa2_pointer, 131456, 255, 63153.2),
+    ),
+    *serve(
+        bwd_fused_fp16_d256,
+        estimated(1, br16_bc32_w4_s1_fa2_pointer, 57344, 255, 2971.3),
+        estimated(1024, br16_bc32_w4_s1_fa2_pointer, 57344, 255, 11691.5),
+        estimated(4096, br16_bc32_w4_s1_fa2_pointer, 57344, 255, 46572.6),
+        estimated(16384, br16_bc32_w4_s1_fa2_pointer, 57344, 255, 93080.7),
+    ),
+    *serve(
+        bwd_fused_fp16_d256_causal,
+        estimated(1, br16_bc32_w4_s1_fa2_pointer, 57344, 255, 1895.1),
+        estimated(1024, br16_bc64_w8_s4_fa2_pointer, 131456, 255, 6743.6),
+        estimated(4096, br16_bc64_w8_s4_fa2_pointer, 131456, 255, 25427.5),
+        estimated(16384, br16_bc64_w8_s4_fa2_pointer, 131456, 255, 49703.9),
+    ),
 )
 
 NVIDIA_B200: tuple[Choice, ...] = (
@@ -922,6 +1581,496 @@ NVIDIA_B200: tuple[Choice, ...] = (
         untimed(1024, br64_bc64_w4_s3_fa2_descriptor_longest_first, 230400, 218),
         untimed(4096, br64_bc64_w4_s3_fa2_descriptor_longest_first, 230400, 218),
         untimed(16384, br64_bc64_w4_s3_fa2_descriptor_longest_first, 230400, 218),
+    ),
+    *serve(
+        bwd_delta_bf16_d64,
+        untimed(1, br64_bc16_w4_s1_fa2_pointer, 256, 48),
+        untimed(1024, br64_bc16_w4_s1_fa2_pointer, 256, 48),
+        untimed(4096, br64_bc16_w4_s1_fa2_pointer, 256, 48),
+        untimed(16384, br64_bc16_w4_s1_fa2_pointer, 256, 48),
+    ),
+    *serve(
+        bwd_delta_bf16_d96,
+        untimed(1, br32_bc16_w4_s1_fa2_pointer, 128, 56),
+        untimed(1024, br32_bc16_w4_s1_fa2_pointer, 128, 56),
+        untimed(4096, br32_bc16_w4_s1_fa2_pointer, 128, 56),
+        untimed(16384, br32_bc16_w4_s1_fa2_pointer, 128, 56),
+    ),
+    *serve(
+        bwd_delta_bf16_d128,
+        untimed(1, br32_bc16_w4_s1_fa2_pointer, 128, 56),
+        untimed(1024, br32_bc16_w4_s1_fa2_pointer, 128, 56),
+        untimed(4096, br32_bc16_w4_s1_fa2_pointer, 128, 56),
+        untimed(16384, br32_bc16_w4_s1_fa2_pointer, 128, 56),
+    ),
+    *serve(
+        bwd_delta_bf16_d192,
+        untimed(1, br16_bc16_w4_s1_fa2_pointer, 64, 56),
+        untimed(1024, br16_bc16_w4_s1_fa2_pointer, 64, 56),
+        untimed(4096, br16_bc16_w4_s1_fa2_pointer, 64, 56),
+        untimed(16384, br16_bc16_w4_s1_fa2_pointer, 64, 56),
+    ),
+    *serve(
+        bwd_delta_bf16_d256,
+        untimed(1, br16_bc16_w4_s1_fa2_pointer, 64, 56),
+        untimed(1024, br16_bc16_w4_s1_fa2_pointer, 64, 56),
+        untimed(4096, br16_bc16_w4_s1_fa2_pointer, 64, 56),
+        untimed(16384, br16_bc16_w4_s1_fa2_pointer, 64, 56),
+    ),
+    *serve(
+        bwd_delta_fp16_d64,
+        untimed(1, br64_bc16_w4_s1_fa2_pointer, 256, 46),
+        untimed(1024, br64_bc16_w4_s1_fa2_pointer, 256, 46),
+        untimed(4096, br64_bc16_w4_s1_fa2_pointer, 256, 46),
+        untimed(16384, br64_bc16_w4_s1_fa2_pointer, 256, 46),
+    ),
+    *serve(
+        bwd_delta_fp16_d96,
+        untimed(1, br32_bc16_w4_s1_fa2_pointer, 128, 56),
+        untimed(1024, br32_bc16_w4_s1_fa2_pointer, 128, 56),
+        untimed(4096, br32_bc16_w4_s1_fa2_pointer, 128, 56),
+        untimed(16384, br32_bc16_w4_s1_fa2_pointer, 128, 56),
+    ),
+    *serve(
+        bwd_delta_fp16_d128,
+        untimed(1, br32_bc16_w4_s1_fa2_pointer, 128, 56),
+        untimed(1024, br32_bc16_w4_s1_fa2_pointer, 128, 56),
+        untimed(4096, br32_bc16_w4_s1_fa2_pointer, 128, 56),
+        untimed(16384, br32_bc16_w4_s1_fa2_pointer, 128, 56),
+    ),
+    *serve(
+        bwd_delta_fp16_d192,
+        untimed(1, br16_bc16_w4_s1_fa2_pointer, 64, 56),
+        untimed(1024, br16_bc16_w4_s1_fa2_pointer, 64, 56),
+        untimed(4096, br16_bc16_w4_s1_fa2_pointer, 64, 56),
+        untimed(16384, br16_bc16_w4_s1_fa2_pointer, 64, 56),
+    ),
+    *serve(
+        bwd_delta_fp16_d256,
+        untimed(1, br16_bc16_w4_s1_fa2_pointer, 64, 56),
+        untimed(1024, br16_bc16_w4_s1_fa2_pointer, 64, 56),
+        untimed(4096, br16_bc16_w4_s1_fa2_pointer, 64, 56),
+        untimed(16384, br16_bc16_w4_s1_fa2_pointer, 64, 56),
+    ),
+    *serve(
+        bwd_dkv_bf16_d64,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 99392, 255),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 99392, 255),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 99392, 255),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 99392, 255),
+    ),
+    *serve(
+        bwd_dkv_bf16_d64_causal,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 100352, 255),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 100352, 255),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 100352, 255),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 100352, 255),
+    ),
+    *serve(
+        bwd_dkv_bf16_d96,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 197696, 255),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 197696, 255),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 197696, 255),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 197696, 255),
+    ),
+    *serve(
+        bwd_dkv_bf16_d96_causal,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 198656, 255),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 198656, 255),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 198656, 255),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 198656, 255),
+    ),
+    *serve(
+        bwd_dkv_bf16_d128,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 197696, 255),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 197696, 255),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 197696, 255),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 197696, 255),
+    ),
+    *serve(
+        bwd_dkv_bf16_d128_causal,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 198656, 255),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 198656, 255),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 198656, 255),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 198656, 255),
+    ),
+    *serve(
+        bwd_dkv_bf16_d192,
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 170),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 170),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 170),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 170),
+    ),
+    *serve(
+        bwd_dkv_bf16_d192_causal,
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 196),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 196),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 196),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 196),
+    ),
+    *serve(
+        bwd_dkv_bf16_d256,
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 166),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 166),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 166),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 166),
+    ),
+    *serve(
+        bwd_dkv_bf16_d256_causal,
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 194),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 194),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 194),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 194),
+    ),
+    *serve(
+        bwd_dkv_fp16_d64,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 99392, 255),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 99392, 255),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 99392, 255),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 99392, 255),
+    ),
+    *serve(
+        bwd_dkv_fp16_d64_causal,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 100352, 255),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 100352, 255),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 100352, 255),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 100352, 255),
+    ),
+    *serve(
+        bwd_dkv_fp16_d96,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 197696, 255),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 197696, 255),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 197696, 255),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 197696, 255),
+    ),
+    *serve(
+        bwd_dkv_fp16_d96_causal,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 198656, 255),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 198656, 255),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 198656, 255),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 198656, 255),
+    ),
+    *serve(
+        bwd_dkv_fp16_d128,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 197696, 255),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 197696, 255),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 197696, 255),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 197696, 255),
+    ),
+    *serve(
+        bwd_dkv_fp16_d128_causal,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 198656, 255),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 198656, 255),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 198656, 255),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 198656, 255),
+    ),
+    *serve(
+        bwd_dkv_fp16_d192,
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 170),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 170),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 170),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 170),
+    ),
+    *serve(
+        bwd_dkv_fp16_d192_causal,
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 196),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 196),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 196),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 196),
+    ),
+    *serve(
+        bwd_dkv_fp16_d256,
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 166),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 166),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 166),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 166),
+    ),
+    *serve(
+        bwd_dkv_fp16_d256_causal,
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 194),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 194),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 194),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 194),
+    ),
+    *serve(
+        bwd_dq_bf16_d64,
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 91136, 126),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 91136, 126),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 91136, 126),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 91136, 126),
+    ),
+    *serve(
+        bwd_dq_bf16_d64_causal,
+        untimed(1, br128_bc64_w8_s3_fa2_pointer_longest_first, 91136, 126),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer_longest_first, 91136, 126),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer_longest_first, 91136, 126),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer_longest_first, 91136, 126),
+    ),
+    *serve(
+        bwd_dq_bf16_d96,
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 181248, 176),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 181248, 176),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 181248, 176),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 181248, 176),
+    ),
+    *serve(
+        bwd_dq_bf16_d96_causal,
+        untimed(1, br128_bc64_w8_s3_fa2_pointer_longest_first, 181248, 176),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer_longest_first, 181248, 176),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer_longest_first, 181248, 176),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer_longest_first, 181248, 176),
+    ),
+    *serve(
+        bwd_dq_bf16_d128,
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 181248, 149),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 181248, 149),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 181248, 149),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 181248, 149),
+    ),
+    *serve(
+        bwd_dq_bf16_d128_causal,
+        untimed(1, br128_bc64_w8_s3_fa2_pointer_longest_first, 181248, 149),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer_longest_first, 181248, 149),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer_longest_first, 181248, 149),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer_longest_first, 181248, 149),
+    ),
+    *serve(
+        bwd_dq_bf16_d192,
+        untimed(1, br128_bc32_w8_s2_fa2_pointer, 213040, 190),
+        untimed(1024, br128_bc32_w8_s2_fa2_pointer, 213040, 190),
+        untimed(4096, br128_bc32_w8_s2_fa2_pointer, 213040, 190),
+        untimed(16384, br128_bc32_w8_s2_fa2_pointer, 213040, 190),
+    ),
+    *serve(
+        bwd_dq_bf16_d192_causal,
+        untimed(1, br128_bc32_w8_s2_fa2_pointer_longest_first, 213040, 191),
+        untimed(1024, br128_bc32_w8_s2_fa2_pointer_longest_first, 213040, 191),
+        untimed(4096, br128_bc32_w8_s2_fa2_pointer_longest_first, 213040, 191),
+        untimed(16384, br128_bc32_w8_s2_fa2_pointer_longest_first, 213040, 191),
+    ),
+    *serve(
+        bwd_dq_bf16_d256,
+        untimed(1, br128_bc32_w8_s2_fa2_pointer, 213040, 172),
+        untimed(1024, br128_bc32_w8_s2_fa2_pointer, 213040, 172),
+        untimed(4096, br128_bc32_w8_s2_fa2_pointer, 213040, 172),
+        untimed(16384, br128_bc32_w8_s2_fa2_pointer, 213040, 172),
+    ),
+    *serve(
+        bwd_dq_bf16_d256_causal,
+        untimed(1, br128_bc32_w8_s2_fa2_pointer_longest_first, 213040, 186),
+        untimed(1024, br128_bc32_w8_s2_fa2_pointer_longest_first, 213040, 186),
+        untimed(4096, br128_bc32_w8_s2_fa2_pointer_longest_first, 213040, 186),
+        untimed(16384, br128_bc32_w8_s2_fa2_pointer_longest_first, 213040, 186),
+    ),
+    *serve(
+        bwd_dq_fp16_d64,
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 91136, 126),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 91136, 126),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 91136, 126),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 91136, 126),
+    ),
+    *serve(
+        bwd_dq_fp16_d64_causal,
+        untimed(1, br128_bc64_w8_s3_fa2_pointer_longest_first, 91136, 126),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer_longest_first, 91136, 126),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer_longest_first, 91136, 126),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer_longest_first, 91136, 126),
+    ),
+    *serve(
+        bwd_dq_fp16_d96,
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 181248, 176),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 181248, 176),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 181248, 176),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 181248, 176),
+    ),
+    *serve(
+        bwd_dq_fp16_d96_causal,
+        untimed(1, br128_bc64_w8_s3_fa2_pointer_longest_first, 181248, 176),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer_longest_first, 181248, 176),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer_longest_first, 181248, 176),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer_longest_first, 181248, 176),
+    ),
+    *serve(
+        bwd_dq_fp16_d128,
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 181248, 149),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 181248, 149),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 181248, 149),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 181248, 149),
+    ),
+    *serve(
+        bwd_dq_fp16_d128_causal,
+        untimed(1, br128_bc64_w8_s3_fa2_pointer_longest_first, 181248, 149),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer_longest_first, 181248, 149),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer_longest_first, 181248, 149),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer_longest_first, 181248, 149),
+    ),
+    *serve(
+        bwd_dq_fp16_d192,
+        untimed(1, br128_bc32_w8_s2_fa2_pointer, 213040, 190),
+        untimed(1024, br128_bc32_w8_s2_fa2_pointer, 213040, 190),
+        untimed(4096, br128_bc32_w8_s2_fa2_pointer, 213040, 190),
+        untimed(16384, br128_bc32_w8_s2_fa2_pointer, 213040, 190),
+    ),
+    *serve(
+        bwd_dq_fp16_d192_causal,
+        untimed(1, br128_bc32_w8_s2_fa2_pointer_longest_first, 213040, 191),
+        untimed(1024, br128_bc32_w8_s2_fa2_pointer_longest_first, 213040, 191),
+        untimed(4096, br128_bc32_w8_s2_fa2_pointer_longest_first, 213040, 191),
+        untimed(16384, br128_bc32_w8_s2_fa2_pointer_longest_first, 213040, 191),
+    ),
+    *serve(
+        bwd_dq_fp16_d256,
+        untimed(1, br128_bc32_w8_s2_fa2_pointer, 213040, 172),
+        untimed(1024, br128_bc32_w8_s2_fa2_pointer, 213040, 172),
+        untimed(4096, br128_bc32_w8_s2_fa2_pointer, 213040, 172),
+        untimed(16384, br128_bc32_w8_s2_fa2_pointer, 213040, 172),
+    ),
+    *serve(
+        bwd_dq_fp16_d256_causal,
+        untimed(1, br128_bc32_w8_s2_fa2_pointer_longest_first, 213040, 186),
+        untimed(1024, br128_bc32_w8_s2_fa2_pointer_longest_first, 213040, 186),
+        untimed(4096, br128_bc32_w8_s2_fa2_pointer_longest_first, 213040, 186),
+        untimed(16384, br128_bc32_w8_s2_fa2_pointer_longest_first, 213040, 186),
+    ),
+    *serve(
+        bwd_fused_bf16_d64,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 115792, 255),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 115792, 255),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 115792, 255),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 115792, 255),
+    ),
+    *serve(
+        bwd_fused_bf16_d64_causal,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 116736, 255),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 116736, 255),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 116736, 255),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 116736, 255),
+    ),
+    *serve(
+        bwd_fused_bf16_d96,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 214096, 4),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 214096, 4),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 214096, 4),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 214096, 4),
+    ),
+    *serve(
+        bwd_fused_bf16_d96_causal,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 215040, 4),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 215040, 4),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 215040, 4),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 215040, 4),
+    ),
+    *serve(
+        bwd_fused_bf16_d128,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 214096, 4),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 214096, 4),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 214096, 4),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 214096, 4),
+    ),
+    *serve(
+        bwd_fused_bf16_d128_causal,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 215040, 4),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 215040, 4),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 215040, 4),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 215040, 4),
+    ),
+    *serve(
+        bwd_fused_bf16_d192,
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 180),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 180),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 180),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 180),
+    ),
+    *serve(
+        bwd_fused_bf16_d192_causal,
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 178),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 178),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 178),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 178),
+    ),
+    *serve(
+        bwd_fused_bf16_d256,
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 170),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 170),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 170),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 170),
+    ),
+    *serve(
+        bwd_fused_bf16_d256_causal,
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 172),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 172),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 172),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 172),
+    ),
+    *serve(
+        bwd_fused_fp16_d64,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 115792, 255),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 115792, 255),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 115792, 255),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 115792, 255),
+    ),
+    *serve(
+        bwd_fused_fp16_d64_causal,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 116736, 255),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 116736, 255),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 116736, 255),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 116736, 255),
+    ),
+    *serve(
+        bwd_fused_fp16_d96,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 214096, 4),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 214096, 4),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 214096, 4),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 214096, 4),
+    ),
+    *serve(
+        bwd_fused_fp16_d96_causal,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 215040, 4),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 215040, 4),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 215040, 4),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 215040, 4),
+    ),
+    *serve(
+        bwd_fused_fp16_d128,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 214096, 4),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 214096, 4),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 214096, 4),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 214096, 4),
+    ),
+    *serve(
+        bwd_fused_fp16_d128_causal,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 215040, 4),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 215040, 4),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 215040, 4),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 215040, 4),
+    ),
+    *serve(
+        bwd_fused_fp16_d192,
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 180),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 180),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 180),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 180),
+    ),
+    *serve(
+        bwd_fused_fp16_d192_causal,
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 178),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 178),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 178),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 178),
+    ),
+    *serve(
+        bwd_fused_fp16_d256,
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 170),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 170),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 170),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 170),
+    ),
+    *serve(
+        bwd_fused_fp16_d256_causal,
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 172),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 172),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 172),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 172),
     ),
 )
 
@@ -1066,6 +2215,496 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
         estimated(4096, br32_bc32_w4_s1_fa2_pointer, 34816, 181, 5656.1),
         estimated(16384, br32_bc32_w4_s1_fa2_pointer, 34816, 181, 11151.8),
     ),
+    *serve(
+        bwd_delta_bf16_d64,
+        estimated(1, br16_bc16_w2_s1_fa2_pointer, 64, 38, 138.23),
+        estimated(1024, br16_bc16_w2_s1_fa2_pointer, 64, 38, 138.23),
+        estimated(4096, br16_bc16_w2_s1_fa2_pointer, 64, 38, 138.23),
+        estimated(16384, br16_bc16_w2_s1_fa2_pointer, 64, 38, 138.23),
+    ),
+    *serve(
+        bwd_delta_bf16_d96,
+        estimated(1, br32_bc16_w4_s1_fa2_pointer, 128, 44, 135.44),
+        estimated(1024, br32_bc16_w4_s1_fa2_pointer, 128, 44, 135.44),
+        estimated(4096, br32_bc16_w4_s1_fa2_pointer, 128, 44, 135.44),
+        estimated(16384, br32_bc16_w4_s1_fa2_pointer, 128, 44, 135.44),
+    ),
+    *serve(
+        bwd_delta_bf16_d128,
+        estimated(1, br32_bc16_w4_s1_fa2_pointer, 128, 44, 137.19),
+        estimated(1024, br32_bc16_w4_s1_fa2_pointer, 128, 44, 137.19),
+        estimated(4096, br32_bc16_w4_s1_fa2_pointer, 128, 44, 137.19),
+        estimated(16384, br32_bc16_w4_s1_fa2_pointer, 128, 44, 137.19),
+    ),
+    *serve(
+        bwd_delta_bf16_d192,
+        estimated(1, br16_bc16_w4_s1_fa2_pointer, 64, 44, 128.48),
+        estimated(1024, br16_bc16_w4_s1_fa2_pointer, 64, 44, 128.48),
+        estimated(4096, br16_bc16_w4_s1_fa2_pointer, 64, 44, 128.48),
+        estimated(16384, br16_bc16_w4_s1_fa2_pointer, 64, 44, 128.48),
+    ),
+    *serve(
+        bwd_delta_bf16_d256,
+        estimated(1, br16_bc16_w4_s1_fa2_pointer, 64, 44, 136.67),
+        estimated(1024, br16_bc16_w4_s1_fa2_pointer, 64, 44, 136.67),
+        estimated(4096, br16_bc16_w4_s1_fa2_pointer, 64, 44, 136.67),
+        estimated(16384, br16_bc16_w4_s1_fa2_pointer, 64, 44, 136.67),
+    ),
+    *serve(
+        bwd_delta_fp16_d64,
+        estimated(1, br16_bc16_w2_s1_fa2_pointer, 64, 40, 138.23),
+        estimated(1024, br16_bc16_w2_s1_fa2_pointer, 64, 40, 138.23),
+        estimated(4096, br16_bc16_w2_s1_fa2_pointer, 64, 40, 138.23),
+        estimated(16384, br16_bc16_w2_s1_fa2_pointer, 64, 40, 138.23),
+    ),
+    *serve(
+        bwd_delta_fp16_d96,
+        estimated(1, br32_bc16_w4_s1_fa2_pointer, 128, 44, 135.44),
+        estimated(1024, br32_bc16_w4_s1_fa2_pointer, 128, 44, 135.44),
+        estimated(4096, br32_bc16_w4_s1_fa2_pointer, 128, 44, 135.44),
+        estimated(16384, br32_bc16_w4_s1_fa2_pointer, 128, 44, 135.44),
+    ),
+    *serve(
+        bwd_delta_fp16_d128,
+        estimated(1, br32_bc16_w4_s1_fa2_pointer, 128, 44, 137.19),
+        estimated(1024, br32_bc16_w4_s1_fa2_pointer, 128, 44, 137.19),
+        estimated(4096, br32_bc16_w4_s1_fa2_pointer, 128, 44, 137.19),
+        estimated(16384, br32_bc16_w4_s1_fa2_pointer, 128, 44, 137.19),
+    ),
+    *serve(
+        bwd_delta_fp16_d192,
+        estimated(1, br16_bc16_w4_s1_fa2_pointer, 64, 44, 128.48),
+        estimated(1024, br16_bc16_w4_s1_fa2_pointer, 64, 44, 128.48),
+        estimated(4096, br16_bc16_w4_s1_fa2_pointer, 64, 44, 128.48),
+        estimated(16384, br16_bc16_w4_s1_fa2_pointer, 64, 44, 128.48),
+    ),
+    *serve(
+        bwd_delta_fp16_d256,
+        estimated(1, br16_bc16_w4_s1_fa2_pointer, 64, 44, 136.67),
+        estimated(1024, br16_bc16_w4_s1_fa2_pointer, 64, 44, 136.67),
+        estimated(4096, br16_bc16_w4_s1_fa2_pointer, 64, 44, 136.67),
+        estimated(16384, br16_bc16_w4_s1_fa2_pointer, 64, 44, 136.67),
+    ),
+    *serve(
+        bwd_dkv_bf16_d64,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer, 50176, 255, 892.02),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer, 50176, 255, 3396.7),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer, 50176, 255, 13415.6),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer, 50176, 255, 26774.0),
+    ),
+    *serve(
+        bwd_dkv_bf16_d64_causal,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer, 50176, 255, 549.78),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer, 50176, 255, 1832.3),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer, 50176, 255, 6936.1),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer, 50176, 255, 13433.4),
+    ),
+    *serve(
+        bwd_dkv_bf16_d96,
+        estimated(1, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 1223.9),
+        estimated(1024, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 4795.0),
+        estimated(4096, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 19079.4),
+        estimated(16384, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 38125.2),
+    ),
+    *serve(
+        bwd_dkv_bf16_d96_causal,
+        estimated(1, br32_bc32_w4_s2_fa2_pointer, 35072, 255, 903.92),
+        estimated(1024, br32_bc32_w4_s2_fa2_pointer, 35072, 255, 3100.2),
+        estimated(4096, br32_bc32_w4_s2_fa2_pointer, 35072, 255, 11613.0),
+        estimated(16384, br32_bc32_w4_s2_fa2_pointer, 35072, 255, 23056.4),
+    ),
+    *serve(
+        bwd_dkv_bf16_d128,
+        estimated(1, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 926.93),
+        estimated(1024, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 3629.6),
+        estimated(4096, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 14440.1),
+        estimated(16384, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 28854.1),
+    ),
+    *serve(
+        bwd_dkv_bf16_d128_causal,
+        estimated(1, br32_bc32_w4_s2_fa2_pointer, 35072, 221, 771.46),
+        estimated(1024, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 2554.2),
+        estimated(4096, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 9545.7),
+        estimated(16384, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 17916.2),
+    ),
+    *serve(
+        bwd_dkv_bf16_d192,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1356.1),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 5230.4),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 20727.6),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 41390.4),
+    ),
+    *serve(
+        bwd_dkv_bf16_d192_causal,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 783.26),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 2758.7),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 10448.6),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 20780.1),
+    ),
+    *serve(
+        bwd_dkv_bf16_d256,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1068.9),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 4120.8),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 16328.4),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 32605.1),
+    ),
+    *serve(
+        bwd_dkv_bf16_d256_causal,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 606.3),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 2137.8),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 8059.4),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 16030.3),
+    ),
+    *serve(
+        bwd_dkv_fp16_d64,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer, 50176, 255, 892.02),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer, 50176, 255, 3396.7),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer, 50176, 255, 13415.6),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer, 50176, 255, 26774.0),
+    ),
+    *serve(
+        bwd_dkv_fp16_d64_causal,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer, 50176, 255, 549.78),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer, 50176, 255, 1832.3),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer, 50176, 255, 6936.1),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer, 50176, 255, 13433.4),
+    ),
+    *serve(
+        bwd_dkv_fp16_d96,
+        estimated(1, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 1223.9),
+        estimated(1024, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 4795.0),
+        estimated(4096, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 19079.4),
+        estimated(16384, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 38125.2),
+    ),
+    *serve(
+        bwd_dkv_fp16_d96_causal,
+        estimated(1, br32_bc32_w4_s2_fa2_pointer, 35072, 255, 903.92),
+        estimated(1024, br32_bc32_w4_s2_fa2_pointer, 35072, 255, 3100.2),
+        estimated(4096, br32_bc32_w4_s2_fa2_pointer, 35072, 255, 11613.0),
+        estimated(16384, br32_bc32_w4_s2_fa2_pointer, 35072, 255, 23056.4),
+    ),
+    *serve(
+        bwd_dkv_fp16_d128,
+        estimated(1, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 926.93),
+        estimated(1024, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 3629.6),
+        estimated(4096, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 14440.1),
+        estimated(16384, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 28854.1),
+    ),
+    *serve(
+        bwd_dkv_fp16_d128_causal,
+        estimated(1, br32_bc32_w4_s2_fa2_pointer, 35072, 221, 771.46),
+        estimated(1024, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 2554.2),
+        estimated(4096, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 9545.7),
+        estimated(16384, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 17916.2),
+    ),
+    *serve(
+        bwd_dkv_fp16_d192,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1356.1),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 5230.4),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 20727.6),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 41390.4),
+    ),
+    *serve(
+        bwd_dkv_fp16_d192_causal,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 783.26),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 2758.7),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 10448.6),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 20780.1),
+    ),
+    *serve(
+        bwd_dkv_fp16_d256,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1068.9),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 4120.8),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 16328.4),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 32605.1),
+    ),
+    *serve(
+        bwd_dkv_fp16_d256_causal,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 606.3),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 2137.8),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 8059.4),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 16030.3),
+    ),
+    *serve(
+        bwd_dq_bf16_d64,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer, 49152, 191, 677.64),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer, 49152, 191, 2550.1),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer, 49152, 191, 10039.9),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer, 49152, 191, 20026.4),
+    ),
+    *serve(
+        bwd_dq_bf16_d64_causal,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer_longest_first, 49152, 185, 421.51),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer_longest_first, 49152, 185, 1405.9),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer_longest_first, 49152, 185, 5318.4),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer_longest_first, 49152, 185, 10258.6),
+    ),
+    *serve(
+        bwd_dq_bf16_d96,
+        estimated(1, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 1098.8),
+        estimated(1024, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 4285.1),
+        estimated(4096, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 17030.0),
+        estimated(16384, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 34023.3),
+    ),
+    *serve(
+        bwd_dq_bf16_d96_causal,
+        estimated(1, br128_bc32_w8_s2_fa2_pointer_longest_first, 81920, 204, 746.03),
+        estimated(1024, br128_bc32_w8_s2_fa2_pointer_longest_first, 81920, 204, 2461.9),
+        estimated(4096, br128_bc32_w8_s2_fa2_pointer_longest_first, 81920, 204, 9209.5),
+        estimated(16384, br128_bc32_w8_s2_fa2_pointer_longest_first, 81920, 204, 18314.5),
+    ),
+    *serve(
+        bwd_dq_bf16_d128,
+        estimated(1, br128_bc64_w8_s2_fa2_pointer, 98304, 255, 718.76),
+        estimated(1024, br128_bc64_w8_s2_fa2_pointer, 98304, 255, 2802.2),
+        estimated(4096, br128_bc64_w8_s2_fa2_pointer, 98304, 255, 11135.8),
+        estimated(16384, br128_bc64_w8_s2_fa2_pointer, 98304, 255, 22247.3),
+    ),
+    *serve(
+        bwd_dq_bf16_d128_causal,
+        estimated(1, br128_bc64_w8_s2_fa2_pointer_longest_first, 98304, 255, 488.27),
+        estimated(1024, br128_bc64_w8_s2_fa2_pointer_longest_first, 98304, 255, 1610.4),
+        estimated(4096, br128_bc64_w8_s2_fa2_pointer_longest_first, 98304, 255, 5985.7),
+        estimated(16384, br128_bc64_w8_s2_fa2_pointer_longest_first, 98304, 255, 11224.3),
+    ),
+    *serve(
+        bwd_dq_bf16_d192,
+        estimated(1, br32_bc16_w2_s1_fa2_pointer, 49152, 254, 1330.6),
+        estimated(1024, br32_bc16_w2_s1_fa2_pointer, 49152, 254, 5194.3),
+        estimated(4096, br32_bc16_w2_s1_fa2_pointer, 49152, 254, 20648.7),
+        estimated(16384, br32_bc16_w2_s1_fa2_pointer, 49152, 254, 41254.7),
+    ),
+    *serve(
+        bwd_dq_bf16_d192_causal,
+        estimated(1, br32_bc16_w8_s1_fa2_pointer, 49152, 170, 1707.6),
+        estimated(1024, br32_bc16_w8_s1_fa2_pointer, 49152, 170, 6378.0),
+        estimated(4096, br32_bc16_w8_s1_fa2_pointer, 49152, 170, 24916.0),
+        estimated(16384, br32_bc16_w8_s1_fa2_pointer, 49152, 170, 49754.9),
+    ),
+    *serve(
+        bwd_dq_bf16_d256,
+        estimated(1, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 1051.7),
+        estimated(1024, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 4104.8),
+        estimated(4096, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 16317.2),
+        estimated(16384, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 32600.5),
+    ),
+    *serve(
+        bwd_dq_bf16_d256_causal,
+        estimated(1, br32_bc16_w8_s1_fa2_pointer, 49152, 172, 1375.4),
+        estimated(1024, br32_bc16_w8_s1_fa2_pointer, 49152, 172, 5143.3),
+        estimated(4096, br32_bc16_w8_s1_fa2_pointer, 49152, 172, 20070.7),
+        estimated(16384, br32_bc16_w8_s1_fa2_pointer, 49152, 172, 40095.9),
+    ),
+    *serve(
+        bwd_dq_fp16_d64,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer, 49152, 191, 677.64),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer, 49152, 191, 2550.1),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer, 49152, 191, 10039.9),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer, 49152, 191, 20026.4),
+    ),
+    *serve(
+        bwd_dq_fp16_d64_causal,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer_longest_first, 49152, 185, 421.51),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer_longest_first, 49152, 185, 1405.9),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer_longest_first, 49152, 185, 5318.4),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer_longest_first, 49152, 185, 10258.6),
+    ),
+    *serve(
+        bwd_dq_fp16_d96,
+        estimated(1, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 1098.8),
+        estimated(1024, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 4285.1),
+        estimated(4096, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 17030.0),
+        estimated(16384, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 34023.3),
+    ),
+    *serve(
+        bwd_dq_fp16_d96_causal,
+        estimated(1, br128_bc32_w8_s2_fa2_pointer_longest_first, 81920, 204, 746.03),
+        estimated(1024, br128_bc32_w8_s2_fa2_pointer_longest_first, 81920, 204, 2461.9),
+        estimated(4096, br128_bc32_w8_s2_fa2_pointer_longest_first, 81920, 204, 9209.5),
+        estimated(16384, br128_bc32_w8_s2_fa2_pointer_longest_first, 81920, 204, 18314.5),
+    ),
+    *serve(
+        bwd_dq_fp16_d128,
+        estimated(1, br128_bc64_w8_s2_fa2_pointer, 98304, 255, 718.76),
+        estimated(1024, br128_bc64_w8_s2_fa2_pointer, 98304, 255, 2802.2),
+        estimated(4096, br128_bc64_w8_s2_fa2_pointer, 98304, 255, 11135.8),
+        estimated(16384, br128_bc64_w8_s2_fa2_pointer, 98304, 255, 22247.3),
+    ),
+    *serve(
+        bwd_dq_fp16_d128_causal,
+        estimated(1, br128_bc64_w8_s2_fa2_pointer_longest_first, 98304, 255, 488.27),
+        estimated(1024, br128_bc64_w8_s2_fa2_pointer_longest_first, 98304, 255, 1610.4),
+        estimated(4096, br128_bc64_w8_s2_fa2_pointer_longest_first, 98304, 255, 5985.7),
+        estimated(16384, br128_bc64_w8_s2_fa2_pointer_longest_first, 98304, 255, 11224.3),
+    ),
+    *serve(
+        bwd_dq_fp16_d192,
+        estimated(1, br32_bc16_w2_s1_fa2_pointer, 49152, 254, 1330.6),
+        estimated(1024, br32_bc16_w2_s1_fa2_pointer, 49152, 254, 5194.3),
+        estimated(4096, br32_bc16_w2_s1_fa2_pointer, 49152, 254, 20648.7),
+        estimated(16384, br32_bc16_w2_s1_fa2_pointer, 49152, 254, 41254.7),
+    ),
+    *serve(
+        bwd_dq_fp16_d192_causal,
+        estimated(1, br32_bc16_w8_s1_fa2_pointer, 49152, 170, 1707.6),
+        estimated(1024, br32_bc16_w8_s1_fa2_pointer, 49152, 170, 6378.0),
+        estimated(4096, br32_bc16_w8_s1_fa2_pointer, 49152, 170, 24916.0),
+        estimated(16384, br32_bc16_w8_s1_fa2_pointer, 49152, 170, 49754.9),
+    ),
+    *serve(
+        bwd_dq_fp16_d256,
+        estimated(1, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 1051.7),
+        estimated(1024, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 4104.8),
+        estimated(4096, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 16317.2),
+        estimated(16384, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 32600.5),
+    ),
+    *serve(
+        bwd_dq_fp16_d256_causal,
+        estimated(1, br32_bc16_w8_s1_fa2_pointer, 49152, 172, 1375.4),
+        estimated(1024, br32_bc16_w8_s1_fa2_pointer, 49152, 172, 5143.3),
+        estimated(4096, br32_bc16_w8_s1_fa2_pointer, 49152, 172, 20070.7),
+        estimated(16384, br32_bc16_w8_s1_fa2_pointer, 49152, 172, 40095.9),
+    ),
+    *serve(
+        bwd_fused_bf16_d64,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 1194.1),
+        estimated(1024, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 4637.9),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 18413.2),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 36780.2),
+    ),
+    *serve(
+        bwd_fused_bf16_d64_causal,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 786.3),
+        estimated(1024, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 2572.1),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 9630.5),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 18548.6),
+    ),
+    *serve(
+        bwd_fused_bf16_d96,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 2251.8),
+        estimated(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 8767.3),
+        estimated(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 34829.4),
+        estimated(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 69578.8),
+    ),
+    *serve(
+        bwd_fused_bf16_d96_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 1358.2),
+        estimated(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 4723.0),
+        estimated(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 17727.2),
+        estimated(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 35222.2),
+    ),
+    *serve(
+        bwd_fused_bf16_d128,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 1697.2),
+        estimated(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 6605.8),
+        estimated(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 26240.3),
+        estimated(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 52419.6),
+    ),
+    *serve(
+        bwd_fused_bf16_d128_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 1041.9),
+        estimated(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 3626.5),
+        estimated(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 13509.4),
+        estimated(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 26842.8),
+    ),
+    *serve(
+        bwd_fused_bf16_d192,
+        estimated(1, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 4160.2),
+        estimated(1024, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 16545.7),
+        estimated(4096, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 66087.8),
+        estimated(16384, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 132143.9),
+    ),
+    *serve(
+        bwd_fused_bf16_d192_causal,
+        estimated(1, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 2314.6),
+        estimated(1024, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 8608.3),
+        estimated(4096, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 33093.9),
+        estimated(16384, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 65991.9),
+    ),
+    *serve(
+        bwd_fused_bf16_d256,
+        estimated(1, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 3178.0),
+        estimated(1024, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 12563.4),
+        estimated(4096, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 50105.2),
+        estimated(16384, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 100161.0),
+    ),
+    *serve(
+        bwd_fused_bf16_d256_causal,
+        estimated(1, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 1854.4),
+        estimated(1024, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 6894.8),
+        estimated(4096, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 26370.9),
+        estimated(16384, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 52588.6),
+    ),
+    *serve(
+        bwd_fused_fp16_d64,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 1194.1),
+        estimated(1024, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 4637.9),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 18413.2),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 36780.2),
+    ),
+    *serve(
+        bwd_fused_fp16_d64_causal,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 786.3),
+        estimated(1024, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 2572.1),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 9630.5),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 18548.6),
+    ),
+    *serve(
+        bwd_fused_fp16_d96,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 2251.8),
+        estimated(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 8767.3),
+        estimated(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 34829.4),
+        estimated(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 69578.8),
+    ),
+    *serve(
+        bwd_fused_fp16_d96_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 1358.2),
+        estimated(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 4723.0),
+        estimated(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 17727.2),
+        estimated(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 35222.2),
+    ),
+    *serve(
+        bwd_fused_fp16_d128,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 1697.2),
+        estimated(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 6605.8),
+        estimated(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 26240.3),
+        estimated(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 52419.6),
+    ),
+    *serve(
+        bwd_fused_fp16_d128_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 1041.9),
+        estimated(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 3626.5),
+        estimated(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 13509.4),
+        estimated(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 26842.8),
+    ),
+    *serve(
+        bwd_fused_fp16_d192,
+        estimated(1, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 4160.2),
+        estimated(1024, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 16545.7),
+        estimated(4096, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 66087.8),
+        estimated(16384, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 132143.9),
+    ),
+    *serve(
+        bwd_fused_fp16_d192_causal,
+        estimated(1, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 2314.6),
+        estimated(1024, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 8608.3),
+        estimated(4096, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 33093.9),
+        estimated(16384, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 65991.9),
+    ),
+    *serve(
+        bwd_fused_fp16_d256,
+        estimated(1, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 3178.0),
+        estimated(1024, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 12563.4),
+        estimated(4096, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 50105.2),
+        estimated(16384, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 100161.0),
+    ),
+    *serve(
+        bwd_fused_fp16_d256_causal,
+        estimated(1, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 1854.4),
+        estimated(1024, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 6894.8),
+        estimated(4096, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 26370.9),
+        estimated(16384, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 52588.6),
+    ),
 )
 
 NVIDIA_GEFORCE_RTX_5090: tuple[Choice, ...] = (
@@ -1208,6 +2847,496 @@ NVIDIA_GEFORCE_RTX_5090: tuple[Choice, ...] = (
         untimed(1024, br32_bc32_w4_s2_fa2_pointer, 51200, 172),
         untimed(4096, br32_bc32_w4_s2_fa2_pointer, 51200, 172),
         untimed(16384, br32_bc32_w4_s2_fa2_pointer, 51200, 172),
+    ),
+    *serve(
+        bwd_delta_bf16_d64,
+        untimed(1, br64_bc16_w4_s1_fa2_pointer, 256, 48),
+        untimed(1024, br64_bc16_w4_s1_fa2_pointer, 256, 48),
+        untimed(4096, br64_bc16_w4_s1_fa2_pointer, 256, 48),
+        untimed(16384, br64_bc16_w4_s1_fa2_pointer, 256, 48),
+    ),
+    *serve(
+        bwd_delta_bf16_d96,
+        untimed(1, br32_bc16_w4_s1_fa2_pointer, 128, 48),
+        untimed(1024, br32_bc16_w4_s1_fa2_pointer, 128, 48),
+        untimed(4096, br32_bc16_w4_s1_fa2_pointer, 128, 48),
+        untimed(16384, br32_bc16_w4_s1_fa2_pointer, 128, 48),
+    ),
+    *serve(
+        bwd_delta_bf16_d128,
+        untimed(1, br32_bc16_w4_s1_fa2_pointer, 128, 48),
+        untimed(1024, br32_bc16_w4_s1_fa2_pointer, 128, 48),
+        untimed(4096, br32_bc16_w4_s1_fa2_pointer, 128, 48),
+        untimed(16384, br32_bc16_w4_s1_fa2_pointer, 128, 48),
+    ),
+    *serve(
+        bwd_delta_bf16_d192,
+        untimed(1, br16_bc16_w4_s1_fa2_pointer, 64, 48),
+        untimed(1024, br16_bc16_w4_s1_fa2_pointer, 64, 48),
+        untimed(4096, br16_bc16_w4_s1_fa2_pointer, 64, 48),
+        untimed(16384, br16_bc16_w4_s1_fa2_pointer, 64, 48),
+    ),
+    *serve(
+        bwd_delta_bf16_d256,
+        untimed(1, br16_bc16_w4_s1_fa2_pointer, 64, 48),
+        untimed(1024, br16_bc16_w4_s1_fa2_pointer, 64, 48),
+        untimed(4096, br16_bc16_w4_s1_fa2_pointer, 64, 48),
+        untimed(16384, br16_bc16_w4_s1_fa2_pointer, 64, 48),
+    ),
+    *serve(
+        bwd_delta_fp16_d64,
+        untimed(1, br64_bc16_w4_s1_fa2_pointer, 256, 48),
+        untimed(1024, br64_bc16_w4_s1_fa2_pointer, 256, 48),
+        untimed(4096, br64_bc16_w4_s1_fa2_pointer, 256, 48),
+        untimed(16384, br64_bc16_w4_s1_fa2_pointer, 256, 48),
+    ),
+    *serve(
+        bwd_delta_fp16_d96,
+        untimed(1, br32_bc16_w4_s1_fa2_pointer, 128, 48),
+        untimed(1024, br32_bc16_w4_s1_fa2_pointer, 128, 48),
+        untimed(4096, br32_bc16_w4_s1_fa2_pointer, 128, 48),
+        untimed(16384, br32_bc16_w4_s1_fa2_pointer, 128, 48),
+    ),
+    *serve(
+        bwd_delta_fp16_d128,
+        untimed(1, br32_bc16_w4_s1_fa2_pointer, 128, 48),
+        untimed(1024, br32_bc16_w4_s1_fa2_pointer, 128, 48),
+        untimed(4096, br32_bc16_w4_s1_fa2_pointer, 128, 48),
+        untimed(16384, br32_bc16_w4_s1_fa2_pointer, 128, 48),
+    ),
+    *serve(
+        bwd_delta_fp16_d192,
+        untimed(1, br16_bc16_w4_s1_fa2_pointer, 64, 48),
+        untimed(1024, br16_bc16_w4_s1_fa2_pointer, 64, 48),
+        untimed(4096, br16_bc16_w4_s1_fa2_pointer, 64, 48),
+        untimed(16384, br16_bc16_w4_s1_fa2_pointer, 64, 48),
+    ),
+    *serve(
+        bwd_delta_fp16_d256,
+        untimed(1, br16_bc16_w4_s1_fa2_pointer, 64, 48),
+        untimed(1024, br16_bc16_w4_s1_fa2_pointer, 64, 48),
+        untimed(4096, br16_bc16_w4_s1_fa2_pointer, 64, 48),
+        untimed(16384, br16_bc16_w4_s1_fa2_pointer, 64, 48),
+    ),
+    *serve(
+        bwd_dkv_bf16_d64,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 66560, 255),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 66560, 255),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 66560, 255),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 66560, 255),
+    ),
+    *serve(
+        bwd_dkv_bf16_d64_causal,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 66560, 255),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 66560, 255),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 66560, 255),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 66560, 255),
+    ),
+    *serve(
+        bwd_dkv_bf16_d96,
+        untimed(1, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+        untimed(1024, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+        untimed(4096, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+        untimed(16384, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+    ),
+    *serve(
+        bwd_dkv_bf16_d96_causal,
+        untimed(1, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+        untimed(1024, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+        untimed(4096, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+        untimed(16384, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+    ),
+    *serve(
+        bwd_dkv_bf16_d128,
+        untimed(1, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+        untimed(1024, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+        untimed(4096, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+        untimed(16384, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+    ),
+    *serve(
+        bwd_dkv_bf16_d128_causal,
+        untimed(1, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+        untimed(1024, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+        untimed(4096, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+        untimed(16384, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+    ),
+    *serve(
+        bwd_dkv_bf16_d192,
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 174),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 174),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 174),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 174),
+    ),
+    *serve(
+        bwd_dkv_bf16_d192_causal,
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 192),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 192),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 192),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 192),
+    ),
+    *serve(
+        bwd_dkv_bf16_d256,
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 166),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 166),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 166),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 166),
+    ),
+    *serve(
+        bwd_dkv_bf16_d256_causal,
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 190),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 190),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 190),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 190),
+    ),
+    *serve(
+        bwd_dkv_fp16_d64,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 66560, 255),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 66560, 255),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 66560, 255),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 66560, 255),
+    ),
+    *serve(
+        bwd_dkv_fp16_d64_causal,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 66560, 255),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 66560, 255),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 66560, 255),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 66560, 255),
+    ),
+    *serve(
+        bwd_dkv_fp16_d96,
+        untimed(1, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+        untimed(1024, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+        untimed(4096, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+        untimed(16384, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+    ),
+    *serve(
+        bwd_dkv_fp16_d96_causal,
+        untimed(1, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+        untimed(1024, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+        untimed(4096, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+        untimed(16384, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+    ),
+    *serve(
+        bwd_dkv_fp16_d128,
+        untimed(1, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+        untimed(1024, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+        untimed(4096, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+        untimed(16384, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+    ),
+    *serve(
+        bwd_dkv_fp16_d128_causal,
+        untimed(1, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+        untimed(1024, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+        untimed(4096, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+        untimed(16384, br32_bc64_w4_s3_fa2_pointer, 70144, 255),
+    ),
+    *serve(
+        bwd_dkv_fp16_d192,
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 174),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 174),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 174),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 174),
+    ),
+    *serve(
+        bwd_dkv_fp16_d192_causal,
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 192),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 192),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 192),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 192),
+    ),
+    *serve(
+        bwd_dkv_fp16_d256,
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 166),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 166),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 166),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 166),
+    ),
+    *serve(
+        bwd_dkv_fp16_d256_causal,
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 190),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 190),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 190),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 190),
+    ),
+    *serve(
+        bwd_dq_bf16_d64,
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 65536, 196),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 65536, 196),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 65536, 196),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 65536, 196),
+    ),
+    *serve(
+        bwd_dq_bf16_d64_causal,
+        untimed(1, br128_bc64_w8_s3_fa2_pointer_longest_first, 65536, 190),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer_longest_first, 65536, 190),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer_longest_first, 65536, 190),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer_longest_first, 65536, 190),
+    ),
+    *serve(
+        bwd_dq_bf16_d96,
+        untimed(1, br32_bc32_w4_s2_fa2_pointer, 34816, 136),
+        untimed(1024, br32_bc32_w4_s2_fa2_pointer, 34816, 136),
+        untimed(4096, br32_bc32_w4_s2_fa2_pointer, 34816, 136),
+        untimed(16384, br32_bc32_w4_s2_fa2_pointer, 34816, 136),
+    ),
+    *serve(
+        bwd_dq_bf16_d96_causal,
+        untimed(1, br32_bc32_w4_s2_fa2_pointer, 34816, 136),
+        untimed(1024, br32_bc32_w4_s2_fa2_pointer, 34816, 136),
+        untimed(4096, br32_bc32_w4_s2_fa2_pointer, 34816, 136),
+        untimed(16384, br32_bc32_w4_s2_fa2_pointer, 34816, 136),
+    ),
+    *serve(
+        bwd_dq_bf16_d128,
+        untimed(1, br32_bc32_w4_s2_fa2_pointer, 34816, 128),
+        untimed(1024, br32_bc32_w4_s2_fa2_pointer, 34816, 128),
+        untimed(4096, br32_bc32_w4_s2_fa2_pointer, 34816, 128),
+        untimed(16384, br32_bc32_w4_s2_fa2_pointer, 34816, 128),
+    ),
+    *serve(
+        bwd_dq_bf16_d128_causal,
+        untimed(1, br32_bc32_w4_s2_fa2_pointer, 34816, 128),
+        untimed(1024, br32_bc32_w4_s2_fa2_pointer, 34816, 128),
+        untimed(4096, br32_bc32_w4_s2_fa2_pointer, 34816, 128),
+        untimed(16384, br32_bc32_w4_s2_fa2_pointer, 34816, 128),
+    ),
+    *serve(
+        bwd_dq_bf16_d192,
+        untimed(1, br32_bc16_w8_s1_fa2_pointer, 49152, 132),
+        untimed(1024, br32_bc16_w8_s1_fa2_pointer, 49152, 132),
+        untimed(4096, br32_bc16_w8_s1_fa2_pointer, 49152, 132),
+        untimed(16384, br32_bc16_w8_s1_fa2_pointer, 49152, 132),
+    ),
+    *serve(
+        bwd_dq_bf16_d192_causal,
+        untimed(1, br32_bc16_w8_s1_fa2_pointer, 49152, 110),
+        untimed(1024, br32_bc16_w8_s1_fa2_pointer, 49152, 110),
+        untimed(4096, br32_bc16_w8_s1_fa2_pointer, 49152, 110),
+        untimed(16384, br32_bc16_w8_s1_fa2_pointer, 49152, 110),
+    ),
+    *serve(
+        bwd_dq_bf16_d256,
+        untimed(1, br32_bc16_w8_s1_fa2_pointer, 49152, 107),
+        untimed(1024, br32_bc16_w8_s1_fa2_pointer, 49152, 107),
+        untimed(4096, br32_bc16_w8_s1_fa2_pointer, 49152, 107),
+        untimed(16384, br32_bc16_w8_s1_fa2_pointer, 49152, 107),
+    ),
+    *serve(
+        bwd_dq_bf16_d256_causal,
+        untimed(1, br32_bc16_w8_s1_fa2_pointer, 49152, 111),
+        untimed(1024, br32_bc16_w8_s1_fa2_pointer, 49152, 111),
+        untimed(4096, br32_bc16_w8_s1_fa2_pointer, 49152, 111),
+        untimed(16384, br32_bc16_w8_s1_fa2_pointer, 49152, 111),
+    ),
+    *serve(
+        bwd_dq_fp16_d64,
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 65536, 196),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 65536, 196),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 65536, 196),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 65536, 196),
+    ),
+    *serve(
+        bwd_dq_fp16_d64_causal,
+        untimed(1, br128_bc64_w8_s3_fa2_pointer_longest_first, 65536, 190),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer_longest_first, 65536, 190),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer_longest_first, 65536, 190),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer_longest_first, 65536, 190),
+    ),
+    *serve(
+        bwd_dq_fp16_d96,
+        untimed(1, br32_bc32_w4_s2_fa2_pointer, 34816, 136),
+        untimed(1024, br32_bc32_w4_s2_fa2_pointer, 34816, 136),
+        untimed(4096, br32_bc32_w4_s2_fa2_pointer, 34816, 136),
+        untimed(16384, br32_bc32_w4_s2_fa2_pointer, 34816, 136),
+    ),
+    *serve(
+        bwd_dq_fp16_d96_causal,
+        untimed(1, br32_bc32_w4_s2_fa2_pointer, 34816, 136),
+        untimed(1024, br32_bc32_w4_s2_fa2_pointer, 34816, 136),
+        untimed(4096, br32_bc32_w4_s2_fa2_pointer, 34816, 136),
+        untimed(16384, br32_bc32_w4_s2_fa2_pointer, 34816, 136),
+    ),
+    *serve(
+        bwd_dq_fp16_d128,
+        untimed(1, br32_bc32_w4_s2_fa2_pointer, 34816, 128),
+        untimed(1024, br32_bc32_w4_s2_fa2_pointer, 34816, 128),
+        untimed(4096, br32_bc32_w4_s2_fa2_pointer, 34816, 128),
+        untimed(16384, br32_bc32_w4_s2_fa2_pointer, 34816, 128),
+    ),
+    *serve(
+        bwd_dq_fp16_d128_causal,
+        untimed(1, br32_bc32_w4_s2_fa2_pointer, 34816, 128),
+        untimed(1024, br32_bc32_w4_s2_fa2_pointer, 34816, 128),
+        untimed(4096, br32_bc32_w4_s2_fa2_pointer, 34816, 128),
+        untimed(16384, br32_bc32_w4_s2_fa2_pointer, 34816, 128),
+    ),
+    *serve(
+        bwd_dq_fp16_d192,
+        untimed(1, br32_bc16_w8_s1_fa2_pointer, 49152, 132),
+        untimed(1024, br32_bc16_w8_s1_fa2_pointer, 49152, 132),
+        untimed(4096, br32_bc16_w8_s1_fa2_pointer, 49152, 132),
+        untimed(16384, br32_bc16_w8_s1_fa2_pointer, 49152, 132),
+    ),
+    *serve(
+        bwd_dq_fp16_d192_causal,
+        untimed(1, br32_bc16_w8_s1_fa2_pointer, 49152, 110),
+        untimed(1024, br32_bc16_w8_s1_fa2_pointer, 49152, 110),
+        untimed(4096, br32_bc16_w8_s1_fa2_pointer, 49152, 110),
+        untimed(16384, br32_bc16_w8_s1_fa2_pointer, 49152, 110),
+    ),
+    *serve(
+        bwd_dq_fp16_d256,
+        untimed(1, br32_bc16_w8_s1_fa2_pointer, 49152, 107),
+        untimed(1024, br32_bc16_w8_s1_fa2_pointer, 49152, 107),
+        untimed(4096, br32_bc16_w8_s1_fa2_pointer, 49152, 107),
+        untimed(16384, br32_bc16_w8_s1_fa2_pointer, 49152, 107),
+    ),
+    *serve(
+        bwd_dq_fp16_d256_causal,
+        untimed(1, br32_bc16_w8_s1_fa2_pointer, 49152, 111),
+        untimed(1024, br32_bc16_w8_s1_fa2_pointer, 49152, 111),
+        untimed(4096, br32_bc16_w8_s1_fa2_pointer, 49152, 111),
+        untimed(16384, br32_bc16_w8_s1_fa2_pointer, 49152, 111),
+    ),
+    *serve(
+        bwd_fused_bf16_d64,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 82944, 255),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 82944, 255),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 82944, 255),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 82944, 255),
+    ),
+    *serve(
+        bwd_fused_bf16_d64_causal,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 82944, 255),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 82944, 255),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 82944, 255),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 82944, 255),
+    ),
+    *serve(
+        bwd_fused_bf16_d96,
+        untimed(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255),
+        untimed(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255),
+        untimed(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255),
+        untimed(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255),
+    ),
+    *serve(
+        bwd_fused_bf16_d96_causal,
+        untimed(1, br32_bc32_w4_s1_fa2_pointer, 40960, 220),
+        untimed(1024, br32_bc32_w4_s1_fa2_pointer, 40960, 220),
+        untimed(4096, br32_bc32_w4_s1_fa2_pointer, 40960, 220),
+        untimed(16384, br32_bc32_w4_s1_fa2_pointer, 40960, 220),
+    ),
+    *serve(
+        bwd_fused_bf16_d128,
+        untimed(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255),
+        untimed(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255),
+        untimed(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255),
+        untimed(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255),
+    ),
+    *serve(
+        bwd_fused_bf16_d128_causal,
+        untimed(1, br32_bc32_w4_s1_fa2_pointer, 40960, 242),
+        untimed(1024, br32_bc32_w4_s1_fa2_pointer, 40960, 242),
+        untimed(4096, br32_bc32_w4_s1_fa2_pointer, 40960, 242),
+        untimed(16384, br32_bc32_w4_s1_fa2_pointer, 40960, 242),
+    ),
+    *serve(
+        bwd_fused_bf16_d192,
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 174),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 174),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 174),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 174),
+    ),
+    *serve(
+        bwd_fused_bf16_d192_causal,
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 176),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 176),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 176),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 176),
+    ),
+    *serve(
+        bwd_fused_bf16_d256,
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 166),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 166),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 166),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 166),
+    ),
+    *serve(
+        bwd_fused_bf16_d256_causal,
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 168),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 168),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 168),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 168),
+    ),
+    *serve(
+        bwd_fused_fp16_d64,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 82944, 255),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 82944, 255),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 82944, 255),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 82944, 255),
+    ),
+    *serve(
+        bwd_fused_fp16_d64_causal,
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 82944, 255),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 82944, 255),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 82944, 255),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 82944, 255),
+    ),
+    *serve(
+        bwd_fused_fp16_d96,
+        untimed(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255),
+        untimed(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255),
+        untimed(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255),
+        untimed(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255),
+    ),
+    *serve(
+        bwd_fused_fp16_d96_causal,
+        untimed(1, br32_bc32_w4_s1_fa2_pointer, 40960, 220),
+        untimed(1024, br32_bc32_w4_s1_fa2_pointer, 40960, 220),
+        untimed(4096, br32_bc32_w4_s1_fa2_pointer, 40960, 220),
+        untimed(16384, br32_bc32_w4_s1_fa2_pointer, 40960, 220),
+    ),
+    *serve(
+        bwd_fused_fp16_d128,
+        untimed(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255),
+        untimed(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255),
+        untimed(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255),
+        untimed(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255),
+    ),
+    *serve(
+        bwd_fused_fp16_d128_causal,
+        untimed(1, br32_bc32_w4_s1_fa2_pointer, 40960, 242),
+        untimed(1024, br32_bc32_w4_s1_fa2_pointer, 40960, 242),
+        untimed(4096, br32_bc32_w4_s1_fa2_pointer, 40960, 242),
+        untimed(16384, br32_bc32_w4_s1_fa2_pointer, 40960, 242),
+    ),
+    *serve(
+        bwd_fused_fp16_d192,
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 174),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 174),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 174),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 174),
+    ),
+    *serve(
+        bwd_fused_fp16_d192_causal,
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 176),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 176),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 176),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 176),
+    ),
+    *serve(
+        bwd_fused_fp16_d256,
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 166),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 166),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 166),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 166),
+    ),
+    *serve(
+        bwd_fused_fp16_d256_causal,
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 168),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 168),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 168),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 168),
     ),
 )
 
@@ -1352,6 +3481,496 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
         estimated(4096, br128_bc64_w8_s2_s_ahead_descriptor_longest_first, 230400, 239, 1101.9),
         estimated(16384, br128_bc64_w8_s2_s_ahead_descriptor_longest_first, 230400, 239, 1973.1),
     ),
+    *serve(
+        bwd_delta_bf16_d64,
+        estimated(1, br16_bc16_w2_s1_fa2_pointer, 64, 32, 43.667),
+        estimated(1024, br16_bc16_w2_s1_fa2_pointer, 64, 32, 43.667),
+        estimated(4096, br16_bc16_w2_s1_fa2_pointer, 64, 32, 43.667),
+        estimated(16384, br16_bc16_w2_s1_fa2_pointer, 64, 32, 43.667),
+    ),
+    *serve(
+        bwd_delta_bf16_d96,
+        estimated(1, br16_bc16_w2_s1_fa2_pointer, 64, 34, 42.826),
+        estimated(1024, br16_bc16_w2_s1_fa2_pointer, 64, 34, 42.826),
+        estimated(4096, br16_bc16_w2_s1_fa2_pointer, 64, 34, 42.826),
+        estimated(16384, br16_bc16_w2_s1_fa2_pointer, 64, 34, 42.826),
+    ),
+    *serve(
+        bwd_delta_bf16_d128,
+        estimated(1, br32_bc16_w4_s1_fa2_pointer, 128, 34, 43.354),
+        estimated(1024, br32_bc16_w4_s1_fa2_pointer, 128, 34, 43.354),
+        estimated(4096, br32_bc16_w4_s1_fa2_pointer, 128, 34, 43.354),
+        estimated(16384, br32_bc16_w4_s1_fa2_pointer, 128, 34, 43.354),
+    ),
+    *serve(
+        bwd_delta_bf16_d192,
+        estimated(1, br16_bc16_w4_s1_fa2_pointer, 64, 38, 40.734),
+        estimated(1024, br16_bc16_w4_s1_fa2_pointer, 64, 38, 40.734),
+        estimated(4096, br16_bc16_w4_s1_fa2_pointer, 64, 38, 40.734),
+        estimated(16384, br16_bc16_w4_s1_fa2_pointer, 64, 38, 40.734),
+    ),
+    *serve(
+        bwd_delta_bf16_d256,
+        estimated(1, br16_bc16_w4_s1_fa2_pointer, 64, 34, 43.197),
+        estimated(1024, br16_bc16_w4_s1_fa2_pointer, 64, 34, 43.197),
+        estimated(4096, br16_bc16_w4_s1_fa2_pointer, 64, 34, 43.197),
+        estimated(16384, br16_bc16_w4_s1_fa2_pointer, 64, 34, 43.197),
+    ),
+    *serve(
+        bwd_delta_fp16_d64,
+        estimated(1, br16_bc16_w2_s1_fa2_pointer, 64, 32, 43.667),
+        estimated(1024, br16_bc16_w2_s1_fa2_pointer, 64, 32, 43.667),
+        estimated(4096, br16_bc16_w2_s1_fa2_pointer, 64, 32, 43.667),
+        estimated(16384, br16_bc16_w2_s1_fa2_pointer, 64, 32, 43.667),
+    ),
+    *serve(
+        bwd_delta_fp16_d96,
+        estimated(1, br16_bc16_w2_s1_fa2_pointer, 64, 38, 42.826),
+        estimated(1024, br16_bc16_w2_s1_fa2_pointer, 64, 38, 42.826),
+        estimated(4096, br16_bc16_w2_s1_fa2_pointer, 64, 38, 42.826),
+        estimated(16384, br16_bc16_w2_s1_fa2_pointer, 64, 38, 42.826),
+    ),
+    *serve(
+        bwd_delta_fp16_d128,
+        estimated(1, br32_bc16_w4_s1_fa2_pointer, 128, 34, 43.354),
+        estimated(1024, br32_bc16_w4_s1_fa2_pointer, 128, 34, 43.354),
+        estimated(4096, br32_bc16_w4_s1_fa2_pointer, 128, 34, 43.354),
+        estimated(16384, br32_bc16_w4_s1_fa2_pointer, 128, 34, 43.354),
+    ),
+    *serve(
+        bwd_delta_fp16_d192,
+        estimated(1, br16_bc16_w4_s1_fa2_pointer, 64, 34, 40.734),
+        estimated(1024, br16_bc16_w4_s1_fa2_pointer, 64, 34, 40.734),
+        estimated(4096, br16_bc16_w4_s1_fa2_pointer, 64, 34, 40.734),
+        estimated(16384, br16_bc16_w4_s1_fa2_pointer, 64, 34, 40.734),
+    ),
+    *serve(
+        bwd_delta_fp16_d256,
+        estimated(1, br16_bc16_w4_s1_fa2_pointer, 64, 34, 43.197),
+        estimated(1024, br16_bc16_w4_s1_fa2_pointer, 64, 34, 43.197),
+        estimated(4096, br16_bc16_w4_s1_fa2_pointer, 64, 34, 43.197),
+        estimated(16384, br16_bc16_w4_s1_fa2_pointer, 64, 34, 43.197),
+    ),
+    *serve(
+        bwd_dkv_bf16_d64,
+        estimated(1, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 339.19),
+        estimated(1024, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 1122.4),
+        estimated(4096, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 4255.0),
+        estimated(16384, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 8431.9),
+    ),
+    *serve(
+        bwd_dkv_bf16_d64_causal,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 240.87),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 621.3),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 2122.1),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 4033.2),
+    ),
+    *serve(
+        bwd_dkv_bf16_d96,
+        estimated(1, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 303.32),
+        estimated(1024, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 1081.0),
+        estimated(4096, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 4191.6),
+        estimated(16384, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 8339.2),
+    ),
+    *serve(
+        bwd_dkv_bf16_d96_causal,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 269.89),
+        estimated(1024, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 758.02),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 2673.1),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 5259.7),
+    ),
+    *serve(
+        bwd_dkv_bf16_d128,
+        estimated(1, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 231.82),
+        estimated(1024, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 824.32),
+        estimated(4096, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 3194.3),
+        estimated(16384, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 6354.4),
+    ),
+    *serve(
+        bwd_dkv_bf16_d128_causal,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 192.22),
+        estimated(1024, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 553.97),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 1967.0),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 3674.4),
+    ),
+    *serve(
+        bwd_dkv_bf16_d192,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 901.21),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 3408.9),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 13439.4),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 26813.5),
+    ),
+    *serve(
+        bwd_dkv_bf16_d192_causal,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 510.84),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1735.7),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 6364.8),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 12577.4),
+    ),
+    *serve(
+        bwd_dkv_bf16_d256,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 711.03),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 2689.0),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 10600.8),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 21149.8),
+    ),
+    *serve(
+        bwd_dkv_bf16_d256_causal,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 416.37),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1410.4),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 5120.7),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 10118.0),
+    ),
+    *serve(
+        bwd_dkv_fp16_d64,
+        estimated(1, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 339.19),
+        estimated(1024, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 1122.4),
+        estimated(4096, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 4255.0),
+        estimated(16384, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 8431.9),
+    ),
+    *serve(
+        bwd_dkv_fp16_d64_causal,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 240.87),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 621.3),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 2122.1),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 4033.2),
+    ),
+    *serve(
+        bwd_dkv_fp16_d96,
+        estimated(1, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 303.32),
+        estimated(1024, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 1081.0),
+        estimated(4096, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 4191.6),
+        estimated(16384, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 8339.2),
+    ),
+    *serve(
+        bwd_dkv_fp16_d96_causal,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 269.89),
+        estimated(1024, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 758.02),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 2673.1),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 5259.7),
+    ),
+    *serve(
+        bwd_dkv_fp16_d128,
+        estimated(1, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 231.82),
+        estimated(1024, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 824.32),
+        estimated(4096, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 3194.3),
+        estimated(16384, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 6354.4),
+    ),
+    *serve(
+        bwd_dkv_fp16_d128_causal,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 192.22),
+        estimated(1024, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 553.97),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 1967.0),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 3674.4),
+    ),
+    *serve(
+        bwd_dkv_fp16_d192,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 901.21),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 3408.9),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 13439.4),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 26813.5),
+    ),
+    *serve(
+        bwd_dkv_fp16_d192_causal,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 510.84),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1735.7),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 6364.8),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 12577.4),
+    ),
+    *serve(
+        bwd_dkv_fp16_d256,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 711.03),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 2689.0),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 10600.8),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 21149.8),
+    ),
+    *serve(
+        bwd_dkv_fp16_d256_causal,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 416.37),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1410.4),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 5120.7),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 10118.0),
+    ),
+    *serve(
+        bwd_dq_bf16_d64,
+        estimated(1, br128_bc64_w8_s3_fa2_descriptor, 82944, 112, 200.24),
+        estimated(1024, br128_bc64_w8_s3_fa2_descriptor, 82944, 112, 681.39),
+        estimated(4096, br128_bc64_w8_s3_fa2_descriptor, 82944, 112, 2606.0),
+        estimated(16384, br128_bc64_w8_s3_fa2_descriptor, 82944, 112, 5172.2),
+    ),
+    *serve(
+        bwd_dq_bf16_d64_causal,
+        estimated(1, br128_bc64_w8_s3_fa2_descriptor_longest_first, 82944, 116, 138.71),
+        estimated(1024, br128_bc64_w8_s3_fa2_descriptor_longest_first, 82944, 116, 384.78),
+        estimated(4096, br128_bc64_w8_s3_fa2_descriptor_longest_first, 82944, 116, 1371.4),
+        estimated(16384, br128_bc64_w8_s3_fa2_descriptor_longest_first, 82944, 116, 2660.3),
+    ),
+    *serve(
+        bwd_dq_bf16_d96,
+        estimated(1, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 240.99),
+        estimated(1024, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 828.82),
+        estimated(4096, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 3180.2),
+        estimated(16384, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 6315.3),
+    ),
+    *serve(
+        bwd_dq_bf16_d96_causal,
+        estimated(1, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 170.72),
+        estimated(1024, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 473.23),
+        estimated(4096, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 1658.5),
+        estimated(16384, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 3259.2),
+    ),
+    *serve(
+        bwd_dq_bf16_d128,
+        estimated(1, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 184.32),
+        estimated(1024, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 632.2),
+        estimated(4096, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 2423.7),
+        estimated(16384, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 4812.4),
+    ),
+    *serve(
+        bwd_dq_bf16_d128_causal,
+        estimated(1, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 132.29),
+        estimated(1024, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 366.91),
+        estimated(4096, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 1280.2),
+        estimated(16384, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 2382.2),
+    ),
+    *serve(
+        bwd_dq_bf16_d192,
+        estimated(1, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 301.11),
+        estimated(1024, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 1062.6),
+        estimated(4096, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 4108.6),
+        estimated(16384, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 8170.0),
+    ),
+    *serve(
+        bwd_dq_bf16_d192_causal,
+        estimated(1, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 195.74),
+        estimated(1024, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 584.91),
+        estimated(4096, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 2036.4),
+        estimated(16384, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 4008.8),
+    ),
+    *serve(
+        bwd_dq_bf16_d256,
+        estimated(1, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 241.49),
+        estimated(1024, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 850.69),
+        estimated(4096, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 3287.5),
+        estimated(16384, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 6536.6),
+    ),
+    *serve(
+        bwd_dq_bf16_d256_causal,
+        estimated(1, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 159.26),
+        estimated(1024, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 474.3),
+        estimated(4096, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 1630.4),
+        estimated(16384, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 3209.4),
+    ),
+    *serve(
+        bwd_dq_fp16_d64,
+        estimated(1, br128_bc64_w8_s3_fa2_descriptor, 82944, 112, 200.24),
+        estimated(1024, br128_bc64_w8_s3_fa2_descriptor, 82944, 112, 681.39),
+        estimated(4096, br128_bc64_w8_s3_fa2_descriptor, 82944, 112, 2606.0),
+        estimated(16384, br128_bc64_w8_s3_fa2_descriptor, 82944, 112, 5172.2),
+    ),
+    *serve(
+        bwd_dq_fp16_d64_causal,
+        estimated(1, br128_bc64_w8_s3_fa2_descriptor_longest_first, 82944, 116, 138.71),
+        estimated(1024, br128_bc64_w8_s3_fa2_descriptor_longest_first, 82944, 116, 384.78),
+        estimated(4096, br128_bc64_w8_s3_fa2_descriptor_longest_first, 82944, 116, 1371.4),
+        estimated(16384, br128_bc64_w8_s3_fa2_descriptor_longest_first, 82944, 116, 2660.3),
+    ),
+    *serve(
+        bwd_dq_fp16_d96,
+        estimated(1, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 240.99),
+        estimated(1024, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 828.82),
+        estimated(4096, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 3180.2),
+        estimated(16384, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 6315.3),
+    ),
+    *serve(
+        bwd_dq_fp16_d96_causal,
+        estimated(1, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 170.72),
+        estimated(1024, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 473.23),
+        estimated(4096, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 1658.5),
+        estimated(16384, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 3259.2),
+    ),
+    *serve(
+        bwd_dq_fp16_d128,
+        estimated(1, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 184.32),
+        estimated(1024, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 632.2),
+        estimated(4096, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 2423.7),
+        estimated(16384, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 4812.4),
+    ),
+    *serve(
+        bwd_dq_fp16_d128_causal,
+        estimated(1, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 132.29),
+        estimated(1024, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 366.91),
+        estimated(4096, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 1280.2),
+        estimated(16384, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 2382.2),
+    ),
+    *serve(
+        bwd_dq_fp16_d192,
+        estimated(1, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 301.11),
+        estimated(1024, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 1062.6),
+        estimated(4096, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 4108.6),
+        estimated(16384, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 8170.0),
+    ),
+    *serve(
+        bwd_dq_fp16_d192_causal,
+        estimated(1, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 195.74),
+        estimated(1024, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 584.91),
+        estimated(4096, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 2036.4),
+        estimated(16384, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 4008.8),
+    ),
+    *serve(
+        bwd_dq_fp16_d256,
+        estimated(1, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 241.49),
+        estimated(1024, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 850.69),
+        estimated(4096, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 3287.5),
+        estimated(16384, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 6536.6),
+    ),
+    *serve(
+        bwd_dq_fp16_d256_causal,
+        estimated(1, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 159.26),
+        estimated(1024, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 474.3),
+        estimated(4096, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 1630.4),
+        estimated(16384, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 3209.4),
+    ),
+    *serve(
+        bwd_fused_bf16_d64,
+        estimated(1, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 480.66),
+        estimated(1024, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 1686.0),
+        estimated(4096, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 6507.2),
+        estimated(16384, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 12935.6),
+    ),
+    *serve(
+        bwd_fused_bf16_d64_causal,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer, 82944, 255, 322.53),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer, 82944, 255, 915.85),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer, 82944, 255, 3266.8),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer, 82944, 255, 6253.2),
+    ),
+    *serve(
+        bwd_fused_bf16_d96,
+        estimated(1, br32_bc128_w8_s2_fa2_descriptor, 106784, 220, 1010.6),
+        estimated(1024, br32_bc128_w8_s2_fa2_descriptor, 106784, 220, 3884.8),
+        estimated(4096, br32_bc128_w8_s2_fa2_descriptor, 106784, 220, 15381.7),
+        estimated(16384, br32_bc128_w8_s2_fa2_descriptor, 106784, 220, 30710.8),
+    ),
+    *serve(
+        bwd_fused_bf16_d96_causal,
+        estimated(1, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 691.39),
+        estimated(1024, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 2236.6),
+        estimated(4096, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 8307.7),
+        estimated(16384, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 16506.7),
+    ),
+    *serve(
+        bwd_fused_bf16_d128,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 403.27),
+        estimated(1024, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 1497.3),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 5873.7),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 11708.8),
+    ),
+    *serve(
+        bwd_fused_bf16_d128_causal,
+        estimated(1, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 519.13),
+        estimated(1024, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 1699.2),
+        estimated(4096, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 6313.4),
+        estimated(16384, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 11905.7),
+    ),
+    *serve(
+        bwd_fused_bf16_d192,
+        estimated(1, br16_bc32_w8_s1_fa2_pointer, 57344, 180, 4586.1),
+        estimated(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 180, 18114.4),
+        estimated(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 180, 72227.4),
+        estimated(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 180, 144378.0),
+    ),
+    *serve(
+        bwd_fused_bf16_d192_causal,
+        estimated(1, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 1799.3),
+        estimated(1024, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 6553.7),
+        estimated(4096, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 24413.0),
+        estimated(16384, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 48295.2),
+    ),
+    *serve(
+        bwd_fused_bf16_d256,
+        estimated(1, br16_bc32_w4_s2_fa2_descriptor, 65688, 255, 1740.1),
+        estimated(1024, br16_bc32_w4_s2_fa2_descriptor, 65688, 255, 6838.5),
+        estimated(4096, br16_bc32_w4_s2_fa2_descriptor, 65688, 255, 27231.8),
+        estimated(16384, br16_bc32_w4_s2_fa2_descriptor, 65688, 255, 54423.0),
+    ),
+    *serve(
+        bwd_fused_bf16_d256_causal,
+        estimated(1, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 1375.2),
+        estimated(1024, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 4983.1),
+        estimated(4096, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 18324.6),
+        estimated(16384, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 36257.9),
+    ),
+    *serve(
+        bwd_fused_fp16_d64,
+        estimated(1, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 480.66),
+        estimated(1024, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 1686.0),
+        estimated(4096, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 6507.2),
+        estimated(16384, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 12935.6),
+    ),
+    *serve(
+        bwd_fused_fp16_d64_causal,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer, 82944, 255, 322.53),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer, 82944, 255, 915.85),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer, 82944, 255, 3266.8),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer, 82944, 255, 6253.2),
+    ),
+    *serve(
+        bwd_fused_fp16_d96,
+        estimated(1, br32_bc128_w8_s2_fa2_descriptor, 106784, 220, 1010.6),
+        estimated(1024, br32_bc128_w8_s2_fa2_descriptor, 106784, 220, 3884.8),
+        estimated(4096, br32_bc128_w8_s2_fa2_descriptor, 106784, 220, 15381.7),
+        estimated(16384, br32_bc128_w8_s2_fa2_descriptor, 106784, 220, 30710.8),
+    ),
+    *serve(
+        bwd_fused_fp16_d96_causal,
+        estimated(1, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 691.39),
+        estimated(1024, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 2236.6),
+        estimated(4096, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 8307.7),
+        estimated(16384, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 16506.7),
+    ),
+    *serve(
+        bwd_fused_fp16_d128,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 403.27),
+        estimated(1024, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 1497.3),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 5873.7),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 11708.8),
+    ),
+    *serve(
+        bwd_fused_fp16_d128_causal,
+        estimated(1, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 519.13),
+        estimated(1024, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 1699.2),
+        estimated(4096, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 6313.4),
+        estimated(16384, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 11905.7),
+    ),
+    *serve(
+        bwd_fused_fp16_d192,
+        estimated(1, br16_bc32_w8_s1_fa2_pointer, 57344, 180, 4586.1),
+        estimated(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 180, 18114.4),
+        estimated(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 180, 72227.4),
+        estimated(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 180, 144378.0),
+    ),
+    *serve(
+        bwd_fused_fp16_d192_causal,
+        estimated(1, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 1799.3),
+        estimated(1024, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 6553.7),
+        estimated(4096, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 24413.0),
+        estimated(16384, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 48295.2),
+    ),
+    *serve(
+        bwd_fused_fp16_d256,
+        estimated(1, br16_bc32_w4_s2_fa2_descriptor, 65688, 255, 1740.1),
+        estimated(1024, br16_bc32_w4_s2_fa2_descriptor, 65688, 255, 6838.5),
+        estimated(4096, br16_bc32_w4_s2_fa2_descriptor, 65688, 255, 27231.8),
+        estimated(16384, br16_bc32_w4_s2_fa2_descriptor, 65688, 255, 54423.0),
+    ),
+    *serve(
+        bwd_fused_fp16_d256_causal,
+        estimated(1, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 1375.2),
+        estimated(1024, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 4983.1),
+        estimated(4096, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 18324.6),
+        estimated(16384, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 36257.9),
+    ),
 )
 
 NVIDIA_H200: tuple[Choice, ...] = (
@@ -1495,6 +4114,496 @@ NVIDIA_H200: tuple[Choice, ...] = (
         estimated(4096, br128_bc64_w8_s2_s_ahead_descriptor_longest_first, 230400, 239, 1101.9),
         estimated(16384, br128_bc64_w8_s2_s_ahead_descriptor_longest_first, 230400, 239, 1973.1),
     ),
+    *serve(
+        bwd_delta_bf16_d64,
+        estimated(1, br16_bc16_w2_s1_fa2_pointer, 64, 32, 31.399),
+        estimated(1024, br16_bc16_w2_s1_fa2_pointer, 64, 32, 31.399),
+        estimated(4096, br16_bc16_w2_s1_fa2_pointer, 64, 32, 31.399),
+        estimated(16384, br16_bc16_w2_s1_fa2_pointer, 64, 32, 31.399),
+    ),
+    *serve(
+        bwd_delta_bf16_d96,
+        estimated(1, br16_bc16_w2_s1_fa2_pointer, 64, 34, 30.812),
+        estimated(1024, br16_bc16_w2_s1_fa2_pointer, 64, 34, 30.812),
+        estimated(4096, br16_bc16_w2_s1_fa2_pointer, 64, 34, 30.812),
+        estimated(16384, br16_bc16_w2_s1_fa2_pointer, 64, 34, 30.812),
+    ),
+    *serve(
+        bwd_delta_bf16_d128,
+        estimated(1, br32_bc16_w4_s1_fa2_pointer, 128, 34, 31.18),
+        estimated(1024, br32_bc16_w4_s1_fa2_pointer, 128, 34, 31.18),
+        estimated(4096, br32_bc16_w4_s1_fa2_pointer, 128, 34, 31.18),
+        estimated(16384, br32_bc16_w4_s1_fa2_pointer, 128, 34, 31.18),
+    ),
+    *serve(
+        bwd_delta_bf16_d192,
+        estimated(1, br16_bc16_w4_s1_fa2_pointer, 64, 38, 29.351),
+        estimated(1024, br16_bc16_w4_s1_fa2_pointer, 64, 38, 29.351),
+        estimated(4096, br16_bc16_w4_s1_fa2_pointer, 64, 38, 29.351),
+        estimated(16384, br16_bc16_w4_s1_fa2_pointer, 64, 38, 29.351),
+    ),
+    *serve(
+        bwd_delta_bf16_d256,
+        estimated(1, br16_bc16_w4_s1_fa2_pointer, 64, 34, 31.071),
+        estimated(1024, br16_bc16_w4_s1_fa2_pointer, 64, 34, 31.071),
+        estimated(4096, br16_bc16_w4_s1_fa2_pointer, 64, 34, 31.071),
+        estimated(16384, br16_bc16_w4_s1_fa2_pointer, 64, 34, 31.071),
+    ),
+    *serve(
+        bwd_delta_fp16_d64,
+        estimated(1, br16_bc16_w2_s1_fa2_pointer, 64, 32, 31.399),
+        estimated(1024, br16_bc16_w2_s1_fa2_pointer, 64, 32, 31.399),
+        estimated(4096, br16_bc16_w2_s1_fa2_pointer, 64, 32, 31.399),
+        estimated(16384, br16_bc16_w2_s1_fa2_pointer, 64, 32, 31.399),
+    ),
+    *serve(
+        bwd_delta_fp16_d96,
+        estimated(1, br16_bc16_w2_s1_fa2_pointer, 64, 38, 30.812),
+        estimated(1024, br16_bc16_w2_s1_fa2_pointer, 64, 38, 30.812),
+        estimated(4096, br16_bc16_w2_s1_fa2_pointer, 64, 38, 30.812),
+        estimated(16384, br16_bc16_w2_s1_fa2_pointer, 64, 38, 30.812),
+    ),
+    *serve(
+        bwd_delta_fp16_d128,
+        estimated(1, br32_bc16_w4_s1_fa2_pointer, 128, 34, 31.18),
+        estimated(1024, br32_bc16_w4_s1_fa2_pointer, 128, 34, 31.18),
+        estimated(4096, br32_bc16_w4_s1_fa2_pointer, 128, 34, 31.18),
+        estimated(16384, br32_bc16_w4_s1_fa2_pointer, 128, 34, 31.18),
+    ),
+    *serve(
+        bwd_delta_fp16_d192,
+        estimated(1, br16_bc16_w4_s1_fa2_pointer, 64, 34, 29.351),
+        estimated(1024, br16_bc16_w4_s1_fa2_pointer, 64, 34, 29.351),
+        estimated(4096, br16_bc16_w4_s1_fa2_pointer, 64, 34, 29.351),
+        estimated(16384, br16_bc16_w4_s1_fa2_pointer, 64, 34, 29.351),
+    ),
+    *serve(
+        bwd_delta_fp16_d256,
+        estimated(1, br16_bc16_w4_s1_fa2_pointer, 64, 34, 31.071),
+        estimated(1024, br16_bc16_w4_s1_fa2_pointer, 64, 34, 31.071),
+        estimated(4096, br16_bc16_w4_s1_fa2_pointer, 64, 34, 31.071),
+        estimated(16384, br16_bc16_w4_s1_fa2_pointer, 64, 34, 31.071),
+    ),
+    *serve(
+        bwd_dkv_bf16_d64,
+        estimated(1, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 339.19),
+        estimated(1024, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 1122.4),
+        estimated(4096, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 4255.0),
+        estimated(16384, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 8431.9),
+    ),
+    *serve(
+        bwd_dkv_bf16_d64_causal,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 240.87),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 621.3),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 2122.1),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 4033.2),
+    ),
+    *serve(
+        bwd_dkv_bf16_d96,
+        estimated(1, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 303.32),
+        estimated(1024, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 1081.0),
+        estimated(4096, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 4191.6),
+        estimated(16384, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 8339.2),
+    ),
+    *serve(
+        bwd_dkv_bf16_d96_causal,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 269.89),
+        estimated(1024, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 758.02),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 2673.1),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 5259.7),
+    ),
+    *serve(
+        bwd_dkv_bf16_d128,
+        estimated(1, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 231.82),
+        estimated(1024, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 824.32),
+        estimated(4096, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 3194.3),
+        estimated(16384, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 6354.4),
+    ),
+    *serve(
+        bwd_dkv_bf16_d128_causal,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 192.22),
+        estimated(1024, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 553.97),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 1967.0),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 3674.4),
+    ),
+    *serve(
+        bwd_dkv_bf16_d192,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 901.21),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 3408.9),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 13439.4),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 26813.5),
+    ),
+    *serve(
+        bwd_dkv_bf16_d192_causal,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 510.84),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1735.7),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 6364.8),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 12577.4),
+    ),
+    *serve(
+        bwd_dkv_bf16_d256,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 711.03),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 2689.0),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 10600.8),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 21149.8),
+    ),
+    *serve(
+        bwd_dkv_bf16_d256_causal,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 416.37),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1410.4),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 5120.7),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 10118.0),
+    ),
+    *serve(
+        bwd_dkv_fp16_d64,
+        estimated(1, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 339.19),
+        estimated(1024, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 1122.4),
+        estimated(4096, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 4255.0),
+        estimated(16384, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 8431.9),
+    ),
+    *serve(
+        bwd_dkv_fp16_d64_causal,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 240.87),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 621.3),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 2122.1),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 4033.2),
+    ),
+    *serve(
+        bwd_dkv_fp16_d96,
+        estimated(1, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 303.32),
+        estimated(1024, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 1081.0),
+        estimated(4096, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 4191.6),
+        estimated(16384, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 8339.2),
+    ),
+    *serve(
+        bwd_dkv_fp16_d96_causal,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 269.89),
+        estimated(1024, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 758.02),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 2673.1),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 5259.7),
+    ),
+    *serve(
+        bwd_dkv_fp16_d128,
+        estimated(1, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 231.82),
+        estimated(1024, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 824.32),
+        estimated(4096, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 3194.3),
+        estimated(16384, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 6354.4),
+    ),
+    *serve(
+        bwd_dkv_fp16_d128_causal,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 192.22),
+        estimated(1024, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 553.97),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 1967.0),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 3674.4),
+    ),
+    *serve(
+        bwd_dkv_fp16_d192,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 901.21),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 3408.9),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 13439.4),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 26813.5),
+    ),
+    *serve(
+        bwd_dkv_fp16_d192_causal,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 510.84),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1735.7),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 6364.8),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 12577.4),
+    ),
+    *serve(
+        bwd_dkv_fp16_d256,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 711.03),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 2689.0),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 10600.8),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 21149.8),
+    ),
+    *serve(
+        bwd_dkv_fp16_d256_causal,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 416.37),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1410.4),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 5120.7),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 10118.0),
+    ),
+    *serve(
+        bwd_dq_bf16_d64,
+        estimated(1, br128_bc64_w8_s3_fa2_descriptor, 82944, 112, 200.24),
+        estimated(1024, br128_bc64_w8_s3_fa2_descriptor, 82944, 112, 681.39),
+        estimated(4096, br128_bc64_w8_s3_fa2_descriptor, 82944, 112, 2606.0),
+        estimated(16384, br128_bc64_w8_s3_fa2_descriptor, 82944, 112, 5172.2),
+    ),
+    *serve(
+        bwd_dq_bf16_d64_causal,
+        estimated(1, br128_bc64_w8_s3_fa2_descriptor_longest_first, 82944, 116, 138.71),
+        estimated(1024, br128_bc64_w8_s3_fa2_descriptor_longest_first, 82944, 116, 384.78),
+        estimated(4096, br128_bc64_w8_s3_fa2_descriptor_longest_first, 82944, 116, 1371.4),
+        estimated(16384, br128_bc64_w8_s3_fa2_descriptor_longest_first, 82944, 116, 2660.3),
+    ),
+    *serve(
+        bwd_dq_bf16_d96,
+        estimated(1, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 240.99),
+        estimated(1024, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 828.82),
+        estimated(4096, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 3180.2),
+        estimated(16384, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 6315.3),
+    ),
+    *serve(
+        bwd_dq_bf16_d96_causal,
+        estimated(1, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 170.72),
+        estimated(1024, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 473.23),
+        estimated(4096, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 1658.5),
+        estimated(16384, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 3259.2),
+    ),
+    *serve(
+        bwd_dq_bf16_d128,
+        estimated(1, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 184.32),
+        estimated(1024, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 632.2),
+        estimated(4096, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 2423.7),
+        estimated(16384, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 4812.4),
+    ),
+    *serve(
+        bwd_dq_bf16_d128_causal,
+        estimated(1, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 132.29),
+        estimated(1024, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 366.91),
+        estimated(4096, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 1280.2),
+        estimated(16384, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 2382.2),
+    ),
+    *serve(
+        bwd_dq_bf16_d192,
+        estimated(1, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 301.11),
+        estimated(1024, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 1062.6),
+        estimated(4096, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 4108.6),
+        estimated(16384, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 8170.0),
+    ),
+    *serve(
+        bwd_dq_bf16_d192_causal,
+        estimated(1, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 195.74),
+        estimated(1024, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 584.91),
+        estimated(4096, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 2036.4),
+        estimated(16384, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 4008.8),
+    ),
+    *serve(
+        bwd_dq_bf16_d256,
+        estimated(1, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 241.49),
+        estimated(1024, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 850.69),
+        estimated(4096, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 3287.5),
+        estimated(16384, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 6536.6),
+    ),
+    *serve(
+        bwd_dq_bf16_d256_causal,
+        estimated(1, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 159.26),
+        estimated(1024, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 474.3),
+        estimated(4096, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 1630.4),
+        estimated(16384, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 3209.4),
+    ),
+    *serve(
+        bwd_dq_fp16_d64,
+        estimated(1, br128_bc64_w8_s3_fa2_descriptor, 82944, 112, 200.24),
+        estimated(1024, br128_bc64_w8_s3_fa2_descriptor, 82944, 112, 681.39),
+        estimated(4096, br128_bc64_w8_s3_fa2_descriptor, 82944, 112, 2606.0),
+        estimated(16384, br128_bc64_w8_s3_fa2_descriptor, 82944, 112, 5172.2),
+    ),
+    *serve(
+        bwd_dq_fp16_d64_causal,
+        estimated(1, br128_bc64_w8_s3_fa2_descriptor_longest_first, 82944, 116, 138.71),
+        estimated(1024, br128_bc64_w8_s3_fa2_descriptor_longest_first, 82944, 116, 384.78),
+        estimated(4096, br128_bc64_w8_s3_fa2_descriptor_longest_first, 82944, 116, 1371.4),
+        estimated(16384, br128_bc64_w8_s3_fa2_descriptor_longest_first, 82944, 116, 2660.3),
+    ),
+    *serve(
+        bwd_dq_fp16_d96,
+        estimated(1, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 240.99),
+        estimated(1024, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 828.82),
+        estimated(4096, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 3180.2),
+        estimated(16384, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 6315.3),
+    ),
+    *serve(
+        bwd_dq_fp16_d96_causal,
+        estimated(1, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 170.72),
+        estimated(1024, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 473.23),
+        estimated(4096, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 1658.5),
+        estimated(16384, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 3259.2),
+    ),
+    *serve(
+        bwd_dq_fp16_d128,
+        estimated(1, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 184.32),
+        estimated(1024, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 632.2),
+        estimated(4096, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 2423.7),
+        estimated(16384, br128_bc64_w8_s3_fa2_descriptor, 164864, 163, 4812.4),
+    ),
+    *serve(
+        bwd_dq_fp16_d128_causal,
+        estimated(1, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 132.29),
+        estimated(1024, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 366.91),
+        estimated(4096, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 1280.2),
+        estimated(16384, br128_bc64_w8_s3_fa2_descriptor_longest_first, 164864, 166, 2382.2),
+    ),
+    *serve(
+        bwd_dq_fp16_d192,
+        estimated(1, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 301.11),
+        estimated(1024, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 1062.6),
+        estimated(4096, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 4108.6),
+        estimated(16384, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 8170.0),
+    ),
+    *serve(
+        bwd_dq_fp16_d192_causal,
+        estimated(1, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 195.74),
+        estimated(1024, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 584.91),
+        estimated(4096, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 2036.4),
+        estimated(16384, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 4008.8),
+    ),
+    *serve(
+        bwd_dq_fp16_d256,
+        estimated(1, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 241.49),
+        estimated(1024, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 850.69),
+        estimated(4096, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 3287.5),
+        estimated(16384, br64_bc32_w4_s3_fa2_descriptor, 164864, 244, 6536.6),
+    ),
+    *serve(
+        bwd_dq_fp16_d256_causal,
+        estimated(1, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 159.26),
+        estimated(1024, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 474.3),
+        estimated(4096, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 1630.4),
+        estimated(16384, br64_bc32_w4_s3_fa2_descriptor_longest_first, 164864, 246, 3209.4),
+    ),
+    *serve(
+        bwd_fused_bf16_d64,
+        estimated(1, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 480.66),
+        estimated(1024, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 1686.0),
+        estimated(4096, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 6507.2),
+        estimated(16384, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 12935.6),
+    ),
+    *serve(
+        bwd_fused_bf16_d64_causal,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer, 82944, 255, 322.53),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer, 82944, 255, 915.85),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer, 82944, 255, 3266.8),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer, 82944, 255, 6253.2),
+    ),
+    *serve(
+        bwd_fused_bf16_d96,
+        estimated(1, br32_bc128_w8_s2_fa2_descriptor, 106784, 220, 1010.6),
+        estimated(1024, br32_bc128_w8_s2_fa2_descriptor, 106784, 220, 3884.8),
+        estimated(4096, br32_bc128_w8_s2_fa2_descriptor, 106784, 220, 15381.7),
+        estimated(16384, br32_bc128_w8_s2_fa2_descriptor, 106784, 220, 30710.8),
+    ),
+    *serve(
+        bwd_fused_bf16_d96_causal,
+        estimated(1, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 691.39),
+        estimated(1024, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 2236.6),
+        estimated(4096, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 8307.7),
+        estimated(16384, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 16506.7),
+    ),
+    *serve(
+        bwd_fused_bf16_d128,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 403.27),
+        estimated(1024, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 1497.3),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 5873.7),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 11708.8),
+    ),
+    *serve(
+        bwd_fused_bf16_d128_causal,
+        estimated(1, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 519.13),
+        estimated(1024, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 1699.2),
+        estimated(4096, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 6313.4),
+        estimated(16384, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 11905.7),
+    ),
+    *serve(
+        bwd_fused_bf16_d192,
+        estimated(1, br16_bc32_w8_s1_fa2_pointer, 57344, 180, 4586.1),
+        estimated(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 180, 18114.4),
+        estimated(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 180, 72227.4),
+        estimated(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 180, 144378.0),
+    ),
+    *serve(
+        bwd_fused_bf16_d192_causal,
+        estimated(1, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 1799.3),
+        estimated(1024, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 6553.7),
+        estimated(4096, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 24413.0),
+        estimated(16384, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 48295.2),
+    ),
+    *serve(
+        bwd_fused_bf16_d256,
+        estimated(1, br16_bc32_w4_s2_fa2_descriptor, 65688, 255, 1740.1),
+        estimated(1024, br16_bc32_w4_s2_fa2_descriptor, 65688, 255, 6838.5),
+        estimated(4096, br16_bc32_w4_s2_fa2_descriptor, 65688, 255, 27231.8),
+        estimated(16384, br16_bc32_w4_s2_fa2_descriptor, 65688, 255, 54423.0),
+    ),
+    *serve(
+        bwd_fused_bf16_d256_causal,
+        estimated(1, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 1375.2),
+        estimated(1024, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 4983.1),
+        estimated(4096, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 18324.6),
+        estimated(16384, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 36257.9),
+    ),
+    *serve(
+        bwd_fused_fp16_d64,
+        estimated(1, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 480.66),
+        estimated(1024, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 1686.0),
+        estimated(4096, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 6507.2),
+        estimated(16384, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 12935.6),
+    ),
+    *serve(
+        bwd_fused_fp16_d64_causal,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer, 82944, 255, 322.53),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer, 82944, 255, 915.85),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer, 82944, 255, 3266.8),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer, 82944, 255, 6253.2),
+    ),
+    *serve(
+        bwd_fused_fp16_d96,
+        estimated(1, br32_bc128_w8_s2_fa2_descriptor, 106784, 220, 1010.6),
+        estimated(1024, br32_bc128_w8_s2_fa2_descriptor, 106784, 220, 3884.8),
+        estimated(4096, br32_bc128_w8_s2_fa2_descriptor, 106784, 220, 15381.7),
+        estimated(16384, br32_bc128_w8_s2_fa2_descriptor, 106784, 220, 30710.8),
+    ),
+    *serve(
+        bwd_fused_fp16_d96_causal,
+        estimated(1, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 691.39),
+        estimated(1024, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 2236.6),
+        estimated(4096, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 8307.7),
+        estimated(16384, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 16506.7),
+    ),
+    *serve(
+        bwd_fused_fp16_d128,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 403.27),
+        estimated(1024, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 1497.3),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 5873.7),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 11708.8),
+    ),
+    *serve(
+        bwd_fused_fp16_d128_causal,
+        estimated(1, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 519.13),
+        estimated(1024, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 1699.2),
+        estimated(4096, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 6313.4),
+        estimated(16384, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 11905.7),
+    ),
+    *serve(
+        bwd_fused_fp16_d192,
+        estimated(1, br16_bc32_w8_s1_fa2_pointer, 57344, 180, 4586.1),
+        estimated(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 180, 18114.4),
+        estimated(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 180, 72227.4),
+        estimated(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 180, 144378.0),
+    ),
+    *serve(
+        bwd_fused_fp16_d192_causal,
+        estimated(1, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 1799.3),
+        estimated(1024, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 6553.7),
+        estimated(4096, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 24413.0),
+        estimated(16384, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 48295.2),
+    ),
+    *serve(
+        bwd_fused_fp16_d256,
+        estimated(1, br16_bc32_w4_s2_fa2_descriptor, 65688, 255, 1740.1),
+        estimated(1024, br16_bc32_w4_s2_fa2_descriptor, 65688, 255, 6838.5),
+        estimated(4096, br16_bc32_w4_s2_fa2_descriptor, 65688, 255, 27231.8),
+        estimated(16384, br16_bc32_w4_s2_fa2_descriptor, 65688, 255, 54423.0),
+    ),
+    *serve(
+        bwd_fused_fp16_d256_causal,
+        estimated(1, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 1375.2),
+        estimated(1024, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 4983.1),
+        estimated(4096, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 18324.6),
+        estimated(16384, br16_bc64_w8_s1_fa2_descriptor, 81928, 255, 36257.9),
+    ),
 )
 
 NVIDIA_L4: tuple[Choice, ...] = (
@@ -1637,6 +4746,496 @@ NVIDIA_L4: tuple[Choice, ...] = (
         estimated(1024, br32_bc32_w4_s3_fa2_pointer, 83968, 183, 3013.4),
         estimated(4096, br32_bc32_w4_s3_fa2_pointer, 83968, 183, 11432.1),
         estimated(16384, br32_bc32_w4_s3_fa2_pointer, 83968, 183, 22663.3),
+    ),
+    *serve(
+        bwd_delta_bf16_d64,
+        estimated(1, br16_bc16_w2_s1_fa2_pointer, 64, 38, 457.38),
+        estimated(1024, br16_bc16_w2_s1_fa2_pointer, 64, 38, 457.38),
+        estimated(4096, br16_bc16_w2_s1_fa2_pointer, 64, 38, 457.38),
+        estimated(16384, br16_bc16_w2_s1_fa2_pointer, 64, 38, 457.38),
+    ),
+    *serve(
+        bwd_delta_bf16_d96,
+        estimated(1, br32_bc16_w4_s1_fa2_pointer, 128, 44, 447.99),
+        estimated(1024, br32_bc16_w4_s1_fa2_pointer, 128, 44, 447.99),
+        estimated(4096, br32_bc16_w4_s1_fa2_pointer, 128, 44, 447.99),
+        estimated(16384, br32_bc16_w4_s1_fa2_pointer, 128, 44, 447.99),
+    ),
+    *serve(
+        bwd_delta_bf16_d128,
+        estimated(1, br32_bc16_w4_s1_fa2_pointer, 128, 44, 453.89),
+        estimated(1024, br32_bc16_w4_s1_fa2_pointer, 128, 44, 453.89),
+        estimated(4096, br32_bc16_w4_s1_fa2_pointer, 128, 44, 453.89),
+        estimated(16384, br32_bc16_w4_s1_fa2_pointer, 128, 44, 453.89),
+    ),
+    *serve(
+        bwd_delta_bf16_d192,
+        estimated(1, br16_bc16_w4_s1_fa2_pointer, 64, 44, 424.61),
+        estimated(1024, br16_bc16_w4_s1_fa2_pointer, 64, 44, 424.61),
+        estimated(4096, br16_bc16_w4_s1_fa2_pointer, 64, 44, 424.61),
+        estimated(16384, br16_bc16_w4_s1_fa2_pointer, 64, 44, 424.61),
+    ),
+    *serve(
+        bwd_delta_bf16_d256,
+        estimated(1, br16_bc16_w4_s1_fa2_pointer, 64, 44, 452.14),
+        estimated(1024, br16_bc16_w4_s1_fa2_pointer, 64, 44, 452.14),
+        estimated(4096, br16_bc16_w4_s1_fa2_pointer, 64, 44, 452.14),
+        estimated(16384, br16_bc16_w4_s1_fa2_pointer, 64, 44, 452.14),
+    ),
+    *serve(
+        bwd_delta_fp16_d64,
+        estimated(1, br16_bc16_w2_s1_fa2_pointer, 64, 40, 457.38),
+        estimated(1024, br16_bc16_w2_s1_fa2_pointer, 64, 40, 457.38),
+        estimated(4096, br16_bc16_w2_s1_fa2_pointer, 64, 40, 457.38),
+        estimated(16384, br16_bc16_w2_s1_fa2_pointer, 64, 40, 457.38),
+    ),
+    *serve(
+        bwd_delta_fp16_d96,
+        estimated(1, br32_bc16_w4_s1_fa2_pointer, 128, 44, 447.99),
+        estimated(1024, br32_bc16_w4_s1_fa2_pointer, 128, 44, 447.99),
+        estimated(4096, br32_bc16_w4_s1_fa2_pointer, 128, 44, 447.99),
+        estimated(16384, br32_bc16_w4_s1_fa2_pointer, 128, 44, 447.99),
+    ),
+    *serve(
+        bwd_delta_fp16_d128,
+        estimated(1, br32_bc16_w4_s1_fa2_pointer, 128, 44, 453.89),
+        estimated(1024, br32_bc16_w4_s1_fa2_pointer, 128, 44, 453.89),
+        estimated(4096, br32_bc16_w4_s1_fa2_pointer, 128, 44, 453.89),
+        estimated(16384, br32_bc16_w4_s1_fa2_pointer, 128, 44, 453.89),
+    ),
+    *serve(
+        bwd_delta_fp16_d192,
+        estimated(1, br16_bc16_w4_s1_fa2_pointer, 64, 44, 424.61),
+        estimated(1024, br16_bc16_w4_s1_fa2_pointer, 64, 44, 424.61),
+        estimated(4096, br16_bc16_w4_s1_fa2_pointer, 64, 44, 424.61),
+        estimated(16384, br16_bc16_w4_s1_fa2_pointer, 64, 44, 424.61),
+    ),
+    *serve(
+        bwd_delta_fp16_d256,
+        estimated(1, br16_bc16_w4_s1_fa2_pointer, 64, 44, 452.14),
+        estimated(1024, br16_bc16_w4_s1_fa2_pointer, 64, 44, 452.14),
+        estimated(4096, br16_bc16_w4_s1_fa2_pointer, 64, 44, 452.14),
+        estimated(16384, br16_bc16_w4_s1_fa2_pointer, 64, 44, 452.14),
+    ),
+    *serve(
+        bwd_dkv_bf16_d64,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 66560, 255, 1400.8),
+        estimated(1024, br64_bc128_w8_s3_fa2_pointer, 66560, 255, 5245.2),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 66560, 255, 20623.0),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 66560, 255, 41126.7),
+    ),
+    *serve(
+        bwd_dkv_bf16_d64_causal,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 66560, 255, 1359.2),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer, 50176, 255, 2828.8),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer, 50176, 255, 10515.4),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer, 50176, 255, 20692.3),
+    ),
+    *serve(
+        bwd_dkv_bf16_d96,
+        estimated(1, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 2076.0),
+        estimated(1024, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 8041.9),
+        estimated(4096, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 31905.8),
+        estimated(16384, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 63724.2),
+    ),
+    *serve(
+        bwd_dkv_bf16_d96_causal,
+        estimated(1, br32_bc32_w4_s2_fa2_pointer, 35072, 255, 1696.7),
+        estimated(1024, br32_bc32_w4_s2_fa2_pointer, 35072, 255, 5704.9),
+        estimated(4096, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 20199.6),
+        estimated(16384, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 39593.4),
+    ),
+    *serve(
+        bwd_dkv_bf16_d128,
+        estimated(1, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 1553.5),
+        estimated(1024, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 6012.9),
+        estimated(4096, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 23850.2),
+        estimated(16384, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 47633.4),
+    ),
+    *serve(
+        bwd_dkv_bf16_d128_causal,
+        estimated(1, br32_bc32_w4_s2_fa2_pointer, 35072, 221, 1622.6),
+        estimated(1024, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 4284.0),
+        estimated(4096, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 15963.5),
+        estimated(16384, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 31260.7),
+    ),
+    *serve(
+        bwd_dkv_bf16_d192,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 2653.5),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 10095.9),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 39865.9),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 79559.2),
+    ),
+    *serve(
+        bwd_dkv_bf16_d192_causal,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1537.4),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 5260.9),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 20079.8),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 39854.9),
+    ),
+    *serve(
+        bwd_dkv_bf16_d256,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 2111.5),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 8037.1),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 31739.4),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 63342.5),
+    ),
+    *serve(
+        bwd_dkv_bf16_d256_causal,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1348.7),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 4012.6),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 15317.5),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 30405.0),
+    ),
+    *serve(
+        bwd_dkv_fp16_d64,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 66560, 255, 1400.8),
+        estimated(1024, br64_bc128_w8_s3_fa2_pointer, 66560, 255, 5245.2),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 66560, 255, 20623.0),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 66560, 255, 41126.7),
+    ),
+    *serve(
+        bwd_dkv_fp16_d64_causal,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 66560, 255, 1359.2),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer, 50176, 255, 2828.8),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer, 50176, 255, 10515.4),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer, 50176, 255, 20692.3),
+    ),
+    *serve(
+        bwd_dkv_fp16_d96,
+        estimated(1, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 2076.0),
+        estimated(1024, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 8041.9),
+        estimated(4096, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 31905.8),
+        estimated(16384, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 63724.2),
+    ),
+    *serve(
+        bwd_dkv_fp16_d96_causal,
+        estimated(1, br32_bc32_w4_s2_fa2_pointer, 35072, 255, 1696.7),
+        estimated(1024, br32_bc32_w4_s2_fa2_pointer, 35072, 255, 5704.9),
+        estimated(4096, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 20199.6),
+        estimated(16384, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 39593.4),
+    ),
+    *serve(
+        bwd_dkv_fp16_d128,
+        estimated(1, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 1553.5),
+        estimated(1024, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 6012.9),
+        estimated(4096, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 23850.2),
+        estimated(16384, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 47633.4),
+    ),
+    *serve(
+        bwd_dkv_fp16_d128_causal,
+        estimated(1, br32_bc32_w4_s2_fa2_pointer, 35072, 221, 1622.6),
+        estimated(1024, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 4284.0),
+        estimated(4096, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 15963.5),
+        estimated(16384, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 31260.7),
+    ),
+    *serve(
+        bwd_dkv_fp16_d192,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 2653.5),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 10095.9),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 39865.9),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 79559.2),
+    ),
+    *serve(
+        bwd_dkv_fp16_d192_causal,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1537.4),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 5260.9),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 20079.8),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 39854.9),
+    ),
+    *serve(
+        bwd_dkv_fp16_d256,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 2111.5),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 8037.1),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 31739.4),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 63342.5),
+    ),
+    *serve(
+        bwd_dkv_fp16_d256_causal,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1348.7),
+        estimated(1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 4012.6),
+        estimated(4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 15317.5),
+        estimated(16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 30405.0),
+    ),
+    *serve(
+        bwd_dq_bf16_d64,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer, 49152, 191, 1135.5),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer, 49152, 191, 3974.8),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer, 49152, 191, 15475.2),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer, 49152, 191, 30808.9),
+    ),
+    *serve(
+        bwd_dq_bf16_d64_causal,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer_longest_first, 49152, 185, 1135.5),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer_longest_first, 49152, 185, 2147.5),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer_longest_first, 49152, 185, 7952.6),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer_longest_first, 49152, 185, 15619.2),
+    ),
+    *serve(
+        bwd_dq_bf16_d96,
+        estimated(1, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 1941.5),
+        estimated(1024, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 7479.9),
+        estimated(4096, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 29633.9),
+        estimated(16384, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 59172.4),
+    ),
+    *serve(
+        bwd_dq_bf16_d96_causal,
+        estimated(1, br128_bc32_w8_s2_fa2_pointer_longest_first, 81920, 204, 1335.8),
+        estimated(1024, br128_bc32_w8_s2_fa2_pointer_longest_first, 81920, 204, 4223.2),
+        estimated(4096, br128_bc32_w8_s2_fa2_pointer_longest_first, 81920, 204, 15638.9),
+        estimated(16384, br128_bc32_w8_s2_fa2_pointer_longest_first, 81920, 204, 30631.6),
+    ),
+    *serve(
+        bwd_dq_bf16_d128,
+        estimated(1, br128_bc64_w8_s2_fa2_pointer, 98304, 255, 1250.9),
+        estimated(1024, br128_bc64_w8_s2_fa2_pointer, 98304, 255, 4817.0),
+        estimated(4096, br128_bc64_w8_s2_fa2_pointer, 98304, 255, 19081.5),
+        estimated(16384, br128_bc64_w8_s2_fa2_pointer, 98304, 255, 38100.8),
+    ),
+    *serve(
+        bwd_dq_bf16_d128_causal,
+        estimated(1, br128_bc64_w8_s2_fa2_pointer_longest_first, 98304, 255, 1128.5),
+        estimated(1024, br128_bc64_w8_s2_fa2_pointer_longest_first, 98304, 255, 2599.4),
+        estimated(4096, br128_bc64_w8_s2_fa2_pointer_longest_first, 98304, 255, 9614.5),
+        estimated(16384, br128_bc64_w8_s2_fa2_pointer_longest_first, 98304, 255, 18800.4),
+    ),
+    *serve(
+        bwd_dq_bf16_d192,
+        estimated(1, br64_bc32_w8_s1_fa2_pointer, 98304, 194, 2936.5),
+        estimated(1024, br64_bc32_w8_s1_fa2_pointer, 98304, 194, 11516.1),
+        estimated(4096, br64_bc32_w8_s1_fa2_pointer, 98304, 194, 45834.7),
+        estimated(16384, br64_bc32_w8_s1_fa2_pointer, 98304, 194, 91592.8),
+    ),
+    *serve(
+        bwd_dq_bf16_d192_causal,
+        estimated(1, br32_bc16_w8_s1_fa2_pointer, 49152, 170, 3621.8),
+        estimated(1024, br32_bc16_w8_s1_fa2_pointer, 49152, 170, 13475.5),
+        estimated(4096, br32_bc16_w8_s1_fa2_pointer, 49152, 170, 52825.0),
+        estimated(16384, br32_bc16_w8_s1_fa2_pointer, 49152, 170, 105291.6),
+    ),
+    *serve(
+        bwd_dq_bf16_d256,
+        estimated(1, br64_bc32_w8_s1_fa2_pointer, 98304, 192, 2381.6),
+        estimated(1024, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 8871.5),
+        estimated(4096, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 35218.4),
+        estimated(16384, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 70347.6),
+    ),
+    *serve(
+        bwd_dq_bf16_d256_causal,
+        estimated(1, br32_bc16_w8_s1_fa2_pointer, 49152, 172, 2804.4),
+        estimated(1024, br32_bc16_w8_s1_fa2_pointer, 49152, 172, 10427.9),
+        estimated(4096, br32_bc16_w8_s1_fa2_pointer, 49152, 172, 40859.0),
+        estimated(16384, br32_bc16_w8_s1_fa2_pointer, 49152, 172, 81435.2),
+    ),
+    *serve(
+        bwd_dq_fp16_d64,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer, 49152, 191, 1135.5),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer, 49152, 191, 3974.8),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer, 49152, 191, 15475.2),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer, 49152, 191, 30808.9),
+    ),
+    *serve(
+        bwd_dq_fp16_d64_causal,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer_longest_first, 49152, 185, 1135.5),
+        estimated(1024, br64_bc64_w4_s3_fa2_pointer_longest_first, 49152, 185, 2147.5),
+        estimated(4096, br64_bc64_w4_s3_fa2_pointer_longest_first, 49152, 185, 7952.6),
+        estimated(16384, br64_bc64_w4_s3_fa2_pointer_longest_first, 49152, 185, 15619.2),
+    ),
+    *serve(
+        bwd_dq_fp16_d96,
+        estimated(1, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 1941.5),
+        estimated(1024, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 7479.9),
+        estimated(4096, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 29633.9),
+        estimated(16384, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 59172.4),
+    ),
+    *serve(
+        bwd_dq_fp16_d96_causal,
+        estimated(1, br128_bc32_w8_s2_fa2_pointer_longest_first, 81920, 204, 1335.8),
+        estimated(1024, br128_bc32_w8_s2_fa2_pointer_longest_first, 81920, 204, 4223.2),
+        estimated(4096, br128_bc32_w8_s2_fa2_pointer_longest_first, 81920, 204, 15638.9),
+        estimated(16384, br128_bc32_w8_s2_fa2_pointer_longest_first, 81920, 204, 30631.6),
+    ),
+    *serve(
+        bwd_dq_fp16_d128,
+        estimated(1, br128_bc64_w8_s2_fa2_pointer, 98304, 255, 1250.9),
+        estimated(1024, br128_bc64_w8_s2_fa2_pointer, 98304, 255, 4817.0),
+        estimated(4096, br128_bc64_w8_s2_fa2_pointer, 98304, 255, 19081.5),
+        estimated(16384, br128_bc64_w8_s2_fa2_pointer, 98304, 255, 38100.8),
+    ),
+    *serve(
+        bwd_dq_fp16_d128_causal,
+        estimated(1, br128_bc64_w8_s2_fa2_pointer_longest_first, 98304, 255, 1128.5),
+        estimated(1024, br128_bc64_w8_s2_fa2_pointer_longest_first, 98304, 255, 2599.4),
+        estimated(4096, br128_bc64_w8_s2_fa2_pointer_longest_first, 98304, 255, 9614.5),
+        estimated(16384, br128_bc64_w8_s2_fa2_pointer_longest_first, 98304, 255, 18800.4),
+    ),
+    *serve(
+        bwd_dq_fp16_d192,
+        estimated(1, br64_bc32_w8_s1_fa2_pointer, 98304, 194, 2936.5),
+        estimated(1024, br64_bc32_w8_s1_fa2_pointer, 98304, 194, 11516.1),
+        estimated(4096, br64_bc32_w8_s1_fa2_pointer, 98304, 194, 45834.7),
+        estimated(16384, br64_bc32_w8_s1_fa2_pointer, 98304, 194, 91592.8),
+    ),
+    *serve(
+        bwd_dq_fp16_d192_causal,
+        estimated(1, br32_bc16_w8_s1_fa2_pointer, 49152, 170, 3621.8),
+        estimated(1024, br32_bc16_w8_s1_fa2_pointer, 49152, 170, 13475.5),
+        estimated(4096, br32_bc16_w8_s1_fa2_pointer, 49152, 170, 52825.0),
+        estimated(16384, br32_bc16_w8_s1_fa2_pointer, 49152, 170, 105291.6),
+    ),
+    *serve(
+        bwd_dq_fp16_d256,
+        estimated(1, br64_bc32_w8_s1_fa2_pointer, 98304, 192, 2381.6),
+        estimated(1024, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 8871.5),
+        estimated(4096, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 35218.4),
+        estimated(16384, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 70347.6),
+    ),
+    *serve(
+        bwd_dq_fp16_d256_causal,
+        estimated(1, br32_bc16_w8_s1_fa2_pointer, 49152, 172, 2804.4),
+        estimated(1024, br32_bc16_w8_s1_fa2_pointer, 49152, 172, 10427.9),
+        estimated(4096, br32_bc16_w8_s1_fa2_pointer, 49152, 172, 40859.0),
+        estimated(16384, br32_bc16_w8_s1_fa2_pointer, 49152, 172, 81435.2),
+    ),
+    *serve(
+        bwd_fused_bf16_d64,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 1889.1),
+        estimated(1024, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 7192.4),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 28405.5),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 56689.7),
+    ),
+    *serve(
+        bwd_fused_bf16_d64_causal,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 1806.6),
+        estimated(1024, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 3925.4),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 14538.9),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 28536.7),
+    ),
+    *serve(
+        bwd_fused_bf16_d96,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 4301.8),
+        estimated(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 16570.0),
+        estimated(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 65642.5),
+        estimated(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 131072.4),
+    ),
+    *serve(
+        bwd_fused_bf16_d96_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 2605.9),
+        estimated(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 8750.6),
+        estimated(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 33094.3),
+        estimated(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 65629.1),
+    ),
+    *serve(
+        bwd_fused_bf16_d128,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 3158.0),
+        estimated(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 12149.1),
+        estimated(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 48113.5),
+        estimated(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 96066.1),
+    ),
+    *serve(
+        bwd_fused_bf16_d128_causal,
+        estimated(1, br32_bc128_w8_s2_fa2_pointer, 90368, 255, 2159.5),
+        estimated(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 6554.8),
+        estimated(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 24767.7),
+        estimated(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 49122.7),
+    ),
+    *serve(
+        bwd_fused_bf16_d192,
+        estimated(1, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 8160.8),
+        estimated(1024, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 32395.1),
+        estimated(4096, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 129332.5),
+        estimated(16384, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 258582.4),
+    ),
+    *serve(
+        bwd_fused_bf16_d192_causal,
+        estimated(1, br16_bc64_w8_s1_fa2_pointer, 90112, 255, 4616.9),
+        estimated(1024, br16_bc64_w8_s1_fa2_pointer, 90112, 255, 16619.6),
+        estimated(4096, br16_bc64_w8_s1_fa2_pointer, 90112, 255, 63636.6),
+        estimated(16384, br16_bc64_w8_s1_fa2_pointer, 90112, 255, 126625.5),
+    ),
+    *serve(
+        bwd_fused_bf16_d256,
+        estimated(1, br16_bc64_w8_s1_fa2_pointer, 90112, 253, 6563.2),
+        estimated(1024, br16_bc64_w8_s1_fa2_pointer, 90112, 253, 26054.0),
+        estimated(4096, br16_bc64_w8_s1_fa2_pointer, 90112, 253, 104017.3),
+        estimated(16384, br16_bc64_w8_s1_fa2_pointer, 90112, 253, 207968.4),
+    ),
+    *serve(
+        bwd_fused_bf16_d256_causal,
+        estimated(1, br16_bc64_w8_s1_fa2_pointer, 90112, 255, 3741.1),
+        estimated(1024, br16_bc64_w8_s1_fa2_pointer, 90112, 255, 13494.2),
+        estimated(4096, br16_bc64_w8_s1_fa2_pointer, 90112, 255, 51488.8),
+        estimated(16384, br16_bc64_w8_s1_fa2_pointer, 90112, 255, 102486.9),
+    ),
+    *serve(
+        bwd_fused_fp16_d64,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 1889.1),
+        estimated(1024, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 7192.4),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 28405.5),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 56689.7),
+    ),
+    *serve(
+        bwd_fused_fp16_d64_causal,
+        estimated(1, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 1806.6),
+        estimated(1024, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 3925.4),
+        estimated(4096, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 14538.9),
+        estimated(16384, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 28536.7),
+    ),
+    *serve(
+        bwd_fused_fp16_d96,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 4301.8),
+        estimated(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 16570.0),
+        estimated(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 65642.5),
+        estimated(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 131072.4),
+    ),
+    *serve(
+        bwd_fused_fp16_d96_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 2605.9),
+        estimated(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 8750.6),
+        estimated(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 33094.3),
+        estimated(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 65629.1),
+    ),
+    *serve(
+        bwd_fused_fp16_d128,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 3158.0),
+        estimated(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 12149.1),
+        estimated(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 48113.5),
+        estimated(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 96066.1),
+    ),
+    *serve(
+        bwd_fused_fp16_d128_causal,
+        estimated(1, br32_bc128_w8_s2_fa2_pointer, 90368, 255, 2159.5),
+        estimated(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 6554.8),
+        estimated(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 24767.7),
+        estimated(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 49122.7),
+    ),
+    *serve(
+        bwd_fused_fp16_d192,
+        estimated(1, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 8160.8),
+        estimated(1024, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 32395.1),
+        estimated(4096, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 129332.5),
+        estimated(16384, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 258582.4),
+    ),
+    *serve(
+        bwd_fused_fp16_d192_causal,
+        estimated(1, br16_bc64_w8_s1_fa2_pointer, 90112, 255, 4616.9),
+        estimated(1024, br16_bc64_w8_s1_fa2_pointer, 90112, 255, 16619.6),
+        estimated(4096, br16_bc64_w8_s1_fa2_pointer, 90112, 255, 63636.6),
+        estimated(16384, br16_bc64_w8_s1_fa2_pointer, 90112, 255, 126625.5),
+    ),
+    *serve(
+        bwd_fused_fp16_d256,
+        estimated(1, br16_bc64_w8_s1_fa2_pointer, 90112, 253, 6563.2),
+        estimated(1024, br16_bc64_w8_s1_fa2_pointer, 90112, 253, 26054.0),
+        estimated(4096, br16_bc64_w8_s1_fa2_pointer, 90112, 253, 104017.3),
+        estimated(16384, br16_bc64_w8_s1_fa2_pointer, 90112, 253, 207968.4),
+    ),
+    *serve(
+        bwd_fused_fp16_d256_causal,
+        estimated(1, br16_bc64_w8_s1_fa2_pointer, 90112, 255, 3741.1),
+        estimated(1024, br16_bc64_w8_s1_fa2_pointer, 90112, 255, 13494.2),
+        estimated(4096, br16_bc64_w8_s1_fa2_pointer, 90112, 255, 51488.8),
+        estimated(16384, br16_bc64_w8_s1_fa2_pointer, 90112, 255, 102486.9),
     ),
 )
 

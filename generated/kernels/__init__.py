@@ -4,11 +4,20 @@
 
 # The digest of each kernel: the sha256 of the text below the five lines of its header.
 DIGESTS: dict[str, str] = {
+    "bwd_delta_bf16_d128_br32_bc16_w4_s1_fa2_pointer": (
+        "sha256:d6c15554d0655744bb4a67ed662959b179f3bac9a21cf97e328c7929046feac5"
+    ),
     "bwd_delta_bf16_d128_br32_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:9a022152805be30ed14e10b3c8560d1c1022c0f73751965c739a24d88d432746"
     ),
     "bwd_delta_bf16_d16_br64_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:2266aca09dd5fd5ce0e134acbfce5fbb7ce3e3ccfaf56a0c6677913bbc960c0a"
+    ),
+    "bwd_delta_bf16_d192_br16_bc16_w4_s1_fa2_pointer": (
+        "sha256:1331922c318dd4e164ad02c8944657770d79b4a737b09142261d4272acda1391"
+    ),
+    "bwd_delta_bf16_d256_br16_bc16_w4_s1_fa2_pointer": (
+        "sha256:e0d2e8c1e1bb161adc691e3db54362d97be0a0dcd6bd00122f7543fa2d8c39bd"
     ),
     "bwd_delta_bf16_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:3b7dde8dfc4b423e38e13fd43d0b4efa53294105a2a8c02a4e48d79352c20b0d"
@@ -16,8 +25,23 @@ DIGESTS: dict[str, str] = {
     "bwd_delta_bf16_d32_br64_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:cc8e3581a95c74a67c855e0d4a085403f2cfbae3aa489e31a4d90c9272af27f3"
     ),
+    "bwd_delta_bf16_d64_br16_bc16_w2_s1_fa2_pointer": (
+        "sha256:80be66806bb2db66959cb4a6504f5c93557e7fcc94141182f8dadc94ce8e5a02"
+    ),
+    "bwd_delta_bf16_d64_br64_bc16_w4_s1_fa2_pointer": (
+        "sha256:99f8a2e0e76b1a189635659341eab53c95c51f2be5568b9d12ce37ed6ce52357"
+    ),
     "bwd_delta_bf16_d64_br64_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:3daae2f234b20c7f01428efb110982070ee8c8cf0344d03b4f90d518f0c6ddf6"
+    ),
+    "bwd_delta_bf16_d96_br16_bc16_w2_s1_fa2_pointer": (
+        "sha256:5814e909812a535d45ef98a35338fd5f8f79ff02c5fa1d42d55c59bcbd75d7cd"
+    ),
+    "bwd_delta_bf16_d96_br32_bc16_w4_s1_fa2_pointer": (
+        "sha256:cf9e1b3eadf9cb7758c133c4d991b6a86affa99fa01e7e565490aa6ce80762d4"
+    ),
+    "bwd_delta_fp16_d128_br32_bc16_w4_s1_fa2_pointer": (
+        "sha256:e502ad56704f9e4ebd2d30c294d0328c56f9af8be88ec8e4b1b28e732451b9c0"
     ),
     "bwd_delta_fp16_d128_br32_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:3471ec2a4bc5807369a71a6ad8911ce45ff26e9b2f40ff628d60c155d7afa828"
@@ -25,14 +49,32 @@ DIGESTS: dict[str, str] = {
     "bwd_delta_fp16_d16_br64_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:7ded3a2672584903b6a9ffb9d2bdbf4da7e8039868af616db663540152524348"
     ),
+    "bwd_delta_fp16_d192_br16_bc16_w4_s1_fa2_pointer": (
+        "sha256:a065b572ca09d4e34fc57fb5bccfbc23102b9fda4e47bf95ebcb945e6ed34a88"
+    ),
+    "bwd_delta_fp16_d256_br16_bc16_w4_s1_fa2_pointer": (
+        "sha256:010afaaf1d293d3c21ffa20319862bbf053cae72bac47f876d30cea9a8a0ce07"
+    ),
     "bwd_delta_fp16_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:7869be4bb026ea5a788cb2cc08f5be7b6052d2c527711e97c1ff57a4d358c0f5"
     ),
     "bwd_delta_fp16_d32_br64_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:bc65df95ccf24bcc4f681a10cbd08283c54dc2a5baaf78593e9fed4fc4524cde"
     ),
+    "bwd_delta_fp16_d64_br16_bc16_w2_s1_fa2_pointer": (
+        "sha256:e40a80c0c0fed3f3baa193dd57bdb28f47015823eeee0b04a8fbfacecd7d3e1b"
+    ),
+    "bwd_delta_fp16_d64_br64_bc16_w4_s1_fa2_pointer": (
+        "sha256:1c64bd4d7b31f6570a68e36671d7accac74c5edcc3f320d2c4c597e239cdd6e4"
+    ),
     "bwd_delta_fp16_d64_br64_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:6e244cc59d2a22fa248d437856dbbe63b85fa0a2dfaa51ff45efbbc868b0e959"
+    ),
+    "bwd_delta_fp16_d96_br16_bc16_w2_s1_fa2_pointer": (
+        "sha256:60a58ec704de0f394ac20b175c66e8fd9063dc1694a33f745eeb17f65a7cba7e"
+    ),
+    "bwd_delta_fp16_d96_br32_bc16_w4_s1_fa2_pointer": (
+        "sha256:6f0189f864ba94026e04a38c282e27359c969fdde57ab25840b64effff82e058"
     ),
     "bwd_delta_fp32_d128_br32_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:fb2743ed5dd55f4ef03f7aecb7054a32b8366bcc8dc4b3a0414ed274c86c834e"
@@ -52,8 +94,32 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d128_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:91cb656c0fa2bfc5a7bdd072bde23b067bce6b078a32df2b902d280dab9870d2"
     ),
+    "bwd_dkv_bf16_d128_br32_bc64_w4_s3_fa2_pointer": (
+        "sha256:64ab1e1405852a38048e216341f38e4b5b8aa6a965770570fbdfbf984f9110b8"
+    ),
+    "bwd_dkv_bf16_d128_br64_bc128_w8_s2_fa2_pointer": (
+        "sha256:624fa703c44f0907ade9c7653e2de8b28ba992690c8cad7f2360b75a20906bf1"
+    ),
+    "bwd_dkv_bf16_d128_br64_bc128_w8_s3_fa2_descriptor": (
+        "sha256:a8321a01e68c8d99653867b988ac59edbe776bb514bd659b0b091d839372c7c6"
+    ),
+    "bwd_dkv_bf16_d128_br64_bc128_w8_s3_fa2_pointer": (
+        "sha256:bb68618e73342bb3603ca7341eb5d4749d4e63620f251b16b89e439713a833f0"
+    ),
+    "bwd_dkv_bf16_d128_causal_br32_bc128_w8_s2_fa2_pointer": (
+        "sha256:7a010f3c0027f1cb82c0aee9b2e2cb01e2bc9847dcd2d96c0bc73b31274c87e7"
+    ),
+    "bwd_dkv_bf16_d128_causal_br32_bc32_w4_s2_fa2_pointer": (
+        "sha256:61dbd7e56628b5762eb85c75a7fdd23571c7dc4cf2885169433180369023909b"
+    ),
     "bwd_dkv_bf16_d128_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:33f60121c8e1a84989bd2f92949d358056c063c4275d8b97b08b4bca15e76d57"
+    ),
+    "bwd_dkv_bf16_d128_causal_br32_bc64_w4_s3_fa2_pointer": (
+        "sha256:425142b117e08bc2d4adcdbda1b809d97e4f1db19dce5977e92f6647b7386f93"
+    ),
+    "bwd_dkv_bf16_d128_causal_br64_bc128_w8_s3_fa2_pointer": (
+        "sha256:d1c458c5286b0af6f093dbe16a2ef0adea45f3344e5906da0737d24e28cfb6b6"
     ),
     "bwd_dkv_bf16_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:7bdff2b2917f4f4ca549b8788e18ccc13e513a9d04f6276950778fae82093d89"
@@ -61,11 +127,47 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:154ba7341df6425773fbefb5be6f13c30070929cd485126db38d941fd03dba20"
     ),
+    "bwd_dkv_bf16_d192_br16_bc32_w8_s2_fa2_pointer": (
+        "sha256:54daa70fa1b08df92bd69e96f82ed1f38de4ec7d79918673398aa2f9f37938dd"
+    ),
+    "bwd_dkv_bf16_d192_br32_bc32_w4_s3_fa2_pointer": (
+        "sha256:115d1de50d8b547e20747a4b81408a2ed093c9155dce0c5a12d747d691d61e5f"
+    ),
+    "bwd_dkv_bf16_d192_br32_bc32_w4_s4_fa2_pointer": (
+        "sha256:20774e1885c7585ca18fc10c814fb09d4b52800f8b43695aa0ed870cba58a65f"
+    ),
+    "bwd_dkv_bf16_d192_causal_br16_bc32_w8_s2_fa2_pointer": (
+        "sha256:cfda0c6aa0ca2dbced525f689f84b3cd7c19b8e9235a2d4cc2c4a9873d87c982"
+    ),
+    "bwd_dkv_bf16_d192_causal_br32_bc32_w4_s3_fa2_pointer": (
+        "sha256:74b29c1ec6e51a9962d3638a0ce7e875b8e5623d09bb4bb8b503dc2360d939ad"
+    ),
+    "bwd_dkv_bf16_d192_causal_br32_bc32_w4_s4_fa2_pointer": (
+        "sha256:ccd3baab9d89286b5b9200a3749b7db2888b3630e7446ea81792ba2613e6247c"
+    ),
+    "bwd_dkv_bf16_d256_br16_bc32_w8_s2_fa2_pointer": (
+        "sha256:a56643dc66d69255debdb218fc8babedcf1d5798dc9ab0a19f7e9a6507e94cec"
+    ),
     "bwd_dkv_bf16_d256_br16_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:b8932a24f8edf9778af6f767463775b24fa1db1f724c3571185a20883646c3c1"
     ),
+    "bwd_dkv_bf16_d256_br32_bc32_w4_s3_fa2_pointer": (
+        "sha256:e5a466b51dfffce289fdf572d087a47d01f6d2a198a64e1927d0bc8fe032db01"
+    ),
+    "bwd_dkv_bf16_d256_br32_bc32_w4_s4_fa2_pointer": (
+        "sha256:aa5732b0fa920d21439f4e13f78b09aaf8c2265bd8eba8ab0bfc6898c0c027da"
+    ),
+    "bwd_dkv_bf16_d256_causal_br16_bc32_w8_s2_fa2_pointer": (
+        "sha256:cfb7f8233244598d6bf4752a20cd423ef1f42bef53ebaa344c4a67f58128c25c"
+    ),
     "bwd_dkv_bf16_d256_causal_br16_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:b3ac28e5dc9d1330416b16bb05c2c28c2dbdafdde9f2fe6573864e3db0d753de"
+    ),
+    "bwd_dkv_bf16_d256_causal_br32_bc32_w4_s3_fa2_pointer": (
+        "sha256:2927582459729ee8299a4430d09ed694e5ef90e29648f9842a0cfe972cb6c9f0"
+    ),
+    "bwd_dkv_bf16_d256_causal_br32_bc32_w4_s4_fa2_pointer": (
+        "sha256:337376bf374660b835618f971737e57d0304669e012d46333986a30074a3c618"
     ),
     "bwd_dkv_bf16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:02e26c4dcc62abdad48ac9b6c592592ba05fcd3a125e7df4d2871e6dc97480a5"
@@ -76,14 +178,83 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d64_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:ef5b0e08b968ab3ec741644381e6f404d11175690d58876aa8fa48662d34198a"
     ),
+    "bwd_dkv_bf16_d64_br64_bc128_w8_s3_fa2_pointer": (
+        "sha256:dd3f5b37613147f04bbb1a7416b0738158e0792bd888a3d274c5c83e58d9aba9"
+    ),
+    "bwd_dkv_bf16_d64_br64_bc64_w4_s2_fa2_pointer": (
+        "sha256:44054c9c0885f8216dbb3114f4db226ed62e012dd8953fe287e4e68cec005d9c"
+    ),
+    "bwd_dkv_bf16_d64_br64_bc64_w4_s3_fa2_descriptor": (
+        "sha256:9b67aa2b89b37d27b50fe52129485be654e86ee770f34c900516ed8ceb90ac47"
+    ),
+    "bwd_dkv_bf16_d64_br64_bc64_w4_s3_fa2_pointer": (
+        "sha256:c4a37caf1cda6761aa32462cfb37e8d999e8f190082f2e46894df63f5fdc6132"
+    ),
+    "bwd_dkv_bf16_d64_causal_br32_bc128_w4_s3_fa2_pointer": (
+        "sha256:edbaa989f3953a666f19a8a13dcb7aa99b2ee224e19b3b4b29cc19eda29b8288"
+    ),
     "bwd_dkv_bf16_d64_causal_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:2e4289cadef4e0ae76cd643a57db866d1d4e0ab856cfe9d5bca31fc5e4c5f18c"
+    ),
+    "bwd_dkv_bf16_d64_causal_br64_bc128_w8_s3_fa2_pointer": (
+        "sha256:5b114f3d7298839f76be9929edbe2551cd82cc46455c18bef3909d4ccbfe520d"
+    ),
+    "bwd_dkv_bf16_d64_causal_br64_bc64_w4_s3_fa2_pointer": (
+        "sha256:93f16b00ad24330ffd2bd73ec6e7a50b5947b61522a656c63aae8ba047637016"
+    ),
+    "bwd_dkv_bf16_d96_br32_bc64_w4_s3_fa2_pointer": (
+        "sha256:7dd11dd3488968b97c6101b3ad6dd924a85e947a5fac4c9668a1da02eb5008e1"
+    ),
+    "bwd_dkv_bf16_d96_br64_bc128_w8_s2_fa2_pointer": (
+        "sha256:4ee35a2323cf68b9bc2df588b0e2a7f919e12760d0e36419983be15e13313e6a"
+    ),
+    "bwd_dkv_bf16_d96_br64_bc128_w8_s3_fa2_descriptor": (
+        "sha256:e837ad87fa7d9585517b497d8a176f45f9ffdf65015d07cde95c4bf2c557e688"
+    ),
+    "bwd_dkv_bf16_d96_br64_bc128_w8_s3_fa2_pointer": (
+        "sha256:c7b1a8c3041b518ff906650ff9ac8bd0de8f3aa9ad301f272c267b0688894389"
+    ),
+    "bwd_dkv_bf16_d96_causal_br32_bc128_w8_s2_fa2_pointer": (
+        "sha256:cd2dc75d5afb4a436d6cba5f181720feb643ddcec72d409dc57053b34986ac6f"
+    ),
+    "bwd_dkv_bf16_d96_causal_br32_bc32_w4_s2_fa2_pointer": (
+        "sha256:53600dd48dba4cf1c8a045d4a4de53284dab7ef9e5a4fb45a667c4b03b437cb7"
+    ),
+    "bwd_dkv_bf16_d96_causal_br32_bc64_w4_s3_fa2_pointer": (
+        "sha256:0f045ac0d85c36d27daabbff39c63ad1e2d5a97d773bba6987efff9db829bae2"
+    ),
+    "bwd_dkv_bf16_d96_causal_br64_bc128_w8_s3_fa2_pointer": (
+        "sha256:e000899854e8137e6f7efc1e0ecd35a7f0a5e8f54c266746df041607f36f3e2d"
     ),
     "bwd_dkv_fp16_d128_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:dd5b3a59105210ba3d34b1cbea281e1b0852f88390f4340ebf28fdbca76c7155"
     ),
+    "bwd_dkv_fp16_d128_br32_bc64_w4_s3_fa2_pointer": (
+        "sha256:9ef3786e91b8601a14b8e5954baa79365133b5af167b42ace85c30df5f27eee8"
+    ),
+    "bwd_dkv_fp16_d128_br64_bc128_w8_s2_fa2_pointer": (
+        "sha256:82e300a01b0e9cc72cb39fff7e8bad18bf3cf576067940ca799be4da3eb5bef5"
+    ),
+    "bwd_dkv_fp16_d128_br64_bc128_w8_s3_fa2_descriptor": (
+        "sha256:2a9e750aeaf53b278c486d8c540b77d00174683d513b07226b29a2d87494b65e"
+    ),
+    "bwd_dkv_fp16_d128_br64_bc128_w8_s3_fa2_pointer": (
+        "sha256:734fee18f9f27770b678c5e6f5696d2de27168a3bd9629720af67ea4eb7379da"
+    ),
+    "bwd_dkv_fp16_d128_causal_br32_bc128_w8_s2_fa2_pointer": (
+        "sha256:dd3830cd8cf18183198b3ff9c6943e7ae65e0975392e4d457aaae67d361fc07b"
+    ),
+    "bwd_dkv_fp16_d128_causal_br32_bc32_w4_s2_fa2_pointer": (
+        "sha256:d2d55343d11c73d07b97608ba7e78a7f3c19064b7b5abfa3a16400ec3b19f45a"
+    ),
     "bwd_dkv_fp16_d128_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:a851ad5b795f6f96ccecc226a8f6d9cb16803ea4a4eaeb049a70b4b82c220c32"
+    ),
+    "bwd_dkv_fp16_d128_causal_br32_bc64_w4_s3_fa2_pointer": (
+        "sha256:2259686de8eab4b23b7f7f778d64bd15b22a556dd580592e2ef7cdb64568e95a"
+    ),
+    "bwd_dkv_fp16_d128_causal_br64_bc128_w8_s3_fa2_pointer": (
+        "sha256:d73939ae8887de345f8223080d6c913ecd464167ddb532d3a4188b84e97ef92b"
     ),
     "bwd_dkv_fp16_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:7af70c560dbe85478f31b384f3d6fab6582fdd4a030c3d9eebfe1fcec52bf323"
@@ -91,11 +262,47 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:4144ce970a67160b189f61e931d64b503c8c69c4d8f980b521fd227ffdd0953b"
     ),
+    "bwd_dkv_fp16_d192_br16_bc32_w8_s2_fa2_pointer": (
+        "sha256:c86f0a0baed5a186dcee5a92b1351ea91062b35f105a0290b2a08b51551506c6"
+    ),
+    "bwd_dkv_fp16_d192_br32_bc32_w4_s3_fa2_pointer": (
+        "sha256:63103d8a4f02d2b615adf96de8ef73df979f8eb1571f49b1f9a3efea2159b81d"
+    ),
+    "bwd_dkv_fp16_d192_br32_bc32_w4_s4_fa2_pointer": (
+        "sha256:79a64409cfb62625bc675984b43d72014e9b8ae188267e2c3039ffa532919965"
+    ),
+    "bwd_dkv_fp16_d192_causal_br16_bc32_w8_s2_fa2_pointer": (
+        "sha256:4d53702708ddfe117d888d35386892a5d7914d69477debd4ba8997104ab4fd55"
+    ),
+    "bwd_dkv_fp16_d192_causal_br32_bc32_w4_s3_fa2_pointer": (
+        "sha256:ba6affd7e6df385207e6e975e034efd6a52067c1e67a4e65400e4232d58b8d81"
+    ),
+    "bwd_dkv_fp16_d192_causal_br32_bc32_w4_s4_fa2_pointer": (
+        "sha256:e0d5b79fb9238e3ad0306a78c6ffb6e094a8e10e9c5381f6a54af74b88ca13d0"
+    ),
+    "bwd_dkv_fp16_d256_br16_bc32_w8_s2_fa2_pointer": (
+        "sha256:3dfd8289622724ec364f9772fbb5a7a84b73f0f6f048824c8abf561b0e204d32"
+    ),
     "bwd_dkv_fp16_d256_br16_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:c401f491e38c43692973488910e03993b2b8bf760debfbec45a10035c6365f75"
     ),
+    "bwd_dkv_fp16_d256_br32_bc32_w4_s3_fa2_pointer": (
+        "sha256:536abc5ac781e00c213696e8af5f19f44c08ede8a5fc5aa9cff68c5ec051cfe4"
+    ),
+    "bwd_dkv_fp16_d256_br32_bc32_w4_s4_fa2_pointer": (
+        "sha256:b4497242813ab146d671ab50cd0ac1f0c1dccb11494f5c485b46a3a19cfe7637"
+    ),
+    "bwd_dkv_fp16_d256_causal_br16_bc32_w8_s2_fa2_pointer": (
+        "sha256:adde8420ef54dbf7dae204d670d81451b61ac32561ab4226cf527a4a1fe8db2a"
+    ),
     "bwd_dkv_fp16_d256_causal_br16_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:3c005251d838ac763a52f2175e2172d8195365bacea85ad07028a663e5b9d298"
+    ),
+    "bwd_dkv_fp16_d256_causal_br32_bc32_w4_s3_fa2_pointer": (
+        "sha256:08ba27c1fc664f1e827dfbbb14b7ec88c46626e1c4817885c461a2f0d1d483ff"
+    ),
+    "bwd_dkv_fp16_d256_causal_br32_bc32_w4_s4_fa2_pointer": (
+        "sha256:627567694beddb34b5cbb299b2b8a3a3ef0241ac8afb28b3da04ed32c1ea2534"
     ),
     "bwd_dkv_fp16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:f7051ccc3251c8f189ade9e74d26cc1e2a329508e833078f1c4c04c445c863a3"
@@ -106,8 +313,53 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d64_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:9e1b56c25bbea41c098c86a4229f44b4ac3293a78e6386f8bda28cca9f782ccd"
     ),
+    "bwd_dkv_fp16_d64_br64_bc128_w8_s3_fa2_pointer": (
+        "sha256:56342fa61124e3d72d4e778eb0ceca3bb02b00a80357f71f9f108617b33a9026"
+    ),
+    "bwd_dkv_fp16_d64_br64_bc64_w4_s2_fa2_pointer": (
+        "sha256:a0ae46fe799fe5aab27433a096b9c5d00c7c99bdb1874738ca228fa80a7414ff"
+    ),
+    "bwd_dkv_fp16_d64_br64_bc64_w4_s3_fa2_descriptor": (
+        "sha256:7fe753aa271123fb5fda720b82e775767a09708740988faebe59600bacfd75bf"
+    ),
+    "bwd_dkv_fp16_d64_br64_bc64_w4_s3_fa2_pointer": (
+        "sha256:3bc1cdc1337a47ccada1ad740193729b187bde60e568c2ce0b49d33bbf5dd5cc"
+    ),
+    "bwd_dkv_fp16_d64_causal_br32_bc128_w4_s3_fa2_pointer": (
+        "sha256:7f94ff9cef8a3c8f1f9020549916eb9b3b86c4b56dcb38e164102337ab9ef82f"
+    ),
     "bwd_dkv_fp16_d64_causal_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:a90ff09b9e1731221a745dc8814042902fa59ef804a926021a38598eb983fad5"
+    ),
+    "bwd_dkv_fp16_d64_causal_br64_bc128_w8_s3_fa2_pointer": (
+        "sha256:bcc6f75ca09edf48da571479647d1690d34651e082a96efa79fa8e543d3a1044"
+    ),
+    "bwd_dkv_fp16_d64_causal_br64_bc64_w4_s3_fa2_pointer": (
+        "sha256:38cd1684985b05b8a7050fb08bc749c2375c9c4698609e3c080e2ac8b602021a"
+    ),
+    "bwd_dkv_fp16_d96_br32_bc64_w4_s3_fa2_pointer": (
+        "sha256:3c14c98860e80315a86dd2dfc3439c4654bbc88135dd567195d2889ccd3a24ee"
+    ),
+    "bwd_dkv_fp16_d96_br64_bc128_w8_s2_fa2_pointer": (
+        "sha256:264ab30c603fdd3a0990e63eae44f37b27c35614025f08771dfe2c07c92533c5"
+    ),
+    "bwd_dkv_fp16_d96_br64_bc128_w8_s3_fa2_descriptor": (
+        "sha256:95ab2934521fcff52106673ca83fe19d4f23fd3c0cf2c16876df0904ece16cb7"
+    ),
+    "bwd_dkv_fp16_d96_br64_bc128_w8_s3_fa2_pointer": (
+        "sha256:11cd9ec2a923ce7e102abb80b1ec55260eee1275fa383d800b6040285b9528b9"
+    ),
+    "bwd_dkv_fp16_d96_causal_br32_bc128_w8_s2_fa2_pointer": (
+        "sha256:33a2f264e707735516593c3feb8786492abb2a335d5ffe0ff82a6e0d97ea361e"
+    ),
+    "bwd_dkv_fp16_d96_causal_br32_bc32_w4_s2_fa2_pointer": (
+        "sha256:8ba57cafd2b601ea0bd486062c8b40217a1755b587ec52964645a50ed4d21e38"
+    ),
+    "bwd_dkv_fp16_d96_causal_br32_bc64_w4_s3_fa2_pointer": (
+        "sha256:896e9e0407ebe18139c41a3ce67397a48e68c3073c5a50b2f880d43f232ffd22"
+    ),
+    "bwd_dkv_fp16_d96_causal_br64_bc128_w8_s3_fa2_pointer": (
+        "sha256:db61bd2a162a25fb7f22ea28bf02b36dc0e8e5054487968fc761b8e197979935"
     ),
     "bwd_dkv_fp32_d128_br16_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:c69bbe5fbfaf6d4b6f77ac33826c92008f6ca2ddd9363a4df9f5d9562b886c00"
@@ -169,8 +421,32 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_tf32_d64_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:9b5aeb4a2e0825a8c14933a481f4382f84752b98be36e8c363569b0729a3703f"
     ),
+    "bwd_dq_bf16_d128_br128_bc64_w8_s2_fa2_pointer": (
+        "sha256:1a0e8e7e7f1cbce98ebacffcaba60c3f197513c4e203aa11445f1f435cfa9ad7"
+    ),
+    "bwd_dq_bf16_d128_br128_bc64_w8_s3_fa2_descriptor": (
+        "sha256:d9c055ea6a0b17bb715eac2b4c3068b7e173c47625db9cd9340dfa80592e58e2"
+    ),
+    "bwd_dq_bf16_d128_br128_bc64_w8_s3_fa2_pointer": (
+        "sha256:aa086dcc495c1d68bf09dca19273ba390951c30c68fed67ea5d1e9cb1ee5268d"
+    ),
+    "bwd_dq_bf16_d128_br32_bc32_w4_s2_fa2_pointer": (
+        "sha256:65baa339bd31f3c47037023e956d4de3c213b1b8b8fdd8523900c78ef733d690"
+    ),
     "bwd_dq_bf16_d128_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:a151a32e3abd0c9228eaf0bb6c7f8a5496ffc3079c2c348e6ccc8f5817ff83aa"
+    ),
+    "bwd_dq_bf16_d128_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
+        "sha256:357ed85c2aa2982b94419c626c340482fda182b29b0c572eff59ba1ac856d6f1"
+    ),
+    "bwd_dq_bf16_d128_causal_br128_bc64_w8_s3_fa2_descriptor_longest_first": (
+        "sha256:c22a81930efc24f2ca343c6977921e9c05c2eb61816c3acd8d470371149ff782"
+    ),
+    "bwd_dq_bf16_d128_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
+        "sha256:e510dfc5182292aa1c9a8d0b805e05fff42444ced28289f581796079201bb56f"
+    ),
+    "bwd_dq_bf16_d128_causal_br32_bc32_w4_s2_fa2_pointer": (
+        "sha256:663afeadeaa66600859d1ef7526f9069c2dc99178f608a18c5e70046988d11d7"
     ),
     "bwd_dq_bf16_d128_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:c45ffc37b9d75b8d2825c6b78eda09ab3cd4311b27fc90f6d45053a0e7b51267"
@@ -181,11 +457,83 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:0d783ff17ef936acd6d683142b33f53fccd061747296219ee951fbd36a6ef5af"
     ),
+    "bwd_dq_bf16_d192_br128_bc32_w8_s2_fa2_pointer": (
+        "sha256:a33fdf43bbb998f48d1ed6299a7f0116c08e5457b14b0d44cc7b5014641eaaf3"
+    ),
+    "bwd_dq_bf16_d192_br32_bc16_w2_s1_fa2_pointer": (
+        "sha256:1287ca04be848c1402d15d90ae2eb569b2cea6c2f12ab82ade1a0e24c4264626"
+    ),
+    "bwd_dq_bf16_d192_br32_bc16_w8_s1_fa2_pointer": (
+        "sha256:b9ef2062e2fba06fe173d6ebc5b0bb40667c5bc1447c32e29e82865df8857bd9"
+    ),
+    "bwd_dq_bf16_d192_br64_bc32_w4_s2_fa2_pointer": (
+        "sha256:15af088ef021d26d28059dfacb6e26fab198192eb2f2c21715f81917c8a8fdb8"
+    ),
+    "bwd_dq_bf16_d192_br64_bc32_w4_s3_fa2_descriptor": (
+        "sha256:32d554dd84b352839095bf5118f253aff260f9c2701e176db68a1a4ecccd58e6"
+    ),
+    "bwd_dq_bf16_d192_br64_bc32_w4_s3_fa2_pointer": (
+        "sha256:7053191d776b75888b056d63eed977528098db35bd982283ffaf44ff0e418d74"
+    ),
+    "bwd_dq_bf16_d192_br64_bc32_w8_s1_fa2_pointer": (
+        "sha256:c5dd01b8063ca0e6698a3bbef5779188462507552c9b997182aef20a4b777aa8"
+    ),
+    "bwd_dq_bf16_d192_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
+        "sha256:c3d2afb5962bad2c27467b7f6725735c2e996b475940d9e958f9a4697d413ab1"
+    ),
+    "bwd_dq_bf16_d192_causal_br32_bc16_w8_s1_fa2_pointer": (
+        "sha256:e78bbc67cc7e3490aa45b7d24c4864631911b88b7e2382d10d68d9f8379ba7f4"
+    ),
+    "bwd_dq_bf16_d192_causal_br64_bc32_w4_s2_fa2_pointer_longest_first": (
+        "sha256:aa8f9037de323a2fcf2f16a9d880511731fe051beb344adf720847fdf230f3eb"
+    ),
+    "bwd_dq_bf16_d192_causal_br64_bc32_w4_s3_fa2_descriptor_longest_first": (
+        "sha256:a07d73e2a25398e644eebe7aba3c09b81d8cbf0b49aeaa44d17915c12ae46882"
+    ),
+    "bwd_dq_bf16_d192_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
+        "sha256:7cded7f202c9ec6d438a719c544839d6b7342edb5b408e7cc01f996b60d64d09"
+    ),
+    "bwd_dq_bf16_d256_br128_bc32_w8_s2_fa2_pointer": (
+        "sha256:fa1a5cf379ddcb616c062b24e88cc4cd40445fbcc6c5f3e46c7e95d8607e6a4b"
+    ),
+    "bwd_dq_bf16_d256_br32_bc16_w2_s1_fa2_pointer": (
+        "sha256:f095c5cdf77a1a085e8281379eea5f92126f69aed66f8fe73d39d5df29e519b8"
+    ),
+    "bwd_dq_bf16_d256_br32_bc16_w8_s1_fa2_pointer": (
+        "sha256:6d138252dca17a67ce2eae8187d9da3a472b3cfacf806be3be1e99f798e7b3cd"
+    ),
     "bwd_dq_bf16_d256_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:37311cc8e4eba36125e5064c81c5da81b12e0a4a559a10e765911b15516ed932"
     ),
+    "bwd_dq_bf16_d256_br64_bc32_w4_s2_fa2_pointer": (
+        "sha256:567a8befb87588717e22c0c812db962576c229f95d811e5b542442f8e918420c"
+    ),
+    "bwd_dq_bf16_d256_br64_bc32_w4_s3_fa2_descriptor": (
+        "sha256:0496a9a79496f0c0a39bf8ea68612f80b66e12e2ddcbfb01611a230165685e01"
+    ),
+    "bwd_dq_bf16_d256_br64_bc32_w4_s3_fa2_pointer": (
+        "sha256:b940892a2a633a7820e7aaf7ebd3ed808fde63822479ceebcc44a4c5c4d1e0d4"
+    ),
+    "bwd_dq_bf16_d256_br64_bc32_w8_s1_fa2_pointer": (
+        "sha256:629c49ecb25ee9fa751143d11933e28ec382f51becd3e0ce3849d9ba443caba5"
+    ),
+    "bwd_dq_bf16_d256_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
+        "sha256:50591493d831fc72e64886d5ab49e1b4be45eb553ab3ebf64bd0f134f250b796"
+    ),
+    "bwd_dq_bf16_d256_causal_br32_bc16_w8_s1_fa2_pointer": (
+        "sha256:ae050318487e2d2217d7cc53bb7ee5bfec982445a45a079b02523b86054ca10f"
+    ),
     "bwd_dq_bf16_d256_causal_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:9fc9d778b352ff87600ea43d8a24c21f58bfba491a153455c7a9c933a2a2508b"
+    ),
+    "bwd_dq_bf16_d256_causal_br64_bc32_w4_s2_fa2_pointer_longest_first": (
+        "sha256:a4bedddf3ea392ffa3e96db96b71178126854d54885a55b9f434434648db5f46"
+    ),
+    "bwd_dq_bf16_d256_causal_br64_bc32_w4_s3_fa2_descriptor_longest_first": (
+        "sha256:2e940057641a01b3acf025ca05faa37ec236a6ff583fed5a95f354a71593ee85"
+    ),
+    "bwd_dq_bf16_d256_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
+        "sha256:73fcfeb329864a7b00b6e1d588e6cf8d28a3cfda3416bdd4f41e3409caa291f6"
     ),
     "bwd_dq_bf16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:13c4ad8251cbea1d326de7b646a3f437a9ca277f3ca608d17d9d3aac130c7211"
@@ -193,14 +541,101 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:d1b64fe10cc70034ecad539cda725392b4e77c2afe2083cc13c8fcf0b539795f"
     ),
+    "bwd_dq_bf16_d64_br128_bc64_w4_s3_fa2_pointer": (
+        "sha256:17db279262a07adf9a53411e6a6dfcd38d5a06e4cfbc027c75fffbd6121e38e5"
+    ),
+    "bwd_dq_bf16_d64_br128_bc64_w8_s2_fa2_pointer": (
+        "sha256:9262781a281c9b862afea6cdf9a9bda859c4e7d81e077fc47f93717ad7d770da"
+    ),
+    "bwd_dq_bf16_d64_br128_bc64_w8_s3_fa2_descriptor": (
+        "sha256:cd92fdae921f01e6f985664ed6608b97ed8fe154b70fe07f8c42f26bc253ca26"
+    ),
+    "bwd_dq_bf16_d64_br128_bc64_w8_s3_fa2_pointer": (
+        "sha256:77a6ffdc72e3b89627dbe06972ab7ae35807a2eb81e55a18da5b7bd3cfaedd83"
+    ),
     "bwd_dq_bf16_d64_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:aa40d59d0407e9e9459820b0365fc0b311f8acde9ea4a2411d62835fee677404"
+    ),
+    "bwd_dq_bf16_d64_br64_bc64_w4_s3_fa2_pointer": (
+        "sha256:9888b0795513d57555807a036ba5715ea74ce8f55bdc7b537cca6959c09cbb1c"
+    ),
+    "bwd_dq_bf16_d64_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
+        "sha256:c37e24fa7465dc1a3e4573b0954706a7c051668d4248c1ee1888039d75a88ee1"
+    ),
+    "bwd_dq_bf16_d64_causal_br128_bc64_w8_s3_fa2_descriptor_longest_first": (
+        "sha256:a6357f9a21898724872825fd9a6bd8c1267b5ecef4803c2c0b2d44945e6f03df"
+    ),
+    "bwd_dq_bf16_d64_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
+        "sha256:c115eddfb75c3c1ae4c68cbcc2de35b2487468d2b95e17e2b2d9d3ed731e5f5b"
     ),
     "bwd_dq_bf16_d64_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:0c227caafa32d9e1cbb6d0c50762e4919b7bbec6f773376a62c6d6359d27f0c3"
     ),
+    "bwd_dq_bf16_d64_causal_br64_bc64_w4_s3_fa2_pointer_longest_first": (
+        "sha256:c50dfc789ab4c837765a2249064be7dd560244dd21bef51e52fcee65c5425e0a"
+    ),
+    "bwd_dq_bf16_d96_br128_bc32_w8_s2_fa2_pointer": (
+        "sha256:8adf265d6a4ca04a3a2693314bac481b21870f32bdbd370b6038ffb95c5ab673"
+    ),
+    "bwd_dq_bf16_d96_br128_bc64_w8_s2_fa2_pointer": (
+        "sha256:7d08912d6753259c0acf971eee33d3348f0415e12b9821cc00f5b6cf42fa6de1"
+    ),
+    "bwd_dq_bf16_d96_br128_bc64_w8_s3_fa2_descriptor": (
+        "sha256:01cfc6c2f35c62c33008485ba4058788d791a77dcd0ba9eea983d028bade28b2"
+    ),
+    "bwd_dq_bf16_d96_br128_bc64_w8_s3_fa2_pointer": (
+        "sha256:c9c3bc0ff56d53705862caab9eac824290f26776211910ff70a40239ddcf2580"
+    ),
+    "bwd_dq_bf16_d96_br32_bc32_w4_s2_fa2_pointer": (
+        "sha256:5bce6f29be054ff1ab5f99831026f535202b379eaef454b28557bc0bb66b59f2"
+    ),
+    "bwd_dq_bf16_d96_br64_bc64_w4_s3_fa2_pointer": (
+        "sha256:a65f342e3152791169c69f91b537ed87504042a8a141b4468687f522d66e3793"
+    ),
+    "bwd_dq_bf16_d96_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
+        "sha256:5f5f059724fdcf0e0ecd6c66d64fb3df2c48e9d0b208f9ec7a74c8cbb145ecc1"
+    ),
+    "bwd_dq_bf16_d96_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
+        "sha256:1c8964217bd47f5719f900eb90e3470fcd8664406b64b5c575677c53f2cff3d6"
+    ),
+    "bwd_dq_bf16_d96_causal_br128_bc64_w8_s3_fa2_descriptor_longest_first": (
+        "sha256:7d0062dd66d8d54afb196df1beb3dfcdbd1e9469ebbdbf729026c231ccb1f7d4"
+    ),
+    "bwd_dq_bf16_d96_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
+        "sha256:88182a50f8821595a12e779f77c5f0818cc202b4e49e278f266561c48e8c371d"
+    ),
+    "bwd_dq_bf16_d96_causal_br32_bc32_w4_s2_fa2_pointer": (
+        "sha256:0903d401a72bbae45f324b7102ce4ffd9cc04be9802632d6f6478bbfe1d8a11d"
+    ),
+    "bwd_dq_bf16_d96_causal_br64_bc64_w4_s3_fa2_pointer_longest_first": (
+        "sha256:60846465676f1f0b61edae502a4564df3ccaa76521144be2aade9f5fa8eef251"
+    ),
+    "bwd_dq_fp16_d128_br128_bc64_w8_s2_fa2_pointer": (
+        "sha256:3e7233ec192f4d8c52b7141b03ff69863029f8f14cab37b8497d561c68064433"
+    ),
+    "bwd_dq_fp16_d128_br128_bc64_w8_s3_fa2_descriptor": (
+        "sha256:2a7e40aac5a017744cca56bad487784a5c957b1405b36694dd1aec79739e17c1"
+    ),
+    "bwd_dq_fp16_d128_br128_bc64_w8_s3_fa2_pointer": (
+        "sha256:abcb4224b46e495d51a06e032b4b0505467990ca752740ff200b215d236cbbb3"
+    ),
+    "bwd_dq_fp16_d128_br32_bc32_w4_s2_fa2_pointer": (
+        "sha256:532d32d16a9fc2046b94c418e6e2cc3004ae44e64c4dbe4d3dbf2a61a70f5122"
+    ),
     "bwd_dq_fp16_d128_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:07195691b290f27d420a580e988dde3c85794280e4035b5855efcfbb771e8989"
+    ),
+    "bwd_dq_fp16_d128_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
+        "sha256:20b5fda8333b618d034b0923d3e187e61ebc705122d355b00f73888cccc11225"
+    ),
+    "bwd_dq_fp16_d128_causal_br128_bc64_w8_s3_fa2_descriptor_longest_first": (
+        "sha256:1144c8c678a33d282fe70d8ad490c626c42cf2d4979f17f8ee8b72387011a486"
+    ),
+    "bwd_dq_fp16_d128_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
+        "sha256:ea66e632600e64fa5ca6d2cab621d2a37aaf3917b67212b4314448560f25517e"
+    ),
+    "bwd_dq_fp16_d128_causal_br32_bc32_w4_s2_fa2_pointer": (
+        "sha256:6da3caf1b0e801ec9737d20aa792d5eabfe5f8a0b18ae5dca7c44f57158bc007"
     ),
     "bwd_dq_fp16_d128_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:eb5fa216fe261b64801799a29942b5d42425a7bf5fa62dad73961851e10d5928"
@@ -211,11 +646,83 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:121eaac369e501ca3894a02acc203523dbc5643e0fac6f386e0555c63d0023f3"
     ),
+    "bwd_dq_fp16_d192_br128_bc32_w8_s2_fa2_pointer": (
+        "sha256:f5bcdbbd21d051d6d6a4a5ab1df4c5fdbd40a82ff2c81063121c0902e4e5abe1"
+    ),
+    "bwd_dq_fp16_d192_br32_bc16_w2_s1_fa2_pointer": (
+        "sha256:7817e890a34b6528f748f0a30272fc1399ec3fadd4f2e43241f821f776db93ae"
+    ),
+    "bwd_dq_fp16_d192_br32_bc16_w8_s1_fa2_pointer": (
+        "sha256:b3f50d5af326f37760498e21ec6489641c51ddcf3537ba283e90c04733db8e31"
+    ),
+    "bwd_dq_fp16_d192_br64_bc32_w4_s2_fa2_pointer": (
+        "sha256:813d13750da28e3fa9547fb0f3df5a84ee1b0fee8279cd2dd529c169c4186a8b"
+    ),
+    "bwd_dq_fp16_d192_br64_bc32_w4_s3_fa2_descriptor": (
+        "sha256:7eaf1035cf84803fda9a30a774c2b1da18ee68cc396942c3c20cd36b2f04d576"
+    ),
+    "bwd_dq_fp16_d192_br64_bc32_w4_s3_fa2_pointer": (
+        "sha256:a2bd80932ce8d1f46f7b97adbb694ce79c2bb5cce020986f8a6502ff9cf082c8"
+    ),
+    "bwd_dq_fp16_d192_br64_bc32_w8_s1_fa2_pointer": (
+        "sha256:454e12595d2b8382e74a2b277e9eeea85f661c56bc17fd450a8eac98b4dece4b"
+    ),
+    "bwd_dq_fp16_d192_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
+        "sha256:03db4b519808fe0f2fd65a5551f8d5681cbbaf8b7c985cf786db48f93f9bd3e1"
+    ),
+    "bwd_dq_fp16_d192_causal_br32_bc16_w8_s1_fa2_pointer": (
+        "sha256:60594d9794f011b34bfda8f598295796d52cfd7777969668d17f1e5db228b2a4"
+    ),
+    "bwd_dq_fp16_d192_causal_br64_bc32_w4_s2_fa2_pointer_longest_first": (
+        "sha256:f641edc684960eb92eb95f09cf9c407cd34cef4b876b53d8dbc7f444ec816522"
+    ),
+    "bwd_dq_fp16_d192_causal_br64_bc32_w4_s3_fa2_descriptor_longest_first": (
+        "sha256:406e08538d699a25128f050996988742fd97559c2c6e3f16c1afb454c3eff69f"
+    ),
+    "bwd_dq_fp16_d192_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
+        "sha256:10cb099251e99c9780491840460c538cc3c0450ada023025f5db68774e116777"
+    ),
+    "bwd_dq_fp16_d256_br128_bc32_w8_s2_fa2_pointer": (
+        "sha256:84851c1a9f14b6511b90900ac34a1517f06e093b0e083001901683fff1b7e49a"
+    ),
+    "bwd_dq_fp16_d256_br32_bc16_w2_s1_fa2_pointer": (
+        "sha256:43b976117073b8cf2ed319354cb9a7c57782b412b2bfa3a0bdf9c707be20d704"
+    ),
+    "bwd_dq_fp16_d256_br32_bc16_w8_s1_fa2_pointer": (
+        "sha256:f3a755c2cac2bb1a68d3aa66d8752fdde89aca6bfce3b4855891a1812938cba2"
+    ),
     "bwd_dq_fp16_d256_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:d4c2d37d33ade2c7d5d43bfb40e3b91bea5341488e2fb2b0d6997b98c7b6331f"
     ),
+    "bwd_dq_fp16_d256_br64_bc32_w4_s2_fa2_pointer": (
+        "sha256:bbfa11b09f3270ebebd0d328666e3cf64f2a9fe3364a92e08554477d5751137f"
+    ),
+    "bwd_dq_fp16_d256_br64_bc32_w4_s3_fa2_descriptor": (
+        "sha256:299c6e353f1b2b3c4a87bee0fc059dc715a14b02d567b67a565be0617659d7bb"
+    ),
+    "bwd_dq_fp16_d256_br64_bc32_w4_s3_fa2_pointer": (
+        "sha256:24c6da5069491937524406fc314bfed01f17cff09be527070030fb53b330f5a9"
+    ),
+    "bwd_dq_fp16_d256_br64_bc32_w8_s1_fa2_pointer": (
+        "sha256:d9a6108abf9e91229d966006832fc1da2a206b58f91a50f684f557c3ac7bda80"
+    ),
+    "bwd_dq_fp16_d256_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
+        "sha256:d48ca30ddb17863761279f07ba2d91577a0ff7a3c54c602094a51926528deac1"
+    ),
+    "bwd_dq_fp16_d256_causal_br32_bc16_w8_s1_fa2_pointer": (
+        "sha256:ec4828445e5810d59c28edf0f452b8af090221d5346f66df670a46b131e2b4ee"
+    ),
     "bwd_dq_fp16_d256_causal_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:654e92e9ce43500dbd5850abdedc77049695a6e481a43e24ec935e2adeb47e56"
+    ),
+    "bwd_dq_fp16_d256_causal_br64_bc32_w4_s2_fa2_pointer_longest_first": (
+        "sha256:ac8a656a52428bb9a2ae43e99d0bf65ef08247ab00b215cfcdfd4fd9a8a9550d"
+    ),
+    "bwd_dq_fp16_d256_causal_br64_bc32_w4_s3_fa2_descriptor_longest_first": (
+        "sha256:a896f0f213e712e44c12c4d0f0eb0006aa36a5955af6dacd84d4c366bc306601"
+    ),
+    "bwd_dq_fp16_d256_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
+        "sha256:72f093cf11fca4d0a118b101b6d69289812347e56ceaee099224702529059d76"
     ),
     "bwd_dq_fp16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:e14023a8ab6f49ac035709d47253f256db85fdc7dc85bc613808aec526c4c26c"
@@ -223,11 +730,74 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:ca50fc5386b256d36e6d33868be7697cac2fc3a2e49db219c95bd3fa8db22a52"
     ),
+    "bwd_dq_fp16_d64_br128_bc64_w4_s3_fa2_pointer": (
+        "sha256:907a677945f2d5c2340cf29cd8d8ed0973c50a8291c1f2d5c95da71f4e70d33d"
+    ),
+    "bwd_dq_fp16_d64_br128_bc64_w8_s2_fa2_pointer": (
+        "sha256:e1828acc69ca62041041b814e54f07874015ed050b4546e47b8e887ed859ab9e"
+    ),
+    "bwd_dq_fp16_d64_br128_bc64_w8_s3_fa2_descriptor": (
+        "sha256:b31f2510a5b605dbc496caf143f695d81672f0a547779f39f76d71f0fe8497d8"
+    ),
+    "bwd_dq_fp16_d64_br128_bc64_w8_s3_fa2_pointer": (
+        "sha256:f95a912f3e96d6e39eeb8bf14afdd8a3fb11598f43f74bc0a3b93ef3ffa561da"
+    ),
     "bwd_dq_fp16_d64_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:5bf563b6c6684140989622b76db738d1f777718dbb281c8af3e6112dba44924e"
     ),
+    "bwd_dq_fp16_d64_br64_bc64_w4_s3_fa2_pointer": (
+        "sha256:66ee523183ea413413043f4d12be31685bd4764019a332186c3505d3e2c1c1c6"
+    ),
+    "bwd_dq_fp16_d64_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
+        "sha256:bace6543f697a3b174d3607c17f6a895d84340debd7abc29a3a432b1bd26b43d"
+    ),
+    "bwd_dq_fp16_d64_causal_br128_bc64_w8_s3_fa2_descriptor_longest_first": (
+        "sha256:19cd1bd45ad04770f26b801b6d5235cedd0d3fb1276bd2d7cb04296bfc2cf81e"
+    ),
+    "bwd_dq_fp16_d64_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
+        "sha256:d77372deb7b2c65b8f6d5f06eddb485116baa601a22e4052346a51d922358a03"
+    ),
     "bwd_dq_fp16_d64_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:f1b479fe68adec3f9d1fd8ed3e714922e25b3a54009ab697d2e53f3178ef9a7d"
+    ),
+    "bwd_dq_fp16_d64_causal_br64_bc64_w4_s3_fa2_pointer_longest_first": (
+        "sha256:5bb7a1eae5634a8c3b93271a554cfcc6171654ae324c6c4a95b155d945fc2527"
+    ),
+    "bwd_dq_fp16_d96_br128_bc32_w8_s2_fa2_pointer": (
+        "sha256:20d319d3b2b4a74ee4faa71157439670a776eebc3fbc25b554e4bb33cd283519"
+    ),
+    "bwd_dq_fp16_d96_br128_bc64_w8_s2_fa2_pointer": (
+        "sha256:a383206f993c4d16cbc7030631e8745cfeac5844f2515513410bf8ae59a6a49e"
+    ),
+    "bwd_dq_fp16_d96_br128_bc64_w8_s3_fa2_descriptor": (
+        "sha256:b3487ea68b4aabec3c7d7149a1326ddf4492388dd002440214b4cd2062f7cd80"
+    ),
+    "bwd_dq_fp16_d96_br128_bc64_w8_s3_fa2_pointer": (
+        "sha256:3b7a7101b8b0318a10b5df2a8b8e429eabe49cb1c65716c9d3031c0cd182ac61"
+    ),
+    "bwd_dq_fp16_d96_br32_bc32_w4_s2_fa2_pointer": (
+        "sha256:95f68ee745941e58d6cc8c0b25c44b7ad4e988f2aade73f55926d15f12334e57"
+    ),
+    "bwd_dq_fp16_d96_br64_bc64_w4_s3_fa2_pointer": (
+        "sha256:77ab794775035a131b95902a74bca607ceed135a2609bc49f26f44fbbe3fd1c4"
+    ),
+    "bwd_dq_fp16_d96_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
+        "sha256:3ea37fe4a44dba89bfc405a8719a2f14f0444fdb480d6df379789b53ec9b8e68"
+    ),
+    "bwd_dq_fp16_d96_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
+        "sha256:91977cc719ac709d2d0abfe1aad1dc8dc13bcd6ca5c06418a627e3f7db4109c9"
+    ),
+    "bwd_dq_fp16_d96_causal_br128_bc64_w8_s3_fa2_descriptor_longest_first": (
+        "sha256:6f46307bc186173c9fcd94b33d4bae2c41fe6a545ee6513948867886cb90662e"
+    ),
+    "bwd_dq_fp16_d96_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
+        "sha256:dfd501810ce7f8f09bb053a30b01f1e3b396ad76e263d8fb43bde7b49a9fc87d"
+    ),
+    "bwd_dq_fp16_d96_causal_br32_bc32_w4_s2_fa2_pointer": (
+        "sha256:0ee69f40986843e2473fba192e3aaf3f785ba91b5db4f41995a9a9e1c7031250"
+    ),
+    "bwd_dq_fp16_d96_causal_br64_bc64_w4_s3_fa2_pointer_longest_first": (
+        "sha256:cac0dda01a39c5ed0ff63b9b53923d9b4b345459e6bc8727f7b50e7b7d9ec25b"
     ),
     "bwd_dq_fp32_d128_br16_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:2bea2b608faef7c8828603a318240ee8c6df49b7a07341a2b6888b1fdf687fe2"
@@ -288,6 +858,246 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_tf32_d64_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:dcfb42331ac5348cbeb600ae31ac4b278577c920c4d05b177d1ceaf33170c0bb"
+    ),
+    "bwd_fused_bf16_d128_br32_bc64_w4_s3_fa2_pointer": (
+        "sha256:af3ebb1462005975f00ccc7d223e4d7b3fe45760c74dff1b9aa5ad56f7c6d3ae"
+    ),
+    "bwd_fused_bf16_d128_br64_bc128_w8_s3_fa2_pointer": (
+        "sha256:f128d9275990a6ca7d181a11be348752e09ef81c11a2136baac4551184eaa63c"
+    ),
+    "bwd_fused_bf16_d128_causal_br32_bc128_w8_s2_fa2_descriptor": (
+        "sha256:01d1ffb1869e084672cf29043067c30071fb54b476dfb523738a740adb92b193"
+    ),
+    "bwd_fused_bf16_d128_causal_br32_bc128_w8_s2_fa2_pointer": (
+        "sha256:b90e131cb3a8316430397250a58975a9aca70212316629f4f37294dde0820258"
+    ),
+    "bwd_fused_bf16_d128_causal_br32_bc32_w4_s1_fa2_pointer": (
+        "sha256:3a92b5fa466721331443b667175758aa052b12a90a62b09ed33ad24628e89c34"
+    ),
+    "bwd_fused_bf16_d128_causal_br32_bc64_w4_s3_fa2_pointer": (
+        "sha256:fcb3e92b14023efb85576d23c52b6d6b411b345aa0289a91653081a4361d081e"
+    ),
+    "bwd_fused_bf16_d128_causal_br64_bc128_w8_s3_fa2_pointer": (
+        "sha256:2d8673d314d6c4c8169cbd716386e49143b844ed0d42dc4f05f54de4b8417237"
+    ),
+    "bwd_fused_bf16_d192_br16_bc32_w8_s1_fa2_pointer": (
+        "sha256:5c2c3dd0979720fa2bfdaa3b072e5697f226460123249b3a3a7b1212d110269c"
+    ),
+    "bwd_fused_bf16_d192_br16_bc64_w8_s1_fa2_pointer": (
+        "sha256:484021444253b6ba6454c944e12af7fb094faef9bf0d90252f2c505de9a040a7"
+    ),
+    "bwd_fused_bf16_d192_br16_bc64_w8_s4_fa2_pointer": (
+        "sha256:73fca53acfd9a42ad570c08e769e67080412961204ee7d043079e4686e286318"
+    ),
+    "bwd_fused_bf16_d192_causal_br16_bc32_w4_s2_fa2_pointer": (
+        "sha256:1d5f3d7dcc26a4ddf7205083228d053e501ff130c7b737d542aae48cba914d10"
+    ),
+    "bwd_fused_bf16_d192_causal_br16_bc32_w8_s1_fa2_pointer": (
+        "sha256:ad6be9bce136bb1f512b5190bf069d232a0a5da7e338f206f828ed16ed3759d2"
+    ),
+    "bwd_fused_bf16_d192_causal_br16_bc64_w8_s1_fa2_descriptor": (
+        "sha256:46da99ed5fe6fc54c271ceeb6e55c5ccc284385db7dc9fcf9e0eeea6a67a626b"
+    ),
+    "bwd_fused_bf16_d192_causal_br16_bc64_w8_s1_fa2_pointer": (
+        "sha256:106f6d7e974455056c760e43a6c4b5d0f2c3ef0b13c6ff680d671d949b630987"
+    ),
+    "bwd_fused_bf16_d192_causal_br16_bc64_w8_s4_fa2_pointer": (
+        "sha256:2de1972e6886f80162e72ba612be5fc573a1ba87d607a05ffcbc91b0afecb40a"
+    ),
+    "bwd_fused_bf16_d256_br16_bc32_w4_s1_fa2_pointer": (
+        "sha256:9407688c3fadffff4c1454afb4ae436cbd054055ebcba642d2097f4f230bba37"
+    ),
+    "bwd_fused_bf16_d256_br16_bc32_w4_s2_fa2_descriptor": (
+        "sha256:e94b517918b964284fdcb08966bba4dc1cb8de897a630faad3aa45d6f99bb377"
+    ),
+    "bwd_fused_bf16_d256_br16_bc32_w4_s2_fa2_pointer": (
+        "sha256:5fd0877af04d6e7a779490b6e658d1b6e61f45a31c2d430e7ccdbfd1c2b43a2c"
+    ),
+    "bwd_fused_bf16_d256_br16_bc32_w8_s1_fa2_pointer": (
+        "sha256:367719fc4522f1ce9be9116f67dc71050ef06e35070476c3d89c6c90d37d66a5"
+    ),
+    "bwd_fused_bf16_d256_br16_bc64_w8_s1_fa2_pointer": (
+        "sha256:7cf1980c5c1e4c6140f302c6906fdd978c947feb5c5b64a4b1a1e77043c53861"
+    ),
+    "bwd_fused_bf16_d256_causal_br16_bc32_w4_s1_fa2_pointer": (
+        "sha256:ba4cbb6fecfa6d4fc0dbc79dc79f5461400a1ddf999e6d8cf74523fef59a4fa8"
+    ),
+    "bwd_fused_bf16_d256_causal_br16_bc32_w4_s2_fa2_pointer": (
+        "sha256:0b55a4fb064ac48e3dcbd21da149461ceeb3812bcf277a04b742c422c20462d0"
+    ),
+    "bwd_fused_bf16_d256_causal_br16_bc32_w8_s1_fa2_pointer": (
+        "sha256:99623e086cd5c9e3472df367e62b64f09c5afb91e4c6aa9f2545f51f4944b86d"
+    ),
+    "bwd_fused_bf16_d256_causal_br16_bc64_w8_s1_fa2_descriptor": (
+        "sha256:97db29a3ae0776d99e3da26385682598739af599708dfec07daa8a741a11372a"
+    ),
+    "bwd_fused_bf16_d256_causal_br16_bc64_w8_s1_fa2_pointer": (
+        "sha256:edfc31f784974f15e149f3fcb46ccfc534013089f72a9aa2495fcd46da926358"
+    ),
+    "bwd_fused_bf16_d256_causal_br16_bc64_w8_s4_fa2_pointer": (
+        "sha256:502c68b7001da6866d41fd0c4ec552e44a5b8f5578278c7a6b80d3a77cd8fbe5"
+    ),
+    "bwd_fused_bf16_d64_br64_bc128_w8_s3_fa2_pointer": (
+        "sha256:c1604de46182bb6bbb57a32ea33b6225778e4bb89f0903a6b0c71210199ec7ab"
+    ),
+    "bwd_fused_bf16_d64_br64_bc64_w4_s2_fa2_pointer": (
+        "sha256:a0bd19dba2a70f19d15755374da4d8af3ebb58cd414be872a209da83a7d629c3"
+    ),
+    "bwd_fused_bf16_d64_br64_bc64_w4_s3_fa2_descriptor": (
+        "sha256:135babce6b54090453c96e90aa1760936cc7720c16e98ea6692b588f7e1e9d8f"
+    ),
+    "bwd_fused_bf16_d64_causal_br64_bc128_w8_s3_fa2_pointer": (
+        "sha256:25eab3dbd27240521c089992af7b218303ceed7456d1a6391c174eb6623947a3"
+    ),
+    "bwd_fused_bf16_d64_causal_br64_bc64_w4_s3_fa2_pointer": (
+        "sha256:0bf013b9171e3122b55ee4d9a8cace1351c8b875c3a23c4834c0612b4becc723"
+    ),
+    "bwd_fused_bf16_d96_br32_bc128_w8_s2_fa2_descriptor": (
+        "sha256:e3a2dde00cc2bbe47cb27af0043bc87e0e9480f758c4802ca06b8fd30e0d1561"
+    ),
+    "bwd_fused_bf16_d96_br32_bc128_w8_s2_fa2_pointer": (
+        "sha256:10329daeac590bd779d6ed0f54e0ab25e0875e6aa5f2843193c90f13e3048a17"
+    ),
+    "bwd_fused_bf16_d96_br32_bc64_w4_s3_fa2_pointer": (
+        "sha256:0dd4a5586e72c91f4b74225677afe0917729e5f55f62e97bc287e18d2a0de250"
+    ),
+    "bwd_fused_bf16_d96_br64_bc128_w8_s3_fa2_pointer": (
+        "sha256:41219366148a60acbb8b5b76017b68fcdf287ce9f69e2849affd9b0c2b201bc2"
+    ),
+    "bwd_fused_bf16_d96_causal_br32_bc128_w8_s2_fa2_descriptor": (
+        "sha256:f6f2126914867b8168e375d2ed81824d8f8ace425a077fc3de92332109385e5d"
+    ),
+    "bwd_fused_bf16_d96_causal_br32_bc128_w8_s2_fa2_pointer": (
+        "sha256:5089d00d5aa578b5f759c076929bfc1f77be9f0a62a821c8b63c97e1a356f41f"
+    ),
+    "bwd_fused_bf16_d96_causal_br32_bc32_w4_s1_fa2_pointer": (
+        "sha256:76bb6bccb24b7daf53b485f82ab0a34706aa6eae0465de98f266b62929c6fef4"
+    ),
+    "bwd_fused_bf16_d96_causal_br32_bc64_w4_s3_fa2_pointer": (
+        "sha256:1d8ea23e5d1baa1760251e4e1d77585fbcda8aadbedda8c7085addf20445813a"
+    ),
+    "bwd_fused_bf16_d96_causal_br64_bc128_w8_s3_fa2_pointer": (
+        "sha256:e045faf7c37fc2c1e178d8f50ccd3da2bbe8dc8c9a9eabf5eefc7212a4e73f60"
+    ),
+    "bwd_fused_fp16_d128_br32_bc64_w4_s3_fa2_pointer": (
+        "sha256:f836e8898efc3f997c9d49ccda6a81cb27d49b1bef35386a51400cf8e7e89822"
+    ),
+    "bwd_fused_fp16_d128_br64_bc128_w8_s3_fa2_pointer": (
+        "sha256:2e67437bbbf675b1f33a1f96582714b5123d148ad0d24a6855b8822c880e02cb"
+    ),
+    "bwd_fused_fp16_d128_causal_br32_bc128_w8_s2_fa2_descriptor": (
+        "sha256:02c57f421ad7a584d1c879005a007ee6487aa34f4670f6900297b419203b05af"
+    ),
+    "bwd_fused_fp16_d128_causal_br32_bc128_w8_s2_fa2_pointer": (
+        "sha256:7abf57b29623e91b2ec546a0c45432a4a0c461d012a17775bc956c515e4011ee"
+    ),
+    "bwd_fused_fp16_d128_causal_br32_bc32_w4_s1_fa2_pointer": (
+        "sha256:9dc7fac76d2f83257c5937b5091b1ee3308028da7a0f156a6689196ce5e603c4"
+    ),
+    "bwd_fused_fp16_d128_causal_br32_bc64_w4_s3_fa2_pointer": (
+        "sha256:f213b0b298a3a77939954fde7a22adfc9ed5049e04794a51ccaba0cb8175284b"
+    ),
+    "bwd_fused_fp16_d128_causal_br64_bc128_w8_s3_fa2_pointer": (
+        "sha256:e6495200eae2d50c199fa5e1e4e38cc9918e89912061e198a9d1b94c518fa894"
+    ),
+    "bwd_fused_fp16_d192_br16_bc32_w8_s1_fa2_pointer": (
+        "sha256:340bc8ffb137c47aabd9608a9c9a194291d6c91d1941a081af70e391acae9852"
+    ),
+    "bwd_fused_fp16_d192_br16_bc64_w8_s1_fa2_pointer": (
+        "sha256:43397b9c560b81d8c8ea7cf45a9a86beb5043897a9f7371c421df5db559e9cbc"
+    ),
+    "bwd_fused_fp16_d192_br16_bc64_w8_s4_fa2_pointer": (
+        "sha256:e6a940b521edbdfdf127dd7109b68521640bed65c293faf4378ede44894a70ad"
+    ),
+    "bwd_fused_fp16_d192_causal_br16_bc32_w4_s2_fa2_pointer": (
+        "sha256:04b07886c4debf62308cdb43b9fc458dda73c55a167ab2e01b37eb14ed8ec380"
+    ),
+    "bwd_fused_fp16_d192_causal_br16_bc32_w8_s1_fa2_pointer": (
+        "sha256:3c81c32dbc02ff50fa5b6c726d28516b9ee7c46bdd6221921fa0f61300f8149b"
+    ),
+    "bwd_fused_fp16_d192_causal_br16_bc64_w8_s1_fa2_descriptor": (
+        "sha256:f1ead4d27d0299a68ea76c2b0e76a58f47f5ccaf4dd705046a0f5738ace90f1c"
+    ),
+    "bwd_fused_fp16_d192_causal_br16_bc64_w8_s1_fa2_pointer": (
+        "sha256:ece7698c9ccb3cfade20256e299759a78fc40e2d5fc061c7f14a211c321ccf1c"
+    ),
+    "bwd_fused_fp16_d192_causal_br16_bc64_w8_s4_fa2_pointer": (
+        "sha256:dca7a3ee09bf4bdc101ba66691564339e5c669b0110c7b2bf9eeabc315726d4d"
+    ),
+    "bwd_fused_fp16_d256_br16_bc32_w4_s1_fa2_pointer": (
+        "sha256:a705090c4503f29d5bc24a8e4ba518a8947c339595e97c552f8698dd0637925a"
+    ),
+    "bwd_fused_fp16_d256_br16_bc32_w4_s2_fa2_descriptor": (
+        "sha256:4f84488c5c16014d9b0f9e2ae8edda3ae9bf929aa75f40b1aae5835bad08fa4c"
+    ),
+    "bwd_fused_fp16_d256_br16_bc32_w4_s2_fa2_pointer": (
+        "sha256:f08fe9466163ae07d4cc9b5916307c495cbd5331abea8a0be89587d4190bb0b3"
+    ),
+    "bwd_fused_fp16_d256_br16_bc32_w8_s1_fa2_pointer": (
+        "sha256:f5f0cd9314050799651cbff775f859538884bd64b616a97adcc2ed1942f11564"
+    ),
+    "bwd_fused_fp16_d256_br16_bc64_w8_s1_fa2_pointer": (
+        "sha256:d658d4f9129cc7126de76450f9aaef197227016f089418c61542b0a4ba40ecaa"
+    ),
+    "bwd_fused_fp16_d256_causal_br16_bc32_w4_s1_fa2_pointer": (
+        "sha256:4a1c32269399cb2f24bc56fbaf4a2381a52a265252d3e15736f9249eda5fdf6b"
+    ),
+    "bwd_fused_fp16_d256_causal_br16_bc32_w4_s2_fa2_pointer": (
+        "sha256:cdd85cd1ff44a3dba50149e1b8308bfd2e57706b869b5f0d0ceace3f24d06e47"
+    ),
+    "bwd_fused_fp16_d256_causal_br16_bc32_w8_s1_fa2_pointer": (
+        "sha256:085bca619cb4bf3ff4efa4e9fdc3d727a10164d07681db225175aaf271802842"
+    ),
+    "bwd_fused_fp16_d256_causal_br16_bc64_w8_s1_fa2_descriptor": (
+        "sha256:7c334478bb2387f4dc36deebeb50eb9f86cf12c69244326e63d715b87d1dacac"
+    ),
+    "bwd_fused_fp16_d256_causal_br16_bc64_w8_s1_fa2_pointer": (
+        "sha256:ff0b992d9e6694ffd398e9a17f40697bed1b6f6d75efe031f52a74e2d8a176f5"
+    ),
+    "bwd_fused_fp16_d256_causal_br16_bc64_w8_s4_fa2_pointer": (
+        "sha256:9e7aa46d2a3bdea928ed36dabff21d66e7bd821ce33b9a49b1b9ad9f96c6d2a4"
+    ),
+    "bwd_fused_fp16_d64_br64_bc128_w8_s3_fa2_pointer": (
+        "sha256:aab000e0547a9ad0c661431727a601900d232fbc1b4bf5d28c19dac5b2c0861d"
+    ),
+    "bwd_fused_fp16_d64_br64_bc64_w4_s2_fa2_pointer": (
+        "sha256:0634e03a5ae0bbde2bed763c5d299c895d7f54d9f8f391c26a28837e42ecf6a3"
+    ),
+    "bwd_fused_fp16_d64_br64_bc64_w4_s3_fa2_descriptor": (
+        "sha256:17e6f5cf8a61f9a2aa7c18da29dfdab9d6c38317826dceb7af96cbc7b835d14a"
+    ),
+    "bwd_fused_fp16_d64_causal_br64_bc128_w8_s3_fa2_pointer": (
+        "sha256:085f52fd74add03180882bdfb3465f028e0db5f65a976540644d059bc6062da7"
+    ),
+    "bwd_fused_fp16_d64_causal_br64_bc64_w4_s3_fa2_pointer": (
+        "sha256:5a6fe6e412211b606f23ddf482a02a360a43e9643979a392ae4718dc53173ae5"
+    ),
+    "bwd_fused_fp16_d96_br32_bc128_w8_s2_fa2_descriptor": (
+        "sha256:d85e88a88479a7a768d5c69fa01b13886b38c82ea1fb24e7136a7835d3d7b072"
+    ),
+    "bwd_fused_fp16_d96_br32_bc128_w8_s2_fa2_pointer": (
+        "sha256:d3527d45bed31a48dd1ecaf22832ab1c1a4d9538572c6e5af3e80c7df8f1a2fc"
+    ),
+    "bwd_fused_fp16_d96_br32_bc64_w4_s3_fa2_pointer": (
+        "sha256:4b1ade99a9e59bccd2be1c8d3a9275f9c48e5149bd859b9ab1e15a756e4a2db2"
+    ),
+    "bwd_fused_fp16_d96_br64_bc128_w8_s3_fa2_pointer": (
+        "sha256:552f0b559d7592c8a7d2cef734a0a2657fd6c9ae29ba9045db8fc9dd42789b99"
+    ),
+    "bwd_fused_fp16_d96_causal_br32_bc128_w8_s2_fa2_descriptor": (
+        "sha256:07036c257c5686e7ec9a6bca44d39e14edb9b566d11f2c4c3c43f20f6d65f1ab"
+    ),
+    "bwd_fused_fp16_d96_causal_br32_bc128_w8_s2_fa2_pointer": (
+        "sha256:af7a0cae67fa58c9f3043899a73f2a1239d0b6575341038140ea826c89855b53"
+    ),
+    "bwd_fused_fp16_d96_causal_br32_bc32_w4_s1_fa2_pointer": (
+        "sha256:20e4b617e7db1f1742cec3fc148599258457b5157fbab838fbae1802ec528ee1"
+    ),
+    "bwd_fused_fp16_d96_causal_br32_bc64_w4_s3_fa2_pointer": (
+        "sha256:9a2a9f9c6b08ba3b11773484a94cdd4ae56ce503d62b04be71a8c1d6cacde0fc"
+    ),
+    "bwd_fused_fp16_d96_causal_br64_bc128_w8_s3_fa2_pointer": (
+        "sha256:475cc83631b1f09f608ca8836da8c92c5938ddfc80895d6a4ee434ca32269980"
     ),
     "fwd_bf16_d128_br128_bc32_w4_s3_fa2_pointer": (
         "sha256:66f236fd2955c1e37876592cc55ea4ebce780e0628497a87ffac0808ce3bb0b9"

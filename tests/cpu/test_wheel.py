@@ -150,7 +150,16 @@ def test_installed_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     run("-m", "venv", str(tmp_path / "venv"), cwd=tmp_path)
     program = str(tmp_path / "venv" / "bin" / "python")
     pins = ["-c", str(ROOT / "constraints.txt")]
-    run("-m", "pip", "install", "--quiet", *pins, f"{wheel}[tune,offline]", cwd=tmp_path, program=program)
+    run(
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        *pins,
+        f"{wheel}[tune,offline]",
+        cwd=tmp_path,
+        program=program,
+    )
     run("-c", "import generated.dispatcher", cwd=tmp_path, program=program)
     told = run(
         "-m", "flashgen", "tune", "--target", "nvidia_l4", "--head-dim", "24", "--no-causal",
