@@ -236,13 +236,14 @@ def _build(
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     with _ptxas_log() as log:
         try:
-            built = triton.compile(ast, target=_target(arch), options=options)
+            built = triton.compile(ast, target=target_of(arch), options=options)
         except Exception as error:  # Triton, LLVM and ptxas each raise classes of their own
             raise CompileFailed(f"{rendered.name} for {arch}: {_first_line(error)}") from error
     return built, log.getvalue()
 
 
-def _target(arch: str) -> Any:
+def target_of(arch: str) -> Any:
+    """Triton's GPUTarget of an architecture: sm_90, gfx942."""
     from triton.backends.compiler import GPUTarget
 
     if arch.startswith("sm_"):

@@ -1,4 +1,4 @@
-"""The three environment variables of flashgen, read here and nowhere else."""
+"""The four environment variables of flashgen, read here and nowhere else."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ def configs_override() -> Path | None:
 def served_gpu() -> str | None:
     """FLASHGEN_GPU: the slug whose table serves, whatever GPU is there."""
     return os.environ.get("FLASHGEN_GPU") or None
+
+
+def aot_folder() -> Path | None:
+    """FLASHGEN_AOT: the folder of binaries that `flashgen aot` made, for the runtime to use."""
+    value = os.environ.get("FLASHGEN_AOT")
+    return Path(value) if value else None
 
 
 def configure_logging(logger: logging.Logger) -> None:

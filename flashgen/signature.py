@@ -83,7 +83,8 @@ def _tensors(spec: AttentionSpec, config: KernelConfig) -> dict[str, str]:
         for x in strided:
             rows = config.bc if x in _ROWS_OF_K else config.br
             dim = spec.head_dim_v if x in _OF_V else spec.head_dim
-            types[f"{x}_desc"] = f"tensordesc<{element}[1,1,{rows},{padded(dim)}]>"
+            # Letter by letter as a launch has it: Triton keeps binaries by this text.
+            types[f"{x}_desc"] = f"tensordesc<{element}{[1, 1, rows, padded(dim)]}>"
     else:
         types |= {f"{x}_ptr": f"*{element}" for x in strided}
     if spec.direction == "backward_dbias":

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from flashgen.cli import looking, proving, tables, tuning
+from flashgen.cli import building, looking, proving, tables, tuning
 from flashgen.cli.words import COMMAND_LINE
 from flashgen.errors import FlashgenError
 
@@ -37,6 +37,8 @@ for _command in (
     proving.calibrate,
     tables.targets,
     tables.report,
+    building.warmup,
+    building.aot,
 ):
     app.command()(_command)
 

@@ -19,7 +19,7 @@ from flashgen.config import KernelConfig, kernel_name
 from flashgen.errors import GeneratedError, LaunchError
 from flashgen.features import PLAIN, Features
 from flashgen.launch_backward import Backward
-from flashgen.runtime import on_demand
+from flashgen.runtime import ahead, on_demand
 from flashgen.runtime.select import Selection
 
 logger = logging.getLogger("flashgen.runtime")
@@ -157,6 +157,8 @@ class _Steps:
         if self.selection.rung == "rendered":
             return on_demand.kernel(spec, config)
         name = kernel_name(spec, config)
+        if not interpreter.active():
+            ahead.offer(name)
         try:
             module = importlib.import_module(f"{self._package}.kernels.{name}")
         except ModuleNotFoundError as error:

@@ -99,7 +99,7 @@ def _candidates(
         else:
             reason = f"{slug} has no entry for seq_k in {bucket}; {choice.bucket} is the nearest"
             yield Selection(choice=choice, rung="nearest_bucket", slug=slug, reason=reason)
-    for other in _relatives(served, slug, gpu):
+    for other in relatives(served.archs, slug, gpu):
         for choice in _by_bucket(served, other, spec, seq_k):
             how = "its alias" if ALIASES.get(slug) == other else f"{gpu.arch} too"
             reason = f"no entry for {spec.name} on {slug}; {other} is {how}"
@@ -159,9 +159,9 @@ def _by_bucket(served: Served, slug: str, spec: AttentionSpec, seq_k: int) -> li
     return sorted((c for c in served.choices.get(slug, ()) if c.spec == spec), key=distance)
 
 
-def _relatives(served: Served, slug: str, gpu: Gpu) -> list[str]:
-    """Other GPUs whose entries may serve: the alias first, then those of the architecture, by SM
-    count.
+def relatives(archs: Mapping[str, str], slug: str, gpu: Gpu) -> list[str]:
+    """Other GPUs, of those of `archs`, whose entries may serve: the alias first, then those of the
+    architecture, by SM count.
     """
 
     def order(other: str) -> tuple[bool, int, str]:
@@ -169,9 +169,7 @@ def _relatives(served: Served, slug: str, gpu: Gpu) -> list[str]:
         return ALIASES.get(slug) != other, apart, other
 
     related = [
-        s
-        for s, a in served.archs.items()
-        if s != slug and (a == gpu.arch or ALIASES.get(slug) == s)
+        s for s, a in archs.items() if s != slug and (a == gpu.arch or ALIASES.get(slug) == s)
     ]
     return sorted(related, key=order)
 

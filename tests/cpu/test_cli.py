@@ -16,12 +16,14 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from flashgen import __main__, cli, paths, workloads
+from flashgen import __main__, cli, paths, precompile, workloads
 from flashgen import generate as generating
 from flashgen import show as showing
 from flashgen import verify as verifying
 from flashgen.anatomy import Anatomy
+from flashgen.config import kernel_name
 from flashgen.errors import FlashgenError, NoGpuError
+from flashgen.gpu import TARGETS
 from flashgen.outcome import CheckResult, Outcome, Status
 from flashgen.render import render
 from flashgen.runtime.select import tune_command
@@ -137,6 +139,9 @@ class TestBadInput:
             ("verify --gpu --target nvidia_h200", 2, "either --gpu or --target"),
             ("verify --target nvidia_h20", 2, "did you mean nvidia_h200?"),
             ("verify --target nvidia_h200 --jobs 0", 2, "--jobs must be at least 1: got 0"),
+            ("aot --target nvidia_h20", 2, "did you mean nvidia_h200?"),
+            ("aot --target nvidia_h200 --jobs 0", 2, "--jobs must be at least 1: got 0"),
+            ("warmup", 3, "without one, type: flashgen tune --target nvidia_h200"),
             ("verify --gpu", 3, "without one, type: flashgen tune --target nvidia_h200"),
         ],
     )
@@ -305,6 +310,45 @@ class TestGenerate:
         code, _, errors = run("generate", "--out", tmp_path / "file")
         assert code == 1
         assert "cannot be written" in errors
+
+
+class TestPrecompiling:
+    """What is compiled, and what is said; the compiling itself is tested in test_precompile.py."""
+
+    @pytest.fixture
+    def built(self, monkeypatch):
+        asked: list[tuple[str, str]] = []
+
+        def made(pairs, gpu, **_):
+            for spec, config in pairs:
+                asked.append((gpu.slug, kernel_name(spec, config)))
+                failure = "no room" if config.loads == "pointer" else ""
+                yield precompile.Precompiled(name=asked[-1][1], key="00", failure=failure)
+
+        monkeypatch.setattr(precompile, "precompile", made)
+        return asked
+
+    def test_warmup_takes_the_table_that_would_serve(self, run, out, built, monkeypatch) -> None:
+        """An H200 NVL has none of its own."""
+        here = replace(H200, name="NVIDIA H200 NVL")
+        monkeypatch.setattr("flashgen.launch.device_gpu", lambda _: here)
+        code, output, errors = run("warmup", "--out", out)
+        assert code == 0, errors
+        held = load(out / "configs" / "nvidia_h200.yaml")
+        names = {kernel_name(entry.spec, entry.config) for entry in held.entries}
+        assert names <= {name for _, name in built}
+        assert {slug for slug, _ in built} == {"nvidia_h200_nvl"}
+        assert "FAILED" in output
+        assert "by the table of nvidia_h200" in output
+
+    def test_warmup_of_a_gpu_without_a_table_compiles_the_defaults(
+        self, run, out, built, monkeypatch
+    ) -> None:
+        monkeypatch.setattr("flashgen.launch.device_gpu", lambda _: TARGETS["nvidia_l4"])
+        code, _, errors = run("warmup", "--out", out)
+        assert code == 1  # here pointer kernels do not compile, and there are no others
+        assert "kernels compiled: the lines above say why" in errors
+        assert all(name.endswith("any_dim") for _, name in built)
 
 
 class TestReport:

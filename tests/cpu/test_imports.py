@@ -25,13 +25,13 @@ TOOL = (
     "render", "residency", "sass", "flow", "facts", "compile", "check", "stopwatch", "measure",
     "machine", "grid", "program", "cycles", "scoreboard", "estimate", "evaluate", "quarantine", "ledger", "evaluators",
     "log", "records", "search", "landscape", "entry", "nodes", "table", "neighbours", "consolidate", "entries", "workloads", "hf_config", "changes",
-    "generate", "show", "anatomy", "rivals", "explain", "verify", "calibrate", "plot", "traces", "charts", "report", "session", "provenance", "screen", "workplace", "tune", "fleet",
+    "generate", "show", "anatomy", "rivals", "explain", "verify", "precompile", "calibrate", "plot", "traces", "charts", "report", "session", "provenance", "screen", "workplace", "tune", "fleet",
     "bench", "cli", "__main__",
 )  # fmt: skip
 ORDER = (*STANDARD_LIBRARY_ONLY, *KERNELS_AND_TRUTH, *TOOL)
 """A module imports only from its left. runtime stands beside the tool, right of launch."""
 
-MAY_IMPORT_RUNTIME = {"show", "explain", "verify", "tune", "bench", "cli"}
+MAY_IMPORT_RUNTIME = {"show", "explain", "verify", "precompile", "tune", "bench", "cli"}
 RUNTIME_MAY_IMPORT = {*STANDARD_LIBRARY_ONLY, *KERNELS_AND_TRUTH}
 ONLY_IMPORTERS = {
     "jinja2": ("render", "report"),
