@@ -15,7 +15,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 .NOTPARALLEL:
-.PHONY: help tune test test-all test-gpu lint format generate check clean
+.PHONY: help tune test test-all test-gpu lint format generate check facts clean
 
 help:
 	@echo 'make tune       install, and tune: for this GPU, or offline where there is none'
@@ -25,6 +25,7 @@ help:
 	@echo 'make test-gpu   the tests that need a GPU'
 	@echo 'make lint       ruff and mypy'
 	@echo 'make generate   write generated/ from configs/ and templates/'
+	@echo 'make facts      what the compiler makes of the kernels for Hopper; TRITON=3.8.0 for another one'
 	@echo 'make check      say where generated/ does not agree with them'
 
 tune: $(FOR_TUNING)
@@ -57,6 +58,13 @@ generate: $(FOR_TUNING)
 
 check: $(FOR_TUNING)
 	$(BIN)/flashgen generate --check
+
+# Another Triton lies in a folder of its own, before the one of the environment.
+facts: $(FOR_TUNING) $(if $(TRITON),$(VENV)/triton-$(TRITON))
+	$(if $(TRITON),PYTHONPATH=$(VENV)/triton-$(TRITON)) $(BIN)/python benchmarks/sass_facts.py
+
+$(VENV)/triton-%: | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==$*
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

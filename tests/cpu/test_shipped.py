@@ -9,6 +9,7 @@ from itertools import product
 import pytest
 import triton
 
+from benchmarks import sass_facts
 from flashgen import generate, paths
 from flashgen.compile import Compiled, compile_kernel, judge
 from flashgen.config import KernelConfig, why_illegal
@@ -74,6 +75,25 @@ def test_generated_agrees_with_tables_and_templates() -> None:
     assert generate.check(generate.tables_for(paths.ROOT), paths.generated_dir(paths.ROOT)) == []
 
 
+def test_the_facts_are_of_the_kernels_that_ship() -> None:
+    recorded = sass_facts.sections_of(sass_facts.RESULT.read_text())[triton.__version__]
+    names = [render(*pair).name for pair in sass_facts.shipped()]
+    lines = [line for line in recorded.splitlines() if line.startswith("| `")]
+    assert [line.split("`")[1] for line in lines] == names
+
+
+@pytest.mark.parametrize("held", ["", "## Triton 3.6.0\n\nold\n", "## Triton 3.10.0\n\nold\n"])
+def test_a_new_part_of_the_facts_leaves_the_others(held: str) -> None:
+    text = sass_facts.merged(sass_facts.merged("", held), "## Triton 3.9.0\n\nnew\n")
+    again = sass_facts.merged(text, "## Triton 3.9.0\n\nnewer\n")
+    parts = sass_facts.sections_of(again)
+    assert list(parts) == sorted(parts, key=lambda name: [int(n) for n in name.split(".")])
+    assert parts["3.9.0"] == "## Triton 3.9.0\n\nnewer\n"
+    assert {**sass_facts.sections_of(held), **parts} == parts
+    assert sass_facts.differences(again, parts["3.9.0"]) == []
+    assert "+new" in sass_facts.differences(again, "## Triton 3.9.0\n\nnew\n")
+
+
 def compile_entry(job: tuple[AttentionSpec, KernelConfig]) -> Compiled:
     spec, config = job
     return compile_kernel(render(spec, config), spec, config, "sm_90")
@@ -94,6 +114,7 @@ def test_compiled_facts_of_every_kernel_shipped_for_hopper(direction: Direction)
     assert entries
     runs = {run.id: run for slug in SHIPPED for run in table_of(slug).runs}
     gpu = table_of("nvidia_h200").gpu
+    recorded = sass_facts.sections_of(sass_facts.RESULT.read_text())[triton.__version__]
     with ProcessPoolExecutor(2) as pool:
         built = list(pool.map(compile_entry, entries))
     for (spec, config, entry), compiled in zip(
@@ -108,3 +129,6 @@ def test_compiled_facts_of_every_kernel_shipped_for_hopper(direction: Direction)
         if runs[entry.run].triton == triton.__version__:
             facts = (compiled.registers, compiled.shared_bytes)
             assert facts == (entry.registers, entry.shared_bytes), compiled.name
+        line = sass_facts.line(compiled, spec, config)
+        assert line.endswith("| nothing |"), line
+        assert line in recorded.splitlines(), f"run make facts, and see why it is now: {line}"

@@ -1,0 +1,169 @@
+"""What the compiler made of the kernels that ship for Hopper, as one table. CPU only; compiles.
+
+    python benchmarks/sass_facts.py            write this Triton's part of results/sass_facts.md
+    python benchmarks/sass_facts.py --check    fail, and say where, if that part says otherwise
+    make facts TRITON=3.8.0                    write that of another Triton
+
+Compilers change: a new ptxas may undo a schedule, or spill, and no test of results would notice.
+Every kernel of the tables of H100 and H200 is compiled for sm_90; a line says what its steady main
+loop does for one tile, and the last column what of it breaks flashgen's rules:
+
+    spills        loads and stores of spilled registers, in all main loops
+    arrives       WARPGROUP.ARRIVE of a tile, at most one a product: more, and ptxas has cut the
+                  batches that wgmma would run at once
+    exp2 under    share of exp2 that is issued while a wgmma of the same warpgroup runs; a kernel of
+                  schedule s_ahead needs LEAST_OVERLAP of it
+    advisories    remarks C7510 to C7518 of ptxas: it made wgmma wait
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # there are as many processes as cores
+
+import argparse
+import difflib
+import multiprocessing
+import re
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import triton
+
+from flashgen import paths
+from flashgen.compile import LEAST_OVERLAP, Compiled, CompileFailed, compile_kernel
+from flashgen.config import KernelConfig
+from flashgen.render import render
+from flashgen.spec import AttentionSpec
+from flashgen.table import load, write_text
+
+TABLES = ("nvidia_h200", "nvidia_h100_80gb_hbm3")
+RESULT = ROOT / "benchmarks" / "results" / "sass_facts.md"
+HEAD = """# What the compiler makes of the kernels that ship for Hopper
+
+Written by `benchmarks/sass_facts.py`, which says what the columns mean; a part for each Triton that
+it was run with. Compiled for sm_90, run on nothing: these are facts of machine code, no times.
+"""
+COLUMNS = (
+    "kernel", "registers", "shared", "instructions a tile", "arrives", "exp2 under", "spills",
+    "advisories", "breaks",
+)  # fmt: skip
+
+Pair = tuple[AttentionSpec, KernelConfig]
+
+
+def shipped() -> list[Pair]:
+    """The kernels of both tables, none twice, in the order of specs."""
+    entries = [entry for slug in TABLES for entry in load(paths.shipped_table(slug)).entries]
+    entries.sort(key=lambda entry: entry.spec.sort_key)
+    return list(dict.fromkeys((entry.spec, entry.config) for entry in entries))
+
+
+def row(pair: Pair) -> str:
+    """A kernel's line of the table, compiled for it."""
+    spec, config = pair
+    rendered = render(spec, config)
+    try:
+        return line(compile_kernel(rendered, spec, config, "sm_90"), spec, config)
+    except CompileFailed as error:
+        cells = ["-"] * (len(COLUMNS) - 2) + [f"does not compile: {error}".replace("|", "/")]
+        return f"| `{rendered.name}` | {' | '.join(cells)} |"
+
+
+def line(built: Compiled, spec: AttentionSpec, config: KernelConfig) -> str:
+    """A kernel's line of the table."""
+    loop = built.loop
+    arrives = max((each.warpgroup_arrives for each in built.loops), default=0)
+    under = loop.exp2_under_matrix if loop else None
+    spills = sum(each.spills for each in built.loops)
+    broken = [
+        *(["spills"] * bool(spills)),
+        *(["serialized"] * (bool(built.advisories) or arrives > spec.products)),
+        *(["no overlap"] * (config.schedule == "s_ahead" and (under or 0) < LEAST_OVERLAP)),
+    ]
+    cells = [
+        str(built.registers),
+        str(built.shared_bytes),
+        str(loop.instructions) if loop else "-",
+        str(arrives),
+        "-" if under is None else f"{under:.0%}",
+        str(spills),
+        str(len(built.advisories)),
+        ", ".join(broken) or "nothing",
+    ]
+    return f"| `{built.name}` | {' | '.join(cells)} |"
+
+
+def section(pairs: Sequence[Pair], jobs: int) -> str:
+    """The part of the Triton at hand."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawn) as workers:
+        rows = list(workers.map(row, pairs))
+    sound = sum(line.endswith("| nothing |") for line in rows)
+    lines = [
+        f"## Triton {triton.__version__}",
+        "",
+        f"{sound} of {len(rows)} kernels break no rule.",
+        "",
+        f"| {' | '.join(COLUMNS)} |",
+        "|---" * len(COLUMNS) + "|",
+        *rows,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def sections_of(text: str) -> dict[str, str]:
+    """The parts of a file, by the version of Triton."""
+    parts = re.split(r"^(?=## Triton )", text, flags=re.MULTILINE)[1:]
+    return {part.split()[2]: part.rstrip() + "\n" for part in parts}
+
+
+def _version(name: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", name)))
+
+
+def merged(text: str, new: str) -> str:
+    """The file with its part of the same Triton replaced, or a part more."""
+    parts = sections_of(text) | sections_of(new)
+    return "\n".join([HEAD, *(parts[name] for name in sorted(parts, key=_version))])
+
+
+def differences(text: str, new: str) -> list[str]:
+    """The lines that the file holds otherwise than `new`, and those of `new`."""
+    (version,) = sections_of(new)
+    old = sections_of(text).get(version, "")
+    return list(
+        difflib.unified_diff(
+            old.splitlines(), new.splitlines(), "held", "compiled now", n=0, lineterm=""
+        )
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compile, then write or compare."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if facts differ")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=Path, default=RESULT)
+    asked = parser.parse_args(arguments)
+    if asked.jobs < 1:
+        parser.error("--jobs must be at least 1")
+    held = asked.out.read_text() if asked.out.exists() else ""
+    new = section(shipped(), asked.jobs)
+    if not asked.check:
+        write_text(asked.out, merged(held, new))
+        print(f"Written: {asked.out}, the part of Triton {triton.__version__}")
+        return 0
+    found = differences(held, new)
+    print("\n".join(found) or f"{asked.out} says what Triton {triton.__version__} makes of them")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
