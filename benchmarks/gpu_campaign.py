@@ -1,0 +1,228 @@
+"""All that a GPU is needed for, in the order of its worth, in some minutes: one folder of proof.
+
+    python benchmarks/gpu_campaign.py --minutes 27 --out campaign
+
+Correctness comes first, for a fast wrong kernel is worth nothing; then what exists is timed beside
+its peers, then tuned, then timed again with the tuned table; then the landscape that estimates are
+held against, and training. A step is a command of its own, killed with all it started when its
+share of the time is over: what it had written stays. campaign.json tells what became of each. The
+same command goes on: steps that are done are left out, those cut off are begun again, and tuning
+goes on from its log.
+
+--smoke walks the steps with tiny sizes on a CPU, and measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LEAST_S = 20.0
+"""A step that would get less is left for the next run."""
+
+GRACE_S = 10.0
+"""From SIGINT, at which the tuner saves what it has, to SIGKILL."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A command. share: of the time that is left when it begins; needs: steps that must be done.
+
+    Words {out} and {seconds} stand for the folder and the step's own limit.
+    """
+
+    name: str
+    command: str
+    smoke: str
+    share: float
+    needs: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+TUNED = {"PYTHONPATH": "{out}/tuned"}
+"""The package that tuning wrote takes the place of the shipped one."""
+
+STEPS = (
+    Step(
+        name="correct",
+        command="python -m pytest -q -p no:cacheprovider tests/gpu",
+        smoke="python -m pytest -q -p no:cacheprovider tests/gpu/test_forward_gpu.py",
+        share=0.3,
+    ),
+    Step(
+        name="forward",
+        command="python benchmarks/forward.py --head-dim 128 --head-dim 64 --seq 4096 --seq 16384 "
+        "--seq 1024 --out {out}/forward.json",
+        smoke="python benchmarks/forward.py --smoke --seq 33 --out {out}/forward.json",
+        share=0.25,
+    ),
+    Step(
+        name="tune",
+        command="python -m flashgen tune --gpu --dtype bf16 --head-dim 128 --head-dim 64 "
+        "--seq 4096 --seq 16384 --seq 2048 --trials 40 --time-budget {seconds} --out {out}/tuned",
+        smoke="python -m flashgen tune --target nvidia_l4 --head-dim 64 --no-causal --trials 1 "
+        "--jobs 1 --out {out}/tuned",
+        share=0.35,
+    ),
+    Step(
+        name="forward_tuned",
+        command="python benchmarks/forward.py --head-dim 128 --head-dim 64 --seq 4096 --seq 16384 "
+        "--out {out}/forward_tuned.json",
+        smoke="python benchmarks/forward.py --smoke --seq 33 --out {out}/forward_tuned.json",
+        share=0.3,
+        needs=("tune",),
+        environment=TUNED,
+    ),
+    Step(
+        name="backward",
+        command="python benchmarks/backward.py --head-dim 128 --head-dim 64 --seq 4096 --seq 16384 "
+        "--out {out}/backward.json",
+        smoke="python benchmarks/backward.py --smoke --seq 33 --out {out}/backward.json",
+        share=0.25,
+    ),
+    Step(
+        name="tune_backward",
+        command="python -m flashgen tune --gpu --direction backward --dtype bf16 --head-dim 128 "
+        "--head-dim 64 --seq 4096 --trials 24 --time-budget {seconds} --out {out}/tuned",
+        smoke="python -m flashgen tune --target nvidia_l4 --direction backward_delta "
+        "--head-dim 64 --no-causal --trials 1 --jobs 1 --out {out}/tuned",
+        share=0.4,
+    ),
+    Step(
+        name="landscape",
+        command="python -m flashgen tune --gpu --sampler exhaustive --trials 100 --dtype bf16 "
+        "--head-dim 64 --head-dim 128 --no-causal --seq 8192 --time-budget {seconds} "
+        "--out {out}/landscape",
+        smoke="python -m flashgen tune --target nvidia_l4 --head-dim 64 --no-causal --trials 2 "
+        "--jobs 1 --out {out}/landscape",
+        share=0.5,
+    ),
+    Step(
+        name="gpt2",
+        command="python examples/gpt2/train.py --attention eager sdpa flashgen "
+        "--json {out}/gpt2.json --plot {out}/gpt2.png",
+        smoke="python examples/gpt2/train.py --attention eager sdpa --device cpu --layers 1 "
+        "--heads 2 --width 32 --length 32 --batch 1 --steps 2 --warm 1 --json {out}/gpt2.json",
+        share=0.7,
+    ),
+    Step(
+        name="memory",
+        command="python benchmarks/memory.py --out {out}/memory.json",
+        smoke="python benchmarks/memory.py --help",
+        share=0.9,
+    ),
+)
+
+
+USABLE = ("done", "cut off")
+"""A tuner that was cut off has saved what it found."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """What became of a step: done, failed (its exit status), or cut off at its limit."""
+
+    name: str
+    status: str
+    seconds: float
+    command: str
+
+
+def run_step(step: Step, out: Path, limit_s: float, *, smoke: bool) -> Done:
+    """Run a step with its output in OUT/<name>.log, its whole process group ended at limit_s."""
+    words = {"out": str(out), "seconds": f"{max(1.0, limit_s - 2 * GRACE_S):.0f}"}
+    line = (step.smoke if smoke else step.command).format_map(words)
+    command = shlex.split(line)
+    command[0] = sys.executable
+    environment = {name: text.format_map(words) for name, text in step.environment.items()}
+    began = time.monotonic()
+    with (out / f"{step.name}.log").open("a") as log:
+        print(f"$ {line}", file=log, flush=True)
+        child = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=os.environ | environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        status = _ended(child, limit_s)
+    seconds = round(time.monotonic() - began, 1)
+    return Done(name=step.name, status=status, seconds=seconds, command=line)
+
+
+def _ended(child: subprocess.Popen[bytes], limit_s: float) -> str:
+    """Wait for a child, then for it to save what it has, then for nothing."""
+    try:
+        for signal_, wait_s in ((signal.SIGINT, limit_s), (signal.SIGKILL, GRACE_S)):
+            try:
+                code = child.wait(wait_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal_)
+                continue
+            return _status(code, cut=signal_ is signal.SIGKILL)
+        child.wait()
+        return "cut off"
+    except BaseException:
+        os.killpg(child.pid, signal.SIGKILL)
+        raise
+
+
+def _status(code: int, *, cut: bool) -> str:
+    if cut:
+        return "cut off"
+    return "done" if code == 0 else f"failed ({code})"
+
+
+def campaign(steps: Sequence[Step], out: Path, seconds: float, *, smoke: bool) -> list[Done]:
+    """Run what is not done yet, in order, as long as there is time; what became of all so far."""
+    out.mkdir(parents=True, exist_ok=True)
+    file, end = out / "campaign.json", time.monotonic() + seconds
+    record = json.loads(file.read_text()) if file.exists() else []
+    found = {each["name"]: Done(**each) for each in record}
+    for step in steps:
+        if step.name in found and found[step.name].status == "done":
+            continue
+        if not all(need in found and found[need].status in USABLE for need in step.needs):
+            continue
+        left = end - time.monotonic()
+        limit_s = step.share * left
+        if limit_s < LEAST_S:
+            continue
+        print(f"{step.name}: up to {limit_s:.0f} s of {left:.0f} s left", flush=True)
+        found[step.name] = done = run_step(step, out, limit_s, smoke=smoke)
+        print(f"{step.name}: {done.status}, {done.seconds:.0f} s", flush=True)
+        file.write_text(json.dumps([asdict(each) for each in found.values()], indent=1) + "\n")
+    return list(found.values())
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run, then say what is left."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, required=True, help="for all steps together")
+    parser.add_argument("--out", type=Path, default=Path("campaign"), metavar="DIR")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes on a CPU")
+    parser.add_argument("--step", action="append", choices=[s.name for s in STEPS], help="only it")
+    asked = parser.parse_args(arguments)
+    if not asked.minutes > 0:
+        parser.error("--minutes must be more than 0")
+    steps = [step for step in STEPS if not asked.step or step.name in asked.step]
+    done = campaign(steps, asked.out.resolve(), 60 * asked.minutes, smoke=asked.smoke)
+    finished = {each.name for each in done if each.status == "done"}
+    rest = [step.name for step in steps if step.name not in finished]
+    print(f"done: {', '.join(sorted(finished)) or 'nothing'}; open: {', '.join(rest) or 'nothing'}")
+    return bool(rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
