@@ -240,6 +240,7 @@ def _grid(changes: Sequence[Change]) -> list[str]:
         ("old / new", lambda change: "" if change.ratio is None else f"{change.ratio:.2f}"),
         ("source", lambda change: _both(change, lambda entry: entry.result.source)),
         ("kernel text", _text_change),
+        ("tried", _tried_change),
         ("p", lambda change: _number(change.entry.result.p_value, ".2g")),
         ("regret", lambda change: _number(change.entry.result.regret or None, ".1%")),
     ]
@@ -253,6 +254,12 @@ def _both(change: Change, cell: Callable[[Entry], str]) -> str:
     """The cell before and after; once where they are the same."""
     cells = [cell(entry) for entry in (change.before, change.after) if entry is not None]
     return " → ".join(dict.fromkeys(cells))
+
+
+def _tried_change(change: Change) -> str:
+    """How many configs each search tried, if one tried more."""
+    tried = _both(change, lambda entry: str(entry.result.candidates))
+    return tried if change.before and change.after and "→" in tried else ""
 
 
 def _text_change(change: Change) -> str:

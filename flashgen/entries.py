@@ -75,9 +75,10 @@ def sentence(entry: Entry, found: Found) -> str:
 
 def shared_sentence(old: Entry, new: Entry) -> str:
     """One line on a bucket that takes another one's kernel."""
+    cost = f"for {new.result.regret:.2%} more time" if new.result.regret else "no slower"
     return (
         f"{title_of(new.spec, new.result.problem)}: {new.config.label} in the place of "
-        f"{old.config.label}, for {new.result.regret:.2%} more time: one kernel fewer"
+        f"{old.config.label}, {cost}: one kernel fewer"
     )
 
 

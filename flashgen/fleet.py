@@ -32,14 +32,15 @@ from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError, Toolchai
 from flashgen.evaluators.answers import Done, Task
 from flashgen.evaluators.build import cpu_count
 from flashgen.evaluators.pool import Workers, child_environment
-from flashgen.evaluators.tasks import DEVICE_ENV
+from flashgen.evaluators.tasks import DEVICE_ENV, FINAL_LIMIT_PER_CONFIG_S, MEASURE_LIMIT_S
 from flashgen.gpu import slug_of
 
 LIST_LIMIT_S = 60.0
 """To import torch and ask the driver takes seconds."""
 
-LEAVE_S = 30.0
-"""So long workers may take to save what they have, when they are interrupted."""
+LEAVE_S = MEASURE_LIMIT_S + 8 * FINAL_LIMIT_PER_CONFIG_S
+"""So long workers may take to save what they have, when they are interrupted: they run a final
+round first. A second interrupt ends them at once."""
 
 PROGRAM = (sys.executable, "-P", "-m", "flashgen")
 

@@ -41,11 +41,16 @@ class Screen:
         where = f"{number + 1}/{self._total} {title}"
         self._bar.update(self._task, completed=number, description=where, stage="")
 
+    def wind_up(self, title: str) -> None:
+        """All searches have ended, and something is left to be done."""
+        self._number = self._total
+        self._bar.update(self._task, completed=self._total, description=title, stage="")
+
     def show(self, progress: Progress) -> None:
         """The search under way is so far."""
         self._bar.update(
             self._task,
-            completed=self._number + progress.done / progress.total,
+            completed=min(self._total, self._number + progress.done / progress.total),
             stage=", ".join([progress.stage, *_best(progress)]),
         )
 

@@ -50,19 +50,19 @@ class Session:
         now. A file that cannot be read is taken for none, with a notice: nothing but the order of
         finalists hangs on it. Raises FlashgenError where the disk does not take the file.
         """
-        if ledger is not None:
-            first = ledger.agree("session", {"run": asdict(run), "table": dump(table)})
-            found = parse(first["table"], _named(table.gpu.slug))
-            begun = Run(**first["run"])
-            return cls(path=path, run=begun, found=replace(found, gpu=table.gpu))
         kept = _kept(path, table.gpu.slug, notice)
-        if kept is not None and kept["request"] == json.loads(json.dumps(request)):
-            begun = Run(**kept["run"])
-            found = parse(kept["table"], _named(table.gpu.slug))
-            return cls(path=path, run=begun, found=replace(found, gpu=table.gpu), resumed=True)
-        record = {"request": request, "run": asdict(run), "table": dump(table)}
-        write_text(path, json.dumps(record, indent=1) + "\n")
-        return cls(path=path, run=run, found=table)
+        resumed = kept is not None and kept["request"] == json.loads(json.dumps(request))
+        begin: dict[str, Any] = {"run": asdict(run), "table": dump(table)}
+        if kept is not None and resumed:
+            begin = {"run": kept["run"], "table": kept["table"]}
+        if ledger is not None:
+            begin = ledger.agree("session", begin)
+        if kept is None or not resumed:
+            record = {"request": request, **begin}
+            write_text(path, json.dumps(record, indent=1) + "\n")
+        found = parse(begin["table"], _named(table.gpu.slug))
+        begun = Run(**begin["run"])
+        return cls(path=path, run=begun, found=replace(found, gpu=table.gpu), resumed=resumed)
 
     def end(self) -> None:
         """Forget the run: all of it is in the table. May be called again."""

@@ -269,14 +269,18 @@ def bucket_of(seq_k: int) -> Bucket:
     raise AssertionError("the last bucket has no end")
 
 
+LONGEST_SEQ = 1 << 24
+"""Of what is tuned. An estimate counts every tile of a head, and one of so many takes seconds."""
+
+
 def workload(spec: AttentionSpec, seq: int) -> Problem:
     """The problem that tuning runs at length `seq`: 16384 tokens and a model width of 2048.
 
     That is the setting of the FlashAttention-2 paper (arXiv 2307.08691, section 4.1). It fills a
     GPU at every length up to 16384; longer sequences run with a batch of one.
     """
-    if seq < 1:
-        raise InvalidArgument(f"seq must be at least 1: got {seq}")
+    if not 1 <= seq <= LONGEST_SEQ:
+        raise InvalidArgument(f"seq must be from 1 to {LONGEST_SEQ}: got {seq}")
     heads = max(1, 2048 // spec.head_dim)
     return Problem(batch=max(1, 16384 // seq), heads=heads, kv_heads=heads, seq_q=seq, seq_k=seq)
 

@@ -67,6 +67,11 @@ class TuneOptions:
     pieces: tuple[tuple[AttentionSpec, Problem], ...] = ()
 
     def __post_init__(self) -> None:
+        if self.storage is not None and self.budget.seconds is not None:
+            raise InvalidArgument(
+                "time-budget does not go with storage: workers that share a run must all stop at "
+                "the same place; say --trials in the place of --time-budget"
+            )
         if self.gpu and self.target is not None:
             raise InvalidArgument("gpu and target exclude each other: name one of --gpu, --target")
         for number, seq in enumerate(self.seqs):
@@ -76,6 +81,7 @@ class TuneOptions:
                         f"seq must name at most one length a bucket: "
                         f"got {other} and {seq} of {bucket_of(seq)}"
                     )
+        _ = self.work  # raises for a length that cannot be
 
     @property
     def work(self) -> tuple[tuple[AttentionSpec, Problem], ...]:
@@ -160,7 +166,9 @@ class _Story:
             ledger=place.ledger,
         )
         self._walked = self._session.found
-        self._run = self._session.run
+        # What a round before the kill told of clocks and power stands in the table it wrote.
+        written = {run.id: run for run in self.table.runs}
+        self._run = written.get(self._session.run.id, self._session.run)
         if self._session.resumed:
             console.print(f"Going on with the run begun {self._run.date}.")
         self._begun = time.monotonic()
@@ -211,7 +219,13 @@ class _Story:
             raise KeyboardInterrupt
 
     def share_kernels(self) -> None:
-        """Let the buckets of a spec share kernels where that costs no more than was allowed."""
+        """Let the buckets of a spec share kernels where that costs no more than was allowed.
+
+        Not where unbeaten entries must stay as they are.
+        """
+        if self.options.improve_only:
+            return
+        self._screen.wind_up("sharing kernels")
         for spec in dict.fromkeys(spec for spec, _ in self.options.work):
             entries = [entry for entry in self._walked.entries if entry.spec == spec]
             shared = consolidate(
@@ -220,6 +234,7 @@ class _Story:
                 self.log,
                 max_regret=self.options.max_regret,
                 run=self._run.id,
+                notify=self._screen.show,
             )
             for old, new in zip(entries, shared, strict=True):
                 if new == old:
@@ -227,7 +242,7 @@ class _Story:
                 if new.config != old.config:
                     self._screen.say(shared_sentence(old, new))
                 self._put(new)
-                if new.key in self.found:
+                if new.key in self.found or new.config != old.config:
                     self.found[new.key] = new
 
     def _put(self, entry: Entry) -> None:

@@ -57,9 +57,8 @@ def main(arguments: list[str]) -> NoReturn:
         app(arguments, prog_name="flashgen")
     except SystemExit as ended:  # Typer turns KeyboardInterrupt into this code, and says nothing
         if ended.code == INTERRUPTED:
-            _leave(
-                "interrupted; what was found is saved, and the same command goes on", INTERRUPTED
-            )
+            saved = "; what was found is saved, and the same command goes on"
+            _leave(f"interrupted{saved if arguments[:1] == ['tune'] else ''}", INTERRUPTED)
         raise
     except FlashgenError as error:
         if debug:

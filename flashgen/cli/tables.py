@@ -13,6 +13,7 @@ from flashgen.cli.words import (
     named_table,
     tables_of,
 )
+from flashgen.errors import InvalidArgument
 from flashgen.gpu import TARGETS
 
 
@@ -98,6 +99,10 @@ def merge(
     from flashgen import changes
     from flashgen.table import load, save
 
+    if out.suffix != ".yaml":
+        raise InvalidArgument(f"--out must end in .yaml, as tables are found by it: got {out}")
+    if out.exists() and out.resolve() not in [path.resolve() for path in tables]:
+        raise InvalidArgument(f"{out} is there, and none of the tables to merge: name it too")
     merged = changes.merge([load(path, any_name=True) for path in tables])
     save(merged, out)
     print(f"Written: {out}, {len(merged.entries)} entries of {len(tables)} tables")

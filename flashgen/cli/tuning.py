@@ -76,17 +76,26 @@ def tune(
 
     if gpus is not None and target is not None:
         raise InvalidArgument("--gpus and --target exclude each other: name one")
+
+    from flashgen.search.method import Budget, Method
+
+    budget = Budget(trials=trials, seconds=time_budget)
+    method = Method(sampler=sampler, seed=seed)  # type: ignore[arg-type]  # Method refuses others
+    specs = () if named else _specs(direction, dtype, head_dim, causal)
     if gpus is not None and not gpus.isdecimal():
+        if time_budget is not None:
+            raise InvalidArgument(
+                "--time-budget does not go with several --gpus: workers that share a run must all "
+                "stop at the same place; say --trials in its place"
+            )
         _fleet(gpus, storage, jobs, out)
         return
 
-    from flashgen.search.goal import Budget, Method
     from flashgen.show import console
     from flashgen.tune import DEFAULT_SEQ, TuneOptions
     from flashgen.tune import tune as run
 
     screen = console()
-    specs = () if named else _specs(direction, dtype, head_dim, causal)
     options = TuneOptions(
         specs=specs,
         seqs=tuple(seq or (DEFAULT_SEQ,)),
@@ -95,8 +104,8 @@ def tune(
         device=int(gpus or 0),
         storage=storage,
         target=target,
-        budget=Budget(trials=trials, seconds=time_budget),
-        method=Method(sampler=sampler, seed=seed),  # type: ignore[arg-type]  # Method refuses others
+        budget=budget,
+        method=method,
         out=out,
         improve_only=improve_only,
         retry_quarantined=retry_quarantined,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flashgen import paths
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.gpu import ALIASES, TARGETS, slug_of
 from flashgen.spec import BACKWARD, AttentionSpec, Direction, check_head_dim, parse_dtype
@@ -110,12 +111,22 @@ def tables_of(out: Path) -> dict[str, Table]:
     return tables_for(out)
 
 
+def demand_folder(out: Path) -> None:
+    """Raise InvalidArgument where --out names no folder to read from."""
+    if not out.is_dir():
+        raise InvalidArgument(f"--out must name a folder of configs/ and generated/: got {out}")
+
+
 def named_table(slug: str, out: Path) -> Table:
     """The table of a slug or alias. Raises InvalidArgument that names the nearest there is."""
+    from flashgen.table import load
+
+    demand_folder(out)
+    for name in dict.fromkeys((slug, ALIASES.get(slug, slug))):
+        for path in (paths.table_file(out, name), paths.shipped_table(name)):
+            if path.exists():
+                return load(path)
     tables = tables_of(out)
-    found = tables.get(slug) or tables.get(ALIASES.get(slug, slug))
-    if found is not None:
-        return found
     if slug in TARGETS:
         raise FlashgenError(f"{slug} has no table yet: run flashgen tune --target {slug}")
     near = difflib.get_close_matches(slug_of(slug), [*tables, *TARGETS], n=1, cutoff=0.3)

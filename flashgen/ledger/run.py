@@ -109,7 +109,7 @@ class Ledger:
                 raise FlashgenError(
                     f"{self.shown} holds a run of another {name}{_both(there, here, name)}: "
                     f"all workers of a run must have the same; "
-                    f"start this one like them, or give it a storage or a study of its own"
+                    f"start this one like them, or give it a storage of its own"
                 )
 
     def _alive(self, owners: Collection[str]) -> tuple[list[str], str]:

@@ -32,14 +32,18 @@ def parsed_url(url: str) -> URL:
     from sqlalchemy.exc import ArgumentError
 
     known = "postgresql+psycopg://USER@HOST/DATABASE, journal:///PATH or sqlite:///PATH"
-    scheme = url.partition("://")[0] if "://" in url else "no scheme"
+    scheme = url.partition("://")[0] if "://" in url else "another kind"
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
+        parsed = None
+    # An unescaped @ ends the password too early: its rest would be shown as a part of the host.
+    torn = parsed and parsed.drivername != "sqlite" and "@" in f"{parsed.host}{parsed.database}"
+    if parsed is None or torn:
         raise InvalidArgument(
             f"--storage must be like {known}: got one of {scheme} that cannot be read; "
             f"a password's signs must be escaped as in URLs, or be in PGPASSWORD"
-        ) from None
+        )
     if parsed.drivername in ("postgres", "postgresql"):
         return parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername not in ("postgresql+psycopg", "sqlite"):

@@ -52,7 +52,10 @@ class Roster:
             fcntl.flock(self._lock[1], fcntl.LOCK_EX)
         card = {"worker": self.token, "host": socket.gethostname(), "process": os.getpid()}
         self._storage.add(self._study, self._states.RUNNING, card)
-        self._trial = next(t for t in self._running() if t.user_attrs["worker"] == self.token)
+        # Where an answer of the storage was lost, it was asked again: there may be two.
+        self._trial, *more = (t for t in self._running() if t.user_attrs["worker"] == self.token)
+        for trial in more:
+            self._storage.finish(trial, self._states.FAIL)
         if self._storage.beats:
             self._storage.beat(self._trial)
             self._beating = threading.Event()

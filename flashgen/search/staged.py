@@ -71,9 +71,20 @@ def search(
             raise
         interrupted = True
         on_interrupt()
-    ranked = chosen(explorer, evidence)
-    serving = dropwhile(lambda outcome: not evidence.twin_serves(outcome.config), ranked)
-    return replace(_found(list(serving), explorer, evidence), interrupted=interrupted)
+
+    def serving() -> list[Outcome]:
+        ranked = chosen(explorer, evidence)
+        return list(dropwhile(lambda o: not evidence.twin_serves(o.config), ranked))
+
+    try:
+        best = serving()
+    except KeyboardInterrupt:
+        if interrupted:
+            raise
+        interrupted = True
+        on_interrupt()
+        best = serving()
+    return replace(_found(best, explorer, evidence), interrupted=interrupted)
 
 
 def _right_in_order(explorer: Explorer, evidence: Evidence) -> list[Outcome]:
@@ -131,6 +142,11 @@ def _found(ranked: Sequence[Outcome], explorer: Explorer, evidence: Evidence) ->
     goal, explored = evidence.goal, explorer.explored
     if not ranked:
         why = evidence.last_failure()
+        if why is not None and why.stage == "final" and why.status is Status.UNSTEADY:
+            raise NothingRight(
+                f"{goal.spec.name}: the clock of {evidence.gpu.slug} did not hold for as long as a "
+                f"final round takes ({why.detail}); all else is in the log, so run it again"
+            )
         reason = f"; the last was {why.config.label}, {why.status}: {why.detail}" if why else ""
         raise NothingRight(
             f"no config of {goal.spec.name} is right and fits {evidence.gpu.slug}, "

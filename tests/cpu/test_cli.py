@@ -102,6 +102,10 @@ class TestBadInput:
             ("tune --hf-config c.json --causal", 2, "--hf-config says what to tune: leave out"),
             ("tune --hf-config absent.json", 2, "absent.json"),
             ("tune --gpus all --target nvidia_l4", 2, "--gpus and --target exclude each other"),
+            ("tune --gpus all --time-budget 9", 2, "does not go with several --gpus"),
+            ("tune --gpus all --sampler lucky", 2, "sampler must be one of auto"),
+            ("tune --storage a.journal --time-budget 9", 2, "time-budget does not go with storage"),
+            ("tune --target nvidia_l4 --seq 99999999999", 2, "seq must be from 1 to 16777216"),
             ("tune --gpus all", 3, "without one, type: flashgen tune --target nvidia_h200"),
             ("tune --gpus 0", 3, "without one, type: flashgen tune --target nvidia_h200"),
             ("report nvidia_h20", 2, "did you mean nvidia_h200?"),
@@ -200,12 +204,10 @@ class TestBadInput:
             raise KeyboardInterrupt
 
         monkeypatch.setattr(cli.tables, "tables_of", interrupt)
-        code, _, errors = run("targets")
-        assert code == 130
-        assert (
-            errors.strip()
-            == "flashgen: interrupted; what was found is saved, and the same command goes on"
-        )
+        assert run("targets")[::2] == (130, "flashgen: interrupted\n")
+        monkeypatch.setattr("flashgen.tune.tune", lambda *_: interrupt(0))
+        saved = "flashgen: interrupted; what was found is saved, and the same command goes on\n"
+        assert run("tune")[::2] == (130, saved)
 
 
 class TestTune:
@@ -351,6 +353,13 @@ class TestPrecompiling:
         assert all(name.endswith("any_dim") for _, name in built)
 
 
+def test_a_folder_that_is_not_there_holds_no_table(run, tmp_path: Path) -> None:
+    for line in ("show nvidia_h200", "report nvidia_h200", "verify --target nvidia_h200"):
+        code, _, errors = run(*line.split(), "--out", tmp_path / "typo")
+        assert code == 2
+        assert "--out must name a folder" in errors
+
+
 class TestReport:
     def test_it_writes_a_page_and_says_that_there_is_no_log(self, run, out: Path) -> None:
         code, output, errors = run("report", "nvidia_h200", "--out", out)
@@ -388,9 +397,22 @@ class TestTableDiffAndMerge:
         (chosen,) = (e for e in load(merged).entries if e.bucket == FRESH.bucket)
         assert (chosen.config, chosen.result.median_us) == (AHEAD, 99.0)
 
+    def test_merge_overwrites_nothing_but_what_it_reads(
+        self, run, out: Path, other: Path, tmp_path: Path
+    ) -> None:
+        held = out / "configs" / "nvidia_h200.yaml"
+        text = held.read_text()
+        code, _, errors = run("table", "merge", other, "--out", held)
+        assert (code, held.read_text()) == (2, text)
+        assert "is there, and none of the tables to merge" in errors
+        assert run("table", "merge", other, "--out", tmp_path / "nvidia_h200")[0] == 2
+        assert run("table", "merge", held, other, "--out", held)[0] == 0
+        assert held.read_text() != text
+
     def test_a_file_that_is_not_there_is_one_sentence(self, run, out: Path) -> None:
         held = out / "configs" / "nvidia_h200.yaml"
-        for line in (("diff", held, "absent.yaml"), ("merge", "absent.yaml", "--out", held)):
+        merged = out / "merged.yaml"
+        for line in (("diff", held, "absent.yaml"), ("merge", "absent.yaml", "--out", merged)):
             code, _, errors = run("table", *line)
             assert code == 2
             assert errors.count("\n") == 1

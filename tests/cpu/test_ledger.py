@@ -434,7 +434,9 @@ def assert_secret(error: BaseException) -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("flash", "got one of no scheme"),
+        ("flash", "got one of another kind"),
+        ("postgresql://bob:hun@ter2@localhost/db", "must be escaped"),
+        ("postgresql://bob:p@ss/word@localhost/db", "must be escaped"),
         ("mysql://anna:s3cret@db/flash", "got one of mysql"),
         ("redis://:s3cret@db", "got one of redis"),
         ("postgresql+psycopg2://anna:s3cret@db/flash", "got one of postgresql.psycopg2"),

@@ -23,7 +23,7 @@ from flashgen.gpu import TARGETS, Gpu
 from flashgen.measure import Conditions
 from flashgen.outcome import Outcome, Stage, Status
 from flashgen.search.goal import Budget, rendered_digest
-from flashgen.space import seed_configs, tuned_default
+from flashgen.space import legal_configs, seed_configs, tuned_default
 from flashgen.spec import BUCKETS, AttentionSpec
 from flashgen.table import Table, load, save
 from flashgen.tune import TuneOptions
@@ -174,6 +174,65 @@ def test_ctrl_c_saves_the_best_and_the_same_command_ends_as_if_nothing_had_been(
     ]
 
 
+def test_a_first_ctrl_c_in_the_final_round_saves_the_winner_too(
+    tmp_path: Path, monkeypatch: Patch, emitted: Emitted
+) -> None:
+    times = [0]
+
+    def interrupt(stage: Stage, config: KernelConfig) -> Status | None:
+        times[0] += stage == "final"
+        if stage == "final" and times[0] == 2:
+            raise KeyboardInterrupt
+        return None
+
+    with pytest.raises(KeyboardInterrupt):
+        run(monkeypatch, tmp_path, Served(us=us, gpu=H200, failing=interrupt), specs=(SPEC, CAUSAL))
+    (saved,) = load(tmp_path / "configs" / "nvidia_h200.yaml").entries
+    whole, _ = run(monkeypatch, tmp_path / "whole", Served(us=us, gpu=H200))
+    assert saved.config == whole.entries[0].config
+    assert saved.result.source == "measured"
+
+
+def test_a_resumed_run_keeps_the_clocks_of_the_rounds_before(
+    tmp_path: Path, monkeypatch: Patch, emitted: Emitted
+) -> None:
+    """Killed after the first search; all rounds of the second are answered by the log."""
+    first = Served(us=us, gpu=H200)
+    first.conditions = Conditions(driver="575.1", power_w=612.4)  # type: ignore[attr-defined]
+    monkeypatch.setattr(tune._Story, "share_kernels", _killed)
+    with pytest.raises(Killed):
+        run(monkeypatch, tmp_path, first, specs=(SPEC, CAUSAL))
+    monkeypatch.undo()
+    monkeypatch.setattr(generate, "write", lambda *_: None)
+    table, printed = run(monkeypatch, tmp_path, Served(us=us, gpu=H200), specs=(SPEC, CAUSAL))
+    assert "Going on with the run" in printed
+    assert {table.run_of(entry).driver for entry in table.entries} == {"575.1"}
+
+
+def _killed(*_: object) -> None:
+    raise Killed
+
+
+class TestOtherGpus:
+    """Another GPU's table says what to try."""
+
+    TILE = legal_configs(SPEC, H200)[-1]
+
+    @pytest.mark.parametrize("shared", [False, True])
+    def test_what_it_holds_is_evaluated_beside_the_seeds(
+        self, tmp_path: Path, monkeypatch: Patch, emitted: Emitted, shared: bool
+    ) -> None:
+        """Workers that share a storage know the shipped tables alone, which all of them have."""
+        elsewhere = Table(gpu=TARGETS["nvidia_h100_80gb_hbm3"]).with_entry(
+            made_entry(SPEC, BUCKETS[2], self.TILE), made_run()
+        )
+        save(elsewhere, tmp_path / "configs" / "nvidia_h100_80gb_hbm3.yaml")
+        evaluator = Served(us=us, gpu=H200, source="estimated")
+        storage = str(tmp_path / "shared.journal") if shared else None
+        run(monkeypatch, tmp_path, evaluator, budget=Budget(trials=40), storage=storage)
+        assert (self.TILE in evaluator.configs("timed")) != shared
+
+
 class TestNeighbours:
     """Offline, all that lies in a tie goes to what was chosen before for what is alike."""
 
@@ -302,6 +361,21 @@ def test_a_finished_run_again_changes_nothing(
     assert again.asked == []
     assert (tmp_path / "configs" / "nvidia_h200.yaml").read_text() == text
     assert printed.count("the table's entry stays: it says the same") == 2
+
+
+def test_improve_only_shares_no_kernels(
+    tmp_path: Path, monkeypatch: Patch, emitted: Emitted
+) -> None:
+    """Two buckets with winners that cost the same: another's is no improvement."""
+    other = KernelConfig(br=64, bc=32, num_warps=4, num_stages=2)
+    held = Table(gpu=H200)
+    for bucket, config in ((BUCKETS[0], other), (BUCKETS[2], tuned_default(SPEC))):
+        held = held.with_entry(made_entry(SPEC, bucket, config), made_run())
+    save(held, tmp_path / "configs" / "nvidia_h200.yaml")
+    same = Served(us=lambda _: 100.0, gpu=H200, source="estimated")
+    for improve_only, kernels in ((True, 2), (False, 1)):
+        table, _ = run(monkeypatch, tmp_path, same, improve_only=improve_only)
+        assert len({entry.config for entry in table.entries}) == kernels
 
 
 def test_a_second_run_evaluates_nothing_again(
@@ -505,7 +579,7 @@ def test_the_end_names_the_files_and_what_to_try(
     [
         ({"gpu": True, "target": "nvidia_l4"}, "exclude each other"),
         ({"seqs": (5000, 8192)}, r"one length a bucket: got 5000 and 8192 of \[4096, 16384\)"),
-        ({"seqs": (0,)}, "seq must be at least 1: got 0"),
+        ({"seqs": (0,)}, "seq must be from 1 to 16777216: got 0"),
     ],
 )
 def test_options_that_cannot_be(fields: dict[str, Any], message: str) -> None:

@@ -273,7 +273,7 @@ class TestARun:
     def test_a_round_that_is_never_steady_chooses_nobody(self, tmp_path: Path) -> None:
         """Nor somebody who was not in it."""
         evaluator = fake(failing=lambda stage, _: UNSTEADY if stage == "final" else None)
-        with pytest.raises(NothingRight, match=r"the last was .*, unsteady: made to fail"):
+        with pytest.raises(NothingRight, match=r"clock of .* did not hold .*made to fail"):
             run(tmp_path, evaluator, trials=len(SPACE))
 
 
