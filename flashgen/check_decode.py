@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flashgen import decoding, reference
+from flashgen.check_append import run_append
 from flashgen.config import KernelConfig
 from flashgen.decoding import Cache
 from flashgen.launch import Kernel
@@ -28,8 +29,9 @@ SPARE_PAGES = 3
 class DecodeCase:
     """One comparison: lengths of the sequences, in a cache with room for `capacity` keys each.
 
-    splits: of the keys; of combine, the parts. page_size: of a paged cache. layout: how Q and the
-    cache lie in memory, as reference.draw has it. shared: all sequences begin with the same page.
+    splits: of the keys; of combine, the parts; of append, the new keys. page_size: of a paged
+    cache. layout: how Q and the cache lie in memory, as reference.draw has it. shared: all
+    sequences begin with the same page.
     """
 
     lengths: tuple[int, ...]
@@ -57,10 +59,16 @@ def decoding_cases(spec: AttentionSpec, config: KernelConfig) -> tuple[DecodeCas
     """
     bc, br = config.bc, config.br
     if spec.direction == "combine":
-        rows = {"seq_q": 3, "kv_heads": 2, "group": 2, "capacity": 0}
-        return tuple(
-            DecodeCase(lengths=(0,) * 2, splits=parts, **rows)  # type: ignore[arg-type]
-            for parts in (1, 2, bc, bc + 1, 2 * bc + 3)
+        rows = DecodeCase(lengths=(0, 0), capacity=0, seq_q=3, kv_heads=2, group=2)
+        return tuple(replace(rows, splits=n) for n in (1, 2, bc, bc + 1, 2 * bc + 3))
+    if spec.direction == "append":
+        case = DecodeCase(
+            lengths=(0, 1, 15, 16, 37, 38, 39, 40), capacity=40, seq_q=3, kv_heads=2, group=2
+        )
+        return (
+            replace(case, splits=1, page_size=1),
+            replace(case, splits=br + 1, page_size=8, layout="bshd"),
+            replace(case, splits=2, page_size=64, layout="sliced"),
         )
     edges = (0, 1, bc - 1, bc, bc + 1)
     queries = 1 if not spec.causal else 5
@@ -117,6 +125,8 @@ def run_decoding(
     if spec.direction == "combine":
         return _run_combine(kernel, spec, config, case, seed, device)
     q, cache = make_call(spec, case, seed, device)
+    if spec.direction == "append":
+        return run_append(kernel, spec, config, cache, q, case.splits, seed)
     scale = check_scale(None, spec.head_dim)
     call = Decode(q=q, cache=cache, scale=scale, sms=1, splits=case.splits)
     parts = bind_decode(kernel, spec, config)(call)

@@ -173,6 +173,8 @@ def default_config(spec: AttentionSpec) -> KernelConfig:
     kind = "half" if spec.element_bytes == 2 else spec.precision
     place = _HEAD_DIMS.index(default_head_dim(spec))
     br, bc, warps, stages = _DEFAULT_TILES[spec.direction][kind][place]
+    # The loads of a block table run a stage ahead of the pages that they name.
+    stages += spec.paged and spec.direction == "decode"
     return KernelConfig(br=br, bc=bc, num_warps=warps, num_stages=stages, head_dims="padded")
 
 

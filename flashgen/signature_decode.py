@@ -23,7 +23,8 @@ def decoding_aligned(spec: AttentionSpec, name: str, kind: str) -> bool:
         return True
     if not name.startswith("stride_") or name in _UNALIGNED:
         return False
-    of_v = name.removeprefix("stride_")[0] in "vo" or name in ("stride_part", "stride_new_v")
+    tensor = name.removeprefix("stride_").removeprefix("new_")[0]
+    of_v = tensor == "v" or (tensor in "op" and spec.direction != "append")
     return (spec.head_dim_v if of_v else spec.head_dim) % 16 == 0
 
 

@@ -45,8 +45,10 @@ def decoding_seeds(spec: AttentionSpec) -> tuple[KernelConfig, ...]:
     """What a search tries first, legal or not; the split count by its rule."""
     if spec.direction != "decode":
         return ()
+    # The loads of a block table run a stage ahead of the pages that they name.
+    more = 1 if spec.paged else 0
     return tuple(
-        KernelConfig(br=br, bc=bc, num_warps=warps, num_stages=stages)
+        KernelConfig(br=br, bc=bc, num_warps=warps, num_stages=stages + more)
         for br, bc, warps, stages in SEEDS
     )
 

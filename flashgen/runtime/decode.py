@@ -28,6 +28,11 @@ WIDEST_ROWS = 64
 """Rows that a rendered default takes together: beyond, a second program reads the keys from L2."""
 
 
+Names = tuple[str, str, str, str]
+NAMES: Names = ("q", "k", "v", "lengths")
+"""What errors call the arguments of decode()."""
+
+
 class DecodeLauncher(KernelLauncher):
     """Of decode kernels, as flashgen.launch_decode.bind_decode describes them."""
 
@@ -65,9 +70,12 @@ class Decoder:
         scale: float | None,
         precision: str,
         splits: int | None = None,
+        names: Names = NAMES,
     ) -> tuple[Tensor, Tensor]:
-        """O and LSE, as Dispatcher.decode describes them. splits: None is as many as it chooses."""
-        cache = check_call(q, k, v, lengths, block_table)
+        """O and LSE, as Dispatcher.decode describes them. splits: None is as many as it chooses;
+        names: what a drop-in calls the arguments.
+        """
+        cache = check_call(q, k, v, lengths, block_table, names)
         spec = spec_of(q, cache, causal, precision)
         number = check_scale(scale, q.shape[3])
         if self._resolver.left_to_torch(q.device):
@@ -146,13 +154,19 @@ def spec_of(q: Tensor, cache: Cache, causal: bool | str, precision: str) -> Atte
 
 
 def check_call(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, block_table: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor | None,
+    block_table: Tensor | None,
+    names: Names = NAMES,
 ) -> Cache:
-    """The cache of a call. Raises InvalidArgument, naming the argument, unless all fit together.
+    """The cache of a call. Raises InvalidArgument, naming the argument by `names`, unless all fit
+    together.
 
     lengths None: every sequence fills its cache.
     """
-    beside: dict[str, Tensor] = {"q": q, "k": k, "v": v}
+    beside: dict[str, Tensor] = dict(zip(names, (q, k, v), strict=False))
     check_tensors(**beside)
     check_plain(**beside)
     if torch.compiler.is_compiling() or modes.transformed():
@@ -162,65 +176,75 @@ def check_call(
         )
     if torch.is_grad_enabled() and any(x.requires_grad for x in beside.values()):
         raise InvalidArgument(
-            "q, k and v must not require gradients, of which decode has none: "
+            f"{', '.join(beside)} must not require gradients, of which decode has none: "
             "detach them, or call attention()"
         )
-    _check_shapes(q, k, v, block_table is not None)
-    _check_dtypes(q, k, v)
+    _check_shapes(beside, block_table is not None)
+    _check_dtypes(beside)
     batch = q.shape[0]
     if block_table is not None:
         _check_indices("block_table", block_table, q, (batch, None))
         if lengths is None:
-            raise InvalidArgument("lengths must be given with block_table: got None")
+            raise InvalidArgument(f"{names[3]} must be given with block_table: got None")
         size = k.shape[1]
         if size < 1 or size & (size - 1):
             raise InvalidArgument(
-                f"the page size of k and v, shape[1], must be a power of two: got {size}"
+                f"the page size of {names[1]} and {names[2]}, shape[1], must be a power of two: "
+                f"got {size}"
             )
         k, v = k.transpose(1, 2), v.transpose(1, 2)
         block_table = block_table if block_table.stride(1) == 1 else block_table.contiguous()
     if lengths is None:
         lengths = torch.full((batch,), k.shape[2], dtype=torch.int32, device=q.device)
-    _check_indices("lengths", lengths, q, (batch,))
+    _check_indices(names[3], lengths, q, (batch,))
     return Cache(k=k, v=v, lengths=lengths.contiguous(), block_table=block_table)
 
 
-def _check_shapes(q: Tensor, k: Tensor, v: Tensor, paged: bool) -> None:
+def _check_shapes(named: dict[str, Tensor], paged: bool) -> None:
+    (of_q, q), (of_k, k), (of_v, v) = named.items()
     what = "(pages, page_size, kv_heads" if paged else "(batch, kv_heads, capacity"
     for name, x, shape in (
-        ("q", q, "(batch, heads, seq_q, head_dim)"),
-        ("k", k, f"{what}, head_dim)"),
-        ("v", v, f"{what}, head_dim_v)"),
+        (of_q, q, "(batch, heads, seq_q, head_dim)"),
+        (of_k, k, f"{what}, head_dim)"),
+        (of_v, v, f"{what}, head_dim_v)"),
     ):
         if x.ndim != 4:
             raise InvalidArgument(f"{name} must have shape {shape}: got {tuple(x.shape)}")
     if k.shape[:3] != v.shape[:3]:
         raise InvalidArgument(
-            f"v must have the shape of k but for the last dimension, {tuple(k.shape)}: "
+            f"{of_v} must have the shape of {of_k} but for the last dimension, {tuple(k.shape)}: "
             f"got {tuple(v.shape)}"
         )
     if not paged and k.shape[0] != q.shape[0]:
-        raise InvalidArgument(f"k must have the batch size of q, {q.shape[0]}: got {k.shape[0]}")
+        raise InvalidArgument(
+            f"{of_k} must have the batch size of {of_q}, {q.shape[0]}: got {k.shape[0]}"
+        )
     if k.shape[3] != q.shape[3]:
-        raise InvalidArgument(f"k must have the head_dim of q, {q.shape[3]}: got {k.shape[3]}")
+        raise InvalidArgument(
+            f"{of_k} must have the head_dim of {of_q}, {q.shape[3]}: got {k.shape[3]}"
+        )
     heads, kv_heads = q.shape[1], k.shape[2 if paged else 1]
     if (kv_heads == 0 or heads % kv_heads) and (heads or kv_heads):
         raise InvalidArgument(
-            f"q must have a multiple of the heads of k and v: got {heads} and {kv_heads}"
+            f"{of_q} must have a multiple of the heads of {of_k} and {of_v}: "
+            f"got {heads} and {kv_heads}"
         )
-    check_head_dim(q.shape[3], "the head_dim of q")
-    check_head_dim(v.shape[3], "the head_dim of v")
+    check_head_dim(q.shape[3], f"the head_dim of {of_q}")
+    check_head_dim(v.shape[3], f"the head_dim of {of_v}")
 
 
-def _check_dtypes(q: Tensor, k: Tensor, v: Tensor) -> None:
+def _check_dtypes(named: dict[str, Tensor]) -> None:
+    (of_q, q), *others = named.items()
     dtype = str(q.dtype).removeprefix("torch.")
     if dtype not in DTYPE_BYTES:
-        raise InvalidArgument(f"q must be float16, bfloat16 or float32: got {dtype}")
-    for name, x in (("k", k), ("v", v)):
+        raise InvalidArgument(f"{of_q} must be float16, bfloat16 or float32: got {dtype}")
+    for name, x in others:
         if x.dtype != q.dtype:
-            raise InvalidArgument(f"{name} must have the dtype of q, {q.dtype}: got {x.dtype}")
+            raise InvalidArgument(f"{name} must have the dtype of {of_q}, {q.dtype}: got {x.dtype}")
         if x.device != q.device:
-            raise InvalidArgument(f"{name} must be on the device of q, {q.device}: got {x.device}")
+            raise InvalidArgument(
+                f"{name} must be on the device of {of_q}, {q.device}: got {x.device}"
+            )
 
 
 def _check_indices(name: str, x: object, q: Tensor, shape: tuple[int | None, ...]) -> None:

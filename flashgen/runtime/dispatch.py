@@ -29,6 +29,7 @@ from flashgen.runtime.call import (
     features_of,
 )
 from flashgen.runtime.decode import Decoder, check_call, spec_of
+from flashgen.runtime.kv_cache import Appender
 from flashgen.runtime.launcher import KernelLauncher, Launcher
 from flashgen.runtime.passes import Passes
 from flashgen.runtime.resolver import Resolver, addressable, key
@@ -78,6 +79,7 @@ class Dispatcher:
         self._launchers = self._resolver.plain
         self.passes = Passes(self._resolver)
         self.decoder = Decoder(self._resolver)
+        self.appender = Appender(self._resolver)
         registry.register(package, self)
 
     @overload

@@ -118,7 +118,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "causal": ({"causal": "top_left"}, "causal must be True, False or 'bottom_right'"),
     "scale": ({"scale": float("nan")}, "scale must be a finite number"),
     "precision": ({"precision": "fp8"}, "precision must be ieee or tf32"),
-    "gradient": ({"q": Q.clone().requires_grad_()}, "must not require gradients"),
+    "gradient": ({"q": Q.clone().requires_grad_()}, "q, k, v must not require gradients"),
     "gradient of k": ({"k": K.clone().requires_grad_()}, "must not require gradients"),
 }  # fmt: skip
 

@@ -71,6 +71,13 @@ def backward_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
     return found
 
 
+def appends(decode: AttentionSpec) -> list[AttentionSpec]:
+    if decode.dtype == "float32":
+        return []
+    append = decode.for_direction("append")
+    return [replace(append, rotary=rotary) for rotary in ("none", "halves", "interleaved")]
+
+
 def decoding_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
     """The kernels of a cache."""
     found = []
@@ -84,6 +91,7 @@ def decoding_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
         for spec, config in (
             (decode, make_config(16, 32, head_dims=head_dims, split_keys=256 if paged else 1)),
             (decode.for_direction("combine"), one_stage),
+            *((append, one_stage) for append in appends(decode)),
         ):
             if why_illegal(spec, config, H200) is None and (spec, config) not in found:
                 found.append((spec, config))
@@ -94,6 +102,7 @@ GOLDENS = [
     (make_spec("bfloat16", 128, "causal", direction="decode", paged=True), make_config(16, 64, num_stages=3)),
     (make_spec("float16", 96, direction="decode"), make_config(16, 64, num_stages=3, split_keys=512)),
     (make_spec("bfloat16", 128, direction="combine"), make_config(16, 32, num_stages=1)),
+    (make_spec("bfloat16", 128, direction="append", paged=True, rotary="halves"), make_config(16, 16, num_stages=1)),
     (make_spec("bfloat16", 128, "causal"), make_config(128, 64, num_warps=8, schedule="s_ahead", loads="descriptor", order="longest_first")),
     (make_spec("float16", 96, "none"), make_config(128, 64)),
     (make_spec("bfloat16", 64, "causal"), make_config(64, 64)),
