@@ -4,11 +4,11 @@
     python benchmarks/decode.py --smoke       every path with tiny sizes on a CPU; measures nothing
 
 One query a sequence, 32 query heads to 8 of K and V, batches from 1 to 128 and caches from 1k to
-128k keys, all of them full; cases whose K and V take more than --gigabytes are left out, and named. A
-decode is bound by the bytes of K and V: beside each time stand GB/s, and their share of what a copy
-of COPY_BYTES reached in the same run, reading and writing counted. Protocol, judging and file are
-those of forward.py, beside this one; a time in which the GPU cannot have read K and V is refused.
-Exit codes: as of forward.py.
+128k keys, all of them full; cases whose K and V take more than --gigabytes are left out, and named.
+A decode is bound by the bytes of K and V: beside each time stand GB/s, and their share of what a
+copy of COPY_BYTES reached in the same run, reading and writing counted. Protocol, judging and file
+are those of forward.py, beside this one; a time in which the GPU cannot have read K and V is
+refused. Exit codes: as of forward.py.
 """
 
 from __future__ import annotations
