@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +12,16 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from flashgen import decoding
-from flashgen.errors import FlashgenError, InvalidArgument
+from flashgen.cli.words import in_pages
+from flashgen.errors import FlashgenError, InvalidArgument, NoEstimate
+from flashgen.grid import bytes_moved, grid
 from flashgen.runtime import Dispatcher
+from flashgen.runtime.select import tune_command
+from flashgen.spec import workload
+from flashgen.table import dump, parse
 from generated.table import ARCHS, CHOICES, DEFAULTS
+from tests.makers import make_config, make_spec
+from tests.tables import made_entry, made_table
 
 DISPATCHER = Dispatcher(package="generated", archs=ARCHS, choices=CHOICES, defaults=DEFAULTS)
 LENGTHS = (0, 1, 5, 16, 40)
@@ -141,3 +150,42 @@ def test_transforms_are_refused_and_no_grad_is_not() -> None:
 def test_explain_says_that_torch_serves() -> None:
     assert "served by torch" in str(DISPATCHER.explain_decode(Q, K, V, lengths=N))
     assert "decode_fp32_d16v24" in str(DISPATCHER.explain_decode(Q, K, V, lengths=N))
+
+
+def test_the_estimator_says_that_it_has_no_model() -> None:
+    """So offline entries of a decode are untimed: chosen by rule, and said to be."""
+    spec = make_spec("bfloat16", 128, direction="decode")
+    for loops in (0, 1, 2):
+        with pytest.raises(NoEstimate, match="bytes in flight"):
+            grid(spec, make_config(16, 64), workload(spec, 4096), loops=loops)
+
+
+def test_bytes_are_those_of_the_cache() -> None:
+    spec = make_spec("bfloat16", 128, direction="decode")
+    kv, q_and_o = 2 * 64 * 8 * 4096 * 128 * 2, 64 * 32 * (2 * 128 * 2 + 4)
+    assert bytes_moved(spec, workload(spec, 4096)) == kv + q_and_o
+    parts = workload(spec.for_direction("combine"), 8)
+    of_parts = 64 * 32 * 8 * (128 + 1) * 4
+    assert bytes_moved(spec.for_direction("combine"), parts) == of_parts + q_and_o - 64 * 32 * 256
+
+
+def test_the_command_that_is_advised_names_the_direction_and_the_pages() -> None:
+    spec = make_spec("bfloat16", 128, direction="decode", paged=True)
+    assert "--direction decode --paged --dtype bf16" in tune_command(spec, 4096)
+    assert in_pages((make_spec("bfloat16", 128, direction="decode"),)) == (spec,)
+    with pytest.raises(InvalidArgument, match="--paged goes with --direction decode"):
+        in_pages((make_spec(),))
+
+
+def test_a_table_keeps_split_keys_and_pages() -> None:
+    """Written where they are not at their defaults, so that older tables stay as they are."""
+    spec = make_spec("bfloat16", 128, direction="decode", paged=True)
+    config = make_config(16, 64, split_keys=1024)
+    entry = replace(made_entry(spec=spec, config=config, source="untimed"), runners_up=())
+    table = made_table(entry)
+    text = dump(table)
+    assert "split_keys: 1024" in text
+    assert parse(text, Path(f"{table.gpu.slug}.yaml")) == table
+    plain = dump(made_table())
+    assert "split_keys" not in plain
+    assert "paged" not in plain

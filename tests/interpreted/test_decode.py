@@ -17,10 +17,13 @@ from flashgen import decoding
 from flashgen.check import check_kernel
 from flashgen.check_decode import DecodeCase, judge, make_call, nasty_decode_cases
 from flashgen.config import KernelConfig
+from flashgen.errors import InvalidArgument
+from flashgen.launch import load_kernel
 from flashgen.launch_decode import Decode
+from flashgen.measure_decode import decode_run, make_decode
 from flashgen.render import render
 from flashgen.runtime.decode import WIDEST_ROWS, rows_together
-from flashgen.spec import AttentionSpec
+from flashgen.spec import AttentionSpec, Problem
 from tests.makers import make_config, make_spec
 from tests.serving import serve
 
@@ -255,3 +258,21 @@ def test_flash_attn_with_kvcache_by_kernels(
         torch.testing.assert_close(by_kernels, by_torch, rtol=2e-3, atol=2e-3)
     rendered = {path.stem.split("_")[0] for path in tmp_path.rglob("*.py")}
     assert rendered == {"append", "decode", "combine"}
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_what_is_timed_is_a_whole_decode(tmp_path: Path, paged: bool) -> None:
+    """Split and combine kernel of the tuner's own inputs; and no direction is timed by halves."""
+    problem = Problem(batch=2, heads=4, kv_heads=2, seq_q=1, seq_k=70)
+    spec, config = decode_spec("float16", 16, "none", paged=paged), make_config(16, 16)
+    call = make_decode(spec, problem, 0, "cpu", sms=20)
+    expected, _ = decoding.attention(call.q, call.cache, scale=call.scale, causal=False)
+    rendered = render(spec, config)
+    path = tmp_path / f"{rendered.name}.py"
+    path.write_text(rendered.source)
+    kernel = load_kernel(path, rendered.name)
+    o, _ = decode_run(kernel, spec, config, call, tmp_path)()  # type: ignore[misc]
+    torch.testing.assert_close(o, expected, rtol=2e-3, atol=2e-3)
+    assert len(list(tmp_path.glob("combine_*.py"))) == 1
+    with pytest.raises(InvalidArgument, match="direction must be decode to be timed"):
+        decode_run(kernel, spec.for_direction("combine"), config, call, tmp_path)
