@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from flashgen import gradients, interpreter, reference
+from flashgen.check_decode import DecodeCase, decoding_cases, run_decoding
 from flashgen.config import KernelConfig
 from flashgen.errors import ToolchainError
 from flashgen.launch import Kernel, launch, load_kernel
@@ -20,7 +21,9 @@ from flashgen.launch_backward import Backward, bind_backward, bind_delta
 from flashgen.outcome import CheckResult
 from flashgen.reference import Case, Verdict
 from flashgen.render import Rendered
-from flashgen.spec import AttentionSpec, Problem, check_scale
+from flashgen.spec import DECODING, AttentionSpec, Problem, check_scale
+
+AnyCase = Case | DecodeCase
 
 PROTOCOL = 3
 """Version of the cases and of the oracle; every check result of another one is made anew."""
@@ -45,6 +48,11 @@ def check_cases(config: KernelConfig) -> tuple[Case, ...]:
     )
 
 
+def cases_of(spec: AttentionSpec, config: KernelConfig) -> tuple[AnyCase, ...]:
+    """The cases every candidate of a direction must pass."""
+    return decoding_cases(spec, config) if spec.direction in DECODING else check_cases(config)
+
+
 def check_kernel(
     rendered: Rendered,
     spec: AttentionSpec,
@@ -52,7 +60,7 @@ def check_kernel(
     *,
     device: str = "cpu",
     seed: int = 0,
-    cases: Sequence[Case] | None = None,
+    cases: Sequence[AnyCase] | None = None,
 ) -> CheckResult:
     """Run a kernel on every case, with fresh inputs drawn from `seed`, and compare with float64.
 
@@ -78,10 +86,10 @@ def check_loaded(
     *,
     device: str = "cpu",
     seed: int = 0,
-    cases: Sequence[Case] | None = None,
+    cases: Sequence[AnyCase] | None = None,
 ) -> CheckResult:
     """check_kernel for a kernel that is loaded already."""
-    chosen = check_cases(config) if cases is None else tuple(cases)
+    chosen = cases_of(spec, config) if cases is None else tuple(cases)
     worst, at, number = Verdict(floors=0.0, lse=0.0), "no case", 0
     passed = True
     for number, case in enumerate(chosen):
@@ -111,7 +119,7 @@ def run_case(
     kernel: Kernel,
     spec: AttentionSpec,
     config: KernelConfig,
-    case: Case,
+    case: AnyCase,
     *,
     seed: int,
     device: str,
@@ -126,6 +134,9 @@ def run_case(
 
     # -inf and 0 are right answers for rows that see nothing; numpy would warn on the way to them.
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        if isinstance(case, DecodeCase):
+            with _poisoned_outputs():
+                return run_decoding(kernel, spec, config, case, seed=seed, device=device)
         if spec.direction == "forward":
             return _run_forward(kernel, spec, config, case, seed, device)
         return _run_backward(kernel, spec, config, case, seed, device)

@@ -13,16 +13,20 @@ from typing import Literal, get_args
 
 from flashgen.errors import InvalidArgument
 from flashgen.gpu import Gpu
-from flashgen.spec import AttentionSpec, padded
+from flashgen.spec import DECODING, AttentionSpec, padded
 
 Schedule = Literal["fa1", "fa2", "s_ahead"]
 Loads = Literal["pointer", "descriptor"]
 Order = Literal["plain", "longest_first"]
 HeadDims = Literal["exact", "padded"]
 
+OPTIONS = ("split_keys",)
+"""Fields of a config that tables write out only where they are not at their defaults."""
+
 TILES = (16, 32, 64, 128, 256)
 WARPS = (1, 2, 4, 8, 16)
 STAGES = (1, 2, 3, 4, 5)
+SPLIT_KEYS = (1, 256, 512, 1024, 2048, 4096)
 
 REGISTERS_PER_THREAD = {"sm": 255, "gfx": 512}
 """The most 32-bit registers a thread can name, by vendor."""
@@ -38,8 +42,9 @@ class KernelConfig:
     schedule: fa2 (textbook order), s_ahead (the next QK^T issued before this tile's softmax) or fa1
     (FlashAttention-1's loops). loads: pointer, or descriptor (TMA). order: of the tiles of Q, plain
     or longest_first (within a head). head_dims: exact (the spec's, known when compiling) or padded
-    (the kernel takes the true ones as arguments and serves every head dim up to the spec's). Raises
-    InvalidArgument.
+    (the kernel takes the true ones as arguments and serves every head dim up to the spec's).
+    split_keys: of direction decode, the keys a split takes at least, and there are as many splits
+    as that gives; 1: as many as the rule of splits.py says. Raises InvalidArgument.
     """
 
     br: int
@@ -50,6 +55,7 @@ class KernelConfig:
     loads: Loads = "pointer"
     order: Order = "plain"
     head_dims: HeadDims = "exact"
+    split_keys: int = 1
 
     def __post_init__(self) -> None:
         for field, values in (
@@ -61,6 +67,7 @@ class KernelConfig:
             ("loads", get_args(Loads)),
             ("order", get_args(Order)),
             ("head_dims", get_args(HeadDims)),
+            ("split_keys", SPLIT_KEYS),
         ):
             value = getattr(self, field)
             if value not in values or isinstance(value, bool):
@@ -77,6 +84,8 @@ class KernelConfig:
             parts.append(self.order)
         if self.head_dims != "exact":
             parts.append("any_dim")
+        if self.split_keys > 1:
+            parts.append(f"split{self.split_keys}")
         return "_".join(parts)
 
     def pointer_twin(self) -> KernelConfig:
@@ -97,7 +106,8 @@ def rows_of_eight(spec: AttentionSpec, config: KernelConfig) -> bool:
     """
     exact_pointers = config.loads == "pointer" and config.head_dims == "exact"
     narrow = spec.head_dim % 16 != 0 or spec.head_dim_v % 16 != 0
-    return exact_pointers and config.schedule != "fa1" and narrow
+    streams = spec.direction in ("combine", "append")
+    return exact_pointers and config.schedule != "fa1" and narrow and not streams
 
 
 def kernel_name(spec: AttentionSpec, config: KernelConfig) -> str:
@@ -137,6 +147,19 @@ _DEFAULT_TILES: dict[str, dict[str, tuple[_Tile, ...]]] = {
         "tf32": ((32, 32, 4, 2), (32, 32, 4, 2), (32, 16, 4, 2), (16, 32, 4, 1), (16, 16, 8, 2)),
         "ieee": ((32, 32, 4, 2), (32, 32, 4, 2), (16, 16, 4, 2), (16, 16, 4, 2), (16, 16, 8, 2)),
     },
+    "decode": {
+        "half": ((16, 64, 4, 3), (16, 64, 4, 3), (16, 64, 4, 3), (16, 64, 4, 2), (16, 32, 4, 2)),
+        "tf32": ((16, 64, 4, 2), (16, 64, 4, 2), (16, 64, 4, 2), (16, 32, 4, 2), (16, 16, 4, 2)),
+        "ieee": ((16, 64, 4, 2), (16, 64, 4, 2), (16, 32, 4, 2), (16, 16, 4, 2), (16, 16, 4, 1)),
+    },
+    "combine": {
+        "half": ((16, 32, 1, 1), (16, 32, 1, 1), (16, 32, 2, 1), (16, 32, 4, 1), (16, 16, 4, 1)),
+        "ieee": ((16, 32, 1, 1), (16, 32, 1, 1), (16, 32, 2, 1), (16, 32, 4, 1), (16, 16, 4, 1)),
+    },
+    "append": {
+        "half": ((16, 16, 1, 1), (16, 16, 1, 1), (16, 16, 2, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
+        "ieee": ((16, 16, 1, 1), (16, 16, 1, 1), (16, 16, 2, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
+    },
 }  # fmt: skip
 _DEFAULT_TILES["backward_fused"] = {
     # With one stage: dQ passes through shared memory too.
@@ -150,6 +173,8 @@ def default_config(spec: AttentionSpec) -> KernelConfig:
     kind = "half" if spec.element_bytes == 2 else spec.precision
     place = _HEAD_DIMS.index(default_head_dim(spec))
     br, bc, warps, stages = _DEFAULT_TILES[spec.direction][kind][place]
+    # The loads of a block table run a stage ahead of the pages that they name.
+    stages += spec.paged and spec.direction == "decode"
     return KernelConfig(br=br, bc=bc, num_warps=warps, num_stages=stages, head_dims="padded")
 
 
@@ -183,6 +208,10 @@ def why_illegal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | No
 
 def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
     """What no GPU changes."""
+    if spec.direction in DECODING:
+        return _illegal_decoding(spec, config)
+    if config.split_keys > 1:
+        return f"split_keys goes with direction decode: got {spec.direction}"
     if config.order == "longest_first" and not spec.causal:
         return "order longest_first needs a causal mask: without one all tiles are equally long"
     if config.head_dims == "padded":
@@ -218,6 +247,29 @@ def _illegal_backward(spec: AttentionSpec, config: KernelConfig) -> str | None:
     return None
 
 
+def _illegal_decoding(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """What the kernels of a cache have no variant of."""
+    ways = (config.schedule, config.loads, config.order)
+    if ways != ("fa2", "pointer", "plain"):
+        return f"direction {spec.direction} has fa2, pointer and plain alone: got {', '.join(ways)}"
+    if config.head_dims == "padded" and (
+        padded(spec.head_dim) != spec.head_dim or spec.head_dim != spec.head_dim_v
+    ):
+        dims = f"{spec.head_dim} and {spec.head_dim_v}"
+        return f"head_dims padded needs equal powers of two: got {dims}"
+    if spec.direction == "decode":
+        return None
+    if config.split_keys > 1:
+        return f"split_keys goes with direction decode: got {spec.direction}"
+    tile, what = (config.br, "br") if spec.direction == "combine" else (config.bc, "bc")
+    if (tile, config.num_stages) != (16, 1):
+        return (
+            f"direction {spec.direction} makes no use of {what} and num_stages, so they are 16 and "
+            f"1: got {tile} and {config.num_stages}"
+        )
+    return None
+
+
 def _illegal_arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
     """What the instruction set rules out."""
     if config.loads == "descriptor" and not (gpu.is_nvidia and gpu.capability >= 90):
@@ -241,13 +293,16 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
     dims = padded(spec.head_dim), padded(spec.head_dim_v)
     of_q, of_do = (config.br * dim * spec.element_bytes for dim in dims)
     of_k, of_v = (config.bc * dim * spec.element_bytes for dim in dims)
-    if spec.direction == "backward_delta":
+    if spec.direction in ("backward_delta", "combine", "append"):
         return 0
     if spec.direction in ("backward_dkv", "backward_fused"):
         held, walked = of_k + of_v, (of_q, of_do)
     else:
-        held, walked = of_q if spec.direction == "forward" else of_q + of_do, (of_k, of_v)
+        alone = spec.direction in ("forward", "decode")
+        held, walked = of_q if alone else of_q + of_do, (of_k, of_v)
     if config.schedule == "fa1" or config.num_stages == 1 or spec.direction == "backward_dbias":
+        return max(walked)
+    if spec.paged:  # the table is a load ahead of the pages, and takes stages for itself
         return max(walked)
     if _uses_wgmma(spec, config, gpu):
         ahead = of_k if config.schedule == "s_ahead" and config.loads == "descriptor" else 0
@@ -298,8 +353,12 @@ def _accumulators(spec: AttentionSpec, config: KernelConfig) -> tuple[str, int]:
     """
     dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
     scores = config.br * config.bc
-    if spec.direction == "forward":
+    if spec.direction in ("forward", "decode"):
         return "O and S", config.br * dim_v + scores
+    if spec.direction == "combine":
+        return "the parts of O", config.bc * dim_v
+    if spec.direction == "append":
+        return "K or V", config.br * max(dim, dim_v)
     if spec.direction == "backward_delta":
         return "dO * O", config.br * dim_v
     if spec.direction == "backward_dq":

@@ -91,4 +91,5 @@ def explain_options(entry: Entry) -> str:
         dims += f"x{spec.head_dim_v}"
     causal = " --causal" if spec.causal else ""
     kernel = "" if spec.direction == "forward" else f" --direction {spec.direction}"
+    kernel += " --paged" * spec.paged
     return f"--dtype {dtype} --head-dim {dims} --seq {entry.result.problem.seq_k}{causal}{kernel}"

@@ -9,7 +9,7 @@ import math
 
 from flashgen.config import BY_KEYS, KernelConfig
 from flashgen.errors import NoEstimate
-from flashgen.spec import AttentionSpec, Problem
+from flashgen.spec import DECODING, AttentionSpec, Problem
 
 
 def grid(
@@ -20,6 +20,10 @@ def grid(
     Raises NoEstimate for a number of loops that the template does not have, and for directions
     whose loops turn as often as the tensors say.
     """
+    if spec.direction in DECODING:
+        raise NoEstimate(
+            f"{spec.direction} is bound by the bytes in flight to memory, which have no model"
+        )
     if loops not in (1, 2):
         raise NoEstimate(f"{loops} main loops were found in the SASS, the template has 1 or 2")
     if spec.direction == "backward_dbias":
@@ -87,8 +91,14 @@ def bytes_moved(spec: AttentionSpec, problem: Problem) -> float:
         "backward_dq": (rows + keys) * dims + rows * spec.head_dim,  # Q, dO, dQ; K, V
         "backward_fused": (rows + 2 * keys) * dims + 2 * rows * spec.head_dim,  # dQ in float32
         "backward_dbias": (rows + keys) * dims,
+        "decode": (rows + keys) * dims,
+        "combine": rows * spec.head_dim_v,
+        "append": 2 * problem.batch * problem.kv_heads * dims,
     }[spec.direction]
-    of_a_row = 4.0 if spec.direction in ("forward", "backward_delta") else 8.0  # LSE, delta
+    once = spec.direction in ("forward", "backward_delta", *DECODING)
+    of_a_row = 4.0 if once else 8.0  # LSE, delta
+    if spec.direction == "combine":  # seq_k parts, in float32
+        of_a_row += 4.0 * problem.seq_k * (spec.head_dim_v + 1)
     bias = 0.0
     if spec.bias != "none":
         bias = problem.seq_q * problem.seq_k * (1 if spec.bias == "boolean" else spec.element_bytes)

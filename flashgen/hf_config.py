@@ -51,7 +51,7 @@ def from_hf_config(path: Path, *, directions: Sequence[str] = ("forward",)) -> W
     path = path / "config.json" if path.is_dir() else path
     config = _read(path)
     name = str(config.get("model_type", "of no model_type"))
-    training = any(word != "forward" for word in directions)
+    training = any(word not in ("forward", "decode") for word in directions)
     pieces: list[Piece] = []
     notes: list[str] = []
     without: list[str] = []

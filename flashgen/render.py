@@ -63,6 +63,9 @@ _TEMPLATES: dict[str, str] = {
     "backward_dq": "attention_bwd_dq.py.jinja",
     "backward_fused": "attention_bwd_dkv.py.jinja",
     "backward_dbias": "attention_bwd_dbias.py.jinja",
+    "decode": "attention_decode.py.jinja",
+    "combine": "attention_combine.py.jinja",
+    "append": "append_kv.py.jinja",
 }
 
 
@@ -100,6 +103,8 @@ def _serves(spec: AttentionSpec, config: KernelConfig) -> str:
         dims = f"head_dim {spec.head_dim}, head_dim_v {spec.head_dim_v}"
     features = {"none": "", "additive": ", bias", "boolean": ", boolean mask"}[spec.bias]
     features += ", ALiBi" * spec.alibi + ", dropout" * spec.dropout
+    features += ", paged" * spec.paged
+    features += "" if spec.rotary == "none" else f", rotary {spec.rotary}"
     if features:
         dims = dims.replace("any head_dim and head_dim_v up", "head dims up")
     return f"{spec.direction}, {spec.dtype}{precision}, {dims}, {mask}{features}"

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashgen.config import KernelConfig
-from flashgen.spec import SHORT_DTYPE, AttentionSpec, padded
+from flashgen.signature_decode import decoding_aligned, decoding_types
+from flashgen.spec import DECODING, SHORT_DTYPE, AttentionSpec, padded
 
 TENSORS: dict[str, tuple[str, ...]] = {
     "forward": ("q", "k", "v", "o"),
@@ -54,14 +55,17 @@ def compile_signature(spec: AttentionSpec, config: KernelConfig) -> Signature:
     dim is one; so are the head dims that a padded kernel takes as arguments. The keys of a bias are
     next to each other. Lengths, head counts and the diagonal are never specialized on.
     """
-    types = _tensors(spec, config) | _sizes(spec, config) | _features(spec)
+    if spec.direction in DECODING:
+        types, aligns = decoding_types(spec, config), decoding_aligned
+    else:
+        types, aligns = _tensors(spec, config) | _sizes(spec, config) | _features(spec), _aligned
     if config.schedule == "fa1":
         types |= {"acc_ptr": "*fp32", "sum_ptr": "*fp32", "max_ptr": "*fp32"}
     if spec.direction == "backward_dbias":
         types |= dict.fromkeys(DBIAS_SIZES, "i32")
     constexprs: dict[str, object] = {"stride_bias_k": 1} if spec.bias != "none" else {}
     types |= dict.fromkeys(constexprs, "constexpr")
-    aligned = [i for i, (name, kind) in enumerate(types.items()) if _aligned(spec, name, kind)]
+    aligned = [i for i, (name, kind) in enumerate(types.items()) if aligns(spec, name, kind)]
     return Signature(
         types=types,
         constexprs=constexprs,

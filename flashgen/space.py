@@ -19,7 +19,8 @@ from flashgen.config import (
     why_illegal,
 )
 from flashgen.gpu import Gpu
-from flashgen.spec import AttentionSpec
+from flashgen.space_decode import decoding_grid, decoding_seeds
+from flashgen.spec import DECODING, AttentionSpec
 
 BR = (128, 64, 256, 32, 16)
 BC = (64, 128, 32, 16, 256)
@@ -60,6 +61,9 @@ def legal_configs(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:
     that carry the next scores, and ptxas often gives up the overlap (kernels compiled for sm_90,
     Triton 3.7.1).
     """
+    if spec.direction in DECODING:
+        grid = decoding_grid(spec)
+        return tuple(config for config in grid if why_illegal(spec, config, gpu) is None)
     tma = gpu.is_nvidia and gpu.capability >= 90
     return tuple(
         config
@@ -99,6 +103,9 @@ def seed_configs(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:
     right is taken. The default comes with exact head dims: it stands for the kernel that would
     serve without a table. On a GPU with TMA the known-good tiles come in every schedule.
     """
+    if spec.direction in DECODING:
+        known = (*decoding_seeds(spec), tuned_default(spec))
+        return tuple(dict.fromkeys(c for c in known if why_illegal(spec, c, gpu) is None))
     ordered = spec.causal and spec.direction in ("forward", "backward_dq")
     order: Order = "longest_first" if ordered else "plain"
     seeds = [

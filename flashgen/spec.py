@@ -18,10 +18,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Direction = Literal[
-    "forward", "backward_delta", "backward_dkv", "backward_dq", "backward_fused", "backward_dbias"
-]
+    "forward", "backward_delta", "backward_dkv", "backward_dq", "backward_fused", "backward_dbias",
+    "decode", "combine", "append",
+]  # fmt: skip
 """What a kernel computes: O and LSE; delta = rowsum(dO * O) - dLSE; dK and dV; dQ; all three, dQ by
-atomic addition; the gradient of the bias."""
+atomic addition; the gradient of the bias. And of decoding: O and LSE of parts of the keys; those of
+all parts; a cache with new keys and values."""
+DECODING: tuple[Direction, ...] = ("decode", "combine", "append")
+"""The kernels that serve a cache of keys and values."""
 BACKWARD: tuple[Direction, ...] = (
     "backward_delta",
     "backward_dkv",
@@ -32,9 +36,12 @@ BACKWARD: tuple[Direction, ...] = (
 DType = Literal["float16", "bfloat16", "float32"]
 Mask = Literal["none", "causal"]
 Precision = Literal["ieee", "tf32"]
+Rotary = Literal["none", "halves", "interleaved"]
+"""Which elements of a head rotate together (RoFormer, arXiv 2104.09864): i and i + dim / 2, or 2i
+and 2i + 1."""
 DTYPE_BYTES: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 SHORT_DTYPE: dict[str, str] = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
-FEATURES = ("dropout", "bias", "alibi")
+FEATURES = ("dropout", "bias", "alibi", "paged", "rotary")
 """Fields of a spec that tables write out only where they are on."""
 
 _PREFIX: dict[str, str] = {
@@ -44,6 +51,9 @@ _PREFIX: dict[str, str] = {
     "backward_dq": "bwd_dq",
     "backward_fused": "bwd_fused",
     "backward_dbias": "bwd_dbias",
+    "decode": "decode",
+    "combine": "combine",
+    "append": "append",
 }
 _BIAS_SUFFIX: dict[str, str] = {"none": "", "additive": "_bias", "boolean": "_boolmask"}
 _DTYPE_NAMES = {short: name for name, short in SHORT_DTYPE.items()} | {n: n for n in SHORT_DTYPE}
@@ -74,7 +84,9 @@ class AttentionSpec:
 
     head_dim is the last dimension of Q and K, head_dim_v that of V and O. precision says how
     float32 operands are multiplied (16-bit ones have one way, "ieee"). dropout, bias and alibi are
-    the features of features.py, each a kernel of its own. Raises InvalidArgument, naming the field.
+    the features of features.py, each a kernel of its own. paged: the cache that decode reads, or
+    append writes, lies in pages; rotary: append rotates new keys, and queries. Raises
+    InvalidArgument, naming the field.
     """
 
     direction: Direction = "forward"
@@ -86,6 +98,8 @@ class AttentionSpec:
     dropout: bool = False
     bias: Bias = "none"
     alibi: bool = False
+    paged: bool = False
+    rotary: Rotary = "none"
 
     def __post_init__(self) -> None:
         for field, values in (
@@ -94,6 +108,7 @@ class AttentionSpec:
             ("mask", get_args(Mask)),
             ("precision", get_args(Precision)),
             ("bias", get_args(Bias)),
+            ("rotary", get_args(Rotary)),
         ):
             if getattr(self, field) not in values:
                 raise InvalidArgument(
@@ -103,7 +118,7 @@ class AttentionSpec:
             check_head_dim(getattr(self, field), field)
         if self.precision == "tf32" and self.dtype != "float32":
             raise InvalidArgument(f"precision tf32 goes with dtype float32: got {self.dtype}")
-        for field in ("dropout", "alibi"):
+        for field in ("dropout", "alibi", "paged"):
             if not isinstance(getattr(self, field), bool):
                 raise InvalidArgument(
                     f"{field} must be true or false: got {getattr(self, field)!r}"
@@ -122,6 +137,28 @@ class AttentionSpec:
                 "precision ieee, no feature and head_dim that of V: "
                 f"got {self.mask}, {self.precision}, {self.head_dim} and {self.head_dim_v}"
             )
+        self._check_decoding()
+
+    def _check_decoding(self) -> None:
+        """Raise InvalidArgument for what a kernel of a cache cannot be asked."""
+        if self.paged and self.direction not in ("decode", "append"):
+            raise InvalidArgument(
+                f"paged goes with direction decode and append: got {self.direction}"
+            )
+        if self.rotary != "none" and self.direction != "append":
+            raise InvalidArgument(f"rotary goes with direction append: got {self.direction}")
+        if self.direction not in DECODING:
+            return
+        if self.bias != "none" or self.alibi or self.dropout:
+            raise InvalidArgument(
+                f"direction {self.direction} goes with no bias, alibi or dropout yet: "
+                "ask for the attention without them"
+            )
+        if self.direction != "decode" and (self.causal or self.precision != "ieee"):
+            raise InvalidArgument(
+                f"direction {self.direction} has no scores, so it goes with mask none and "
+                f"precision ieee: got {self.mask} and {self.precision}"
+            )
 
     def for_direction(self, direction: Direction) -> AttentionSpec:
         """The spec of another kernel of the same attention, a forward or a backward one."""
@@ -132,6 +169,17 @@ class AttentionSpec:
                 head_dim=self.head_dim_v,
                 head_dim_v=self.head_dim_v,
                 mask="none",
+            )
+        if direction in ("combine", "append"):
+            head_dim = self.head_dim_v if direction == "combine" else self.head_dim
+            paged = self.paged and direction == "append"
+            return AttentionSpec(
+                direction=direction,
+                dtype=self.dtype,
+                head_dim=head_dim,
+                head_dim_v=self.head_dim_v,
+                mask="none",
+                paged=paged,
             )
         return replace(self, direction=direction)
 
@@ -145,6 +193,8 @@ class AttentionSpec:
         mask = "" if self.mask == "none" else f"_{self.mask}"
         features = _BIAS_SUFFIX[self.bias]
         features += "_alibi" * self.alibi + "_dropout" * self.dropout
+        features += "_paged" * self.paged
+        features += "" if self.rotary == "none" else f"_rotary_{self.rotary}"
         return f"{_PREFIX[self.direction]}_{dtype}_{dims}{mask}{features}"
 
     @property
@@ -160,6 +210,8 @@ class AttentionSpec:
             self.bias,
             self.alibi,
             self.dropout,
+            self.paged,
+            self.rotary,
         )
 
     @property
@@ -281,8 +333,21 @@ def workload(spec: AttentionSpec, seq: int) -> Problem:
     """
     if not 1 <= seq <= LONGEST_SEQ:
         raise InvalidArgument(f"seq must be from 1 to {LONGEST_SEQ}: got {seq}")
+    if spec.direction in DECODING:
+        return _decoding_workload(spec, seq)
     heads = max(1, 2048 // spec.head_dim)
     return Problem(batch=max(1, 16384 // seq), heads=heads, kv_heads=heads, seq_q=seq, seq_k=seq)
+
+
+def _decoding_workload(spec: AttentionSpec, seq: int) -> Problem:
+    """64 sequences of `seq` keys, 32 query heads to 8 of K and V: Llama 3 8B at a usual batch.
+
+    One query each; under a causal mask four, as speculative decoding has: one is as without a mask.
+    combine merges `seq` parts; append adds one key.
+    """
+    heads = 32 if spec.direction == "combine" else 8
+    queries = 4 if spec.causal else 1
+    return Problem(batch=64, heads=32, kv_heads=heads, seq_q=queries, seq_k=seq)
 
 
 def flops(spec: AttentionSpec, problem: Problem) -> float:
@@ -295,9 +360,12 @@ def flops(spec: AttentionSpec, problem: Problem) -> float:
     rows = 2.0 * problem.batch * problem.heads * problem.seq_q
     if spec.direction == "backward_delta":
         return rows * spec.head_dim_v
+    if spec.direction in ("combine", "append"):  # O times a weight, for each of seq_k parts
+        return rows * problem.seq_k * spec.head_dim_v if spec.direction == "combine" else 0.0
     dims, dims_v = _PRODUCTS[spec.direction]
     full = rows * problem.seq_k * (dims * spec.head_dim + dims_v * spec.head_dim_v)
-    return full / 2 if spec.causal else full
+    # The few queries of a decode stand at the end, and see nearly all keys.
+    return full / 2 if spec.causal and spec.direction != "decode" else full
 
 
 _PRODUCTS: dict[str, tuple[int, int]] = {
@@ -307,6 +375,7 @@ _PRODUCTS: dict[str, tuple[int, int]] = {
     "backward_dq": (2, 1),  # QK^T, dS K; dO V^T
     "backward_fused": (3, 2),
     "backward_dbias": (1, 1),  # QK^T; dO V^T
+    "decode": (1, 1),
 }
 
 

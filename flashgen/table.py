@@ -1,8 +1,8 @@
 """Table: what was chosen for one GPU; configs/<slug>.yaml in and out. The only importer of yaml.
 
 People review these files in git, so dump writes one text for one table: every key, entries sorted,
-a spec, config or problem on a line of its own; of a spec's features those that are on. load trusts
-nothing: what it refuses it names with file, line and mend.
+a spec, config or problem on a line of its own; of a spec's features and a config's options those
+that are on. load trusts nothing: what it refuses it names with file, line and mend.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from flashgen.config import KernelConfig, why_illegal
+from flashgen.config import OPTIONS, KernelConfig, why_illegal
 from flashgen.entry import Entry, Result, Run, RunnerUp
 from flashgen.errors import FlashgenError, InvalidArgument, TableError
 from flashgen.gpu import Gpu
@@ -260,6 +260,8 @@ class _Reader(Nodes):
         """As Nodes.record; what an older schema did not have may be missing."""
         if kind is AttentionSpec:
             optional = (*optional, *FEATURES)
+        elif kind is KernelConfig:
+            optional = (*optional, *OPTIONS)
         elif kind is Result and self.schema < 2:
             optional = (*optional, *NEW_IN_2)
         return super().record(node, kind, optional, beside)
@@ -279,6 +281,7 @@ class _Reader(Nodes):
         return edges
 
 
+_OMITTED = (*FEATURES, *OPTIONS)
 _TAG = "tag:yaml.org,2002:"
 _NULL = f"{_TAG}null"
 _FLOW = (AttentionSpec, KernelConfig, Problem)
@@ -308,7 +311,7 @@ def _node(value: Any) -> yaml.Node:
     parts = {
         field.name: _node(getattr(value, field.name))
         for field in fields(value)
-        if field.name not in FEATURES or getattr(value, field.name) != field.default
+        if field.name not in _OMITTED or getattr(value, field.name) != field.default
     }
     return _mapping(parts, flow_style=isinstance(value, _FLOW))
 

@@ -6,7 +6,8 @@
 
     o, lse = attention(q, k, v, causal=True, return_lse=True)
 
-Tensors are (batch, heads, seq, head_dim) in any strides. explain(q, k, v) says which kernel a call
+Tensors are (batch, heads, seq, head_dim) in any strides. decode() is attention of few queries over
+a cache of keys and values, contiguous or in pages. explain(q, k, v) says which kernel a call
 gets, from where and why; digest() is one text that two processes compare to know they choose alike.
 """
 
@@ -14,10 +15,12 @@ from flashgen.runtime import Dispatcher
 
 from .table import ARCHS, CHOICES, DEFAULTS
 
-__all__ = ["attention", "digest", "explain"]
+__all__ = ["attention", "decode", "digest", "explain", "explain_decode"]
 
 _dispatcher = Dispatcher(package=__package__, archs=ARCHS, choices=CHOICES, defaults=DEFAULTS)
 
 attention = _dispatcher.attention
+decode = _dispatcher.decode
 explain = _dispatcher.explain
+explain_decode = _dispatcher.explain_decode
 digest = _dispatcher.digest

@@ -11,6 +11,8 @@ import typer
 from flashgen import paths, settings
 from flashgen.cli.words import (
     Out,
+    Paged,
+    in_pages,
     named_directions,
     named_spec,
     tables_of,
@@ -25,8 +27,9 @@ def explain(
     causal: Annotated[bool, typer.Option(help="Whether the mask is causal.")] = False,
     dtype: Annotated[str, typer.Option(help="fp16, bf16, fp32 or tf32.")] = "bf16",
     direction: Annotated[
-        str, typer.Option(help="forward, or a kernel of the backward: backward_dkv.")
+        str, typer.Option(help="forward, a kernel of the backward, as backward_dkv, or decode.")
     ] = "forward",
+    paged: Paged = False,
     gpu_slug: Annotated[
         str | None, typer.Option(help="Serve as this GPU; by default the one here, or nvidia_h200.")
     ] = None,
@@ -41,6 +44,7 @@ def explain(
         raise InvalidArgument(f"--seq must be 0 or more: got {seq}")
     (kernel,) = named_directions([direction], whole_backward=False)
     spec = named_spec(dtype, head_dim, causal).for_direction(kernel)
+    (spec,) = in_pages((spec,)) if paged else (spec,)
     gpu, here = _gpu_to_explain(gpu_slug, out)
     package = showing.load_package(_package_folder(out))
     served = Served(archs=package.archs, choices=package.choices, defaults=package.defaults)

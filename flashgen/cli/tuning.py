@@ -17,6 +17,7 @@ from flashgen.cli.words import (
     MaxRegret,
     ModelFile,
     Out,
+    Paged,
     RetryQuarantined,
     SamplerName,
     Seconds,
@@ -28,6 +29,7 @@ from flashgen.cli.words import (
     UseGpu,
     WorkloadFile,
     check_least,
+    in_pages,
     named_directions,
     named_spec,
 )
@@ -43,6 +45,7 @@ def tune(
     dtype: DTypes = None,
     head_dim: HeadDims = None,
     causal: Causal = None,
+    paged: Paged = False,
     seq: Seqs = None,
     workload: WorkloadFile = None,
     hf_config: ModelFile = None,
@@ -70,7 +73,9 @@ def tune(
         raise InvalidArgument(f"--time-budget must be more than 0 seconds: got {time_budget}")
     if not 0 <= max_regret < 1:
         raise InvalidArgument(f"--max-regret must be 0 or more, and less than 1: got {max_regret}")
-    named = _demand_one_source(workload, hf_config, direction, dtype, head_dim, causal, seq)
+    named = _demand_one_source(
+        workload, hf_config, direction, dtype, head_dim, causal, seq, paged or None
+    )
     if target is not None:
         known_target(target)  # before the imports below, which take seconds
 
@@ -82,6 +87,7 @@ def tune(
     budget = Budget(trials=trials, seconds=time_budget)
     method = Method(sampler=sampler, seed=seed)  # type: ignore[arg-type]  # Method refuses others
     specs = () if named else _specs(direction, dtype, head_dim, causal)
+    specs = in_pages(specs) if paged else specs
     if gpus is not None and not gpus.isdecimal():
         if time_budget is not None:
             raise InvalidArgument(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,7 +30,12 @@ HeadDims = Annotated[
 ]
 Directions = Annotated[
     list[str] | None,
-    typer.Option(help="forward; backward, or one of its kernels: backward_dkv. Repeatable."),
+    typer.Option(
+        help="forward; backward, or one of its kernels: backward_dkv; decode. Repeatable."
+    ),
+]
+Paged = Annotated[
+    bool, typer.Option("--paged", help="Of direction decode: the cache lies in pages.")
 ]
 Seqs = Annotated[list[int] | None, typer.Option(help="Length; its bucket is tuned. Repeatable.")]
 Causal = Annotated[bool | None, typer.Option(help="One mask only; both if neither is given.")]
@@ -83,9 +89,17 @@ def named_spec(dtype: str, head_dim: str, causal: bool) -> AttentionSpec:
     )
 
 
+def in_pages(specs: tuple[AttentionSpec, ...]) -> tuple[AttentionSpec, ...]:
+    """The specs that --paged asks for. Raises InvalidArgument for directions without a cache."""
+    for spec in specs:
+        if spec.direction != "decode":
+            raise InvalidArgument(f"--paged goes with --direction decode: got {spec.direction}")
+    return tuple(replace(spec, paged=True) for spec in specs)
+
+
 def named_directions(words: list[str], *, whole_backward: bool = True) -> list[Direction]:
     """The kernels that these words name, none twice."""
-    kernels: tuple[Direction, ...] = ("forward", *BACKWARD)
+    kernels: tuple[Direction, ...] = ("forward", *BACKWARD, "decode")
     found: list[Direction] = []
     for word in words:
         if word == "backward" and whole_backward:
@@ -93,7 +107,7 @@ def named_directions(words: list[str], *, whole_backward: bool = True) -> list[D
         elif word in kernels:
             found += [kernel for kernel in kernels if kernel == word]
         else:
-            known = ("forward", "backward", *BACKWARD) if whole_backward else kernels
+            known = ("forward", "backward", *BACKWARD, "decode") if whole_backward else kernels
             raise InvalidArgument(f"--direction must be one of {', '.join(known)}: got {word!r}")
     return list(dict.fromkeys(found))
 

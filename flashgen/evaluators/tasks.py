@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 from flashgen.config import KernelConfig
 from flashgen.errors import NoEstimate, ToolchainError
 from flashgen.evaluators.worker import Unrecoverable
-from flashgen.spec import AttentionSpec, Problem, check_scale, diagonal_of, flops
+from flashgen.spec import DECODING, AttentionSpec, Problem, check_scale, diagonal_of, flops
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from flashgen.features import Features
     from flashgen.launch_backward import Backward
+    from flashgen.launch_decode import Decode
     from flashgen.measure import Ceiling, Conditions, Run, Stopwatch
     from flashgen.outcome import Timing
 
@@ -160,9 +161,11 @@ def measure_round(payload: dict[str, Any]) -> dict[str, Any]:
 
 def _sdpa(payload: dict[str, Any], spec: AttentionSpec) -> Run | None:
     """A launch of torch's SDPA, whichever backend it takes, on the round's inputs; None if it
-    refuses, and for kernels of which it has no counterpart: one part of a backward, or a feature.
+    refuses, and for kernels of which it has no counterpart: one part of a backward, pages, queries
+    at the end of the keys, or a feature.
     """
-    if spec.direction != "forward" or spec.bias != "none" or spec.alibi or spec.dropout:
+    alike = spec.direction == "forward" or (spec.direction == "decode" and not spec.causal)
+    if not alike or spec.bias != "none" or spec.alibi or spec.dropout or spec.paged:
         return None
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -205,6 +208,11 @@ def _prepared(payload: dict[str, Any], spec: AttentionSpec, config: KernelConfig
     write_whole(path, rendered.source)
     kernel = load_kernel(path, rendered.name)
     seed, device = payload["seed"], payload["device"]
+    if spec.direction in DECODING:
+        from flashgen.measure_decode import decode_run
+
+        made = _decode_inputs(spec, problem, seed, device)
+        return decode_run(kernel, spec, config, made, path.parent)
     if spec.direction != "forward":
         o, call = _backward_inputs(spec, problem, seed, device, path.parent)
         return backward_run(kernel, spec, config, o, call)
@@ -231,6 +239,14 @@ def _features(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> 
     from flashgen.measure import make_features
 
     return make_features(spec, problem, seed, device)
+
+
+@functools.lru_cache(maxsize=1)
+def _decode_inputs(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> Decode:
+    from flashgen.launch import device_gpu
+    from flashgen.measure_decode import make_decode
+
+    return make_decode(spec, problem, seed, device, device_gpu(_index(device)).sms)
 
 
 @functools.lru_cache(maxsize=1)

@@ -28,6 +28,8 @@ from flashgen.runtime.call import (
     check_tensors,
     features_of,
 )
+from flashgen.runtime.decode import Decoder, check_call, spec_of
+from flashgen.runtime.kv_cache import Appender
 from flashgen.runtime.launcher import KernelLauncher, Launcher
 from flashgen.runtime.passes import Passes
 from flashgen.runtime.resolver import Resolver, addressable, key
@@ -76,6 +78,8 @@ class Dispatcher:
         self._resolver = Resolver(package, self._served)
         self._launchers = self._resolver.plain
         self.passes = Passes(self._resolver)
+        self.decoder = Decoder(self._resolver)
+        self.appender = Appender(self._resolver)
         registry.register(package, self)
 
     @overload
@@ -151,6 +155,83 @@ class Dispatcher:
         else:
             o, lse = launcher(q, k, v, number, diagonal)
         return (o, lse) if return_lse else o
+
+    @overload
+    def decode(
+        self, q: Tensor, k: Tensor, v: Tensor, *, lengths: Tensor | None = ...,
+        block_table: Tensor | None = ..., causal: Causal = ..., scale: float | None = ...,
+        precision: str = ..., return_lse: Literal[False] = ...,
+    ) -> Tensor: ...  # fmt: skip
+
+    @overload
+    def decode(
+        self, q: Tensor, k: Tensor, v: Tensor, *, lengths: Tensor | None = ...,
+        block_table: Tensor | None = ..., causal: Causal = ..., scale: float | None = ...,
+        precision: str = ..., return_lse: Literal[True],
+    ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+
+    def decode(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        lengths: Tensor | None = None,
+        block_table: Tensor | None = None,
+        causal: Causal = True,
+        scale: float | None = None,
+        precision: str = "ieee",
+        return_lse: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Exact attention of few queries over a cache of keys and values (Flash-Decoding).
+
+        q (batch, heads, seq_q, head_dim), float16, bfloat16 or float32; seq_q is 1, or the few
+        queries of speculative decoding. Either k (batch, kv_heads, capacity, head_dim) and v
+        (batch, kv_heads, capacity, head_dim_v); or, with block_table, int32 (batch, pages of a
+        sequence), pools k (pages, page_size, kv_heads, head_dim) and v likewise, page_size a power
+        of two: key j of sequence b is in slot j % page_size of page block_table[b, j // page_size].
+        All in any strides. kv_heads divides heads. lengths: int32 (batch,), the keys of each
+        sequence, those of the new queries included; without, every sequence fills the cache. One
+        above the capacity is as the capacity, one below 0 as 0; what lies beyond is not read.
+        causal: query i sees key j where j <= i + length - seq_q. scale: 1/sqrt(head_dim) unless
+        given. precision: how float32 is multiplied, "ieee" or "tf32".
+
+        lengths and block_table are read by the device, when the kernels run: a CUDA graph of a call
+        may be replayed with other values in them. Pages that they name must exist: nothing checks.
+
+        Returns O (batch, heads, seq_q, head_dim_v), with return_lse also LSE (batch, heads, seq_q),
+        float32, natural logarithm. A query with no key to attend has O = 0 and LSE = -inf. There is
+        no gradient. Raises InvalidArgument, a ValueError, naming the argument.
+        """
+        o, lse = self.decoder.decode(
+            q, k, v, lengths=lengths, block_table=block_table, causal=causal, scale=scale,
+            precision=precision,
+        )  # fmt: skip
+        return (o, lse) if return_lse else o
+
+    def explain_decode(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        lengths: Tensor | None = None,
+        block_table: Tensor | None = None,
+        causal: Causal = True,
+        precision: str = "ieee",
+    ) -> Explanation:
+        """Which split kernel decode() would run for these tensors, from where, and why. Launches
+        nothing.
+        """
+        cache = check_call(q, k, v, lengths, block_table)
+        spec = spec_of(q, cache, causal, precision)
+        if self._resolver.left_to_torch(q.device):
+            return Explanation(spec=spec, selection=None, skipped=(), hint=None)
+        found = self.decoder.ladder(spec, q, cache)
+        command = self._resolver.tune_command(spec, cache.capacity, q.device)
+        first = found.rungs[0]
+        hint = None if first.rung == "exact" else command
+        return Explanation(spec=spec, selection=first, skipped=found.skipped, hint=hint)
 
     def _rare(
         self,

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from flashgen import interpreter, launch, launch_backward
+from flashgen import interpreter, launch, launch_append, launch_backward, launch_decode
 from flashgen.config import KernelConfig, kernel_name
 from flashgen.errors import GeneratedError, LaunchError
 from flashgen.features import PLAIN, Features
@@ -149,6 +149,12 @@ class _Steps:
             return launch.bind(kernel, spec, self.config)
         if spec.direction == "backward_delta":
             return launch_backward.bind_delta(kernel, spec, self.config)
+        if spec.direction == "decode":
+            return launch_decode.bind_decode(kernel, spec, self.config)
+        if spec.direction == "combine":
+            return launch_decode.bind_combine(kernel, spec, self.config)
+        if spec.direction == "append":
+            return launch_append.bind_append(kernel, spec, self.config)
         return launch_backward.bind_backward(kernel, spec, self.config)
 
     def _kernel(self) -> launch.Kernel:

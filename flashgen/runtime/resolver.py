@@ -104,7 +104,7 @@ class Resolver:
         self, kind: type[AnyLauncher], spec: AttentionSpec, seq_k: int, device: torch.device
     ) -> AnyLauncher:
         launcher = kind(self.package, self.ladder(spec, seq_k, device).rungs)
-        self._say(spec, launcher.selection, self.tune_command(spec, seq_k, device))
+        self.say(spec, launcher.selection, seq_k, device)
         return launcher
 
     def ladder(self, spec: AttentionSpec, seq_k: int, device: torch.device) -> Ladder:
@@ -120,8 +120,11 @@ class Resolver:
             return None
         return tune_command(spec, seq_k, None if device.type == "cuda" else settings.served_gpu())
 
-    def _say(self, spec: AttentionSpec, selection: Selection, command: str | None) -> None:
+    def say(
+        self, spec: AttentionSpec, selection: Selection, seq_k: int, device: torch.device
+    ) -> None:
         """Once per spec and rung: where its kernel comes from, and what would improve it."""
+        command = self.tune_command(spec, seq_k, device)
         settings.configure_logging(logging.getLogger("flashgen"))
         if (spec, selection.rung) in self._said or selection.rung == "rendered":
             return  # on_demand.py says what it renders

@@ -186,5 +186,5 @@ def tune_command(spec: AttentionSpec, seq_k: int, target: str | None = None) -> 
     mask = "--causal" if spec.causal else "--no-causal"
     where = "--gpu" if target is None else f"--target {target}"
     if spec.direction != "forward":
-        where += f" --direction {spec.direction}"
+        where += f" --direction {spec.direction}" + " --paged" * spec.paged
     return f"flashgen tune {where} --dtype {dtype} --head-dim {dims} {mask} --seq {max(1, seq_k)}"

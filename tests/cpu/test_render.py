@@ -18,7 +18,7 @@ from flashgen.config import KernelConfig, default_config, default_spec, why_ille
 from flashgen.errors import FlashgenError
 from flashgen.gpu import TARGETS
 from flashgen.render import HEADER_LINES, body_of, digest_of
-from flashgen.spec import AttentionSpec, Direction
+from flashgen.spec import DECODING, AttentionSpec, Direction
 from tests.makers import make_config, make_spec
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -39,7 +39,7 @@ def variants() -> list[tuple[AttentionSpec, KernelConfig]]:
     for precision, mask in itertools.product(("ieee", "tf32"), ("none", "causal")):
         spec = default_spec(make_spec("float32", 64, mask, precision=precision))
         found.append((spec, default_config(spec)))
-    return found + backward_variants()
+    return found + backward_variants() + decoding_variants()
 
 
 FEATURES: tuple[dict[str, Any], ...] = (
@@ -52,7 +52,7 @@ def backward_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
     """The same of the backward kernels and of the features."""
     found = []
     for direction, mask, features, loads, (dtype, precision), dims in itertools.product(
-        get_args(Direction), ("none", "causal"), FEATURES, ("pointer", "descriptor"),
+        [d for d in get_args(Direction) if d not in DECODING], ("none", "causal"), FEATURES, ("pointer", "descriptor"),
         (("bfloat16", "ieee"), ("float32", "tf32")), ((64, 64), (40, 96)),
     ):  # fmt: skip
         if direction == "backward_dbias" and features.get("bias") != "additive":
@@ -71,7 +71,38 @@ def backward_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
     return found
 
 
+def appends(decode: AttentionSpec) -> list[AttentionSpec]:
+    if decode.dtype == "float32":
+        return []
+    append = decode.for_direction("append")
+    return [replace(append, rotary=rotary) for rotary in ("none", "halves", "interleaved")]
+
+
+def decoding_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
+    """The kernels of a cache."""
+    found = []
+    for (dtype, precision), dims, mask, paged, head_dims in itertools.product(
+        (("bfloat16", "ieee"), ("float32", "tf32")), ((64, 64), (40, 96)), ("none", "causal"),
+        (False, True), ("exact", "padded"),
+    ):  # fmt: skip
+        attention = make_spec(dtype, dims[0], mask, head_dim_v=dims[1], precision=precision)
+        decode = replace(attention.for_direction("decode"), paged=paged)
+        one_stage = make_config(16, 16, num_stages=1, head_dims=head_dims)
+        for spec, config in (
+            (decode, make_config(16, 32, head_dims=head_dims, split_keys=256 if paged else 1)),
+            (decode.for_direction("combine"), one_stage),
+            *((append, one_stage) for append in appends(decode)),
+        ):
+            if why_illegal(spec, config, H200) is None and (spec, config) not in found:
+                found.append((spec, config))
+    return found
+
+
 GOLDENS = [
+    (make_spec("bfloat16", 128, "causal", direction="decode", paged=True), make_config(16, 64, num_stages=3)),
+    (make_spec("float16", 96, direction="decode"), make_config(16, 64, num_stages=3, split_keys=512)),
+    (make_spec("bfloat16", 128, direction="combine"), make_config(16, 32, num_stages=1)),
+    (make_spec("bfloat16", 128, direction="append", paged=True, rotary="halves"), make_config(16, 16, num_stages=1)),
     (make_spec("bfloat16", 128, "causal"), make_config(128, 64, num_warps=8, schedule="s_ahead", loads="descriptor", order="longest_first")),
     (make_spec("float16", 96, "none"), make_config(128, 64)),
     (make_spec("bfloat16", 64, "causal"), make_config(64, 64)),

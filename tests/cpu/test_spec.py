@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any, get_args
 
@@ -11,6 +12,7 @@ import torch
 from flashgen.errors import InvalidArgument
 from flashgen.spec import (
     BUCKETS,
+    DECODING,
     AttentionSpec,
     Direction,
     Problem,
@@ -36,7 +38,12 @@ def test_names_are_distinct_over_all_fields() -> None:
     specs.append(make_spec("float32", precision="tf32"))
     specs += [make_spec("float16", 64, bias=bias) for bias in ("additive", "boolean")]
     specs += [make_spec("float16", 64, **{feature: True}) for feature in ("dropout", "alibi")]
-    specs += [with_bias().for_direction(direction) for direction in get_args(Direction)[1:]]
+    others = [each for each in get_args(Direction)[1:] if each not in DECODING]
+    specs += [with_bias().for_direction(direction) for direction in others]
+    cached = make_spec("bfloat16", 64, "causal", direction="decode")
+    specs += [cached, dataclasses.replace(cached, paged=True)]
+    specs += [cached.for_direction(direction) for direction in ("combine", "append")]
+    specs.append(dataclasses.replace(specs[-1], rotary="halves"))
     assert len({spec.name for spec in specs}) == len(specs)
     assert make_spec(head_dim=192, head_dim_v=128, mask="causal").name == "fwd_bf16_d192v128_causal"
 
@@ -59,7 +66,7 @@ def test_a_spec_has_one_of_each_direction() -> None:
     assert delta == make_spec("float32", 96, direction="backward_delta")
 
 
-@pytest.mark.parametrize("direction", get_args(Direction))
+@pytest.mark.parametrize("direction", [d for d in get_args(Direction) if d not in DECODING])
 def test_flops_by_direction(direction: Any) -> None:
     """A product of (Sq x d) and (d x Sk) is 2 Sq Sk d; a causal mask leaves half."""
     problem = Problem(batch=2, heads=3, kv_heads=3, seq_q=100, seq_k=200)
@@ -201,3 +208,34 @@ def test_mixed_dtypes_and_devices_are_named() -> None:
         from_tensors(**{n: t.double() for n, t in given.items()}, causal=False)
     with pytest.raises(InvalidArgument, match="precision"):
         from_tensors(**given, causal=False, precision="fp8")
+
+
+def test_the_queries_of_a_decode_see_nearly_all_keys() -> None:
+    problem = Problem(batch=2, heads=4, kv_heads=2, seq_q=1, seq_k=100)
+    decode = make_spec("bfloat16", 128, "causal", direction="decode")
+    assert flops(decode, problem) == 2 * 2 * 2 * 4 * 100 * 128
+    assert flops(decode.for_direction("combine"), problem) == 2 * 4 * 100 * 128 * 2
+    assert flops(decode.for_direction("append"), problem) == 0
+
+
+def test_decoding_runs_many_sequences_of_few_queries() -> None:
+    decode = make_spec("bfloat16", 128, direction="decode")
+    assert workload(decode, 4096) == Problem(batch=64, heads=32, kv_heads=8, seq_q=1, seq_k=4096)
+    assert workload(dataclasses.replace(decode, mask="causal"), 4096).seq_q == 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"direction": "forward", "paged": True}, "paged goes with direction decode and append"),
+        ({"direction": "combine", "paged": True}, "paged goes with"),
+        ({"direction": "decode", "rotary": "halves"}, "rotary goes with direction append"),
+        ({"direction": "decode", "dropout": True}, "decode goes with no bias, alibi or dropout"),
+        ({"direction": "combine", "mask": "causal"}, "combine has no scores"),
+        ({"direction": "append", "dtype": "float32", "precision": "tf32"}, "append has no scores"),
+        ({"direction": "decode", "paged": 1}, "paged must be true or false"),
+    ],
+)
+def test_what_kernels_of_a_cache_cannot_be_asked(fields: dict[str, Any], what: str) -> None:
+    with pytest.raises(InvalidArgument, match=what):
+        make_spec(**fields)

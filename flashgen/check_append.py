@@ -1,0 +1,82 @@
+"""The append kernel against torch: check_decode.py draws the caches.
+
+What is written is judged in floors, as O is. What is not to be written must stay, bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from flashgen import decoding, reference
+from flashgen.config import KernelConfig
+from flashgen.decoding import Cache
+from flashgen.launch import Kernel
+from flashgen.launch_append import Append, Rotation, bind_append
+from flashgen.reference import Verdict
+from flashgen.spec import AttentionSpec
+
+
+def run_append(
+    kernel: Kernel,
+    spec: AttentionSpec,
+    config: KernelConfig,
+    cache: Cache,
+    queries: Tensor,
+    new_keys: int,
+    seed: int,
+) -> Verdict:
+    """Append `new_keys` drawn keys to a cache, and rotate queries (B, H, Sq, d) if spec does so."""
+    device, dtype = cache.k.device, cache.k.dtype
+    generator = torch.Generator().manual_seed(seed + 1)
+    batch, heads = queries.shape[0], cache.k.shape[1]
+    cache = replace(cache, k=cache.k.nan_to_num(), v=cache.v.nan_to_num())
+
+    def drawn(dim: int) -> Tensor:
+        x = reference.draw((batch, heads, new_keys, dim), "bshd", generator)
+        return reference.moved(x, dtype, device)
+
+    k, v = drawn(spec.head_dim), drawn(spec.head_dim_v)
+    rotation = None
+    if spec.rotary != "none":
+        # All but eight elements of a head rotate; queries at one place or, by the seed, at several.
+        angles = torch.rand((cache.capacity, spec.head_dim // 2 - 4), generator=generator) * 6
+        cos, sin = angles.cos().to(device), angles.sin().to(device)
+        rotation = Rotation(q=queries, cos=cos, sin=sin, q_step=seed % 2)
+    expected = replace(cache, k=cache.k.double(), v=cache.v.double())
+    exact_k, exact_q = k.double(), queries.double()
+    if rotation is not None:
+        exact_k, exact_q = rotated_pair(exact_k, exact_q, rotation, cache, spec)
+    decoding.append(expected, exact_k, v.double())
+    found = replace(cache, k=cache.k.clone(), v=cache.v.clone())
+    q = bind_append(kernel, spec, config)(Append(k=k, v=v, cache=found, rotation=rotation))
+    verdicts = [_error(found.k, expected.k, cache.k), _error(found.v, expected.v, cache.v)]
+    if q is not None:
+        verdicts.append(_error(q, exact_q, queries))
+    return Verdict(floors=max(verdicts), lse=0.0)
+
+
+def rotated_pair(
+    k: Tensor, q: Tensor, rotation: Rotation, cache: Cache, spec: AttentionSpec
+) -> tuple[Tensor, Tensor]:
+    """K and Q rotated, each at its places behind the keys of the cache; torch alone."""
+
+    def turned(x: Tensor, step: int) -> Tensor:
+        steps = torch.arange(x.shape[2], device=x.device) * step
+        places = cache.lengths.long().clamp(min=0)[:, None] + steps
+        places = places.clamp(max=max(cache.capacity - 1, 0))
+        interleaved = spec.rotary == "interleaved"
+        return decoding.rotated(x, rotation.cos, rotation.sin, places, interleaved=interleaved)
+
+    return turned(k, 1), turned(q, rotation.q_step)
+
+
+def _error(found: Tensor, exact: Tensor, before: Tensor) -> float:
+    """The error in floors; infinite where something else was written than should be."""
+    ideal = exact.to(found.dtype)
+    kept = ideal == before
+    if not torch.equal(found[kept], before[kept]):
+        return float("inf")
+    return reference.error_in_floors(found, exact, ideal, reference.max_abs(exact))

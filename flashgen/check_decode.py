@@ -1,0 +1,232 @@
+"""The cases of the kernels that serve a cache, and each run on one: check.py has the other kernels.
+
+A decode kernel is judged by its parts, merged in float64: what is found wrong is its own. Each
+sequence of a batch is compared with float64 attention over the keys that were gathered for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from flashgen import decoding, reference
+from flashgen.check_append import run_append
+from flashgen.config import KernelConfig
+from flashgen.decoding import Cache
+from flashgen.launch import Kernel
+from flashgen.launch_decode import Decode, Parts, bind_combine, bind_decode
+from flashgen.reference import Verdict
+from flashgen.spec import AttentionSpec, check_scale
+
+SPARE_PAGES = 3
+"""Pages of a drawn pool that no sequence has: NaN, as is what lies beyond a length."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeCase:
+    """One comparison: lengths of the sequences, in a cache with room for `capacity` keys each.
+
+    splits: of the keys; of combine, the parts; of append, the new keys. page_size: of a paged
+    cache. layout: how Q and the cache lie in memory, as reference.draw has it. shared: all
+    sequences begin with the same page.
+    """
+
+    lengths: tuple[int, ...]
+    capacity: int
+    seq_q: int = 1
+    kv_heads: int = 1
+    group: int = 1
+    splits: int = 1
+    page_size: int = 16
+    layout: str = "bhsd"
+    shared: bool = False
+
+    def __str__(self) -> str:
+        lengths = ", ".join(map(str, self.lengths))
+        return (
+            f"lengths {lengths} of {self.capacity}, seq_q {self.seq_q}, "
+            f"heads {self.kv_heads * self.group}/{self.kv_heads}, splits {self.splits}, "
+            f"page size {self.page_size}, {self.layout}{', shared pages' * self.shared}"
+        )
+
+
+def decoding_cases(spec: AttentionSpec, config: KernelConfig) -> tuple[DecodeCase, ...]:
+    """The cases every candidate must pass: no key, one, a tile and its neighbours, primes; pages
+    smaller than a tile, as large and larger; rows that fill a tile and more; splits without a key.
+    """
+    bc, br = config.bc, config.br
+    if spec.direction == "combine":
+        rows = DecodeCase(lengths=(0, 0), capacity=0, seq_q=3, kv_heads=2, group=2)
+        return tuple(replace(rows, splits=n) for n in (1, 2, bc, bc + 1, 2 * bc + 3))
+    if spec.direction == "append":
+        case = DecodeCase(
+            lengths=(0, 1, 15, 16, 37, 38, 39, 40), capacity=40, seq_q=3, kv_heads=2, group=2
+        )
+        return (
+            replace(case, splits=1, page_size=1),
+            replace(case, splits=br + 1, page_size=8, layout="bshd"),
+            replace(case, splits=2, page_size=64, layout="sliced"),
+        )
+    edges = (0, 1, bc - 1, bc, bc + 1)
+    queries = 1 if not spec.causal else 5
+    return (
+        DecodeCase(lengths=edges, capacity=2 * bc, seq_q=queries, kv_heads=2, group=3, splits=2),
+        DecodeCase(
+            lengths=(4 * bc, 3 * bc + 7, 2 * bc), capacity=5 * bc, splits=4, seq_q=queries,
+            page_size=1, layout="bshd", kv_heads=2, shared=True,
+        ),
+        DecodeCase(
+            lengths=(127, 31), capacity=131, seq_q=br // 2 + 1, group=2, page_size=256,
+            layout="sliced",
+        ),
+        DecodeCase(
+            lengths=(2 * bc + 5,), capacity=3 * bc, splits=3, seq_q=2, group=br, page_size=bc
+        ),
+    )  # fmt: skip
+
+
+def nasty_decode_cases(spec: AttentionSpec, config: KernelConfig) -> Iterator[DecodeCase]:
+    """More than tuning makes: all of 1 to 8 heads to one of K and V, of 1 to 16 queries, of pages
+    of 1, 16 and 256 keys, and between them the lengths that find mistakes.
+    """
+    bc = config.bc
+    lengths = (0, 1, bc - 1, bc, bc + 1, 37, 2 * bc + 3)
+    layouts = ("bhsd", "bshd", "sliced")
+    for number, (group, seq_q) in enumerate(((1, 1), (2, 2), (3, 16), (5, 5), (8, 1), (8, 5))):
+        for turn, page_size in enumerate((1, 16, 256)):
+            if turn and not spec.paged and number > 2:
+                continue  # the lengths were all had
+            yield DecodeCase(
+                lengths=lengths[turn::3],
+                capacity=3 * bc + 1,
+                seq_q=seq_q,
+                kv_heads=1 + number % 2,
+                group=group,
+                splits=1 + number % 4,
+                page_size=page_size,
+                layout=layouts[number % 3],
+                shared=number % 2 == 1,
+            )
+
+
+def run_decoding(
+    kernel: Kernel,
+    spec: AttentionSpec,
+    config: KernelConfig,
+    case: DecodeCase,
+    *,
+    seed: int,
+    device: str,
+) -> Verdict:
+    """One case of a decode or combine kernel, with fresh inputs from the seed."""
+    if spec.direction == "combine":
+        return _run_combine(kernel, spec, config, case, seed, device)
+    q, cache = make_call(spec, case, seed, device)
+    if spec.direction == "append":
+        return run_append(kernel, spec, config, cache, q, case.splits, seed)
+    scale = check_scale(None, spec.head_dim)
+    call = Decode(q=q, cache=cache, scale=scale, sms=1, splits=case.splits)
+    parts = bind_decode(kernel, spec, config)(call)
+    return judge(*merged(parts, q.dtype), call, spec)
+
+
+def merged(parts: Parts, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """O of `dtype` and LSE of all parts, merged in float64 as far as there is anything to."""
+    if parts.whole:
+        return parts.o, parts.lse
+    o, lse = decoding.merge(parts.o.double(), parts.lse.double())
+    return o.to(dtype), lse.float()
+
+
+def judge(o: Tensor, lse: Tensor, call: Decode, spec: AttentionSpec) -> Verdict:
+    """The worst of all sequences of a call, each by reference.judge."""
+    worst = Verdict(floors=0.0, lse=0.0)
+    for number, q, k, v in decoding.sequences(call.q, call.cache):
+        one = slice(number, number + 1)
+        verdict = reference.judge(
+            o[one], lse[one], q, k, v,
+            scale=call.scale,
+            diagonal=k.shape[2] - q.shape[2] if spec.causal else None,
+            precision=spec.precision,
+        )  # fmt: skip
+        if not verdict.passed:
+            return verdict
+        worst = replace(
+            worst, floors=max(worst.floors, verdict.floors), lse=max(worst.lse, verdict.lse)
+        )
+    return worst
+
+
+def make_call(
+    spec: AttentionSpec, case: DecodeCase, seed: int, device: torch.device | str
+) -> tuple[Tensor, Cache]:
+    """Random normal q (B, H, Sq, d) and cache of a case; NaN wherever no sequence has a key."""
+    generator = torch.Generator().manual_seed(seed)
+    dtype, batch = getattr(torch, spec.dtype), len(case.lengths)
+    lengths = torch.tensor(case.lengths, dtype=torch.int32)
+
+    def drawn(outer: int, heads: int, size: int, dim: int) -> Tensor:
+        x = reference.draw((outer, heads, size, dim), case.layout, generator)
+        return reference.moved(x, dtype, "cpu")
+
+    q = drawn(batch, case.kv_heads * case.group, case.seq_q, spec.head_dim)
+    table = None
+    outer, size = batch, case.capacity
+    if spec.paged:
+        size, each = case.page_size, -(-case.capacity // case.page_size)
+        outer = batch * each + SPARE_PAGES
+        table = torch.randperm(outer, generator=generator)[: batch * each].int().view(batch, each)
+        if case.shared:
+            table[:, 0] = table[0, 0]
+    k = drawn(outer, case.kv_heads, size, spec.head_dim)
+    v = drawn(outer, case.kv_heads, size, spec.head_dim_v)
+    cache = Cache(k=k, v=v, lengths=lengths, block_table=table)
+    _poison(cache)
+    moved = Cache(
+        k=reference.moved(k, dtype, device),
+        v=reference.moved(v, dtype, device),
+        lengths=lengths.to(device),
+        block_table=None if table is None else table.to(device),
+    )
+    return reference.moved(q, dtype, device), moved
+
+
+def _poison(cache: Cache) -> None:
+    """NaN into every place of a cache that holds no key of a sequence."""
+    held = torch.zeros(cache.k.shape[0], cache.k.shape[2], dtype=torch.bool)
+    for number, length in enumerate(cache.lengths.tolist()):
+        if cache.block_table is None:
+            held[number, :length] = True
+            continue
+        places = torch.arange(length)
+        pages = cache.block_table[number].long()[places >> cache.page_bits]
+        held[pages, places & (cache.k.shape[2] - 1)] = True
+    for x in (cache.k, cache.v):
+        x.masked_fill_(~held[:, None, :, None], float("nan"))
+
+
+def _run_combine(
+    kernel: Kernel, spec: AttentionSpec, config: KernelConfig, case: DecodeCase, seed: int,
+    device: str,
+) -> Verdict:  # fmt: skip
+    generator = torch.Generator().manual_seed(seed)
+    rows = (len(case.lengths), case.kv_heads * case.group, case.seq_q)
+    o = torch.randn((case.splits, *rows, spec.head_dim_v), generator=generator)
+    lse = 8.0 * torch.randn((case.splits, *rows), generator=generator)
+    lse[torch.rand(lse.shape, generator=generator) < 0.3] = float("-inf")
+    lse[:, 0, 0, 0] = float("-inf")  # a row that no part saw a key of
+    o[lse.isinf()] = float("nan")
+    exact_o, exact_lse = decoding.merge(o.double(), lse.double())
+    q = reference.draw((*rows, spec.head_dim_v), "bshd", generator)
+    q = reference.moved(q, getattr(torch, spec.dtype), device)
+    parts = Parts(o=o.to(device), lse=lse.to(device))
+    found, found_lse = bind_combine(kernel, spec, config)(parts, q)
+    found, found_lse = found.cpu(), found_lse.cpu()
+    largest = float(o.nan_to_num().abs().max())
+    floors = reference.error_in_floors(found, exact_o, exact_o.to(found.dtype), largest)
+    tolerance = reference.LSE_TOLERANCE * exact_lse.abs().clamp(min=1.0).nan_to_num(posinf=1.0)
+    off = torch.where(exact_lse == found_lse, 0.0, exact_lse - found_lse) / tolerance
+    return Verdict(floors=floors, lse=reference.max_abs(off))

@@ -1,0 +1,135 @@
+"""Decoding in torch: what pages hold, attention over caches of any length, the merging of parts,
+the appending of keys. What the kernels of a cache are judged by, and what serves CPU tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashgen import reference
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Cache:
+    """Keys and values of a batch of sequences, each of a length of its own.
+
+    k (B, Hkv, capacity, d) and v (B, Hkv, capacity, d_v), in any strides; or, with a block_table
+    int32 (B, pages of a sequence), pools k (pages, Hkv, page_size, d) and v likewise: key j of
+    sequence b lies in slot j % page_size of page block_table[b, j // page_size]. lengths: int32
+    (B,), the keys of each sequence; what is beyond is never read.
+    """
+
+    k: Tensor
+    v: Tensor
+    lengths: Tensor
+    block_table: Tensor | None = None
+
+    @property
+    def paged(self) -> bool:
+        """Whether keys and values lie in pages."""
+        return self.block_table is not None
+
+    @property
+    def capacity(self) -> int:
+        """Keys that each sequence has room for."""
+        size: int = self.k.shape[2]
+        return size if self.block_table is None else size * self.block_table.shape[1]
+
+    @property
+    def page_bits(self) -> int:
+        """log2 of the page size."""
+        return int(self.k.shape[2]).bit_length() - 1
+
+
+def sequence(cache: Cache, number: int, length: int) -> tuple[Tensor, Tensor]:
+    """K (1, Hkv, length, d) and V (1, Hkv, length, d_v) of one sequence of a cache."""
+    if cache.block_table is None:
+        return cache.k[number : number + 1, :, :length], cache.v[number : number + 1, :, :length]
+    size = cache.k.shape[2]
+    pages = cache.block_table[number, : -(-length // size)].long()
+
+    def gathered(pool: Tensor) -> Tensor:
+        taken = pool[pages].transpose(0, 1)  # (Hkv, pages, page_size, dim)
+        return taken.reshape(1, pool.shape[1], -1, pool.shape[3])[:, :, :length]
+
+    return gathered(cache.k), gathered(cache.v)
+
+
+def sequences(q: Tensor, cache: Cache) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+    """Each sequence's number, Q (1, H, Sq, d), K and V. Reads the lengths: it waits for a GPU."""
+    for number, length in enumerate(cache.lengths.tolist()):
+        kept = min(max(length, 0), cache.capacity)
+        yield number, q[number : number + 1], *sequence(cache, number, kept)
+
+
+def attention(q: Tensor, cache: Cache, *, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+    """Attention of q (B, H, Sq, d) over a cache: O (B, H, Sq, d_v) of q's dtype, LSE (B, H, Sq)
+    float32.
+
+    causal: query i of a sequence sees key j where j <= i + its length - Sq.
+    """
+    shape = (*q.shape[:3], cache.v.shape[3])
+    o, lse = q.new_empty(shape), q.new_empty(shape[:3], dtype=torch.float32)
+    for number, queries, k, v in sequences(q, cache):
+        diagonal = k.shape[2] - q.shape[2] if causal else None
+        one, of_one = reference.attention(queries, k, v, scale=scale, diagonal=diagonal)
+        o[number], lse[number] = one[0].to(q.dtype), of_one[0].float()
+    return o, lse
+
+
+def merge(o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """O (..., d_v) and LSE (...) of all parts from those of each: o (parts, ..., d_v), lse (parts,
+    ...), natural logarithm, in their own dtypes; a part of LSE -inf saw no key.
+    """
+    largest = lse.amax(0)
+    largest = torch.where(torch.isinf(largest), 0.0, largest)
+    weights = torch.exp(lse - largest)
+    total = weights.sum(0)
+    # 0 * NaN is NaN: what an empty part holds counts for nothing.
+    seen = torch.where((weights > 0)[..., None], o, 0.0)
+    merged = (weights[..., None] * seen).sum(0) / torch.where(total == 0, 1.0, total)[..., None]
+    return merged, largest + total.log()
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, *, interleaved: bool) -> Tensor:
+    """X (B, H, S, d) with its first 2 * cos.shape[1] elements rotated (RoFormer, arXiv 2104.09864).
+
+    cos and sin (positions, dim / 2) of any dtype; positions (B, S). Computed in float32, or in
+    float64 for such an x.
+    """
+    wide = x if x.dtype == torch.float64 else x.float()
+    half = cos.shape[1]
+    c, s = (table[positions].to(wide.dtype)[:, None] for table in (cos, sin))  # (B, 1, S, half)
+    if interleaved:
+        one, two = wide[..., 0 : 2 * half : 2], wide[..., 1 : 2 * half : 2]
+    else:
+        one, two = wide[..., :half], wide[..., half : 2 * half]
+    first, second = one * c - two * s, one * s + two * c
+    if interleaved:
+        turned = torch.stack((first, second), -1).flatten(-2)
+    else:
+        turned = torch.cat((first, second), -1)
+    return torch.cat((turned, wide[..., 2 * half :]), -1).to(x.dtype)
+
+
+def append(cache: Cache, k: Tensor, v: Tensor) -> None:
+    """Write k (B, Hkv, S, d) and v (B, Hkv, S, d_v) behind the keys of each sequence, in place.
+
+    Key i of sequence b goes to place lengths[b] + i; those beyond the capacity are dropped.
+    """
+    for number, length in enumerate(cache.lengths.tolist()):
+        length = max(length, 0)
+        kept = max(0, min(k.shape[2], cache.capacity - length))
+        places = torch.arange(length, length + kept, device=k.device)
+        if cache.block_table is None:
+            cache.k[number][:, places] = k[number, :, :kept]
+            cache.v[number][:, places] = v[number, :, :kept]
+            continue
+        pages = cache.block_table[number].long()[places >> cache.page_bits]
+        slots = places & (cache.k.shape[2] - 1)
+        cache.k[pages, :, slots] = k[number, :, :kept].transpose(0, 1)
+        cache.v[pages, :, slots] = v[number, :, :kept].transpose(0, 1)

@@ -1,0 +1,141 @@
+"""Launches the kernels that serve a cache: decode, combine; launch.py has the forward's.
+
+A decode kernel leaves O and LSE of each split; combine merges them. Of one split there is nothing
+to merge. Grids and arguments follow from shapes alone, never from lengths, so a CUDA graph that
+captured a launch can be replayed with other lengths.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashgen.config import KernelConfig
+from flashgen.decoding import Cache
+from flashgen.launch import (
+    LOG2_E,
+    Kernel,
+    Plan,
+    empty_like_layout,
+    in_eights,
+    on_device,
+    positive_scale,
+)
+from flashgen.spec import AttentionSpec, Problem
+from flashgen.splits import splits_of
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Decode:
+    """One call of decode: q (B, H, Sq, d) in any strides with a contiguous last dimension, a cache
+    of the same dtype, the softmax scale. splits None: as many as splits.py says for `sms` SMs.
+    """
+
+    q: Tensor
+    cache: Cache
+    scale: float
+    sms: int
+    splits: int | None = None
+
+    @property
+    def problem(self) -> Problem:
+        """The sizes of the call, with every sequence as long as it may get."""
+        batch, heads, seq_q, _ = self.q.shape
+        return Problem(
+            batch=batch,
+            heads=heads,
+            kv_heads=self.cache.k.shape[1],
+            seq_q=seq_q,
+            seq_k=self.cache.capacity,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Parts:
+    """What decode leaves. o (B, H, Sq, d_v) of q's dtype and lse (B, H, Sq): of one split, the
+    result. Of several, o (splits, B, H, Sq, d_v) and lse (splits, B, H, Sq), float32.
+    """
+
+    o: Tensor
+    lse: Tensor
+
+    @property
+    def whole(self) -> bool:
+        """Whether there is nothing to merge."""
+        return self.lse.ndim == 3
+
+
+DecodeBound = Callable[[Decode], Parts]
+CombineBound = Callable[[Parts, Tensor], tuple[Tensor, Tensor]]
+
+
+def bind_decode(kernel: Kernel, spec: AttentionSpec, config: KernelConfig) -> DecodeBound:
+    """The launcher of a decode kernel: takes a Decode, returns its Parts."""
+    return functools.partial(_run_decode, Plan(kernel, spec, config))
+
+
+def bind_combine(kernel: Kernel, spec: AttentionSpec, config: KernelConfig) -> CombineBound:
+    """The launcher of a combine kernel: takes Parts and the q they are of, returns O (B, H, Sq,
+    d_v) of q's dtype, laid out in memory as q is, and LSE (B, H, Sq).
+    """
+    return functools.partial(_run_combine, Plan(kernel, spec, config))
+
+
+def _run_decode(plan: Plan, call: Decode) -> Parts:
+    q, cache, problem = call.q, call.cache, call.problem
+    head_dim_v = cache.v.shape[3]
+    rows = (problem.batch, problem.heads, problem.seq_q)
+    splits = call.splits or splits_of(plan.config, problem, call.sms)
+    empty = functools.partial(torch.empty, dtype=torch.float32, device=q.device)
+    if problem.empty or problem.seq_k == 0 or splits == 1:
+        o, lse = empty_like_layout(q, head_dim_v), empty(rows)
+        if problem.seq_k == 0 or problem.empty:
+            return Parts(o=o.zero_(), lse=lse.fill_(float("-inf")))
+        out = [*o.stride()[:3], 0, 0]
+    else:
+        o, lse = empty((splits, *rows, head_dim_v)), empty((splits, *rows))
+        out = [*o.stride()[1:4], o.stride(0), lse.stride(0)]
+    q, scale = positive_scale(q, call.scale)
+    k, v = cache.k, cache.v
+    if plan.rows_of_eight:
+        q, k, v = in_eights(q), in_eights(k), in_eights(v)
+    table = cache.block_table
+    tensors: list[Any] = [q, k, v, o, lse, cache.lengths]
+    strides = [*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out]
+    if table is not None:
+        tensors.append(table)
+        strides += [table.stride(0), cache.page_bits]
+    sizes: list[Any] = [scale * LOG2_E, problem.heads, problem.group, problem.seq_q]
+    sizes += [problem.seq_k, splits]
+    if plan.any_dim:
+        sizes += [q.shape[3], head_dim_v]
+    tiles = -(-problem.group * problem.seq_q // plan.br)
+    _launch(plan, problem.batch * problem.kv_heads * splits * tiles, tensors, strides + sizes)
+    return Parts(o=o, lse=lse)
+
+
+def _run_combine(plan: Plan, parts: Parts, q: Tensor) -> tuple[Tensor, Tensor]:
+    count, batch, heads, seq_q, head_dim_v = parts.o.shape
+    o = empty_like_layout(q, head_dim_v)
+    lse = torch.empty((batch, heads, seq_q), dtype=torch.float32, device=q.device)
+    if o.numel() == 0:
+        return o, lse
+    strides = [parts.o.stride(0), parts.lse.stride(0), *o.stride()[:3]]
+    sizes = [heads, seq_q, count]
+    if plan.any_dim:
+        sizes.append(head_dim_v)
+    _launch(plan, batch * heads * seq_q, [parts.o, parts.lse, o, lse], strides + sizes)
+    return o, lse
+
+
+def _launch(plan: Plan, blocks: int, tensors: list[Any], numbers: list[Any]) -> None:
+    config = plan.config
+    with on_device(tensors[0]):
+        plan.kernel[(blocks,)](
+            *tensors, *numbers, num_warps=config.num_warps, num_stages=config.num_stages
+        )

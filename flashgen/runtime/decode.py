@@ -1,0 +1,264 @@
+"""decode(): attention of few queries over a cache of keys and values, by split and combine kernels.
+
+What a call may be, in one place; then, as for attention(), a spec is resolved once per device and
+bucket into launchers. The bucket is that of the cache's capacity: lengths are the device's alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from flashgen import decoding
+from flashgen.config import KernelConfig, kernel_name, why_illegal
+from flashgen.decoding import Cache
+from flashgen.errors import InvalidArgument
+from flashgen.gpu import Gpu
+from flashgen.launch_decode import Decode, Parts
+from flashgen.runtime import modes
+from flashgen.runtime.call import check_plain, check_tensors
+from flashgen.runtime.launcher import KernelLauncher
+from flashgen.runtime.resolver import Resolver
+from flashgen.runtime.select import Ladder, Selection
+from flashgen.spec import DTYPE_BYTES, AttentionSpec, bucket_of, check_head_dim, check_scale
+
+WIDEST_ROWS = 64
+"""Rows that a rendered default takes together: beyond, a second program reads the keys from L2."""
+
+
+Names = tuple[str, str, str, str]
+NAMES: Names = ("q", "k", "v", "lengths")
+"""What errors call the arguments of decode()."""
+
+
+class DecodeLauncher(KernelLauncher):
+    """Of decode kernels, as flashgen.launch_decode.bind_decode describes them."""
+
+    def __call__(self, call: Decode) -> Parts:
+        """O and LSE of each split, or of all keys."""
+        parts: Parts = self._steps().run(call)
+        return parts
+
+
+class CombineLauncher(KernelLauncher):
+    """Of combine kernels, as flashgen.launch_decode.bind_combine describes them."""
+
+    def __call__(self, parts: Parts, q: Tensor) -> tuple[Tensor, Tensor]:
+        """O (B, H, Sq, d_v) and LSE (B, H, Sq)."""
+        o, lse = self._steps().run(parts, q)
+        return o, lse
+
+
+class Decoder:
+    """Serves decode() from the kernels that a resolver finds."""
+
+    def __init__(self, resolver: Resolver) -> None:
+        self._resolver = resolver
+        self._found: dict[tuple[object, ...], tuple[DecodeLauncher, CombineLauncher, int]] = {}
+
+    def decode(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        lengths: Tensor | None,
+        block_table: Tensor | None,
+        causal: bool | str,
+        scale: float | None,
+        precision: str,
+        splits: int | None = None,
+        names: Names = NAMES,
+    ) -> tuple[Tensor, Tensor]:
+        """O and LSE, as Dispatcher.decode describes them. splits: None is as many as it chooses;
+        names: what a drop-in calls the arguments.
+        """
+        cache = check_call(q, k, v, lengths, block_table, names)
+        spec = spec_of(q, cache, causal, precision)
+        number = check_scale(scale, q.shape[3])
+        if self._resolver.left_to_torch(q.device):
+            with torch.no_grad(), torch.autocast("cpu", enabled=False):
+                return decoding.attention(q, cache, scale=number, causal=spec.causal)
+        decode, combine, sms = self._launchers(spec, q, cache)
+        addressed = self._resolver.addressed
+        cache = replace(cache, k=addressed(cache.k, "k"), v=addressed(cache.v, "v"))
+        call = Decode(q=addressed(q, "q"), cache=cache, scale=number, sms=sms, splits=splits)
+        parts = decode(call)
+        return (parts.o, parts.lse) if parts.whole else combine(parts, q)
+
+    def ladder(self, spec: AttentionSpec, q: Tensor, cache: Cache) -> Ladder:
+        """The kernels that may serve a call, best first."""
+        rows = q.shape[1] // max(1, cache.k.shape[1]) * q.shape[2]
+        _, gpu = self._resolver.served_as(q.device)
+        found = self._resolver.ladder(spec, cache.capacity, q.device)
+        return replace(found, rungs=tuple(widened(rung, rows, gpu) for rung in found.rungs))
+
+    def _launchers(
+        self, spec: AttentionSpec, q: Tensor, cache: Cache
+    ) -> tuple[DecodeLauncher, CombineLauncher, int]:
+        rows = q.shape[1] // max(1, cache.k.shape[1]) * q.shape[2]
+        wanted = (spec, q.device, bucket_of(cache.capacity), rows_together(rows))
+        found = self._found.get(wanted)
+        if found is None:
+            resolver, merging = self._resolver, spec.for_direction("combine")
+            decode = DecodeLauncher(resolver.package, self.ladder(spec, q, cache).rungs)
+            resolver.say(spec, decode.selection, cache.capacity, q.device)
+            combine = CombineLauncher(resolver.package, resolver.ladder(merging, 1, q.device).rungs)
+            found = decode, combine, resolver.served_as(q.device)[1].sms
+            self._found[wanted] = found
+        return found
+
+
+def rows_together(rows: int) -> int:
+    """The br of a rendered default for so many rows: a power of two, from 16 to WIDEST_ROWS."""
+    return min(WIDEST_ROWS, max(16, 1 << (max(rows, 1) - 1).bit_length()))
+
+
+def widened(selection: Selection, rows: int, gpu: Gpu) -> Selection:
+    """A rendered default with room for all rows of a head, as far as it may have it; any other
+    selection as it is.
+    """
+    choice = selection.choice
+    if selection.rung != "rendered":
+        return selection
+    for br in (64, 32):
+        config: KernelConfig = replace(choice.config, br=br)
+        if br <= rows_together(rows) and why_illegal(choice.spec, config, gpu) is None:
+            name = kernel_name(choice.spec, config)
+            return replace(selection, choice=replace(choice, config=config, kernel=name))
+    return selection
+
+
+def spec_of(q: Tensor, cache: Cache, causal: bool | str, precision: str) -> AttentionSpec:
+    """The spec of a checked call; of one query the causal mask is as none. Raises
+    InvalidArgument.
+    """
+    if causal not in (True, False, "bottom_right"):
+        raise InvalidArgument(
+            f"causal must be True, False or 'bottom_right' where keys are cached: got {causal!r}"
+        )
+    if precision not in ("ieee", "tf32"):
+        raise InvalidArgument(f"precision must be ieee or tf32: got {precision!r}")
+    dtype = str(q.dtype).removeprefix("torch.")
+    return AttentionSpec(
+        direction="decode",
+        dtype=dtype,  # type: ignore[arg-type]  # check_call has seen to it
+        head_dim=q.shape[3],
+        head_dim_v=cache.v.shape[3],
+        mask="causal" if causal is not False and q.shape[2] != 1 else "none",
+        precision=precision if dtype == "float32" else "ieee",  # type: ignore[arg-type]
+        paged=cache.paged,
+    )
+
+
+def check_call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor | None,
+    block_table: Tensor | None,
+    names: Names = NAMES,
+) -> Cache:
+    """The cache of a call. Raises InvalidArgument, naming the argument by `names`, unless all fit
+    together.
+
+    lengths None: every sequence fills its cache.
+    """
+    beside: dict[str, Tensor] = dict(zip(names, (q, k, v), strict=False))
+    check_tensors(**beside)
+    check_plain(**beside)
+    if torch.compiler.is_compiling() or modes.transformed():
+        raise InvalidArgument(
+            "decode must not be traced or transformed: "
+            "call it under torch.compiler.disable, and outside torch.func"
+        )
+    if torch.is_grad_enabled() and any(x.requires_grad for x in beside.values()):
+        raise InvalidArgument(
+            f"{', '.join(beside)} must not require gradients, of which decode has none: "
+            "detach them, or call attention()"
+        )
+    _check_shapes(beside, block_table is not None)
+    _check_dtypes(beside)
+    batch = q.shape[0]
+    if block_table is not None:
+        _check_indices("block_table", block_table, q, (batch, None))
+        if lengths is None:
+            raise InvalidArgument(f"{names[3]} must be given with block_table: got None")
+        size = k.shape[1]
+        if size < 1 or size & (size - 1):
+            raise InvalidArgument(
+                f"the page size of {names[1]} and {names[2]}, shape[1], must be a power of two: "
+                f"got {size}"
+            )
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        block_table = block_table if block_table.stride(1) == 1 else block_table.contiguous()
+    if lengths is None:
+        lengths = torch.full((batch,), k.shape[2], dtype=torch.int32, device=q.device)
+    _check_indices(names[3], lengths, q, (batch,))
+    return Cache(k=k, v=v, lengths=lengths.contiguous(), block_table=block_table)
+
+
+def _check_shapes(named: dict[str, Tensor], paged: bool) -> None:
+    (of_q, q), (of_k, k), (of_v, v) = named.items()
+    what = "(pages, page_size, kv_heads" if paged else "(batch, kv_heads, capacity"
+    for name, x, shape in (
+        (of_q, q, "(batch, heads, seq_q, head_dim)"),
+        (of_k, k, f"{what}, head_dim)"),
+        (of_v, v, f"{what}, head_dim_v)"),
+    ):
+        if x.ndim != 4:
+            raise InvalidArgument(f"{name} must have shape {shape}: got {tuple(x.shape)}")
+    if k.shape[:3] != v.shape[:3]:
+        raise InvalidArgument(
+            f"{of_v} must have the shape of {of_k} but for the last dimension, {tuple(k.shape)}: "
+            f"got {tuple(v.shape)}"
+        )
+    if not paged and k.shape[0] != q.shape[0]:
+        raise InvalidArgument(
+            f"{of_k} must have the batch size of {of_q}, {q.shape[0]}: got {k.shape[0]}"
+        )
+    if k.shape[3] != q.shape[3]:
+        raise InvalidArgument(
+            f"{of_k} must have the head_dim of {of_q}, {q.shape[3]}: got {k.shape[3]}"
+        )
+    heads, kv_heads = q.shape[1], k.shape[2 if paged else 1]
+    if (kv_heads == 0 or heads % kv_heads) and (heads or kv_heads):
+        raise InvalidArgument(
+            f"{of_q} must have a multiple of the heads of {of_k} and {of_v}: "
+            f"got {heads} and {kv_heads}"
+        )
+    check_head_dim(q.shape[3], f"the head_dim of {of_q}")
+    check_head_dim(v.shape[3], f"the head_dim of {of_v}")
+
+
+def _check_dtypes(named: dict[str, Tensor]) -> None:
+    (of_q, q), *others = named.items()
+    dtype = str(q.dtype).removeprefix("torch.")
+    if dtype not in DTYPE_BYTES:
+        raise InvalidArgument(f"{of_q} must be float16, bfloat16 or float32: got {dtype}")
+    for name, x in others:
+        if x.dtype != q.dtype:
+            raise InvalidArgument(f"{name} must have the dtype of {of_q}, {q.dtype}: got {x.dtype}")
+        if x.device != q.device:
+            raise InvalidArgument(
+                f"{name} must be on the device of {of_q}, {q.device}: got {x.device}"
+            )
+
+
+def _check_indices(name: str, x: object, q: Tensor, shape: tuple[int | None, ...]) -> None:
+    """Raise InvalidArgument unless x is int32 of this shape, None being any size, beside q."""
+    check_tensors(**{name: x})
+    assert isinstance(x, Tensor)  # check_tensors has seen
+    fits = x.ndim == len(shape) and all(
+        asked in (None, own) for own, asked in zip(x.shape, shape, strict=True)
+    )
+    if x.dtype != torch.int32 or not fits:
+        wanted = ", ".join("pages" if size is None else str(size) for size in shape)
+        wanted += "," * (len(shape) == 1)
+        raise InvalidArgument(
+            f"{name} must be int32 of shape ({wanted}): got {x.dtype} {tuple(x.shape)}"
+        )
+    if x.device != q.device:
+        raise InvalidArgument(f"{name} must be on the device of q, {q.device}: got {x.device}")

@@ -1,0 +1,227 @@
+"""The functions of the package flash_attn (FlashAttention 2) by flashgen's kernels: the same
+arguments, in the same order, with the same defaults, layouts and meaning.
+
+    import flashgen.runtime.flash_attn as flash_attn
+
+    o = flash_attn.flash_attn_func(q, k, v, causal=True)
+
+Tensors are (batch, seq, heads, head_dim). A causal mask is aligned at the bottom right, and a query
+that sees no key has O = 0. What no kernel takes yet is refused by name, in one place: refuse().
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashgen.errors import InvalidArgument
+from flashgen.runtime import kv_cache, registry
+from flashgen.runtime.call import check_tensors
+from flashgen.spec import check_scale
+
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_with_kvcache",
+]
+
+Results = Tensor | tuple[Tensor, Tensor, Tensor | None]
+
+_NEUTRAL: dict[str, Any] = {
+    "window_size": (-1, -1),
+    "softcap": 0.0,
+    "cache_batch_idx": None,
+    "cache_leftpad": None,
+}
+"""Arguments that no kernel of flashgen takes yet, and the values that ask for nothing."""
+
+
+def refuse(**arguments: object) -> None:
+    """Raise InvalidArgument, naming the argument, for what no kernel takes yet."""
+    for name, value in arguments.items():
+        value = tuple(value) if isinstance(value, list) else value
+        if value is not _NEUTRAL[name] and value != _NEUTRAL[name]:
+            raise InvalidArgument(
+                f"{name} has no kernel in flashgen yet and must be {_NEUTRAL[name]}: got {value!r}"
+            )
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Results:
+    """Attention of q (batch, seq_q, heads, d) over k and v (batch, seq_k, kv_heads, d).
+
+    alibi_slopes: float32 (heads,) or (batch, heads). Returns O (batch, seq_q, heads, d), with
+    return_attn_probs also LSE (batch, heads, seq_q) and None, for P is never made. Differentiable
+    with respect to q, k and v. Raises InvalidArgument, a ValueError, naming the argument.
+    """
+    refuse(window_size=window_size, softcap=softcap)
+    _check_four(q=q, k=k, v=v)
+    if return_attn_probs and dropout_p:
+        raise InvalidArgument(
+            "return_attn_probs must be False with dropout: flashgen never makes the dropped P"
+        )
+    o, lse = registry.dispatcher_of().attention(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+        causal=bool(causal), scale=softmax_scale, dropout_p=dropout_p,
+        alibi_slopes=alibi_slopes, deterministic=deterministic, return_lse=True,
+    )  # fmt: skip
+    o = o.transpose(1, 2)
+    return (o, lse, None) if return_attn_probs else o
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Results:
+    """flash_attn_func of qkv (batch, seq, 3, heads, d)."""
+    q, k, v = _unpacked("qkv", qkv, 3)
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+        deterministic, return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Results:
+    """flash_attn_func of q (batch, seq_q, heads, d) and kv (batch, seq_k, 2, kv_heads, d)."""
+    k, v = _unpacked("kv", kv, 2)
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+        deterministic, return_attn_probs,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of q (batch, seq_q, heads, d) over a cache, to which k and v may be appended first.
+
+    k_cache and v_cache (batch, capacity, kv_heads, d); or, with block_table int32 (batch, pages of
+    a sequence), pools (pages, page_size, kv_heads, d), page_size any power of two. cache_seqlens,
+    an int or int32 (batch,): the keys each sequence has; None: all of the cache. k and v (batch,
+    new, kv_heads, d) are written in place behind them, and attended to; cache_seqlens stays as it
+    is. rotary_cos and rotary_sin (positions, rotary_dim / 2), at least as many positions as the
+    cache has room for, rotate k by its places, and q by its own if causal, else by that of the
+    first new key. num_splits: 0 is as many as flashgen chooses.
+
+    Returns O (batch, seq_q, heads, d), with return_softmax_lse also LSE (batch, heads, seq_q). No
+    gradient. Raises InvalidArgument, a ValueError, naming the argument.
+    """
+    refuse(
+        window_size=window_size,
+        softcap=softcap,
+        cache_batch_idx=cache_batch_idx,
+        cache_leftpad=cache_leftpad,
+    )
+    if alibi_slopes is not None:
+        raise InvalidArgument("alibi_slopes have no kernel in flashgen for a cache: leave them out")
+    _check_four(q=q, k_cache=k_cache, v_cache=v_cache)
+    if not isinstance(num_splits, int) or num_splits < 0:
+        raise InvalidArgument(f"num_splits must be 0 or more: got {num_splits!r}")
+    keys, values = k_cache, v_cache
+    if block_table is None:
+        keys, values = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
+    lengths = _lengths(cache_seqlens, q)
+    queries = q.transpose(1, 2)
+    if k is None or v is None:
+        _check_nothing_new(k, v, rotary_cos, rotary_sin)
+    else:
+        if lengths is None:
+            raise InvalidArgument("cache_seqlens must be given with k and v: got None")
+        _check_four(k=k, v=v)
+        rotated = kv_cache.append(
+            keys, values, k.transpose(1, 2), v.transpose(1, 2), lengths,
+            block_table=block_table, q=queries, cos=rotary_cos, sin=rotary_sin,
+            interleaved=rotary_interleaved, advance=bool(causal),
+        )  # fmt: skip
+        assert rotated is not None  # a q was given
+        queries, lengths = rotated, lengths + k.shape[1]
+    o, lse = registry.dispatcher_of().decoder.decode(
+        queries, keys, values, lengths=lengths, block_table=block_table, causal=bool(causal),
+        scale=check_scale(softmax_scale, q.shape[3]), precision="ieee", splits=num_splits or None,
+        names=("q", "k_cache", "v_cache", "cache_seqlens"),
+    )  # fmt: skip
+    o = o.transpose(1, 2)
+    return (o, lse) if return_softmax_lse else o
+
+
+def _check_nothing_new(
+    k: Tensor | None, v: Tensor | None, cos: Tensor | None, sin: Tensor | None
+) -> None:
+    if k is not None or v is not None:
+        raise InvalidArgument("k and v go together: give both or neither")
+    if cos is not None or sin is not None:
+        raise InvalidArgument("rotary_cos and rotary_sin go with new k and v: give those too")
+
+
+def _lengths(cache_seqlens: int | Tensor | None, q: Tensor) -> Tensor | None:
+    """The lengths as a tensor; decode() judges it."""
+    if isinstance(cache_seqlens, int):
+        return torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
+    return cache_seqlens
+
+
+def _check_four(**named: Tensor) -> None:
+    check_tensors(**named)
+    for name, x in named.items():
+        if x.ndim != 4:
+            raise InvalidArgument(f"{name} must have four dimensions: got {tuple(x.shape)}")
+
+
+def _unpacked(name: str, x: Tensor, parts: int) -> tuple[Tensor, ...]:
+    check_tensors(**{name: x})
+    if x.ndim != 5 or x.shape[2] != parts:
+        raise InvalidArgument(
+            f"{name} must have shape (batch, seq, {parts}, heads, head_dim): got {tuple(x.shape)}"
+        )
+    return x.unbind(2)

@@ -1,0 +1,201 @@
+"""append(): new keys and values into a cache, contiguous or in pages, behind those it has; with
+rotary embedding of the new keys and the queries in the same launch.
+
+The cache is the caller's: tensors, lengths on the device, and for pages a block table. A step of a
+model appends, adds the new keys to the lengths, and calls decode().
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from flashgen import decoding
+from flashgen.decoding import Cache
+from flashgen.errors import InvalidArgument
+from flashgen.launch_append import Append, Rotation
+from flashgen.runtime import registry
+from flashgen.runtime.call import check_plain, check_tensors
+from flashgen.runtime.decode import check_call
+from flashgen.runtime.launcher import KernelLauncher
+from flashgen.runtime.resolver import Resolver, addressable
+from flashgen.spec import AttentionSpec, Rotary
+
+
+class AppendLauncher(KernelLauncher):
+    """Of append kernels, as flashgen.launch_append.bind_append describes them."""
+
+    def __call__(self, call: Append) -> Tensor | None:
+        """Q rotated, or None."""
+        rotated: Tensor | None = self._steps().run(call)
+        return rotated
+
+
+class Appender:
+    """Serves append() from the kernels that a resolver finds."""
+
+    def __init__(self, resolver: Resolver) -> None:
+        self._resolver = resolver
+        self._found: dict[tuple[object, ...], AppendLauncher] = {}
+
+    def append(self, call: Append, rotary: Rotary) -> Tensor | None:
+        """Write a checked call's keys and values, and return its q rotated."""
+        device = call.k.device
+        if self._resolver.left_to_torch(device):
+            return by_torch(call, rotary)
+        spec = AttentionSpec(
+            direction="append",
+            dtype=str(call.k.dtype).removeprefix("torch."),  # type: ignore[arg-type]  # was checked
+            head_dim=call.k.shape[3],
+            head_dim_v=call.v.shape[3],
+            mask="none",
+            paged=call.cache.paged,
+            rotary=rotary,
+        )
+        launcher = self._found.get((spec, device))
+        if launcher is None:
+            ladder = self._resolver.ladder(spec, 1, device)
+            launcher = self._found[spec, device] = AppendLauncher(
+                self._resolver.package, ladder.rungs
+            )
+        addressed = self._resolver.addressed
+        rotation = call.rotation
+        if rotation is not None:
+            rotation = replace(rotation, q=addressed(rotation.q, "q"))
+        return launcher(
+            replace(call, k=addressed(call.k, "k"), v=addressed(call.v, "v"), rotation=rotation)
+        )
+
+
+@torch.no_grad()
+def append(
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor,
+    *,
+    block_table: Tensor | None = None,
+    q: Tensor | None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
+    advance: bool = True,
+) -> Tensor | None:
+    """Write k (batch, kv_heads, new, head_dim) and v (batch, kv_heads, new, head_dim_v) into a
+    cache, in place.
+
+    k_cache and v_cache are as Dispatcher.decode takes k and v: (batch, kv_heads, capacity, dim), or
+    with block_table pools (pages, page_size, kv_heads, dim). Key i of sequence b goes to place
+    lengths[b] + i; what lies beyond the capacity is dropped. lengths, int32 (batch,), stay as they
+    are: add the new keys before decode(). Pages that are written must be one sequence's alone.
+
+    With cos and sin, (positions, rotary_dim / 2), a row for each place of a sequence: the first
+    rotary_dim elements of each new key and of q (batch, heads, seq_q, head_dim) are rotated by
+    their places (RoFormer, arXiv 2104.09864); query i has place lengths[b] + i, or with advance
+    False lengths[b]. interleaved: elements 2i and 2i + 1 rotate together, else i and i +
+    rotary_dim / 2.
+
+    Returns q rotated, laid out in memory as q is; None without q. As decode(), it reads lengths and
+    block_table on the device, and follows from shapes alone. Raises InvalidArgument, a ValueError,
+    naming the argument.
+    """
+    cache, rotation = _checked(
+        k_cache, v_cache, k, v, lengths, block_table, q, cos, sin, advance=advance
+    )
+    rotary: Rotary = "none"
+    if rotation is not None:
+        rotary = "interleaved" if interleaved else "halves"
+    dispatcher = registry.dispatcher_of()
+    call = Append(k=k, v=v, cache=cache, rotation=rotation)
+    rotated = dispatcher.appender.append(call, rotary)
+    return q if q is None or rotation is None else rotated
+
+
+def by_torch(call: Append, rotary: Rotary) -> Tensor | None:
+    """What the kernel does, by torch."""
+    k, rotation, cache = call.k, call.rotation, call.cache
+    rotated = None
+    if rotation is not None:
+        interleaved = rotary == "interleaved"
+
+        def turned(x: Tensor, step: int) -> Tensor:
+            steps = torch.arange(x.shape[2], device=x.device) * step
+            places = cache.lengths.long().clamp(min=0)[:, None] + steps
+            places = places.clamp(max=max(0, cache.capacity - 1))
+            return decoding.rotated(x, rotation.cos, rotation.sin, places, interleaved=interleaved)
+
+        rotated, k = turned(rotation.q, rotation.q_step), turned(k, 1)
+    decoding.append(cache, k, call.v)
+    return rotated
+
+
+def _checked(
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor,
+    block_table: Tensor | None,
+    q: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    *,
+    advance: bool,
+) -> tuple[Cache, Rotation | None]:
+    check_tensors(k_cache=k_cache, v_cache=v_cache, k=k, v=v, lengths=lengths)
+    check_plain(k=k, v=v)
+    # k stands for a q: it has as many heads as the cache, and its head_dim.
+    names = ("k", "k_cache", "v_cache", "lengths")
+    cache = check_call(k, k_cache, v_cache, lengths, block_table, names)
+    for name, x, of in (("k", k, cache.k), ("v", v, cache.v)):
+        wanted = (k.shape[0], of.shape[1], k.shape[2], of.shape[3])
+        if tuple(x.shape) != wanted or x.dtype != of.dtype or x.device != of.device:
+            raise InvalidArgument(
+                f"{name} must be {of.dtype} of shape {wanted} on {of.device}, as {name}_cache has "
+                f"it: got {x.dtype} {tuple(x.shape)} on {x.device}"
+            )
+    for name, x in (("k_cache", cache.k), ("v_cache", cache.v)):
+        if not addressable(x):
+            raise InvalidArgument(
+                f"{name} must have a contiguous last dimension, for it is written in place: "
+                f"got strides {x.stride()}"
+            )
+    if (cos is None) != (sin is None):
+        raise InvalidArgument("cos and sin go together: give both or neither")
+    if cos is None or sin is None:
+        return cache, None
+    _check_rotary(cos, sin, k, cache)
+    if q is None:
+        q = k[:, :, :0]
+    check_tensors(q=q)
+    check_plain(q=q)
+    fits = q.ndim == 4 and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3]
+    if not fits or q.dtype != k.dtype or q.device != k.device:
+        raise InvalidArgument(
+            f"q must have the batch size, head_dim, dtype and device of k, {tuple(k.shape)} "
+            f"{k.dtype} {k.device}: got {tuple(q.shape)} {q.dtype} {q.device}"
+        )
+    return cache, Rotation(q=q, cos=cos, sin=sin, q_step=int(advance))
+
+
+def _check_rotary(cos: Tensor, sin: Tensor, k: Tensor, cache: Cache) -> None:
+    check_tensors(cos=cos, sin=sin)
+    if cos.ndim != 2 or cos.shape[0] < cache.capacity or 2 * cos.shape[1] > k.shape[3]:
+        raise InvalidArgument(
+            f"cos must have shape (positions, rotary_dim / 2), of at least {cache.capacity} "
+            f"positions and a rotary_dim of {k.shape[3]} at most: got {tuple(cos.shape)}"
+        )
+    if sin.shape != cos.shape or sin.dtype != cos.dtype:
+        raise InvalidArgument(
+            f"sin must have the shape and dtype of cos, {tuple(cos.shape)} {cos.dtype}: "
+            f"got {tuple(sin.shape)} {sin.dtype}"
+        )
+    for name, x in (("cos", cos), ("sin", sin)):
+        if x.device != k.device or x.stride(1) != 1 or not x.is_floating_point():
+            raise InvalidArgument(
+                f"{name} must be floating, with a contiguous last dimension, on {k.device}: "
+                f"got {x.dtype}, strides {x.stride()} on {x.device}"
+            )

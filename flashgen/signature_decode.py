@@ -1,0 +1,81 @@
+"""The arguments of the kernels that serve a cache: decode, combine and append; signature.py has the
+others. The order here is the one in which templates declare and launchers pass them.
+"""
+
+from __future__ import annotations
+
+from flashgen.config import KernelConfig
+from flashgen.spec import SHORT_DTYPE, AttentionSpec
+
+_UNALIGNED = ("stride_lse", "stride_table", "stride_cos", "stride_sin")
+"""Strides that nothing is told of: those of float32 rows and of tables."""
+
+
+def decoding_types(spec: AttentionSpec, config: KernelConfig) -> dict[str, str]:
+    """The types of a kernel's arguments by name; a decode is compiled as one of several splits."""
+    of_direction = {"decode": _decode, "combine": _combine, "append": _append}
+    return of_direction[spec.direction](spec, config)
+
+
+def decoding_aligned(spec: AttentionSpec, name: str, kind: str) -> bool:
+    """Whether an aligned call's argument is a multiple of 16, Triton's alignment class."""
+    if kind.startswith("*") or name in ("head_dim", "head_dim_v"):
+        return True
+    if not name.startswith("stride_") or name in _UNALIGNED:
+        return False
+    tensor = name.removeprefix("stride_").removeprefix("new_")[0]
+    of_v = tensor == "v" or (tensor in "op" and spec.direction != "append")
+    return (spec.head_dim_v if of_v else spec.head_dim) % 16 == 0
+
+
+def _decode(spec: AttentionSpec, config: KernelConfig) -> dict[str, str]:
+    element = SHORT_DTYPE[spec.dtype]
+    outer = "p" if spec.paged else "b"
+    types = {f"{x}_ptr": f"*{element}" for x in "qkv"}
+    types |= {"o_ptr": "*fp32", "lse_ptr": "*fp32", "lengths_ptr": "*i32"}
+    if spec.paged:
+        types["table_ptr"] = "*i32"
+    strides = ["qb", "qh", "qs", *(f"{x}{d}" for x in "kv" for d in (outer, "h", "s"))]
+    strides += ["ob", "oh", "os", "part", "lse"]
+    types |= {f"stride_{name}": "i32" for name in strides}
+    if spec.paged:
+        types |= {"stride_table": "i32", "page_bits": "i32"}
+    types["scale_log2e"] = "fp32"
+    types |= dict.fromkeys(("heads", "group", "seq_q", "seq_k", "splits"), "i32")
+    if config.head_dims == "padded":
+        types |= {"head_dim": "i32", "head_dim_v": "i32"}
+    return types
+
+
+def _combine(spec: AttentionSpec, config: KernelConfig) -> dict[str, str]:
+    types = {"part_o_ptr": "*fp32", "part_lse_ptr": "*fp32"}
+    types |= {"o_ptr": f"*{SHORT_DTYPE[spec.dtype]}", "lse_ptr": "*fp32"}
+    strides = ("stride_part", "stride_lse", "stride_ob", "stride_oh", "stride_os")
+    types |= dict.fromkeys((*strides, "heads", "seq_q", "count"), "i32")
+    return types | ({"head_dim_v": "i32"} if config.head_dims == "padded" else {})
+
+
+def _append(spec: AttentionSpec, config: KernelConfig) -> dict[str, str]:
+    element = SHORT_DTYPE[spec.dtype]
+    outer = "p" if spec.paged else "b"
+    pointers = ["new_k", "new_v", "k", "v", *(["q", "o"] if spec.rotary != "none" else [])]
+    types = {f"{x}_ptr": f"*{element}" for x in pointers}
+    types["lengths_ptr"] = "*i32"
+    if spec.paged:
+        types["table_ptr"] = "*i32"
+    if spec.rotary != "none":
+        types |= {"cos_ptr": "*fp32", "sin_ptr": "*fp32"}
+    strides = [f"new_{x}{d}" for x in "kv" for d in "bhs"]
+    strides += [f"{x}{d}" for x in "kv" for d in (outer, "h", "s")]
+    if spec.rotary != "none":
+        strides += [f"{x}{d}" for x in "qo" for d in "bhs"]
+    types |= {f"stride_{name}": "i32" for name in strides}
+    if spec.paged:
+        types |= {"stride_table": "i32", "page_bits": "i32"}
+    sizes = ["heads", "kv_heads", "new_keys", "seq_k"]
+    if spec.rotary != "none":
+        sizes = ["stride_cos", "stride_sin", *sizes, "seq_q", "rotary_dim", "q_step"]
+    types |= dict.fromkeys(sizes, "i32")
+    if config.head_dims == "padded":
+        types |= {"head_dim": "i32", "head_dim_v": "i32"}
+    return types

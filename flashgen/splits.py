@@ -1,0 +1,57 @@
+"""Into how many parts the keys of a decode are split. Pure: shapes and the GPU's SMs alone, for a
+CUDA graph is replayed with other lengths, but with the same grid.
+"""
+
+from __future__ import annotations
+
+import math
+
+from flashgen.config import KernelConfig
+from flashgen.spec import Problem
+
+MOST_SPLITS = 128
+"""Parts at most: each costs the combine kernel a row of O."""
+
+BUSY_ENOUGH = 0.8
+"""Blocks for so many of the SMs are not split: what idles costs less than to merge."""
+
+NEAR_BEST = 0.85
+"""Of the best efficiency of a wave; fewer splits that reach so much are preferred."""
+
+
+def split_count(blocks: int, tiles: int, sms: int) -> int:
+    """The splits of a launch that has `blocks` programs without, each of `tiles` tiles of keys.
+
+    The rule of Flash-Decoding (num_splits_heuristic of FlashAttention-2): the fewest splits whose
+    waves are filled to NEAR_BEST of what the best count reaches; a wave is `sms` blocks. Counts
+    that leave the longest part as long as one fewer are passed over. None, that is 1, where blocks
+    fill BUSY_ENOUGH of the SMs.
+    """
+    if blocks <= 0 or tiles <= 1 or blocks >= BUSY_ENOUGH * sms:
+        return 1
+    efficiency = {}
+    longest = 0
+    for splits in range(1, min(MOST_SPLITS, sms, tiles) + 1):
+        part = math.ceil(tiles / splits)
+        if part != longest:
+            waves = blocks * splits / sms
+            efficiency[splits] = waves / math.ceil(waves)
+        longest = part
+    best = max(efficiency.values())
+    return next(splits for splits, share in efficiency.items() if share >= NEAR_BEST * best)
+
+
+def row_tiles(config: KernelConfig, problem: Problem) -> int:
+    """Programs to one head of K and V in a split: the group's heads times the queries are rows."""
+    return math.ceil(problem.group * problem.seq_q / config.br)
+
+
+def splits_of(config: KernelConfig, problem: Problem, sms: int) -> int:
+    """The splits of one launch of a decode config on a GPU of so many SMs.
+
+    problem.seq_k is the capacity of the cache: the lengths are known to the device alone.
+    """
+    if config.split_keys > 1:
+        return max(1, min(MOST_SPLITS, problem.seq_k // config.split_keys))
+    blocks = problem.batch * problem.kv_heads * row_tiles(config, problem)
+    return split_count(blocks, math.ceil(problem.seq_k / config.bc), sms)

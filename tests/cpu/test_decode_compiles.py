@@ -1,0 +1,95 @@
+"""Kernels that serve a cache compile, fit and do not spill on every architecture; by default configs."""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from flashgen.compile import Compiled, compile_kernel, judge
+from flashgen.config import KernelConfig, default_config, shared_bound_bytes, why_illegal
+from flashgen.gpu import TARGETS
+from flashgen.outcome import Status
+from flashgen.render import render
+from flashgen.space import legal_configs, seed_configs
+from flashgen.spec import AttentionSpec
+from tests.makers import make_config, make_spec
+
+ARCHS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
+SMALLEST = {
+    arch: min((g for g in TARGETS.values() if g.arch == arch), key=lambda g: g.shared_per_block)
+    for arch in ARCHS
+}
+Job = tuple[AttentionSpec, KernelConfig, str]
+
+
+def compile_job(job: Job) -> Compiled:
+    spec, config, arch = job
+    return compile_kernel(render(spec, config), spec, config, arch)
+
+
+def assert_all_fit(jobs: list[Job]) -> None:
+    with ProcessPoolExecutor(2) as pool:
+        built = list(pool.map(compile_job, jobs))
+    for (spec, config, arch), compiled in zip(jobs, built, strict=True):
+        gpu = SMALLEST[arch]
+        assert why_illegal(spec, config, gpu) is None
+        assert judge(compiled, spec, config, gpu) == (Status.OK, ""), (compiled.name, arch)
+        assert shared_bound_bytes(spec, config, gpu) <= compiled.shared_bytes
+
+
+def jobs_of(
+    dims: tuple[int, ...], kinds: tuple[tuple[str, str], ...], archs: tuple[str, ...]
+) -> list[Job]:
+    jobs: list[Job] = []
+    few = ("sm_80", "gfx942")  # of kernels without a matrix product
+    for dim, (dtype, precision), paged, arch in product(dims, kinds, (False, True), archs):
+        decode = make_spec(
+            dtype, dim, "causal", precision=precision, direction="decode", paged=paged
+        )
+        append = replace(decode.for_direction("append"), rotary="halves" if paged else "none")
+        for spec in (decode, decode.for_direction("combine"), append):
+            job = spec, default_config(spec), arch
+            jobs += [job] * (job not in jobs and (spec == decode or arch in few or len(dims) > 1))
+    return jobs
+
+
+def test_defaults_fit_every_architecture() -> None:
+    assert_all_fit(jobs_of((128,), (("bfloat16", "ieee"),), ARCHS))
+
+
+@pytest.mark.slow
+def test_every_default_fits_every_architecture() -> None:
+    kinds = (("float16", "ieee"), ("float32", "ieee"), ("float32", "tf32"))
+    assert_all_fit(jobs_of((16, 32, 64, 128, 256), kinds, ARCHS))
+
+
+def test_the_first_seed_of_hopper_fits() -> None:
+    jobs: list[Job] = []
+    for paged in (False, True):
+        spec = make_spec("bfloat16", 128, direction="decode", paged=paged)
+        seeds = seed_configs(spec, SMALLEST["sm_90"])
+        assert set(seeds) <= set(legal_configs(spec, SMALLEST["sm_90"]))
+        jobs.append((spec, seeds[0], "sm_90"))
+    assert_all_fit(jobs)
+
+
+@pytest.mark.parametrize(
+    ("spec", "config", "what"),
+    [
+        (make_spec(direction="decode"), make_config(16, 64, loads="descriptor"), "pointer"),
+        (make_spec(direction="decode"), make_config(16, 64, schedule="s_ahead"), "fa2"),
+        (make_spec(), make_config(64, 64, split_keys=512), "split_keys goes with direction decode"),
+        (make_spec(direction="combine"), make_config(32, 32, num_stages=1), "makes no use of br"),
+        (make_spec(direction="append"), make_config(16, 32, num_stages=1), "makes no use of bc"),
+        (make_spec(direction="combine"), make_config(16, 16, num_stages=1, split_keys=256), "split_keys"),
+        (make_spec(head_dim=40, direction="decode"), make_config(16, 16, head_dims="padded"), "powers of two"),
+        (make_spec(head_dim=256, direction="decode"), make_config(64, 256, num_stages=5), "shared memory"),
+    ],
+)  # fmt: skip
+def test_what_no_kernel_of_a_cache_does(
+    spec: AttentionSpec, config: KernelConfig, what: str
+) -> None:
+    assert what in (why_illegal(spec, config, SMALLEST["sm_90"]) or "")

@@ -1,0 +1,200 @@
+"""flash_attn's functions on CPU tensors, beside the package's own words; append() and its refusals."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import flashgen.runtime.flash_attn as flash_attn
+from flashgen.errors import InvalidArgument
+from flashgen.runtime.kv_cache import append
+
+COMMON = "dropout_p=0.0 softmax_scale=None causal=False window_size=(-1, -1) softcap=0.0 alibi_slopes=None deterministic=False return_attn_probs=False"
+SIGNATURES = {
+    "flash_attn_func": "q k v " + COMMON,
+    "flash_attn_qkvpacked_func": "qkv " + COMMON,
+    "flash_attn_kvpacked_func": "q kv " + COMMON,
+    "flash_attn_with_kvcache": "q k_cache v_cache k=None v=None rotary_cos=None rotary_sin=None cache_seqlens=None "
+    "cache_batch_idx=None cache_leftpad=None block_table=None softmax_scale=None causal=False window_size=(-1, -1) "
+    "softcap=0.0 rotary_interleaved=True alibi_slopes=None num_splits=0 return_softmax_lse=False",
+}  # FlashAttention 2.7, flash_attn_interface.py
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_names_order_and_defaults_are_the_packages(name: str) -> None:
+    words = []
+    for parameter in inspect.signature(getattr(flash_attn, name)).parameters.values():
+        default = "" if parameter.default is parameter.empty else f"={parameter.default}"
+        words.append(parameter.name + default)
+    assert " ".join(words) == SIGNATURES[name]
+    assert name in flash_attn.__all__
+
+
+def expected(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """Bottom-right attention in the package's layout; rows that see nothing are 0."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    rows = torch.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2]
+    sees = (torch.arange(k.shape[2])[None, :] <= rows) | (not causal)
+    o = scaled_dot_product_attention(q, k, v, attn_mask=sees, enable_gqa=True)
+    return torch.where(sees.any(1)[:, None], o, 0.0).transpose(1, 2)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("seq_q", "seq_k"), [(5, 5), (3, 9), (9, 4)])
+def test_flash_attn_func(seq_q: int, seq_k: int, causal: bool) -> None:
+    q, k, v = draw(2, seq_q, 4, 16), draw(2, seq_k, 2, 16), draw(2, seq_k, 2, 16, seed=1)
+    o = flash_attn.flash_attn_func(q, k, v, causal=causal)
+    torch.testing.assert_close(o, expected(q, k, v, causal))
+    again, lse, probs = flash_attn.flash_attn_func(
+        q, k, v, 0.0, None, causal, return_attn_probs=True
+    )
+    torch.testing.assert_close(again, o)
+    assert lse.shape == (2, 4, seq_q)
+    assert probs is None
+    packed = flash_attn.flash_attn_kvpacked_func(q, torch.stack((k, v), 2), causal=causal)
+    torch.testing.assert_close(packed, o)
+
+
+def test_qkv_packed_has_gradients() -> None:
+    qkv = draw(1, 6, 3, 2, 16).requires_grad_()
+    o = flash_attn.flash_attn_qkvpacked_func(qkv, causal=True, softmax_scale=0.5)
+    q, k, v = qkv.unbind(2)
+    torch.testing.assert_close(o, expected(q * 2, k, v, True))  # 0.5 is twice 1/sqrt(16)
+    o.sum().backward()
+    assert qkv.grad is not None
+    assert qkv.grad.abs().sum() > 0
+
+
+def rotated(
+    x: Tensor, cos: Tensor, sin: Tensor, first: int, interleaved: bool, step: int = 1
+) -> Tensor:
+    """Rotary embedding by complex numbers: x (seq, heads, d) turned by places first, first + step..."""
+    half = cos.shape[1]
+    pairs = x[..., : 2 * half].double()
+    if interleaved:
+        z = torch.complex(pairs[..., 0::2], pairs[..., 1::2])
+    else:
+        z = torch.complex(pairs[..., :half], pairs[..., half:])
+    places = torch.arange(x.shape[0]) * step + first
+    z = z * torch.complex(cos, sin)[places][:, None]
+    turned = (
+        torch.stack((z.real, z.imag), -1).flatten(-2)
+        if interleaved
+        else torch.cat((z.real, z.imag), -1)
+    )
+    return torch.cat((turned.to(x.dtype), x[..., 2 * half :]), -1)
+
+
+LENGTHS = (0, 7, 20)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("page_size", [None, 4])
+def test_with_kvcache_appends_rotates_and_attends(
+    page_size: int | None, causal: bool, interleaved: bool
+) -> None:
+    capacity, new, heads = 24, 3, 2
+    q, k, v = draw(3, new, 4, 16), draw(3, new, heads, 16), draw(3, new, heads, 16, seed=1)
+    angles = torch.rand(
+        capacity, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
+    cos, sin = angles.cos(), angles.sin()
+    shape = (3, capacity, heads, 16) if page_size is None else (20, page_size, heads, 16)
+    k_cache, v_cache = draw(*shape, seed=2), draw(*shape, seed=3)
+    table = None
+    if page_size is not None:
+        table = torch.randperm(20, generator=torch.Generator().manual_seed(0))[:18].view(3, 6).int()
+    before = k_cache.clone(), v_cache.clone()
+
+    def held(cache: Tensor, b: int, keys: int) -> Tensor:
+        if table is None:
+            return cache[b, :keys]
+        return (
+            torch.stack([cache[table[b, j // 4], j % 4] for j in range(keys)])
+            if keys
+            else cache[0, :0]
+        )
+
+    lengths = torch.tensor(LENGTHS, dtype=torch.int32)
+    o, lse = flash_attn.flash_attn_with_kvcache(
+        q, k_cache, v_cache, k, v, cos, sin, cache_seqlens=lengths, block_table=table,
+        causal=causal, rotary_interleaved=interleaved, return_softmax_lse=True,
+    )  # fmt: skip
+    assert lengths.tolist() == list(LENGTHS)
+    assert lse.shape == (3, 4, new)
+    for b, length in enumerate(LENGTHS):
+        keys = torch.cat((held(before[0], b, length), rotated(k[b], cos, sin, length, interleaved)))
+        values = torch.cat((held(before[1], b, length), v[b]))
+        turned = rotated(q[b], cos, sin, length, interleaved, step=int(causal))
+        torch.testing.assert_close(held(k_cache, b, length + new), keys)
+        torch.testing.assert_close(held(v_cache, b, length + new), values)
+        torch.testing.assert_close(
+            o[b : b + 1], expected(turned[None], keys[None], values[None], causal)
+        )
+
+
+def test_with_kvcache_of_a_full_cache_and_of_a_number() -> None:
+    q, k, v = draw(2, 1, 4, 16), draw(2, 9, 2, 16), draw(2, 9, 2, 16, seed=1)
+    o = flash_attn.flash_attn_with_kvcache(q, k, v, causal=True)
+    torch.testing.assert_close(o, expected(q, k, v, False))
+    o = flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=4, num_splits=3)
+    torch.testing.assert_close(o, expected(q, k[:, :4], v[:, :4], False))
+
+
+def test_keys_beyond_the_capacity_are_dropped() -> None:
+    cache, new = torch.zeros(1, 1, 4, 16), draw(1, 1, 3, 16)
+    append(cache, cache.clone(), new, new, torch.tensor([2], dtype=torch.int32))
+    torch.testing.assert_close(cache[0, 0], torch.cat((torch.zeros(2, 16), new[0, 0, :2])))
+
+
+Q, K = draw(2, 1, 4, 16), draw(2, 9, 2, 16)
+NEW, N, TURNS = draw(2, 1, 2, 16), torch.zeros(2, dtype=torch.int32), torch.zeros(9, 8)
+func, with_cache = flash_attn.flash_attn_func, flash_attn.flash_attn_with_kvcache
+REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
+    "window": (func, {"window_size": (3, 0)}, r"window_size has no kernel in flashgen yet and must be \(-1, -1\)"),
+    "softcap": (func, {"softcap": 30.0}, "softcap has no kernel"),
+    "probabilities": (func, {"dropout_p": 0.1, "return_attn_probs": True}, "return_attn_probs must be False"),
+    "rank": (func, {"q": Q[0]}, "q must have four dimensions"),
+    "window of a cache": (with_cache, {"window_size": [0, 0]}, "window_size has no kernel"),
+    "batch index": (with_cache, {"cache_batch_idx": N}, "cache_batch_idx has no kernel"),
+    "left padding": (with_cache, {"cache_leftpad": N}, "cache_leftpad has no kernel"),
+    "slopes": (with_cache, {"alibi_slopes": torch.ones(4)}, "alibi_slopes have no kernel"),
+    "splits": (with_cache, {"num_splits": -1}, "num_splits must be 0 or more"),
+    "half of what is new": (with_cache, {"k": NEW}, "k and v go together"),
+    "rotary alone": (with_cache, {"rotary_cos": TURNS, "rotary_sin": TURNS}, "go with new k and v"),
+    "no lengths": (with_cache, {"k": NEW, "v": NEW}, "cache_seqlens must be given"),
+    "lengths of another type": (with_cache, {"cache_seqlens": N.long()}, "cache_seqlens must be int32"),
+    "heads of k": (with_cache, {"k": Q, "v": Q, "cache_seqlens": N}, r"k must be torch.float32 of shape \(2, 2, 1, 16\)"),
+    "half of rotary": (with_cache, {"k": NEW, "v": NEW, "cache_seqlens": N, "rotary_cos": TURNS}, "cos and sin go together"),
+    "few positions": (with_cache, {"k": NEW, "v": NEW, "cache_seqlens": N, "rotary_cos": TURNS[:8], "rotary_sin": TURNS[:8]}, "at least 9 positions"),
+    "sin of another shape": (with_cache, {"k": NEW, "v": NEW, "cache_seqlens": N, "rotary_cos": TURNS, "rotary_sin": TURNS[:, :4]}, "sin must have the shape"),
+    "strided cache": (with_cache, {"k": NEW, "v": NEW, "cache_seqlens": N, "k_cache": draw(2, 9, 16, 2).mT}, "k_cache must have a contiguous last dimension"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_refused_by_name(name: str) -> None:
+    function, change, sentence = REFUSED[name]
+    arguments = (
+        {"q": Q, "k": K, "v": K} if function is func else {"q": Q, "k_cache": K, "v_cache": K}
+    )
+    with pytest.raises(InvalidArgument, match=sentence):
+        function(**arguments | change)
+
+
+def test_packed_shapes_are_refused_by_name() -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"qkv must have shape \(batch, seq, 3, heads, head_dim\)"
+    ):
+        flash_attn.flash_attn_qkvpacked_func(torch.zeros(1, 2, 2, 1, 16))

@@ -1,0 +1,61 @@
+"""decode() and append() on a GPU: right by the oracle, and replayed by a CUDA graph with other lengths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from flashgen import decoding
+from flashgen.check import check_kernel
+from flashgen.check_decode import DecodeCase, judge, make_call, nasty_decode_cases
+from flashgen.config import default_config
+from flashgen.launch_decode import Decode
+from flashgen.render import render
+from flashgen.space import seed_configs
+from generated.dispatcher import decode
+from tests.makers import make_spec
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_kernels_are_right(dtype: str, head_dim: int, mask: str, paged: bool, gpu: Any) -> None:
+    spec = make_spec(dtype, head_dim, mask, direction="decode", paged=paged)
+    for config in seed_configs(spec, gpu)[:3]:
+        cases = list(nasty_decode_cases(spec, config))
+        found = check_kernel(render(spec, config), spec, config, device="cuda:0", cases=cases)
+        assert found.passed, (config.label, found)
+
+
+@pytest.mark.parametrize("rotary", ["none", "halves", "interleaved"])
+@pytest.mark.parametrize("paged", [False, True])
+def test_combine_and_append_are_right(paged: bool, rotary: Any) -> None:
+    append = make_spec("bfloat16", 128, direction="append", paged=paged, rotary=rotary)
+    for spec in (append, make_spec("bfloat16", 128, direction="combine")):
+        config = default_config(spec)
+        assert check_kernel(render(spec, config), spec, config, device="cuda:0").passed
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("batch", [1, 64])
+def test_a_graph_is_replayed_with_other_lengths(batch: int, paged: bool) -> None:
+    case = DecodeCase(lengths=(4096,) * batch, capacity=4096, kv_heads=8, group=4)
+    spec = make_spec("bfloat16", 128, "none", direction="decode", paged=paged)
+    q, cache = make_call(spec, case, 1, "cuda:0")
+    k, v = (x.transpose(1, 2) if paged else x for x in (cache.k, cache.v))
+    arguments: dict[str, Any] = {"lengths": cache.lengths, "block_table": cache.block_table}
+    decode(q, k, v, **arguments)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o, lse = decode(q, k, v, **arguments, return_lse=True)
+    for lengths in (range(4096, 4096 - batch, -1), range(batch), [777] * batch):
+        cache.lengths.copy_(torch.tensor(list(lengths), dtype=torch.int32))
+        graph.replay()
+        torch.cuda.synchronize()
+        verdict = judge(o, lse, Decode(q=q, cache=cache, scale=128**-0.5, sms=1), spec)
+        assert verdict.passed, (list(lengths)[:3], verdict)
+    expected, _ = decoding.attention(q, cache, scale=128**-0.5, causal=False)
+    torch.testing.assert_close(o, expected, rtol=2e-2, atol=2e-2)
