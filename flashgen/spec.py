@@ -8,6 +8,7 @@ the tensors of a call are read by their attributes.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -34,8 +35,18 @@ Mask = Literal["none", "causal"]
 Precision = Literal["ieee", "tf32"]
 DTYPE_BYTES: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 SHORT_DTYPE: dict[str, str] = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
-FEATURES = ("dropout", "bias", "alibi")
+FEATURES = ("dropout", "bias", "alibi", "window", "softcap", "sink")
 """Fields of a spec that tables write out only where they are on."""
+FEATURE_WORDS: dict[str, tuple[str, bool | str]] = {
+    "bias": ("bias", "additive"),
+    "boolean-mask": ("bias", "boolean"),
+    "alibi": ("alibi", True),
+    "dropout": ("dropout", True),
+    "window": ("window", True),
+    "softcap": ("softcap", True),
+    "sink": ("sink", True),
+}
+"""What --feature calls the features: the field of a spec, and its value."""
 
 _PREFIX: dict[str, str] = {
     "forward": "fwd",
@@ -73,8 +84,10 @@ class AttentionSpec:
     """One kind of attention: whatever may change the text of a kernel, and no sizes.
 
     head_dim is the last dimension of Q and K, head_dim_v that of V and O. precision says how
-    float32 operands are multiplied (16-bit ones have one way, "ieee"). dropout, bias and alibi are
-    the features of features.py, each a kernel of its own. Raises InvalidArgument, naming the field.
+    float32 operands are multiplied (16-bit ones have one way, "ieee"). dropout, bias, alibi,
+    window, softcap and sink are the features of features.py, each a kernel of its own; how wide the
+    window is and where the cap lies, a kernel is told when it runs. Raises InvalidArgument, naming
+    the field.
     """
 
     direction: Direction = "forward"
@@ -86,6 +99,9 @@ class AttentionSpec:
     dropout: bool = False
     bias: Bias = "none"
     alibi: bool = False
+    window: bool = False
+    softcap: bool = False
+    sink: bool = False
 
     def __post_init__(self) -> None:
         for field, values in (
@@ -103,7 +119,7 @@ class AttentionSpec:
             check_head_dim(getattr(self, field), field)
         if self.precision == "tf32" and self.dtype != "float32":
             raise InvalidArgument(f"precision tf32 goes with dtype float32: got {self.dtype}")
-        for field in ("dropout", "alibi"):
+        for field in ("dropout", "alibi", "window", "softcap", "sink"):
             if not isinstance(getattr(self, field), bool):
                 raise InvalidArgument(
                     f"{field} must be true or false: got {getattr(self, field)!r}"
@@ -114,8 +130,15 @@ class AttentionSpec:
         """Raise InvalidArgument for what the direction's kernel cannot be asked."""
         if self.direction == "backward_dbias" and self.bias != "additive":
             raise InvalidArgument(f"direction backward_dbias needs bias additive: got {self.bias}")
+        if self.direction != "forward" and self.sink:
+            raise InvalidArgument(
+                "sink goes with direction forward: a backward kernel knows a sink by its LSE alone"
+            )
         if self.direction == "backward_delta" and (
-            self.masked or self.precision != "ieee" or self.head_dim != self.head_dim_v
+            self.causal
+            or self.featured
+            or self.precision != "ieee"
+            or self.head_dim != self.head_dim_v
         ):
             raise InvalidArgument(
                 "direction backward_delta reads O and dO alone, so it goes with mask none, "
@@ -124,7 +147,10 @@ class AttentionSpec:
             )
 
     def for_direction(self, direction: Direction) -> AttentionSpec:
-        """The spec of another kernel of the same attention, a forward or a backward one."""
+        """The spec of another kernel of the same attention, a forward or a backward one.
+
+        Backward kernels have no sink: LSE includes it, and its own gradient is no kernel's.
+        """
         if direction == "backward_delta":
             return AttentionSpec(
                 direction=direction,
@@ -133,7 +159,20 @@ class AttentionSpec:
                 head_dim_v=self.head_dim_v,
                 mask="none",
             )
-        return replace(self, direction=direction)
+        return replace(self, direction=direction, sink=self.sink and direction == "forward")
+
+    def with_features(self, words: Iterable[str]) -> AttentionSpec:
+        """The spec with these features on, by FEATURE_WORDS. Raises InvalidArgument."""
+        found = self
+        for word in words:
+            if word not in FEATURE_WORDS:
+                known = ", ".join(FEATURE_WORDS)
+                raise InvalidArgument(f"--feature must be one of {known}: got {word!r}")
+            field, value = FEATURE_WORDS[word]
+            if field == "bias" and found.bias not in ("none", value):
+                raise InvalidArgument("--feature takes one of bias and boolean-mask: got both")
+            found = replace(found, **{field: value})  # type: ignore[arg-type]  # as the table says
+        return found
 
     @property
     def name(self) -> str:
@@ -144,7 +183,8 @@ class AttentionSpec:
             dims += f"v{self.head_dim_v}"
         mask = "" if self.mask == "none" else f"_{self.mask}"
         features = _BIAS_SUFFIX[self.bias]
-        features += "_alibi" * self.alibi + "_dropout" * self.dropout
+        features += "_alibi" * self.alibi + "_dropout" * self.dropout + "_window" * self.window
+        features += "_softcap" * self.softcap + "_sink" * self.sink
         return f"{_PREFIX[self.direction]}_{dtype}_{dims}{mask}{features}"
 
     @property
@@ -160,6 +200,9 @@ class AttentionSpec:
             self.bias,
             self.alibi,
             self.dropout,
+            self.window,
+            self.softcap,
+            self.sink,
         )
 
     @property
@@ -179,15 +222,32 @@ class AttentionSpec:
 
     @property
     def takes_diagonal(self) -> bool:
-        """Whether the kernel is told the diagonal: a causal mask ends there, ALiBi counts from
-        there.
+        """Whether the kernel is told the diagonal: a causal mask ends there, ALiBi and windows
+        count from there.
         """
-        return self.causal or self.alibi
+        return self.causal or self.alibi or self.window
+
+    @property
+    def feature_words(self) -> tuple[str, ...]:
+        """The features that are on, as --feature calls them."""
+        return tuple(
+            word for word, (field, value) in FEATURE_WORDS.items() if getattr(self, field) == value
+        )
+
+    @property
+    def featured(self) -> bool:
+        """Whether any feature is on."""
+        return self.masked_by_feature or self.softcap or self.sink
+
+    @property
+    def masked_by_feature(self) -> bool:
+        """Whether a feature asks for the positions of queries or keys."""
+        return self.bias != "none" or self.alibi or self.dropout or self.window
 
     @property
     def masked(self) -> bool:
         """Whether anything but the lengths comes between a query and a key."""
-        return self.causal or self.alibi or self.dropout or self.bias != "none"
+        return self.causal or self.masked_by_feature
 
 
 def check_head_dim(value: int, field: str = "head_dim") -> None:
@@ -281,8 +341,16 @@ def workload(spec: AttentionSpec, seq: int) -> Problem:
     return Problem(batch=max(1, 16384 // seq), heads=heads, kv_heads=heads, seq_q=seq, seq_k=seq)
 
 
+TUNED_WINDOW = 4096
+"""Keys on each side of the window that a windowed spec is measured and estimated with, to the left
+alone under a causal mask; that of Mistral 7B and Gemma 2. A Problem names none, so shorter lengths
+are tuned as if unmasked on that side.
+"""
+
+
 def flops(spec: AttentionSpec, problem: Problem) -> float:
-    """Floating-point operations of the kernel's matrix products, halved for a causal mask.
+    """Floating-point operations of the kernel's matrix products, halved for a causal mask; of a
+    windowed spec those inside a window of TUNED_WINDOW.
 
     Forward: 4 * batch * heads * seq_q * seq_k * head_dim (FlashAttention-2, section 4.1). The
     backward kernels count every product they make, recomputed ones too: S and dP in each, so the
@@ -293,7 +361,25 @@ def flops(spec: AttentionSpec, problem: Problem) -> float:
         return rows * spec.head_dim_v
     dims, dims_v = _PRODUCTS[spec.direction]
     full = rows * problem.seq_k * (dims * spec.head_dim + dims_v * spec.head_dim_v)
-    return full / 2 if spec.causal else full
+    if spec.window:
+        full *= 1 - _share_outside(spec, problem)
+    return full / 2 if spec.causal and not spec.window else full
+
+
+def _share_outside(spec: AttentionSpec, problem: Problem) -> float:
+    """The share of all pairs of a query and a key that lie outside the tuned window: triangles, the
+    upper one under a causal mask being half, as flops counts it.
+    """
+    seq_q, seq_k = problem.seq_q, problem.seq_k
+    if 0 in (seq_q, seq_k):
+        return 0.0
+
+    def triangle(edge: int) -> float:
+        return max(edge, 0) ** 2 / 2
+
+    before = triangle(seq_k - TUNED_WINDOW) - triangle(seq_k - seq_q - TUNED_WINDOW)
+    behind = triangle(seq_q - TUNED_WINDOW) - triangle(seq_q - seq_k - TUNED_WINDOW)
+    return before / (seq_q * seq_k) + (0.5 if spec.causal else behind / (seq_q * seq_k))
 
 
 _PRODUCTS: dict[str, tuple[int, int]] = {
@@ -379,6 +465,9 @@ def from_tensors(
         dropout=features.dropout_p > 0.0,
         bias=features.bias_kind,
         alibi=features.slopes is not None,
+        window=features.window is not None,
+        softcap=features.softcap > 0.0,
+        sink=features.sinks is not None,
     )
     problem = Problem(batch=batch, heads=heads, kv_heads=kv_heads, seq_q=seq_q, seq_k=seq_k)
     return spec, problem

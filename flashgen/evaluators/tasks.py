@@ -162,7 +162,7 @@ def _sdpa(payload: dict[str, Any], spec: AttentionSpec) -> Run | None:
     """A launch of torch's SDPA, whichever backend it takes, on the round's inputs; None if it
     refuses, and for kernels of which it has no counterpart: one part of a backward, or a feature.
     """
-    if spec.direction != "forward" or spec.bias != "none" or spec.alibi or spec.dropout:
+    if spec.direction != "forward" or spec.featured:
         return None
     from torch.nn.functional import scaled_dot_product_attention
 
