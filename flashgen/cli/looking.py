@@ -10,6 +10,7 @@ import typer
 
 from flashgen import paths, settings
 from flashgen.cli.words import (
+    FeatureNames,
     Out,
     named_directions,
     named_spec,
@@ -27,6 +28,7 @@ def explain(
     direction: Annotated[
         str, typer.Option(help="forward, or a kernel of the backward: backward_dkv.")
     ] = "forward",
+    feature: FeatureNames = None,
     gpu_slug: Annotated[
         str | None, typer.Option(help="Serve as this GPU; by default the one here, or nvidia_h200.")
     ] = None,
@@ -40,7 +42,7 @@ def explain(
     if seq < 0:
         raise InvalidArgument(f"--seq must be 0 or more: got {seq}")
     (kernel,) = named_directions([direction], whole_backward=False)
-    spec = named_spec(dtype, head_dim, causal).for_direction(kernel)
+    spec = named_spec(dtype, head_dim, causal).with_features(feature or ()).for_direction(kernel)
     gpu, here = _gpu_to_explain(gpu_slug, out)
     package = showing.load_package(_package_folder(out))
     served = Served(archs=package.archs, choices=package.choices, defaults=package.defaults)
