@@ -20,8 +20,7 @@ backward is chosen by its time alone, so an untimed one would never run."""
 
 def has_default(spec: AttentionSpec) -> bool:
     """Whether generated/ holds a default kernel for specs of this kind: those without features."""
-    features = spec.bias != "none" or spec.alibi or spec.dropout
-    return spec.direction in DEFAULT_DIRECTIONS and not features
+    return spec.direction in DEFAULT_DIRECTIONS and not spec.featured
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -225,8 +225,9 @@ def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
     if config.schedule != "fa2":
         if spec.direction != "forward":
             return f"direction {spec.direction} has schedule fa2 alone: got {config.schedule}"
-        if spec.bias != "none" or spec.alibi or spec.dropout:
-            return f"bias, alibi and dropout go with schedule fa2: got {config.schedule}"
+        if spec.featured:
+            features = " and ".join(spec.feature_words)
+            return f"features ({features}) go with schedule fa2: got {config.schedule}"
     return _illegal_backward(spec, config)
 
 

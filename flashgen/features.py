@@ -1,4 +1,5 @@
-"""Features: what a call may bring beside q, k and v: a bias or mask, ALiBi slopes, dropout.
+"""Features: what a call may bring beside q, k and v: a bias or mask, ALiBi slopes, dropout, a
+sliding window, a cap of the scores, attention sinks.
 
 What each means, in one place, for the reference, the kernels and the runtime. torch is not
 imported: tensors are read by their attributes.
@@ -6,7 +7,9 @@ imported: tensors are read by their attributes.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Literal
 
 from flashgen.errors import InvalidArgument
@@ -22,6 +25,9 @@ maximum starts. Masks made of the most negative finite bfloat16 or float32 are s
 
 FLOAT_BIAS = ("float16", "bfloat16", "float32")
 
+UNBOUNDED = -1
+"""A side of a window without an end."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Features:
@@ -36,18 +42,31 @@ class Features:
                 divided by 1 - dropout_p. LSE is that of P undropped
     rng         int64 (2,), seed and offset of the Philox generator that decides which, on the
                 device of q: a kernel reads them when it runs, so a CUDA graph sees new values
+    window      keys to the left and to the right that a query sees, UNBOUNDED for all: query i sees
+                key j where i + diagonal - left <= j <= i + diagonal + right, diagonal as for
+                slopes. A causal mask holds beside it
+    softcap     0 for none, or the cap of the scores, before bias, slopes and masks: a score s, with
+                its scale, becomes softcap * tanh(s / softcap) (Gemma 2, arXiv 2408.00118)
+    sinks       (H,) float32 or of q's dtype: the score of a key without a value, which each row of
+                a head sees, whatever its masks (gpt-oss). LSE includes it
     """
 
     bias: Tensor | None = None
     slopes: Tensor | None = None
     dropout_p: float = 0.0
     rng: Tensor | None = None
+    window: tuple[int, int] | None = None
+    softcap: float = 0.0
+    sinks: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.dropout_p <= 1.0:
             raise InvalidArgument(f"dropout_p must be from 0 to 1: got {self.dropout_p!r}")
         if self.dropout_p > 0.0 and self.rng is None:
             raise InvalidArgument("dropout_p above 0 needs rng, a seed and an offset: got none")
+        if self.window is not None and self.window != window_of(self.window):
+            raise InvalidArgument(f"window must have a bounded side, or be None: got {self.window}")
+        check_softcap(self.softcap)
 
     @property
     def bias_kind(self) -> Bias:
@@ -69,6 +88,47 @@ class Features:
         """What kept elements are multiplied by, 1 / (1 - p); 0 where p is 1."""
         return 1.0 / (1.0 - self.dropout_p) if self.dropout_p < 1.0 else 0.0
 
+    def bounds(self, seq_q: int, seq_k: int) -> tuple[int, int]:
+        """The window's keys to the left and right, as far as these lengths go: never UNBOUNDED."""
+        far = seq_q + seq_k
+        left, right = self.window or (UNBOUNDED, UNBOUNDED)
+        return far if left < 0 else min(left, far), far if right < 0 else min(right, far)
+
+
+def window_of(window: object, *, causal: bool = False) -> tuple[int, int] | None:
+    """The window as Features holds it, of (left, right), each a whole number of keys, or None or -1
+    for all of them; None where it hides nothing: a causal mask ends the right side by itself.
+
+    Raises InvalidArgument for anything else.
+    """
+    if window is None:
+        return None
+    sides = tuple(window) if isinstance(window, tuple | list) else ()
+    if len(sides) != 2 or not all(map(_is_side, sides)):
+        raise InvalidArgument(
+            "window must be (left, right), whole numbers of keys, each None or -1 for no end: "
+            f"got {window!r}"
+        )
+    left, right = (UNBOUNDED if side is None else int(side) for side in sides)
+    if causal:
+        right = UNBOUNDED
+    return None if left == right == UNBOUNDED else (left, right)
+
+
+def _is_side(side: object) -> bool:
+    return side is None or (isinstance(side, int) and not isinstance(side, bool) and side >= -1)
+
+
+def check_softcap(softcap: object) -> float:
+    """The cap as Features holds it; None is 0, no cap. Raises InvalidArgument for what is no number
+    of 0 or more.
+    """
+    cap = 0.0 if softcap is None else softcap
+    number = float(cap) if isinstance(cap, Real) and not isinstance(cap, bool) else math.nan
+    if not 0.0 <= number < math.inf:
+        raise InvalidArgument(f"softcap must be finite and 0 or more, 0 for none: got {softcap!r}")
+    return number
+
 
 PLAIN = Features()
 """No feature."""
@@ -77,7 +137,12 @@ PLAIN = Features()
 def check_features(features: Features, q: Tensor, k: Tensor) -> None:
     """Raise InvalidArgument, naming the argument, unless the features fit q and k."""
     shape = (*q.shape[:3], k.shape[2])
-    tensors = {"bias": features.bias, "alibi_slopes": features.slopes, "rng": features.rng}
+    tensors = {
+        "bias": features.bias,
+        "alibi_slopes": features.slopes,
+        "rng": features.rng,
+        "sinks": features.sinks,
+    }
     for name, tensor in tensors.items():
         if tensor is not None and tensor.device != q.device:
             raise InvalidArgument(
@@ -87,6 +152,8 @@ def check_features(features: Features, q: Tensor, k: Tensor) -> None:
         _check_bias(features.bias, shape)
     if features.slopes is not None:
         _check_slopes(features.slopes, shape)
+    if features.sinks is not None:
+        _check_sinks(features.sinks, q)
     if features.rng is not None and (
         str(features.rng.dtype) != "torch.int64" or tuple(features.rng.shape) != (2,)
     ):
@@ -120,4 +187,13 @@ def _check_slopes(slopes: Tensor, shape: tuple[int, ...]) -> None:
         raise InvalidArgument(
             f"alibi_slopes must be float32 of shape ({heads},) or ({batch}, {heads}): "
             f"got {slopes.dtype} {tuple(slopes.shape)}"
+        )
+
+
+def _check_sinks(sinks: Tensor, q: Tensor) -> None:
+    heads = q.shape[1]
+    if tuple(sinks.shape) != (heads,) or str(sinks.dtype) not in ("torch.float32", str(q.dtype)):
+        raise InvalidArgument(
+            f"sinks must be of shape ({heads},), float32 or of the dtype of q, {q.dtype}: "
+            f"got {sinks.dtype} {tuple(sinks.shape)}"
         )

@@ -6,7 +6,10 @@ With P the softmax, P' = P after dropout, D = rowsum(dO * O) - dLSE (arXiv 2307.
     dV = P'^T dO      dP = dropout(dO V^T)      dS = P * (dP - D)
     dQ = scale dS K   dK = scale dS^T Q
 
-and dS, summed where the bias is broadcast, is the gradient of the bias. Torch alone.
+and dS, summed where the bias is broadcast, is the gradient of the bias. Under a cap of the scores
+dQ and dK take dS * (1 - tanh^2), tanh being that of the capped score. A sink has no value, so its
+dP is 0, and its gradient -P_sink * D, P_sink = exp(sink - LSE), summed over batches and rows. Torch
+alone.
 """
 
 from __future__ import annotations
@@ -110,7 +113,7 @@ def delta_of(o: Tensor, do: Tensor, dlse: Tensor) -> Tensor:
 
 
 def exact_gradients(inputs: Inputs) -> dict[str, Tensor]:
-    """dq, dk, dv and, if there is one to add, dbias; float64."""
+    """dq, dk, dv and, where there are such, dbias of an additive bias and dsinks; float64."""
     x = inputs.double()
     o, lse = reference.attention(
         x.q, x.k, x.v, scale=x.scale, diagonal=x.diagonal, features=x.features
@@ -129,9 +132,9 @@ def rounded_gradients(inputs: Inputs, lse: Tensor, delta: Tensor) -> dict[str, T
     q, k, v, do = operands
     with reference.float32_products():
         found = _gradients(x._with(q, k, v, do, x.dlse), lse, delta, dtype)
-    bias = inputs.features.bias
+    of_feature = {"dbias": inputs.features.bias, "dsinks": inputs.features.sinks}
     return {
-        name: t.to(bias.dtype if name == "dbias" and bias is not None else dtype)
+        name: t.to(dtype if (own := of_feature.get(name)) is None else own.dtype)
         for name, t in found.items()
     }
 
@@ -148,13 +151,33 @@ def _gradients(x: Inputs, lse: Tensor, delta: Tensor, dtype: torch.dtype) -> dic
     p = torch.exp(s - lse[..., None])
     dp = x.do @ reference.per_query_head(x.v, heads).transpose(-1, -2)
     ds = p * (reference.dropped(dp, x.features) - delta[..., None])
-    dq = x.scale * (rounded(ds) @ reference.per_query_head(x.k, heads))
-    dk = x.scale * (rounded(ds).transpose(-1, -2) @ x.q)
+    of_scores = rounded(ds * _slope_of_cap(x))
+    dq = x.scale * (of_scores @ reference.per_query_head(x.k, heads))
+    dk = x.scale * (of_scores.transpose(-1, -2) @ x.q)
     dv = reference.dropped(rounded(p), x.features).transpose(-1, -2) @ x.do
     found = {"dq": dq, "dk": _over_group(dk, kv_heads), "dv": _over_group(dv, kv_heads)}
     if x.features.bias is not None and x.features.bias.dtype is not torch.bool:
         found["dbias"] = ds.sum_to_size(x.features.bias.shape)
+    if x.features.sinks is not None:
+        found["dsinks"] = sink_gradient(x.features.sinks, lse, delta)
     return found
+
+
+def _slope_of_cap(x: Inputs) -> Tensor | float:
+    """The derivative of the capped scores by the scores, (B, H, Sq, Sk); 1 without a cap."""
+    if x.features.softcap == 0.0:
+        return 1.0
+    k = reference.per_query_head(x.k, x.q.shape[1])
+    s = x.scale * (x.q @ k.transpose(-1, -2))
+    tanh: Tensor = torch.tanh(s / x.features.softcap)
+    return 1.0 - tanh.square()
+
+
+def sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
+    """The gradient of the sinks (H,), in the dtype of delta, of LSE and D (B, H, Sq)."""
+    # An LSE of -inf or inf is that of a row whose sink is -inf, and weighs nothing.
+    p = torch.exp(sinks.to(delta.dtype)[:, None] - lse)
+    return -(torch.where(torch.isinf(lse), 0.0, p) * delta).sum((0, 2))
 
 
 def _over_group(x: Tensor, kv_heads: int) -> Tensor:
@@ -172,7 +195,8 @@ def judge(direction: Direction, found: tuple[Tensor, ...], inputs: Inputs) -> Ve
     float32 accumulation may lose. Sums of sums count as what they are made of: for dS, P times
     |dO| |V|^T + rowsum|dO * O| + |dLSE|, for what dP and D lose does not cancel when they do; and
     P, which no row sum divides here, counts 1 + (|scale| |Q| |K|^T + |LSE|) / 4 times, for it is
-    off by 2^-24 of each unit that its exponent is made of.
+    off by 2^-24 of each unit that its exponent is made of. The slope of a cap, 1 at most, counts 1:
+    it is a difference of numbers near 1.
     """
     _, lse, delta = forward(inputs)
     exact, summed = exact_gradients(inputs), _summed(inputs)

@@ -1,6 +1,7 @@
 """What the blocks of a launch do: how often each one's main loops turn, and the bytes of them all.
 
-It says of the templates what their loops' bounds say; the causal diagonal is the bottom-right one.
+It says of the templates what their loops' bounds say; the causal diagonal is the bottom-right one,
+and a window has the length that tuning runs, spec.TUNED_WINDOW.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import math
 
 from flashgen.config import BY_KEYS, KernelConfig
 from flashgen.errors import NoEstimate
-from flashgen.spec import DECODING, AttentionSpec, Problem
+from flashgen.spec import DECODING, TUNED_WINDOW, AttentionSpec, Problem
 
 
 def grid(
@@ -24,11 +25,14 @@ def grid(
         raise NoEstimate(
             f"{spec.direction} is bound by the bytes in flight to memory, which have no model"
         )
-    if loops not in (1, 2):
-        raise NoEstimate(f"{loops} main loops were found in the SASS, the template has 1 or 2")
+    by_keys = spec.direction in BY_KEYS
+    known = (1, 3) if spec.window and not by_keys else (1,) if spec.window else (1, 2)
+    if loops not in known:
+        has = " or ".join(map(str, known))
+        raise NoEstimate(f"{loops} main loops were found in the SASS, the template has {has}")
     if spec.direction == "backward_dbias":
         raise NoEstimate("how often its loop turns depends on how the bias is broadcast")
-    if spec.direction in BY_KEYS:
+    if by_keys:
         return _by_keys(spec, config, problem, loops) * (problem.batch * problem.kv_heads)
     return _by_rows(spec, config, problem, loops) * (problem.batch * problem.heads)
 
@@ -36,10 +40,13 @@ def grid(
 def _by_rows(
     spec: AttentionSpec, config: KernelConfig, problem: Problem, loops: int
 ) -> list[tuple[int, ...]]:
-    """Forward and dQ: one block a tile of rows; the unmasked tiles of keys, then the masked ones.
+    """Forward and dQ: one block a tile of rows; the unmasked tiles of keys, then the masked ones. A
+    window has masked ones before them, too.
 
     s_ahead runs its last tile after the loops.
     """
+    if spec.window:
+        return _by_rows_of_window(spec, config, problem, loops)
     found: list[tuple[int, ...]] = []
     for start in range(0, problem.seq_q, config.br):
         whole, end = problem.seq_k, problem.seq_k
@@ -55,22 +62,45 @@ def _by_rows(
     return found[::-1] if config.order == "longest_first" else found
 
 
+def _by_rows_of_window(
+    spec: AttentionSpec, config: KernelConfig, problem: Problem, loops: int
+) -> list[tuple[int, ...]]:
+    """As key_window of templates/_masks.py.jinja has it."""
+    br, bc, shift = config.br, config.bc, problem.seq_k - problem.seq_q
+    right = 0 if spec.causal else TUNED_WINDOW
+    found: list[tuple[int, ...]] = []
+    for start in range(0, problem.seq_q, br):
+        begin = max(start + shift - TUNED_WINDOW, 0) // bc
+        end = math.ceil(min(max(start + br + shift + right, 0), problem.seq_k) / bc)
+        full = min(math.ceil(max(start + br - 1 + shift - TUNED_WINDOW, 0) / bc), end)
+        full_end = max(min(max(start + shift + right + 1, 0), problem.seq_k) // bc, full)
+        trips = (max(full - begin, 0), full_end - full, end - full_end)
+        found.append((sum(trips),) if loops == 1 else trips)
+    return found[::-1] if config.order == "longest_first" else found
+
+
 def _by_keys(
     spec: AttentionSpec, config: KernelConfig, problem: Problem, loops: int
 ) -> list[tuple[int, ...]]:
     """For dK and dV: one block a tile of keys; the masked tiles of rows, then the unmasked ones, of
-    every query head that shares the keys.
+    every query head that shares the keys. Under a window all tiles are masked.
     """
     group = problem.heads // max(1, problem.kv_heads)
     tiles = math.ceil(problem.seq_q / config.br)
     found: list[tuple[int, ...]] = []
     for start in range(0, problem.seq_k, config.bc):
         first = full = 0
+        shift = problem.seq_k - problem.seq_q
         if spec.causal:
-            shift = problem.seq_k - problem.seq_q
             first = min(max(start - shift, 0) // config.br, tiles)
             full = math.ceil(max(start + config.bc - 1 - shift, 0) / config.br)
             full = max(min(full, tiles), first)
+        if spec.window:
+            right = 0 if spec.causal else TUNED_WINDOW
+            first = max(start - shift - right, 0) // config.br
+            end = min(max(start + config.bc - shift + TUNED_WINDOW, 0), problem.seq_q)
+            found.append((group * max(math.ceil(end / config.br) - first, 0),))
+            continue
         masked, unmasked = group * (full - first), group * (tiles - full)
         found.append((masked + unmasked,) if loops == 1 else (masked, unmasked))
     return found

@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from flashgen.errors import InvalidArgument
-from flashgen.spec import BUCKET_SEQ, AttentionSpec, Mask, parse_dtype
+from flashgen.spec import BUCKET_SEQ, TUNED_WINDOW, AttentionSpec, Mask, parse_dtype
 from flashgen.workloads import Piece, Workload, kernels_of, problem_of
 
 Side = Literal["encoder", "decoder"]
@@ -39,6 +39,8 @@ _SEES_ALL = {
     "siglip_text_model", "siglip2_text_model", "wav2vec2", "wavlm", "xlm-roberta",
 }  # fmt: skip
 _CAPPED = "attn_logit_softcapping"
+_EVERY_OTHER = ("gemma2", "gpt_oss")
+"""Models whose layers have the window and the full mask in turn, where no list says so."""
 
 
 def from_hf_config(path: Path, *, directions: Sequence[str] = ("forward",)) -> Workload:
@@ -226,6 +228,20 @@ class _Model:
             return "none"
         return "causal"
 
+    def windowed(self, layers: int, length: int | None) -> int:
+        """How many of the layers have a window that hides something."""
+        window, is_off = self.config.get("sliding_window"), self.config.get("use_sliding_window")
+        if not isinstance(window, int) or is_off is False:
+            return 0
+        if length is not None and window >= length:
+            return 0
+        kinds, pattern = self.config.get("layer_types"), self.config.get("sliding_window_pattern")
+        if isinstance(kinds, list):
+            return sum(kind == "sliding_attention" for kind in kinds[:layers])
+        if isinstance(pattern, int) and pattern > 0:
+            return layers - layers // pattern
+        return (layers + 1) // 2 if self.type in _EVERY_OTHER else layers
+
     def dtype(self, notes: list[str]) -> str:
         named = self.config.get("dtype") or self.config.get("torch_dtype")
         if named in (None, "auto"):
@@ -255,6 +271,8 @@ def _attentions(model: _Model, notes: list[str]) -> list[_Attention]:
         if heads is None:
             raise _NoAttention(f"none of {', '.join(model.names('heads', side))}")
         head_dim, head_dim_v = model.head_dims(heads, side)
+        length = model.length(side)
+        layers = model.number("layers", side) or 1
         spec = AttentionSpec(
             dtype=model.dtype(notes),  # type: ignore[arg-type]  # parse_dtype returns no other
             head_dim=head_dim,
@@ -263,33 +281,31 @@ def _attentions(model: _Model, notes: list[str]) -> list[_Attention]:
             dropout=model.training and any(model.config.get(name) for name in _DROPOUT),
             bias="additive" if "relative_attention_num_buckets" in model.config else "none",
             alibi=model.config.get("alibi") is True or model.type == "bloom",
+            softcap=bool(model.config.get(_CAPPED)),
+            sink=model.type == "gpt_oss",
         )
-        length = model.length(side)
-        found.append(
-            _Attention(
-                spec=spec,
-                group=model.group(heads, side),
-                layers=model.number("layers", side) or 1,
-                length=length,
-                fixed=model.is_vision,
-            )
-        )
-        notes += _not_tuned(model.config, length)
+        windowed = model.windowed(layers, length)
+        for of_kind, number in ((False, layers - windowed), (True, windowed)):
+            if number:
+                found.append(
+                    _Attention(
+                        spec=replace(spec, window=of_kind),
+                        group=model.group(heads, side),
+                        layers=number,
+                        length=length,
+                        fixed=model.is_vision,
+                    )
+                )
+        notes += _remarks(model.config, length, windowed=bool(windowed))
     return found
 
 
-def _not_tuned(config: Mapping[str, Any], length: int | None) -> Iterator[str]:
-    """Sentences on what the model asks of attention and no kernel does."""
-    window, is_off = config.get("sliding_window"), config.get("use_sliding_window") is False
-    if isinstance(window, int) and not is_off and (length is None or window < length):
+def _remarks(config: Mapping[str, Any], length: int | None, *, windowed: bool) -> Iterator[str]:
+    """Sentences on where what is tuned is not what the model runs."""
+    if windowed and config["sliding_window"] != TUNED_WINDOW:
         yield (
-            f"sliding_window is {window} keys: flashgen has no kernels of windows yet, so the "
-            f"full mask is tuned, and the window is not"
-        )
-    if config.get(_CAPPED):
-        yield (
-            f"{_CAPPED} is {config[_CAPPED]}: flashgen has no kernels that cap scores yet, so "
-            f"those without a cap are tuned"
+            f"sliding_window is {config['sliding_window']} keys: its kernels are tuned with a "
+            f"window of {TUNED_WINDOW}"
         )
     if length is None:
         yield "the configuration names no longest sequence: all buckets are tuned"

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib.util
 import logging
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -153,7 +154,9 @@ class Plan:
         self.br = config.br
         self.bc = config.bc
         self.takes_diagonal = spec.takes_diagonal
-        self.has_features = spec.bias != "none" or spec.alibi or spec.dropout
+        self.causal = spec.causal
+        self.has_features = spec.featured
+        self.takes_sink = spec.sink
         self.by_descriptor = config.loads == "descriptor"
         self.any_dim = config.head_dims == "padded"
         self.fa1 = config.schedule == "fa1"
@@ -178,7 +181,9 @@ def _run(
     if o.numel() == 0:
         return o, lse
     if seq_k == 0:
-        return o.zero_(), lse.fill_(float("-inf"))
+        sinks = features.sinks
+        lse.copy_(sinks[:, None].expand(lse.shape)) if sinks is not None else lse.fill_(-math.inf)
+        return o.zero_(), lse
     q, scale = positive_scale(q, scale)
     if plan.rows_of_eight:
         q, k, v = in_eights(q), in_eights(k), in_eights(v)
@@ -211,7 +216,7 @@ def _run(
     if plan.any_dim:
         sizes += [head_dim, head_dim_v]
     if plan.has_features:
-        sizes += feature_arguments(features, batch, heads, seq_q, seq_k)
+        sizes += feature_arguments(plan, features, batch, heads, seq_q, seq_k)
     if plan.fa1:
         sizes += _scratch(plan, q)
     with on_device(q):
@@ -270,7 +275,7 @@ def _say_copied() -> None:
 
 
 def feature_arguments(
-    features: Features, batch: int, heads: int, seq_q: int, seq_k: int
+    plan: Plan, features: Features, batch: int, heads: int, seq_q: int, seq_k: int
 ) -> list[Any]:
     """What a kernel takes of the features there are, in the order of its arguments."""
     arguments: list[Any] = []
@@ -284,6 +289,14 @@ def feature_arguments(
         arguments += [slopes, *slopes.stride()]
     if features.rng is not None:
         arguments += [features.rng, features.dropout_threshold, features.keep_scale]
+    if features.window is not None:
+        left, right = features.bounds(seq_q, seq_k)
+        arguments += [left] if plan.causal else [left, right]
+    if features.softcap > 0.0:
+        cap_log2e = features.softcap * LOG2_E
+        arguments += [cap_log2e, 1.0 / cap_log2e]
+    if plan.takes_sink and features.sinks is not None:
+        arguments.append(features.sinks.contiguous())
     return arguments
 
 

@@ -211,7 +211,7 @@ def _sizes(plan: Plan, call: Backward, scale: float) -> list[Any]:
     if plan.any_dim:
         sizes += [head_dim, head_dim_v]
     if plan.has_features:
-        sizes += feature_arguments(call.features, batch, heads, seq_q, seq_k)
+        sizes += feature_arguments(plan, call.features, batch, heads, seq_q, seq_k)
     return sizes
 
 

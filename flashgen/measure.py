@@ -35,11 +35,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from flashgen.config import KernelConfig
 from flashgen.errors import FlashgenError
-from flashgen.features import Features
+from flashgen.features import Features, window_of
 from flashgen.outcome import Timing
 from flashgen.render import render
 from flashgen.space import tuned_default
-from flashgen.spec import AttentionSpec, Problem, check_scale, diagonal_of
+from flashgen.spec import TUNED_WINDOW, AttentionSpec, Problem, check_scale, diagonal_of
 from flashgen.stopwatch import CudaStopwatch as CudaStopwatch
 from flashgen.stopwatch import Run as Run
 from flashgen.stopwatch import Stopwatch as Stopwatch
@@ -265,7 +265,7 @@ def make_inputs(
 
 def make_features(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> Features:
     """The spec's features: a bias or mask shared by batches and heads, slopes by head, a tenth
-    dropped.
+    dropped, a window of TUNED_WINDOW keys, Gemma 2's cap of 50, sinks by head.
     """
     import torch
 
@@ -282,6 +282,9 @@ def make_features(spec: AttentionSpec, problem: Problem, seed: int, device: str)
         else None,
         dropout_p=0.1 if spec.dropout else 0.0,
         rng=torch.tensor([seed, 0], device=device) if spec.dropout else None,
+        window=window_of((TUNED_WINDOW, TUNED_WINDOW), causal=spec.causal) if spec.window else None,
+        softcap=50.0 if spec.softcap else 0.0,
+        sinks=torch.randn(problem.heads, generator=generator, device=device) if spec.sink else None,
     )
 
 

@@ -22,6 +22,10 @@ LSE_TOLERANCE = 2.0**-16
 OUTPUT_BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24}
 """Significant bits of an output type, the hidden one included."""
 
+SOFTCAPS = (1.5, 50.0, 0.25, 6.0)
+"""Caps that cases take in turn, by seed: about the scores, far above them, and so low that nearly
+all are at it.
+"""
 BIAS_SHAPES = ("bhqk", "hqk", "k", "bh", "qk", "bq", "bhk")
 """Dimensions in which a drawn bias is not broadcast; cases take them in turn, by seed."""
 
@@ -39,7 +43,7 @@ def attention(
     least float32).
 
     Query i sees key j where j <= i + diagonal; None sees all. Returns O (B, H, Sq, d_v) and LSE (B,
-    H, Sq), natural logarithm. A row with nothing to attend has O = 0 and LSE = -inf.
+    H, Sq), natural logarithm. A row with nothing to attend has O = 0 and LSE = -inf, or its sink.
     """
     q, k, v = (x if x.dtype == torch.float64 else x.float() for x in (q, k, v))
     p, row_sum, lse = _softmax_parts(q, k, scale, diagonal, features)
@@ -72,9 +76,14 @@ def rounded_attention(
 
 
 def scores(q: Tensor, k: Tensor, scale: float, diagonal: int | None, features: Features) -> Tensor:
-    """Scale * Q K^T with bias and ALiBi, (B, H, Sq, Sk), -inf where a query may not attend."""
+    """Scale * Q K^T, capped, with bias and ALiBi, (B, H, Sq, Sk), -inf where a query may not
+    attend.
+    """
     s = scale * (q @ per_query_head(k, q.shape[1]).transpose(-1, -2))
+    if features.softcap > 0.0:
+        s = features.softcap * torch.tanh(s / features.softcap)
     seq_q, seq_k = s.shape[-2:]
+    offset = seq_k - seq_q if diagonal is None else diagonal
     if features.bias is not None:
         if features.bias.dtype is torch.bool:
             s = s.masked_fill(~features.bias, float("-inf"))
@@ -82,12 +91,14 @@ def scores(q: Tensor, k: Tensor, scale: float, diagonal: int | None, features: F
             bias = features.bias.to(s.dtype)
             s = s + bias.masked_fill(bias <= MASKED_BELOW, float("-inf"))
     if features.slopes is not None:
-        offset = seq_k - seq_q if diagonal is None else diagonal
         rows = torch.arange(seq_q, device=s.device)[:, None]
         distance = (rows + offset - torch.arange(seq_k, device=s.device)[None, :]).abs()
         s = s - features.slopes.to(s.dtype)[..., None, None] * distance
     if diagonal is not None:
         s = s.masked_fill(~visible(seq_q, seq_k, diagonal, s.device), float("-inf"))
+    if features.window is not None:
+        inside = in_window(seq_q, seq_k, offset, features.window, s.device)
+        s = s.masked_fill(~inside, float("-inf"))
     return s
 
 
@@ -101,22 +112,49 @@ def dropped(p: Tensor, features: Features) -> Tensor:
 def _softmax_parts(
     q: Tensor, k: Tensor, scale: float, diagonal: int | None, features: Features
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """exp(S - max) (B, H, Sq, Sk), its row sums (B, H, Sq, 1), and LSE (B, H, Sq)."""
+    """exp(S - max) (B, H, Sq, Sk), its row sums (B, H, Sq, 1), and LSE (B, H, Sq).
+
+    The maximum is that of the keys' scores, so that P is as large, and as precise, beside a sink as
+    without one; the row sums are then inf where the sink leaves nothing to the keys.
+    """
     s = scores(q, k, scale, diagonal, features)
     if s.shape[-1] == 0:
-        row_sum = s.new_zeros((*s.shape[:-1], 1))
-        return s, row_sum, row_sum.squeeze(-1).log()
-    row_max = s.amax(-1, keepdim=True)
-    row_max = torch.where(torch.isinf(row_max), 0.0, row_max)
-    p = torch.exp(s - row_max)
+        p, row_max = s, s.new_zeros((*s.shape[:-1], 1))
+    else:
+        row_max = s.amax(-1, keepdim=True)
+        row_max = torch.where(torch.isinf(row_max), 0.0, row_max)
+        p = torch.exp(s - row_max)
     row_sum = p.sum(-1, keepdim=True)
-    return p, row_sum, (row_max + row_sum.log()).squeeze(-1)
+    seen = row_sum > 0
+    lse = torch.where(seen, row_max + torch.where(seen, row_sum, 1.0).log(), float("-inf"))
+    if features.sinks is not None:
+        sinks = features.sinks.to(s.dtype)[:, None, None]
+        row_sum = row_sum + torch.exp(sinks - row_max)
+        lse = torch.logaddexp(lse, sinks)
+    return p, row_sum, lse.squeeze(-1)
 
 
 def visible(seq_q: int, seq_k: int, diagonal: int, device: torch.device) -> Tensor:
     """The causal mask (Sq, Sk): True where query i sees key j, j <= i + diagonal."""
     rows = torch.arange(seq_q, device=device)[:, None]
     return torch.arange(seq_k, device=device)[None, :] <= rows + diagonal
+
+
+def in_window(
+    seq_q: int, seq_k: int, diagonal: int, window: tuple[int, int], device: torch.device
+) -> Tensor:
+    """The window (Sq, Sk): True where query i sees key j, from `left` keys before i + diagonal to
+    `right` behind it; -1 is no end.
+    """
+    left, right = window
+    rows = torch.arange(seq_q, device=device)[:, None] + diagonal
+    keys = torch.arange(seq_k, device=device)[None, :]
+    inside = torch.ones((seq_q, seq_k), dtype=torch.bool, device=device)
+    if left >= 0:
+        inside &= keys >= rows - left
+    if right >= 0:
+        inside &= keys <= rows + right
+    return inside
 
 
 def per_query_head(x: Tensor, heads: int) -> Tensor:
@@ -289,7 +327,8 @@ def make_features(
     spec: AttentionSpec, case: Case, seed: int, device: torch.device | str
 ) -> Features:
     """The features of a spec, drawn for a case: a bias of a shape that the seed chooses, slopes of
-    ALiBi by batch and head or by head, dropout of a quarter.
+    ALiBi by batch and head or by head, dropout of a quarter, a window and a cap that the seed
+    chooses, sinks as large as scores.
     """
     generator = torch.Generator().manual_seed(seed + 1)
     p, wide = case.problem, BIAS_SHAPES[seed % len(BIAS_SHAPES)]
@@ -306,8 +345,35 @@ def make_features(
         slopes = slopes if seed % 2 else slopes[:1].squeeze(0).contiguous()
     if spec.dropout:
         rng = torch.randint(-(2**62), 2**62, (2,), generator=generator).to(device)
-    p_dropped = 0.25 if spec.dropout else 0.0
-    return Features(bias=bias, slopes=slopes, dropout_p=p_dropped, rng=rng)
+    sinks = None
+    if spec.sink:
+        sinks = 2.0 * torch.randn(p.heads, generator=generator)
+        sinks = sinks.to(device, getattr(torch, spec.dtype) if seed % 2 else torch.float32)
+    return Features(
+        bias=bias,
+        slopes=slopes,
+        dropout_p=0.25 if spec.dropout else 0.0,
+        rng=rng,
+        window=windows(p)[seed % len(windows(p))] if spec.window else None,
+        softcap=SOFTCAPS[seed % len(SOFTCAPS)] if spec.softcap else 0.0,
+        sinks=sinks,
+    )
+
+
+def windows(problem: Problem) -> tuple[tuple[int, int], ...]:
+    """The windows that find mistakes: nothing but the diagonal, one side alone, narrower than a
+    tile, wider than one, beyond all lengths.
+    """
+    far, keys = problem.seq_q + problem.seq_k, problem.seq_k
+    return (
+        (3 * keys // 4, keys // 2),
+        (keys // 2, -1),
+        (5, 2),
+        (0, 0),
+        (-1, keys // 4),
+        (17, keys // 3),
+        (far + 3, 5 * far),
+    )
 
 
 def nasty_cases(br: int, bc: int) -> tuple[Case, ...]:

@@ -15,6 +15,8 @@ from flashgen.errors import FlashgenError, ToolchainError
 from flashgen.spec import AttentionSpec, padded
 
 HEADER_LINES = 5
+SERVES = 100 - len("# Serves: .")
+"""The most characters of what a header says of a kernel; all features at once take more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,12 +104,13 @@ def _serves(spec: AttentionSpec, config: KernelConfig) -> str:
     else:
         dims = f"head_dim {spec.head_dim}, head_dim_v {spec.head_dim_v}"
     features = {"none": "", "additive": ", bias", "boolean": ", boolean mask"}[spec.bias]
-    features += ", ALiBi" * spec.alibi + ", dropout" * spec.dropout
-    features += ", paged" * spec.paged
+    features += ", ALiBi" * spec.alibi + ", dropout" * spec.dropout + ", window" * spec.window
+    features += ", softcap" * spec.softcap + ", sink" * spec.sink + ", paged" * spec.paged
     features += "" if spec.rotary == "none" else f", rotary {spec.rotary}"
     if features:
         dims = dims.replace("any head_dim and head_dim_v up", "head dims up")
-    return f"{spec.direction}, {spec.dtype}{precision}, {dims}, {mask}{features}"
+    serves = f"{spec.direction}, {spec.dtype}{precision}, {dims}, {mask}"
+    return serves + (features if len(serves + features) <= SERVES else ", features as named")
 
 
 @functools.cache

@@ -125,6 +125,12 @@ def _features(spec: AttentionSpec) -> dict[str, str]:
         types |= {"slopes_ptr": "*fp32", "stride_slopes_b": "i32", "stride_slopes_h": "i32"}
     if spec.dropout:
         types |= {"rng_ptr": "*i64", "keep_threshold": "i32", "keep_scale": "fp32"}
+    if spec.window:
+        types |= {"window_left": "i32"} | ({} if spec.causal else {"window_right": "i32"})
+    if spec.softcap:
+        types |= {"cap_log2e": "fp32", "inverse_cap": "fp32"}
+    if spec.sink:
+        types["sinks_ptr"] = "*fp32"
     return types
 
 

@@ -8,6 +8,7 @@ the tensors of a call are read by their attributes.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -41,8 +42,18 @@ Rotary = Literal["none", "halves", "interleaved"]
 and 2i + 1."""
 DTYPE_BYTES: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 SHORT_DTYPE: dict[str, str] = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
-FEATURES = ("dropout", "bias", "alibi", "paged", "rotary")
+FEATURES = ("dropout", "bias", "alibi", "window", "softcap", "sink", "paged", "rotary")
 """Fields of a spec that tables write out only where they are on."""
+FEATURE_WORDS: dict[str, tuple[str, bool | str]] = {
+    "bias": ("bias", "additive"),
+    "boolean-mask": ("bias", "boolean"),
+    "alibi": ("alibi", True),
+    "dropout": ("dropout", True),
+    "window": ("window", True),
+    "softcap": ("softcap", True),
+    "sink": ("sink", True),
+}
+"""What --feature calls the features: the field of a spec, and its value."""
 
 _PREFIX: dict[str, str] = {
     "forward": "fwd",
@@ -83,9 +94,10 @@ class AttentionSpec:
     """One kind of attention: whatever may change the text of a kernel, and no sizes.
 
     head_dim is the last dimension of Q and K, head_dim_v that of V and O. precision says how
-    float32 operands are multiplied (16-bit ones have one way, "ieee"). dropout, bias and alibi are
-    the features of features.py, each a kernel of its own. paged: the cache that decode reads, or
-    append writes, lies in pages; rotary: append rotates new keys, and queries. Raises
+    float32 operands are multiplied (16-bit ones have one way, "ieee"). dropout, bias, alibi,
+    window, softcap and sink are the features of features.py, each a kernel of its own; how wide the
+    window is and where the cap lies, a kernel is told when it runs. paged: the cache that decode
+    reads, or append writes, lies in pages; rotary: append rotates new keys, and queries. Raises
     InvalidArgument, naming the field.
     """
 
@@ -98,6 +110,9 @@ class AttentionSpec:
     dropout: bool = False
     bias: Bias = "none"
     alibi: bool = False
+    window: bool = False
+    softcap: bool = False
+    sink: bool = False
     paged: bool = False
     rotary: Rotary = "none"
 
@@ -118,7 +133,7 @@ class AttentionSpec:
             check_head_dim(getattr(self, field), field)
         if self.precision == "tf32" and self.dtype != "float32":
             raise InvalidArgument(f"precision tf32 goes with dtype float32: got {self.dtype}")
-        for field in ("dropout", "alibi", "paged"):
+        for field in ("dropout", "alibi", "window", "softcap", "sink", "paged"):
             if not isinstance(getattr(self, field), bool):
                 raise InvalidArgument(
                     f"{field} must be true or false: got {getattr(self, field)!r}"
@@ -129,8 +144,15 @@ class AttentionSpec:
         """Raise InvalidArgument for what the direction's kernel cannot be asked."""
         if self.direction == "backward_dbias" and self.bias != "additive":
             raise InvalidArgument(f"direction backward_dbias needs bias additive: got {self.bias}")
+        if self.direction != "forward" and self.sink:
+            raise InvalidArgument(
+                "sink goes with direction forward: a backward kernel knows a sink by its LSE alone"
+            )
         if self.direction == "backward_delta" and (
-            self.masked or self.precision != "ieee" or self.head_dim != self.head_dim_v
+            self.causal
+            or self.featured
+            or self.precision != "ieee"
+            or self.head_dim != self.head_dim_v
         ):
             raise InvalidArgument(
                 "direction backward_delta reads O and dO alone, so it goes with mask none, "
@@ -149,9 +171,9 @@ class AttentionSpec:
             raise InvalidArgument(f"rotary goes with direction append: got {self.direction}")
         if self.direction not in DECODING:
             return
-        if self.bias != "none" or self.alibi or self.dropout:
+        if self.featured:
             raise InvalidArgument(
-                f"direction {self.direction} goes with no bias, alibi or dropout yet: "
+                f"direction {self.direction} goes with no feature of --feature yet: "
                 "ask for the attention without them"
             )
         if self.direction != "decode" and (self.causal or self.precision != "ieee"):
@@ -161,7 +183,10 @@ class AttentionSpec:
             )
 
     def for_direction(self, direction: Direction) -> AttentionSpec:
-        """The spec of another kernel of the same attention, a forward or a backward one."""
+        """The spec of another kernel of the same attention, a forward or a backward one.
+
+        Backward kernels have no sink: LSE includes it, and its own gradient is no kernel's.
+        """
         if direction == "backward_delta":
             return AttentionSpec(
                 direction=direction,
@@ -181,7 +206,20 @@ class AttentionSpec:
                 mask="none",
                 paged=paged,
             )
-        return replace(self, direction=direction)
+        return replace(self, direction=direction, sink=self.sink and direction == "forward")
+
+    def with_features(self, words: Iterable[str]) -> AttentionSpec:
+        """The spec with these features on, by FEATURE_WORDS. Raises InvalidArgument."""
+        found = self
+        for word in words:
+            if word not in FEATURE_WORDS:
+                known = ", ".join(FEATURE_WORDS)
+                raise InvalidArgument(f"--feature must be one of {known}: got {word!r}")
+            field, value = FEATURE_WORDS[word]
+            if field == "bias" and found.bias not in ("none", value):
+                raise InvalidArgument("--feature takes one of bias and boolean-mask: got both")
+            found = replace(found, **{field: value})  # type: ignore[arg-type]  # as the table says
+        return found
 
     @property
     def name(self) -> str:
@@ -192,8 +230,8 @@ class AttentionSpec:
             dims += f"v{self.head_dim_v}"
         mask = "" if self.mask == "none" else f"_{self.mask}"
         features = _BIAS_SUFFIX[self.bias]
-        features += "_alibi" * self.alibi + "_dropout" * self.dropout
-        features += "_paged" * self.paged
+        features += "_alibi" * self.alibi + "_dropout" * self.dropout + "_window" * self.window
+        features += "_softcap" * self.softcap + "_sink" * self.sink + "_paged" * self.paged
         features += "" if self.rotary == "none" else f"_rotary_{self.rotary}"
         return f"{_PREFIX[self.direction]}_{dtype}_{dims}{mask}{features}"
 
@@ -210,6 +248,9 @@ class AttentionSpec:
             self.bias,
             self.alibi,
             self.dropout,
+            self.window,
+            self.softcap,
+            self.sink,
             self.paged,
             self.rotary,
         )
@@ -231,15 +272,32 @@ class AttentionSpec:
 
     @property
     def takes_diagonal(self) -> bool:
-        """Whether the kernel is told the diagonal: a causal mask ends there, ALiBi counts from
-        there.
+        """Whether the kernel is told the diagonal: a causal mask ends there, ALiBi and windows
+        count from there.
         """
-        return self.causal or self.alibi
+        return self.causal or self.alibi or self.window
+
+    @property
+    def feature_words(self) -> tuple[str, ...]:
+        """The features that are on, as --feature calls them."""
+        return tuple(
+            word for word, (field, value) in FEATURE_WORDS.items() if getattr(self, field) == value
+        )
+
+    @property
+    def featured(self) -> bool:
+        """Whether any feature is on."""
+        return self.masked_by_feature or self.softcap or self.sink
+
+    @property
+    def masked_by_feature(self) -> bool:
+        """Whether a feature asks for the positions of queries or keys."""
+        return self.bias != "none" or self.alibi or self.dropout or self.window
 
     @property
     def masked(self) -> bool:
         """Whether anything but the lengths comes between a query and a key."""
-        return self.causal or self.alibi or self.dropout or self.bias != "none"
+        return self.causal or self.masked_by_feature
 
 
 def check_head_dim(value: int, field: str = "head_dim") -> None:
@@ -350,8 +408,16 @@ def _decoding_workload(spec: AttentionSpec, seq: int) -> Problem:
     return Problem(batch=64, heads=32, kv_heads=heads, seq_q=queries, seq_k=seq)
 
 
+TUNED_WINDOW = 4096
+"""Keys on each side of the window that a windowed spec is measured and estimated with, to the left
+alone under a causal mask; that of Mistral 7B and Gemma 2. A Problem names none, so shorter lengths
+are tuned as if unmasked on that side.
+"""
+
+
 def flops(spec: AttentionSpec, problem: Problem) -> float:
-    """Floating-point operations of the kernel's matrix products, halved for a causal mask.
+    """Floating-point operations of the kernel's matrix products, halved for a causal mask; of a
+    windowed spec those inside a window of TUNED_WINDOW.
 
     Forward: 4 * batch * heads * seq_q * seq_k * head_dim (FlashAttention-2, section 4.1). The
     backward kernels count every product they make, recomputed ones too: S and dP in each, so the
@@ -364,8 +430,27 @@ def flops(spec: AttentionSpec, problem: Problem) -> float:
         return rows * problem.seq_k * spec.head_dim_v if spec.direction == "combine" else 0.0
     dims, dims_v = _PRODUCTS[spec.direction]
     full = rows * problem.seq_k * (dims * spec.head_dim + dims_v * spec.head_dim_v)
+    if spec.window:
+        full *= 1 - _share_outside(spec, problem)
     # The few queries of a decode stand at the end, and see nearly all keys.
-    return full / 2 if spec.causal and spec.direction != "decode" else full
+    halved = spec.causal and not spec.window and spec.direction != "decode"
+    return full / 2 if halved else full
+
+
+def _share_outside(spec: AttentionSpec, problem: Problem) -> float:
+    """The share of all pairs of a query and a key that lie outside the tuned window: triangles, the
+    upper one under a causal mask being half, as flops counts it.
+    """
+    seq_q, seq_k = problem.seq_q, problem.seq_k
+    if 0 in (seq_q, seq_k):
+        return 0.0
+
+    def triangle(edge: int) -> float:
+        return max(edge, 0) ** 2 / 2
+
+    before = triangle(seq_k - TUNED_WINDOW) - triangle(seq_k - seq_q - TUNED_WINDOW)
+    behind = triangle(seq_q - TUNED_WINDOW) - triangle(seq_q - seq_k - TUNED_WINDOW)
+    return before / (seq_q * seq_k) + (0.5 if spec.causal else behind / (seq_q * seq_k))
 
 
 _PRODUCTS: dict[str, tuple[int, int]] = {
@@ -452,6 +537,9 @@ def from_tensors(
         dropout=features.dropout_p > 0.0,
         bias=features.bias_kind,
         alibi=features.slopes is not None,
+        window=features.window is not None,
+        softcap=features.softcap > 0.0,
+        sink=features.sinks is not None,
     )
     problem = Problem(batch=batch, heads=heads, kv_heads=kv_heads, seq_q=seq_q, seq_k=seq_k)
     return spec, problem

@@ -172,6 +172,9 @@ class _Asked:
     bias: Bias = "none"
     alibi: bool = False
     dropout: bool = False
+    window: bool = False
+    softcap: bool = False
+    sink: bool = False
     heads: int = 1
     kv_heads: int | None = None
     directions: tuple[str, ...] = ("forward",)
@@ -201,6 +204,9 @@ class _Asked:
             bias=self.bias,
             alibi=self.alibi,
             dropout=self.dropout,
+            window=self.window,
+            softcap=self.softcap,
+            sink=self.sink,
         )
         return kernels_of(forward, self.directions)
 

@@ -45,11 +45,13 @@ def draw(
 def arguments(
     *tensors: Tensor, bias: Tensor | None = None, causal: str = "none", features: bool = False
 ) -> tuple[Any, ...]:
-    """Of the forward operator; `features` adds slopes and dropout."""
-    beside: tuple[Any, ...] = (None, None, 0.0)
+    """Of the forward operator; `features` adds slopes, dropout, sinks, a window and a cap."""
+    beside: tuple[Any, ...] = (None, None, None, 0.0, -1, -1, 0.0)
     if features:
         device = tensors[0].device
-        beside = (torch.tensor([0.5, 0.1], device=device), torch.tensor([7, 9], device=device), 0.3)
+        slopes, rng = torch.tensor([0.5, 0.1], device=device), torch.tensor([7, 9], device=device)
+        sinks = torch.tensor([0.3, -1.0], device=device)
+        beside = (slopes, rng, sinks, 0.3, 5, -1, 2.0)
     return (*tensors, bias, *beside, None, causal, "ieee", True, PACKAGE)
 
 
@@ -92,15 +94,17 @@ class OperatorsContract:
         bias = torch.randn(1, 2, 20, 30, device=self.device).requires_grad_() if features else None
         tensors = leaves(*draw(layout, device=self.device))
         given = arguments(*tensors, bias=bias, causal="bottom_right", features=features)
+        if features:
+            given[6].requires_grad_()  # the sinks
         torch.library.opcheck(torch.ops.flashgen.attention_forward.default, given)
 
-    @pytest.mark.parametrize("wanted", [(True, True, True, True), (False, True, False, False)])
+    @pytest.mark.parametrize("wanted", [(True,) * 5, (False, True, False, False, False)])
     def test_opcheck_of_the_backward(
         self, dispatcher: Dispatcher, layout: str, wanted: tuple[bool, ...]
     ) -> None:
         q, k, v = draw(layout, device=self.device)
         bias = torch.randn(2, 1, 30, 20, device=self.device).transpose(2, 3)
-        given = arguments(q, k, v, bias=bias)
+        given = arguments(q, k, v, bias=bias, features=wanted[4])
         o, lse = torch.ops.flashgen.attention_forward.default(*given)
         dlse = torch.randn(2, 2, 20, device=self.device) if wanted[0] else None
         torch.library.opcheck(

@@ -10,6 +10,7 @@ import typer
 
 from flashgen import paths, settings
 from flashgen.cli.words import (
+    FeatureNames,
     Out,
     Paged,
     in_pages,
@@ -30,6 +31,7 @@ def explain(
         str, typer.Option(help="forward, a kernel of the backward, as backward_dkv, or decode.")
     ] = "forward",
     paged: Paged = False,
+    feature: FeatureNames = None,
     gpu_slug: Annotated[
         str | None, typer.Option(help="Serve as this GPU; by default the one here, or nvidia_h200.")
     ] = None,
@@ -43,7 +45,7 @@ def explain(
     if seq < 0:
         raise InvalidArgument(f"--seq must be 0 or more: got {seq}")
     (kernel,) = named_directions([direction], whole_backward=False)
-    spec = named_spec(dtype, head_dim, causal).for_direction(kernel)
+    spec = named_spec(dtype, head_dim, causal).with_features(feature or ()).for_direction(kernel)
     (spec,) = in_pages((spec,)) if paged else (spec,)
     gpu, here = _gpu_to_explain(gpu_slug, out)
     package = showing.load_package(_package_folder(out))

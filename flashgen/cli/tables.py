@@ -9,6 +9,7 @@ import typer
 
 from flashgen import paths
 from flashgen.cli.words import (
+    FeatureNames,
     Out,
     named_table,
     tables_of,
@@ -21,17 +22,24 @@ def generate(
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; fail if a file differs.")
     ] = False,
+    feature: FeatureNames = None,
     out: Out = Path(),
 ) -> None:
-    """Emit generated/ from configs/ and the templates."""
+    """Emit generated/ from configs/ and the templates.
+
+    With --feature also the default kernels of these features together, now and by every later
+    generate: generated/features.txt lists them.
+    """
     from flashgen import generate as generating
 
     tables, folder = generating.tables_for(out), paths.generated_dir(out)
+    if check and feature:
+        raise InvalidArgument("--check writes nothing: leave out --feature, or --check")
     if check:
         generating.demand_agreement(tables, folder)
         print(f"{folder} is what configs/ and templates/ say ({len(tables)} tables)")
         return
-    changed = generating.write(tables, folder)
+    changed = generating.write(tables, folder, tuple(feature or ()))
     print(f"{folder}: {len(changed)} files changed, of {len(tables)} tables")
 
 

@@ -10,6 +10,7 @@ from flashgen.cli.words import (
     Causal,
     Directions,
     DTypes,
+    FeatureNames,
     Gpus,
     HeadDims,
     ImproveOnly,
@@ -46,6 +47,7 @@ def tune(
     head_dim: HeadDims = None,
     causal: Causal = None,
     paged: Paged = False,
+    feature: FeatureNames = None,
     seq: Seqs = None,
     workload: WorkloadFile = None,
     hf_config: ModelFile = None,
@@ -74,7 +76,7 @@ def tune(
     if not 0 <= max_regret < 1:
         raise InvalidArgument(f"--max-regret must be 0 or more, and less than 1: got {max_regret}")
     named = _demand_one_source(
-        workload, hf_config, direction, dtype, head_dim, causal, seq, paged or None
+        workload, hf_config, direction, dtype, head_dim, causal, seq, paged or None, feature
     )
     if target is not None:
         known_target(target)  # before the imports below, which take seconds
@@ -86,7 +88,7 @@ def tune(
 
     budget = Budget(trials=trials, seconds=time_budget)
     method = Method(sampler=sampler, seed=seed)  # type: ignore[arg-type]  # Method refuses others
-    specs = () if named else _specs(direction, dtype, head_dim, causal)
+    specs = () if named else _specs(direction, dtype, head_dim, causal, feature)
     specs = in_pages(specs) if paged else specs
     if gpus is not None and not gpus.isdecimal():
         if time_budget is not None:
@@ -146,11 +148,13 @@ def _demand_one_source(
     if workload is not None and (listed or direction is not None):
         raise InvalidArgument(
             "--workload says what to tune: leave out "
-            "--dtype, --head-dim, --causal, --seq and --direction, or put them into the file"
+            "--dtype, --head-dim, --causal, --feature, --seq and --direction, or put them into the "
+            "file"
         )
     if model is not None and listed:
         raise InvalidArgument(
-            "--hf-config says what to tune: leave out --dtype, --head-dim, --causal and --seq"
+            "--hf-config says what to tune: "
+            "leave out --dtype, --head-dim, --causal, --feature and --seq"
         )
     return workload is not None or model is not None
 
@@ -160,12 +164,16 @@ def _specs(
     dtype: list[str] | None,
     head_dim: list[str] | None,
     causal: bool | None,
+    features: list[str] | None,
 ) -> tuple[AttentionSpec, ...]:
     """All specs that the options name together."""
     masks = (False, True) if causal is None else (causal,)
+    kernels = named_directions(direction or ["forward"])
+    if "backward" in (direction or ()) and "bias" in (features or ()):
+        kernels += [] if "backward_dbias" in kernels else ["backward_dbias"]
     return tuple(
-        named_spec(word, dims, masked).for_direction(kernel)
-        for kernel in named_directions(direction or ["forward"])
+        named_spec(word, dims, masked).with_features(features or ()).for_direction(kernel)
+        for kernel in kernels
         for word in dtype or ["bf16"]
         for dims in head_dim or ["64", "128"]
         for masked in masks

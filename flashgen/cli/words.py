@@ -13,7 +13,14 @@ import typer
 from flashgen import paths
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.gpu import ALIASES, TARGETS, slug_of
-from flashgen.spec import BACKWARD, AttentionSpec, Direction, check_head_dim, parse_dtype
+from flashgen.spec import (
+    BACKWARD,
+    FEATURE_WORDS,
+    AttentionSpec,
+    Direction,
+    check_head_dim,
+    parse_dtype,
+)
 
 if TYPE_CHECKING:
     from flashgen.table import Table
@@ -39,6 +46,10 @@ Paged = Annotated[
 ]
 Seqs = Annotated[list[int] | None, typer.Option(help="Length; its bucket is tuned. Repeatable.")]
 Causal = Annotated[bool | None, typer.Option(help="One mask only; both if neither is given.")]
+FeatureNames = Annotated[
+    list[str] | None,
+    typer.Option("--feature", help=f"{', '.join(FEATURE_WORDS)}. Repeatable: all together."),
+]
 WorkloadFile = Annotated[
     Path | None, typer.Option("--workload", help="YAML of what to tune, and how much each counts.")
 ]
@@ -99,7 +110,7 @@ def in_pages(specs: tuple[AttentionSpec, ...]) -> tuple[AttentionSpec, ...]:
 
 def named_directions(words: list[str], *, whole_backward: bool = True) -> list[Direction]:
     """The kernels that these words name, none twice."""
-    kernels: tuple[Direction, ...] = ("forward", *BACKWARD, "decode")
+    kernels: tuple[Direction, ...] = ("forward", *BACKWARD, "backward_dbias", "decode")
     found: list[Direction] = []
     for word in words:
         if word == "backward" and whole_backward:
@@ -107,7 +118,7 @@ def named_directions(words: list[str], *, whole_backward: bool = True) -> list[D
         elif word in kernels:
             found += [kernel for kernel in kernels if kernel == word]
         else:
-            known = ("forward", "backward", *BACKWARD, "decode") if whole_backward else kernels
+            known = ("forward", "backward", *kernels[1:]) if whole_backward else kernels
             raise InvalidArgument(f"--direction must be one of {', '.join(known)}: got {word!r}")
     return list(dict.fromkeys(found))
 

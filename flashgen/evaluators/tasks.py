@@ -165,7 +165,7 @@ def _sdpa(payload: dict[str, Any], spec: AttentionSpec) -> Run | None:
     at the end of the keys, or a feature.
     """
     alike = spec.direction == "forward" or (spec.direction == "decode" and not spec.causal)
-    if not alike or spec.bias != "none" or spec.alibi or spec.dropout or spec.paged:
+    if not alike or spec.featured or spec.paged:
         return None
     from torch.nn.functional import scaled_dot_product_attention
 

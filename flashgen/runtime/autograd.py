@@ -13,24 +13,28 @@ from torch.autograd.function import FunctionCtx
 from flashgen.errors import NotDifferentiable
 from flashgen.features import PLAIN, Features
 from flashgen.runtime import modes
-from flashgen.runtime.call import Call, Gradients, Saved, Wanted, features_of
+from flashgen.runtime.call import Call, Gradients, Saved, Scalars, Wanted, features_of, scalars_of
 from flashgen.runtime.passes import Passes
 
 
 def attention(
     passes: Passes, call: Call, q: Tensor, k: Tensor, v: Tensor, features: Features
 ) -> tuple[Tensor, Tensor]:
-    """O and LSE, both differentiable with respect to q, k, v and an additive bias."""
+    """O and LSE, both differentiable with respect to q, k, v, an additive bias and sinks."""
     plain = features is PLAIN
     function = _Transformed if modes.transformed() else _Attention
     o, lse = function.apply(  # type: ignore[no-untyped-call]
         passes,
         call,
-        features.dropout_p,
+        scalars_of(features),
         q,
         k,
         v,
-        *((None, None, None) if plain else (features.bias, features.slopes, features.rng)),
+        *(
+            (None, None, None, None)
+            if plain
+            else (features.bias, features.slopes, features.rng, features.sinks)
+        ),
     )
     return o, lse
 
@@ -52,18 +56,19 @@ class _Attention(torch.autograd.Function):
         ctx: FunctionCtx,
         passes: Passes,
         call: Call,
-        dropout_p: float,
+        scalars: Scalars,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         bias: Tensor | None,
         slopes: Tensor | None,
         rng: Tensor | None,
+        sinks: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        features = features_of(bias, slopes, rng, dropout_p)
+        features = features_of(bias, slopes, rng, sinks, scalars)
         o, lse = passes.forward(q, k, v, call, features)
-        ctx.save_for_backward(q, k, v, o, lse, bias, slopes, rng)  # type: ignore[arg-type]  # None too
-        ctx.options = (passes, call, dropout_p)  # type: ignore[attr-defined]
+        ctx.save_for_backward(q, k, v, o, lse, bias, slopes, rng, sinks)  # type: ignore[arg-type]  # None too
+        ctx.options = (passes, call, scalars)  # type: ignore[attr-defined]
         ctx.set_materialize_grads(False)
         return o, lse
 
@@ -71,10 +76,11 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         none = (None, None, None)
         if do is None and dlse is None:
-            return (*none, *none, *none)
+            return (*none, *none, *none, None)
         modes.check_gradients(do, dlse)
         wanted = Wanted(
-            **dict(zip(("q", "k", "v", "bias"), ctx.needs_input_grad[3:7], strict=True))
+            **dict(zip(("q", "k", "v", "bias"), ctx.needs_input_grad[3:7], strict=True)),
+            sinks=ctx.needs_input_grad[9],
         )
         saved = ctx.saved_tensors
         do = torch.zeros_like(saved[3]) if do is None else do
@@ -82,7 +88,8 @@ class _Attention(torch.autograd.Function):
             found = _Gradients.apply(*ctx.options, wanted, do, dlse, *saved)  # type: ignore[no-untyped-call]
         else:
             found = _gradients(*ctx.options, wanted, do, dlse, *saved)
-        return (*none, *found, None, None)
+        *found, dsinks = found
+        return (*none, *found, None, None, dsinks)
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> NoReturn:
@@ -95,9 +102,10 @@ class _Transformed(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(passes: Passes, call: Call, dropout_p: float, *tensors: Any) -> Any:
-        q, k, v, bias, slopes, rng = tensors
-        return passes.forward(q, k, v, call, features_of(bias, slopes, rng, dropout_p))
+    def forward(passes: Passes, call: Call, scalars: Scalars, *tensors: Any) -> Any:
+        q, k, v, bias, slopes, rng, sinks = tensors
+        features = features_of(bias, slopes, rng, sinks, scalars)
+        return passes.forward(q, k, v, call, features)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -139,13 +147,13 @@ class _Gradients(torch.autograd.Function):
 def _gradients(
     passes: Passes,
     call: Call,
-    dropout_p: float,
+    scalars: Scalars,
     wanted: Wanted,
     do: Tensor,
     dlse: Tensor | None,
     *saved: Any,
 ) -> Gradients:
-    q, k, v, o, lse, bias, slopes, rng = saved
-    features = features_of(bias, slopes, rng, dropout_p)
+    q, k, v, o, lse, bias, slopes, rng, sinks = saved
+    features = features_of(bias, slopes, rng, sinks, scalars)
     forward = Saved(q=q, k=k, v=v, o=o, lse=lse, call=call, features=features)
     return passes.backward(forward, do, dlse, wanted)

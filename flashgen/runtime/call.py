@@ -34,6 +34,15 @@ class Call:
         return diagonal_of(self.causal, q.shape[2], k.shape[2])
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scalars:
+    """The features of a call that are no tensors, as Features holds them."""
+
+    dropout_p: float = 0.0
+    window: tuple[int, int] | None = None
+    softcap: float = 0.0
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Saved:
     """A forward's arguments and results: q (B, H, Sq, d), k (B, Hkv, Sk, d), v (B, Hkv, Sk, d_v), o
@@ -57,19 +66,48 @@ class Wanted:
     k: bool
     v: bool
     bias: bool
+    sinks: bool
 
 
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-"""Of q, k, v and the bias; None where none was asked for."""
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""Of q, k, v, the bias and the sinks; None where none was asked for."""
+
+NO_SCALARS = Scalars()
 
 
 def features_of(
-    bias: Tensor | None, slopes: Tensor | None, rng: Tensor | None, dropout_p: float
+    bias: Tensor | None,
+    slopes: Tensor | None,
+    rng: Tensor | None,
+    sinks: Tensor | None,
+    scalars: Scalars,
 ) -> Features:
     """The features as one value; PLAIN where there are none."""
-    if bias is None and slopes is None and rng is None:
+    if (
+        bias is None
+        and slopes is None
+        and rng is None
+        and sinks is None
+        and scalars.window is None
+        and scalars.softcap == 0.0
+    ):
         return PLAIN
-    return Features(bias=bias, slopes=slopes, dropout_p=dropout_p, rng=rng)
+    return Features(
+        bias=bias,
+        slopes=slopes,
+        rng=rng,
+        sinks=sinks,
+        dropout_p=scalars.dropout_p,
+        window=scalars.window,
+        softcap=scalars.softcap,
+    )
+
+
+def scalars_of(features: Features) -> Scalars:
+    """The features that are no tensors."""
+    if features is PLAIN:
+        return NO_SCALARS
+    return Scalars(dropout_p=features.dropout_p, window=features.window, softcap=features.softcap)
 
 
 def check_tensors(**named: object) -> None:

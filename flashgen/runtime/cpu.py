@@ -74,4 +74,5 @@ def backward(saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted) -> G
         laid_out("dk", saved.k, wanted.k),
         laid_out("dv", saved.v, wanted.v),
         found["dbias"].contiguous() if wanted.bias else None,
+        found["dsinks"] if wanted.sinks else None,
     )

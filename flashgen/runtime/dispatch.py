@@ -18,12 +18,13 @@ from flashgen import settings
 from flashgen.choice import Choice
 from flashgen.config import kernel_name
 from flashgen.errors import InvalidArgument
-from flashgen.features import PLAIN, Features, check_features
+from flashgen.features import PLAIN, UNBOUNDED, Features, check_features, check_softcap, window_of
 from flashgen.runtime import autograd, cpu, modes, operators, registry
 from flashgen.runtime.call import (
     PLAIN_TYPES,
     Call,
     Causal,
+    Scalars,
     check_plain,
     check_tensors,
     features_of,
@@ -35,6 +36,8 @@ from flashgen.runtime.passes import Passes
 from flashgen.runtime.resolver import Resolver, addressable, key
 from flashgen.runtime.select import Selection, Served
 from flashgen.spec import AttentionSpec, Direction, check_scale, diagonal_of, from_tensors
+
+Window = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +89,7 @@ class Dispatcher:
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: Causal = ..., scale: float | None = ...,
         bias: Tensor | None = ..., alibi_slopes: Tensor | None = ..., dropout_p: float = ...,
+        window: Window | None = ..., softcap: float | None = ..., sinks: Tensor | None = ...,
         deterministic: bool = ..., precision: str = ..., return_lse: Literal[False] = ...,
     ) -> Tensor: ...  # fmt: skip
 
@@ -93,6 +97,7 @@ class Dispatcher:
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: Causal = ..., scale: float | None = ...,
         bias: Tensor | None = ..., alibi_slopes: Tensor | None = ..., dropout_p: float = ...,
+        window: Window | None = ..., softcap: float | None = ..., sinks: Tensor | None = ...,
         deterministic: bool = ..., precision: str = ..., return_lse: Literal[True],
     ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
@@ -107,6 +112,9 @@ class Dispatcher:
         bias: Tensor | None = None,
         alibi_slopes: Tensor | None = None,
         dropout_p: float = 0.0,
+        window: Window | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
         deterministic: bool = True,
         precision: str = "ieee",
         return_lse: bool = False,
@@ -119,19 +127,28 @@ class Dispatcher:
         False. scale: 1/sqrt(head_dim) unless given. bias: broadcastable to (batch, heads, seq_q,
         seq_k); a float one is added, of a boolean one True lets a query attend. alibi_slopes:
         float32 (heads,) or (batch, heads), ALiBi. dropout_p: the probability with which an element
-        of P is dropped, whether or not gradients are computed. deterministic: False admits a
-        backward that adds dQ up in any order. precision: how float32 is multiplied, "ieee" or
-        "tf32".
+        of P is dropped, whether or not gradients are computed. window: (left, right), how many keys
+        a query sees to the left and to the right of its own, the causal diagonal or, without a
+        causal mask, the bottom-right one; None or -1 is no end. softcap: the scores become
+        softcap * tanh(score / softcap), before bias and masks; 0 or None is no cap. sinks:
+        (heads,), float32 or of the dtype of q, a score that each row of a head sums beside its
+        keys'.
+        deterministic: False admits a backward that adds dQ up in any order. precision: how float32
+        is multiplied, "ieee" or "tf32".
 
         Returns O (batch, heads, seq_q, head_dim_v), with return_lse also LSE (batch, heads, seq_q),
-        float32, natural logarithm. A query with no key to attend has O = 0 and LSE = -inf. Both are
-        differentiable, once, with respect to q, k, v and a float bias. Raises InvalidArgument, a
-        ValueError, naming the argument.
+        float32, natural logarithm. A query with no key to attend has O = 0 and LSE = -inf, or its
+        sink. Both are differentiable, once, with respect to q, k, v, a float bias and sinks. Raises
+        InvalidArgument, a ValueError, naming the argument.
         """
-        if bias is not None or alibi_slopes is not None or dropout_p != 0.0 or modes.special(q):
+        if (
+            bias is not None or alibi_slopes is not None or dropout_p != 0.0
+            or window is not None or softcap is not None or sinks is not None or modes.special(q)
+        ):  # fmt: skip
             o, lse = self._rare(
                 q, k, v, causal=causal, scale=scale, bias=bias, slopes=alibi_slopes,
-                dropout_p=dropout_p, deterministic=deterministic, precision=precision,
+                dropout_p=dropout_p, window=window, softcap=softcap, sinks=sinks,
+                deterministic=deterministic, precision=precision,
             )  # fmt: skip
             return (o, lse) if return_lse else o
         launcher = self.lookup(q, v, causal is not False, precision) if _agree(q, k, v) else None
@@ -244,6 +261,9 @@ class Dispatcher:
         bias: Tensor | None,
         slopes: Tensor | None,
         dropout_p: float,
+        window: Window | None,
+        softcap: float | None,
+        sinks: Tensor | None,
         deterministic: bool,
         precision: str,
     ) -> tuple[Tensor, Tensor]:
@@ -253,6 +273,8 @@ class Dispatcher:
             beside["bias"] = bias
         if slopes is not None:
             beside["alibi_slopes"] = slopes
+        if sinks is not None:
+            beside["sinks"] = sinks
         check_tensors(q=q, **beside)
         if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
             raise InvalidArgument("alibi_slopes have no gradient: detach them")
@@ -260,13 +282,16 @@ class Dispatcher:
             bias = bias[(None,) * (4 - bias.ndim)] if bias.ndim < 4 else bias
         if modes.autocasts():
             q, k, v = modes.autocast(q), modes.autocast(k), modes.autocast(v)
+        left_right = window_of(window, causal=causal is not False)
+        cap = check_softcap(softcap)
         rng = modes.draw_rng(dropout_p, q.device)
         if not torch.compiler.is_compiling():
-            modes.refuse_tangents(q, k, v, bias)
+            modes.refuse_tangents(q, k, v, bias, sinks)
         if modes.traced(q):
             word = "none" if causal is False else "bottom_right" if causal is True else causal
             o, lse = operators.attention_forward(
-                q, k, v, bias, slopes, rng, float(dropout_p), scale, word, precision,
+                q, k, v, bias, slopes, rng, sinks, float(dropout_p),
+                *(left_right or (UNBOUNDED, UNBOUNDED)), cap, scale, word, precision,
                 deterministic, self._package,
             )  # fmt: skip
             return o, lse
@@ -277,14 +302,15 @@ class Dispatcher:
             precision=precision,
             deterministic=deterministic,
         )
-        features = features_of(bias, slopes, rng, dropout_p)
+        scalars = Scalars(dropout_p=dropout_p, window=left_right, softcap=cap)
+        features = features_of(bias, slopes, rng, sinks, scalars)
         self.check(q, k, v, call, features)
         if self._resolver.left_to_torch(q.device):
             o, maybe = cpu.attention(q, k, v, call, features=features, return_lse=True)
             assert maybe is not None
             return o, maybe
         differentiated = torch.is_grad_enabled() and any(
-            x is not None and x.requires_grad for x in (q, k, v, bias)
+            x is not None and x.requires_grad for x in (q, k, v, bias, sinks)
         )
         if differentiated or modes.transformed():
             return autograd.attention(self.passes, call, *self._addressed(q, k, v), features)

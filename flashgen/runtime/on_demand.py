@@ -32,7 +32,7 @@ def kernel(spec: AttentionSpec, config: KernelConfig) -> launch.Kernel:
             raise
         raise ToolchainError(
             f"generated/ holds no kernel for {spec.name}, and rendering one needs jinja2: "
-            "pip install 'jinja2>=3.1'"
+            f"pip install 'jinja2>=3.1', or where there is jinja2: {generate_command(spec)}"
         ) from error
     rendered = render(spec, config)
     folder = paths.kernel_cache_dir() / rendered.digest.removeprefix("sha256:")
@@ -41,6 +41,11 @@ def kernel(spec: AttentionSpec, config: KernelConfig) -> launch.Kernel:
         _write(file, rendered.source)
         logger.info("%s was rendered to %s", rendered.name, file)
     return launch.load_kernel(file, rendered.name)
+
+
+def generate_command(spec: AttentionSpec) -> str:
+    """The command that puts the default kernels of a spec's features into generated/."""
+    return "flashgen generate" + "".join(f" --feature {word}" for word in spec.feature_words)
 
 
 def _holds(file: Path, text: str) -> bool:

@@ -15,22 +15,24 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from flashgen.features import UNBOUNDED
 from flashgen.launch import empty_like_layout
 from flashgen.runtime import modes, registry
 from flashgen.runtime.autograd import refuse_second_derivative
-from flashgen.runtime.call import Call, Saved, Wanted, features_of
+from flashgen.runtime.call import Call, Saved, Scalars, Wanted, features_of
 from flashgen.spec import check_scale
 
 _ARGUMENTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? slopes, Tensor? rng, float dropout_p, "
+    "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? slopes, Tensor? rng, Tensor? sinks, "
+    "float dropout_p, int window_left, int window_right, float softcap, "
     "float? scale, str causal, str precision, bool deterministic, str package"
 )
 _FORWARD = f"({_ARGUMENTS}) -> (Tensor o, Tensor lse)"
 _BACKWARD = (
     f"(Tensor do, Tensor? dlse, Tensor o, Tensor lse, bool[] wanted, {_ARGUMENTS}) "
-    "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias)"
+    "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks)"
 )
-_TENSORS = 6  # q, k, v, bias, slopes, rng
+_TENSORS = 7  # q, k, v, bias, slopes, rng, sinks
 
 
 @torch.library.custom_op("flashgen::attention_forward", mutates_args=(), schema=_FORWARD)
@@ -41,15 +43,20 @@ def attention_forward(
     bias: Tensor | None,
     slopes: Tensor | None,
     rng: Tensor | None,
+    sinks: Tensor | None,
     dropout_p: float,
+    window_left: int,
+    window_right: int,
+    softcap: float,
     scale: float | None,
     causal: str,
     precision: str,
     deterministic: bool,
     package: str,
 ) -> tuple[Tensor, Tensor]:
-    """O and LSE. causal is "none", "top_left" or "bottom_right"."""
-    features = features_of(bias, slopes, rng, dropout_p)
+    """O and LSE. causal is "none", "top_left" or "bottom_right"; a window of -1 and -1 is none."""
+    scalars = _scalars(dropout_p, window_left, window_right, softcap)
+    features = features_of(bias, slopes, rng, sinks, scalars)
     call = _call(q, scale, causal, precision, deterministic)
     dispatcher = registry.dispatcher_of(package)
     dispatcher.check(q, k, v, call, features)
@@ -77,21 +84,26 @@ def attention_backward(
     bias: Tensor | None,
     slopes: Tensor | None,
     rng: Tensor | None,
+    sinks: Tensor | None,
     dropout_p: float,
+    window_left: int,
+    window_right: int,
+    softcap: float,
     scale: float | None,
     causal: str,
     precision: str,
     deterministic: bool,
     package: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of q, k, v and bias, those of `wanted` in this order."""
-    features = features_of(bias, slopes, rng, dropout_p)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of q, k, v, bias and sinks, those of `wanted` in this order."""
+    scalars = _scalars(dropout_p, window_left, window_right, softcap)
+    features = features_of(bias, slopes, rng, sinks, scalars)
     call = _call(q, scale, causal, precision, deterministic)
     saved = Saved(q=q, k=k, v=v, o=o, lse=lse, call=call, features=features)
-    asked = Wanted(q=wanted[0], k=wanted[1], v=wanted[2], bias=wanted[3])
+    asked = Wanted(q=wanted[0], k=wanted[1], v=wanted[2], bias=wanted[3], sinks=wanted[4])
     found = registry.dispatcher_of(package).passes.backward(saved, do, dlse, asked)
-    dq, dk, dv, dbias = (q.new_empty(0) if x is None else x for x in found)
-    return dq, dk, dv, dbias
+    dq, dk, dv, dbias, dsinks = (q.new_empty(0) if x is None else x for x in found)
+    return dq, dk, dv, dbias, dsinks
 
 
 @attention_backward.register_fake
@@ -105,6 +117,9 @@ def _(
     k: Tensor,
     v: Tensor,
     bias: Tensor | None,
+    slopes: Tensor | None,
+    rng: Tensor | None,
+    sinks: Tensor | None,
     *_: Any,
 ) -> tuple[Tensor, ...]:
     found = [
@@ -114,7 +129,10 @@ def _(
     dbias = q.new_empty(0)
     if wanted[3] and bias is not None:
         dbias = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
-    return (*found, dbias)
+    dsinks = q.new_empty(0)
+    if wanted[4] and sinks is not None:
+        dsinks = torch.empty(sinks.shape, dtype=sinks.dtype, device=sinks.device)
+    return (*found, dbias, dsinks)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -124,15 +142,16 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _differentiate(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-    after = (None,) * (2 + len(ctx.options))  # slopes, rng and what is no tensor
+    after = (None,) * len(ctx.options)
     if do is None and dlse is None:
-        return (None, None, None, None, *after)
+        return (*(None,) * _TENSORS, *after)
     modes.check_gradients(do, dlse)
     o, lse, *tensors = ctx.saved_tensors
-    wanted = list(ctx.needs_input_grad[:4])
+    wanted = [*ctx.needs_input_grad[:4], ctx.needs_input_grad[6]]
     do = torch.zeros_like(o) if do is None else do
     found = attention_backward(do, dlse, o, lse, wanted, *tensors, *ctx.options)
-    return (*(x if asked else None for x, asked in zip(found, wanted, strict=True)), *after)
+    *found, dsinks = (x if asked else None for x, asked in zip(found, wanted, strict=True))
+    return (*found, None, None, dsinks, *after)
 
 
 def _differentiate_twice(ctx: Any, *_: Tensor | None) -> NoReturn:
@@ -141,6 +160,11 @@ def _differentiate_twice(ctx: Any, *_: Tensor | None) -> NoReturn:
 
 def _refuse_vmap(*_: Any) -> NoReturn:
     modes.refuse_vmap()
+
+
+def _scalars(dropout_p: float, left: int, right: int, softcap: float) -> Scalars:
+    window = None if left == right == UNBOUNDED else (left, right)
+    return Scalars(dropout_p=dropout_p, window=window, softcap=softcap)
 
 
 def _call(q: Tensor, scale: float | None, causal: str, precision: str, deterministic: bool) -> Call:

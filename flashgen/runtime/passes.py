@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flashgen.features import PLAIN, Features
+from flashgen.gradients import sink_gradient
 from flashgen.launch_backward import Backward, contiguous_rows
 from flashgen.runtime import cpu
 from flashgen.runtime.call import Call, Gradients, Saved, Wanted
@@ -67,7 +68,11 @@ class Passes:
         if wanted.bias:
             (dbias,) = self._kernel(BackwardLauncher, "backward_dbias", saved)(backward)
             dbias = dbias.contiguous()
-        return dq, dk if wanted.k else None, dv if wanted.v else None, dbias
+        sinks = saved.features.sinks if wanted.sinks else None
+        dsinks = None
+        if sinks is not None:
+            dsinks = sink_gradient(sinks, saved.lse, backward.delta).to(sinks.dtype)
+        return dq, dk if wanted.k else None, dv if wanted.v else None, dbias, dsinks
 
     def _kernel(self, kind: type[AnyLauncher], direction: Direction, saved: Saved) -> AnyLauncher:
         return self._resolver.launcher(

@@ -112,12 +112,8 @@ class Resolver:
         slug, gpu = self.served_as(device)
         return ladder(self.served, slug, gpu, spec, seq_k)
 
-    def tune_command(self, spec: AttentionSpec, seq_k: int, device: torch.device) -> str | None:
-        """What would improve a call; offline for the GPU that a CPU stands for. None of a spec with
-        features, which is not tuned.
-        """
-        if spec.bias != "none" or spec.alibi or spec.dropout:
-            return None
+    def tune_command(self, spec: AttentionSpec, seq_k: int, device: torch.device) -> str:
+        """What would improve a call; offline for the GPU that a CPU stands for."""
         return tune_command(spec, seq_k, None if device.type == "cuda" else settings.served_gpu())
 
     def say(
@@ -131,7 +127,7 @@ class Resolver:
         self._said.add((spec, selection.rung))
         if selection.rung == "exact":
             logger.info("%s: %s, %s", spec.name, selection.choice.kernel, selection.reason)
-        elif command is None or spec.direction in _QUIET:
+        elif spec.direction in _QUIET:
             logger.info("%s", selection.reason)
         else:
             logger.warning("%s. To improve it: %s", selection.reason, command)
@@ -192,7 +188,14 @@ def _key_of(q: Tensor, v: Tensor, call: Call) -> tuple[object, ...]:
 def _kinds(features: Features) -> tuple[object, ...]:
     """What of the features makes another kernel."""
     if features is PLAIN:
-        return (None, False, False)
+        return (None, False, False, False, False, False)
     bias = features.bias
     masks = None if bias is None else bias.dtype is torch.bool
-    return (masks, features.slopes is not None, features.dropout_p > 0.0)
+    return (
+        masks,
+        features.slopes is not None,
+        features.dropout_p > 0.0,
+        features.window is not None,
+        features.softcap > 0.0,
+        features.sinks is not None,
+    )

@@ -175,10 +175,7 @@ def relatives(archs: Mapping[str, str], slug: str, gpu: Gpu) -> list[str]:
 
 
 def tune_command(spec: AttentionSpec, seq_k: int, target: str | None = None) -> str:
-    """The command that would give this spec and length an entry: on the GPU at hand, or offline.
-
-    For specs without features: the command tunes no others.
-    """
+    """The command that would give this spec and length an entry: on the GPU at hand, or offline."""
     dims = str(spec.head_dim)
     if spec.head_dim_v != spec.head_dim:
         dims += f"x{spec.head_dim_v}"
@@ -187,4 +184,6 @@ def tune_command(spec: AttentionSpec, seq_k: int, target: str | None = None) -> 
     where = "--gpu" if target is None else f"--target {target}"
     if spec.direction != "forward":
         where += f" --direction {spec.direction}" + " --paged" * spec.paged
-    return f"flashgen tune {where} --dtype {dtype} --head-dim {dims} {mask} --seq {max(1, seq_k)}"
+    words = "".join(f" --feature {word}" for word in spec.feature_words)
+    named = f"--dtype {dtype} --head-dim {dims} {mask} --seq {max(1, seq_k)}"
+    return f"flashgen tune {where} {named}{words}"

@@ -6,7 +6,7 @@
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="flashgen")
 
 The mask function is registered with it: without one the library hands the attention no mask, and
-padding is attended to in silence.
+padding is attended to in silence. Sliding windows come in these masks, too.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import torch
 from torch import Tensor, nn
 
 from flashgen.errors import InvalidArgument, ToolchainError
+from flashgen.runtime import modes, registry
 from flashgen.runtime.sdpa import scaled_dot_product_attention
 
 NAMES = ("flashgen", "FlashGen")
 """Both are registered. transformers 5 takes every name with "flash" in it for a build of the
-package flash-attn, which it imports before the first call, and for which some models pack their
-batches. The import is spared it; a model that packs needs the second name.
+package flash-attn, which it imports before the first call, for which some models pack their
+batches, and for which others (gpt-oss) take a build of their own. The import is spared it; models
+that pack or take their own need the second name.
 """
 
 UNSUPPORTED = {
-    "softcap": "caps its scores",
-    "s_aux": "has attention sinks",
     "position_bias": "adds a position bias",
     "output_attentions": "returns its attention weights",
     "cache": "reads a paged cache",
@@ -114,10 +114,13 @@ def attention_forward(
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """What a model's attention layer calls. query (batch, heads, seq_q, head_dim), key and value
     (batch, kv_heads, seq_k, head_dim); attention_mask as the mask function made it, or None.
+    softcap caps the scores (Gemma 2); s_aux (heads,) are attention sinks (gpt-oss).
 
     Returns O (batch, seq_q, heads, head_dim) and no weights. Raises InvalidArgument for a model
     that needs what no kernel computes, naming the argument.
@@ -132,6 +135,20 @@ def attention_forward(
         is_causal = getattr(module, "is_causal", True)
     # A mask says all; a single query, of decoding, sees every key.
     causal = bool(is_causal) and attention_mask is None and query.shape[2] > 1
+    if softcap or s_aux is not None:
+        # torch has no function of either, so that these go to kernels, or to the reference.
+        o = registry.dispatcher_of().attention(
+            query,
+            key,
+            value,
+            causal="top_left" if causal else False,
+            scale=scaling,
+            bias=None if attention_mask is None else modes.autocast(attention_mask),
+            dropout_p=dropout,
+            softcap=softcap,
+            sinks=None if s_aux is None else s_aux.float(),
+        )
+        return o.transpose(1, 2).contiguous(), None
     o = scaled_dot_product_attention(
         query,
         key,

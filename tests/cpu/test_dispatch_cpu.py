@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -96,6 +97,47 @@ def test_features_on_a_cpu(dispatcher: Dispatcher) -> None:
     torch.testing.assert_close(found, o.float(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("causal", [False, True, "top_left"])
+@pytest.mark.parametrize("window", [None, (2, 3), (0, None), (-1, 1), (100, 100)])
+def test_windows_caps_and_sinks_on_a_cpu(dispatcher: Dispatcher, causal: Any, window: Any) -> None:
+    """Beside scores written out here: what a window is, is said twice."""
+    q, k, v, sinks = leaves(*draw(6, 9), torch.randn(4))
+    found, lse = dispatcher.attention(
+        q, k, v, causal=causal, window=window, softcap=2.0, sinks=sinks, return_lse=True
+    )
+    x = [t.detach().double().requires_grad_() for t in (q, k, v, sinks)]
+    s = 32**-0.5 * x[0] @ x[1].repeat_interleave(2, 1).transpose(2, 3)
+    s = 2.0 * torch.tanh(s / 2.0)
+    left, right = (1000 if side in (None, -1) else side for side in window or (None, None))
+    diagonal = 0 if causal == "top_left" else 3
+    for i in range(6):
+        for j in range(9):
+            distance = j - (i + diagonal)
+            if distance < -left or distance > (0 if causal else right):
+                s[:, :, i, j] = float("-inf")
+    s = torch.cat([s, x[3][:, None, None].expand(*s.shape[:3], 1)], -1)
+    o = s.softmax(-1)[..., :-1] @ x[2].repeat_interleave(2, 1)
+    torch.testing.assert_close(found, o.float(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(lse, s.logsumexp(-1).float(), rtol=1e-5, atol=1e-5)
+    grads = torch.autograd.grad(found.square().sum() + lse.sum(), (q, k, v, sinks))
+    wanted = torch.autograd.grad(o.square().sum() + s.logsumexp(-1).sum(), x)
+    for grad, want in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(grad, want.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_row_that_sees_nothing_has_its_sink(dispatcher: Dispatcher) -> None:
+    q, k, v = draw(9, 5)
+    sinks = torch.randn(4)
+    o, lse = dispatcher.attention(q, k, v, causal=True, sinks=sinks, return_lse=True)
+    assert (o[:, :, :4] == 0).all()
+    torch.testing.assert_close(lse[:, :, :4], sinks[:, None].expand(2, 4, 4))
+    o, lse = dispatcher.attention(q, k, v, window=(0, 0), return_lse=True)
+    assert (o[:, :, :4] == 0).all()
+    assert (lse[:, :, :4] == float("-inf")).all()
+    empty = dispatcher.attention(q, k[:, :, :0], v[:, :, :0], sinks=sinks, return_lse=True)
+    torch.testing.assert_close(empty[1], sinks[:, None].expand(2, 4, 9))
+
+
 def test_dropout_follows_torchs_generator_on_a_cpu(dispatcher: Dispatcher) -> None:
     q, k, v = draw(5, 9)
     outputs = []
@@ -124,6 +166,14 @@ class Marked(torch.Tensor):
         ({"alibi_slopes": torch.zeros(4, device="meta")}, "^alibi_slopes must be on the device"),
         ({"alibi_slopes": [1.0]}, "alibi_slopes must be a tensor: got list"),
         ({"alibi_slopes": torch.zeros(4, requires_grad=True)}, "alibi_slopes"),
+        ({"window": 3}, r"window must be \(left, right\)"),
+        ({"window": (-3, 0)}, r"window must be .* got \(-3, 0\)"),
+        ({"softcap": -2.0}, "softcap must be finite and 0 or more, 0 for none: got -2.0"),
+        ({"softcap": "a"}, "softcap must be"),
+        ({"sinks": torch.zeros(3)}, r"sinks must be of shape \(4,\)"),
+        ({"sinks": [0.0] * 4}, "sinks must be a tensor: got list"),
+        ({"sinks": torch.zeros(4, dtype=torch.bfloat16)}, "sinks must be .*bfloat16"),
+        ({"sinks": torch.zeros(4, device="meta")}, "^sinks must be on the device"),
         ({"dropout_p": 1.5}, "dropout_p must be from 0 to 1: got 1.5"),
         ({"dropout_p": "a"}, "dropout_p must be a number from 0 to 1: got 'a'"),
         ({"dropout_p": None}, "dropout_p must be a number from 0 to 1: got None"),

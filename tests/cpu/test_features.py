@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flashgen.errors import InvalidArgument
-from flashgen.features import PLAIN, Features
+from flashgen.features import PLAIN, Features, window_of
 from flashgen.spec import AttentionSpec, from_tensors
 from tests.makers import make_spec
 
@@ -30,6 +30,12 @@ def test_the_spec_names_what_the_call_brings() -> None:
     assert spec_of(slopes=torch.ones(2, 4)).alibi
     assert spec_of(dropout_p=0.1, rng=RNG).dropout
     assert not spec_of(dropout_p=0.0, rng=RNG).dropout
+    assert spec_of(window=(3, -1)).window
+    assert spec_of(softcap=30.0).softcap
+    assert spec_of(sinks=torch.zeros(4)).sink
+    names = [spec_of(**given).name for given in ({"window": (0, 0)}, {"softcap": 1.0})]
+    assert names == ["fwd_fp32_d32_causal_window", "fwd_fp32_d32_causal_softcap"]
+    assert spec_of(sinks=torch.zeros(4)).name == "fwd_fp32_d32_causal_sink"
 
 
 @pytest.mark.parametrize(
@@ -45,6 +51,14 @@ def test_the_spec_names_what_the_call_brings() -> None:
         ({"slopes": torch.ones(3)}, "slopes"),
         ({"slopes": torch.ones(4, dtype=torch.float16)}, "slopes"),
         ({"slopes": torch.ones(4, device="meta")}, "slopes"),
+        ({"window": (-1, -1)}, "window"),
+        ({"window": (-2, 0)}, "window"),
+        ({"softcap": -1.0}, "softcap"),
+        ({"softcap": float("nan")}, "softcap"),
+        ({"sinks": torch.zeros(3)}, "sinks"),
+        ({"sinks": torch.zeros(4, 1)}, "sinks"),
+        ({"sinks": torch.zeros(4, dtype=torch.float16)}, "sinks"),
+        ({"sinks": torch.zeros(4, device="meta")}, "sinks"),
     ],
     ids=str,
 )
@@ -58,6 +72,33 @@ def test_threshold_is_the_probability() -> None:
         threshold = Features(dropout_p=p, rng=RNG).dropout_threshold
         assert -(2**31) <= threshold < 2**31
         assert abs((threshold + 2**31) / 2**32 - p) < 2**-31
+
+
+@pytest.mark.parametrize(
+    ("given", "causal", "found"),
+    [
+        (None, False, None),
+        ((3, 2), False, (3, 2)),
+        ([3, None], False, (3, -1)),
+        ((None, -1), False, None),
+        ((0, 0), True, (0, -1)),  # the causal diagonal ends the right side
+        ((-1, 5), True, None),
+    ],
+)
+def test_a_window_is_normal(given: Any, causal: bool, found: Any) -> None:
+    assert window_of(given, causal=causal) == found
+
+
+@pytest.mark.parametrize("given", [3, (1,), (1, 2, 3), (1.5, 0), (-2, 0), (True, 0), "ab"])
+def test_what_is_no_window_is_named(given: Any) -> None:
+    with pytest.raises(InvalidArgument, match="window must be"):
+        window_of(given)
+
+
+def test_a_window_reaches_no_further_than_the_lengths() -> None:
+    """So that rows, keys and bounds add up in 32 bits."""
+    assert Features(window=(2**40, -1)).bounds(5, 7) == (12, 12)
+    assert Features(window=(3, 0)).bounds(5, 7) == (3, 0)
 
 
 def test_plain_is_frozen() -> None:

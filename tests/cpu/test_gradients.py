@@ -22,7 +22,14 @@ FEATURES: dict[str, dict[str, Any]] = {
     "alibi": {"alibi": True},
     "dropout": {"dropout": True},
     "all": {"bias": "additive", "alibi": True, "dropout": True},
-}
+    "window": {"window": True},
+    "softcap": {"softcap": True},
+    "sink": {"sink": True},
+    "every one": {
+        "bias": "additive", "alibi": True, "dropout": True,
+        "window": True, "softcap": True, "sink": True,
+    },
+}  # fmt: skip
 
 
 def inputs_of(
@@ -39,7 +46,7 @@ def inputs_of(
 
 
 @pytest.mark.parametrize("seed", range(len(reference.BIAS_SHAPES)))
-@pytest.mark.parametrize("feature", ["plain", "all"])
+@pytest.mark.parametrize("feature", ["plain", "all", "window", "softcap", "sink", "every one"])
 def test_the_formulas_are_autograds(feature: str, seed: int) -> None:
     """Bottom-right with Sq > Sk: rows that see nothing, whose LSE has no gradient, among them."""
     found = inputs_of(seed=seed, **FEATURES[feature])
@@ -59,13 +66,16 @@ def assert_is_autograd(inputs: Inputs) -> None:
     if features.bias is not None and features.bias.dtype is not torch.bool:
         leaves.append(features.bias.double().requires_grad_())
         features = dataclasses.replace(features, bias=leaves[-1])
+    if features.sinks is not None:
+        leaves.append(features.sinks.double().requires_grad_())
+        features = dataclasses.replace(features, sinks=leaves[-1])
     o, lse = reference.attention(*leaves[:3], scale=x.scale, diagonal=x.diagonal, features=features)
     seen = lse > float("-inf")
     loss = (o * x.do).sum() + (lse[seen] * x.dlse[seen]).sum()
     expected = torch.autograd.grad(loss, leaves)
     exact = exact_gradients(inputs)
     assert len(exact) == len(expected)
-    for name, gradient in zip(("dq", "dk", "dv", "dbias"), expected, strict=False):
+    for name, gradient in zip(exact, expected, strict=True):
         torch.testing.assert_close(exact[name], gradient.nan_to_num(), rtol=1e-9, atol=1e-9)
 
 
@@ -79,6 +89,21 @@ def test_gradcheck_with_features() -> None:
         return reference.attention(*x[:3], scale=0.3, diagonal=inputs.diagonal, features=features)
 
     leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v, bias.double())]
+    assert torch.autograd.gradcheck(attention, leaves, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [(2, 1), (0, 0), (-1, 0), (1, -1)])
+def test_gradcheck_with_a_window_a_cap_and_sinks(window: tuple[int, int]) -> None:
+    """Of rows that see nothing too: Sq > Sk, and the window bottom-right."""
+    inputs = inputs_of(mask="none", sq=6, sk=4, softcap=True, sink=True).double()
+    sinks = inputs.features.sinks
+    assert sinks is not None
+
+    def attention(*x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        features = Features(window=window, softcap=1.5, sinks=x[3])
+        return reference.attention(*x[:3], scale=0.3, diagonal=None, features=features)
+
+    leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v, sinks.double())]
     assert torch.autograd.gradcheck(attention, leaves, atol=1e-6)
 
 

@@ -44,7 +44,8 @@ def variants() -> list[tuple[AttentionSpec, KernelConfig]]:
 
 FEATURES: tuple[dict[str, Any], ...] = (
     {}, {"bias": "additive", "alibi": True, "dropout": True}, {"bias": "boolean"}, {"dropout": True},
-    {"alibi": True}, {"bias": "additive"},
+    {"alibi": True}, {"bias": "additive"}, {"window": True}, {"softcap": True}, {"sink": True},
+    {"bias": "additive", "alibi": True, "dropout": True, "window": True, "softcap": True},
 )  # fmt: skip
 
 
@@ -57,6 +58,8 @@ def backward_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
     ):  # fmt: skip
         if direction == "backward_dbias" and features.get("bias") != "additive":
             continue
+        if direction != "forward" and features == {"sink": True}:
+            continue  # the plain kernel
         if direction == "backward_delta" and (features or mask == "causal" or precision == "tf32"):
             continue
         base = make_spec(dtype, dims[0], mask, head_dim_v=dims[1], precision=precision, **features)
@@ -116,6 +119,11 @@ GOLDENS = [
     (make_spec("float16", 64, "none", dropout=True).for_direction("backward_dq"), make_config(64, 64)),
     (make_spec("bfloat16", 64, "causal").for_direction("backward_fused"), make_config(64, 64)),
     (make_spec("bfloat16", 64, "none", bias="additive").for_direction("backward_dbias"), make_config(64, 64)),
+    (make_spec("bfloat16", 128, "none", window=True), make_config(128, 64, num_warps=8, loads="descriptor")),
+    (make_spec("bfloat16", 64, "causal", window=True, sink=True), make_config(64, 64)),
+    (make_spec("bfloat16", 128, "causal", softcap=True), make_config(128, 64, num_warps=8, loads="descriptor")),
+    (make_spec("float16", 64, "none", window=True, softcap=True).for_direction("backward_dkv"), make_config(64, 64)),
+    (make_spec("float16", 64, "causal", window=True, softcap=True).for_direction("backward_dq"), make_config(64, 64)),
 ]  # fmt: skip
 
 

@@ -13,6 +13,8 @@ from flashgen.errors import InvalidArgument
 from flashgen.spec import (
     BUCKETS,
     DECODING,
+    FEATURE_WORDS,
+    FEATURES,
     AttentionSpec,
     Direction,
     Problem,
@@ -37,7 +39,8 @@ def test_names_are_distinct_over_all_fields() -> None:
     ]
     specs.append(make_spec("float32", precision="tf32"))
     specs += [make_spec("float16", 64, bias=bias) for bias in ("additive", "boolean")]
-    specs += [make_spec("float16", 64, **{feature: True}) for feature in ("dropout", "alibi")]
+    flags = [feature for feature in FEATURES if feature not in ("bias", "paged", "rotary")]
+    specs += [make_spec("float16", 64, **{feature: True}) for feature in flags]
     others = [each for each in get_args(Direction)[1:] if each not in DECODING]
     specs += [with_bias().for_direction(direction) for direction in others]
     cached = make_spec("bfloat16", 64, "causal", direction="decode")
@@ -57,6 +60,32 @@ def test_names_say_direction_and_features() -> None:
     assert spec.name == "fwd_bf16_d128_causal_bias_alibi_dropout"
     dkv = make_spec("bfloat16", 128, "causal").for_direction("backward_dkv")
     assert dkv.name == "bwd_dkv_bf16_d128_causal"
+
+
+def test_feature_words_turn_features_on() -> None:
+    plain = make_spec("bfloat16", 64)
+    spec = plain.with_features(["window", "softcap", "sink", "alibi", "dropout", "boolean-mask"])
+    assert spec.name == "fwd_bf16_d64_boolmask_alibi_dropout_window_softcap_sink"
+    assert plain.with_features(spec.feature_words) == spec
+    assert plain.feature_words == ()
+    assert not plain.featured
+    for word in FEATURE_WORDS:
+        one = plain.with_features([word])
+        assert one.featured
+        assert one.feature_words == (word,)
+    with pytest.raises(InvalidArgument, match=r"--feature must be one of .*softcap.*: got .cap."):
+        plain.with_features(["cap"])
+    with pytest.raises(InvalidArgument, match="one of bias and boolean-mask"):
+        plain.with_features(["bias", "boolean-mask"])
+
+
+def test_a_sink_is_the_forwards_alone() -> None:
+    """A backward kernel has it in LSE: the plain one, tuned, serves."""
+    spec = make_spec("bfloat16", 64, "causal", sink=True)
+    assert spec.for_direction("backward_dkv") == make_spec("bfloat16", 64, "causal").for_direction(
+        "backward_dkv"
+    )
+    assert spec.for_direction("forward") == spec
 
 
 def test_a_spec_has_one_of_each_direction() -> None:
@@ -89,6 +118,10 @@ def test_flops_by_direction(direction: Any) -> None:
         ({"bias": "some"}, "bias"),
         ({"dropout": 1}, "dropout"),
         ({"alibi": "yes"}, "alibi"),
+        ({"window": 128}, "window"),
+        ({"softcap": 1.0}, "softcap"),
+        ({"direction": "backward_dq", "sink": True}, "sink"),
+        ({"direction": "backward_delta", "softcap": True}, "backward_delta"),
         ({"direction": "backward_dbias"}, "bias"),
         ({"direction": "backward_dbias", "bias": "boolean"}, "bias"),
         ({"direction": "backward_delta", "mask": "causal"}, "backward_delta"),

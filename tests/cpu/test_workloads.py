@@ -325,8 +325,7 @@ def test_of_several_attentions_the_deeper_and_longer_comes_first(tmp_path: Path)
 @pytest.mark.parametrize(
     ("config", "note"),
     [
-        (LLAMA | {"sliding_window": 4096}, "sliding_window is 4096 keys: flashgen has no kernels of windows yet"),
-        (LLAMA | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0: flashgen has no kernels that cap"),
+        (LLAMA | {"sliding_window": 128}, "sliding_window is 128 keys: its kernels are tuned with a window of 4096"),
         (LLAMA | {"torch_dtype": None}, "names no dtype: bfloat16 is tuned"),
         (LLAMA | {"max_position_embeddings": None}, "names no longest sequence: all buckets are tuned"),
         (LLAMA | {"vision_config": {"depth": 3}}, "vision_config names none of num_attention_heads"),
@@ -341,8 +340,41 @@ def test_what_is_not_taken_over_is_noted(tmp_path: Path, config: dict[str, Any],
     "window",
     [{"sliding_window": None}, {"sliding_window": 4096, "use_sliding_window": False}, {"sliding_window": 8192}],
 )  # fmt: skip
-def test_a_window_that_hides_nothing_is_not_noted(tmp_path: Path, window: dict[str, Any]) -> None:
-    assert read(tmp_path, LLAMA | window).notes == ()
+def test_a_window_that_hides_nothing_is_none(tmp_path: Path, window: dict[str, Any]) -> None:
+    found = read(tmp_path, LLAMA | window)
+    assert found.notes == ()
+    assert not any(piece.spec.window for piece in found.pieces)
+
+
+@pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        ({"model_type": "mistral"}, {True: 32}),
+        ({"model_type": "gemma2", "num_hidden_layers": 27}, {True: 14, False: 13}),
+        ({"model_type": "gemma3_text", "sliding_window_pattern": 6}, {True: 27, False: 5}),
+        ({"layer_types": ["sliding_attention", "full_attention"] * 16}, {True: 16, False: 16}),
+        ({"layer_types": ["full_attention"] * 31 + ["sliding_attention"]}, {True: 1, False: 31}),
+    ],
+    ids=str,
+)
+def test_layers_with_a_window_are_pieces_of_their_own(
+    tmp_path: Path, config: dict[str, Any], layers: dict[bool, int]
+) -> None:
+    found = read(tmp_path, LLAMA | {"sliding_window": 4096} | config)
+    longest = [piece for piece in found.pieces if piece.problem.seq_k == 8192]
+    assert {piece.spec.window: piece.weight / 8192 for piece in longest} == layers
+    assert found.notes == ()
+
+
+def test_caps_and_sinks_are_tuned(tmp_path: Path) -> None:
+    capped = read(tmp_path, LLAMA | {"attn_logit_softcapping": 50.0}, directions=["backward"])
+    assert {p.spec.name for p in capped.pieces if p.problem.seq_k == 512} == {
+        "bwd_delta_bf16_d128",
+        *(f"bwd_{which}_bf16_d128_causal_softcap" for which in ("dkv", "dq", "fused")),
+    }
+    sinks = read(tmp_path, LLAMA | {"model_type": "gpt_oss"}, directions=["forward", "backward_dq"])
+    names = {piece.spec.name for piece in sinks.pieces}
+    assert names == {"fwd_bf16_d128_causal_sink", "bwd_dq_bf16_d128_causal"}
 
 
 @pytest.mark.parametrize(

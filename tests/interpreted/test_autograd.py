@@ -507,7 +507,12 @@ FEATURES = {
     "mask": Features(bias=torch.ones(1, 1, 20, 30, dtype=torch.bool)),
     "alibi": Features(slopes=torch.ones(4)),
     "dropout": Features(dropout_p=0.5, rng=torch.zeros(2, dtype=torch.int64)),
+    "window": Features(window=(3, 4)),
+    "softcap": Features(softcap=2.0),
+    "sink": Features(sinks=torch.zeros(4)),
 }
+WORDS = {"mask": "boolean-mask"}
+"""What --feature calls those that it calls otherwise."""
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward_dkv"])
@@ -518,10 +523,12 @@ def test_tuning_is_advised_of_what_the_command_tunes(
     plain = dispatcher.explain(q, k, v, direction=direction)
     assert plain.hint is not None
     assert "flashgen tune" in str(plain)
-    for features in FEATURES.values():
+    for name, features in FEATURES.items():
         other = dispatcher.explain(q, k, v, features=features, direction=direction)
-        assert other.hint is None
-        assert "tune" not in str(other)
+        if (name, direction) == ("sink", "backward_dkv"):
+            assert other.hint == plain.hint  # the plain kernel
+        else:
+            assert other.hint == f"{plain.hint} --feature {WORDS.get(name, name)}"
 
 
 @pytest.mark.parametrize("feature", ["none", *FEATURES])
@@ -539,4 +546,6 @@ def test_the_log_advises_tuning_likewise(
     shipped = make_dispatcher(tmp_path, "nvidia_h200", "sm_90", [], [make_default(spec)])
     shipped.passes.forward(q, k, v, Call(causal=False, scale=1.0), features)
     assert "the default kernel serves" in caplog.text
-    assert ("flashgen tune" in caplog.text) == (feature == "none")
+    assert "flashgen tune" in caplog.text
+    word = WORDS.get(feature, feature)
+    assert (f"--feature {word}" in caplog.text) == (feature != "none")

@@ -64,7 +64,9 @@ def test_without_jinja2_the_command_is_named(
     monkeypatch.setitem(sys.modules, "jinja2", None)
     monkeypatch.delitem(sys.modules, "flashgen.render", raising=False)
     monkeypatch.delattr("flashgen.render", raising=False)
-    with pytest.raises(ToolchainError, match=r"pip install 'jinja2>=3.1'"):
+    with pytest.raises(
+        ToolchainError, match=r"pip install 'jinja2>=3.1'.*generate --feature bias$"
+    ):
         ask(dispatcher)
     assert rendered(tmp_path) == []
 

@@ -20,6 +20,9 @@ OPTIONS: dict[str, Any] = {
     "alibi_slopes": torch.tensor([0.5, 0.1]),
     "bias": torch.rand(20, 30, generator=torch.Generator().manual_seed(3)) > 0.3,
     "dropout_p": 0.5,
+    "window": (4, 7),
+    "softcap": 0.7,
+    "sinks": torch.tensor([0.5, -0.5]),
 }
 
 pytestmark = pytest.mark.filterwarnings("ignore")

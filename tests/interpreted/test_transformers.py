@@ -8,30 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.runtime import transformers as backend
 from flashgen.runtime.sdpa import scaled_dot_product_attention
+from tests.language_models import CONFIGS, batch, generated, make_model, trained
 from tests.serving import record_directions, serve
 
 transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-SMALL: dict[str, Any] = {"vocab_size": 60, "use_cache": False}
-LLAMA = SMALL | {
-    "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 64,
-}  # fmt: skip
-CONFIGS: dict[str, Any] = {
-    "gpt2": lambda: transformers.GPT2Config(
-        n_embd=32, n_layer=2, n_head=2, n_positions=64,
-        attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0, **SMALL,
-    ),
-    "llama": lambda: transformers.LlamaConfig(**LLAMA),
-    "gemma": lambda: transformers.GemmaConfig(**LLAMA, head_dim=24),
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -42,47 +29,11 @@ def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     return directions
 
 
-def make_model(name: str, attention: str) -> nn.Module:
-    torch.manual_seed(0)
-    config = CONFIGS[name]()
-    config._attn_implementation = attention
-    model: nn.Module = transformers.AutoModelForCausalLM.from_config(
-        config, attn_implementation=attention
-    )
-    assert model.config._attn_implementation == attention
-    return model.train()
-
-
-def batch(padding: str) -> dict[str, Tensor]:
-    """Two sequences of 18 tokens, the second of 11 where it is padded."""
-    torch.manual_seed(1)
-    tokens = torch.randint(0, 60, (2, 18))
-    mask = torch.ones_like(tokens)
-    if padding == "left":
-        mask[1, :7] = 0
-    if padding == "right":
-        mask[1, 11:] = 0
-    labels = tokens.masked_fill(mask == 0, -100)
-    if padding == "left":
-        # Padding predicts it, from a row that sees nothing: 0 here as in torch, a mean of V in
-        # eager. No training counts it.
-        labels[1, 7] = -100
-    return {"input_ids": tokens, "attention_mask": mask, "labels": labels}
-
-
-def trained(model: nn.Module, given: dict[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Logits of real tokens, loss, and the gradient of every parameter."""
-    found = model(**given)
-    found.loss.backward()
-    grads = {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
-    return found.logits[given["attention_mask"] == 1], found.loss, grads
-
-
 @pytest.mark.parametrize("padding", ["none", "left", "right"])
 @pytest.mark.parametrize("name", list(CONFIGS))
 def test_a_model_trains_as_with_eager(launched: list[str], name: str, padding: str) -> None:
     # Both names, in turn: transformers treats the first, with "flash" in it, in its own way.
-    attention = backend.NAMES[padding == "right"]
+    attention = backend.NAMES[padding == "right" or name == "gpt_oss"]
     logits, loss, grads = trained(make_model(name, attention), batch(padding))
     # Both layers ran by kernels, forward and backward.
     assert launched.count("forward") == launched.count("backward_dkv") == 2
@@ -94,6 +45,23 @@ def test_a_model_trains_as_with_eager(launched: list[str], name: str, padding: s
         torch.testing.assert_close(
             grad, wanted[parameter], rtol=1e-4, atol=1e-5, msg=lambda m, p=parameter: f"{p}: {m}"
         )
+
+
+def test_caps_windows_and_sinks_make_a_difference(launched: list[str]) -> None:
+    """That the models above are no plain ones: each without one of them says something else."""
+    for name, option in (
+        ("gemma2", {"attn_logit_softcapping": None}), ("gemma2", {"sliding_window": 64}),
+        ("gpt_oss", {"sliding_window": 64}), ("gpt_oss", {}),
+    ):  # fmt: skip
+        model = make_model(name, "eager").eval()
+        wanted = model(batch("none")["input_ids"]).logits
+        other = make_model(name, backend.NAMES[1], **option).eval()
+        if not option:
+            for parameter, x in other.named_parameters():
+                if "sinks" in parameter:
+                    nn.init.constant_(x, -1e4)
+        found = other(batch("none")["input_ids"]).logits
+        assert not torch.allclose(found, wanted, rtol=1e-2, atol=1e-3), (name, option)
 
 
 def test_padding_would_be_missed_without_the_mask_function(launched: list[str]) -> None:
@@ -196,11 +164,18 @@ def test_generation_with_a_cache_is_eagers(launched: list[str], padding: str) ->
     assert "backward_dkv" not in launched
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
+def test_32_tokens_are_eagers(launched: list[str], name: str, cache: str) -> None:
+    found = generated(name, backend.NAMES[1], cache)
+    assert torch.equal(found, generated(name, "eager", cache))
+    assert launched.count("forward") == 2 * 32
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("softcap", 50.0),
-        ("s_aux", torch.zeros(2)),
         ("position_bias", torch.zeros(1, 2, 4, 4)),
         ("output_attentions", True),
         ("cache", object()),
