@@ -203,7 +203,7 @@ def _compile(
         digest=rendered.digest,
         arch=arch,
         triton=triton,
-        num_warps=config.num_warps,
+        num_warps=config.block_warps,
         registers=registers,
         spill_bytes=spill_bytes,
         shared_bytes=int(built.metadata.shared),
@@ -223,11 +223,10 @@ def _build(
 ) -> tuple[Any, str]:
     """Triton's CompiledKernel and what ptxas said of it."""
     import triton
-    from triton.compiler import ASTSource
 
     signature = compile_signature(spec, config)
     kernel = load_kernel(source, rendered.name)
-    ast = ASTSource(
+    ast = source_class(config)(
         fn=kernel,
         signature=signature.types,
         constexprs=signature.constexprs,
@@ -240,6 +239,17 @@ def _build(
         except Exception as error:  # Triton, LLVM and ptxas each raise classes of their own
             raise CompileFailed(f"{rendered.name} for {arch}: {_first_line(error)}") from error
     return built, log.getvalue()
+
+
+def source_class(config: KernelConfig) -> Any:
+    """The class by which Triton takes a kernel to compile: Gluon has one of its own."""
+    if config.schedule == "hopper":
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        return GluonASTSource
+    from triton.compiler import ASTSource
+
+    return ASTSource
 
 
 def target_of(arch: str) -> Any:
