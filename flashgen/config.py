@@ -88,6 +88,11 @@ class KernelConfig:
         return "_".join(parts)
 
     @property
+    def interpretable(self) -> bool:
+        """Whether Triton's interpreter can run the kernel: not Gluon's, for which it has none."""
+        return self.schedule != "hopper"
+
+    @property
     def consumers(self) -> int:
         """Warpgroups that compute, in schedule hopper; 0 in all others."""
         return self.br // WARPGROUP_ROWS if self.schedule == "hopper" else 0
