@@ -12,7 +12,7 @@ loop does for one tile, and the last column what of it breaks flashgen's rules:
     arrives       WARPGROUP.ARRIVE of a tile, at most one a product: more, and ptxas has cut the
                   batches that wgmma would run at once
     exp2 under    share of exp2 that is issued while a wgmma of the same warpgroup runs; a kernel of
-                  schedule s_ahead needs LEAST_OVERLAP of it
+                  schedule s_ahead needs LEAST_OVERLAP of it, one of hopper HOPPER_OVERLAP
     advisories    remarks C7510 to C7518 of ptxas: it made wgmma wait
 """
 
@@ -37,7 +37,13 @@ sys.path.insert(0, str(ROOT))
 import triton
 
 from flashgen import paths
-from flashgen.compile import LEAST_OVERLAP, Compiled, CompileFailed, compile_kernel
+from flashgen.compile import (
+    Compiled,
+    CompileFailed,
+    compile_kernel,
+    least_overlap,
+    overlap,
+)
 from flashgen.config import KernelConfig
 from flashgen.render import render
 from flashgen.spec import AttentionSpec
@@ -80,12 +86,12 @@ def line(built: Compiled, spec: AttentionSpec, config: KernelConfig) -> str:
     """A kernel's line of the table."""
     loop = built.loop
     arrives = max((each.warpgroup_arrives for each in built.loops), default=0)
-    under = loop.exp2_under_matrix if loop else None
+    under = overlap(built, config) if loop and loop.exp2_under_matrix is not None else None
     spills = sum(each.spills for each in built.loops)
     broken = [
         *(["spills"] * bool(spills)),
         *(["serialized"] * (bool(built.advisories) or arrives > spec.products)),
-        *(["no overlap"] * (config.schedule == "s_ahead" and (under or 0) < LEAST_OVERLAP)),
+        *(["no overlap"] * ((under or 0.0) < least_overlap(config))),
     ]
     cells = [
         str(built.registers),

@@ -72,11 +72,21 @@ def check_kernel(
             "a kernel is checked on the CPU in Triton's interpreter: "
             "start the process with TRITON_INTERPRET=1"
         )
+    if device == "cpu" and not config.interpretable:
+        raise ToolchainError(not_checkable(config))
     with tempfile.TemporaryDirectory(prefix="flashgen-check-") as folder:
         path = Path(folder) / f"{rendered.name}.py"
         path.write_text(rendered.source)
         kernel = load_kernel(path, rendered.name)
         return check_loaded(kernel, spec, config, device=device, seed=seed, cases=cases)
+
+
+def not_checkable(config: KernelConfig) -> str:
+    """Why a kernel of this config cannot be checked without a GPU."""
+    return (
+        f"schedule {config.schedule} is not checkable here: it is Gluon, for which Triton has no "
+        "interpreter; check it on an sm_90 GPU"
+    )
 
 
 def check_loaded(

@@ -37,6 +37,9 @@ LEAST_OVERLAP = 0.85
 sm_90a with Triton 3.6.0 and 3.7.1 (November 2026), the ones that kept the schedule had 88 % and
 more in the steady loop; most of those that lost it had none."""
 
+HOPPER_OVERLAP = 0.90
+"""The same for every consumer of schedule hopper, which is made for nothing else."""
+
 _ADVISORY = re.compile(r"\(C75(?:1[0-8])\).*")
 _SPILL_STORES = re.compile(r"(\d+) bytes spill stores")
 _GCN_FACT = re.compile(r"^\s*\.(vgpr_count|vgpr_spill_count):\s*(\d+)", re.MULTILINE)
@@ -162,13 +165,29 @@ def judge(
         return Status.SERIALIZED, (
             f"a tile has {spec.products} products: ptxas cut them into {arrives} batches of wgmma"
         )
-    if config.schedule == "s_ahead" and gpu.arch == "sm_90":
-        under = (compiled.loop.exp2_under_matrix if compiled.loop else None) or 0.0
-        if under < LEAST_OVERLAP:
+    least = least_overlap(config)
+    if least and gpu.arch == "sm_90":
+        under = overlap(compiled, config)
+        if under < least:
             return Status.NO_OVERLAP, (
-                f"{under:.0%} of exp2 run under the own wgmma: s_ahead needs {LEAST_OVERLAP:.0%}"
+                f"{under:.0%} of exp2 run under the own wgmma: {config.schedule} needs {least:.0%}"
             )
     return Status.OK, ""
+
+
+def least_overlap(config: KernelConfig) -> float:
+    """The share of exp2 that must run under the own wgmma on sm_90; 0 where none need."""
+    return {"s_ahead": LEAST_OVERLAP, "hopper": HOPPER_OVERLAP}.get(config.schedule, 0.0)
+
+
+def overlap(compiled: Compiled, config: KernelConfig) -> float:
+    """The share of exp2 that runs under the own wgmma in the steady loop, 0 to 1.
+
+    Every consumer of schedule hopper has a steady loop, shorter than all masked ones: the least of
+    their shares.
+    """
+    steady = compiled.loops[: max(1, config.consumers)]
+    return min((loop.exp2_under_matrix or 0.0 for loop in steady), default=0.0)
 
 
 def residents(compiled: Compiled, gpu: Gpu) -> int:
@@ -203,7 +222,7 @@ def _compile(
         digest=rendered.digest,
         arch=arch,
         triton=triton,
-        num_warps=config.num_warps,
+        num_warps=config.block_warps,
         registers=registers,
         spill_bytes=spill_bytes,
         shared_bytes=int(built.metadata.shared),
@@ -223,11 +242,10 @@ def _build(
 ) -> tuple[Any, str]:
     """Triton's CompiledKernel and what ptxas said of it."""
     import triton
-    from triton.compiler import ASTSource
 
     signature = compile_signature(spec, config)
     kernel = load_kernel(source, rendered.name)
-    ast = ASTSource(
+    ast = source_class(config)(
         fn=kernel,
         signature=signature.types,
         constexprs=signature.constexprs,
@@ -240,6 +258,17 @@ def _build(
         except Exception as error:  # Triton, LLVM and ptxas each raise classes of their own
             raise CompileFailed(f"{rendered.name} for {arch}: {_first_line(error)}") from error
     return built, log.getvalue()
+
+
+def source_class(config: KernelConfig) -> Any:
+    """The class by which Triton takes a kernel to compile: Gluon has one of its own."""
+    if config.schedule == "hopper":
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        return GluonASTSource
+    from triton.compiler import ASTSource
+
+    return ASTSource
 
 
 def target_of(arch: str) -> Any:

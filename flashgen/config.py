@@ -15,7 +15,7 @@ from flashgen.errors import InvalidArgument
 from flashgen.gpu import Gpu
 from flashgen.spec import DECODING, AttentionSpec, padded
 
-Schedule = Literal["fa1", "fa2", "s_ahead"]
+Schedule = Literal["fa1", "fa2", "s_ahead", "hopper"]
 Loads = Literal["pointer", "descriptor"]
 Order = Literal["plain", "longest_first"]
 HeadDims = Literal["exact", "padded"]
@@ -24,12 +24,19 @@ OPTIONS = ("split_keys",)
 """Fields of a config that tables write out only where they are not at their defaults."""
 
 TILES = (16, 32, 64, 128, 256)
+HOPPER_BR = (128, 192)
+"""Rows of Q in schedule hopper: two or three consumer warpgroups, WARPGROUP_ROWS each."""
+WARPGROUP_ROWS = 64
 WARPS = (1, 2, 4, 8, 16)
 STAGES = (1, 2, 3, 4, 5)
 SPLIT_KEYS = (1, 256, 512, 1024, 2048, 4096)
 
 REGISTERS_PER_THREAD = {"sm": 255, "gfx": 512}
 """The most 32-bit registers a thread can name, by vendor."""
+
+REGISTER_SPLIT = {2: (240, 24), 3: (160, 32)}
+"""Registers of a consumer's thread and of the producer's in schedule hopper, by the number of
+consumers: multiples of 8, all warpgroups' together 65,536 at most."""
 
 BY_KEYS = ("backward_dkv", "backward_fused")
 """Directions whose programs own a tile of keys, and walk the rows of Q."""
@@ -39,12 +46,14 @@ BY_KEYS = ("backward_dkv", "backward_fused")
 class KernelConfig:
     """One way to compute a spec. br rows of Q and bc rows of K/V make a tile, in every direction.
 
-    schedule: fa2 (textbook order), s_ahead (the next QK^T issued before this tile's softmax) or fa1
-    (FlashAttention-1's loops). loads: pointer, or descriptor (TMA). order: of the tiles of Q, plain
-    or longest_first (within a head). head_dims: exact (the spec's, known when compiling) or padded
-    (the kernel takes the true ones as arguments and serves every head dim up to the spec's).
-    split_keys: of direction decode, the keys a split takes at least, and there are as many splits
-    as that gives; 1: as many as the rule of splits.py says. Raises InvalidArgument.
+    schedule: fa2 (textbook order), s_ahead (the next QK^T issued before this tile's softmax), fa1
+    (FlashAttention-1's loops) or hopper (Gluon: a warp that loads and br / 64 warpgroups that
+    compute; num_warps are those of one warpgroup, num_stages the places of its ring). loads:
+    pointer, or descriptor (TMA). order: of the tiles of Q, plain or longest_first (within a head).
+    head_dims: exact (the spec's, known when compiling) or padded (the kernel takes the true ones as
+    arguments and serves every head dim up to the spec's). split_keys: of direction decode, the keys
+    a split takes at least, and there are as many splits as that gives; 1: as many as the rule of
+    splits.py says. Raises InvalidArgument.
     """
 
     br: int
@@ -59,7 +68,7 @@ class KernelConfig:
 
     def __post_init__(self) -> None:
         for field, values in (
-            ("br", TILES),
+            ("br", HOPPER_BR if self.schedule == "hopper" else TILES),
             ("bc", TILES),
             ("num_warps", WARPS),
             ("num_stages", STAGES),
@@ -88,13 +97,38 @@ class KernelConfig:
             parts.append(f"split{self.split_keys}")
         return "_".join(parts)
 
+    @property
+    def interpretable(self) -> bool:
+        """Whether Triton's interpreter can run the kernel: not Gluon's, for which it has none."""
+        return self.schedule != "hopper"
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that compute, in schedule hopper; 0 in all others."""
+        return self.br // WARPGROUP_ROWS if self.schedule == "hopper" else 0
+
+    @property
+    def block_warps(self) -> int:
+        """Warps of a block: in schedule hopper those of all consumers, and four of which one loads
+        (registers are handed over by whole warpgroups).
+        """
+        return 4 * (self.consumers + 1) if self.schedule == "hopper" else self.num_warps
+
+    @property
+    def register_split(self) -> tuple[int, int]:
+        """Registers of a thread that computes and of one that loads; schedule hopper alone."""
+        return REGISTER_SPLIT[self.consumers]
+
     def pointer_twin(self) -> KernelConfig:
         """The config launched in this one's place where a call's tensors cannot have descriptors.
 
-        s_ahead becomes fa2: without descriptors ptxas undoes the overlap, and often spills.
+        s_ahead becomes fa2: without descriptors ptxas undoes the overlap, and often spills. So does
+        hopper, in plain Triton's tile of 128 rows and 8 warps.
         """
         if self.loads == "pointer":
             return self
+        if self.schedule == "hopper":
+            return replace(self, loads="pointer", schedule="fa2", br=128, num_warps=8, num_stages=2)
         return replace(self, loads="pointer", schedule="fa2", num_stages=min(self.num_stages, 2))
 
 
@@ -222,6 +256,8 @@ def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
             return "head_dims padded goes with pointer loads: a default must take any tensor"
     if config.schedule == "fa1" and (config.loads, config.order) != ("pointer", "plain"):
         return "schedule fa1 goes with pointer loads and plain order"
+    if config.schedule == "hopper" and (reason := _illegal_hopper(spec, config)) is not None:
+        return reason
     if config.schedule != "fa2":
         if spec.direction != "forward":
             return f"direction {spec.direction} has schedule fa2 alone: got {config.schedule}"
@@ -229,6 +265,24 @@ def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
             features = " and ".join(spec.feature_words)
             return f"features ({features}) go with schedule fa2: got {config.schedule}"
     return _illegal_backward(spec, config)
+
+
+def _illegal_hopper(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """What the warp-specialized kernel has no variant of, whatever the GPU."""
+    if config.loads != "descriptor":
+        return f"schedule hopper goes with descriptor loads: got {config.loads}"
+    if spec.element_bytes != 2:
+        return f"schedule hopper multiplies 16-bit operands: got {spec.dtype}"
+    if config.num_warps != 4:
+        return f"schedule hopper has warpgroups of 4 warps: got num_warps={config.num_warps}"
+    if config.num_stages < 2:
+        return "schedule hopper needs num_stages 2 at least: its ring holds K of the next tile"
+    if config.bc < 32:
+        return f"schedule hopper has tiles of 32 keys at least: got bc={config.bc}"
+    if min(spec.head_dim, spec.head_dim_v) < 33:
+        dims = f"{spec.head_dim} and {spec.head_dim_v}"
+        return f"schedule hopper has head dims padded to 64 and more: got {dims}"
+    return None
 
 
 def _illegal_backward(spec: AttentionSpec, config: KernelConfig) -> str | None:
@@ -275,9 +329,11 @@ def _illegal_arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | 
     """What the instruction set rules out."""
     if config.loads == "descriptor" and not (gpu.is_nvidia and gpu.capability >= 90):
         return f"descriptor loads need the TMA unit of sm_90 and later: {gpu.slug} is {gpu.arch}"
+    if config.schedule == "hopper" and gpu.arch != "sm_90":
+        return f"schedule hopper is made of sm_90's wgmma: {gpu.slug} is {gpu.arch}"
     if spec.precision == "tf32" and gpu.arch == "gfx950":
         return "precision tf32 needs tf32 matrix instructions: gfx950 has none"
-    threads = config.num_warps * gpu.warp_size
+    threads = config.block_warps * gpu.warp_size
     if threads > 1024:
         return f"a block holds 1024 threads at most: num_warps={config.num_warps} makes {threads}"
     return None
@@ -301,6 +357,9 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
     else:
         alone = spec.direction in ("forward", "decode")
         held, walked = of_q if alone else of_q + of_do, (of_k, of_v)
+    if config.schedule == "hopper":
+        of_o = config.br * dims[1] * spec.element_bytes if dims[0] != dims[1] else 0
+        return of_q + of_o + config.num_stages * (of_k + of_v)
     if config.schedule == "fa1" or config.num_stages == 1 or spec.direction == "backward_dbias":
         return max(walked)
     if spec.paged:  # the table is a load ahead of the pages, and takes stages for itself
@@ -334,11 +393,13 @@ def _too_much_shared(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str
 
 
 def _too_many_registers(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
-    threads = config.num_warps * gpu.warp_size
+    threads = config.num_warps * gpu.warp_size * max(1, config.consumers)
     what, elements = _accumulators(spec, config)
     need = elements // threads
     limit = REGISTERS_PER_THREAD["sm" if gpu.is_nvidia else "gfx"]
     limit = min(limit, gpu.registers_per_sm // threads)
+    if config.schedule == "hopper":
+        limit = config.register_split[0]
     if need > limit:
         return (
             f"the float32 accumulators of {what} need {need} registers a thread: "

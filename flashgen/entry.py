@@ -91,6 +91,7 @@ class RunnerUp:
         _check_timed(self.source, self.median_us)
         _check_positive("median_us", self.median_us)
         _check_digest(self.digest)
+        _check_ran(self.config, self.source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +114,7 @@ class Entry:
 
     def __post_init__(self) -> None:
         _check_digest(self.digest)
+        _check_ran(self.config, self.result.source)
         if self.bucket not in BUCKETS:
             known = ", ".join(map(str, BUCKETS))
             raise InvalidArgument(f"bucket must be one of {known}: got {self.bucket}")
@@ -133,6 +135,15 @@ def _check_timed(source: Source, median_us: float | None) -> None:
 def _check_positive(field: str, value: float | None) -> None:
     if value is not None and not 0 < value < math.inf:
         raise InvalidArgument(f"{field} must be finite and > 0, or null: got {value}")
+
+
+def _check_ran(config: KernelConfig, source: Source) -> None:
+    """No interpreter runs Gluon: such a kernel is known to be right only where it was measured."""
+    if not config.interpretable and source != "measured":
+        raise InvalidArgument(
+            f"schedule {config.schedule} needs source measured, which only a GPU gives: "
+            f"got {source}"
+        )
 
 
 def _check_digest(digest: str) -> None:

@@ -83,10 +83,10 @@ def _figures(whole: Anatomy, entry: Entry | None, config: KernelConfig, gpu: Gpu
     if whole.compiled is not None:
         made = whole.compiled
         yield from anatomy.occupancy(
-            made.registers, made.shared_bytes, config.num_warps, gpu, spill_bytes=made.spill_bytes
+            made.registers, made.shared_bytes, config.block_warps, gpu, spill_bytes=made.spill_bytes
         )
     elif entry is not None:
-        yield from anatomy.occupancy(entry.registers, entry.shared_bytes, config.num_warps, gpu)
+        yield from anatomy.occupancy(entry.registers, entry.shared_bytes, config.block_warps, gpu)
 
 
 def _others(out: Path, table: Table, entry: Entry, whole: Anatomy, cache: Path) -> Iterator[str]:

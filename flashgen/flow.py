@@ -88,21 +88,50 @@ def _predecessors(successors: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def _dominators(predecessors: Sequence[Sequence[int]]) -> list[set[int]]:
-    """The blocks on every way from the entry to each block, itself included.
-
-    Blocks nobody is seen to branch to (the targets of a jump table) count as entries.
-    """
-    everything = set(range(len(predecessors)))
-    found = [{n} if n == 0 or not predecessors[n] else set(everything) for n in sorted(everything)]
+    """The blocks on every way from an entry to each block, itself included."""
+    everything, entries = set(range(len(predecessors))), _entries(predecessors)
+    found = [{n} if n in entries else set(everything) for n in sorted(everything)]
     changed = True
     while changed:
         changed = False
         for n, before in enumerate(predecessors):
-            if n == 0 or not before:
+            if n in entries:
                 continue
             new = set.intersection(*(found[p] for p in before)) | {n}
             if new != found[n]:
                 found[n], changed = new, True
+    return found
+
+
+def _entries(predecessors: Sequence[Sequence[int]]) -> set[int]:
+    """The first block, and the targets of jump tables: blocks that nobody is seen to branch to.
+
+    Such a target may still be branched to from below: setmaxnreg is tried again until the registers
+    are there. So of the blocks that no entry reaches, the first is taken for one, until none is
+    left.
+    """
+    entries = {n for n, before in enumerate(predecessors) if n == 0 or not before}
+    reached = _reached(entries, predecessors)
+    for n in range(len(predecessors)):
+        if n not in reached:
+            entries.add(n)
+            reached |= _reached({n}, predecessors)
+    return entries
+
+
+def _reached(entries: Iterable[int], predecessors: Sequence[Sequence[int]]) -> set[int]:
+    """The blocks that can be reached from `entries`, these included."""
+    successors: list[list[int]] = [[] for _ in predecessors]
+    for target, sources in enumerate(predecessors):
+        for source in sources:
+            successors[source].append(target)
+    found: set[int] = set()
+    pending = list(entries)
+    while pending:
+        block = pending.pop()
+        if block not in found:
+            found.add(block)
+            pending.extend(successors[block])
     return found
 
 

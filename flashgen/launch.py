@@ -21,7 +21,7 @@ from torch import Tensor
 
 from flashgen import gpu as gpu_facts
 from flashgen import interpreter
-from flashgen.config import KernelConfig, rows_of_eight
+from flashgen.config import WARPGROUP_ROWS, KernelConfig, rows_of_eight
 from flashgen.errors import FlashgenError, NoGpuError, ToolchainError
 from flashgen.features import PLAIN, Features
 from flashgen.gpu import Gpu
@@ -149,10 +149,18 @@ class Plan:
 
     def __init__(self, kernel: Kernel, spec: AttentionSpec, config: KernelConfig) -> None:
         self.kernel = kernel
+        if interpreter.active() and not config.interpretable:
+            raise ToolchainError(
+                f"schedule {config.schedule} is Gluon, for which Triton has no interpreter: "
+                "run it on an sm_90 GPU, with TRITON_INTERPRET unset"
+            )
         self.config = config
         self.direction = spec.direction
         self.br = config.br
         self.bc = config.bc
+        self.hopper = config.schedule == "hopper"
+        # Each consumer of schedule hopper loads and stores rows of its own.
+        self.block_rows = WARPGROUP_ROWS if self.hopper else config.br
         self.takes_diagonal = spec.takes_diagonal
         self.causal = spec.causal
         self.has_features = spec.featured
@@ -191,11 +199,12 @@ def _run(
     if not plan.fa1:
         blocks *= -(-seq_q // plan.br)
     if plan.by_descriptor:
+        descriptor = describe_for_gluon if plan.hopper else describe
         tensors = [
-            describe(q, plan.br, plan.dim_pad),
-            describe(k, plan.bc, plan.dim_pad),
-            describe(v, plan.bc, plan.dim_v_pad),
-            describe(o, plan.br, plan.dim_v_pad),
+            descriptor(q, plan.block_rows, plan.dim_pad),
+            descriptor(k, plan.bc, plan.dim_pad),
+            descriptor(v, plan.bc, plan.dim_v_pad),
+            descriptor(o, plan.block_rows, plan.dim_v_pad),
             lse,
         ]
     else:
@@ -333,6 +342,27 @@ def describe(tensor: Tensor, rows: int, dim: int) -> Any:
     """The descriptor of a tensor (batch, heads, seq, head_dim) in blocks of `rows` by `dim`."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
+    return TensorDescriptor(tensor, *_extents(tensor, dim), [1, 1, rows, dim])
+
+
+def describe_for_gluon(tensor: Tensor, rows: int, dim: int) -> Any:
+    """describe() for a Gluon kernel, which is told how a block lies in shared memory."""
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    block = [1, 1, rows, dim]
+    return TensorDescriptor(tensor, *_extents(tensor, dim), block, gluon_layout())
+
+
+@functools.cache
+def gluon_layout() -> Any:
+    """The layout that signature.gluon_layout_text() names."""
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    return NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+
+
+def _extents(tensor: Tensor, dim: int) -> tuple[list[int], list[int]]:
+    """Shape and strides of a descriptor."""
     shape = list(tensor.shape)
     # The stride of a dimension of one element means nothing, and may be unaligned: any other will
     # do.
@@ -340,4 +370,4 @@ def describe(tensor: Tensor, rows: int, dim: int) -> Any:
         stride if length > 1 else dim for length, stride in zip(shape, tensor.stride(), strict=True)
     ]
     strides[3] = 1
-    return TensorDescriptor(tensor, shape, strides, [1, 1, rows, dim])
+    return shape, strides

@@ -28,6 +28,7 @@ class Status(StrEnum):
     QUARANTINED = "quarantined"  # it killed a process before, and is not tried again
     UNSTEADY = "unsteady"  # the clock dropped while it was timed; timed again
     DROPPED = "dropped"  # clearly slower than the best after a few samples
+    UNCHECKABLE = "uncheckable"  # Gluon, which only a GPU can run, and none is here
     NO_ESTIMATE = "no_estimate"  # legal and right, but the estimator has no honest number
 
 

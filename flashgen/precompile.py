@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flashgen.compile import CompileFailed, target_of, write_whole
+from flashgen.compile import CompileFailed, source_class, target_of, write_whole
 from flashgen.config import KernelConfig, default_config, kernel_name, why_illegal
 from flashgen.errors import FlashgenError
 from flashgen.evaluate import triton_version
@@ -90,14 +90,13 @@ def precompile(
 def build_one(payload: dict[str, Any]) -> dict[str, Any]:
     """{spec, config, arch} -> {key}. Raises CompileFailed. What a child process runs."""
     import triton
-    from triton.compiler import ASTSource
 
     spec, config = AttentionSpec(**payload["spec"]), KernelConfig(**payload["config"])
     rendered, signature = render(spec, config), compile_signature(spec, config)
     with tempfile.TemporaryDirectory(prefix="flashgen-") as folder:
         path = Path(folder, f"{rendered.name}.py")
         path.write_text(rendered.source, encoding="utf-8")
-        source = ASTSource(
+        source = source_class(config)(
             fn=load_kernel(path, rendered.name),
             signature=signature.types,
             constexprs=signature.constexprs,

@@ -75,6 +75,8 @@ def template_of(spec: AttentionSpec, config: KernelConfig) -> str:
     """The file of templates/ that (spec, config) is rendered from."""
     if config.schedule == "fa1":
         return "attention_fwd_fa1.py.jinja"
+    if config.schedule == "hopper":
+        return "attention_fwd_hopper.py.jinja"
     return _TEMPLATES[spec.direction]
 
 

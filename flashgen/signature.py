@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashgen.config import KernelConfig
+from flashgen.config import WARPGROUP_ROWS, KernelConfig
 from flashgen.signature_decode import decoding_aligned, decoding_types
 from flashgen.spec import DECODING, SHORT_DTYPE, AttentionSpec, padded
 
@@ -87,8 +87,11 @@ def _tensors(spec: AttentionSpec, config: KernelConfig) -> dict[str, str]:
         for x in strided:
             rows = config.bc if x in _ROWS_OF_K else config.br
             dim = spec.head_dim_v if x in _OF_V else spec.head_dim
+            if config.schedule == "hopper" and x not in _ROWS_OF_K:
+                rows = WARPGROUP_ROWS
             # Letter by letter as a launch has it: Triton keeps binaries by this text.
-            types[f"{x}_desc"] = f"tensordesc<{element}{[1, 1, rows, padded(dim)]}>"
+            layout = f",{gluon_layout_text()}" if config.schedule == "hopper" else ""
+            types[f"{x}_desc"] = f"tensordesc<{element}{[1, 1, rows, padded(dim)]}{layout}>"
     else:
         types |= {f"{x}_ptr": f"*{element}" for x in strided}
     if spec.direction == "backward_dbias":
@@ -99,6 +102,16 @@ def _tensors(spec: AttentionSpec, config: KernelConfig) -> dict[str, str]:
     if spec.direction == "backward_delta":
         types |= {f"stride_dl{d}": "i32" for d in "bhs"}
     return types
+
+
+def gluon_layout_text() -> str:
+    """The layout in shared memory of a block of 16-bit elements, at least 64 of them a row, as
+    Gluon prints it: swizzled over 128 bytes, for the TMA unit and wgmma alike.
+    """
+    return (
+        "NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4, "
+        "transposed=False, fp4_padded=False, cga_layout=[])"
+    )
 
 
 def _sizes(spec: AttentionSpec, config: KernelConfig) -> dict[str, str]:

@@ -35,6 +35,22 @@ WAYS: tuple[tuple[Schedule, Loads], ...] = (
 )
 """fa1 is left out: it is there to be compared with, and has no parallelism over the rows."""
 
+HOPPER_TILES = (
+    # br, bc, num_stages. Compiled with Triton 3.7.1 for sm_90a, each is without spills in a main
+    # loop for some head dim of 64 to 256; none was measured.
+    (128, 128, 2),
+    (192, 128, 2),
+    (128, 64, 2),
+    (192, 64, 2),
+    (128, 128, 3),
+    (192, 128, 3),
+    (128, 64, 3),
+    (192, 64, 3),
+    (128, 64, 4),
+    (192, 64, 4),
+)
+"""Of schedule hopper, which no interpreter runs: tried only where a GPU checks and measures."""
+
 KNOWN_GOOD = (
     # br, bc, num_warps, num_stages: after what others publish for some GPU or head dim (PyTorch
     # FlexAttention's heuristics in torch 2.13, FlashAttention-2's launch templates), and the same
@@ -54,8 +70,13 @@ KNOWN_GOOD = (
 """Where programs own keys and walk the rows (BY_KEYS), br and bc change places here and above."""
 
 
-def legal_configs(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:
+def legal_configs(
+    spec: AttentionSpec, gpu: Gpu, *, on_gpu: bool = False
+) -> tuple[KernelConfig, ...]:
     """Every config of the space that why_illegal passes, the likely ones first.
+
+    on_gpu: they will be checked and measured on that GPU. Only then the space has the kernels that
+    no interpreter runs (schedule hopper), before all others: nothing else could say they are right.
 
     s_ahead by pointer is tried only where there are no descriptors: pointers take the registers
     that carry the next scores, and ptxas often gives up the overlap (kernels compiled for sm_90,
@@ -67,7 +88,7 @@ def legal_configs(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:
     tma = gpu.is_nvidia and gpu.capability >= 90
     return tuple(
         config
-        for config in _grid(spec.direction in BY_KEYS)
+        for config in (*(_hopper_grid() if on_gpu else ()), *_grid(spec.direction in BY_KEYS))
         if not (tma and (config.schedule, config.loads) == ("s_ahead", "pointer"))
         and why_illegal(spec, config, gpu) is None
     )
@@ -95,20 +116,41 @@ def _grid(by_keys: bool) -> tuple[KernelConfig, ...]:
     )
 
 
-def seed_configs(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:
+@functools.cache
+def _hopper_grid() -> tuple[KernelConfig, ...]:
+    """Schedule hopper in all its tiles and orders, the longest tiles of Q first where causal."""
+    return tuple(
+        KernelConfig(
+            br=br,
+            bc=bc,
+            num_warps=4,
+            num_stages=stages,
+            schedule="hopper",
+            loads="descriptor",
+            order=order,
+        )
+        for (br, bc, stages), order in itertools.product(HOPPER_TILES, reversed(ORDERS))
+    )
+
+
+def seed_configs(
+    spec: AttentionSpec, gpu: Gpu, *, on_gpu: bool = False
+) -> tuple[KernelConfig, ...]:
     """What every search tries first: what others chose, the FlashAttention paper's block rule, the
     default.
 
     All legal, none twice, the most promising first: where nothing can be timed, the first that is
     right is taken. The default comes with exact head dims: it stands for the kernel that would
-    serve without a table. On a GPU with TMA the known-good tiles come in every schedule.
+    serve without a table. On a GPU with TMA the known-good tiles come in every schedule. on_gpu as
+    in legal_configs: the first tiles of schedule hopper that are legal lead.
     """
     if spec.direction in DECODING:
         known = (*decoding_seeds(spec), tuned_default(spec))
         return tuple(dict.fromkeys(c for c in known if why_illegal(spec, c, gpu) is None))
     ordered = spec.causal and spec.direction in ("forward", "backward_dq")
     order: Order = "longest_first" if ordered else "plain"
-    seeds = [
+    seeds = [config for config in _hopper_grid()[:8] if on_gpu and config.order == order]
+    seeds += [
         KernelConfig(
             br=walked if spec.direction in BY_KEYS else owned,
             bc=owned if spec.direction in BY_KEYS else walked,

@@ -198,6 +198,7 @@ class _Story:
                 incumbent,
                 neighbours=alike,
                 elsewhere=elsewhere(self._tables, gpu, spec, bucket),
+                on_gpu=self.evaluator.source == "measured",
             ),
             self.evaluator,
             self.log,

@@ -95,6 +95,8 @@ class OfflineEvaluator:
         pending: dict[str, Future[Answer]] = {}
         for config, drafted in zip(configs, drafts, strict=True):
             digest = drafted.digest
+            if not config.interpretable:
+                continue
             if digest and digest not in pending and self._recall(digest) is None:
                 pending[digest] = self._submit(request.spec, config)
         try:
@@ -120,6 +122,9 @@ class OfflineEvaluator:
         rendered = drafted.rendered
         if rendered is None:
             return request.outcome(config, drafted.status, drafted.detail, digest="")
+        if not config.interpretable:
+            why = check.not_checkable(config)
+            return request.outcome(config, Status.UNCHECKABLE, why, digest=rendered.digest)
         result = self._recall(rendered.digest)
         if result is None:
             answer = pending[rendered.digest].result()

@@ -33,7 +33,7 @@ class KernelLauncher:
     """
 
     def __init__(self, package: str, rungs: tuple[Selection, ...]) -> None:
-        self._aligned = _Steps(package, [(rung, rung.choice.config) for rung in rungs])
+        self._aligned = _Steps(package, [(rung, runnable(rung.choice.config)) for rung in rungs])
         self._unaligned = self._aligned
         if any(rung.choice.config.loads == "descriptor" for rung in rungs):
             twins = [(rung, rung.choice.config.pointer_twin()) for rung in rungs]
@@ -172,6 +172,13 @@ class _Steps:
                 f"{self._package}/kernels/{name}.py is missing; run: flashgen generate"
             ) from error
         return launch.kernel_of(module, name)
+
+
+def runnable(config: KernelConfig) -> KernelConfig:
+    """The config, or where kernels are interpreted and its own cannot be, its pointer twin."""
+    if interpreter.active() and not config.interpretable:
+        return config.pointer_twin()
+    return config
 
 
 def is_out_of_resources(error: BaseException) -> bool:

@@ -80,7 +80,7 @@ def why_unfit(choice: Choice, gpu: Gpu) -> str | None:
             f"takes {choice.shared_bytes} bytes of shared memory: "
             f"{gpu.slug} has {gpu.shared_per_block} a block"
         )
-    threads = choice.config.num_warps * gpu.warp_size
+    threads = choice.config.block_warps * gpu.warp_size
     if choice.registers is not None and choice.registers * threads > gpu.registers_per_sm:
         return (
             f"takes {choice.registers} registers in each of {threads} threads: {gpu.slug} has fewer"

@@ -94,13 +94,15 @@ def goal_for(
     incumbent: KernelConfig | None = None,
     neighbours: tuple[KernelConfig, ...] = (),
     elsewhere: tuple[KernelConfig, ...] = (),
+    *,
+    on_gpu: bool = False,
 ) -> Goal:
-    """The goal over the whole space of a spec on a GPU."""
+    """The goal over the whole space of a spec on a GPU; on_gpu as in space.legal_configs."""
     return Goal(
         spec=spec,
         problem=problem,
-        legal=legal_configs(spec, gpu),
-        seeds=seed_configs(spec, gpu),
+        legal=legal_configs(spec, gpu, on_gpu=on_gpu),
+        seeds=seed_configs(spec, gpu, on_gpu=on_gpu),
         default=tuned_default(spec),
         incumbent=incumbent,
         neighbours=neighbours,

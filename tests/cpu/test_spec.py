@@ -263,7 +263,7 @@ def test_decoding_runs_many_sequences_of_few_queries() -> None:
         ({"direction": "forward", "paged": True}, "paged goes with direction decode and append"),
         ({"direction": "combine", "paged": True}, "paged goes with"),
         ({"direction": "decode", "rotary": "halves"}, "rotary goes with direction append"),
-        ({"direction": "decode", "dropout": True}, "decode goes with no bias, alibi or dropout"),
+        ({"direction": "decode", "dropout": True}, "decode goes with no feature"),
         ({"direction": "combine", "mask": "causal"}, "combine has no scores"),
         ({"direction": "append", "dtype": "float32", "precision": "tf32"}, "append has no scores"),
         ({"direction": "decode", "paged": 1}, "paged must be true or false"),
