@@ -22,6 +22,7 @@ from optuna.trial import TrialState
 from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError
 from flashgen.ledger import Answer, Ledger, Pace, Page, StorageError, Unit
 from flashgen.ledger.journal import JournalLock
+from flashgen.ledger.storage import Storage
 from flashgen.log import Log
 from flashgen.outcome import Outcome, Status, Timing
 from tests import searches
@@ -195,6 +196,53 @@ def test_a_claim_whose_news_was_lost_is_not_lost(tmp_path: Path, opened: Open) -
     assert states(page) == ["RUNNING", "FAIL"]
     assert page.record(claim, answer_of(ONE))
     assert states(page) == ["COMPLETE", "FAIL"]
+
+
+def test_who_has_joined_since_the_last_look_is_not_taken_for_dead(url: str, opened: Open) -> None:
+    """Who lives is asked seldom: but a claim of one that was not there then says that it is now."""
+    pace = replace(PACE, look_s=3600.0)
+    first = opened(url, pace=pace)
+    page_of(first).state()  # looked: alone
+    later = page_of(opened(url, pace=pace))
+    (claim,) = later.claim([ONE])
+    assert page_of(first).claim([ONE]) == []
+    assert later.record(claim, answer_of(ONE))
+
+
+def test_an_answer_whose_news_was_lost_has_been_given(url: str, opened: Open) -> None:
+    page = page_of(opened(url))
+    (claim,) = page.claim([ONE])
+    assert page.record(claim, answer_of(ONE))
+    assert page.record(claim, answer_of(ONE))  # asked again: it is there, and this worker's
+    (other,) = page.claim([OTHER])
+    page.release([other])
+    assert not page.record(other, answer_of(OTHER))
+
+
+def test_a_worker_whose_card_was_added_twice_dies_all_the_same(
+    sqlite: str, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The news of the first was lost. A second card without a heart would never be dead."""
+    add = Storage.add
+
+    def twice(self: Storage, study: Any, state: Any, fields: Any, *more: Any) -> None:
+        for _ in range(2 if "worker" in fields else 1):
+            add(self, study, state, fields, *more)
+
+    monkeypatch.setattr(Storage, "add", twice)
+    mine, theirs = opened(sqlite), opened(sqlite)
+    assert len(theirs._roster.living()) == 2
+    assert page_of(mine).claim([ONE])
+    die(mine)
+    assert [claim.unit for claim in page_of(theirs).claim([ONE])] == [ONE]
+
+
+def test_no_reason_holds_a_secret(tmp_path: Path) -> None:
+    storage = Storage(journal(tmp_path), PACE, lambda _: None)
+    storage._secrets = ("s3cret",)
+    error = StorageError("outer")
+    error.__cause__ = ValueError("password s3cret of anna\nis wrong")
+    assert storage._reason(error) == "password *** of anna"
 
 
 def test_all_read_the_answer_and_nobody_claims_it_again(url: str, opened: Open) -> None:
