@@ -146,6 +146,7 @@ def test_what_why_illegal_calls_too_large_is_too_large(
 
 BACKWARD = ("backward_delta", "backward_dkv", "backward_dq", "backward_fused", "backward_dbias")
 EVERYTHING: dict[str, Any] = {"bias": "additive", "alibi": True, "dropout": True}
+SCORES: dict[str, dict[str, Any]] = {"window": {"window": True}, "softcap": {"softcap": True}}
 
 
 def backward_default_jobs(head_dims: tuple[int, ...], archs: list[str]) -> list[Job]:
@@ -225,6 +226,48 @@ def test_every_direction_compiles_with_every_feature() -> None:
     boolean = make_spec("bfloat16", 16, bias="boolean").for_direction("backward_dkv")
     jobs.append((boolean, make_config(16, 64, loads="descriptor"), "sm_90"))
     assert all(compiled.registers > 0 for compiled in compile_all(jobs))
+
+
+def score_jobs(head_dims: tuple[int, ...], archs: dict[str, tuple[str, ...]]) -> list[Job]:
+    """The default kernels of windows and caps, and of the forward with a sink beside them."""
+    jobs: list[Job] = []
+    for dim, (arch, directions) in product(head_dims, archs.items()):
+        for direction, features in product(directions, (*SCORES.values(), SINK)):
+            if features != SINK or direction == "forward":
+                spec = make_spec("bfloat16", dim, "causal", **features).for_direction(direction)  # type: ignore[arg-type]
+                jobs.append((spec, default_config(spec), arch))
+    return jobs
+
+
+SINK: dict[str, Any] = {"window": True, "softcap": True, "sink": True}
+ALL_THREE = ("forward", "backward_dkv", "backward_dq")
+
+
+def test_windows_caps_and_sinks_fit() -> None:
+    jobs = score_jobs((128,), {"sm_80": ALL_THREE})[3:5]
+    jobs += score_jobs((128,), {"sm_90": ("forward",)})[2:]
+    jobs += score_jobs((64,), dict.fromkeys(("sm_100", "gfx942"), ("forward",)))[2::3]
+    kinds = {(spec.direction, arch) for spec, _, arch in jobs}
+    assert kinds == {
+        ("backward_dkv", "sm_80"),
+        *(("forward", a) for a in ("sm_90", "sm_100", "gfx942")),
+    }
+    assert_defaults_fit(jobs)
+
+
+@pytest.mark.slow
+def test_windows_caps_and_sinks_fit_everywhere() -> None:
+    archs = dict.fromkeys(("sm_80", "sm_90", "sm_100", "gfx942"), ALL_THREE)
+    assert_backward_fits(score_jobs((64, 128), archs))
+
+
+def test_a_window_keeps_dk_and_dv_of_hopper_from_spilling() -> None:
+    """Head dim 128 takes nearly all registers: why the window has one loop there, and not three."""
+    spec = make_spec("bfloat16", 128, "causal", window=True).for_direction("backward_dkv")
+    config = make_config(64, 128, num_warps=8, loads="descriptor")
+    compiled = compile_job((spec, config, "sm_90"))
+    assert judge(compiled, spec, config, H200) == (Status.OK, "")
+    assert compiled.spill_bytes == 0
 
 
 @pytest.mark.slow

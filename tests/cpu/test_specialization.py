@@ -80,6 +80,8 @@ def test_compilations_over_lengths(
         ("backward_delta", {}),
         ("backward_dkv", {"dropout": True, "alibi": True}),
         ("backward_dq", {}),
+        ("backward_dq", {"window": True, "softcap": True}),
+        ("backward_dkv", {"window": True}),
         ("backward_dbias", {"bias": "additive"}),
     ],
 )
