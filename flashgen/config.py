@@ -415,6 +415,9 @@ def _accumulators(spec: AttentionSpec, config: KernelConfig) -> tuple[str, int]:
     """
     dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
     scores = config.br * config.bc
+    if config.schedule == "hopper":
+        # S of a tile is written while P of the one before, rounded, is being multiplied.
+        return "O, S and P", config.br * dim_v + scores + scores // 2
     if spec.direction in ("forward", "decode"):
         return "O and S", config.br * dim_v + scores
     if spec.direction == "combine":

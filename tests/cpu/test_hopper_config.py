@@ -1,0 +1,194 @@
+"""Schedule hopper among the configs: what is legal, who may try it, and what a table takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flashgen import check, generate, interpreter, tune
+from flashgen.choice import Choice
+from flashgen.config import KernelConfig, kernel_name, why_illegal
+from flashgen.entry import Entry, RunnerUp
+from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
+from flashgen.estimate import estimate
+from flashgen.evaluators.offline import OfflineEvaluator
+from flashgen.gpu import TARGETS
+from flashgen.launch import bind
+from flashgen.outcome import Status
+from flashgen.render import render
+from flashgen.runtime.launcher import runnable
+from flashgen.runtime.select import why_unfit
+from flashgen.search.goal import Goal, goal_for
+from flashgen.space import legal_configs, seed_configs
+from flashgen.spec import AttentionSpec, Problem
+from tests.cpu.test_tune import Served, run, us
+from tests.makers import make_config, make_spec
+from tests.tables import made_entry, made_table
+
+H200, A100, B200 = (
+    TARGETS[slug] for slug in ("nvidia_h200", "nvidia_a100_sxm4_80gb", "nvidia_b200")
+)
+CONFIG = make_config(128, 128, num_warps=4, schedule="hopper", loads="descriptor")
+SPEC = make_spec("bfloat16", 128, "causal")
+PROBLEM = Problem(batch=1, heads=1, kv_heads=1, seq_q=512, seq_k=512)
+
+
+def test_two_or_three_consumers() -> None:
+    assert [replace(CONFIG, br=br).consumers for br in (128, 192)] == [2, 3]
+    assert [replace(CONFIG, br=br).block_warps for br in (128, 192)] == [12, 16]
+    assert make_config(128, 64, num_warps=8).block_warps == 8
+    for br in (64, 256):
+        with pytest.raises(InvalidArgument, match="br must be one of 128, 192"):
+            replace(CONFIG, br=br)
+    with pytest.raises(InvalidArgument, match="br must be one of 16, 32"):
+        make_config(192, 64)
+
+
+def test_its_name_and_its_twin() -> None:
+    assert kernel_name(SPEC, CONFIG) == "fwd_bf16_d128_causal_br128_bc128_w4_s2_hopper_descriptor"
+    for config in (CONFIG, replace(CONFIG, br=192, num_stages=3)):
+        twin = config.pointer_twin()
+        assert (twin.schedule, twin.loads, twin.br, twin.num_warps) == ("fa2", "pointer", 128, 8)
+        assert twin.bc == config.bc
+        assert why_illegal(SPEC, twin, H200) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "config", "gpu", "word"),
+    [
+        (SPEC, CONFIG, A100, "descriptor"),
+        (SPEC, CONFIG, B200, "wgmma"),
+        (SPEC, replace(CONFIG, loads="pointer"), H200, "descriptor loads"),
+        (make_spec("float32", 128), CONFIG, H200, "16-bit"),
+        (make_spec("bfloat16", 32), CONFIG, H200, "padded to 64"),
+        (SPEC, replace(CONFIG, num_warps=8), H200, "4 warps"),
+        (SPEC, replace(CONFIG, num_stages=1), H200, "num_stages 2"),
+        (SPEC, replace(CONFIG, bc=16), H200, "32 keys"),
+        (make_spec("bfloat16", 128, dropout=True), CONFIG, H200, "dropout"),
+        (make_spec("bfloat16", 256), CONFIG, H200, "shared memory"),
+        (make_spec("bfloat16", 128), replace(CONFIG, order="longest_first"), H200, "causal"),
+        (replace(make_spec("bfloat16", 128), direction="backward_dq"), CONFIG, H200, "fa2 alone"),
+    ],
+)
+def test_what_is_illegal(spec: AttentionSpec, config: KernelConfig, gpu: object, word: str) -> None:
+    reason = why_illegal(spec, config, gpu)  # type: ignore[arg-type]
+    assert reason is not None
+    assert word in reason
+
+
+def test_three_consumers_have_fewer_registers() -> None:
+    spec = make_spec("bfloat16", 256)
+    assert why_illegal(spec, replace(CONFIG, bc=64), H200) is None
+    reason = why_illegal(spec, replace(CONFIG, br=192, bc=64), H200)
+    assert reason is not None
+    assert "leaves 160" in reason
+
+
+def test_only_a_search_on_a_gpu_has_it_in_its_space() -> None:
+    offline, measured = legal_configs(SPEC, H200), legal_configs(SPEC, H200, on_gpu=True)
+    assert all(config.interpretable for config in (*offline, *seed_configs(SPEC, H200)))
+    more = [config for config in measured if not config.interpretable]
+    assert measured == (*more, *offline)
+    assert {config.br for config in more} == {128, 192}
+    assert {config.order for config in more} == {"plain", "longest_first"}
+    assert seed_configs(SPEC, H200, on_gpu=True)[0].schedule == "hopper"
+    for other in (A100, B200):
+        assert legal_configs(SPEC, other, on_gpu=True) == legal_configs(SPEC, other)
+    goals = [goal_for(SPEC, PROBLEM, H200, on_gpu=on_gpu) for on_gpu in (False, True)]
+    assert [goal.legal for goal in goals] == [offline, measured]
+    assert not any(config.schedule == "hopper" for config in goals[0].space)
+
+
+@pytest.mark.parametrize("source", ["measured", "estimated"])
+def test_a_search_asks_for_it_where_its_evaluator_measures(
+    source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goals: list[Goal] = []
+
+    class Seen(Exception):
+        pass
+
+    def noted(*arguments: Any, **options: Any) -> Goal:
+        goals.append(goal_for(*arguments, **options))
+        raise Seen
+
+    monkeypatch.setattr(tune, "goal_for", noted)
+    monkeypatch.setattr(generate, "write", lambda *_: None)
+    with pytest.raises(Seen):
+        run(monkeypatch, tmp_path, Served(us=us, gpu=H200, source=source))
+    assert any(not config.interpretable for config in goals[0].legal) is (source == "measured")
+
+
+def test_a_table_takes_it_only_as_measured() -> None:
+    entry = made_entry(SPEC, config=CONFIG, source="measured")
+    assert entry.config is CONFIG
+    for source in ("estimated", "untimed"):
+        with pytest.raises(InvalidArgument, match="hopper needs source measured"):
+            made_entry(SPEC, config=CONFIG, source=source)
+        with pytest.raises(InvalidArgument, match="hopper needs source measured"):
+            RunnerUp(
+                config=CONFIG,
+                source=source,  # type: ignore[arg-type]
+                median_us=None if source == "untimed" else 1.0,
+                digest="sha256:" + "0" * 64,
+            )
+    assert isinstance(entry, Entry)
+
+
+def test_a_measured_entry_is_generated_with_its_twin() -> None:
+    table = made_table(made_entry(SPEC, config=CONFIG, source="measured"))
+    files = {path.name: text for path, text in generate.plan({"nvidia_h200": table}).items()}
+    kernel, twin = (kernel_name(SPEC, c) for c in (CONFIG, CONFIG.pointer_twin()))
+    assert f"def {kernel}(" in files[f"{kernel}.py"]
+    assert f"def {twin}(" in files[f"{twin}.py"]
+    assert 'schedule="hopper"' in files["table.py"]
+
+
+def test_offline_it_is_not_checkable_and_never_passed(tmp_path: Path) -> None:
+    spec = make_spec("bfloat16", 64)
+    with OfflineEvaluator(H200, tmp_path, 1) as evaluator:
+        (outcome,) = evaluator.evaluate("check", spec, PROBLEM, [CONFIG])
+    assert outcome.status is Status.UNCHECKABLE
+    assert not outcome.ok
+    assert outcome.check is None
+    assert "not checkable here" in outcome.detail
+
+
+def test_check_and_launch_name_the_missing_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpreter, "active", lambda: True)
+    refusals: list[Callable[[], object]] = [
+        lambda: check.check_kernel(render(SPEC, CONFIG), SPEC, CONFIG),
+        lambda: bind(object(), SPEC, CONFIG),
+    ]
+    for refused in refusals:
+        with pytest.raises(ToolchainError, match="Gluon, for which Triton has no interpreter"):
+            refused()
+    assert runnable(CONFIG) == CONFIG.pointer_twin()
+    monkeypatch.setattr(interpreter, "active", lambda: False)
+    assert runnable(CONFIG) is CONFIG
+
+
+def test_no_estimate_is_made_of_it() -> None:
+    with pytest.raises(NoEstimate, match="schedule hopper"):
+        estimate(None, SPEC, CONFIG, PROBLEM, H200)  # type: ignore[arg-type]
+
+
+def test_all_its_warps_count_where_registers_are_compared() -> None:
+    """168 registers in 12 warps fit an SM, and 176 do not: in 4 warps both would."""
+    choice = Choice(
+        spec=SPEC,
+        bucket=None,
+        config=CONFIG,
+        kernel=kernel_name(SPEC, CONFIG),
+        digest="",
+        shared_bytes=164168,
+        registers=168,
+        source="measured",
+        median_us=1.0,
+    )
+    assert why_unfit(choice, H200) is None
+    assert "384 threads" in (why_unfit(replace(choice, registers=176), H200) or "")
