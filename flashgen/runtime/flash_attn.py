@@ -36,16 +36,17 @@ _NEUTRAL: dict[str, Any] = {
     "cache_batch_idx": None,
     "cache_leftpad": None,
 }
-"""Arguments that no kernel of flashgen takes yet, and the values that ask for nothing."""
+"""Arguments that no kernel of a cache takes yet, and the values that ask for nothing."""
 
 
 def refuse(**arguments: object) -> None:
-    """Raise InvalidArgument, naming the argument, for what no kernel takes yet."""
+    """Raise InvalidArgument, naming the argument, for what no kernel of a cache takes yet."""
     for name, value in arguments.items():
         value = tuple(value) if isinstance(value, list) else value
         if value is not _NEUTRAL[name] and value != _NEUTRAL[name]:
             raise InvalidArgument(
-                f"{name} has no kernel in flashgen yet and must be {_NEUTRAL[name]}: got {value!r}"
+                f"{name} has no kernel of a cache in flashgen yet and must be {_NEUTRAL[name]}: "
+                f"got {value!r}"
             )
 
 
@@ -66,9 +67,10 @@ def flash_attn_func(
 
     alibi_slopes: float32 (heads,) or (batch, heads). Returns O (batch, seq_q, heads, d), with
     return_attn_probs also LSE (batch, heads, seq_q) and None, for P is never made. Differentiable
-    with respect to q, k and v. Raises InvalidArgument, a ValueError, naming the argument.
+    with respect to q, k and v. window_size: keys to the left and right that a query sees, -1 for
+    all, counted from the bottom-right diagonal; softcap: 0.0 is none. Raises InvalidArgument, a
+    ValueError, naming the argument.
     """
-    refuse(window_size=window_size, softcap=softcap)
     _check_four(q=q, k=k, v=v)
     if return_attn_probs and dropout_p:
         raise InvalidArgument(
@@ -77,7 +79,8 @@ def flash_attn_func(
     o, lse = registry.dispatcher_of().attention(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
         causal=bool(causal), scale=softmax_scale, dropout_p=dropout_p,
-        alibi_slopes=alibi_slopes, deterministic=deterministic, return_lse=True,
+        alibi_slopes=alibi_slopes, window=window_size, softcap=softcap,
+        deterministic=deterministic, return_lse=True,
     )  # fmt: skip
     o = o.transpose(1, 2)
     return (o, lse, None) if return_attn_probs else o

@@ -65,6 +65,37 @@ def test_flash_attn_func(seq_q: int, seq_k: int, causal: bool) -> None:
     torch.testing.assert_close(packed, o)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [(2, 1), (0, 0), (3, -1), (-1, 2), (-1, -1)])
+@pytest.mark.parametrize(("seq_q", "seq_k"), [(6, 6), (3, 9), (9, 4)])
+def test_windows_count_from_the_bottom_right_diagonal(
+    seq_q: int, seq_k: int, window: tuple[int, int], causal: bool
+) -> None:
+    """Under a causal mask the right side is 0 whatever is asked."""
+    q, k, v = draw(2, seq_q, 4, 16), draw(2, seq_k, 2, 16), draw(2, seq_k, 2, 16, seed=1)
+    left, right = (1000 if side < 0 else side for side in window)
+    offset = torch.arange(seq_k)[None, :] - torch.arange(seq_q)[:, None] - (seq_k - seq_q)
+    sees = (offset >= -left) & (offset <= (0 if causal else right))
+    heads_first = (x.transpose(1, 2) for x in (q, k, v))
+    o = scaled_dot_product_attention(*heads_first, attn_mask=sees, enable_gqa=True)
+    o = torch.where(sees.any(1)[:, None], o, 0.0).transpose(1, 2)
+    found = flash_attn.flash_attn_func(q, k, v, causal=causal, window_size=window)
+    torch.testing.assert_close(found, o)
+
+
+def test_softcap_comes_before_the_mask_and_has_gradients() -> None:
+    q, k, v = (draw(1, 5, 2, 16, seed=seed).requires_grad_() for seed in range(3))
+    cap = 0.5
+    s = torch.einsum("bihd,bjhd->bhij", q, k) / 4
+    s = (cap * torch.tanh(s / cap)).masked_fill(~torch.ones(5, 5).tril().bool(), float("-inf"))
+    o = torch.einsum("bhij,bjhd->bihd", s.softmax(-1), v)
+    found = flash_attn.flash_attn_func(q, k, v, causal=True, softcap=cap)
+    torch.testing.assert_close(found, o)
+    wanted = torch.autograd.grad(o.square().sum(), (q, k, v))
+    given = torch.autograd.grad(found.square().sum(), (q, k, v))
+    torch.testing.assert_close(given, wanted)
+
+
 def test_qkv_packed_has_gradients() -> None:
     qkv = draw(1, 6, 3, 2, 16).requires_grad_()
     o = flash_attn.flash_attn_qkvpacked_func(qkv, causal=True, softmax_scale=0.5)
@@ -162,8 +193,9 @@ Q, K = draw(2, 1, 4, 16), draw(2, 9, 2, 16)
 NEW, N, TURNS = draw(2, 1, 2, 16), torch.zeros(2, dtype=torch.int32), torch.zeros(9, 8)
 func, with_cache = flash_attn.flash_attn_func, flash_attn.flash_attn_with_kvcache
 REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
-    "window": (func, {"window_size": (3, 0)}, r"window_size has no kernel in flashgen yet and must be \(-1, -1\)"),
-    "softcap": (func, {"softcap": 30.0}, "softcap has no kernel"),
+    "window": (func, {"window_size": (3, -2)}, r"window must be \(left, right\)"),
+    "softcap": (func, {"softcap": -30.0}, "softcap must be"),
+    "softcap of a cache": (with_cache, {"softcap": 30.0}, "softcap has no kernel of a cache"),
     "probabilities": (func, {"dropout_p": 0.1, "return_attn_probs": True}, "return_attn_probs must be False"),
     "rank": (func, {"q": Q[0]}, "q must have four dimensions"),
     "window of a cache": (with_cache, {"window_size": [0, 0]}, "window_size has no kernel"),
