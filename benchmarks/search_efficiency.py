@@ -10,7 +10,8 @@ times are ESTIMATES: they say what a search makes of such a space, and nothing o
 Each contender searches each landscape once a seed. Regret is by how much the best found so far is
 slower than the best of the landscape. Printed is the median over seeds, and in brackets the 95 %
 band of that median by the percentile bootstrap (RESAMPLES resamples); the plot shows the same. A
-contender that leaves nothing to chance has a band of no width.
+contender that leaves nothing to chance has a band of no width. What is asked of auto, and where it
+falls short of that, stands at the end: see `shortfalls`.
 
   auto          flashgen's own, with a landscape's seeds: what `flashgen tune` begins with
   auto, cold    the same without them
@@ -33,8 +34,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -52,6 +55,7 @@ from flashgen.space import seed_configs, tuned_default
 from flashgen.spec import AttentionSpec
 
 AT = (5, 10, 20, 40, 80)
+BETTER_AT = 20
 RESAMPLES = 2000
 PUBLISHED = ROOT / "tests" / "data" / "published_timings.yaml"
 ESTIMATED = ROOT / "benchmarks" / "landscapes"
@@ -126,15 +130,18 @@ def shipped() -> list[Landscape]:
     return published() + [each for path in sorted(ESTIMATED.glob("*.json*")) for each in read(path)]
 
 
+Task = tuple[int, Contender, int, int]
+"""Number of a landscape, contender, seed, evaluations."""
+
 _held: list[Landscape] = []
 
 
-def _hold(landscapes: list[Landscape]) -> None:
+def _hold(landscapes: Sequence[Landscape]) -> None:
     """Give a worker what it searches."""
     _held[:] = landscapes
 
 
-def _search(task: tuple[int, Contender, int, int]) -> tuple[float, ...]:
+def _search(task: Task) -> tuple[float, ...]:
     number, contender, seed, evaluations = task
     method = Method(sampler=contender.sampler, seed=seed)
     regrets = replay(_held[number], method, evaluations, warm=contender.warm)
@@ -152,17 +159,26 @@ def curves(
         if landscape.seeds or landscape.guesses or not contender.name.endswith(("cold", "warm"))
         for seed in range(seeds if contender.by_chance else 1)
     ]
-    with ProcessPoolExecutor(jobs, initializer=_hold, initargs=(list(landscapes),)) as workers:
-        done = zip(tasks, workers.map(_search, tasks), strict=True)
-        for number, of_one in groupby(done, key=lambda each: each[0][0]):
-            grouped = groupby(of_one, key=lambda each: each[0][1])
-            yield (
-                landscapes[number],
-                [
-                    _curve(contender, np.array([regrets for _, regrets in runs]))
-                    for contender, runs in grouped
-                ],
-            )
+    done = zip(tasks, _searched(tasks, landscapes, jobs), strict=True)
+    for number, of_one in groupby(done, key=lambda each: each[0][0]):
+        grouped = groupby(of_one, key=lambda each: each[0][1])
+        found = [
+            _curve(contender, np.array([regrets for _, regrets in runs]))
+            for contender, runs in grouped
+        ]
+        yield landscapes[number], found
+
+
+def _searched(
+    tasks: Sequence[Task], landscapes: Sequence[Landscape], jobs: int
+) -> Iterator[tuple[float, ...]]:
+    """The regrets of all tasks, in their order; one job is this process."""
+    if jobs == 1:
+        _hold(landscapes)
+        yield from map(_search, tasks)
+        return
+    with ProcessPoolExecutor(jobs, initializer=_hold, initargs=(landscapes,)) as workers:
+        yield from workers.map(_search, tasks)
 
 
 def _curve(contender: Contender, regrets: np.ndarray) -> Curve:
@@ -177,6 +193,36 @@ def _curve(contender: Contender, regrets: np.ndarray) -> Curve:
         low=tuple(low.tolist()),
         high=tuple(high.tolist()),
     )
+
+
+def shortfalls(landscape: Landscape, found: Sequence[Curve]) -> list[str]:
+    """Where auto is not what it should be; a sentence each.
+
+    Its median regret may nowhere exceed that of random nor of exhaustive, and must be below that of
+    tpe after BETTER_AT, or nothing.
+    """
+    medians = {curve.contender: curve.median for curve in found}
+    bars = [(name, at) for name in ("random", "exhaustive") for at in AT] + [("tpe", BETTER_AT)]
+    fallen = []
+    for name, at in bars:
+        if "auto" not in medians or name not in medians:
+            continue
+        auto, other = medians["auto"][at - 1], medians[name][at - 1]
+        if auto > other or (name == "tpe" and auto == other > 0):
+            figures = f"auto {_per_cent(auto)} %, {name} {_per_cent(other)} %"
+            fallen.append(f"{landscape.name}, after {at}: {figures}")
+    return fallen
+
+
+def verdict(done: Sequence[tuple[Landscape, list[Curve]]]) -> str:
+    """What is asked of auto, and where it falls short."""
+    fallen = [each for landscape, found in done for each in shortfalls(landscape, found)]
+    asked = (
+        f"auto should be at least as good as random and exhaustive everywhere, and better than "
+        f"tpe after {BETTER_AT}, or at no regret, by the median."
+    )
+    where = f"in {len(fallen)} places" if fallen else "nowhere"
+    return "\n".join([f"{asked} It falls short {where}.", *(f"- {each}" for each in fallen)])
 
 
 def _per_cent(regret: float) -> str:
@@ -230,7 +276,7 @@ def record(landscape: Landscape, found: Sequence[Curve]) -> dict[str, object]:
 
 COLOURS = (
     "#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#009E73", "#CC79A7", "#999999", "#000000",
-    "#B2912F",
+    "#7F3C8D",
 )  # fmt: skip
 DASHES = ("-", "--", "-", "--", "-.", "-.", ":", "-", "--")
 FLOOR = 1e-3
@@ -243,36 +289,50 @@ def draw(done: Sequence[tuple[Landscape, list[Curve]]], path: Path) -> None:
 
     columns = min(2, len(done))
     rows = -(-len(done) // columns)
-    figure = Figure(figsize=(6.5 * columns, 4.6 * rows), dpi=130, layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).flat
-    names = [contender.name for contender in CONTENDERS]
+    figure = Figure(figsize=(6.5 * columns, 4.4 * rows + 0.6), dpi=120, layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes, (landscape, found) in zip(panels, done, strict=False):
-        for curve in found:
-            look = names.index(curve.contender)
-            after = range(1, len(curve.median) + 1)
-            low, median, high = (
-                [100 * max(FLOOR, regret) for regret in regrets]
-                for regrets in (curve.low, curve.median, curve.high)
-            )
-            axes.fill_between(after, low, high, color=COLOURS[look], alpha=0.12, linewidth=0)
-            axes.plot(
-                after, median, color=COLOURS[look], linestyle=DASHES[look],
-                linewidth=2.4 if curve.contender == "auto" else 1.2, label=curve.contender,
-            )  # fmt: skip
-        axes.set(xscale="log", yscale="log", xlim=(1, AT[-1]), ylim=(80 * FLOOR, 1000))
-        axes.set_xticks([1, 2, *AT], labels=[str(at) for at in (1, 2, *AT)])
-        axes.set_title(title(landscape), fontsize=9)
-        axes.set_xlabel("evaluations")
-        axes.set_ylabel("median regret, %")
-        axes.grid(color="0.85", linewidth=0.5)
-        axes.yaxis.set_major_formatter(
-            lambda value, _: "0" if value <= 100 * FLOOR else f"{value:g}"
-        )
-    for axes in list(panels)[len(done) :]:
-        axes.set_visible(False)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9)
+        _draw_panel(axes, landscape, found)
+    for axes in panels[len(done) :]:
+        axes.remove()
+    handles, labels = panels[0].get_legend_handles_labels()
+    of_label = dict(zip(labels, handles, strict=True))
+    for axes in panels[1 : len(done)]:
+        of_label |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    order = [contender.name for contender in CONTENDERS if contender.name in of_label]
+    figure.legend(
+        [of_label[name] for name in order], order,
+        loc="outside lower center", ncols=min(5, len(order)), fontsize=9, frameon=False,
+    )  # fmt: skip
     figure.savefig(path)
+
+
+def _draw_panel(axes: Any, landscape: Landscape, found: Sequence[Curve]) -> None:
+    """Regrets of one landscape. auto lies below the others, and broad, so that it is seen there."""
+    names = [contender.name for contender in CONTENDERS]
+    for curve in found:
+        look, is_auto = names.index(curve.contender), curve.contender == "auto"
+        after = range(1, len(curve.median) + 1)
+        low, median, high = (
+            [100 * max(FLOOR, regret) for regret in regrets]
+            for regrets in (curve.low, curve.median, curve.high)
+        )
+        axes.fill_between(
+            after, low, high, step="post", color=COLOURS[look], alpha=0.1, linewidth=0
+        )
+        axes.plot(
+            after, median, color=COLOURS[look], linestyle=DASHES[look], drawstyle="steps-post",
+            linewidth=6 if is_auto else 1.3, alpha=0.55 if is_auto else 1.0,
+            zorder=1.5 if is_auto else 2, label=curve.contender,
+        )  # fmt: skip
+    axes.set(xscale="log", yscale="log", xlim=(1, AT[-1]), ylim=(75 * FLOOR, 1000))
+    axes.set_xticks([1, 2, *AT], labels=[str(at) for at in (1, 2, *AT)])
+    axes.minorticks_off()
+    axes.set_title(title(landscape), fontsize=9)
+    axes.set_xlabel("evaluations")
+    axes.set_ylabel("median regret, %")
+    axes.grid(color="0.85", linewidth=0.5)
+    axes.yaxis.set_major_formatter(lambda value, _: "0" if value <= 100 * FLOOR else f"{value:g}")
 
 
 def main() -> None:
@@ -287,22 +347,24 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.seeds < 1 or asked.jobs < 1:
         parser.error("--seeds and --jobs must be at least 1")
-    try:
-        found = [each for path in asked.files for each in read(path, print)] or shipped()
-    except FlashgenError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
     contenders = [each for each in CONTENDERS if each.name in (asked.contender or names)]
+    others = ", ".join(f"{name} {version(name)}" for name in ("optuna", "numpy", "scipy"))
     about = (
-        f"A replay of recorded landscapes on a CPU by flashgen {flashgen.__version__}: "
-        f"{asked.seeds} searches each. Median regret in per cent, and the 95 % band of the median "
-        f"by bootstrap."
+        f"A replay of recorded landscapes on a CPU by flashgen {flashgen.__version__} "
+        f"({others}): {asked.seeds} searches each, one where nothing is left to chance. Median "
+        f"regret in per cent, and the 95 % band of the median by bootstrap."
     )
     print(about)
     done = []
-    for landscape, of_one in curves(found, contenders, asked.seeds, asked.jobs):
-        print(f"\n{title(landscape)}\n\n{table(of_one)}", flush=True)
-        done.append((landscape, of_one))
+    try:
+        landscapes = [each for path in asked.files for each in read(path, print)] or shipped()
+        for landscape, found in curves(landscapes, contenders, asked.seeds, asked.jobs):
+            print(f"\n{title(landscape)}\n\n{table(found)}", flush=True)
+            done.append((landscape, found))
+    except FlashgenError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    print(f"\n{verdict(done)}")
     write(asked.out, about, done)
 
 
@@ -310,10 +372,11 @@ def write(out: Path, about: str, done: Sequence[tuple[Landscape, list[Curve]]]) 
     """NAME.json, NAME.md and, where there is matplotlib, NAME.png."""
     out.parent.mkdir(parents=True, exist_ok=True)
     records = [record(landscape, found) for landscape, found in done]
-    content = {"about": about, "evaluations": AT, "landscapes": records}
+    fallen = [each for landscape, found in done for each in shortfalls(landscape, found)]
+    content = {"about": about, "evaluations": AT, "shortfalls": fallen, "landscapes": records}
     out.with_suffix(".json").write_text(json.dumps(content) + "\n")
     tables = [f"## {title(landscape)}\n\n{table(found)}\n" for landscape, found in done]
-    text = "\n".join([f"# Search efficiency\n\n{about}\n", *tables])
+    text = "\n".join([f"# Search efficiency\n\n{about}\n", *tables, f"{verdict(done)}\n"])
     out.with_suffix(".md").write_text(text)
     try:
         draw(done, out.with_suffix(".png"))

@@ -63,6 +63,11 @@ class Landscape:
 
     def __post_init__(self) -> None:
         check_space(self.points)
+        if not all(seed in range(len(self.points)) for seed in self.seeds):
+            raise InvalidArgument(
+                f"seeds are numbers of points, 0 to {len(self.points) - 1}: "
+                f"{self.name} has {', '.join(map(repr, self.seeds))}"
+            )
         if not any(self.times):
             raise InvalidArgument(f"a landscape needs a point with a time: {self.name} has none")
 

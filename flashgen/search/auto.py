@@ -1,7 +1,8 @@
 """AutoProposer: flashgen's own sampler, which rates every point of a finite space.
 
-It begins with the best guesses, or where there are none by chance, until START points have values:
-those that were told before count. From then on it proposes what the surrogate expects most of.
+It begins with the best guesses, or where there are none by chance, until START points are known and
+LEAST_KNOWN of them have values, those that were told before included. From then on it proposes what
+the surrogate expects most of.
 
 The order of a space is an opinion, too: the likely ones stand first. It is heeded as in Hvarfner et
 al., piBO (ICLR 2022): the expected improvement is multiplied by the belief to the power TRUST / n
@@ -21,8 +22,9 @@ from flashgen.search.points import Point, parameters_of
 from flashgen.search.propose import P, Proposer
 from flashgen.search.surrogate import Surrogate
 
-START = 5
-"""Points with a value, before the surrogate is asked."""
+START, LEAST_KNOWN = 5, 3
+"""Points that are known before the surrogate is asked, and those of them that did not fail. A
+failure counts among the first: where many fail, it is worth knowing soon which."""
 
 TRUST, DECAY = 10.0, 10.0
 
@@ -56,9 +58,10 @@ class AutoProposer(Proposer[P]):
     def propose(self, count: int) -> list[P]:
         """As Proposer.propose."""
         known = sum(value is not None for value in self._learnt.values())
+        missing = max(START - len(self._learnt), LEAST_KNOWN - known)
         left = len(self._points) - len(self._learnt) - len(self._pending)
         count = min(count, left)
-        by_chance = count if not known else START - known - len(self._pending)
+        by_chance = count if not known else missing - len(self._pending)
         before = len(self._pending)
         self._draw(max(0, min(count, by_chance)))
         self._expect_most(count - (len(self._pending) - before))

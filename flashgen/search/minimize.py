@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.search.method import Budget, Method
@@ -96,10 +97,7 @@ class _Order:
         guesses: Callable[[Point], float | None] | None,
     ) -> None:
         number_of = {_key(point): number for number, point in enumerate(space)}
-        for seed in seeds:
-            if _key(seed) not in number_of:
-                raise InvalidArgument(f"seeds must be points of the space: got {dict(seed)}")
-        self._queue = deque(dict.fromkeys(number_of[_key(seed)] for seed in seeds))
+        self._queue = deque(dict.fromkeys(_number(seed, number_of) for seed in seeds))
         self._proposer = None
         if method.sampler == "exhaustive":
             self._queue = deque(dict.fromkeys((*self._queue, *range(len(space)))))
@@ -126,21 +124,33 @@ def _key(point: Point) -> Key:
     return frozenset(point.items())
 
 
+def _number(seed: Point, number_of: Mapping[Key, int]) -> int:
+    try:
+        return number_of[_key(seed)]
+    except (KeyError, TypeError, AttributeError):
+        raise InvalidArgument(f"seeds must be points of the space: got {seed!r}") from None
+
+
 def _guess(guesses: Callable[[Point], float | None], point: Point) -> float | None:
     guess = guesses(point)
-    if guess is not None and not 0 < guess < math.inf:
+    if guess is not None and not (_is_finite(guess) and guess > 0):
         raise InvalidArgument(
-            f"a guess must be finite and above 0, or None: got {guess} for {dict(point)}"
+            f"a guess must be a finite number above 0, or None: got {guess!r} for {dict(point)}"
         )
     return guess
 
 
 def _check_value(value: float | None, point: Point) -> None:
-    if value is not None and not math.isfinite(value):
+    if value is not None and not _is_finite(value):
         raise InvalidArgument(
             f"the evaluator must return a finite number, or None for a failure: "
-            f"got {value} for {dict(point)}"
+            f"got {value!r} for {dict(point)}"
         )
+
+
+def _is_finite(value: object) -> bool:
+    """Whether this is a number, of numpy's too, and finite."""
+    return isinstance(value, Real) and math.isfinite(value)
 
 
 def _minimum(done: Sequence[Evaluation], *, exhaustive: bool) -> Minimum:

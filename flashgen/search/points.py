@@ -28,6 +28,11 @@ def check_space(points: Sequence[Point]) -> None:
     """Raise InvalidArgument unless these are points of one space, and none stands there twice."""
     if not points:
         raise InvalidArgument("space must have a point at least: got none")
+    for number, point in enumerate(points):
+        if not isinstance(point, Mapping):
+            raise InvalidArgument(
+                f"a point must map names to values: got {point!r} for point {number}"
+            )
     names = list(points[0])
     seen: dict[tuple[Value, ...], int] = {}
     for number, point in enumerate(points):
@@ -49,7 +54,7 @@ def check_space(points: Sequence[Point]) -> None:
 def _check_value(name: str, value: object, number: int) -> None:
     if not isinstance(value, Value):
         raise InvalidArgument(
-            f"the value of a parameter must be a number, a string or a bool: "
+            f"the value of a parameter must be an int, a float, a string or a bool: "
             f"got {value!r} for {name} of point {number}"
         )
     if isinstance(value, float) and not math.isfinite(value):

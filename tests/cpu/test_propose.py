@@ -12,11 +12,12 @@ import pytest
 
 from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.search import auto
-from flashgen.search.auto import START, AutoProposer
+from flashgen.search.auto import LEAST_KNOWN, START, AutoProposer
 from flashgen.search.library import OptunaProposer
 from flashgen.search.method import Method, Sampler
 from flashgen.search.points import Point
 from flashgen.search.propose import Proposer, proposer_for
+from flashgen.search.surrogate import Expectation
 
 OPTUNAS: tuple[Sampler, ...] = ("random", "tpe", "gp", "cmaes", "genetic")
 SAMPLERS: tuple[Sampler, ...] = ("auto", *OPTUNAS)
@@ -171,15 +172,21 @@ class TestAuto:
                 found.append(place)
             assert len(found) < 20  # by chance it would be every third time
 
-    def test_a_batch_is_spread_as_if_each_had_come_out_as_expected(self) -> None:
-        made = own()
-        for place in PLACES[::7]:
-            made.learn(place, bowl(place))
-        batch = made.propose(6)
-        assert len(set(batch)) == 6
-        assert (5, 2) in batch
-        apart = [abs(a[0] - b[0]) + abs(a[1] - b[1]) for a, b in itertools.combinations(batch, 2)]
-        assert max(apart) > 4
+    def test_a_batch_is_spread_as_if_each_had_come_out_as_expected(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def gaps() -> int:
+            made = own()
+            for place in PLACES[1::9]:
+                made.learn(place, bowl(place))
+            batch = made.propose(6)
+            assert len(set(batch)) == 6
+            pairs = itertools.combinations(batch, 2)
+            return sum(abs(a[0] - b[0]) + abs(a[1] - b[1]) for a, b in pairs)
+
+        spread = gaps()
+        monkeypatch.setattr(Expectation, "believe", lambda *_: None)
+        assert spread > 2 * gaps()
 
     def test_told_again_it_believes_the_last(self) -> None:
         """An estimate said that all is best at (0, 7); then that was measured."""
@@ -201,6 +208,20 @@ class TestAuto:
         for place in drawn:
             made.learn(place, None)
         assert made.propose(1) == own(seed=3).propose(START)[-1:]  # failures are no values
+
+    def test_failures_count_once_a_few_have_values(self) -> None:
+        """Five are known: two values are too few to go by, three are not."""
+        orders = [own(seed=seed).propose(START + 1) for seed in (3, 4)]
+        for values, by_chance in ((LEAST_KNOWN - 1, True), (LEAST_KNOWN, False)):
+            found = []
+            for seed, order in zip((3, 4), orders, strict=True):
+                made = own(seed=seed)
+                for number, place in enumerate(PLACES[:: len(PLACES) // START][:START]):
+                    made.learn(place, bowl(place) if number < values else None)
+                (proposed,) = made.propose(1)
+                found.append(proposed)
+                assert (proposed in order) is by_chance
+            assert (found[0] == found[1]) is not by_chance
 
     def test_the_best_guesses_come_first_and_those_without_one_last(self) -> None:
         guesses = [None if place[0] == 5 else bowl(place) for place in PLACES]
