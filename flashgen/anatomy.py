@@ -11,8 +11,15 @@ from pathlib import Path
 from flashgen.compile import Compiled, CompileFailed, compile_kernel
 from flashgen.config import BY_KEYS, KernelConfig
 from flashgen.errors import NoEstimate, ToolchainError
-from flashgen.estimate import Replay, cached_replay, estimate, estimate_streaming
+from flashgen.estimate import (
+    LAUNCH_US,
+    Replay,
+    cached_replay,
+    estimate,
+    estimate_streaming,
+)
 from flashgen.gpu import Gpu
+from flashgen.grid import bytes_moved
 from flashgen.outcome import Timing
 from flashgen.render import render
 from flashgen.residency import resident_blocks
@@ -29,14 +36,22 @@ class Anatomy:
 
     usage has the busy shares of a trip of the steady loop, the unmasked one, with the SM as full as
     the kernel fills it. A kernel without a main loop, backward_delta, has no replay and no usage,
-    but an estimate.
+    but an estimate. bytes_us is what the bytes alone take at the GPU's bandwidth.
     """
 
     compiled: Compiled | None = None
     replay: Replay | None = None
     usage: Usage | None = None
     estimate: Timing | None = None
+    bytes_us: float | None = None
     unknown: str = ""
+
+    @property
+    def by_bytes(self) -> bool:
+        """Whether the estimate is that of the bytes, and no pipe of an SM has a say."""
+        if self.estimate is None or self.bytes_us is None:
+            return False
+        return self.bytes_us + LAUNCH_US > (1 - EVEN) * self.estimate.median_us
 
     @property
     def exp2_under_matrix(self) -> float | None:
@@ -65,8 +80,14 @@ def dissect(
         timing = estimate(replayed, spec, config, problem, gpu)
     except (NoEstimate, ToolchainError) as error:
         return Anatomy(compiled=compiled, unknown=str(error))
-    usage = steady_usage(replayed, spec)
-    return Anatomy(compiled=compiled, replay=replayed, usage=usage, estimate=timing)
+    assert gpu.bandwidth_gbs is not None  # or there would be no estimate
+    return Anatomy(
+        compiled=compiled,
+        replay=replayed,
+        usage=steady_usage(replayed, spec),
+        estimate=timing,
+        bytes_us=bytes_moved(spec, problem) / (gpu.bandwidth_gbs * 1e3),
+    )
 
 
 def steady_usage(replayed: Replay, spec: AttentionSpec) -> Usage:
@@ -95,9 +116,15 @@ def describe(anatomy: Anatomy) -> list[str]:
     elif anatomy.usage is None:
         lines.append("limited by memory: it has no main loop, and is estimated by its bytes alone")
     else:
+        if anatomy.by_bytes:
+            lines.append(
+                f"limited by memory bandwidth: its bytes alone take {anatomy.bytes_us:.1f} us, "
+                f"and its loop would be faster"
+            )
         names, share = limits(anatomy.usage)
         busy = "even the busiest pipe waits" if names == "latency" else "busy"
-        lines.append(f"limited by {names}: {busy} {share:.0%} of a trip of its steady loop")
+        word = "its loop is limited by" if anatomy.by_bytes else "limited by"
+        lines.append(f"{word} {names}: {busy} {share:.0%} of a trip of its steady loop")
         lines.append("  " + "  ".join(f"{name} {s:.0%}" for name, s in shares(anatomy.usage)))
     if anatomy.exp2_under_matrix is not None:
         lines.append(f"{anatomy.exp2_under_matrix:.0%} of exp2 run under the own wgmma")

@@ -58,4 +58,6 @@ def test_environment_is_read_in_one_place() -> None:
         for path in (ROOT / "flashgen").rglob("*.py")
         for name in own.findall(path.read_text())
     }
-    assert readers == {("settings.py", f"FLASHGEN_{name}") for name in ("AOT", "CONFIGS", "GPU", "LOG")}
+    assert readers == {
+        ("settings.py", f"FLASHGEN_{name}") for name in ("AOT", "CONFIGS", "GPU", "LOG")
+    }

@@ -121,6 +121,17 @@ class TestAnatomy:
         assert found.replay is not None
         assert found.replay.usage == (found.usage,)
 
+    @pytest.mark.parametrize(("seq", "by_bytes"), [(64, True), (8192, False)])
+    def test_short_sequences_are_limited_by_their_bytes(
+        self, tmp_path: Path, seq: int, by_bytes: bool
+    ) -> None:
+        """A tile of keys for a tile of queries: what is read is not used often."""
+        spec, config = make_spec(head_dim=64, mask="causal"), make_config(64, 64)
+        found = dissect(spec, config, workload(spec, seq), TARGETS["nvidia_l4"], tmp_path)
+        first, *rest = describe(found)
+        assert first.startswith("limited by memory bandwidth: ") == by_bytes
+        assert ("its loop is limited by" in rest[0]) == by_bytes
+
     def test_delta_is_limited_by_its_bytes(self, tmp_path: Path) -> None:
         spec = make_spec(direction="backward_delta")
         config, problem = make_config(64, 16, num_stages=1), workload(spec, 4096)
