@@ -31,6 +31,34 @@ def test_a_retry_behind_the_end_is_neither_loop_nor_part_of_one() -> None:
     assert main.instructions == 4
 
 
+def test_a_role_that_begins_with_a_retry_is_entered_all_the_same() -> None:
+    """A jump table leads to setmaxnreg, which is tried until it succeeds: a block whose only visible
+    predecessor is itself.
+    """
+    found = listing(
+        "MOV R0, R1",
+        "BRX R2 -0x20",
+        "role:",
+        "USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xf0",
+        "@!P0 BRA {role}",
+        "top:",
+        "SYNCS.PHASECHK P0, [UR4]",
+        "@!P0 BRA {retry}",
+        "back:",
+        "HMMA.16816.F32 R4, R4, R8, R4",
+        "MUFU.EX2 R6, R7",
+        "@P1 BRA {top}",
+        "EXIT",
+        "retry:",
+        "SYNCS.PHASECHK P0, [UR4]",
+        "@!P0 BRA {retry}",
+        "BRA {back}",
+    )
+    assert [len(loop) for loop in loops(found.instructions)] == [2, 5, 2]
+    (main,) = main_bodies(found)
+    assert [i.base for i in main] == ["SYNCS", "BRA", "HMMA", "MUFU", "BRA"]
+
+
 def test_a_divergent_branch_on_a_uniform_register_falls_through() -> None:
     found = listing(
         "top:",
