@@ -92,4 +92,6 @@ def explain_options(entry: Entry) -> str:
     causal = " --causal" if spec.causal else ""
     kernel = "" if spec.direction == "forward" else f" --direction {spec.direction}"
     kernel += " --paged" * spec.paged
-    return f"--dtype {dtype} --head-dim {dims} --seq {entry.result.problem.seq_k}{causal}{kernel}"
+    words = "".join(f" --feature {word}" for word in spec.feature_words)
+    named = f"--dtype {dtype} --head-dim {dims} --seq {entry.result.problem.seq_k}"
+    return f"{named}{causal}{kernel}{words}"

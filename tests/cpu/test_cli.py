@@ -22,6 +22,7 @@ from flashgen import show as showing
 from flashgen import verify as verifying
 from flashgen.anatomy import Anatomy
 from flashgen.config import default_config, default_spec, kernel_name
+from flashgen.entries import explain_options
 from flashgen.errors import FlashgenError, NoGpuError
 from flashgen.gpu import TARGETS
 from flashgen.outcome import CheckResult, Outcome, Status
@@ -540,6 +541,13 @@ class TestExplain:
         code, _, error = run(*line.replace("softcap", "capped").split(), out)
         assert code == 2
         assert "--feature must be one of " in error
+
+    @pytest.mark.parametrize("word", ["window", "boolean-mask"])
+    def test_what_tune_says_to_try_next_is_the_entry(self, run, out: Path, word: str) -> None:
+        spec = SPEC.for_direction("backward_dq").with_features([word])
+        line = explain_options(replace(made_entry(), spec=spec))
+        output = run("explain", *line.split(), "--gpu-slug", "nvidia_h200", "--out", out)[1]
+        assert output.startswith(f"{spec.name} on nvidia_h200: ")
 
     def test_a_relative_then_the_default(self, run, out: Path) -> None:
         line = "explain --head-dim 128 --seq 2048 --causal --gpu-slug nvidia_h100_pcie --out"

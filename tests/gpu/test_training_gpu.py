@@ -42,7 +42,13 @@ class TestOnAGpu(OperatorsContract):
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("mask", ["none", "causal"])
-@pytest.mark.parametrize("features", [{}, {"bias": "additive"}, {"alibi": True}])
+@pytest.mark.parametrize(
+    "features",
+    [
+        {}, {"bias": "additive"}, {"alibi": True}, {"window": True}, {"softcap": True},
+        {"sink": True}, {"window": True, "softcap": True, "sink": True, "bias": "additive"},
+    ],
+)  # fmt: skip
 def test_gradients_are_right_to_the_floor(
     shipped: Dispatcher, head_dim: int, mask: str, features: dict[str, object]
 ) -> None:
@@ -55,6 +61,9 @@ def test_gradients_are_right_to_the_floor(
         causal=spec.causal,
         bias=inputs.features.bias,
         alibi_slopes=inputs.features.slopes,
+        window=inputs.features.window,
+        softcap=inputs.features.softcap,
+        sinks=inputs.features.sinks,
         return_lse=True,
     )
     torch.autograd.backward((o, lse), (inputs.do, inputs.dlse))
