@@ -36,8 +36,9 @@ from flashgen.outcome import Stage, Status
 from flashgen.search.evidence import Evidence
 from flashgen.search.goal import RUNNERS_UP, Goal
 from flashgen.search.method import Budget, Method
-from flashgen.search.propose import Proposer, proposer_for
+from flashgen.search.propose import Proposer
 from flashgen.search.rank import can_win, to_measure
+from flashgen.search.samplers import proposer_for
 
 BATCH = 12
 """Configs proposed and measured at a time: on any machine, so that a search ends alike on all."""

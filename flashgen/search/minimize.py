@@ -16,7 +16,7 @@ from numbers import Real
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.search.method import Budget, Method
 from flashgen.search.points import Point, check_space
-from flashgen.search.propose import proposer_for
+from flashgen.search.samplers import proposer_for
 
 Key = frozenset[tuple[str, object]]
 

@@ -1,13 +1,10 @@
-"""Proposer: points that a sampler proposes, each legal and new; and which class a sampler is."""
+"""Proposer: points that a sampler proposes, each legal and new; samplers.py names the samplers."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Generic, TypeVar
-
-from flashgen.search.method import Method
-from flashgen.search.points import Point
 
 P = TypeVar("P", bound=Hashable)
 
@@ -36,24 +33,3 @@ class Proposer(ABC, Generic[P]):
     @abstractmethod
     def _told(self, point: P, value: float | None, *, first: bool) -> None:
         """A legal point was learnt; first: it was not learnt before."""
-
-
-def proposer_for(
-    method: Method,
-    legal: Sequence[P],
-    point_of: Callable[[P], Point],
-    guesses: Sequence[float | None] | None = None,
-) -> Proposer[P]:
-    """The proposer of this method, for any but `exhaustive`.
-
-    guesses: another model's opinion of each of `legal`, lower is better, above 0; auto alone heeds
-    it. Raises InvalidArgument where the sampler does not apply, ToolchainError where a package is
-    missing.
-    """
-    if method.sampler == "auto":
-        from flashgen.search.auto import AutoProposer
-
-        return AutoProposer(legal, point_of, method.seed, guesses)
-    from flashgen.search.library import OptunaProposer
-
-    return OptunaProposer(legal, point_of, method)

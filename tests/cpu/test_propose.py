@@ -16,7 +16,8 @@ from flashgen.search.auto import LEAST_KNOWN, START, AutoProposer
 from flashgen.search.library import OptunaProposer
 from flashgen.search.method import Method, Sampler
 from flashgen.search.points import Point
-from flashgen.search.propose import Proposer, proposer_for
+from flashgen.search.propose import Proposer
+from flashgen.search.samplers import proposer_for
 from flashgen.search.surrogate import Expectation
 
 OPTUNAS: tuple[Sampler, ...] = ("random", "tpe", "gp", "cmaes", "genetic")
