@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, get_args
 from flashgen.calibrate import Pair, family_of
 from flashgen.config import Loads, Schedule
 from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError
-from flashgen.spec import Direction
+from flashgen.spec import DECODING, Direction
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,8 @@ _COLOURS = (
     "#56B4E9", "#999999", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#000000",
 )  # fmt: skip
 _MARKERS = "vPos^DX<"
-_FAMILIES = product(get_args(Direction), get_args(Schedule), get_args(Loads))
+_ESTIMATED = [direction for direction in get_args(Direction) if direction not in DECODING]
+_FAMILIES = product(_ESTIMATED, get_args(Schedule), get_args(Loads))
 LOOKS = {
     # There are eight of each; used up, the colours come again, each with the next marker.
     family_of(*family): (_COLOURS[n % 8], _MARKERS[(n + n // 8) % 8])
