@@ -376,8 +376,8 @@ def test_it_loads_nothing_of_attention(sampler: str, others: list[str], tmp_path
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    names = {"auto": ["auto", "method", "minimize", "points", "propose", "surrogate"],
-             "tpe": ["library", "method", "minimize", "points", "propose"]}[sampler]  # fmt: skip
+    names = {"auto": ["auto", "method", "minimize", "points", "propose", "samplers", "surrogate"],
+             "tpe": ["library", "method", "minimize", "points", "propose", "samplers"]}[sampler]  # fmt: skip
     ours = ["flashgen", "flashgen.errors", "flashgen.search"]
     ours += [f"flashgen.search.{name}" for name in names]
     assert done.stdout.strip() == f"{ours} {others}"
