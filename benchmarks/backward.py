@@ -25,10 +25,12 @@ from torch import Tensor
 from torch._functorch import config as functorch_config
 
 from flashgen import gradients, measure, reference
+from flashgen.asked import check_scale, diagonal_of
 from flashgen.errors import FlashgenError
 from flashgen.features import PLAIN
 from flashgen.gpu import Gpu
-from flashgen.spec import Direction, check_scale, diagonal_of, flops
+from flashgen.problem import flops
+from flashgen.spec import Direction
 
 PAPERS_FORWARDS = 2.5
 """Operations of a backward in those of its forward: five products instead of two."""

@@ -39,8 +39,9 @@ from flashgen.launch import device_gpu
 from flashgen.launch_decode import Decode
 from flashgen.measure_decode import in_pages, make_decode
 from flashgen.outcome import Timing
+from flashgen.problem import Problem, flops
 from flashgen.runtime import Dispatcher
-from flashgen.spec import AttentionSpec, Problem, flops, parse_dtype
+from flashgen.spec import AttentionSpec, parse_dtype
 
 HEADS, KV_HEADS = 32, 8
 PAGE_SIZES = (16, 256)

@@ -43,10 +43,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import flashgen
 from flashgen import launch
+from flashgen.asked import from_tensors
 from flashgen.config import default_config
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.launcher import Launcher
-from flashgen.spec import from_tensors
 from generated.table import ARCHS, CHOICES, DEFAULTS
 
 SHAPE = (1, 1, 16, 64)

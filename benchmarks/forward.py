@@ -40,20 +40,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import flashgen
 from flashgen import measure, reference
+from flashgen.asked import check_scale, diagonal_of
 from flashgen.errors import FlashgenError
 from flashgen.gpu import Gpu
 from flashgen.launch import device_gpu
 from flashgen.outcome import Timing
+from flashgen.problem import Problem, flops, workload
 from flashgen.runtime import Dispatcher
-from flashgen.spec import (
-    AttentionSpec,
-    Problem,
-    check_scale,
-    diagonal_of,
-    flops,
-    parse_dtype,
-    workload,
-)
+from flashgen.spec import AttentionSpec, parse_dtype
 from generated.table import ARCHS, CHOICES, DEFAULTS
 
 SEED = 20261121

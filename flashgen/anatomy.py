@@ -21,10 +21,11 @@ from flashgen.estimate import (
 from flashgen.gpu import Gpu
 from flashgen.grid import bytes_moved
 from flashgen.outcome import Timing
+from flashgen.problem import Problem
 from flashgen.render import render
 from flashgen.residency import resident_blocks
 from flashgen.scoreboard import Usage
-from flashgen.spec import AttentionSpec, Problem
+from flashgen.spec import AttentionSpec
 
 EVEN = 0.005
 """Shares nearer to the largest than this limit a kernel as much: they print as the same."""

@@ -17,8 +17,9 @@ from pathlib import Path
 from flashgen.config import KernelConfig, Loads, Schedule
 from flashgen.errors import FlashgenError
 from flashgen.outcome import Outcome, Timing
+from flashgen.problem import Problem
 from flashgen.records import outcomes_of
-from flashgen.spec import AttentionSpec, Direction, Problem
+from flashgen.spec import AttentionSpec, Direction
 
 LEAST_CONFIGS = 5
 """Ranks and regrets of searches with fewer configs say nothing, and are not counted."""

@@ -13,15 +13,17 @@ from pathlib import Path
 import torch
 
 from flashgen import gradients, interpreter, reference
+from flashgen.asked import check_scale
 from flashgen.check_decode import DecodeCase, decoding_cases, run_decoding
 from flashgen.config import KernelConfig
 from flashgen.errors import ToolchainError
 from flashgen.launch import Kernel, launch, load_kernel
 from flashgen.launch_backward import Backward, bind_backward, bind_delta
 from flashgen.outcome import CheckResult
+from flashgen.problem import Problem
 from flashgen.reference import Case, Verdict
 from flashgen.render import Rendered
-from flashgen.spec import DECODING, AttentionSpec, Problem, check_scale
+from flashgen.spec import DECODING, AttentionSpec
 
 AnyCase = Case | DecodeCase
 

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from flashgen import decoding, reference
+from flashgen.asked import check_scale
 from flashgen.check_append import run_append
 from flashgen.config import KernelConfig
 from flashgen.decoding import Cache
 from flashgen.launch import Kernel
 from flashgen.launch_decode import Decode, Parts, bind_combine, bind_decode
 from flashgen.reference import Verdict
-from flashgen.spec import AttentionSpec, check_scale
+from flashgen.spec import AttentionSpec
 
 SPARE_PAGES = 3
 """Pages of a drawn pool that no sequence has: NaN, as is what lies beyond a length."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from flashgen.config import KernelConfig
 from flashgen.outcome import Source
-from flashgen.spec import AttentionSpec, Bucket, Direction
+from flashgen.problem import Bucket
+from flashgen.spec import AttentionSpec, Direction
 
 DEFAULT_DIRECTIONS: tuple[Direction, ...] = (
     "forward",

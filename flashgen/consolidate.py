@@ -20,12 +20,12 @@ from flashgen.errors import InvalidArgument
 from flashgen.evaluate import Evaluator
 from flashgen.log import Log
 from flashgen.outcome import STRENGTH, Outcome
+from flashgen.problem import Bucket, flops
 from flashgen.search.evidence import Evidence
 from flashgen.search.goal import RUNNERS_UP, Goal, Progress
 from flashgen.search.rank import median_us
 from flashgen.search.rule import p_value
 from flashgen.space import tuned_default
-from flashgen.spec import Bucket, flops
 
 MAX_REGRET = 0.02
 """By default: what one kernel less is worth. Two runs of one kernel differ by as much."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from flashgen.entry import Entry, Result, RunnerUp
 from flashgen.outcome import Outcome
+from flashgen.problem import Problem, bucket_of, flops
 from flashgen.search.goal import Found
-from flashgen.spec import SHORT_DTYPE, AttentionSpec, Problem, bucket_of, flops
+from flashgen.spec import SHORT_DTYPE, AttentionSpec
 
 
 def entry_of(spec: AttentionSpec, problem: Problem, found: Found, run: str) -> Entry:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from flashgen.config import KernelConfig
 from flashgen.errors import InvalidArgument
 from flashgen.outcome import Source
-from flashgen.spec import BUCKETS, AttentionSpec, Bucket, Problem
+from flashgen.problem import BUCKETS, Bucket, Problem
+from flashgen.spec import AttentionSpec
 
 
 @dataclass(frozen=True, kw_only=True)

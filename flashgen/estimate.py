@@ -27,9 +27,10 @@ from flashgen.gpu import Gpu, known_target
 from flashgen.grid import bytes_moved, grid
 from flashgen.machine import MACHINES, machine_of
 from flashgen.outcome import Timing
+from flashgen.problem import Problem, flops
 from flashgen.sass import disassemble
 from flashgen.scoreboard import NUMBA_MISSING, Scoreboard, Usage, clock
-from flashgen.spec import AttentionSpec, Problem, flops
+from flashgen.spec import AttentionSpec
 
 REPLAY = 4
 """Version of what a Replay holds; one of another version is made anew."""

@@ -14,7 +14,8 @@ from flashgen.compile import Compiled
 from flashgen.config import KernelConfig
 from flashgen.gpu import Gpu
 from flashgen.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
-from flashgen.spec import AttentionSpec, Problem
+from flashgen.problem import Problem
+from flashgen.spec import AttentionSpec
 
 SLOW = (Status.SPILLS, Status.SERIALIZED, Status.NO_OVERLAP)
 """What the compiler made runs, only not fast: no winner may be so, a pointer twin may."""

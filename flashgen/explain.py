@@ -15,10 +15,11 @@ from flashgen.entry import Entry
 from flashgen.estimate import PROTOCOL
 from flashgen.gpu import Gpu
 from flashgen.neighbours import neighbours
+from flashgen.problem import workload
 from flashgen.rivals import history_of, loss_of, rivals, why_lost
 from flashgen.runtime.select import Ladder
 from flashgen.show import Package
-from flashgen.spec import AttentionSpec, workload
+from flashgen.spec import AttentionSpec
 from flashgen.table import Table
 
 WORTH_SAYING = 0.05

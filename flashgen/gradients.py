@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from flashgen import reference
+from flashgen.asked import check_scale
 from flashgen.features import Features
 from flashgen.reference import Case, Verdict
-from flashgen.spec import AttentionSpec, Direction, check_scale
+from flashgen.spec import AttentionSpec, Direction
 
 OUTPUTS: dict[str, tuple[str, ...]] = {
     "backward_dkv": ("dk", "dv"),

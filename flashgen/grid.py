@@ -10,7 +10,8 @@ import math
 
 from flashgen.config import BY_KEYS, KernelConfig
 from flashgen.errors import NoEstimate
-from flashgen.spec import DECODING, TUNED_WINDOW, AttentionSpec, Problem
+from flashgen.problem import TUNED_WINDOW, Problem
+from flashgen.spec import DECODING, AttentionSpec
 
 
 def grid(

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flashgen.errors import InvalidArgument
-from flashgen.spec import BUCKET_SEQ, TUNED_WINDOW, AttentionSpec, Mask, parse_dtype
+from flashgen.problem import BUCKET_SEQ, TUNED_WINDOW
+from flashgen.spec import AttentionSpec, Mask, parse_dtype
 from flashgen.workloads import Piece, Workload, kernels_of, problem_of
 
 Side = Literal["encoder", "decoder"]

@@ -26,7 +26,8 @@ from flashgen.launch import (
     on_device,
     positive_scale,
 )
-from flashgen.spec import AttentionSpec, Problem
+from flashgen.problem import Problem
+from flashgen.spec import AttentionSpec
 from flashgen.splits import splits_of
 
 

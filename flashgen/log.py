@@ -23,7 +23,8 @@ from flashgen.config import KernelConfig
 from flashgen.errors import FlashgenError
 from flashgen.evaluate import protocol_of
 from flashgen.outcome import PASSING, Outcome, Source, Stage
-from flashgen.spec import AttentionSpec, Problem
+from flashgen.problem import Problem
+from flashgen.spec import AttentionSpec
 
 Key = tuple[object, ...]
 Notice = Callable[[str], None]

@@ -33,13 +33,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from flashgen.asked import check_scale, diagonal_of
 from flashgen.config import KernelConfig
 from flashgen.errors import FlashgenError
 from flashgen.features import Features, window_of
 from flashgen.outcome import Timing
+from flashgen.problem import TUNED_WINDOW, Problem
 from flashgen.render import render
 from flashgen.space import tuned_default
-from flashgen.spec import TUNED_WINDOW, AttentionSpec, Problem, check_scale, diagonal_of
+from flashgen.spec import AttentionSpec
 from flashgen.stopwatch import CudaStopwatch as CudaStopwatch
 from flashgen.stopwatch import Run as Run
 from flashgen.stopwatch import Stopwatch as Stopwatch

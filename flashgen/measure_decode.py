@@ -12,12 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashgen.asked import check_scale
 from flashgen.config import KernelConfig
 from flashgen.errors import InvalidArgument
 from flashgen.measure import make_inputs
+from flashgen.problem import Problem
 from flashgen.render import render
 from flashgen.space import tuned_default
-from flashgen.spec import AttentionSpec, Problem, check_scale
+from flashgen.spec import AttentionSpec
 
 if TYPE_CHECKING:
     from torch import Tensor

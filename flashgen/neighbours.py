@@ -9,7 +9,8 @@ from flashgen.config import KernelConfig, why_illegal
 from flashgen.entry import Entry
 from flashgen.gpu import Gpu
 from flashgen.outcome import STRENGTH
-from flashgen.spec import AttentionSpec, Bucket
+from flashgen.problem import Bucket
+from flashgen.spec import AttentionSpec
 from flashgen.table import Table
 
 

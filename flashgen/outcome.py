@@ -7,7 +7,8 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from flashgen.config import KernelConfig
-from flashgen.spec import AttentionSpec, Problem
+from flashgen.problem import Problem
+from flashgen.spec import AttentionSpec
 
 
 class Status(StrEnum):

@@ -21,7 +21,8 @@ from typing import Any
 from flashgen.config import KernelConfig, kernel_name
 from flashgen.errors import FlashgenError
 from flashgen.outcome import KILLERS, PASSING, Outcome, Source, Stage, Status
-from flashgen.spec import AttentionSpec, Problem
+from flashgen.problem import Problem
+from flashgen.spec import AttentionSpec
 
 Key = tuple[str, str]
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from flashgen.features import MASKED_BELOW, PLAIN, Features
 from flashgen.philox import keep_mask
-from flashgen.spec import AttentionSpec, Problem
+from flashgen.problem import Problem
+from flashgen.spec import AttentionSpec
 
 FLOORS_ACCEPTED = 2.0
 LSE_TOLERANCE = 2.0**-16

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 
 from flashgen.config import KernelConfig
-from flashgen.spec import Problem
+from flashgen.problem import Problem
 
 MOST_SPLITS = 128
 """Parts at most: each costs the combine kernel a row of O."""

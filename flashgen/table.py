@@ -24,7 +24,8 @@ from flashgen.errors import FlashgenError, InvalidArgument, TableError
 from flashgen.gpu import Gpu
 from flashgen.nodes import Nodes
 from flashgen.outcome import STRENGTH
-from flashgen.spec import BUCKETS, FEATURES, AttentionSpec, Bucket, Problem
+from flashgen.problem import BUCKETS, Bucket, Problem
+from flashgen.spec import FEATURES, AttentionSpec
 
 __all__ = [
     "Entry",

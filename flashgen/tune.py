@@ -22,13 +22,14 @@ from flashgen.evaluate import protocol_of, triton_version
 from flashgen.gpu import Gpu, known_target
 from flashgen.neighbours import elsewhere, neighbours
 from flashgen.outcome import STRENGTH, Source, Stage
+from flashgen.problem import Bucket, Problem, bucket_of, workload
 from flashgen.provenance import run_now, with_conditions
 from flashgen.screen import Screen
 from flashgen.search import search
 from flashgen.search.goal import Budget, Found, Method, NothingRight, goal_for
 from flashgen.session import Session
 from flashgen.show import entries_grid
-from flashgen.spec import AttentionSpec, Bucket, Problem, bucket_of, workload
+from flashgen.spec import AttentionSpec
 from flashgen.table import Table, dump, load, load_folders, save
 from flashgen.workplace import Site, Workplace
 

@@ -18,18 +18,8 @@ from typing import TYPE_CHECKING, get_args
 from flashgen.errors import InvalidArgument
 from flashgen.features import Bias
 from flashgen.nodes import Nodes
-from flashgen.spec import (
-    BACKWARD,
-    AttentionSpec,
-    Bucket,
-    Direction,
-    Mask,
-    Precision,
-    Problem,
-    bucket_of,
-    parse_dtype,
-    workload,
-)
+from flashgen.problem import Bucket, Problem, bucket_of, workload
+from flashgen.spec import BACKWARD, AttentionSpec, Direction, Mask, Precision, parse_dtype
 
 if TYPE_CHECKING:
     import yaml

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from flashgen.choice import Choice
 from flashgen.config import KernelConfig, kernel_name
 from flashgen.outcome import Source
-from flashgen.spec import BUCKETS, AttentionSpec
+from flashgen.problem import BUCKETS
+from flashgen.spec import AttentionSpec
 
 from .kernels import DIGESTS
 

@@ -20,8 +20,9 @@ from flashgen.config import KernelConfig, why_illegal
 from flashgen.evaluate import Evaluator, protocol_of, triton_version
 from flashgen.evaluators.quarantining import QuarantiningEvaluator
 from flashgen.outcome import KILLERS, Outcome, Stage, Status
+from flashgen.problem import Problem, workload
 from flashgen.quarantine import Quarantine
-from flashgen.spec import AttentionSpec, Problem, workload
+from flashgen.spec import AttentionSpec
 from tests.makers import make_config, make_spec
 
 STAGES: tuple[Stage, ...] = ("compile", "check", "rough", "timed", "final")

@@ -10,7 +10,8 @@ from flashgen.config import KernelConfig
 from flashgen.evaluate import protocol_of
 from flashgen.gpu import Gpu
 from flashgen.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
-from flashgen.spec import AttentionSpec, Problem
+from flashgen.problem import Problem
+from flashgen.spec import AttentionSpec
 
 
 class Killed(BaseException):

@@ -20,9 +20,10 @@ from flashgen.evaluators.shared import SharedEvaluator
 from flashgen.ledger import Claim, Ledger, Pace, Page, State, Unit
 from flashgen.log import Log
 from flashgen.outcome import Outcome, Stage
+from flashgen.problem import Problem
 from flashgen.search import search
 from flashgen.search.goal import Budget, Found, Method
-from flashgen.spec import AttentionSpec, Problem
+from flashgen.spec import AttentionSpec
 from tests import searches
 from tests.fakes import FakeEvaluator, digest_of
 

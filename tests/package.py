@@ -8,9 +8,10 @@ from pathlib import Path
 
 from flashgen.choice import Choice
 from flashgen.config import KernelConfig, default_config, default_spec, kernel_name
+from flashgen.problem import Bucket
 from flashgen.render import render
 from flashgen.runtime import Dispatcher
-from flashgen.spec import AttentionSpec, Bucket
+from flashgen.spec import AttentionSpec
 
 
 def make_choice(

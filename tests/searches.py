@@ -11,9 +11,9 @@ from typing import Any
 from flashgen.config import KernelConfig
 from flashgen.gpu import TARGETS
 from flashgen.log import Log
+from flashgen.problem import workload
 from flashgen.search import search
 from flashgen.search.goal import Budget, Found, Goal, Method, Progress
-from flashgen.spec import workload
 from tests.fakes import FakeEvaluator, digest_of
 from tests.makers import make_config, make_spec
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from flashgen.config import KernelConfig
 from flashgen.gpu import TARGETS
 from flashgen.outcome import Source
-from flashgen.spec import BUCKET_SEQ, BUCKETS, AttentionSpec, Bucket, workload
+from flashgen.problem import BUCKET_SEQ, BUCKETS, Bucket, workload
+from flashgen.spec import AttentionSpec
 from flashgen.table import Entry, Result, Run, RunnerUp, Table
 
 H200 = TARGETS["nvidia_h200"]

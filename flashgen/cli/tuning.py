@@ -36,7 +36,8 @@ from flashgen.cli.words import (
 )
 from flashgen.errors import InvalidArgument
 from flashgen.gpu import known_target
-from flashgen.spec import AttentionSpec, Problem
+from flashgen.problem import Problem
+from flashgen.spec import AttentionSpec
 
 
 def tune(

@@ -28,7 +28,8 @@ from flashgen.evaluators.tasks import (
 from flashgen.gpu import Gpu
 from flashgen.measure import Conditions
 from flashgen.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
-from flashgen.spec import AttentionSpec, Problem
+from flashgen.problem import Problem
+from flashgen.spec import AttentionSpec
 
 SEED = 0
 """Of the inputs that are timed: the same for all candidates."""

@@ -26,8 +26,9 @@ from flashgen.evaluators.tasks import (
 )
 from flashgen.gpu import Gpu
 from flashgen.outcome import CheckResult, Outcome, Source, Stage, Status
+from flashgen.problem import Problem
 from flashgen.render import Rendered
-from flashgen.spec import AttentionSpec, Problem
+from flashgen.spec import AttentionSpec
 
 CHECK_SEED = 0
 """One seed for all: results are shared between runs, buckets and GPUs by the kernel's digest."""

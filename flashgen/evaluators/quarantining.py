@@ -10,8 +10,9 @@ from flashgen.config import KernelConfig
 from flashgen.evaluate import Evaluator, Request
 from flashgen.evaluators.build import draft
 from flashgen.outcome import Outcome, Stage, Status
+from flashgen.problem import Problem
 from flashgen.quarantine import Quarantine
-from flashgen.spec import AttentionSpec, Problem
+from flashgen.spec import AttentionSpec
 
 
 class QuarantiningEvaluator:

@@ -10,7 +10,8 @@ from flashgen.config import KernelConfig
 from flashgen.evaluate import Request
 from flashgen.gpu import Gpu
 from flashgen.outcome import Outcome, Source, Stage, Status
-from flashgen.spec import AttentionSpec, Problem
+from flashgen.problem import Problem
+from flashgen.spec import AttentionSpec
 
 Key = tuple[Stage, AttentionSpec, Problem | None, KernelConfig]
 

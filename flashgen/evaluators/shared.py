@@ -25,8 +25,9 @@ from flashgen.evaluators.build import cpu_count
 from flashgen.ledger import Answer, Claim, Ledger, Page, State, Unit
 from flashgen.measure import Conditions
 from flashgen.outcome import Outcome, Source, Stage, Status
+from flashgen.problem import Problem
 from flashgen.render import render
-from flashgen.spec import AttentionSpec, Problem
+from flashgen.spec import AttentionSpec
 
 MOST_AT_ONCE = 4
 """Configs claimed at once to be checked or timed: one by one, but what another worker has compiled

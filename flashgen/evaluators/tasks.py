@@ -15,10 +15,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashgen.asked import check_scale, diagonal_of
 from flashgen.config import KernelConfig
 from flashgen.errors import NoEstimate, ToolchainError
 from flashgen.evaluators.worker import Unrecoverable
-from flashgen.spec import DECODING, AttentionSpec, Problem, check_scale, diagonal_of, flops
+from flashgen.problem import Problem, flops
+from flashgen.spec import DECODING, AttentionSpec
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,7 +16,8 @@ from flashgen.ledger.claims import Page, fields_of_configs
 from flashgen.ledger.storage import Notice, Pace, Storage, StorageError
 from flashgen.ledger.workers import Roster
 from flashgen.outcome import Stage
-from flashgen.spec import AttentionSpec, Problem
+from flashgen.problem import Problem
+from flashgen.spec import AttentionSpec
 
 _logger = logging.getLogger(__name__)
 

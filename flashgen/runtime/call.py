@@ -10,9 +10,9 @@ from typing import Literal
 from torch import Tensor
 from torch.nn import Parameter
 
+from flashgen.asked import diagonal_of
 from flashgen.errors import InvalidArgument
 from flashgen.features import PLAIN, Features
-from flashgen.spec import diagonal_of
 
 Causal = bool | Literal["top_left", "bottom_right"]
 

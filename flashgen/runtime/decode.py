@@ -12,17 +12,19 @@ import torch
 from torch import Tensor
 
 from flashgen import decoding
+from flashgen.asked import check_scale
 from flashgen.config import KernelConfig, kernel_name, why_illegal
 from flashgen.decoding import Cache
 from flashgen.errors import InvalidArgument
 from flashgen.gpu import Gpu
 from flashgen.launch_decode import Decode, Parts
+from flashgen.problem import bucket_of
 from flashgen.runtime import modes
 from flashgen.runtime.call import check_plain, check_tensors
 from flashgen.runtime.launcher import KernelLauncher
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.select import Ladder, Selection
-from flashgen.spec import DTYPE_BYTES, AttentionSpec, bucket_of, check_head_dim, check_scale
+from flashgen.spec import DTYPE_BYTES, AttentionSpec, check_head_dim
 
 WIDEST_ROWS = 64
 """Rows that a rendered default takes together: beyond, a second program reads the keys from L2."""

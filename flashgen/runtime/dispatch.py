@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flashgen import settings
+from flashgen.asked import check_scale, diagonal_of, from_tensors
 from flashgen.choice import Choice
 from flashgen.config import kernel_name
 from flashgen.errors import InvalidArgument
@@ -35,7 +36,7 @@ from flashgen.runtime.launcher import KernelLauncher, Launcher
 from flashgen.runtime.passes import Passes
 from flashgen.runtime.resolver import Resolver, addressable, key
 from flashgen.runtime.select import Selection, Served
-from flashgen.spec import AttentionSpec, Direction, check_scale, diagonal_of, from_tensors
+from flashgen.spec import AttentionSpec, Direction
 
 Window = tuple[int | None, int | None]
 

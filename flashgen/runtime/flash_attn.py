@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashgen.asked import check_scale
 from flashgen.errors import InvalidArgument
 from flashgen.runtime import kv_cache, registry
 from flashgen.runtime.call import check_tensors
-from flashgen.spec import check_scale
 
 __all__ = [
     "flash_attn_func",

@@ -15,12 +15,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from flashgen.asked import check_scale
 from flashgen.features import UNBOUNDED
 from flashgen.launch import empty_like_layout
 from flashgen.runtime import modes, registry
 from flashgen.runtime.autograd import refuse_second_derivative
 from flashgen.runtime.call import Call, Saved, Scalars, Wanted, features_of
-from flashgen.spec import check_scale
 
 _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? slopes, Tensor? rng, Tensor? sinks, "

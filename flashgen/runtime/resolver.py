@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from flashgen import interpreter, launch, settings
+from flashgen.asked import from_tensors
 from flashgen.errors import InvalidArgument
 from flashgen.features import PLAIN, Features
 from flashgen.gpu import Gpu, known_target
+from flashgen.problem import BUCKETS
 from flashgen.runtime.call import Call
 from flashgen.runtime.launcher import KernelLauncher, Launcher
 from flashgen.runtime.select import Ladder, Selection, Served, ladder, prefers_fused, tune_command
-from flashgen.spec import BUCKETS, AttentionSpec, Direction, from_tensors
+from flashgen.spec import AttentionSpec, Direction
 
 logger = logging.getLogger("flashgen.runtime")
 

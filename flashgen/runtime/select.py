@@ -16,7 +16,8 @@ from flashgen.choice import Choice, has_default
 from flashgen.config import default_config, default_spec, kernel_name, why_illegal
 from flashgen.errors import GeneratedError
 from flashgen.gpu import ALIASES, TARGETS, Gpu
-from flashgen.spec import BUCKETS, SHORT_DTYPE, AttentionSpec, bucket_of
+from flashgen.problem import BUCKETS, bucket_of
+from flashgen.spec import SHORT_DTYPE, AttentionSpec
 
 Rung = Literal["exact", "nearest_bucket", "relative", "default", "rendered"]
 

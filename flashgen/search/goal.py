@@ -12,12 +12,13 @@ from flashgen.config import KernelConfig
 from flashgen.errors import FlashgenError
 from flashgen.gpu import Gpu
 from flashgen.outcome import Outcome, Stage
+from flashgen.problem import Problem
 from flashgen.render import render
 from flashgen.search.method import Budget as Budget
 from flashgen.search.method import Method as Method
 from flashgen.search.method import Sampler as Sampler
 from flashgen.space import legal_configs, seed_configs, tuned_default
-from flashgen.spec import AttentionSpec, Problem
+from flashgen.spec import AttentionSpec
 
 RUNNERS_UP = 2
 """Configs that a result names after the winner."""

@@ -24,9 +24,9 @@ from flashgen.calibrate import (
 )
 from flashgen.errors import FlashgenError
 from flashgen.outcome import Outcome, Status, Timing
+from flashgen.problem import workload
 from flashgen.records import outcomes_of
 from flashgen.space import legal_configs
-from flashgen.spec import workload
 from tests.makers import make_spec
 from tests.tables import H200
 

@@ -11,7 +11,7 @@ from flashgen.changes import diff, markdown, merge
 from flashgen.entry import Entry
 from flashgen.errors import InvalidArgument
 from flashgen.gpu import TARGETS
-from flashgen.spec import BUCKETS
+from flashgen.problem import BUCKETS
 from flashgen.table import Table
 from tests.makers import make_spec
 from tests.tables import AHEAD, FA2, H200, SPEC, made_entry, made_run, made_table

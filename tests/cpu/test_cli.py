@@ -26,9 +26,10 @@ from flashgen.entries import explain_options
 from flashgen.errors import FlashgenError, NoGpuError
 from flashgen.gpu import TARGETS
 from flashgen.outcome import CheckResult, Outcome, Status
+from flashgen.problem import BUCKETS
 from flashgen.render import render
 from flashgen.runtime.select import tune_command
-from flashgen.spec import BUCKETS, AttentionSpec
+from flashgen.spec import AttentionSpec
 from flashgen.table import load, save
 from flashgen.tune import TuneOptions
 from tests.tables import AHEAD, FA2, H200, SPEC, made_entry, made_table

@@ -18,9 +18,10 @@ from flashgen.entry import Entry, RunnerUp
 from flashgen.errors import InvalidArgument
 from flashgen.log import Log
 from flashgen.outcome import Outcome, Source, Stage, Status
+from flashgen.problem import BUCKET_SEQ, BUCKETS, Bucket, Problem
 from flashgen.search.goal import rendered_digest
 from flashgen.space import tuned_default
-from flashgen.spec import BUCKET_SEQ, BUCKETS, AttentionSpec, Bucket, Problem
+from flashgen.spec import AttentionSpec
 from flashgen.table import Table, dump, parse
 from tests.fakes import FakeEvaluator
 from tests.tables import DIGEST, H200, SPEC, made_entry, made_run

@@ -15,9 +15,9 @@ from flashgen import decoding
 from flashgen.cli.words import in_pages
 from flashgen.errors import FlashgenError, InvalidArgument, NoEstimate
 from flashgen.grid import bytes_moved, grid
+from flashgen.problem import workload
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.select import tune_command
-from flashgen.spec import workload
 from flashgen.table import dump, parse
 from generated.table import ARCHS, CHOICES, DEFAULTS
 from tests.makers import make_config, make_spec

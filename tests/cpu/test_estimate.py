@@ -33,8 +33,8 @@ from flashgen.estimate import (
 from flashgen.gpu import TARGETS, Gpu
 from flashgen.grid import grid
 from flashgen.machine import MACHINES
+from flashgen.problem import Problem, flops, workload
 from flashgen.scoreboard import Usage
-from flashgen.spec import Problem, flops, workload
 from tests import cubins
 from tests.makers import make_config, make_spec
 

@@ -24,7 +24,7 @@ from flashgen.evaluators.tasks import (
 from flashgen.gpu import known_target
 from flashgen.measure import Conditions
 from flashgen.outcome import Outcome, Status, Timing
-from flashgen.spec import Problem, flops, workload
+from flashgen.problem import Problem, flops, workload
 from tests.evaluator_contract import STAGES, EvaluatorContract, FaultsContract, played
 from tests.makers import make_config, make_spec
 

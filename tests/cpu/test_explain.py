@@ -19,12 +19,12 @@ from flashgen.entry import Entry, RunnerUp
 from flashgen.flow import main_bodies
 from flashgen.gpu import TARGETS
 from flashgen.outcome import Outcome, Status, Timing
+from flashgen.problem import BUCKETS, workload
 from flashgen.rivals import History, history_of, loss_of, rivals, why_lost
 from flashgen.runtime.select import Ladder, Selection
 from flashgen.sass import disassemble
 from flashgen.scoreboard import Usage
 from flashgen.show import Package
-from flashgen.spec import BUCKETS, workload
 from flashgen.table import Table
 from tests.makers import make_config, make_spec
 from tests.tables import AHEAD, DIGEST, FA2, H200, SPEC, made_entry, made_run

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from flashgen.asked import from_tensors
 from flashgen.errors import InvalidArgument
 from flashgen.features import PLAIN, Features, window_of
-from flashgen.spec import AttentionSpec, from_tensors
+from flashgen.spec import AttentionSpec
 from tests.makers import make_spec
 
 

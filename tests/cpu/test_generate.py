@@ -28,9 +28,10 @@ from flashgen.generate import (
     write,
 )
 from flashgen.gpu import TARGETS
+from flashgen.problem import BUCKETS
 from flashgen.render import render
 from flashgen.show import load_package
-from flashgen.spec import BUCKETS, AttentionSpec
+from flashgen.spec import AttentionSpec
 from flashgen.table import Table, save
 from tests.tables import AHEAD, DIGEST, FA2, SPEC, made_entry, made_table
 
@@ -151,6 +152,7 @@ class TestTheEmittedTable:
             "flashgen.choice",
             "flashgen.config",
             "flashgen.outcome",
+            "flashgen.problem",
             "flashgen.runtime",
             "flashgen.spec",
             ".kernels",

@@ -11,8 +11,8 @@ import torch
 from flashgen import gradients, reference
 from flashgen.features import Features
 from flashgen.gradients import OUTPUTS, Inputs, exact_gradients, forward, judge, rounded_gradients
+from flashgen.problem import Problem
 from flashgen.reference import Case
-from flashgen.spec import Problem
 from tests.makers import make_spec
 
 FEATURES: dict[str, dict[str, Any]] = {

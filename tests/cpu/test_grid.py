@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen import spec as spec_module
+from flashgen import problem as problem_module
 from flashgen.compile import compile_kernel
 from flashgen.errors import NoEstimate
 from flashgen.estimate import cached_replay, estimate
 from flashgen.gpu import TARGETS
 from flashgen.grid import grid
+from flashgen.problem import TUNED_WINDOW, Problem, flops, workload
 from flashgen.reference import in_window, visible
 from flashgen.render import render
-from flashgen.spec import TUNED_WINDOW, Problem, flops, workload
 from tests.makers import make_config, make_spec
 
 LENGTHS = [(64, 64), (70, 130), (130, 70), (1, 90), (90, 1)]
@@ -79,7 +79,7 @@ def test_operations_are_those_inside_the_window(
     problem = Problem(batch=1, heads=1, kv_heads=1, seq_q=seq_q, seq_k=seq_k)
     spec, plain = (make_spec("bfloat16", 64, mask, window=w) for w in (True, False))
     assert flops(spec, problem) == flops(plain, problem)
-    monkeypatch.setattr(spec_module, "TUNED_WINDOW", 40)
+    monkeypatch.setattr(problem_module, "TUNED_WINDOW", 40)
     if seq_q > seq_k and mask == "causal":
         return  # flops halves a causal mask of any shape
     pairs = int(seen(mask, seq_q, seq_k, 40)[:seq_q].sum())

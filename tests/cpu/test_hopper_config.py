@@ -19,12 +19,13 @@ from flashgen.evaluators.offline import OfflineEvaluator
 from flashgen.gpu import TARGETS
 from flashgen.launch import bind
 from flashgen.outcome import Status
+from flashgen.problem import Problem
 from flashgen.render import render
 from flashgen.runtime.launcher import runnable
 from flashgen.runtime.select import why_unfit
 from flashgen.search.goal import Goal, goal_for
 from flashgen.space import legal_configs, seed_configs
-from flashgen.spec import AttentionSpec, Problem
+from flashgen.spec import AttentionSpec
 from tests.cpu.test_tune import Served, run, us
 from tests.makers import make_config, make_spec
 from tests.tables import made_entry, made_table

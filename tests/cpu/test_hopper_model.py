@@ -16,10 +16,11 @@ from triton.backends.nvidia.compiler import CUDABackend
 from flashgen.check import check_loaded
 from flashgen.config import KernelConfig
 from flashgen.launch import describe_for_gluon, launch
+from flashgen.problem import Problem
 from flashgen.reference import Case
 from flashgen.render import render
 from flashgen.signature import compile_signature
-from flashgen.spec import SHORT_DTYPE, AttentionSpec, Problem
+from flashgen.spec import SHORT_DTYPE, AttentionSpec
 from tests.gluon_model import Deadlock, Misuse, ModelKernel
 from tests.makers import make_config, make_spec
 

@@ -25,10 +25,11 @@ from flashgen.evaluate import triton_version
 from flashgen.evaluators.replay import ReplayEvaluator
 from flashgen.gpu import TARGETS
 from flashgen.outcome import Outcome, Stage
+from flashgen.problem import Problem, workload
 from flashgen.records import outcomes_of
 from flashgen.search.goal import Budget, Goal, goal_for
 from flashgen.space import legal_configs
-from flashgen.spec import AttentionSpec, Problem, workload
+from flashgen.spec import AttentionSpec
 from flashgen.tune import TuneOptions
 from tests.fakes import FakeEvaluator
 from tests.makers import make_spec

@@ -17,9 +17,9 @@ from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.gpu import TARGETS
 from flashgen.landscape import Landscape, dump, from_outcomes, read, replay
 from flashgen.outcome import Outcome, Source, Stage, Status, Timing
+from flashgen.problem import workload
 from flashgen.search import Method
 from flashgen.space import legal_configs, seed_configs, tuned_default
-from flashgen.spec import workload
 from tests.makers import make_config, make_spec
 
 POINTS = tuple({"x": x, "way": way, "fast": x > 1} for x in (1, 2) for way in "ab")

@@ -21,8 +21,8 @@ from flashgen.errors import FlashgenError
 from flashgen.evaluate import protocol_of
 from flashgen.log import Log
 from flashgen.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
+from flashgen.problem import workload
 from flashgen.records import outcomes_of
-from flashgen.spec import workload
 from tests.makers import make_config, make_spec
 
 SPEC = make_spec()

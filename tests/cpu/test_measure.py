@@ -17,7 +17,7 @@ from flashgen import measure
 from flashgen.evaluators.tasks import FINAL_LIMIT_PER_CONFIG_S, MEASURE_LIMIT_S
 from flashgen.measure import BUDGETS, Ceiling, Conditions, Implausible, Unsteady
 from flashgen.outcome import Timing
-from flashgen.spec import Problem, workload
+from flashgen.problem import Problem, workload
 from flashgen.stopwatch import jump
 from tests.makers import make_spec
 
@@ -346,7 +346,7 @@ def test_inputs_have_the_problem_s_shapes_and_are_never_zeros(dtype: str) -> Non
 
 def test_the_workload_s_peak_is_what_a_ceiling_compares() -> None:
     from flashgen.gpu import known_target
-    from flashgen.spec import flops
+    from flashgen.problem import flops
 
     spec = make_spec(head_dim=128)
     h200 = known_target("nvidia_h200")

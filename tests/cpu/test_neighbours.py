@@ -10,7 +10,8 @@ import pytest
 from flashgen.config import KernelConfig
 from flashgen.gpu import TARGETS, Gpu
 from flashgen.neighbours import elsewhere, neighbours
-from flashgen.spec import BUCKETS, AttentionSpec, Bucket
+from flashgen.problem import BUCKETS, Bucket
+from flashgen.spec import AttentionSpec
 from flashgen.table import Table
 from tests.makers import make_config, make_spec
 from tests.tables import H200, made_entry, made_run

@@ -19,12 +19,13 @@ from flashgen.choice import Choice
 from flashgen.config import KernelConfig, default_config, default_spec, kernel_name
 from flashgen.errors import InvalidArgument
 from flashgen.gpu import TARGETS
+from flashgen.problem import BUCKETS
 from flashgen.render import render
 from flashgen.runtime import ahead
 from flashgen.runtime.launcher import _Steps
 from flashgen.runtime.select import Selection
 from flashgen.sass import disassemble
-from flashgen.spec import BUCKETS, AttentionSpec
+from flashgen.spec import AttentionSpec
 from flashgen.table import Table
 from tests.cpu.test_specialization import CompileOnly, CompileOnlyDriver
 from tests.makers import make_config, make_spec

@@ -25,10 +25,10 @@ from flashgen.errors import NoEstimate
 from flashgen.estimate import estimate_cubin, replay_cubin
 from flashgen.gpu import TARGETS, Gpu
 from flashgen.machine import MACHINES, Machine
+from flashgen.problem import Problem, flops, workload
 from flashgen.program import Program
 from flashgen.sass import Listing, disassemble
 from flashgen.scoreboard import Scoreboard
-from flashgen.spec import Problem, flops, workload
 from tests import cubins
 from tests.makers import make_config, make_spec
 

@@ -21,8 +21,9 @@ from flashgen.evaluators.build import draft
 from flashgen.evaluators.quarantining import QuarantiningEvaluator
 from flashgen.gpu import Gpu, known_target
 from flashgen.outcome import KILLERS, Outcome, Source, Stage, Status
+from flashgen.problem import Problem, workload
 from flashgen.quarantine import Quarantine
-from flashgen.spec import AttentionSpec, Problem, workload
+from flashgen.spec import AttentionSpec
 from tests.evaluator_contract import EvaluatorContract
 from tests.makers import make_config, make_spec
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from flashgen import reference
+from flashgen.problem import Problem
 from flashgen.reference import Case, judge, make_inputs, nasty_cases
-from flashgen.spec import Problem
 from tests.makers import make_spec
 
 

@@ -18,10 +18,11 @@ from flashgen.entry import Entry
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.gpu import TARGETS
 from flashgen.outcome import Outcome, Source, Status
+from flashgen.problem import BUCKETS
 from flashgen.report import page, write_report
 from flashgen.search.importance import LEAST_CONFIGS, fastest_share, importances
 from flashgen.space import legal_configs
-from flashgen.spec import BUCKETS, AttentionSpec
+from flashgen.spec import AttentionSpec
 from flashgen.table import Table, figure
 from flashgen.traces import Trace, Traces
 from tests.fakes import FakeEvaluator

@@ -13,10 +13,10 @@ import pytest
 from flashgen.config import KernelConfig
 from flashgen.errors import InvalidArgument
 from flashgen.outcome import PASSING, Outcome, Source, Stage, Status
+from flashgen.problem import workload
 from flashgen.search.goal import Budget, Found, Method, NothingRight, Progress, goal_for
 from flashgen.search.library import OptunaProposer
 from flashgen.search.rule import choose
-from flashgen.spec import workload
 from tests.fakes import Failing, FakeEvaluator, Killed, digest_of
 from tests.makers import make_config
 from tests.searches import BEST, DEFAULT, GPU, PROBLEM, SPACE, SPEC, fake, landscape, make_goal, run

@@ -15,10 +15,10 @@ import pytest
 from flashgen.config import KernelConfig
 from flashgen.gpu import TARGETS
 from flashgen.outcome import Outcome, Stage, Status
+from flashgen.problem import workload
 from flashgen.search.explore import BATCH, LOOK_AHEAD
 from flashgen.search.goal import Found, Goal, Progress, goal_for
 from flashgen.search.propose import Proposer
-from flashgen.spec import workload
 from tests.fakes import FakeEvaluator, Killed, digest_of
 from tests.makers import make_config
 from tests.searches import BEST, DEFAULT, GPU, PROBLEM, SPACE, SPEC, fake, landscape, make_goal, run

@@ -9,8 +9,8 @@ import pytest
 from flashgen.config import KernelConfig
 from flashgen.gpu import TARGETS
 from flashgen.outcome import Outcome, Status, Timing
+from flashgen.problem import workload
 from flashgen.search.rank import ENOUGH_RATIOS, PROMISING, by_estimate, can_win, to_measure
-from flashgen.spec import workload
 from tests.fakes import FakeEvaluator
 from tests.makers import make_config, make_spec
 

@@ -8,8 +8,8 @@ import pytest
 
 from flashgen.errors import GeneratedError
 from flashgen.gpu import TARGETS
+from flashgen.problem import BUCKETS
 from flashgen.runtime.select import Served, ladder, tune_command
-from flashgen.spec import BUCKETS
 from tests.makers import make_config, make_spec
 from tests.package import make_choice, make_default
 

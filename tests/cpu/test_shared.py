@@ -21,7 +21,8 @@ from flashgen.ledger import Ledger, Pace, Page, StorageError, Unit
 from flashgen.log import Log
 from flashgen.measure import Conditions
 from flashgen.outcome import Outcome, Stage, Status
-from flashgen.spec import AttentionSpec, Problem
+from flashgen.problem import Problem
+from flashgen.spec import AttentionSpec
 from tests import searches
 from tests.evaluator_contract import EvaluatorContract
 from tests.fakes import FakeEvaluator, digest_of

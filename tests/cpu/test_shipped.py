@@ -16,8 +16,9 @@ from flashgen.config import KernelConfig, why_illegal
 from flashgen.entry import Entry
 from flashgen.estimate import estimable
 from flashgen.outcome import Status
+from flashgen.problem import BUCKETS
 from flashgen.render import render
-from flashgen.spec import BACKWARD, BUCKETS, AttentionSpec, Direction
+from flashgen.spec import BACKWARD, AttentionSpec, Direction
 from flashgen.table import Table, load
 
 SHIPPED = (

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 
 from flashgen.entry import Entry
+from flashgen.problem import BUCKETS
 from flashgen.show import entries_grid
-from flashgen.spec import BUCKETS
 from tests.tables import made_entry
 
 

@@ -9,23 +9,17 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from flashgen.asked import check_scale, diagonal_of, from_tensors
 from flashgen.errors import InvalidArgument
+from flashgen.problem import BUCKETS, Problem, bucket_of, flops, workload
 from flashgen.spec import (
-    BUCKETS,
     DECODING,
     FEATURE_WORDS,
     FEATURES,
     AttentionSpec,
     Direction,
-    Problem,
-    bucket_of,
-    check_scale,
-    diagonal_of,
-    flops,
-    from_tensors,
     padded,
     parse_dtype,
-    workload,
 )
 from tests.makers import make_spec
 

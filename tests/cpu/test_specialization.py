@@ -12,9 +12,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from flashgen import gradients, launch, launch_backward
+from flashgen.problem import Problem
 from flashgen.reference import Case
 from flashgen.render import render
-from flashgen.spec import Problem
 from tests.makers import make_config, make_spec
 
 LENGTHS = (1, 15, 16, 17, 1000)

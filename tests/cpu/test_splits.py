@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from flashgen.spec import Problem
+from flashgen.problem import Problem
 from flashgen.splits import BUSY_ENOUGH, MOST_SPLITS, NEAR_BEST, split_count, splits_of
 from tests.makers import make_config
 

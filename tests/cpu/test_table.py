@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from flashgen.entry import Result
 from flashgen.errors import FlashgenError, InvalidArgument, TableError
 from flashgen.gpu import TARGETS
-from flashgen.spec import BUCKETS, Problem
+from flashgen.problem import BUCKETS, Problem
 from flashgen.table import Table, dump, figure, load, load_folders, parse, save
 from tests.tables import AHEAD, FA2, H200, SPEC, made_entry, made_run, made_table
 

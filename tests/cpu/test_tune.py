@@ -22,9 +22,10 @@ from flashgen.evaluators.tasks import Tasks
 from flashgen.gpu import TARGETS, Gpu
 from flashgen.measure import Conditions
 from flashgen.outcome import Outcome, Stage, Status
+from flashgen.problem import BUCKETS
 from flashgen.search.goal import Budget, rendered_digest
 from flashgen.space import legal_configs, seed_configs, tuned_default
-from flashgen.spec import BUCKETS, AttentionSpec
+from flashgen.spec import AttentionSpec
 from flashgen.table import Table, load, save
 from flashgen.tune import TuneOptions
 from tests.fakes import FakeEvaluator, Killed

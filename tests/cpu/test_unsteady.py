@@ -17,9 +17,10 @@ from flashgen.evaluators.clock import SAME_WITHIN, WAITS_S, Clock, ClockChanged
 from flashgen.evaluators.gpu import GpuEvaluator
 from flashgen.evaluators.tasks import Tasks
 from flashgen.outcome import Outcome, Stage, Status
+from flashgen.problem import Problem
 from flashgen.search.again import steadily
 from flashgen.search.goal import Found, NothingRight
-from flashgen.spec import AttentionSpec, Problem
+from flashgen.spec import AttentionSpec
 from tests.fakes import FakeEvaluator
 from tests.makers import make_config
 from tests.searches import BEST, GPU, PROBLEM, SPACE, SPEC, fake, landscape, make_goal, run

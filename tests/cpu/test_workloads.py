@@ -10,7 +10,7 @@ import pytest
 
 from flashgen.errors import InvalidArgument
 from flashgen.hf_config import from_hf_config
-from flashgen.spec import Problem, workload
+from flashgen.problem import Problem, workload
 from flashgen.workloads import Piece, Workload, kernels_of, load, parse, problem_of
 from tests.makers import make_spec
 

@@ -18,7 +18,8 @@ from flashgen.gpu import Gpu
 from flashgen.launch import device_gpu
 from flashgen.measure import Ceiling, CudaStopwatch, clocks_and_power, make_inputs, measure
 from flashgen.outcome import Status
-from flashgen.spec import AttentionSpec, flops, workload
+from flashgen.problem import flops, workload
+from flashgen.spec import AttentionSpec
 from tests.evaluator_contract import EvaluatorContract
 from tests.makers import make_config, make_spec
 

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from flashgen import check, reference
+from flashgen.asked import check_scale, diagonal_of
 from flashgen.config import KernelConfig, default_config, why_illegal
 from flashgen.launch import device_gpu, takes_descriptor
 from flashgen.outcome import CheckResult
+from flashgen.problem import Problem
 from flashgen.reference import Case
 from flashgen.render import render
-from flashgen.spec import AttentionSpec, Problem, check_scale, diagonal_of
+from flashgen.spec import AttentionSpec
 from tests.makers import make_spec
 
 pytestmark = [

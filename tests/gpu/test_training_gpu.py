@@ -11,10 +11,11 @@ from torch import Tensor
 from flashgen import check, gradients, reference
 from flashgen.config import why_illegal
 from flashgen.launch import device_gpu
+from flashgen.problem import Problem
 from flashgen.reference import Case
 from flashgen.render import render
 from flashgen.runtime import Dispatcher
-from flashgen.spec import AttentionSpec, Direction, Problem
+from flashgen.spec import AttentionSpec, Direction
 from generated.table import ARCHS, CHOICES, DEFAULTS
 from tests.makers import make_config, make_spec
 from tests.operators_contract import OperatorsContract

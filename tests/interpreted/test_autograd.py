@@ -18,15 +18,17 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from flashgen import gradients, reference
+from flashgen.asked import from_tensors
 from flashgen.choice import Choice
 from flashgen.config import default_config, kernel_name
 from flashgen.errors import InvalidArgument, NotDifferentiable
 from flashgen.features import PLAIN, Features
+from flashgen.problem import BUCKETS, Problem
 from flashgen.reference import Case
 from flashgen.render import render
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.call import Call
-from flashgen.spec import BUCKETS, AttentionSpec, Direction, Problem, from_tensors
+from flashgen.spec import AttentionSpec, Direction
 from tests.makers import make_spec
 from tests.package import make_default, make_dispatcher
 from tests.serving import autocast_of_a_gpu, leaves, record_directions, serve

@@ -12,15 +12,17 @@ import torch
 from torch import Tensor
 
 from flashgen import gradients, measure, reference
+from flashgen.asked import from_tensors
 from flashgen.check import check_cases, check_kernel, run_case
 from flashgen.config import KernelConfig, default_config, default_spec
 from flashgen.features import PLAIN, Features
 from flashgen.launch import Kernel, launch, load_kernel
 from flashgen.launch_backward import Backward, bind_backward, bind_delta
 from flashgen.philox import keep_mask
+from flashgen.problem import Problem
 from flashgen.reference import Case
 from flashgen.render import render
-from flashgen.spec import AttentionSpec, Problem, from_tensors
+from flashgen.spec import AttentionSpec
 from tests.makers import make_config, make_spec
 
 pytestmark = pytest.mark.filterwarnings(

@@ -21,9 +21,10 @@ from flashgen.errors import InvalidArgument
 from flashgen.launch import load_kernel
 from flashgen.launch_decode import Decode
 from flashgen.measure_decode import decode_run, make_decode
+from flashgen.problem import Problem
 from flashgen.render import render
 from flashgen.runtime.decode import WIDEST_ROWS, rows_together
-from flashgen.spec import AttentionSpec, Problem
+from flashgen.spec import AttentionSpec
 from tests.makers import make_config, make_spec
 from tests.serving import serve
 

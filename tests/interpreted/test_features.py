@@ -12,15 +12,17 @@ import torch
 from torch import Tensor
 
 from flashgen import gradients, reference
+from flashgen.asked import from_tensors
 from flashgen.check import check_cases, check_kernel
 from flashgen.config import KernelConfig, default_config, default_spec
 from flashgen.features import Features
 from flashgen.launch import launch, load_kernel
 from flashgen.launch_backward import Backward, bind_backward
+from flashgen.problem import Problem
 from flashgen.reference import Case, nasty_cases
 from flashgen.render import render
 from flashgen.runtime import Dispatcher
-from flashgen.spec import AttentionSpec, Problem, from_tensors
+from flashgen.spec import AttentionSpec
 from tests.makers import make_config, make_spec
 from tests.serving import leaves, serve
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from flashgen.check import check_kernel, run_case
 from flashgen.config import KernelConfig, default_config, default_spec
 from flashgen.launch import load_kernel
+from flashgen.problem import Problem
 from flashgen.reference import Case, nasty_cases
 from flashgen.render import render
-from flashgen.spec import AttentionSpec, Problem
+from flashgen.spec import AttentionSpec
 from tests.makers import make_config, make_spec
 
 WAYS = [

@@ -10,10 +10,10 @@ import torch
 
 from flashgen import launch
 from flashgen.errors import GeneratedError, InvalidArgument, LaunchError, ToolchainError
+from flashgen.problem import BUCKETS
 from flashgen.reference import judge
 from flashgen.runtime import Dispatcher
 from flashgen.runtime import launcher as launcher_module
-from flashgen.spec import BUCKETS
 from tests.makers import make_config, make_spec
 from tests.package import make_choice, make_default, make_dispatcher
 
