@@ -13,6 +13,7 @@ SCRIPTS = sorted(
     str(file.relative_to(ROOT))
     for folder in ("examples", "benchmarks")
     for file in (ROOT / folder).rglob("*.py")
+    if 'if __name__ == "__main__":' in file.read_text()
 )
 
 

@@ -1,0 +1,48 @@
+"""examples/decode_server on flashgen's kernels: append, decode and prefill in one step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from flashgen.runtime import decode as decode_module
+from flashgen.runtime import kv_cache
+from tests.decode_servers import expected, load, requests_of
+from tests.serving import SLUG
+
+
+def test_answers_are_those_of_the_run_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FLASHGEN_GPU", SLUG)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    launched: list[tuple[str, int]] = []
+    for launcher, what in ((decode_module.DecodeLauncher, "decode"), (kv_cache.AppendLauncher, "append")):  # fmt: skip
+        original = launcher.__call__
+
+        def recorded(self: object, call, original=original, what=what):  # type: ignore[no-untyped-def]
+            rows = call.q.shape[2] if what == "decode" else call.k.shape[2]
+            launched.append((what, rows))
+            return original(self, call)
+
+        monkeypatch.setattr(launcher, "__call__", recorded)
+    engine, tiny = load(monkeypatch, "engine"), load(monkeypatch, "tiny_model")
+    pool = load(monkeypatch, "page_pool")
+    sizes = tiny.Sizes(positions=64)
+    pages = pool.PagePool(
+        sizes, pages=9, page_size=4, dtype=torch.float32, device=torch.device("cpu")
+    )
+    served = engine.Engine(tiny.TinyModel(sizes).eval(), pages, sequences=3, tokens_per_step=8)
+    requests = requests_of(engine, [1, 13, 6, 9], new_tokens=5)
+    served.submit(requests)
+    steps = []
+    while len(served.results) < len(requests):
+        steps.append(served.step())
+    assert served.results == {each.name: expected(served.model, each) for each in requests}
+    assert any(step.decoded and step.prefilled for step in steps)
+    prefills = {rows for what, rows in launched if rows > 1}
+    assert ("decode", 1) in launched
+    assert ("append", 1) in launched
+    assert prefills, "every prompt was run token by token"
