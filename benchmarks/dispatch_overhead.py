@@ -47,7 +47,8 @@ from flashgen.asked import from_tensors
 from flashgen.config import default_config
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.launcher import Launcher
-from generated.table import ARCHS, CHOICES, DEFAULTS
+from generated.defaults import DEFAULTS
+from generated.table import ARCHS, CHOICES
 
 SHAPE = (1, 1, 16, 64)
 BATCH = 2000

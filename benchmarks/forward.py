@@ -48,7 +48,8 @@ from flashgen.outcome import Timing
 from flashgen.problem import Problem, flops, workload
 from flashgen.runtime import Dispatcher
 from flashgen.spec import AttentionSpec, parse_dtype
-from generated.table import ARCHS, CHOICES, DEFAULTS
+from generated.defaults import DEFAULTS
+from generated.table import ARCHS, CHOICES
 
 SEED = 20261121
 JUDGED_ELEMENTS = 1 << 27

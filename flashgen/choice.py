@@ -7,21 +7,7 @@ from dataclasses import dataclass
 from flashgen.config import KernelConfig
 from flashgen.outcome import Source
 from flashgen.problem import Bucket
-from flashgen.spec import AttentionSpec, Direction
-
-DEFAULT_DIRECTIONS: tuple[Direction, ...] = (
-    "forward",
-    "backward_delta",
-    "backward_dkv",
-    "backward_dq",
-)
-"""Directions whose default kernels are generated. The gradient of a bias needs a feature; the fused
-backward is chosen by its time alone, so an untimed one would never run."""
-
-
-def has_default(spec: AttentionSpec) -> bool:
-    """Whether generated/ holds a default kernel for specs of this kind: those without features."""
-    return spec.direction in DEFAULT_DIRECTIONS and not spec.featured
+from flashgen.spec import AttentionSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from flashgen.errors import InvalidArgument
-from flashgen.gpu import Gpu
+from flashgen.gpu import TARGETS, Gpu
 from flashgen.spec import DECODING, AttentionSpec, padded
 
 Schedule = Literal["fa1", "fa2", "s_ahead", "hopper"]
@@ -202,6 +202,11 @@ _DEFAULT_TILES["backward_fused"] = {
 }
 
 
+WIDEST_DECODE = 64
+"""Rows that a default of decode takes together at most: beyond, a second program reads the keys
+from L2."""
+
+
 def default_config(spec: AttentionSpec) -> KernelConfig:
     """The conservative config of the spec's default kernel: legal on every known target."""
     kind = "half" if spec.element_bytes == 2 else spec.precision
@@ -210,6 +215,21 @@ def default_config(spec: AttentionSpec) -> KernelConfig:
     # The loads of a block table run a stage ahead of the pages that they name.
     stages += spec.paged and spec.direction == "decode"
     return KernelConfig(br=br, bc=bc, num_warps=warps, num_stages=stages, head_dims="padded")
+
+
+def default_configs(spec: AttentionSpec) -> tuple[KernelConfig, ...]:
+    """The configs of all default kernels of a spec: default_config, and for decode a wider one
+    where it is legal on all known targets that the first is.
+    """
+    first = default_config(spec)
+    if spec.direction != "decode":
+        return (first,)
+    wide = replace(first, br=WIDEST_DECODE)
+    fits = all(
+        why_illegal(spec, wide, gpu) is None or why_illegal(spec, first, gpu) is not None
+        for gpu in TARGETS.values()
+    )
+    return (first, wide) if fits else (first,)
 
 
 def default_head_dim(spec: AttentionSpec) -> int:

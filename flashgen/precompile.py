@@ -20,13 +20,14 @@ from typing import Any
 
 from flashgen.compile import CompileFailed, source_class, target_of, write_whole
 from flashgen.config import KernelConfig, default_config, kernel_name, why_illegal
+from flashgen.defaults import plain_specs
 from flashgen.errors import FlashgenError
 from flashgen.evaluate import triton_version
 from flashgen.evaluators.answers import Done, Task
 from flashgen.evaluators.build import cpu_count
 from flashgen.evaluators.pool import Workers
 from flashgen.evaluators.tasks import COMPILE_ENV, COMPILE_LIMIT_S, kernel_payload
-from flashgen.generate import default_specs, kernels_of
+from flashgen.generate import kernels_of
 from flashgen.gpu import Gpu
 from flashgen.launch import compile_signature, load_kernel
 from flashgen.render import render
@@ -53,7 +54,7 @@ def kernels_to_build(table: Table | None, gpu: Gpu, *, defaults: bool) -> tuple[
     entries = table.entries if table else ()
     pairs = [(e.spec, config) for e in entries for config in kernels_of(e)]
     if defaults:
-        pairs += [(spec, default_config(spec)) for spec in default_specs()]
+        pairs += [(spec, default_config(spec)) for spec in plain_specs()]
     legal = (pair for pair in pairs if why_illegal(*pair, gpu) is None)
     return tuple(dict.fromkeys(legal))
 

@@ -140,12 +140,13 @@ def load_package(folder: Path) -> Package:
         assert spec is not None  # the file's name ends with .py
         sys.modules[name] = importlib.util.module_from_spec(spec)
         table = importlib.import_module(f"{name}.table")
+        defaults = importlib.import_module(f"{name}.defaults")
         kernels = importlib.import_module(f"{name}.kernels")
         return Package(
             folder=folder,
             archs=table.ARCHS,
             choices=table.CHOICES,
-            defaults=table.DEFAULTS,
+            defaults=defaults.DEFAULTS,
             digests=kernels.DIGESTS,
         )
     except (OSError, SyntaxError, AttributeError, ImportError, KeyError) as error:

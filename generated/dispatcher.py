@@ -13,7 +13,8 @@ gets, from where and why; digest() is one text that two processes compare to kno
 
 from flashgen.runtime import Dispatcher
 
-from .table import ARCHS, CHOICES, DEFAULTS
+from .defaults import DEFAULTS
+from .table import ARCHS, CHOICES
 
 __all__ = ["attention", "decode", "digest", "explain", "explain_decode"]
 

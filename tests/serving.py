@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashgen import launch, launch_backward
+from flashgen import launch, launch_append, launch_backward, launch_decode
 from flashgen.choice import Choice
 from flashgen.runtime import Dispatcher
 from flashgen.runtime import launcher as launcher_module
-from generated.table import ARCHS, CHOICES, DEFAULTS
+from generated.defaults import DEFAULTS
+from generated.table import ARCHS, CHOICES
 
 SLUG = "nvidia_h200"
 
@@ -51,10 +52,13 @@ def record_directions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return bound
 
     monkeypatch.setattr(launcher_module.launch, "bind", recording(launch.bind))
-    for name in ("bind_delta", "bind_backward"):
-        monkeypatch.setattr(
-            launcher_module.launch_backward, name, recording(getattr(launch_backward, name))
-        )
+    for module, names in (
+        (launch_backward, ("bind_delta", "bind_backward")),
+        (launch_decode, ("bind_decode", "bind_combine")),
+        (launch_append, ("bind_append",)),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, recording(getattr(module, name)))
     return directions
 
 

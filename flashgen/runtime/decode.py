@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flashgen import decoding
 from flashgen.asked import check_scale
-from flashgen.config import KernelConfig, kernel_name, why_illegal
+from flashgen.config import WIDEST_DECODE, KernelConfig, kernel_name, why_illegal
 from flashgen.decoding import Cache
 from flashgen.errors import InvalidArgument
 from flashgen.gpu import Gpu
@@ -25,10 +25,6 @@ from flashgen.runtime.launcher import KernelLauncher
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.select import Ladder, Selection
 from flashgen.spec import DTYPE_BYTES, AttentionSpec, check_head_dim
-
-WIDEST_ROWS = 64
-"""Rows that a rendered default takes together: beyond, a second program reads the keys from L2."""
-
 
 Names = tuple[str, str, str, str]
 NAMES: Names = ("q", "k", "v", "lengths")
@@ -95,7 +91,8 @@ class Decoder:
         rows = q.shape[1] // max(1, cache.k.shape[1]) * q.shape[2]
         _, gpu = self._resolver.served_as(q.device)
         found = self._resolver.ladder(spec, cache.capacity, q.device)
-        return replace(found, rungs=tuple(widened(rung, rows, gpu) for rung in found.rungs))
+        rungs = (widened(rung, rows, gpu) for rung in found.rungs)
+        return replace(found, rungs=tuple(sorted(rungs, key=lambda rung: by_room(rung, rows))))
 
     def _launchers(
         self, spec: AttentionSpec, q: Tensor, cache: Cache
@@ -114,8 +111,8 @@ class Decoder:
 
 
 def rows_together(rows: int) -> int:
-    """The br of a rendered default for so many rows: a power of two, from 16 to WIDEST_ROWS."""
-    return min(WIDEST_ROWS, max(16, 1 << (max(rows, 1) - 1).bit_length()))
+    """The br of a rendered default for so many rows: a power of two, from 16 to WIDEST_DECODE."""
+    return min(WIDEST_DECODE, max(16, 1 << (max(rows, 1) - 1).bit_length()))
 
 
 def widened(selection: Selection, rows: int, gpu: Gpu) -> Selection:
@@ -131,6 +128,16 @@ def widened(selection: Selection, rows: int, gpu: Gpu) -> Selection:
             name = kernel_name(choice.spec, config)
             return replace(selection, choice=replace(choice, config=config, kernel=name))
     return selection
+
+
+def by_room(selection: Selection, rows: int) -> tuple[int, ...]:
+    """Orders the defaults of one precision, and nothing else: first the narrowest that has room for
+    all rows of a head, of those that have none the widest.
+    """
+    if selection.rung != "default":
+        return (selection.rung == "rendered",)
+    br, wanted = selection.choice.config.br, rows_together(rows)
+    return 0, selection.choice.spec.precision == "ieee", br < wanted, abs(br - wanted)
 
 
 def spec_of(q: Tensor, cache: Cache, causal: bool | str, precision: str) -> AttentionSpec:

@@ -1,5 +1,5 @@
 """Kernels rendered when they are first asked for: combinations of features, of which generated/
-holds no default, for there are too many.
+holds no default unless it is told to, for there are too many.
 
 A rendered kernel is kept in the user's cache, in a folder named after its digest, so that a changed
 template never meets an old file.

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from flashgen.choice import Choice, has_default
+from flashgen.choice import Choice
 from flashgen.config import default_config, default_spec, kernel_name, why_illegal
+from flashgen.defaults import has_default
 from flashgen.errors import GeneratedError
 from flashgen.gpu import ALIASES, TARGETS, Gpu
 from flashgen.problem import BUCKETS, bucket_of

@@ -4,6 +4,396 @@
 
 # The digest of each kernel: the sha256 of the text below the five lines of its header.
 DIGESTS: dict[str, str] = {
+    "append_bf16_d128_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:79476ce2444293959cac2826e8607b13b347358446c4201f0c3eee71537a6d77"
+    ),
+    "append_bf16_d128_paged_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:4489b8bdb7a191d13966c40ef1572263067452bf474a17e66cd64535b3c265ed"
+    ),
+    "append_bf16_d128_paged_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:e624bc839cc62b70e53598d00a876768b95adb4406212177066a54ee9f6af4bb"
+    ),
+    "append_bf16_d128_paged_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:b3c145e5ae6dcf1a58538a9c6315e7c4487bb09ee0da3c8f394f5a37a2eb87ef"
+    ),
+    "append_bf16_d128_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:a4b2d6822fe8f0b3c2ab0f066a1531a464880423237f12feb6bb82b18ce6ca39"
+    ),
+    "append_bf16_d128_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:19804ffbfe5155f03ccd140884362d73559dfca8fbf07837c7a83954228ac8d3"
+    ),
+    "append_bf16_d16_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:6adfb31ef1e2b5cbe576182529ff179669713226412d3acbdf05fde04db248d8"
+    ),
+    "append_bf16_d16_paged_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:61501d8170c6fd4d4830471c2dcb3bb41ce295eedef9c8b65a93c7b217dcabcc"
+    ),
+    "append_bf16_d16_paged_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:d4d637ea61c22c4be6df6be46b5b4df974f4d3dc83131b0b1360eee53d285abb"
+    ),
+    "append_bf16_d16_paged_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:145da3999c67192719168ab4fcf1cab173fd8bd25941b62618cf6d63bb806014"
+    ),
+    "append_bf16_d16_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:0608f3de9a36686a1e8a3e85277d2719e526fa34eab4a04e9c99385ce84876d0"
+    ),
+    "append_bf16_d16_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:4de5531f5e85b212d37622aa950b8497072f83e3f9a4a86e0332b43a93bf47df"
+    ),
+    "append_bf16_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:526351483cf1227c7ec6ca57df5771b5cc42dcf4d42dd84a1c2309eae646b85b"
+    ),
+    "append_bf16_d256_paged_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:0128113cd4a5e04ff19a5ec6a04d4cb98f0853ed67e39db4d6b9d3b768759c91"
+    ),
+    "append_bf16_d256_paged_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:3e6be497f9202b243c65cda077629e95c443f4d4efa7c1e5d4200f0663e7e83a"
+    ),
+    "append_bf16_d256_paged_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:85b757382eab42943d71677b521f65ed0a382e1e3d5f934f1a6f2199889b1695"
+    ),
+    "append_bf16_d256_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:041476f3a12a7e4816c0a01b0e75c5ff8dfda62cda61894737ef4bec59e6e0ee"
+    ),
+    "append_bf16_d256_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:a3b10e9071bcb34f104c1e130c44239f460aa7233521b8f6620091e8edf1b557"
+    ),
+    "append_bf16_d32_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:a36b43d64957e73a5480400d5fe22c67ffb94c853c1691c01a02a2da502d3089"
+    ),
+    "append_bf16_d32_paged_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:d5a007fd58464a1f87e136fec5933a3962ba4d6ed9c4e1a2ff4e608fe974bfa3"
+    ),
+    "append_bf16_d32_paged_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:687872c5842b307ef0a2f9751313c15f4b5c0c78087f3144855b7bc16d6cea62"
+    ),
+    "append_bf16_d32_paged_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:d7e54ef598a61b8897f222a8d04859345e8f46dd094c63a7f4e29700c88d1963"
+    ),
+    "append_bf16_d32_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:f7f093ed77198a3a8c1ac618056384e2d9fc01b67a4390be309f0a696f649f82"
+    ),
+    "append_bf16_d32_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:1a033713e9f06901d3099b50f8b05f3e84a6150ed46c3c28d90f81e22ab14253"
+    ),
+    "append_bf16_d64_br16_bc16_w2_s1_fa2_pointer_any_dim": (
+        "sha256:c5e32db51c371aaef67c4eb70f9205f8e20f09f0f2d68050a6ee7fd698d928b5"
+    ),
+    "append_bf16_d64_paged_br16_bc16_w2_s1_fa2_pointer_any_dim": (
+        "sha256:1c6171d842ef30cabe5e6cdd97c1980b4784953f243c848d7d42b990af60822c"
+    ),
+    "append_bf16_d64_paged_rotary_halves_br16_bc16_w2_s1_fa2_pointer_any_dim": (
+        "sha256:be653df67dafa20966418a0d702af3d99bf493ad3312f3d162edd94eeac8c0bb"
+    ),
+    "append_bf16_d64_paged_rotary_interleaved_br16_bc16_w2_s1_fa2_pointer_any_dim": (
+        "sha256:5778facde50dfdc30daa48f22ae95072d965565a7291cd487c790c5d8a4d1f2f"
+    ),
+    "append_bf16_d64_rotary_halves_br16_bc16_w2_s1_fa2_pointer_any_dim": (
+        "sha256:26fd3beb48ff426d89dc86e1cbcde2df6828906fc2fc0bfeb718a6c71e518feb"
+    ),
+    "append_bf16_d64_rotary_interleaved_br16_bc16_w2_s1_fa2_pointer_any_dim": (
+        "sha256:d0e2ee800bac3295dbca12b64d20862e6232b8925ce0bb7bc6a640d90bdf0e74"
+    ),
+    "append_fp16_d128_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:2dfab733ca9282193340fe11fd918cfef54f937fe28a9c1dde19d2d08502cd7d"
+    ),
+    "append_fp16_d128_paged_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:3b63743cb32f946f6dc7d2b1a0bd16998621c64bd3f3638e907fdffa79ccb527"
+    ),
+    "append_fp16_d128_paged_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:c6475d14f1106edb81a34763d2222da73709b026345bac425b5d6da922b1faa6"
+    ),
+    "append_fp16_d128_paged_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:a6779220801e9c88d5d8f4973e6328df8f024daa76665b29dbcffffd8227b074"
+    ),
+    "append_fp16_d128_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:0fea155b00ea6d7ed3550c1f9543d34b2eb8dfa1da2edcec7ce931810dc2485e"
+    ),
+    "append_fp16_d128_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:104711d23c524040099d1a1cf58dced7c52ab141e4d81265625b99be9b29588c"
+    ),
+    "append_fp16_d16_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:5bc0a83e64203e6633986a1aa9c9d3d78a03d3e2a19c01425295fedc5e42146f"
+    ),
+    "append_fp16_d16_paged_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:80a810d0988529a91f55bcade115451dd243d5251fe9e50a9fe7aaf67bcd8849"
+    ),
+    "append_fp16_d16_paged_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:f718be40c208cc1b3b61883089ee131b86928ab054244ec2f81aebb34fddbd2e"
+    ),
+    "append_fp16_d16_paged_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:0a6f942ce0b6404fa3984da0ba59e4ad0df2fd70c98d9a5a3be8a5c6d97b5aa0"
+    ),
+    "append_fp16_d16_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:08f01b7659e2502a2f8afdf9be45fa3d9442462e2ae3375f77b9857a7e0d8003"
+    ),
+    "append_fp16_d16_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:3661ac89440aec40fd548d7d368f81238bdb7535fde95f257560c39533cbccc7"
+    ),
+    "append_fp16_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:7475a52eedcb94b1f5473d392ab783467b0dfc552fb6b99d4500626d9f01f36b"
+    ),
+    "append_fp16_d256_paged_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:fffbb742c700f116cdbe45226a8a195abf66549aa1c676f057f2c044af81480b"
+    ),
+    "append_fp16_d256_paged_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:09e4facac2d637288a16dec357de7da2c6d9b98ca2101b40ff804bc0e3745590"
+    ),
+    "append_fp16_d256_paged_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:8cf58ddb3e04b45d698cc0cc60b427ae529998aa484d3584ae00084e314c74f3"
+    ),
+    "append_fp16_d256_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:d7db0b88d286850b51ccacb91147a432a92872f71e074956143ddc321cde32c4"
+    ),
+    "append_fp16_d256_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:3bec4ae77a205fc7a69ea5b993550272779cf6417dcba523f1fd2cda2097f399"
+    ),
+    "append_fp16_d32_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:55e768d7cdc48d245e640917f47753a322c749d61392097cb981ad840d042656"
+    ),
+    "append_fp16_d32_paged_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:2d1f3e891cbd9b2cb9b630e80372d224376f3a2ccd1cb935146fb84c5cc22fb1"
+    ),
+    "append_fp16_d32_paged_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:15b83ff4b4288c13e5329fa16c22e6226361b7f497aa718eb92b4516669919f4"
+    ),
+    "append_fp16_d32_paged_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:3622bed651746270225b053b19fdb100c424d8ab0be0419654b8854b58cbc284"
+    ),
+    "append_fp16_d32_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:43b2dfae078687582f648ade31ad016b5703fb70b4c3bfc61ef37d4257844406"
+    ),
+    "append_fp16_d32_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:dacf4868f40ff702d43e8d857dfce2994d3830699de17e605691fcc8c5f3f9ff"
+    ),
+    "append_fp16_d64_br16_bc16_w2_s1_fa2_pointer_any_dim": (
+        "sha256:76920af09853a36669ad565ca08c3db7627688bb6713da64f1cb6abe5fd1f58d"
+    ),
+    "append_fp16_d64_paged_br16_bc16_w2_s1_fa2_pointer_any_dim": (
+        "sha256:42fdec8cc89a7037c7f42adb030bd1c5a86a18dc0f4f528bccfdc1d478978a8e"
+    ),
+    "append_fp16_d64_paged_rotary_halves_br16_bc16_w2_s1_fa2_pointer_any_dim": (
+        "sha256:d3e3a33f39d0db767fe2ba972542b5d58bb3254a508cb9327cff481ff2ae8848"
+    ),
+    "append_fp16_d64_paged_rotary_interleaved_br16_bc16_w2_s1_fa2_pointer_any_dim": (
+        "sha256:384bae48ecdea85fddf43bca4bf7f7fbc325bc6044a6f56fccc31ab8a0c83be0"
+    ),
+    "append_fp16_d64_rotary_halves_br16_bc16_w2_s1_fa2_pointer_any_dim": (
+        "sha256:61d2323310cd64c42680fb24de5704cba237e449405f24fdcdbe2e6509380a42"
+    ),
+    "append_fp16_d64_rotary_interleaved_br16_bc16_w2_s1_fa2_pointer_any_dim": (
+        "sha256:b1cf4d938e7b6d441be9a930fc505e56f4bc2ae3b3fca72e5eed0f15881abde9"
+    ),
+    "append_fp32_d128_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:2a4939efedd383a661ad3a5d39c910330e0117854e0d0be97e6a50f1444d2307"
+    ),
+    "append_fp32_d128_paged_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:24e7220f8e56ee581c3e58a1ef988beaba6876eac132cf2121f1c13b56c4094a"
+    ),
+    "append_fp32_d128_paged_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:b2e033646d93636236cf3c9e2c6b96bffb5a056d18e8bb5779ee1aaacdd1ee90"
+    ),
+    "append_fp32_d128_paged_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:a0158c52ae089b865880ef675d9ced62f5225cb74324186f430a2b37f19b4708"
+    ),
+    "append_fp32_d128_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:eeca406f7d6dead56fcdc1e445087909140a24599578859153d5700025e9e08c"
+    ),
+    "append_fp32_d128_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:020c11e80013461fe0214b269799beb1f8a34ce97b8a3a68c2e8bb4586c67dff"
+    ),
+    "append_fp32_d16_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:0458fe8b7a7709048e30d1a494747d3cc11355f82e0a3097d55716f29276c761"
+    ),
+    "append_fp32_d16_paged_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:f6a530319f2b31a1cefc742bb57c90aa32ec3ee00e53da29aa924c2f3acdc58f"
+    ),
+    "append_fp32_d16_paged_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:ea1b174564ece48b6014d13b8156fd2dcbb61bf1b7300a5c89287dc2c2cfb6e5"
+    ),
+    "append_fp32_d16_paged_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:1643610c3bc18b6a816fbbf14e1d935cef278ce6aed58bd9acc492dda8a11f52"
+    ),
+    "append_fp32_d16_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:ae6b744dd5955acb9a79a33c6d2e589e94d6206e9e06f6fac287ec743c955fd8"
+    ),
+    "append_fp32_d16_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:a6cbb246ebd881124852a1354e5b6d510c5d3124942a0b0030a5282d58c88f3f"
+    ),
+    "append_fp32_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:3a58ff82fe10bc3bb3e6a2e0588e878b9e0811a5e3ad803f2baecb6d2c85bf67"
+    ),
+    "append_fp32_d256_paged_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:b7beb493322859ec1688b8b0e403af6ac1ec5b9fa496346bcc47922d48da2b8f"
+    ),
+    "append_fp32_d256_paged_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:19bf250caeb50faf616105df5440bb8e496764e7475d00c9e202681477588416"
+    ),
+    "append_fp32_d256_paged_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:875a6801e885ec3a73e2d62660c37afe1dfb4005c6c102d85fd9a18abdf99b19"
+    ),
+    "append_fp32_d256_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:9b1d00f51a2b7ba333c6d233ec742cc848e099d534a5e139cb5755b4cfbc75d4"
+    ),
+    "append_fp32_d256_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:7f5b3bfacad790c995e5510add0417822a55bcc03385d43ae7e7acab92039eda"
+    ),
+    "append_fp32_d32_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:2fe5aa5abc1baa3b255bc7716a779d29e5c3513979d1204d731cb296a692725b"
+    ),
+    "append_fp32_d32_paged_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:a34721293024aa8ce4a37e94839f559f1614827c2648be5b29085cc7d0b6618b"
+    ),
+    "append_fp32_d32_paged_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:87e67077682cc70c7895f4a21dde47286418921d94555a02fcd67daa51ec519b"
+    ),
+    "append_fp32_d32_paged_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:d5b2a4e6b62fce721c7279866a75710172cf42e7228931a10f01032cbc8063c4"
+    ),
+    "append_fp32_d32_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:fe910097e35735d8d7319ffd4b25eb45053c961e0b5b8716d530a22433a6a015"
+    ),
+    "append_fp32_d32_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:3cabede3b067da0dc0891729260359f17108fe48262c713c2109023129dd2d6c"
+    ),
+    "append_fp32_d64_br16_bc16_w2_s1_fa2_pointer_any_dim": (
+        "sha256:4ca1b072686e418a2629df5f333c24b452fe0e944f2cd2f5e1efdd2824e5c714"
+    ),
+    "append_fp32_d64_paged_br16_bc16_w2_s1_fa2_pointer_any_dim": (
+        "sha256:a4c30c775f9f96d1d618c8a37f631c209246ead504baebb47a8e949b85b2f2bf"
+    ),
+    "append_fp32_d64_paged_rotary_halves_br16_bc16_w2_s1_fa2_pointer_any_dim": (
+        "sha256:9d48d8b7bfdac4c31cb03dd8676fcb2c0c81a9dbcf64f2caaa7092b830120dcc"
+    ),
+    "append_fp32_d64_paged_rotary_interleaved_br16_bc16_w2_s1_fa2_pointer_any_dim": (
+        "sha256:1369c0610949847f5e0f3f39032f054b07d1c9e482d1ecef14ab2f82570989e4"
+    ),
+    "append_fp32_d64_rotary_halves_br16_bc16_w2_s1_fa2_pointer_any_dim": (
+        "sha256:1de705e7e267a7b5007d9b2d6c7925064964dd446c18ebda61c0b899cb60f397"
+    ),
+    "append_fp32_d64_rotary_interleaved_br16_bc16_w2_s1_fa2_pointer_any_dim": (
+        "sha256:a61efd028f76d9d4089898a2547e19d53bd16e01c09184d37654635b126902de"
+    ),
+    "bwd_dbias_bf16_d128_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:dc61103456242e0aafcd4c8c7dc2b66612ebd67ca36964b2e839cc70390cd1ae"
+    ),
+    "bwd_dbias_bf16_d128_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2667e3ff92db693207200e59d7ffd63edd808a6ba844bcf6ed1e50130f614550"
+    ),
+    "bwd_dbias_bf16_d16_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3264373b3b9e995a3951874055db4e5c4ba2731ccd0735e10e0277626ece2bba"
+    ),
+    "bwd_dbias_bf16_d16_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ef561f162049f0dd55d9b81d4f016ee3f5405103ec4c8be0d4bbd3e3a213e2f3"
+    ),
+    "bwd_dbias_bf16_d256_bias_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:873bb7589186931bcd7b7012e200f4a9059032eba9823668294f896f4c8a6d0c"
+    ),
+    "bwd_dbias_bf16_d256_causal_bias_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:321f683a7299f36bac707514d925812fc71f5b9f03f469ce427f66f2f0f4d0c0"
+    ),
+    "bwd_dbias_bf16_d32_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:76b7f638b45ad2cd24cb0aa1f2de3a060b3e3e21e4812653046087b9ff05dec7"
+    ),
+    "bwd_dbias_bf16_d32_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a44b392a4d8e529d29d0439e81e5bde02f6134b4f3508d35d5fed9ebe7dcd3f8"
+    ),
+    "bwd_dbias_bf16_d64_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:1a1c29e1d204e377d9dc96cbcd0e28c9642673198bebfa2ebfc9122d9089442f"
+    ),
+    "bwd_dbias_bf16_d64_causal_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6cd4d6dcded963cfc8a34f1d238a0136d7a347d551f1887fffc57047a46fedb1"
+    ),
+    "bwd_dbias_fp16_d128_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9123d5cd66afef4dd60e4f8e6caa483b2098c953357d3318af493ad939544f04"
+    ),
+    "bwd_dbias_fp16_d128_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9050b7eb302ce3f4036554c934930a335a572f0914fbb5ec12014574c8f44652"
+    ),
+    "bwd_dbias_fp16_d16_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:fa160c60aaad9ce632873729f796ffc2d36be03a55030b13281014f6669872b8"
+    ),
+    "bwd_dbias_fp16_d16_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8e92018351fd38a839cc106a47b36c234a710d520e34655ea6c4c8bc2ab999d6"
+    ),
+    "bwd_dbias_fp16_d256_bias_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:89a6c12cc0f247a28badb2cd53c5b7e29a03ae2a15646af1f25a4575e8585df1"
+    ),
+    "bwd_dbias_fp16_d256_causal_bias_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:ea289dc5b74897ea4a6cd014d7c90c4f5d6694f5c2227394e518e4b48f27dbe5"
+    ),
+    "bwd_dbias_fp16_d32_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0bc57cbb75f67c472c5786e6e0630b7c22058e3ad3eb115d8a5cb5a6b296785c"
+    ),
+    "bwd_dbias_fp16_d32_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:1f7a47c6005fcd4eaa74accb5c24b8f33e3b7a155330f3026034ecb602a95d61"
+    ),
+    "bwd_dbias_fp16_d64_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:afc10df96be9e16bc50eb6a25deabe909f7f2fd149c0235fcd4568197d30c9de"
+    ),
+    "bwd_dbias_fp16_d64_causal_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:572b6856b8710d72738006530a13e979d7985c490d09b5a1d11a717723681bf5"
+    ),
+    "bwd_dbias_fp32_d128_bias_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:227259c0f58f5ba1f34822c483e1b80e54bc7af07e071298f255fac332ff33eb"
+    ),
+    "bwd_dbias_fp32_d128_causal_bias_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:620c063a3188c779e8d2f7e3cb573e713948a2ec383acea028205c2070af6712"
+    ),
+    "bwd_dbias_fp32_d16_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:dcd6a1448311fd1247254895a054ef3efd1c0597efa9e66971d66d59977ec985"
+    ),
+    "bwd_dbias_fp32_d16_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4517756703fb56a783471b3b7fcd82a72d842f231de6ace235b4a38467d73aac"
+    ),
+    "bwd_dbias_fp32_d256_bias_br16_bc16_w8_s2_fa2_pointer_any_dim": (
+        "sha256:bc664f3e2095480a07b488f3accec1210779d00f2c09e0bf5af57afa010eaeee"
+    ),
+    "bwd_dbias_fp32_d256_causal_bias_br16_bc16_w8_s2_fa2_pointer_any_dim": (
+        "sha256:0c00155559053b62b45d6571394cd10d87fc73dee6171bd82c73f30b8a378925"
+    ),
+    "bwd_dbias_fp32_d32_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f8de55e8c722c53d6ba5c7751898507272b1427e1979f36d9fd95b7c405403e1"
+    ),
+    "bwd_dbias_fp32_d32_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:44aae7603bbba21a4e94eecd1c03310dc2bfc37928cafdfa373e24be3640c82a"
+    ),
+    "bwd_dbias_fp32_d64_bias_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2e23a82932323be8df10a7e544bccb9b598227b175b3f8e1ae572bdf8301f7a0"
+    ),
+    "bwd_dbias_fp32_d64_causal_bias_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:323453b7040b1ad41614b2792dc7a493b25893bc1bade702bdab174d74d09532"
+    ),
+    "bwd_dbias_tf32_d128_bias_br16_bc32_w4_s1_fa2_pointer_any_dim": (
+        "sha256:fd6a46b791eecb4c1917b2a42d7677bfafccbfb6bb237c5d707f56ce6f8682e0"
+    ),
+    "bwd_dbias_tf32_d128_causal_bias_br16_bc32_w4_s1_fa2_pointer_any_dim": (
+        "sha256:f598c0f6ab279e9677c64404d2fc00ee5f1580f1990dca2c945b9a1726234f94"
+    ),
+    "bwd_dbias_tf32_d16_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e5d89b37e381dfc5493d8e8de16a20ca2bd043001ee6a463e276b8f3527773c6"
+    ),
+    "bwd_dbias_tf32_d16_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ff4232fa3a0814480f0fe75b2b944d3796abd4713b5c7a879c99d3382bdaabca"
+    ),
+    "bwd_dbias_tf32_d256_bias_br16_bc16_w8_s2_fa2_pointer_any_dim": (
+        "sha256:dd9eef195f875a71ffa8735ff7060c82692e286db9ead7c01313bdedb6088521"
+    ),
+    "bwd_dbias_tf32_d256_causal_bias_br16_bc16_w8_s2_fa2_pointer_any_dim": (
+        "sha256:7b716c7b90a0d8e1998d4f2ddb079e171fe4b511af5b6c42a6e540fd24f8b836"
+    ),
+    "bwd_dbias_tf32_d32_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2688de02e91686ae1c0700ced91026c65ae2f3394568a9fc9d07a8bfd4c3630d"
+    ),
+    "bwd_dbias_tf32_d32_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:fee587e4017e94c4ae107825fd3ad9420af3595c692440eec2f7a23145fa8195"
+    ),
+    "bwd_dbias_tf32_d64_bias_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d8124ffb4987f44d4bd99052285b6b7bd499317430dd2b8f333618d2a9648f21"
+    ),
+    "bwd_dbias_tf32_d64_causal_bias_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:543d66bfb97ef6ca6ebea2d5fb974b7be6013393fa1a0edca1ea77b15ef016e1"
+    ),
     "bwd_delta_bf16_d128_br32_bc16_w4_s1_fa2_pointer": (
         "sha256:d6c15554d0655744bb4a67ed662959b179f3bac9a21cf97e328c7929046feac5"
     ),
@@ -91,6 +481,15 @@ DIGESTS: dict[str, str] = {
     "bwd_delta_fp32_d64_br64_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:9c21ec7aba5d8ad37f4404d709f94370bb3a1c75b46475ea7e6392d2810827f7"
     ),
+    "bwd_dkv_bf16_d128_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:39ee0cc1e656902c95b4f96ae28997d706f01defba390ee63917d123a8d85cf4"
+    ),
+    "bwd_dkv_bf16_d128_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2896a627571e532dc2c7264b4fa9d175adee5dd4c9b17dbdd843083ea7e6a482"
+    ),
+    "bwd_dkv_bf16_d128_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4087f9632897ac44d4f4cf272827eace756c42b9307b36f77443fbaf3ea79e60"
+    ),
     "bwd_dkv_bf16_d128_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:91cb656c0fa2bfc5a7bdd072bde23b067bce6b078a32df2b902d280dab9870d2"
     ),
@@ -105,6 +504,15 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_bf16_d128_br64_bc128_w8_s3_fa2_pointer": (
         "sha256:bb68618e73342bb3603ca7341eb5d4749d4e63620f251b16b89e439713a833f0"
+    ),
+    "bwd_dkv_bf16_d128_causal_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:1451f3d0cd332c0179b84481c57b00505651a2dedb260e33e42fedf8647cea16"
+    ),
+    "bwd_dkv_bf16_d128_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3441bfa54abe8efc2c59938f957fb548ab4936ca095b7822fba332401479011c"
+    ),
+    "bwd_dkv_bf16_d128_causal_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:1dfb9c042a78f8795cf3c11ed888249714b199c7e87634cd5e923420e6722424"
     ),
     "bwd_dkv_bf16_d128_causal_br32_bc128_w8_s2_fa2_pointer": (
         "sha256:7a010f3c0027f1cb82c0aee9b2e2cb01e2bc9847dcd2d96c0bc73b31274c87e7"
@@ -121,11 +529,65 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d128_causal_br64_bc128_w8_s3_fa2_pointer": (
         "sha256:d1c458c5286b0af6f093dbe16a2ef0adea45f3344e5906da0737d24e28cfb6b6"
     ),
+    "bwd_dkv_bf16_d128_causal_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3738d3b02ff2f7279638d7ad75326f7034bd4cfdcfe6f08d098886897d80f819"
+    ),
+    "bwd_dkv_bf16_d128_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:dc41df1e0224c86a955298b4e8a2913c82b94000d843ff73ad4ec13cc8bb2eca"
+    ),
+    "bwd_dkv_bf16_d128_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b730186651a8e2ff87f78479de964fecdc139b62477072e5cc16a9310c6e8d56"
+    ),
+    "bwd_dkv_bf16_d128_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:1070d3c07049e0a2fa5f0b1497adbc84ecff1e86699c405d0aa8e446bd6c7fc0"
+    ),
+    "bwd_dkv_bf16_d128_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8cafb2f98cf109a5bf5d1961fd178961749475878df825f99f6899f7af0c3bc9"
+    ),
+    "bwd_dkv_bf16_d128_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f132bfc1a1ab2ded694185f3874c46a5d65d87805d8a2d69089bfb53320c588a"
+    ),
+    "bwd_dkv_bf16_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f70f1c87ba786aa17b69a1864edd6a7f79772b6953e83bc18a12a9b83b2471c5"
+    ),
+    "bwd_dkv_bf16_d16_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b15f3969aed2cc55fc340370f37149f1780be0132c79092d0477a08a3012e146"
+    ),
+    "bwd_dkv_bf16_d16_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:7cf7d029637d631e4c0e26fa70ffc0dec2b15e814930cd76ab7226464f47ad29"
+    ),
     "bwd_dkv_bf16_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:7bdff2b2917f4f4ca549b8788e18ccc13e513a9d04f6276950778fae82093d89"
     ),
+    "bwd_dkv_bf16_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b157c6e09b2222a285e4dfa6481bf2362a36f15cc899ad380559f2fa0ef035c2"
+    ),
+    "bwd_dkv_bf16_d16_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ea47c1dca15ee9c072fd4cba1f66d0f692846acccc62f05dd0aed72b1803a710"
+    ),
+    "bwd_dkv_bf16_d16_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:66125268148aee518b1f7bcc9f8cbb9d2e9622b26007f475e404c3c3f10abbce"
+    ),
     "bwd_dkv_bf16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:154ba7341df6425773fbefb5be6f13c30070929cd485126db38d941fd03dba20"
+    ),
+    "bwd_dkv_bf16_d16_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:750784bc362f7768509df007f6f8ec69d985035fc294b8d62ba573498153c861"
+    ),
+    "bwd_dkv_bf16_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:27d7fd8238cc08c62e64f56b2cb9d94c18347e35b7f41e24faaf78a0ba499318"
+    ),
+    "bwd_dkv_bf16_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:796ea10e2b519ba688c8607b04d2ca60ad0c0938327af0ad69723b567d98d614"
+    ),
+    "bwd_dkv_bf16_d16_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3f05273fbfbdf1aba2fb08ab5e3bc0fc5c4645d1c11dc7613227e0346314f929"
+    ),
+    "bwd_dkv_bf16_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5daf8420d134c31c7c52ce0029211e567d5d9912fe94da19915c9d7ef6769209"
+    ),
+    "bwd_dkv_bf16_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:af4b0515c783267d88956ee1a7dc1ecc7bb435b645541629e1e1da792bf82c83"
     ),
     "bwd_dkv_bf16_d192_br16_bc32_w8_s2_fa2_pointer": (
         "sha256:54daa70fa1b08df92bd69e96f82ed1f38de4ec7d79918673398aa2f9f37938dd"
@@ -145,6 +607,15 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d192_causal_br32_bc32_w4_s4_fa2_pointer": (
         "sha256:ccd3baab9d89286b5b9200a3749b7db2888b3630e7446ea81792ba2613e6247c"
     ),
+    "bwd_dkv_bf16_d256_alibi_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:f4c1bb21cf22b8902190844bb90666ac6daa5a0cdf38b266ca28d64802330d94"
+    ),
+    "bwd_dkv_bf16_d256_bias_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:83cb7d30d0544fe1097047e7990c745651a004fe975c48b6526acd37a99d2b06"
+    ),
+    "bwd_dkv_bf16_d256_boolmask_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:65db77158f12227a0b027af02a365b64c0b008fd99d1a4fb32498bd70072cae3"
+    ),
     "bwd_dkv_bf16_d256_br16_bc32_w8_s2_fa2_pointer": (
         "sha256:a56643dc66d69255debdb218fc8babedcf1d5798dc9ab0a19f7e9a6507e94cec"
     ),
@@ -156,6 +627,15 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_bf16_d256_br32_bc32_w4_s4_fa2_pointer": (
         "sha256:aa5732b0fa920d21439f4e13f78b09aaf8c2265bd8eba8ab0bfc6898c0c027da"
+    ),
+    "bwd_dkv_bf16_d256_causal_alibi_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:379f25cb1aeb95288f63da05bcb880334fd0841b952f70f2e8a85f2a467745aa"
+    ),
+    "bwd_dkv_bf16_d256_causal_bias_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:0c507d72191a97aa9078595412e3c6c9eab1840770009f3430c91bbc4addbc20"
+    ),
+    "bwd_dkv_bf16_d256_causal_boolmask_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:31d1e258862d9e509b723aa5bb659a17340db4384866e2fcb7156683585882b3"
     ),
     "bwd_dkv_bf16_d256_causal_br16_bc32_w8_s2_fa2_pointer": (
         "sha256:cfb7f8233244598d6bf4752a20cd423ef1f42bef53ebaa344c4a67f58128c25c"
@@ -169,11 +649,74 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d256_causal_br32_bc32_w4_s4_fa2_pointer": (
         "sha256:337376bf374660b835618f971737e57d0304669e012d46333986a30074a3c618"
     ),
+    "bwd_dkv_bf16_d256_causal_dropout_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:e471731d5c7dfa8a0c39d0ad6c23f0961532722326dbc4bd88d1e5fa4e83bbff"
+    ),
+    "bwd_dkv_bf16_d256_causal_softcap_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:11c1e960f24ae83f67cf8a641eb33983ae2b62a506971f05ccf37ca6b4d200d8"
+    ),
+    "bwd_dkv_bf16_d256_causal_window_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:45f830b4eb01c9efe0ccc7108c644f5ed4273a843367846b9b6f57ff6e6cd398"
+    ),
+    "bwd_dkv_bf16_d256_dropout_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:ee24a86a01f7dae4394eb4c80afd3522d562fef8e05ab8197bc785ec48e3d7d5"
+    ),
+    "bwd_dkv_bf16_d256_softcap_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:6f834c9a6e99740015ec3128f620022350b890cdd3724f00dd95e1b2cd4f010b"
+    ),
+    "bwd_dkv_bf16_d256_window_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:74fd327e2245aa2d7c07cc9c27d4b1d8313b918c93bd3433139aa75aaeb286db"
+    ),
+    "bwd_dkv_bf16_d32_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:25bc1e19b1ad14e6dbdd207682f149d37088cf84ec770d3ea5c931abf557c9c4"
+    ),
+    "bwd_dkv_bf16_d32_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9e48a62669fb205958a96ccd689ec188faf456c18f8b1d1d7de645deb20de7cf"
+    ),
+    "bwd_dkv_bf16_d32_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d72d6f754691f19224a8c47469c5c53a70202d4c2d9e40fb845274fac05e92ac"
+    ),
     "bwd_dkv_bf16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:02e26c4dcc62abdad48ac9b6c592592ba05fcd3a125e7df4d2871e6dc97480a5"
     ),
+    "bwd_dkv_bf16_d32_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:85a5c6130aad0253f7c93d5a88743d8c9b0668b6d70dac5358826b900837bd4f"
+    ),
+    "bwd_dkv_bf16_d32_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:08ab9d48a9606be9c064007a01a5705ffa3af42df3eb579007a6c108525dcfc5"
+    ),
+    "bwd_dkv_bf16_d32_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:199d7678e461c84344ce24391ed57ff7f91a4538ea6c422f1e058bf62cf449ac"
+    ),
     "bwd_dkv_bf16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:65c73ea3b4a2e973f6bb6869cb392629d5404e7e0ab9744a22acc195f5eb1e30"
+    ),
+    "bwd_dkv_bf16_d32_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8651f454bb6b98cd9baaa0aa63d25236dddd1408ca676525d58d4fa13bec7002"
+    ),
+    "bwd_dkv_bf16_d32_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8172eba37e9a1b1c258e40d31e9c6cfac98810c50130926843d063fc47ad6ec8"
+    ),
+    "bwd_dkv_bf16_d32_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:7ba036133ce1a1f469be4dd98919845690b364ad1308338f855f6e03e631a023"
+    ),
+    "bwd_dkv_bf16_d32_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:cf9c4db7c0b0c27852429bfe509c17e98043dd4c3650388a36095e2c2d06c120"
+    ),
+    "bwd_dkv_bf16_d32_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:34a43efbcb8f00dc5deffc6a9645af0cad0be49d132a1e6b24ea7afe27955980"
+    ),
+    "bwd_dkv_bf16_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b09f2e79fd6ada3f7d79d79f423ef1935f5055070e4a5d42a43afc3df109260a"
+    ),
+    "bwd_dkv_bf16_d64_alibi_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8ccbc647522b6a7b6cf7a0751315ba8786b0a18312fe8fe7860c6c713187ea58"
+    ),
+    "bwd_dkv_bf16_d64_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3215b6fd7e7e7df9e33131b424fefb2ce370562b23a8115921bcbeed2c1ca22b"
+    ),
+    "bwd_dkv_bf16_d64_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9abe6c04a1edee9b30a0d439c0080f4ee22c88d084f5d4b2fced97e2bef44420"
     ),
     "bwd_dkv_bf16_d64_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:ef5b0e08b968ab3ec741644381e6f404d11175690d58876aa8fa48662d34198a"
@@ -190,6 +733,15 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d64_br64_bc64_w4_s3_fa2_pointer": (
         "sha256:c4a37caf1cda6761aa32462cfb37e8d999e8f190082f2e46894df63f5fdc6132"
     ),
+    "bwd_dkv_bf16_d64_causal_alibi_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:74a4d6f18b238a0316feb74cdfeae946269d82f44faa11e25d8a54e61526553b"
+    ),
+    "bwd_dkv_bf16_d64_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:05648aa0b5653181604ee0c9cf0c94f558cbc3517727b5b24db553952f40a7d1"
+    ),
+    "bwd_dkv_bf16_d64_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:59bf9973400a262d9765eedf6cdcc8a5c6018ba063b3690e264be3edce3e1426"
+    ),
     "bwd_dkv_bf16_d64_causal_br32_bc128_w4_s3_fa2_pointer": (
         "sha256:edbaa989f3953a666f19a8a13dcb7aa99b2ee224e19b3b4b29cc19eda29b8288"
     ),
@@ -201,6 +753,24 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_bf16_d64_causal_br64_bc64_w4_s3_fa2_pointer": (
         "sha256:93f16b00ad24330ffd2bd73ec6e7a50b5947b61522a656c63aae8ba047637016"
+    ),
+    "bwd_dkv_bf16_d64_causal_dropout_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8efc83228ad976642ed8abe9051978ceda09072df1f5ee3223c25362609624fb"
+    ),
+    "bwd_dkv_bf16_d64_causal_softcap_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0406a0e34048a2e0ee625bf162cee364bf90fa8e15949c9f93979af6d4bebec5"
+    ),
+    "bwd_dkv_bf16_d64_causal_window_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d5ba0b91e5a8979328b27ecdd29cc64f4001fc9c40794ed79f17a22d27cdf639"
+    ),
+    "bwd_dkv_bf16_d64_dropout_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:178509c52aa6effa35b6fb91a152120b5d856377c72cc85420441add27bd7382"
+    ),
+    "bwd_dkv_bf16_d64_softcap_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:01e7c9d654c09fd067c1caabdf05fe7bf9b447fe76945fcf7c6b34c499e71990"
+    ),
+    "bwd_dkv_bf16_d64_window_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5726f097a5b61c0a7c70d3836be1412a69b1c36e1a8a48f5ea9f968eb0c20326"
     ),
     "bwd_dkv_bf16_d96_br32_bc64_w4_s3_fa2_pointer": (
         "sha256:7dd11dd3488968b97c6101b3ad6dd924a85e947a5fac4c9668a1da02eb5008e1"
@@ -226,6 +796,15 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d96_causal_br64_bc128_w8_s3_fa2_pointer": (
         "sha256:e000899854e8137e6f7efc1e0ecd35a7f0a5e8f54c266746df041607f36f3e2d"
     ),
+    "bwd_dkv_fp16_d128_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c6fbe56d18efa2f96b98016722ce8226038b8452cd6b92de4354a635dee4f020"
+    ),
+    "bwd_dkv_fp16_d128_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:452417f95b24cc7712db334bd360542c14e15a6d513c922fabb77afe44587378"
+    ),
+    "bwd_dkv_fp16_d128_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5d3dccc4cc512f77acb2be88a772571736277bf1f90bdf184f8ac61155f444ef"
+    ),
     "bwd_dkv_fp16_d128_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:dd5b3a59105210ba3d34b1cbea281e1b0852f88390f4340ebf28fdbca76c7155"
     ),
@@ -240,6 +819,15 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_fp16_d128_br64_bc128_w8_s3_fa2_pointer": (
         "sha256:734fee18f9f27770b678c5e6f5696d2de27168a3bd9629720af67ea4eb7379da"
+    ),
+    "bwd_dkv_fp16_d128_causal_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:7fcf800a91fa1411b336a900025cdc081ccb9756894d3ec6edb881d7cc04762a"
+    ),
+    "bwd_dkv_fp16_d128_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:81349e630aa2735f9eb6f3fe8c400025c99335883ef9e6c6b4b603cb2f47b5e6"
+    ),
+    "bwd_dkv_fp16_d128_causal_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8ffb854afd1cf5ee19a437ebd1c3499a7f82eee67c3d2395880a2d5d55ad28b1"
     ),
     "bwd_dkv_fp16_d128_causal_br32_bc128_w8_s2_fa2_pointer": (
         "sha256:dd3830cd8cf18183198b3ff9c6943e7ae65e0975392e4d457aaae67d361fc07b"
@@ -256,11 +844,65 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d128_causal_br64_bc128_w8_s3_fa2_pointer": (
         "sha256:d73939ae8887de345f8223080d6c913ecd464167ddb532d3a4188b84e97ef92b"
     ),
+    "bwd_dkv_fp16_d128_causal_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9f1943ecde2671dffa70cbed4d68a0478e1583019a3a910f161b59ffecc78cd0"
+    ),
+    "bwd_dkv_fp16_d128_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ee85412607291ada32cce96b11c8b83f8ae5f8913c038e8e1717a08e53c9a5d2"
+    ),
+    "bwd_dkv_fp16_d128_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:26dd1702579f183a2ab4670e8c96e18314c914886be4e7398cce72b41c0be802"
+    ),
+    "bwd_dkv_fp16_d128_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:770a6e695ce977d1bf45f50d0a83a90cc7395c8af6fac9ec722378aae243b64d"
+    ),
+    "bwd_dkv_fp16_d128_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:007ec391320a14e01575c8aa84d087bce92fa20350abb59fe6d06dfa98515113"
+    ),
+    "bwd_dkv_fp16_d128_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:782ce6cb1d7e36a05c29cbada48d786c4e407da6c1f4d7692cc9d5e85eaaebfc"
+    ),
+    "bwd_dkv_fp16_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:674b4f7143613bc3f21feb2f32da74a863b60ecc40053cd736534832a24e5e2f"
+    ),
+    "bwd_dkv_fp16_d16_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0d4175ea97dde69fa5d3d44b54449eefa5346010e0e714ada7137d10f41d4d61"
+    ),
+    "bwd_dkv_fp16_d16_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:95b93c38d3d0657c8f3ac8e2215b9b92e5941b2da74e69cafa6e8f0b687dd5fa"
+    ),
     "bwd_dkv_fp16_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:7af70c560dbe85478f31b384f3d6fab6582fdd4a030c3d9eebfe1fcec52bf323"
     ),
+    "bwd_dkv_fp16_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:548b1a1339c4b78e140455ea1540f62cb5ec59f857e022f17a4d610432483a6a"
+    ),
+    "bwd_dkv_fp16_d16_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e1d19a07204f45f867ba6f685b0adbaccb38b18df84ed162b3ce299beb82a982"
+    ),
+    "bwd_dkv_fp16_d16_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:159ee00427b217b7230cec8f6c0ece798194b1cf092220d850d618fc4e94f4a8"
+    ),
     "bwd_dkv_fp16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:4144ce970a67160b189f61e931d64b503c8c69c4d8f980b521fd227ffdd0953b"
+    ),
+    "bwd_dkv_fp16_d16_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:89c5b88e6fc42233da1993695fc6129c44102aceda54673e57df61ee79a626b8"
+    ),
+    "bwd_dkv_fp16_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:fc81922668fb0a8550c7101cfde478905a5079fa6de3a019bb3cd60f53a73e9c"
+    ),
+    "bwd_dkv_fp16_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:77ef41dcf5cacd519143db2ec2eb670ce32049791756ed448d797489937d8723"
+    ),
+    "bwd_dkv_fp16_d16_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0ee8ab0b91f39cb11c21b03388bbb36615dbc8f1da606164bcb9ab1bc7301a98"
+    ),
+    "bwd_dkv_fp16_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4e8d118250769173e87e61a24211ca0a736734fa34b2729da0e1bc8453ccf741"
+    ),
+    "bwd_dkv_fp16_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:29f9dbd97a565fa30fb9482f150bee6aa18d8d4fee6a3624a4d73f7502dd6c92"
     ),
     "bwd_dkv_fp16_d192_br16_bc32_w8_s2_fa2_pointer": (
         "sha256:c86f0a0baed5a186dcee5a92b1351ea91062b35f105a0290b2a08b51551506c6"
@@ -280,6 +922,15 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d192_causal_br32_bc32_w4_s4_fa2_pointer": (
         "sha256:e0d5b79fb9238e3ad0306a78c6ffb6e094a8e10e9c5381f6a54af74b88ca13d0"
     ),
+    "bwd_dkv_fp16_d256_alibi_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:167b11b6702a9e27a7a0e55ae98e1a042e78092082a2c0b5126d38ef58b4cac3"
+    ),
+    "bwd_dkv_fp16_d256_bias_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:337e26dd1382491621792ca3f5be2dec0302e0edc99001e068d92abe1dc1842e"
+    ),
+    "bwd_dkv_fp16_d256_boolmask_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:6dacfe053da0b52c436f6ab5683b9f80328b092a1ec881db95d13dfcf4296ca4"
+    ),
     "bwd_dkv_fp16_d256_br16_bc32_w8_s2_fa2_pointer": (
         "sha256:3dfd8289622724ec364f9772fbb5a7a84b73f0f6f048824c8abf561b0e204d32"
     ),
@@ -291,6 +942,15 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_fp16_d256_br32_bc32_w4_s4_fa2_pointer": (
         "sha256:b4497242813ab146d671ab50cd0ac1f0c1dccb11494f5c485b46a3a19cfe7637"
+    ),
+    "bwd_dkv_fp16_d256_causal_alibi_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:db675dd80b76691c0cd9924bcb49acb677236e193134487ef20498785462e5d9"
+    ),
+    "bwd_dkv_fp16_d256_causal_bias_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:45b1e2de483228f61c9ae395b84cc3ec9e42ac5db4813e09c64b179265cfbc7e"
+    ),
+    "bwd_dkv_fp16_d256_causal_boolmask_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:6199c79ba452e10ac5005f1d216dc447c163f50a7fd22b1a418f73348f43b31a"
     ),
     "bwd_dkv_fp16_d256_causal_br16_bc32_w8_s2_fa2_pointer": (
         "sha256:adde8420ef54dbf7dae204d670d81451b61ac32561ab4226cf527a4a1fe8db2a"
@@ -304,11 +964,74 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d256_causal_br32_bc32_w4_s4_fa2_pointer": (
         "sha256:627567694beddb34b5cbb299b2b8a3a3ef0241ac8afb28b3da04ed32c1ea2534"
     ),
+    "bwd_dkv_fp16_d256_causal_dropout_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:39b83701313b0a40a67d3ed19a0828c8ac29d3047396dcecc03649e8ebeb80d5"
+    ),
+    "bwd_dkv_fp16_d256_causal_softcap_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:45d3459bb76860340a4dbb38bce7bb48125a043708cc97167a7cd7cc172348a4"
+    ),
+    "bwd_dkv_fp16_d256_causal_window_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:69cf031b005005dbca9bbc4b3a7cacced3f356ef97a18799cb7317b2dfcd2c3e"
+    ),
+    "bwd_dkv_fp16_d256_dropout_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:0a6276e474e3c8c4d6e91b7a26803fcb58b56e78a579bc5440153ac3b63d99df"
+    ),
+    "bwd_dkv_fp16_d256_softcap_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:249f3645c2e10a282f3178e664150a1061d7de78890ac511d0b7903b81347521"
+    ),
+    "bwd_dkv_fp16_d256_window_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:e1bf4fc905b05e1f719c8ba6326c5c249f012903b1486c7128ba4d607aa628d8"
+    ),
+    "bwd_dkv_fp16_d32_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:7770009c7f9a761f2a6e297a94cf4c051f8e30ac11768c9aa5061d3bc0f1bc00"
+    ),
+    "bwd_dkv_fp16_d32_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:24ebd5146a28c4e891499b8f5c261a0a22258334d6c171afb621de7eba80a47b"
+    ),
+    "bwd_dkv_fp16_d32_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6c8d4b40f4c921f606987482533a6c63ec7de4fc8fca4c392cc6cc0888fda7d5"
+    ),
     "bwd_dkv_fp16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:f7051ccc3251c8f189ade9e74d26cc1e2a329508e833078f1c4c04c445c863a3"
     ),
+    "bwd_dkv_fp16_d32_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:97c5e376ea0a186242697af488489f78dd68318c4ebe56ff0431aa8bbec2142e"
+    ),
+    "bwd_dkv_fp16_d32_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:bf3068c7c3c62e14cfc4998e619f483fbd35c10135a8b0a068c3943f677a6fa7"
+    ),
+    "bwd_dkv_fp16_d32_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0a808a339ae2085ddfcdd67f0f76006aca567c6ea23da2769d125cb1f08f0f84"
+    ),
     "bwd_dkv_fp16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:35929841741d5af42958f9ceb79d56c87b01e3b3c3a1f3196e6272645616b440"
+    ),
+    "bwd_dkv_fp16_d32_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:65dff1a793e9c2bc503655a8ecd51fba36a87e5aab6c6c0fa5bcd16ba685caf5"
+    ),
+    "bwd_dkv_fp16_d32_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a7d408e52f7f4f94c93a641f9e970cf8844078cbf200224f3735230ca79235e4"
+    ),
+    "bwd_dkv_fp16_d32_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:82aa6ca50311faf786e88ff05ac5f684a531b58dae5d565919ceb40683b413b3"
+    ),
+    "bwd_dkv_fp16_d32_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b205eb339657ee6e92ce127e266d953fdf880da6ec981d63cebcd02b862ce18c"
+    ),
+    "bwd_dkv_fp16_d32_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:37c3e294a90f8fb5b78999556a0bcbdeb89827a00721a2cccf291a0dcd2dc399"
+    ),
+    "bwd_dkv_fp16_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:eeda7035fcd67b2a2f656a21b10bc18a3cd1b338786daafbad04cd669be5ec8f"
+    ),
+    "bwd_dkv_fp16_d64_alibi_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3feaacd0ff0364371fa63d13d98c5110167bcb3260785cad27f09030b4ae0ba8"
+    ),
+    "bwd_dkv_fp16_d64_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:53b0b9c2ffe4832da55a8919f4b0d24f3eaa5ab039336929e63ec145c3a771b3"
+    ),
+    "bwd_dkv_fp16_d64_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3522be954fd9a4d4a1f92176ecf928958e98e9ad585ad11eb3ebefddbb39120b"
     ),
     "bwd_dkv_fp16_d64_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:9e1b56c25bbea41c098c86a4229f44b4ac3293a78e6386f8bda28cca9f782ccd"
@@ -325,6 +1048,15 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d64_br64_bc64_w4_s3_fa2_pointer": (
         "sha256:3bc1cdc1337a47ccada1ad740193729b187bde60e568c2ce0b49d33bbf5dd5cc"
     ),
+    "bwd_dkv_fp16_d64_causal_alibi_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9bb315a806742d87ef10dcd1896aea92265570aedf1a8fe2837e1ad0c57babaf"
+    ),
+    "bwd_dkv_fp16_d64_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ad594973c88b363563cae5385f67979b70bf5ca6f5fea7f04bb3cab3dc6d8ce9"
+    ),
+    "bwd_dkv_fp16_d64_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c36e851057de93551b3db8f39ee3499125d6a9d0a367efc4c35ff41600ed9fd6"
+    ),
     "bwd_dkv_fp16_d64_causal_br32_bc128_w4_s3_fa2_pointer": (
         "sha256:7f94ff9cef8a3c8f1f9020549916eb9b3b86c4b56dcb38e164102337ab9ef82f"
     ),
@@ -336,6 +1068,24 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_fp16_d64_causal_br64_bc64_w4_s3_fa2_pointer": (
         "sha256:38cd1684985b05b8a7050fb08bc749c2375c9c4698609e3c080e2ac8b602021a"
+    ),
+    "bwd_dkv_fp16_d64_causal_dropout_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2d32a2d3f8331f0ae3db67273545e9536b3f1b7663a04e696b886f2b1d8083e7"
+    ),
+    "bwd_dkv_fp16_d64_causal_softcap_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:165745ea526ddb01e3e9f4884eacc6a6b4b7bcd40ac5a55086430e3934c0be11"
+    ),
+    "bwd_dkv_fp16_d64_causal_window_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0bca3ed727dc848479a122cc128637cf1f8902769a04d417f7d54c8593559559"
+    ),
+    "bwd_dkv_fp16_d64_dropout_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ae89fb3c1186f105fc8599800df93e20c005672ab46c70d2ba0f525f2a6c2313"
+    ),
+    "bwd_dkv_fp16_d64_softcap_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:fc2a8abb886a27495795bf66ef6a3c80178df00267b98dc34612cbc4e7ca51de"
+    ),
+    "bwd_dkv_fp16_d64_window_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:7f801a6b5911a3d8e6c12ce8a1b1755b7566a193e486695dc82faab8a0a12d59"
     ),
     "bwd_dkv_fp16_d96_br32_bc64_w4_s3_fa2_pointer": (
         "sha256:3c14c98860e80315a86dd2dfc3439c4654bbc88135dd567195d2889ccd3a24ee"
@@ -361,65 +1111,434 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d96_causal_br64_bc128_w8_s3_fa2_pointer": (
         "sha256:db61bd2a162a25fb7f22ea28bf02b36dc0e8e5054487968fc761b8e197979935"
     ),
+    "bwd_dkv_fp32_d128_alibi_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:71a4ff2db76957400c042ac79018077a71800da489d35375885d03383b79a42f"
+    ),
+    "bwd_dkv_fp32_d128_bias_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:55c6ac69e420e1ecb33095de43e76a1360a6415cdd6fcabfb8aef1dfd5a6e536"
+    ),
+    "bwd_dkv_fp32_d128_boolmask_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b1b5c7fde63c175c5e06a029f52aebca64632c9036a698fc5e3c2cf002db573e"
+    ),
     "bwd_dkv_fp32_d128_br16_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:c69bbe5fbfaf6d4b6f77ac33826c92008f6ca2ddd9363a4df9f5d9562b886c00"
+    ),
+    "bwd_dkv_fp32_d128_causal_alibi_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0ab98c87450ff49b6d6501783315d61ad7658e7f6f6b455ebcad2956669b68a9"
+    ),
+    "bwd_dkv_fp32_d128_causal_bias_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:89165c210ed97d989ed857ae9acb42de07e59f9d359b8911a16c0b7847208076"
+    ),
+    "bwd_dkv_fp32_d128_causal_boolmask_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6c989fedc588ae6249133b678400eb9f83f0c27ffd39188721bce3e69f983c56"
     ),
     "bwd_dkv_fp32_d128_causal_br16_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:531e2e26834335c4a82e387d57ae0af13dd5fede74f9f970811ea32dd43f79c1"
     ),
+    "bwd_dkv_fp32_d128_causal_dropout_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:25964fa2e4cd340abc8c8cf9b99aa9a6ac3af2ef2fca7057d7002c77a76ebac9"
+    ),
+    "bwd_dkv_fp32_d128_causal_softcap_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:dfc475596c1476041c7b944a9faa1ccd14a51e9c1a897e8389bd91113c8e8b57"
+    ),
+    "bwd_dkv_fp32_d128_causal_window_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:06fe63642dcc20a1b7065b35d635126186f0f5959a969698152f7918b99864c2"
+    ),
+    "bwd_dkv_fp32_d128_dropout_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:1256d30d710fd1ffbc2bb849de4eb19c000bbd4dee8cbe61809761a0ed6ebfd8"
+    ),
+    "bwd_dkv_fp32_d128_softcap_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:83f8bfbb093fe351ffd78cad63883ccdf61e5a89ef2cd4a2c9c86fb021c38c70"
+    ),
+    "bwd_dkv_fp32_d128_window_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:971996021b0ce6631aa7b4413ecd2edb252f2587198cd69c6263123e9ce95f6a"
+    ),
+    "bwd_dkv_fp32_d16_alibi_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:cd2eba2a9cae0e822eebd0b997b5f718d55f3ac7717cd569d3fa02174688a621"
+    ),
+    "bwd_dkv_fp32_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9194a2d78163d5c7a28d530b8caa82b1cf4f992d1786738cc9ec764145474d35"
+    ),
+    "bwd_dkv_fp32_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ff872dfee74d3ee91a87bcbd098f09df0ddad0ed0f4d121b749a71b49ac76a12"
+    ),
     "bwd_dkv_fp32_d16_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:94a61a81eaf76842acacea28fe2f9c5837fd03455819042241361c7a549a780f"
+    ),
+    "bwd_dkv_fp32_d16_causal_alibi_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5f459984ae30dda1c3d69ddf155a7b9c7d798b4cb936fd61a53d267b3426d0f7"
+    ),
+    "bwd_dkv_fp32_d16_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:fae0044871f579341304ac184b0d0884bdbbe46a7fac33b1a1bf19e471e69389"
+    ),
+    "bwd_dkv_fp32_d16_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:12de1a9f459cf69f90ce2c4e0c9854a1a88d3a125b810cf4a8f445c2a4242bc8"
     ),
     "bwd_dkv_fp32_d16_causal_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:5295415208325ec6e7d6d4148f19890c429f9217252244ea345c25fb6df4eef2"
     ),
+    "bwd_dkv_fp32_d16_causal_dropout_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4523c41a3a21d29c1ff1119a3e65cd08e40df4b56619ed6e64636afac879611e"
+    ),
+    "bwd_dkv_fp32_d16_causal_softcap_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:643f33fdf914f3f1b98a40dc38773c1ac8d45f193c8b353950678b673bee1a0c"
+    ),
+    "bwd_dkv_fp32_d16_causal_window_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:199d6e2fa9c39522521467564d0016474182a8d67c65264b1c88977df8d4440d"
+    ),
+    "bwd_dkv_fp32_d16_dropout_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0a7f7e80c5f5e26f37852d819be39bc55905218dfc7ca4eb3d824ad6acb3f559"
+    ),
+    "bwd_dkv_fp32_d16_softcap_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:001be59f1b0f23c445400d28286db9e60062b195765eb8992846dcae8971aceb"
+    ),
+    "bwd_dkv_fp32_d16_window_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e564d95c015919b0df4c9525aef1104d3894fae31c98d1e593082870a2af66a7"
+    ),
+    "bwd_dkv_fp32_d256_alibi_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:46673f98862aee60b8cfee70d12531747bb9a5432d5db20ffa6c6be284724cc4"
+    ),
+    "bwd_dkv_fp32_d256_bias_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:23b788e33d059b11afbc81b0a08290f0cf8010f18c82b597d792854eadbd9519"
+    ),
+    "bwd_dkv_fp32_d256_boolmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:d58022b44542b6e2f0f3768de83647771c2c6c4219788e7243c3f1b346c72f7b"
+    ),
     "bwd_dkv_fp32_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:bc95184dfcc4a69e136367aad16e5a62dee8b6890ca228bf4fef9bde8ed5f1e7"
+    ),
+    "bwd_dkv_fp32_d256_causal_alibi_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:18c4a429b51f62d3a60811c189e3a5f9b8381ca2f085e605d6388773185c1ab3"
+    ),
+    "bwd_dkv_fp32_d256_causal_bias_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:32778df4f5d01721b0b0c5df549bf76426badda8fee7232fdd3e840772eead58"
+    ),
+    "bwd_dkv_fp32_d256_causal_boolmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:6f668f120f7d98b7e312ca15b47def25ec53ea20a361faa06882a9102b979d8b"
     ),
     "bwd_dkv_fp32_d256_causal_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:cd47fc0cffe2e320ca61327b8339d0bcff8465658d9a4eded06e7990d59cc22f"
     ),
+    "bwd_dkv_fp32_d256_causal_dropout_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:089981dbe6dca61f2a1b9ca488de2a28f8fcaf5a4123f4a875c4db425b4fd894"
+    ),
+    "bwd_dkv_fp32_d256_causal_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:9056ffcbd9796f985ac8ce41ef2250a119f03b5e9ef0957d7c8e2f85e19243ed"
+    ),
+    "bwd_dkv_fp32_d256_causal_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:7cbae1a2e14408f6c992b7b24300a52f208a52592ed6dcb6b2314a360bec1b23"
+    ),
+    "bwd_dkv_fp32_d256_dropout_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:a59aafdf2d73ba8529cf0937ef978c09d5ad07a251d8d8a1f36fb072afea5224"
+    ),
+    "bwd_dkv_fp32_d256_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:536b149be3866222eea3114365bca97d6839d68ea10cce90292289d63e0ae140"
+    ),
+    "bwd_dkv_fp32_d256_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:95a7a82f6f9c68066fcf50d487bb4a57e150d6185fdf32741e9e5f56b38fce5c"
+    ),
+    "bwd_dkv_fp32_d32_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:333c3632b95e44dda7fb25299a7eb6e32e57ff7d1c472bba50844df76fce868e"
+    ),
+    "bwd_dkv_fp32_d32_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4f8bd92ddc1b2d646c2e7f95786ef0e93fbd554ebccb93ff8f42d898eee8a130"
+    ),
+    "bwd_dkv_fp32_d32_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e5325c1039404bca86f633630074aab390ea6c8c7c11cabf6542139c0270fcd1"
+    ),
     "bwd_dkv_fp32_d32_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:cbd859e054af44203f78f62b3c5df425d9ac4911089707f42c924c8d66fe84cc"
+    ),
+    "bwd_dkv_fp32_d32_causal_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c5624b6977d80854b0396f8d8fdd3b850921c6a631d1738eb8a44ee863345d47"
+    ),
+    "bwd_dkv_fp32_d32_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2c55e6daa72abd1de75372e23ebe7898f54b0539baf526d450934a40b6693e18"
+    ),
+    "bwd_dkv_fp32_d32_causal_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4e2e088f489d94f3208e5d2381f24ece881f0e45187185a260f4a7e8e5bb1299"
     ),
     "bwd_dkv_fp32_d32_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:3a473e42ec2fc936276e03b767b3b7dc7f04d42a889fe5aea97660ef55eaa1a5"
     ),
+    "bwd_dkv_fp32_d32_causal_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:20e5a16c14968620b1b5ae8e68ac79d7b8666ce4fbba30cdb5b7a7544557c778"
+    ),
+    "bwd_dkv_fp32_d32_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:7cc40c81faf9fb361ac40e1cdb2394c41bceb401fd23f24c882993eb1a2d0810"
+    ),
+    "bwd_dkv_fp32_d32_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:bf534f91f50be508748ac564970bbc2a648cad322878b9851bc3ad1b1bca5e1a"
+    ),
+    "bwd_dkv_fp32_d32_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b82327cecdb9b8bbcddc4b23bab221cf19e359a64dc70411c8129ef5fbff9439"
+    ),
+    "bwd_dkv_fp32_d32_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6d172d232d1ec9576c38a710299be45de794dab8ac896a3274701b98400434e0"
+    ),
+    "bwd_dkv_fp32_d32_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:50693dc04b129d9cfd75ccac41f411d376bb4689b1cc36d672d051e9da6b2821"
+    ),
+    "bwd_dkv_fp32_d64_alibi_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3e84cfbecad53581ef3bc1f5e43e2ae0045ab940922b6f7696673398278531cd"
+    ),
+    "bwd_dkv_fp32_d64_bias_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8c11e979e6244a4573cb62736b6005548c3f7dc8c89c8738b963dcde880815fd"
+    ),
+    "bwd_dkv_fp32_d64_boolmask_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:cee8dd39ea54409b3dab6c0ce2fb34b33e21ce7e9473f012d39cd8bda081d111"
+    ),
     "bwd_dkv_fp32_d64_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:b072a8c308faf80472c4c0cc53baf5de089e0f885c5972182bc88f5d0955c958"
+    ),
+    "bwd_dkv_fp32_d64_causal_alibi_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3e27983425a817b749b543fe5d5c392e789a302f38b26daeaf696e28a9a44661"
+    ),
+    "bwd_dkv_fp32_d64_causal_bias_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:1610d7f9f99447e2193b11ccc0a3dd23b232afc0063f21b4eb8378b82d604c69"
+    ),
+    "bwd_dkv_fp32_d64_causal_boolmask_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:420a9cf017c634f21ef4c35ee216f1a42671e7f68d9005e2a9272778dd0788ab"
     ),
     "bwd_dkv_fp32_d64_causal_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:72baba013d18e980782fe6fc778a8c440dc1cf2f2c080edbb4893d9357b0968c"
     ),
+    "bwd_dkv_fp32_d64_causal_dropout_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4022b714f2c9cb94dcd9d61c3963a08f49a7b3e6549984066c4e9f6e208c100e"
+    ),
+    "bwd_dkv_fp32_d64_causal_softcap_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:df0e81e022cd032d9f73ed506e58708f027507576d6b4810ab8f890f5978932c"
+    ),
+    "bwd_dkv_fp32_d64_causal_window_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:454fe92dd6b9a539c7fadfb0de4358b29adfcca3cb3f435bc0f4dce6f64e3fac"
+    ),
+    "bwd_dkv_fp32_d64_dropout_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:36eda1786ccfb2a88ebfb5b520295223288ac19d2488defebaf03f2978a3a3ee"
+    ),
+    "bwd_dkv_fp32_d64_softcap_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0f2deb3793cffd2cd3e2ddbb2ffe25753bee9d14ebc077550fe2ce75ca694846"
+    ),
+    "bwd_dkv_fp32_d64_window_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b9ff35f728fc25974fdb0fed5a0c3135fef41c60a0c127a8dff80b0e1ba8f918"
+    ),
+    "bwd_dkv_tf32_d128_alibi_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:05a7d961f0770f7db03da99772725b28b85bd14b396bb7f90088a9375dd50051"
+    ),
+    "bwd_dkv_tf32_d128_bias_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:23940159f65b9d8e83045bf2bdb0f10c6d6c49a3caaac916a4f87521e7f7bb7b"
+    ),
+    "bwd_dkv_tf32_d128_boolmask_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:80e281a42dc03552d0e44e66df9ab86788041fee8a2a2f088c506d33fad450ea"
+    ),
     "bwd_dkv_tf32_d128_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:f1ec293da19d86da742a556ddc442e9168c400554d52e27e826b3edbac8b596f"
+    ),
+    "bwd_dkv_tf32_d128_causal_alibi_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8991766a2b8d80c7678eb6b819cd71e1d7b88c1632ab7a5949fd837482b1a956"
+    ),
+    "bwd_dkv_tf32_d128_causal_bias_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d78c1223f7867a26e7a7f7a7adb7956bf1738837b4df6222e2f89aa0bbfeecef"
+    ),
+    "bwd_dkv_tf32_d128_causal_boolmask_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ebc694242ababefc27500db7fd88827feff9f31397aaa7ec4a7a480afeec47d9"
     ),
     "bwd_dkv_tf32_d128_causal_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:db0ba0b3dfd547616d24268a69c66e2b3ee9d0131eb1b14c432bf69657fb0656"
     ),
+    "bwd_dkv_tf32_d128_causal_dropout_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:15115049295e20751a84ed2436d912b099d7ed9e1e15d56bc7004715e59b8f6d"
+    ),
+    "bwd_dkv_tf32_d128_causal_softcap_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:145eb84fb7649776cd46908e9f9afd19287d0a41524c1cfc99b36bf1e685d067"
+    ),
+    "bwd_dkv_tf32_d128_causal_window_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a74b7b34f4d21ecd9a55d94ba92197cdcbbf65e4b6a77938ab4c4b51539f9017"
+    ),
+    "bwd_dkv_tf32_d128_dropout_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:31559a96398c87413681c37eb5b5a73d79641e9e270233dc984e75ce212559bf"
+    ),
+    "bwd_dkv_tf32_d128_softcap_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e4387606a336024597c414c3553323047641bf66c79ce7a698c0611184a2c346"
+    ),
+    "bwd_dkv_tf32_d128_window_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e0a1fda6ab23b31eefb3f2dea430092e61ec1c1a3fbb78d0f32829c5b9bc3b5f"
+    ),
+    "bwd_dkv_tf32_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6e2243530a4cf2d743399d3eeaef36c4ad76081ae25601a29088f5e75376d946"
+    ),
+    "bwd_dkv_tf32_d16_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:88618a023d4b31fd14c2736d1cb9a25f71886abcf90100270325241897d59d2c"
+    ),
+    "bwd_dkv_tf32_d16_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:855d36677851714101a612e569bec3c46bec23c46a5b5414213e30b7a72e9391"
+    ),
     "bwd_dkv_tf32_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:01d5289acd3fc63c33e54012cd952dbd141409370558dad65189733f1c995744"
+    ),
+    "bwd_dkv_tf32_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:fb1eacea50c2cd2bb95b44f83c64f5012688cd4365557dd8939e346393ed41b9"
+    ),
+    "bwd_dkv_tf32_d16_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d41e3d888c2ddb675c3a7848a79e3a7cc8163b5ca009470bdbae6e1a46debf57"
+    ),
+    "bwd_dkv_tf32_d16_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b174ab26ab633884599e967a37b1614e8f4723e0acd74167d8e594800990be3e"
     ),
     "bwd_dkv_tf32_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:8b077525c731fa89a4da90c6f9f350ca444d890a2eb87bb479f805f5b9dba5d8"
     ),
+    "bwd_dkv_tf32_d16_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6e0a62f5c83958ec4613e1cc0e0e22dff2de3f4a141f4d967d4e5b29c2715d02"
+    ),
+    "bwd_dkv_tf32_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c36b228f2646283cc984141bf82693d7f62d217a5658dc9b740836bdb6d99a4c"
+    ),
+    "bwd_dkv_tf32_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3062ee99ff467fde76ce30629c85d79de1316a28e02c5cc5d218fdfa14995ba3"
+    ),
+    "bwd_dkv_tf32_d16_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:bb9d52f640ee121b4b87b4c517c307e19dede00be70315d77c7e9621615ed106"
+    ),
+    "bwd_dkv_tf32_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d1af9cc73ff4d7275b93abc37bb63093a09a29434299e9d7dac28ad1aa9fc7b3"
+    ),
+    "bwd_dkv_tf32_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a7ede04da01aa2a84e52712c1053352ff312882f11dcda22996a97e413e44458"
+    ),
+    "bwd_dkv_tf32_d256_alibi_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:ffaa56f46636e191b4488602605069040459150a6d35d1c3da05aa3bb17d7703"
+    ),
+    "bwd_dkv_tf32_d256_bias_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:b29c7932fdb77ddfc74d860eced0681e0147c4e3adcd0e8f4ca7cbdd842cf26c"
+    ),
+    "bwd_dkv_tf32_d256_boolmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:c34d06b157e9d714915c0f65e557707800488213ccdd1c972f827bfb52fd1614"
+    ),
     "bwd_dkv_tf32_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:a4a3189ed53d2c9c1e888f7cafbf205db33c9930f80bf9bc821719f202114947"
+    ),
+    "bwd_dkv_tf32_d256_causal_alibi_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:d409e2045469f6767c5896c5db7ea7a60a819867379c62181e962d64957b2264"
+    ),
+    "bwd_dkv_tf32_d256_causal_bias_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:09e2e098b834508d342bce68da185bbb3b93d60ef1a939ef9a85b4b3e5279ca7"
+    ),
+    "bwd_dkv_tf32_d256_causal_boolmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:d5d6f90aa601a42815c2ee74b6c81dc71ee35fd4f0d524b2f4bdf6d33585e647"
     ),
     "bwd_dkv_tf32_d256_causal_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:9516733cfc2018b78ce560a12f2dae301d9d783dd73532cc0434c1e61cdabe14"
     ),
+    "bwd_dkv_tf32_d256_causal_dropout_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:0ea872399035687f402f5348f7b8da7b952563d7d3fd2528110ff91c7781cd54"
+    ),
+    "bwd_dkv_tf32_d256_causal_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:c54088e2cf065e13f413ec2f244e974045eddb4db406baf419f20baa8ff6517c"
+    ),
+    "bwd_dkv_tf32_d256_causal_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:f361466f087995c90fd8ed747dfc973bbfe1778104982cd36e9f3275f72d0193"
+    ),
+    "bwd_dkv_tf32_d256_dropout_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:d6f78d5d672a8c0d7913e12a3932a3f7ddcfe1b4eedac587474e0745f9fd9555"
+    ),
+    "bwd_dkv_tf32_d256_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:ec2d32e9601f061eba41374a360181877357f6e1c6eb3ac6fbffb9d4dab4291d"
+    ),
+    "bwd_dkv_tf32_d256_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:886f9bd7739691cacf563dc1c480fefa859a21e8db05214110c7559d089ac895"
+    ),
+    "bwd_dkv_tf32_d32_alibi_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b141ae22c9c32c10608cf1072b1c2f487d8e96646bd66c5b5845314be6103745"
+    ),
+    "bwd_dkv_tf32_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e05345888086098ac2a292b1e737e3562a1a714d13e0f1a6f4649896efd00c1f"
+    ),
+    "bwd_dkv_tf32_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:36937d5821909c5dba54064a7549f512f472398a5ec3b1d979d5962c5cd2069b"
+    ),
     "bwd_dkv_tf32_d32_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:be3d3170b3bcc273612e211a21d3a5f536659ef35a46ef5eb5ee193f6c56068a"
+    ),
+    "bwd_dkv_tf32_d32_causal_alibi_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:874d31bc12ee708655ca201baa127d093ac588091dbdc1d91f982ff93e98b803"
+    ),
+    "bwd_dkv_tf32_d32_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b9d49e5b738af21e9d03161211c9ff3672f34addb89beeb8c87c3edc7ec97444"
+    ),
+    "bwd_dkv_tf32_d32_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e09d921f785b52035872e965d53f821cdbbde0781f51fac36225e62bd4bc9e74"
     ),
     "bwd_dkv_tf32_d32_causal_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:dfecd35ed6c57e5122bbc1cae7363ea2e2b0e19f655253af2843f081c3e9cd13"
     ),
+    "bwd_dkv_tf32_d32_causal_dropout_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6dd32181f9aa73198bab13e453ab5a40ca1a2b35f99c94cb2aaee72a46fdc7d4"
+    ),
+    "bwd_dkv_tf32_d32_causal_softcap_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0b847c602c773b0be225e66be051a00c8af88acd18f7365c29217936f72d56ec"
+    ),
+    "bwd_dkv_tf32_d32_causal_window_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:42b4edc43fa94e82ae7bd147369e1a44604652693807b638050ab07400ae972d"
+    ),
+    "bwd_dkv_tf32_d32_dropout_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f58e8b95dfbca48350c49344eb0b8cfeedc38a6bb309fd8c4cd7295121fceb06"
+    ),
+    "bwd_dkv_tf32_d32_softcap_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:795fac83865ab4e486952d1ff2faeedd7ed1987f5b1a8ae0cfdfb6200385dfd7"
+    ),
+    "bwd_dkv_tf32_d32_window_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d8e390f8de1687f958a8d01e364af2ef0405d0ac7937c9b30d2840cb64b0c573"
+    ),
+    "bwd_dkv_tf32_d64_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:161fea993d021b07db139b461cd387e95270c663c24b4ecf337a20fc85a1ed1a"
+    ),
+    "bwd_dkv_tf32_d64_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:48ec53891941e1d0473f1cc4058518bf61b6ba28a74cb5c11a6c6ceff321586c"
+    ),
+    "bwd_dkv_tf32_d64_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:258723a4296b040527c2da89c99c22dd8bf080aa749ff03e8b2e469b2ababd02"
+    ),
     "bwd_dkv_tf32_d64_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:01526322e20eea2baac7fb5004f471551b249093671b0600db4d8d877ad831e0"
     ),
+    "bwd_dkv_tf32_d64_causal_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:370269b3c3dbd7b72bb8dee907820306753ebd75625b7fae410e65133c05ff9a"
+    ),
+    "bwd_dkv_tf32_d64_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:781b0d34d4630ab01f4ad0438a082f43baad33d3bb5abc21293c336fdffecb5c"
+    ),
+    "bwd_dkv_tf32_d64_causal_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c7ce1c252963c50327b03349d22ce5ab759e5e23642b4a309d940c28734a5507"
+    ),
     "bwd_dkv_tf32_d64_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:9b5aeb4a2e0825a8c14933a481f4382f84752b98be36e8c363569b0729a3703f"
+    ),
+    "bwd_dkv_tf32_d64_causal_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:59086b089675e7086b44cde0f79c8b58cc9bbb323fff7c7fa9210db998ca0251"
+    ),
+    "bwd_dkv_tf32_d64_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3d4837aa7847c420405d62363c008a4f2c15dd36f9085bc3e18e10fce13e5db5"
+    ),
+    "bwd_dkv_tf32_d64_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:63dfa2b9b8b07b4daa9a07263c0ea51a908566875b5af057b7a5b16550b22dfc"
+    ),
+    "bwd_dkv_tf32_d64_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f745c140fbbc242667bd8812ea1df81efcb12fd6b4228767adf12abedd54aaa2"
+    ),
+    "bwd_dkv_tf32_d64_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:bd5213b6a6c6099ac4efe56ff917b9d1a64b1f70df615b93a627805f3c8acde1"
+    ),
+    "bwd_dkv_tf32_d64_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5a71c1bf9d6deca69c3174fba89bc6d0328fedc169ead7c4f12003000787af41"
+    ),
+    "bwd_dq_bf16_d128_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:325d5b87a1aa870ef029b3975a6778d0a1853d9629b136903eba4098c1dfa506"
+    ),
+    "bwd_dq_bf16_d128_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3029b64c3198dce0cbf8e16c5ef75c5a030e1e048005ab1333b8bcb0db87b6fd"
+    ),
+    "bwd_dq_bf16_d128_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:07d25f71f0b839c7885710078d2b2f94cca8d4636565b3dae8ec99758173b451"
     ),
     "bwd_dq_bf16_d128_br128_bc64_w8_s2_fa2_pointer": (
         "sha256:1a0e8e7e7f1cbce98ebacffcaba60c3f197513c4e203aa11445f1f435cfa9ad7"
@@ -436,6 +1555,15 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d128_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:a151a32e3abd0c9228eaf0bb6c7f8a5496ffc3079c2c348e6ccc8f5817ff83aa"
     ),
+    "bwd_dq_bf16_d128_causal_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8e710338a646c2b8125ac0f026203ea6a8607fe223f0a0fea6e1060c9e323d8b"
+    ),
+    "bwd_dq_bf16_d128_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:48c3228efbfcbe0af4da8aedc4e99ca885ef696577c021524fb761ef6923b5b9"
+    ),
+    "bwd_dq_bf16_d128_causal_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c45b0987fcbc86377b551c778ec0788515d132399cf6084fdac18e1d562923dd"
+    ),
     "bwd_dq_bf16_d128_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
         "sha256:357ed85c2aa2982b94419c626c340482fda182b29b0c572eff59ba1ac856d6f1"
     ),
@@ -451,11 +1579,65 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d128_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:c45ffc37b9d75b8d2825c6b78eda09ab3cd4311b27fc90f6d45053a0e7b51267"
     ),
+    "bwd_dq_bf16_d128_causal_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2da47cca93f6c1080dbe15e1c658f40735794a2e707acde1b498ce6349c02380"
+    ),
+    "bwd_dq_bf16_d128_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4ac34f8f593ee9c5fd8920c5679faca95128aa9558d14607a5883067536a5fb5"
+    ),
+    "bwd_dq_bf16_d128_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:da6d5d8ee0f2cdb0635a4cd8d505902d79cd26908f4be26c08c1ed74f9170be3"
+    ),
+    "bwd_dq_bf16_d128_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:54e31a55301d6157206e0b5b8d0271713dd1f75521934c388d0b333ee0ea14b0"
+    ),
+    "bwd_dq_bf16_d128_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:23ececfcf18f24682b3d078e9cb9991defdfd196f1e07115991e9cb6446754ad"
+    ),
+    "bwd_dq_bf16_d128_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b00f350985f1910f42008a0c8c9f8b3cc24bbd08088f80d71a1e9b206a362c57"
+    ),
+    "bwd_dq_bf16_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4ad49d488521fb2413b382b67b193ea6a293c327f6af74b6361f61173208263b"
+    ),
+    "bwd_dq_bf16_d16_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:017fa4cb0ef089477984657f9d717ea4840fb4bd349fdb2595c499854c44cfe0"
+    ),
+    "bwd_dq_bf16_d16_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f34b87c5e075a7eb1ddc1a6ccd56a76c86a75215fc55bdb0c76ebb538a501a5f"
+    ),
     "bwd_dq_bf16_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:dfacf30c72838f235b57fd7b15d71b47c25cdc8739b9769cc17ff8aa5d1b2920"
     ),
+    "bwd_dq_bf16_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c17ef6be28c0ee235e8e62231a9bdf4849a03bda33cfd80b2faee025518d51b3"
+    ),
+    "bwd_dq_bf16_d16_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b983fa8813c6850ea6f97524b1bac2d08b34dc02ece725bf11746c3751b33b3d"
+    ),
+    "bwd_dq_bf16_d16_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:7df934b74b68ef0d2c4ee065ed8afb70c6ac828b4c11cb8808a4c3bf14ff8c60"
+    ),
     "bwd_dq_bf16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:0d783ff17ef936acd6d683142b33f53fccd061747296219ee951fbd36a6ef5af"
+    ),
+    "bwd_dq_bf16_d16_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d73d60f00525c4d0426fe2a4e27818f17ab6d85d7c10f96c062d918700f5571a"
+    ),
+    "bwd_dq_bf16_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2b1135d8d722ba06e5007213b8a3b61d0968cd7cc4825d7a59678421cb552250"
+    ),
+    "bwd_dq_bf16_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:852cbfda811f131b1418d088b5f23df2011b2c13e6f8bd77528475904c661a28"
+    ),
+    "bwd_dq_bf16_d16_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:32d027595ebdc780d4ace6c711cbf5e32565edc185b3a8243c01af6d7ebe538e"
+    ),
+    "bwd_dq_bf16_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e38baf8484b5c464792625c7dff524a54716d5b95e23b8a36c0034b49e1b3ac6"
+    ),
+    "bwd_dq_bf16_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:655ec8a8d05440a48c6bbcce7ed4e8e144d452faf68efe3c8b5ea3293379a8c6"
     ),
     "bwd_dq_bf16_d192_br128_bc32_w8_s2_fa2_pointer": (
         "sha256:a33fdf43bbb998f48d1ed6299a7f0116c08e5457b14b0d44cc7b5014641eaaf3"
@@ -493,6 +1675,15 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d192_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
         "sha256:7cded7f202c9ec6d438a719c544839d6b7342edb5b408e7cc01f996b60d64d09"
     ),
+    "bwd_dq_bf16_d256_alibi_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:93a5df050b12b3c2587678b79e0b433a4b957f4667ae421393241edb6b99b578"
+    ),
+    "bwd_dq_bf16_d256_bias_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:5ea99c534d452ed8a4f19621b76b7eda563258cc53c3b0810ebe10f83c6dbdc8"
+    ),
+    "bwd_dq_bf16_d256_boolmask_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:45f145126b65f869f755d3be3de4dcd1053a7df79cf26d5c5991e9384a8341f0"
+    ),
     "bwd_dq_bf16_d256_br128_bc32_w8_s2_fa2_pointer": (
         "sha256:fa1a5cf379ddcb616c062b24e88cc4cd40445fbcc6c5f3e46c7e95d8607e6a4b"
     ),
@@ -517,6 +1708,15 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d256_br64_bc32_w8_s1_fa2_pointer": (
         "sha256:629c49ecb25ee9fa751143d11933e28ec382f51becd3e0ce3849d9ba443caba5"
     ),
+    "bwd_dq_bf16_d256_causal_alibi_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:9fa24e07221e900b90ed3d69c43ad0564d182eaaebc08ccd00d5b9bada440ec9"
+    ),
+    "bwd_dq_bf16_d256_causal_bias_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:5c7b218596ccbcfde6f0970567e03174d7a0ebde56d257ddf96c5b1e23659677"
+    ),
+    "bwd_dq_bf16_d256_causal_boolmask_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:54708020781c7336b83430450aba9b25c41b325aa98e21ab36cbb29d7344ca13"
+    ),
     "bwd_dq_bf16_d256_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
         "sha256:50591493d831fc72e64886d5ab49e1b4be45eb553ab3ebf64bd0f134f250b796"
     ),
@@ -535,11 +1735,74 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d256_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
         "sha256:73fcfeb329864a7b00b6e1d588e6cf8d28a3cfda3416bdd4f41e3409caa291f6"
     ),
+    "bwd_dq_bf16_d256_causal_dropout_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:f9ab34eb495ccc51cdb2c6164a3a0d067cfb6c0a73706d21d9b3eba2067d3ff8"
+    ),
+    "bwd_dq_bf16_d256_causal_softcap_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:629d45ab85ac04c9127ff4888fd6bf7abf3c52155c7ac0e03d8fc5e5ec63892b"
+    ),
+    "bwd_dq_bf16_d256_causal_window_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:f44c3614d56c6df7700295d0d8bf174ec67fce0720c531f87aedc67c93dcfb2d"
+    ),
+    "bwd_dq_bf16_d256_dropout_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:1045d511194223d0dc3276a90645ee0639098b6bebd82d0f0f370654feb32bc7"
+    ),
+    "bwd_dq_bf16_d256_softcap_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:b7b05fb44532770fde80b9f372fe6ad0a722959de704f14b28b21e7440629612"
+    ),
+    "bwd_dq_bf16_d256_window_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:67ec78600b3019eeeb011a8e23ab543467c995ecd5db9f2adeffd5b640a0fb16"
+    ),
+    "bwd_dq_bf16_d32_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0bbad56cad2b9ca9643c89400e2f40e87e8e40294d79d068ca9c43bddedf1ed0"
+    ),
+    "bwd_dq_bf16_d32_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:15343a2dbfbe2e5649836e12b44e17fd4709c5ee9a6bd0b7dc90ccdc4d3f1cbd"
+    ),
+    "bwd_dq_bf16_d32_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4a9dddd6490ebcffd6f9fe2fa7305ac9d59e6ed8e490d7eb192702f018cc2dfa"
+    ),
     "bwd_dq_bf16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:13c4ad8251cbea1d326de7b646a3f437a9ca277f3ca608d17d9d3aac130c7211"
     ),
+    "bwd_dq_bf16_d32_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:34a31f3c7215c71c2e2bb82b9dbd7bb810f215f607d60c44c1c7565ab4433785"
+    ),
+    "bwd_dq_bf16_d32_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6ea338df38e1aa4a23d6668e863710eaed7cc25763397b0530fed62d66d9e8d9"
+    ),
+    "bwd_dq_bf16_d32_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2601e0890696452c0bac5c2bfb272b9f8da07db73b70992c8a7feadb1818593c"
+    ),
     "bwd_dq_bf16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:d1b64fe10cc70034ecad539cda725392b4e77c2afe2083cc13c8fcf0b539795f"
+    ),
+    "bwd_dq_bf16_d32_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f4e9ed33e1584d2cfd1564f3f018976a32fe8b9b9517d6b012b7e52d5afb796d"
+    ),
+    "bwd_dq_bf16_d32_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:42572ba48fb32490ef8b473485e1abb73370ac088804c2c2758f842d1b4c9513"
+    ),
+    "bwd_dq_bf16_d32_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ee22da3b88bf8512c3976cecb26cf4d90f77a8eeb7a1cec065029040c9682d18"
+    ),
+    "bwd_dq_bf16_d32_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:667431010feca950add3d11a0e4a8cf07828da10fb9a7e972289edb9f3aebbd1"
+    ),
+    "bwd_dq_bf16_d32_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b9610d116b51379df81031036c382f717a345d3768824a8ddb31f5b7e0dd2226"
+    ),
+    "bwd_dq_bf16_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8f342b477aa0feffbb15ab5ff86c77e86adc3944645f23d774be7de232333783"
+    ),
+    "bwd_dq_bf16_d64_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3ac5bda99c5452488c6947116348ce3167600b37732201f66e6f055a12f2ce2c"
+    ),
+    "bwd_dq_bf16_d64_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:1f7777011e58199243366897569535249e9a7a88dcacaad9bcefde577065365a"
+    ),
+    "bwd_dq_bf16_d64_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9701b1248a856d238db5f662e45b3e6d8ed651c426d37bc1468cac38f7767d34"
     ),
     "bwd_dq_bf16_d64_br128_bc64_w4_s3_fa2_pointer": (
         "sha256:17db279262a07adf9a53411e6a6dfcd38d5a06e4cfbc027c75fffbd6121e38e5"
@@ -559,6 +1822,15 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d64_br64_bc64_w4_s3_fa2_pointer": (
         "sha256:9888b0795513d57555807a036ba5715ea74ce8f55bdc7b537cca6959c09cbb1c"
     ),
+    "bwd_dq_bf16_d64_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:1cab5e620bbc6c8d55bb3d4c83152b5f9996180461682572bd39d41db0795bef"
+    ),
+    "bwd_dq_bf16_d64_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4195c6e9efdce06923c134925b21f3e490e3a23a77caba9ec5ba843af6a4c9d0"
+    ),
+    "bwd_dq_bf16_d64_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:abb156dfde9d6ff47c5068f93976144e3e2ec219edb7a4b7dae3b2435b750969"
+    ),
     "bwd_dq_bf16_d64_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
         "sha256:c37e24fa7465dc1a3e4573b0954706a7c051668d4248c1ee1888039d75a88ee1"
     ),
@@ -573,6 +1845,24 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_bf16_d64_causal_br64_bc64_w4_s3_fa2_pointer_longest_first": (
         "sha256:c50dfc789ab4c837765a2249064be7dd560244dd21bef51e52fcee65c5425e0a"
+    ),
+    "bwd_dq_bf16_d64_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4dafcdbfa5aaeab25e66ffba7715a7990f1ace904ba9f1d174eb840468475727"
+    ),
+    "bwd_dq_bf16_d64_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:bbcb298e76bb2abc1f4538e5c897518ccfd95b2947c4d4cb965fcf0d428e2a9d"
+    ),
+    "bwd_dq_bf16_d64_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b36aa1f023f632c36c39958742750f10db8aa2648c1cf13cf5fac4d07fb55d02"
+    ),
+    "bwd_dq_bf16_d64_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:599f7ba117764f7bbc875251b50f1b71ea1125b2e98528a4f7437cfbee8b17f6"
+    ),
+    "bwd_dq_bf16_d64_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ec55fa9705e0e5ccad0460955fac890f76cd18e12f21b3067b491851da07a27c"
+    ),
+    "bwd_dq_bf16_d64_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:79e44abcfc03d046798e748ef047c661946e669088fc110c47ef022cd39c931f"
     ),
     "bwd_dq_bf16_d96_br128_bc32_w8_s2_fa2_pointer": (
         "sha256:8adf265d6a4ca04a3a2693314bac481b21870f32bdbd370b6038ffb95c5ab673"
@@ -610,6 +1900,15 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d96_causal_br64_bc64_w4_s3_fa2_pointer_longest_first": (
         "sha256:60846465676f1f0b61edae502a4564df3ccaa76521144be2aade9f5fa8eef251"
     ),
+    "bwd_dq_fp16_d128_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:eaf157641dbe84b29b3a32c263367a277c82f007a78d01bd85033b836682bff0"
+    ),
+    "bwd_dq_fp16_d128_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a109bf2cc6c14ae427a38c1c8fbe7bb7444dd66d0b1e4eb23573d5c947760c5d"
+    ),
+    "bwd_dq_fp16_d128_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:daca24e151d9c7b7b35dc57b0b5095ff94a97961c9d49089de006166590cd8d4"
+    ),
     "bwd_dq_fp16_d128_br128_bc64_w8_s2_fa2_pointer": (
         "sha256:3e7233ec192f4d8c52b7141b03ff69863029f8f14cab37b8497d561c68064433"
     ),
@@ -624,6 +1923,15 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_fp16_d128_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:07195691b290f27d420a580e988dde3c85794280e4035b5855efcfbb771e8989"
+    ),
+    "bwd_dq_fp16_d128_causal_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9601c7c812926f69d6c207c03b3cb531e39ddd10d190ca49640cb936d488df5d"
+    ),
+    "bwd_dq_fp16_d128_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d6e316139dd9a513a0c1033b1f155203e3af7408328d5c6e23219fed26fdcc12"
+    ),
+    "bwd_dq_fp16_d128_causal_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9b3819e5fc6fc2890b732f1350c0a1cc6766540ae81bb91893b15dae5c228761"
     ),
     "bwd_dq_fp16_d128_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
         "sha256:20b5fda8333b618d034b0923d3e187e61ebc705122d355b00f73888cccc11225"
@@ -640,11 +1948,65 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d128_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:eb5fa216fe261b64801799a29942b5d42425a7bf5fa62dad73961851e10d5928"
     ),
+    "bwd_dq_fp16_d128_causal_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c0098505ddfad14c286a13fb6d353bc3eec0662665a46f52f83c5e406186368a"
+    ),
+    "bwd_dq_fp16_d128_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4849acaf74a375b43b64d0ab6e238e2499ba1a09f346c863c04e54df3da4f632"
+    ),
+    "bwd_dq_fp16_d128_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2fb841cfc3980301486de37dfe9c26d762967871f9128e3e15246beabc06a27b"
+    ),
+    "bwd_dq_fp16_d128_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b48c88b749f1e1dfcfa8144107d75851a9fd87d56be43cf2f133389c6ed45022"
+    ),
+    "bwd_dq_fp16_d128_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ee577743e61e1a05d362cc2325d547fc4f9255203fba0430a8f58eef0f96715c"
+    ),
+    "bwd_dq_fp16_d128_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:dc7de8403e32fa96d1d7cc3a046e7ee454a670277b8ffe9aaf5d58e51a83283f"
+    ),
+    "bwd_dq_fp16_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8f1e7289e2493c44acc569f697e0e867f14954fe7e6841121e8a36853d55b5e8"
+    ),
+    "bwd_dq_fp16_d16_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:1275afc4aa0e95f1de12d2b2a146af58f9855e0b72f51da24267b7dc13114613"
+    ),
+    "bwd_dq_fp16_d16_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:09e09f442d4d12a30b59942597ff352c299f77a1f787408607be4230e0d9d80c"
+    ),
     "bwd_dq_fp16_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:61a30fa108643e0c58618dd986731cf95e9c54c11bc2063752c6e2f77ffe5d4e"
     ),
+    "bwd_dq_fp16_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:dd778af2682f542b1e21736dd2d43ec54ed7bddde5415f5814b7f08e09857a28"
+    ),
+    "bwd_dq_fp16_d16_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9413a11d709cefe58cc7d0d7a17084e21b7c9f7433614ac472abc5b6671957a6"
+    ),
+    "bwd_dq_fp16_d16_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:aca9fc516bc088137b0d7721b515f91c50f9399cf45344d0da45ccbf2daf9a4e"
+    ),
     "bwd_dq_fp16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:121eaac369e501ca3894a02acc203523dbc5643e0fac6f386e0555c63d0023f3"
+    ),
+    "bwd_dq_fp16_d16_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:604150efa8812d1da63684dcdcb5ad9aa9058d6fe690b52591064b2a86e6301f"
+    ),
+    "bwd_dq_fp16_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6548a1e38c95452165c48ba0c7046261f2e7bf30a6b328f479df0e250eaf8a33"
+    ),
+    "bwd_dq_fp16_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:326312dfcb523da2bf65441acf04940ca32d6ef7a6a2b48071e981def92f9bf9"
+    ),
+    "bwd_dq_fp16_d16_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8aaddde7ee4a845a1a123e9d8c2d43481efcf25b4ee46f64f100faa2cfc994f9"
+    ),
+    "bwd_dq_fp16_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c6c06000f7baa87b2c021802ef0db3d33aefb5dce7d13fad603bc3a5b4af502a"
+    ),
+    "bwd_dq_fp16_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:86aeec64f10818694e836087cf0e81c0f69bcd0f177b6b1c959ca4aea5d2fafe"
     ),
     "bwd_dq_fp16_d192_br128_bc32_w8_s2_fa2_pointer": (
         "sha256:f5bcdbbd21d051d6d6a4a5ab1df4c5fdbd40a82ff2c81063121c0902e4e5abe1"
@@ -682,6 +2044,15 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d192_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
         "sha256:10cb099251e99c9780491840460c538cc3c0450ada023025f5db68774e116777"
     ),
+    "bwd_dq_fp16_d256_alibi_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:800a80d89fe6d11663424a086763bba049c17ccc0d94c7b2a3f3e362460d0e23"
+    ),
+    "bwd_dq_fp16_d256_bias_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:d526ef3c526f75e711c7af7be4fa12aa2435c2491899a4c1b94a91eea01d4cd4"
+    ),
+    "bwd_dq_fp16_d256_boolmask_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:8f2329267bb21e75262c08494fb9720781e78c72f3d4c677a9c2ef8f80e121bf"
+    ),
     "bwd_dq_fp16_d256_br128_bc32_w8_s2_fa2_pointer": (
         "sha256:84851c1a9f14b6511b90900ac34a1517f06e093b0e083001901683fff1b7e49a"
     ),
@@ -706,6 +2077,15 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d256_br64_bc32_w8_s1_fa2_pointer": (
         "sha256:d9a6108abf9e91229d966006832fc1da2a206b58f91a50f684f557c3ac7bda80"
     ),
+    "bwd_dq_fp16_d256_causal_alibi_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:2cc39aaba035c520796de9c96cc69f9ae450eece9a764d03d435afcc8438c3a9"
+    ),
+    "bwd_dq_fp16_d256_causal_bias_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:e9f3cf096207bea3f0ec918b6006cf07af74a3e986140f8cc6a2975a4cc584b8"
+    ),
+    "bwd_dq_fp16_d256_causal_boolmask_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:75cb8661d4cf881be91919015feb7f73eb9f4f845cce4b32876813418a20a2fd"
+    ),
     "bwd_dq_fp16_d256_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
         "sha256:d48ca30ddb17863761279f07ba2d91577a0ff7a3c54c602094a51926528deac1"
     ),
@@ -724,11 +2104,74 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d256_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
         "sha256:72f093cf11fca4d0a118b101b6d69289812347e56ceaee099224702529059d76"
     ),
+    "bwd_dq_fp16_d256_causal_dropout_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:f05c65f466c5b2a5b1d0c80383904616dcb38a1b42ced8ca8523328fc381786f"
+    ),
+    "bwd_dq_fp16_d256_causal_softcap_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:c26d0dd0bba3a2593076cbc3e24e5e9f7c1c5b86881486bcdd304a24b87df18a"
+    ),
+    "bwd_dq_fp16_d256_causal_window_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:4cc92822762f5b69ba46d4595cb1633a4c1380e40bb8290e5ef07002f2dc35ef"
+    ),
+    "bwd_dq_fp16_d256_dropout_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:d09032cb2aea437c9c3d59d8addc3d73c43aba956f58e5e94d99a743004da0b0"
+    ),
+    "bwd_dq_fp16_d256_softcap_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:468a0df0833b7dc01aec2a73a91efef00234a0f2cf0b6f52139b8b7226541162"
+    ),
+    "bwd_dq_fp16_d256_window_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:66db92359006d52729b3f7584828f01a215e5581f6faff3ddd67ab3458bd613d"
+    ),
+    "bwd_dq_fp16_d32_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:82662e3debb478779f1b0f4ab62415a0abade69150a6700d306282cbef40c740"
+    ),
+    "bwd_dq_fp16_d32_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8b5bf062c6a8777ea5d3dd03f069bfff7abcd0726a632037246c0cb4c53babd8"
+    ),
+    "bwd_dq_fp16_d32_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e59cdab0231149e47fc72f5a0b6c2aa2fc5982fc81ea28de7158d39464a4c618"
+    ),
     "bwd_dq_fp16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:e14023a8ab6f49ac035709d47253f256db85fdc7dc85bc613808aec526c4c26c"
     ),
+    "bwd_dq_fp16_d32_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:207df4184703f53afc5a03bdb3ecaf72b0a18f81712cb4ee811ba4fb5d8700cc"
+    ),
+    "bwd_dq_fp16_d32_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:cd0ff4d1a4317651bf5d5e804e762656043065aab64a63bf5dbc0cc4ddd7dd96"
+    ),
+    "bwd_dq_fp16_d32_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:162e8d1dd5b60f379dcdb2df8d0bbb84bb0622d470bac00a77fca6badc38509d"
+    ),
     "bwd_dq_fp16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:ca50fc5386b256d36e6d33868be7697cac2fc3a2e49db219c95bd3fa8db22a52"
+    ),
+    "bwd_dq_fp16_d32_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:095f0f7d1e667a41dc18391bb9dc946cefced05c2bb2cb36561f0ec9ccd4df3f"
+    ),
+    "bwd_dq_fp16_d32_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ea623ac625a3ace30c3dddb0a0d8d1e0cc7b6572bf4d6bda7bf2eb750a6782e2"
+    ),
+    "bwd_dq_fp16_d32_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0ade90a2c905c50235b01e8030e9a36f8965210cf1de1ad58d6cc078379f4ee9"
+    ),
+    "bwd_dq_fp16_d32_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8499256a2459efcdb8d97bd5e3e1622a870be96c2cbf9188bf69345a32b90226"
+    ),
+    "bwd_dq_fp16_d32_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:eefb8569181d4933b744c59b2c9bbc1ea2def9456b541133ae2ee83f21451670"
+    ),
+    "bwd_dq_fp16_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:7c8d92a176c02dcaf2f2296c8b58f0e8020de410bcdfbd9fadd0be12fb329fd1"
+    ),
+    "bwd_dq_fp16_d64_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c2a2f7c89041d595d52d660662182ccf52dbb53ef1057d532fd63117dc6cb5fe"
+    ),
+    "bwd_dq_fp16_d64_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:96871175fc0ea1d2b4d86dccbe117312aef3237fbb95cc95bcd602ac7cf30855"
+    ),
+    "bwd_dq_fp16_d64_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:38975380110ea20f32fcaacdd3bab3ca256777aff6a082332b47785ba04f2108"
     ),
     "bwd_dq_fp16_d64_br128_bc64_w4_s3_fa2_pointer": (
         "sha256:907a677945f2d5c2340cf29cd8d8ed0973c50a8291c1f2d5c95da71f4e70d33d"
@@ -748,6 +2191,15 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d64_br64_bc64_w4_s3_fa2_pointer": (
         "sha256:66ee523183ea413413043f4d12be31685bd4764019a332186c3505d3e2c1c1c6"
     ),
+    "bwd_dq_fp16_d64_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:7e45fb2cb2dafa474bc0e07ce44691e12e2b1030c95d889689e983a3a05d5a7c"
+    ),
+    "bwd_dq_fp16_d64_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e39a821d177e3d617cc025c14b306063f948c28372b59570b53bfdb870b4a522"
+    ),
+    "bwd_dq_fp16_d64_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4a0eac2e41e7d7282c92b304630d319c766ea1072a0a9cf00d1232b9845ae1bb"
+    ),
     "bwd_dq_fp16_d64_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
         "sha256:bace6543f697a3b174d3607c17f6a895d84340debd7abc29a3a432b1bd26b43d"
     ),
@@ -762,6 +2214,24 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_fp16_d64_causal_br64_bc64_w4_s3_fa2_pointer_longest_first": (
         "sha256:5bb7a1eae5634a8c3b93271a554cfcc6171654ae324c6c4a95b155d945fc2527"
+    ),
+    "bwd_dq_fp16_d64_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:eb70ad4e94674bf8b7f279808bd9000ca6cd380fd2360cac6555912af96ef120"
+    ),
+    "bwd_dq_fp16_d64_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c11c5a3bf961dbb00a011e33145ac57afeb8a3b690d28b06e80f2278b618b685"
+    ),
+    "bwd_dq_fp16_d64_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f1b5a245f79cc4f7f09bbdcc5729f9746d53b87b205664018dd9cbe7990c99d9"
+    ),
+    "bwd_dq_fp16_d64_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:086f697efe9972cb6d0863b05f4bacc2d6ff8c90e0e401a48c8aa6f51c2cbec9"
+    ),
+    "bwd_dq_fp16_d64_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:622f1fe3119de562c887c7f94a26eff5c670c16901b788d43960437ef7aa6636"
+    ),
+    "bwd_dq_fp16_d64_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e68edd25f5fe4b70bb357c3da3618f895d251dd262cab8f4b1c7c5c0cc9aa696"
     ),
     "bwd_dq_fp16_d96_br128_bc32_w8_s2_fa2_pointer": (
         "sha256:20d319d3b2b4a74ee4faa71157439670a776eebc3fbc25b554e4bb33cd283519"
@@ -799,65 +2269,425 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d96_causal_br64_bc64_w4_s3_fa2_pointer_longest_first": (
         "sha256:cac0dda01a39c5ed0ff63b9b53923d9b4b345459e6bc8727f7b50e7b7d9ec25b"
     ),
+    "bwd_dq_fp32_d128_alibi_br16_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:f37c068e34a4b7986e78b0a4e93db4d44a561d2c86160db4da5f2f110a203cdc"
+    ),
+    "bwd_dq_fp32_d128_bias_br16_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:c5f7a14d28aa85046bec19706502a00b9ea08667fe64468b8968f989fba568a1"
+    ),
+    "bwd_dq_fp32_d128_boolmask_br16_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:bdc705f9f8d4ddafc857089fcb9561b2511fae3ead7bb1dbc7d906e95f265038"
+    ),
     "bwd_dq_fp32_d128_br16_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:2bea2b608faef7c8828603a318240ee8c6df49b7a07341a2b6888b1fdf687fe2"
+    ),
+    "bwd_dq_fp32_d128_causal_alibi_br16_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:b95a6c33050b131ed09c00f31e21e88409ca2378bf09cd7950c59219725faa46"
+    ),
+    "bwd_dq_fp32_d128_causal_bias_br16_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:1091c2885943af3583cc41a5ea88631a1fadbc559b994c7ea5c2f31a40ef6b46"
+    ),
+    "bwd_dq_fp32_d128_causal_boolmask_br16_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:a7f9444a9e11f8180838e828ebe6426d9bbd4d291d2b749b119cd8b76a5ae8ca"
     ),
     "bwd_dq_fp32_d128_causal_br16_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:c9a9fb510613b1bfd4a52d991c6477f81980b8312bb6389884888551786f01e5"
     ),
+    "bwd_dq_fp32_d128_causal_dropout_br16_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:578cb3a27223a22dd5ce51cdae5f0d18c98895ead40e877d96ca128e60ecedb6"
+    ),
+    "bwd_dq_fp32_d128_causal_softcap_br16_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:622d8b8925495126e0e826839a960030ef02db38c0b6a12cc69166f07893b89e"
+    ),
+    "bwd_dq_fp32_d128_causal_window_br16_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:8f5e73363a822642fc660e9add537cfb2e8f7f5aaa36ad81fdd1f543fcd3c985"
+    ),
+    "bwd_dq_fp32_d128_dropout_br16_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:6f765ee2852f7fc554d1aaa03a4adfda8a8d375aea2a1430e34f7c6a20ded8ae"
+    ),
+    "bwd_dq_fp32_d128_softcap_br16_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:6a0deee097855fb50cfae79de4d582e002a1af271cda829c1049b367dc92d13b"
+    ),
+    "bwd_dq_fp32_d128_window_br16_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:e7f1a650c3034710d197e6a8a8fea6017e019914b206db92aea7b3ca94eff398"
+    ),
+    "bwd_dq_fp32_d16_alibi_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e120949bc0f4164009f0bc1b343f8959e92a432ce7c6c4e7336c403af3e778a5"
+    ),
+    "bwd_dq_fp32_d16_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c3852ad3861da45a7dfe11f586621420a27b725e42ab1fa49d7068c9be882494"
+    ),
+    "bwd_dq_fp32_d16_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:596b11c83116d503562df9174f3557f18b897832927dccf37c987c14ad79ba34"
+    ),
     "bwd_dq_fp32_d16_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:c019384d5231fc7a9ea7fd94a4e81e2f0509cb6bd2eb2fb17ea548d52d05797f"
+    ),
+    "bwd_dq_fp32_d16_causal_alibi_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e8d89aad445abbdfdc4bc5e14a6c4d79aba18c7ec7027856eebbc26809634e3d"
+    ),
+    "bwd_dq_fp32_d16_causal_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b1732f8f09789390d8ce7f95b26974c05410e73c3254580b4ab3fe79cf1c207d"
+    ),
+    "bwd_dq_fp32_d16_causal_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:71ac653e2c87983d136033e4c4fddd60a651df5ef90ca0e3bc8bde2de9629eae"
     ),
     "bwd_dq_fp32_d16_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:c0eee1430ac76dac5be926d3c8d55a577c181b57b42e31c98001022315c29b90"
     ),
+    "bwd_dq_fp32_d16_causal_dropout_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:db032f5a6c1a479a34bc5cec07f80e93d6f7301159b6dcf58b8e54332621644c"
+    ),
+    "bwd_dq_fp32_d16_causal_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:796bb678b80025867e73e4c1e5125816250e219d3b0d24ce1e37295934296b67"
+    ),
+    "bwd_dq_fp32_d16_causal_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:fac8f19e22a6cb9dc3e8a37143addf3d6b9cbd37cbf16859ee25109f118be932"
+    ),
+    "bwd_dq_fp32_d16_dropout_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:166ebfc2b8f0bd58661a7055012d3dbc143a636d43cebf04921be200486a7253"
+    ),
+    "bwd_dq_fp32_d16_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4eb58ca4ea4293c8420da1a4eb7c0c4ed6f28d751f9fe5cf8793d2c95f3daed4"
+    ),
+    "bwd_dq_fp32_d16_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c19455ecc50d079ebbde48aef64ff9634dcd622ccc4655eb9f33fc69fc9dce52"
+    ),
+    "bwd_dq_fp32_d256_alibi_br16_bc16_w8_s2_fa2_pointer_any_dim": (
+        "sha256:1339b68a216d40c65309983a8706f75ebb713fdd2b009c3ba371c2b23298ca34"
+    ),
+    "bwd_dq_fp32_d256_bias_br16_bc16_w8_s2_fa2_pointer_any_dim": (
+        "sha256:2c2cda7a2130eb08c5748573c8bd1887a53564dba768343d3990f6402bd65dc9"
+    ),
+    "bwd_dq_fp32_d256_boolmask_br16_bc16_w8_s2_fa2_pointer_any_dim": (
+        "sha256:a83509f0b3d1bd6ca849967e3fe8045ec46fbe37761ad0357d17954ea177723c"
+    ),
     "bwd_dq_fp32_d256_br16_bc16_w8_s2_fa2_pointer_any_dim": (
         "sha256:a98ba07a8a74af6b257497173cf5520a575cc8bc1be658a7a9274e6c7f61ba02"
+    ),
+    "bwd_dq_fp32_d256_causal_alibi_br16_bc16_w8_s2_fa2_pointer_any_dim": (
+        "sha256:0d4c0f8038f636a49c4275dc7dc8bc95cb0719efc810d5e05e209f3c8b692322"
+    ),
+    "bwd_dq_fp32_d256_causal_bias_br16_bc16_w8_s2_fa2_pointer_any_dim": (
+        "sha256:89b2c611320d1f945800a07cc43eaeb0d163eff7636d9ff8e29338a84e871b79"
+    ),
+    "bwd_dq_fp32_d256_causal_boolmask_br16_bc16_w8_s2_fa2_pointer_any_dim": (
+        "sha256:5f72f6905c0538ad4aab39ed47f7ce8a58e07b3e5647df27d46aaa109efcdcf9"
     ),
     "bwd_dq_fp32_d256_causal_br16_bc16_w8_s2_fa2_pointer_any_dim": (
         "sha256:63121a813aeaef3ad33a2fdbd7bf409ae02c6820f2eeebcfd02db586353d1666"
     ),
+    "bwd_dq_fp32_d256_causal_dropout_br16_bc16_w8_s2_fa2_pointer_any_dim": (
+        "sha256:61cf7d0546631fb58d52f7021ec44cbc59240319ecc77a4d7f6e8628f3d9f84e"
+    ),
+    "bwd_dq_fp32_d256_causal_softcap_br16_bc16_w8_s2_fa2_pointer_any_dim": (
+        "sha256:496938484911cbd9af5ba0276e3d28a2e234032a5a094353bfc729bf28df3975"
+    ),
+    "bwd_dq_fp32_d256_causal_window_br16_bc16_w8_s2_fa2_pointer_any_dim": (
+        "sha256:19669f4f91142802b1834f1c01f0e87f8cb1012b8d2479cc9c92dcb632dc743f"
+    ),
+    "bwd_dq_fp32_d256_dropout_br16_bc16_w8_s2_fa2_pointer_any_dim": (
+        "sha256:2275a6b611d0c3bed2c6e4859170ec48888ce2b504ff5dec245f015b87eadc25"
+    ),
+    "bwd_dq_fp32_d256_softcap_br16_bc16_w8_s2_fa2_pointer_any_dim": (
+        "sha256:9edf11366927ba6315bed2f1c7c24f1f915ac41fe0aebcd0b809d224a5165fac"
+    ),
+    "bwd_dq_fp32_d256_window_br16_bc16_w8_s2_fa2_pointer_any_dim": (
+        "sha256:1fa1d973f4a9aea3728c0e2dc28aa0321a1ffbcfffe33f11b31e5e7878929a58"
+    ),
+    "bwd_dq_fp32_d32_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:cc1fe4b5e0fa27f590cc9c65be82eb89f5da81784efa8320451ecfa98ee1159b"
+    ),
+    "bwd_dq_fp32_d32_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:eb6f72a62bcd3cbd01832b47524cf25dbff033087e9eb7ff424b3c6eb8815e72"
+    ),
+    "bwd_dq_fp32_d32_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:bed89b356aadb0a52b47f16dd2e50c735eea639de2f009dfaa8a8b3678de2c56"
+    ),
     "bwd_dq_fp32_d32_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:e351fb610e9fbde881b69fb38f9b1aba51bc69d8e1455ce450d1ce400bf7e8d2"
+    ),
+    "bwd_dq_fp32_d32_causal_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:1c6fc08707aab79e80d98e54db1968f760c11ba62602e63d4a4ca0d1b22235fb"
+    ),
+    "bwd_dq_fp32_d32_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:fec14c831527b5af4613d7139f663e9c6bbe6f22bf22d34a29fa7da2d03561a9"
+    ),
+    "bwd_dq_fp32_d32_causal_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f3f292408aa2953d17868f6daa0d0b3eee4a6b7ed228fe58ced1aeacb6b4bec5"
     ),
     "bwd_dq_fp32_d32_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:f846f0d26a90d665da39030823c2ba1124a3484da80f241400eaf3fe43c53f5d"
     ),
+    "bwd_dq_fp32_d32_causal_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:14128aaad376fb17579f968a02a421b0cc63bf078de9523cbc1e8e7fbf3c2741"
+    ),
+    "bwd_dq_fp32_d32_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ab991bb23d28297b99f0dca8fa38fc670c3087e7003d33e7a617864fb1569ac3"
+    ),
+    "bwd_dq_fp32_d32_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ba37ec1c48ca71995d0cb7c021923b08a3e8b174eaf45691024d48dc31fa1133"
+    ),
+    "bwd_dq_fp32_d32_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:471141fceabf44ca7d884a428a8d5451757b97b219d92dc25028740baeab9d2a"
+    ),
+    "bwd_dq_fp32_d32_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:90eff02d55c51ba8d6bdcc69e237fb3a363bc9de1447bdf9fa7c9476186d972c"
+    ),
+    "bwd_dq_fp32_d32_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:15ed5384bef10407be61db18ffe966f6e2b6c9f8011563b20e50ec37cbb23db8"
+    ),
+    "bwd_dq_fp32_d64_alibi_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6bd4bcae321b13053b69c9906badc0d95005d24eb36a3348e13ec6e3f8d829cc"
+    ),
+    "bwd_dq_fp32_d64_bias_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:283b520d07e66113845e9a9f3a4d8831e4202423db8c5fd9d1448374c92866f0"
+    ),
+    "bwd_dq_fp32_d64_boolmask_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:714fd9694d58bc3b8e0dcb3bd0526bb674171481c31172c7d904555c803ebbe7"
+    ),
     "bwd_dq_fp32_d64_br32_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:5a42456f8f83de292cdf5df4db60628d462b0b9b77c4f34b4f68c8bac411a6fc"
+    ),
+    "bwd_dq_fp32_d64_causal_alibi_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9b274c44284976bc306aab0a27d78bc3e622b9c078c3d351a6ff9b4155490b86"
+    ),
+    "bwd_dq_fp32_d64_causal_bias_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9d6d9d5e172a9a739cc126e1401c9f22cb8aed944ad5d7fb03624a0702fcaa03"
+    ),
+    "bwd_dq_fp32_d64_causal_boolmask_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:abd4b623a58018db2e80ac49c334a91cad5dfc14fd3000827a55cf9d6bbf68d2"
     ),
     "bwd_dq_fp32_d64_causal_br32_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:0a5904fcf7f0c29d99cb25e88cf0c0e5653f74a64ac82f977329ab94aec28e69"
     ),
+    "bwd_dq_fp32_d64_causal_dropout_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c92c2f32255a51cb0c0dbb6cfe93f2c4e7ff0fc106a6edde21ef1081d05f5188"
+    ),
+    "bwd_dq_fp32_d64_causal_softcap_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:720262e5ba49aa635afa0b906017aa8bc854fa941119f7fd7348023addb08165"
+    ),
+    "bwd_dq_fp32_d64_causal_window_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:7f54b981c14d975bdc4ec60067c04a5fb7dda4414025935f7f3c0d37218664c9"
+    ),
+    "bwd_dq_fp32_d64_dropout_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:aabf73067b83bf1b8e1ed5006123c425b15ee0a301709dd173a704d10fce1a74"
+    ),
+    "bwd_dq_fp32_d64_softcap_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a560c027469a6ffcb9b9cffd72405336bcdfb15a6ce3c3c35aad93eae177bcf6"
+    ),
+    "bwd_dq_fp32_d64_window_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a1d8213522df001ee0bab15807694dc74c04aee6ad5e2b5cdc45379fb0f1f13e"
+    ),
+    "bwd_dq_tf32_d128_alibi_br16_bc32_w4_s1_fa2_pointer_any_dim": (
+        "sha256:d1f5193213dac050305b664114bf197e96c078678bbddf291f1a0604d4a35ef6"
+    ),
+    "bwd_dq_tf32_d128_bias_br16_bc32_w4_s1_fa2_pointer_any_dim": (
+        "sha256:4d4a1a506e0568893377e375756b6c13ba18a1225812ccb234c04f66fcbcbfdd"
+    ),
+    "bwd_dq_tf32_d128_boolmask_br16_bc32_w4_s1_fa2_pointer_any_dim": (
+        "sha256:6fbf26ff6598de06f325e42c569afcbdb9efc98d63e25be40fa11e23cc8efcc0"
+    ),
     "bwd_dq_tf32_d128_br16_bc32_w4_s1_fa2_pointer_any_dim": (
         "sha256:d6ed5a5d0d51b34a2193e5ed14e6118fb841565e24cab8e3a872782e3eae83ed"
+    ),
+    "bwd_dq_tf32_d128_causal_alibi_br16_bc32_w4_s1_fa2_pointer_any_dim": (
+        "sha256:60969c62aa8b8ffe6afe9266c1468e446d534ed8459d587b2117bc99f3bc26fc"
+    ),
+    "bwd_dq_tf32_d128_causal_bias_br16_bc32_w4_s1_fa2_pointer_any_dim": (
+        "sha256:2f45dce3681161d68428e889428c5cb520cb83ce9784c8cc830b12340435d1b8"
+    ),
+    "bwd_dq_tf32_d128_causal_boolmask_br16_bc32_w4_s1_fa2_pointer_any_dim": (
+        "sha256:5e3513eef462c90e9086cac16924b18c47d41c32ac6ad6fcd49a3192b2c0beed"
     ),
     "bwd_dq_tf32_d128_causal_br16_bc32_w4_s1_fa2_pointer_any_dim": (
         "sha256:4ddc64f686ccfbf39eedfad1e02ee3a0a86d4a4c56e429a43ceb243f9c25429e"
     ),
+    "bwd_dq_tf32_d128_causal_dropout_br16_bc32_w4_s1_fa2_pointer_any_dim": (
+        "sha256:4f82636f098faecd6c9ea5031d6adeef4a320b12be6543e249a9d00115f52599"
+    ),
+    "bwd_dq_tf32_d128_causal_softcap_br16_bc32_w4_s1_fa2_pointer_any_dim": (
+        "sha256:f0249a74404ff817e2742feccd1309e7d675cfcf4098eb3f045ea4380ee6cb01"
+    ),
+    "bwd_dq_tf32_d128_causal_window_br16_bc32_w4_s1_fa2_pointer_any_dim": (
+        "sha256:a6a7d100601436f0bc05c911bd9f1c44cafc1b4f621683da2d427cc137c95d63"
+    ),
+    "bwd_dq_tf32_d128_dropout_br16_bc32_w4_s1_fa2_pointer_any_dim": (
+        "sha256:3a24c104197baa2abed8d9d9887490efeb2ac1efdf27951f6daf92521c109362"
+    ),
+    "bwd_dq_tf32_d128_softcap_br16_bc32_w4_s1_fa2_pointer_any_dim": (
+        "sha256:4496a386eabe0ccfb317c21fb6b47df86ae3f13d96d8074c9fd1bfbf44d43342"
+    ),
+    "bwd_dq_tf32_d128_window_br16_bc32_w4_s1_fa2_pointer_any_dim": (
+        "sha256:0195e6c627320b576b4c560618e298376eff9971c01dae54a00ee23eb1a47b27"
+    ),
+    "bwd_dq_tf32_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c4505cbf4faa050185392f4ff56897f0c0e51b14bcb258a48326ca86594df0ad"
+    ),
+    "bwd_dq_tf32_d16_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b447a3039feeea85174d23fa2b1414e777e50ecbdb0dcbf614490f4ac0f810d0"
+    ),
+    "bwd_dq_tf32_d16_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4ffcc052bfe7d1c202619c9acd39480321f9a2887dd125da968efb7998130604"
+    ),
     "bwd_dq_tf32_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:5d00b00b648e0771c4ecc177ac245130a559f815979976d4d7eb5c1a94665e31"
+    ),
+    "bwd_dq_tf32_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c3cb2613dda3c374511dba32d2a3ace4ac8ba29d186d9060094ba1fc9b8d180f"
+    ),
+    "bwd_dq_tf32_d16_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f3d020293bf1c64f6dc124c04b9ceba37b4472bc47c8fd49e2c534bf383d4893"
+    ),
+    "bwd_dq_tf32_d16_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b36f5b8f37db8a2ebdf43c811031585ec37bf9eab4622037bbde1653127d8d3e"
     ),
     "bwd_dq_tf32_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:4ac8d6c353f75cda2743d6b44abf0ddc65279ee95ace3a9a3371a7e6546cbb1b"
     ),
+    "bwd_dq_tf32_d16_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a6a8e6e227560c0f5ab381c291103fcf991d6568739870724f4fd0c092077cc4"
+    ),
+    "bwd_dq_tf32_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:91a86bd765dae3deac5ee67759d7b8944ec9a9b72a4f19386c205ba81145ac34"
+    ),
+    "bwd_dq_tf32_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5fcc3de30af2d0963ad73ef1defdb1a93911905872ed340459e4e8b76482bef6"
+    ),
+    "bwd_dq_tf32_d16_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:798413e31a17f786a1636fd9a7cfaad3c4e9c9d7ff822b560645e7f288a60eee"
+    ),
+    "bwd_dq_tf32_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:976e846775e507ac35eaccb5797cadfbd4087e613c956a6d21da7772415e63ce"
+    ),
+    "bwd_dq_tf32_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9678d7c2dded6f64d312cf7b67b3c91982d7263e0ff577f56bcfa83cc6027ef4"
+    ),
+    "bwd_dq_tf32_d256_alibi_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:16fdc64921789b1e8c4a38a70137b76e44b3a59671094411d5aeaf1254b7a11b"
+    ),
+    "bwd_dq_tf32_d256_bias_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:8e984db349eadc5bd51311a0aba78e843533dbf5c08ae090bca8df008600e98b"
+    ),
+    "bwd_dq_tf32_d256_boolmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:10c78718fe6a0d7cd98fdb7e1c1d083c092e6247bed0e6cc5e2218bf05484662"
+    ),
     "bwd_dq_tf32_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:3a6b951a9caf96bc580c21e2395810a254b38f7105ac0c1634520914d1360eae"
+    ),
+    "bwd_dq_tf32_d256_causal_alibi_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:feaa8e471617fb9e254d218c6983d2dd723f15df8f33ffc6f8861b100e838dd3"
+    ),
+    "bwd_dq_tf32_d256_causal_bias_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:4bd035a47cf8f0e661856ac5919c421965474eae118a2ed5ddbf3ad247b675c7"
+    ),
+    "bwd_dq_tf32_d256_causal_boolmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:53a987b650f9d86eb6d669b2d4eaabfec47e0ec5ea14813f07d53b0a07ff69b6"
     ),
     "bwd_dq_tf32_d256_causal_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:b274677798d45498a5fc3b864cf2ef1ef77f451f54a5418ff18d6fec3c610c5a"
     ),
+    "bwd_dq_tf32_d256_causal_dropout_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:a72ffa55ae2a38dd4734ecaf011898b7e365ef46089f19f2ae53f669366ede45"
+    ),
+    "bwd_dq_tf32_d256_causal_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:0d97b89144d2493142830a2451a04d77fa1c1dee304132fbb06b25db7f1c8422"
+    ),
+    "bwd_dq_tf32_d256_causal_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:1afb0c599a6e7419a1acd1db4d0bceea3eca7654d35f458d6c1ff2b13cffdece"
+    ),
+    "bwd_dq_tf32_d256_dropout_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:47475f0dd797db943762f6f89cd0d9c8eb6cdf89153e9650deb44f0765c3b5fa"
+    ),
+    "bwd_dq_tf32_d256_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:fb56d7990bd9b8d92fd39253fe5c694a6764ec16e838e8c432e17f70775297ce"
+    ),
+    "bwd_dq_tf32_d256_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:d80dea241715ccee694c379a48358bfe1ed6379920e9b683f6915485668fbfec"
+    ),
+    "bwd_dq_tf32_d32_alibi_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:98292b36c45b147d980bdbdcc33702afddd1dc5be4b87bb15fdfd17c1eb62464"
+    ),
+    "bwd_dq_tf32_d32_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:dc5d7f4592ad574c2f5210af79a72ab81d8c6687a3ce5223468d386bdb613917"
+    ),
+    "bwd_dq_tf32_d32_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:11a85b6335905d5d5c67bae4c2ec73b1b59233af76e10d0f9300d794ee856910"
+    ),
     "bwd_dq_tf32_d32_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:3a3b8956189c708097b4c1890ecbbb81a343894d2fedf042fa69e8936ce7d5db"
+    ),
+    "bwd_dq_tf32_d32_causal_alibi_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:455b60ff834f50fe9152b4048b3d354987645c0c50b3b081778d0bdc94763358"
+    ),
+    "bwd_dq_tf32_d32_causal_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:92edfe7ec8fdaa80caae9dc4905a7c864301711707daf33d88cbd3ed3bd648c0"
+    ),
+    "bwd_dq_tf32_d32_causal_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:db52dc68be4e6abc3da47408d18cc9c5627865533e4ca910a1b06d2cca5441e5"
     ),
     "bwd_dq_tf32_d32_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:b24b0cc828fe3830a7b035ebbabe86dd93008adfb7cd7e6963eeb0c1836b0b59"
     ),
+    "bwd_dq_tf32_d32_causal_dropout_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:263ccee735b429a3b8e4c06a8433d5c2c5eb9cba76d9c45d2c1842214a7998d1"
+    ),
+    "bwd_dq_tf32_d32_causal_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:66a731fdc2998266ca09de5627de26417322fc51740e41fd091cc46d24fb7956"
+    ),
+    "bwd_dq_tf32_d32_causal_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:bbe9a266dd04a791e5d02bf2c1b2027f6bed3113e32fb30d47e33b47661ab6af"
+    ),
+    "bwd_dq_tf32_d32_dropout_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2e3044441496e42c446a2a0b37bea63257e29bd18ff76b82124d8fe105464d4c"
+    ),
+    "bwd_dq_tf32_d32_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c38ad015a1bb14c3281dc89f0fc1672ef51f2a6d4d0b1c93574619da7a1101b0"
+    ),
+    "bwd_dq_tf32_d32_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:24254c3f57630a04edaf69b7217348b9e302738da7399bd2fe128c1e94a55f8e"
+    ),
+    "bwd_dq_tf32_d64_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:47a2dc0f928af823b3d1005a79617f3c0a468e5162c1582cae753cc54190d990"
+    ),
+    "bwd_dq_tf32_d64_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3e95f39d21ed7fc214cffdd8072a553518f109a25f494a07f7f63d292434d898"
+    ),
+    "bwd_dq_tf32_d64_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:bf35268fdbdfec4a82d9ca9f4300ee53f20745b75a29b0dcffd636a5b9292895"
+    ),
     "bwd_dq_tf32_d64_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:dfca0b348e710b3d7c3b9ef2e862a61397c67c7a162036e139c05ef734ba79b7"
     ),
+    "bwd_dq_tf32_d64_causal_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d284017fa4a77d4d25233597b9e399bf1789eb1bc8ca82bac4fe94ef1209f5ec"
+    ),
+    "bwd_dq_tf32_d64_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:bf1c8f4fb9f4f20a7f065622687f5ca1d28e768f64748c9dc2cc53f64f046c10"
+    ),
+    "bwd_dq_tf32_d64_causal_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:567533fbb3517d8e3d63b3d4cac35c659f004adf963e881b283adc5d9afedec3"
+    ),
     "bwd_dq_tf32_d64_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:dcfb42331ac5348cbeb600ae31ac4b278577c920c4d05b177d1ceaf33170c0bb"
+    ),
+    "bwd_dq_tf32_d64_causal_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a6b730b024e6d35257f3991312ddd7590bfa2f22cc0c275467fe258016b7b55d"
+    ),
+    "bwd_dq_tf32_d64_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d367337521ef35d916767856eec7062960a625b4955e179ba9b5a6634512ab39"
+    ),
+    "bwd_dq_tf32_d64_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d31deb066675744d92a3e39e3047a4deee6cbdf15de9568a64bc2117abf18152"
+    ),
+    "bwd_dq_tf32_d64_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9f080900bcba1441a0b5a050fc6769031f4182ccd04144bab3c005f8c3d8f8bb"
+    ),
+    "bwd_dq_tf32_d64_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d15b2aab185b7efc7c6e1817d0f6cbafd5d20ab1bdd6205ed20afd079167644b"
+    ),
+    "bwd_dq_tf32_d64_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:759f0c2e2166d80866604e36e9260cc047546e8dbbf14dd9254b3886044c3bda"
     ),
     "bwd_fused_bf16_d128_br32_bc64_w4_s3_fa2_pointer": (
         "sha256:af3ebb1462005975f00ccc7d223e4d7b3fe45760c74dff1b9aa5ad56f7c6d3ae"
@@ -1099,6 +2929,540 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_fp16_d96_causal_br64_bc128_w8_s3_fa2_pointer": (
         "sha256:475cc83631b1f09f608ca8836da8c92c5938ddfc80895d6a4ee434ca32269980"
     ),
+    "combine_bf16_d128_br16_bc32_w4_s1_fa2_pointer_any_dim": (
+        "sha256:69d99e1728171b4300606570b6553fdabafa9e711cd43ae7e0f557dcd17711a1"
+    ),
+    "combine_bf16_d16_br16_bc32_w1_s1_fa2_pointer_any_dim": (
+        "sha256:b3bc16bc9a1d1a461fc135c01106d078d3b9bbd9f057b63365816a33220b937b"
+    ),
+    "combine_bf16_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:8d506021d455194e277a30884ffa4c45e64fe2a4831f901a2bf3d5cbba5b7f52"
+    ),
+    "combine_bf16_d32_br16_bc32_w1_s1_fa2_pointer_any_dim": (
+        "sha256:8f7127d5f64efc4e1d84d3c4f3639aac50c9a96a16a466399790ee233831df40"
+    ),
+    "combine_bf16_d64_br16_bc32_w2_s1_fa2_pointer_any_dim": (
+        "sha256:735de452ba8f82180c54664c466e3f640f0e77c6c9850545e4b1b7d6a514291c"
+    ),
+    "combine_fp16_d128_br16_bc32_w4_s1_fa2_pointer_any_dim": (
+        "sha256:29318ae5733bb09bdba0d16c24a02306a1a3095ec53353bd7292f0e32517a40e"
+    ),
+    "combine_fp16_d16_br16_bc32_w1_s1_fa2_pointer_any_dim": (
+        "sha256:427a6cf2c3ead564d8b3dab9e01fd573eef452d07deec16d1bb28a8d66bdef18"
+    ),
+    "combine_fp16_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:5648f665d07d8dff14af55b8f13b2c41f54f596aaed046fb0286cb8719d868eb"
+    ),
+    "combine_fp16_d32_br16_bc32_w1_s1_fa2_pointer_any_dim": (
+        "sha256:cbf06a19ead4819e051fedbd497ccf2f8e9304c4afa3c450290aba83d67a569b"
+    ),
+    "combine_fp16_d64_br16_bc32_w2_s1_fa2_pointer_any_dim": (
+        "sha256:adb5ab849d32f23f0acaedebf6a0cff12850e711d4e4ae89070cfadfd386c710"
+    ),
+    "combine_fp32_d128_br16_bc32_w4_s1_fa2_pointer_any_dim": (
+        "sha256:c7d500d2c289dd958f719135e7a6864fc61b9bd644b0d027c431ecec37a9a171"
+    ),
+    "combine_fp32_d16_br16_bc32_w1_s1_fa2_pointer_any_dim": (
+        "sha256:486606504bdfd42bb025643f7bdda63cf2c1c6f0b935a870a676b5c228771dc1"
+    ),
+    "combine_fp32_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:2aed294b7f89733f780447609b0d3e22cf254b136bedd6407fd0448fc13e9582"
+    ),
+    "combine_fp32_d32_br16_bc32_w1_s1_fa2_pointer_any_dim": (
+        "sha256:5a9719da590da2012c2d462978b261f1ed4468a6e5ada6956a0eab4e740e7ee6"
+    ),
+    "combine_fp32_d64_br16_bc32_w2_s1_fa2_pointer_any_dim": (
+        "sha256:be946e0ce50976a55b43cc5e23084cb68b267b2ea3396437d77c1b3e2e766d53"
+    ),
+    "decode_bf16_d128_br16_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6e69c1af8e0838cbb6d39442af6cbbc78c9c8d166485840ada381030d7668a16"
+    ),
+    "decode_bf16_d128_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:30a4ec6f7138b677edca039502e5115dd65883ebe051eabaa856a35adcd64dc9"
+    ),
+    "decode_bf16_d128_causal_br16_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:df956fdb98bd2593f4001cf598f71bdff6653c2cf61d225c01c95c785012f321"
+    ),
+    "decode_bf16_d128_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6d458711ec9b521888eee6e0db880abd1e50909bf0391b2d548e1ce36a712353"
+    ),
+    "decode_bf16_d128_causal_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:54953195b55c528b67359030a5a7c79f40a77f5bf597302c7e8d231627ff7eb7"
+    ),
+    "decode_bf16_d128_causal_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:9c1b1f2bb98c1b5ee4ae00dd243c55327724d8e15761958f158782ae9b635671"
+    ),
+    "decode_bf16_d128_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:1efe83f4a38b84647814e84223367c7a1453dcfc623898eab6c9e89cb7bf5142"
+    ),
+    "decode_bf16_d128_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:2bf5f1d02f816aa0adb26dad11f73a6a40c733ba5f712f6fba5630d3f3cfeec0"
+    ),
+    "decode_bf16_d16_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:915f0d16a54dbc9d10c3736561698eb7de570e5b98057e01e260ae48652bbb17"
+    ),
+    "decode_bf16_d16_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:ef703dad6c2776b2d4cce729a15b66be9c490f10b50eef0b4b3570e9026c58d7"
+    ),
+    "decode_bf16_d16_causal_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:d5d0299fec79ce30026c90d7fd4994673ac8b56b405e46fc34fffec46c143dd8"
+    ),
+    "decode_bf16_d16_causal_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:6ebf16a9bbbfee73fbbb5fcf06a7a08597721ce2f4ddcba4b7168d826e940440"
+    ),
+    "decode_bf16_d16_causal_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:5bbe546124389c809678a302a932b254817f9fcd6441654f7313d3e74f87d786"
+    ),
+    "decode_bf16_d16_causal_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:24fe7f0d11f5c150c272bc939c856443c874ef7a39e7b5df543943af13a9d056"
+    ),
+    "decode_bf16_d16_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:6fbed89ef872791171a14791fe2a416d8482674364f0e8d813e066dbd7d77894"
+    ),
+    "decode_bf16_d16_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:b939f08c1bfd6fed8fdf0a944eedcef8335b1cb4edf0d97e89a550fd9914ea8f"
+    ),
+    "decode_bf16_d256_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b5e07c1446c6e72a639e99f1ba04095d53abfb289a078c7ac761fe6779f3da10"
+    ),
+    "decode_bf16_d256_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:21f0a7ecdd269de0644b72693c39d052c6b7d6d24dd0460108ca42bfc28bb6c5"
+    ),
+    "decode_bf16_d256_causal_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5db04f9d13e85efe6220b804f16cb76e4767f0dfbbd5f01f31903528f9b2292e"
+    ),
+    "decode_bf16_d256_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8565aaf7973e0648b7a63a22cae7e49c5fbd175e96f63380ef834e3f4b7e4b8a"
+    ),
+    "decode_bf16_d256_causal_paged_br16_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:18070a154cdf3771accb48cb5cb6ddb5d93a763ab6568ca7c66eb75551d136f1"
+    ),
+    "decode_bf16_d256_causal_paged_br64_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:a5e2bbd9873e6425c4ea2a3bb890e4c3f4aa06dbbcc6fa0ae4ff989840c0aac1"
+    ),
+    "decode_bf16_d256_paged_br16_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:e5ba67000ace81663c51a3bbe2dfc49ef1e5385eb374e83290e4cf34457a75f3"
+    ),
+    "decode_bf16_d256_paged_br64_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:fb4976ae9d239f8f6143b6b5cfb7ee87de75df05bd0e1d362fc8f7ac7b76a4e6"
+    ),
+    "decode_bf16_d32_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:5305817510710f1d91983fd9c5ad5d5a7b1ea8f005bccd4cb8ea7437157a652b"
+    ),
+    "decode_bf16_d32_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:bf9870108beffb32be18aadeed83c2bc15dbad63a9ab087e31b3f335c766c173"
+    ),
+    "decode_bf16_d32_causal_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:b0595a90e12afa289d0b9110ceb12188ebdad6a0c521e8336160c1abb1bba01e"
+    ),
+    "decode_bf16_d32_causal_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:ad5b6f48e18c09ba3c72c5a08e9ef04df1a529be1ee4c8948d5044fdb16df0e2"
+    ),
+    "decode_bf16_d32_causal_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:ce7b0a02fb7885aa0fa5279d48692a2beed93a35dd33826e335243407eb26cf0"
+    ),
+    "decode_bf16_d32_causal_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:8cacf75732106df4fea78d6afcc48785a3e1d64bab3e2dc6d61e207ab54e1ab5"
+    ),
+    "decode_bf16_d32_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:ee2933d18ce05371f37a7c75cb2179b88f2aa115e745376a127aae6079295c3d"
+    ),
+    "decode_bf16_d32_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:a6342105b4be1da69cdeb7d5733598ea26b06c968f7ccabf5e22f1b01c8ae430"
+    ),
+    "decode_bf16_d64_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:45e438c4b65f0797b1a25773593795c6d5e4dfd24a9aaebcb211455fa1286bfe"
+    ),
+    "decode_bf16_d64_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:6e523696dcfb8bc3e0aa270f88740bba8d582bd2ce1c3d3a777118bb7695e014"
+    ),
+    "decode_bf16_d64_causal_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:03e8d8bda85fb48c0f27ea808a5472bd268f76c86298c8c3e5e7dd6752c926ca"
+    ),
+    "decode_bf16_d64_causal_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:a9fd19197d07103850afad809b7e10baab8dc5cad9d73d2cd63e29f017a8f261"
+    ),
+    "decode_bf16_d64_causal_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:ea9e0c565ab371756a04e36f86f66d6bb9968372ec7ae70362ed0db6091cc436"
+    ),
+    "decode_bf16_d64_causal_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:9420d757e19bd87ab21c3a65a5e7d55b588b8257b589aa38e7973be6e5a39526"
+    ),
+    "decode_bf16_d64_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:8dbca7ee52b2bca29ee4451727353c61d19309842c1f24b0d406ab91dfa38acd"
+    ),
+    "decode_bf16_d64_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:b535ce535ff709dd9e481b9fad5ed56157852c43329f2a0efe8803215c24f933"
+    ),
+    "decode_fp16_d128_br16_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:23efffab08f5d6816f143f9176c8c34f082614ae2f38096b006575234b3dd54d"
+    ),
+    "decode_fp16_d128_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c119bd8c049a0f16a7c29fb8eb217c28e234f4079435494fffa2d4dab033130a"
+    ),
+    "decode_fp16_d128_causal_br16_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:90364a0046416eaef7abbaeb6ae34b444dfab4ad5be6e83ea10df33001d67b42"
+    ),
+    "decode_fp16_d128_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9341cd21b2a2da6adbca7504e2639edceaa371b52855bc6ad7ad636779ac9ca5"
+    ),
+    "decode_fp16_d128_causal_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:64baccdfad2670f91ab29b38e33652e5ea7ed09dd1a8b1689617f132a0ff3880"
+    ),
+    "decode_fp16_d128_causal_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:a011b8b849736e4861de324a37fbca4d2efdaec376b1f059a6db0aba12a6c088"
+    ),
+    "decode_fp16_d128_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:96f8ff0d3758b8d3fe302defc4cbfece467f54c37ad0368cf436344693917a13"
+    ),
+    "decode_fp16_d128_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:17e4b66a6c77a58a0fb8fdad298bbb9836ee6ef5752d300a6846d64d056dbbf6"
+    ),
+    "decode_fp16_d16_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:f61bb316f4eb238a728086bf4c3e59d7c42b01e0ff1667052084333dbeb28a1b"
+    ),
+    "decode_fp16_d16_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:6dfcf283c6f8fb0030276993cde1726149703a98d050d5761f2ad0c5e3ed1d43"
+    ),
+    "decode_fp16_d16_causal_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:c4289c4a85226893c91cdf28191fc7389735053ec71e7cf94b91f81bbc3b430b"
+    ),
+    "decode_fp16_d16_causal_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:954bd6f86aaeadb216dfbe8569cd147ecd4007079fd8a27d5ee343268224ce23"
+    ),
+    "decode_fp16_d16_causal_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:44ac27a5a6641785571bbc1fd94458d27405fcdccca653efc89befb1425b08b7"
+    ),
+    "decode_fp16_d16_causal_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:a49f95065060dc7fd7af381e0d0719508fa31cf59b22b56bf291b88b7701bd48"
+    ),
+    "decode_fp16_d16_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:d1ebf6b80184279fe04c2327c775088a8a0f17008dc06ad7bfe8e49b5075c376"
+    ),
+    "decode_fp16_d16_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:c2cd34aab31555974fb7b2fa1fdd095d90e47e456b8514dd1faa84c6502ccf3d"
+    ),
+    "decode_fp16_d256_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:7f93fdb676fbe3e64ba55f091859bd862d25f639258b1803adf7beb63e262eea"
+    ),
+    "decode_fp16_d256_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:65a1e3b07d62f5b473085ac60585fbed0f2b5be1dd2132e1b2a2ab2a3f9928e1"
+    ),
+    "decode_fp16_d256_causal_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:194c0a48cc24ecb9865dffa6040039c46f292788aecbf320bc85d2c16a4b275e"
+    ),
+    "decode_fp16_d256_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2edbf8df2fae8321eaae5053289229e51da45f5faffbbb6aff6f998efb7dd707"
+    ),
+    "decode_fp16_d256_causal_paged_br16_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:8f4e74a10bae61c98052347c0452314d7390a8e3656b2cba3352f6e36c8f2497"
+    ),
+    "decode_fp16_d256_causal_paged_br64_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:01149117d8d767bfc4d90b61e3114df9291d96ccdbd46624e67de0dd1d61c333"
+    ),
+    "decode_fp16_d256_paged_br16_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:8e41b9787da807e19b0e9b8a903080b0693ba8eccd563826d702c88374531db5"
+    ),
+    "decode_fp16_d256_paged_br64_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:adeafdc60246279c2e6481bb68626b6d814d3e8c20486a2b1ac39ce89a22d83e"
+    ),
+    "decode_fp16_d32_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:a2392235526e6ac278868fb4d8dd1861bd1483aced55edc85ef7472e9d23adba"
+    ),
+    "decode_fp16_d32_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:b56913c7fd082d00e536099d901a2e0d13b51a46dca6640b2113ae72b45ebeef"
+    ),
+    "decode_fp16_d32_causal_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:41ca20ad2f9dd31efa04da5ae85ecb5283df11e25ac5717d145118e24b143b21"
+    ),
+    "decode_fp16_d32_causal_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:cfd5aa6170931c5d2b6b068b44232c1b17f52e3367ce4045a977a8696ee59709"
+    ),
+    "decode_fp16_d32_causal_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:2287b811314ec1f1ca5f3c39e35c0a63a6ed1a919e5fe5d1c9464c3787c595de"
+    ),
+    "decode_fp16_d32_causal_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:299dac3b4c7af9fd27e001f64befa781583232578d5e8f2d5d2d830e69b0a723"
+    ),
+    "decode_fp16_d32_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:ff71b9a8a41f7fbf0c3ea9fb0da3182e3c3cc70f5f5e7358a7daf7cb1026198f"
+    ),
+    "decode_fp16_d32_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:8e045e3d926d4ad51f2578896e7140fb366d3361ff97650fbca8c60766923450"
+    ),
+    "decode_fp16_d64_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:6c1da422dc6517ba11376404b30d70234c4ea053a15da3f72fe917f5be15dce4"
+    ),
+    "decode_fp16_d64_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:dbf42e73f57ddd956d25798839b70bb26f63e79dcf4264e08a64bec115343e15"
+    ),
+    "decode_fp16_d64_causal_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:9e649d0671a2d1588b92d182cf374ed6efae528d83732d14aeb5a9d25bbbef45"
+    ),
+    "decode_fp16_d64_causal_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:b7d406c69e25bfab87686260b81cfba95d7845b52eba64cff601d9ba738d9045"
+    ),
+    "decode_fp16_d64_causal_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:15d1888a9d567266b363f0c7eadd44cd26171e8f5088f80243b0b066da607bd7"
+    ),
+    "decode_fp16_d64_causal_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:9572a3ecdfd9e39932c8f5a1298f860557bb456cd36f6765c0391fe1990e55c0"
+    ),
+    "decode_fp16_d64_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:645807fcce1164c00f004488450d008d52a5b9add99a8fbbab5985d96e1e75ab"
+    ),
+    "decode_fp16_d64_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:6e998af5418ad29055e9c57f66a934edef97c00d3c057a91dcb460841e987d3a"
+    ),
+    "decode_fp32_d128_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d610241d1e38757b5422fed747ecb0b2eefb4003225df5371c8a57fb165b18ec"
+    ),
+    "decode_fp32_d128_br64_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:aa7e8dfd71078025fc893af14c3bdb1e9091e99806be4648c8dd8e9dd35b3e8e"
+    ),
+    "decode_fp32_d128_causal_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ab8736978c989f344a241cd97bd89234c59675247b9362f26cd20fcc160c661c"
+    ),
+    "decode_fp32_d128_causal_br64_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e0ddbfccea4ee102b2b838829698f6527d71cca3c744cb14a4b386f51393df4d"
+    ),
+    "decode_fp32_d128_causal_paged_br16_bc16_w4_s3_fa2_pointer_any_dim": (
+        "sha256:548a1b5187d4f8f79f4e3dbe3621b4adc8b48708f72eab47eb0fbf6bf4e9ab91"
+    ),
+    "decode_fp32_d128_causal_paged_br64_bc16_w4_s3_fa2_pointer_any_dim": (
+        "sha256:44423e09cc23061e2a5d3f8e8b9ca9a20809d40fa423c3f72bb73d68b951cc0f"
+    ),
+    "decode_fp32_d128_paged_br16_bc16_w4_s3_fa2_pointer_any_dim": (
+        "sha256:87977e9407f604df2a56dc97e73f2f410b930b0cfa211d47cf7e4d12714547fd"
+    ),
+    "decode_fp32_d128_paged_br64_bc16_w4_s3_fa2_pointer_any_dim": (
+        "sha256:20344ffe58230185f6df3e00fe1b86d66981fc854e8871a24ae97201fcf37bbc"
+    ),
+    "decode_fp32_d16_br16_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9a03b20b962e7b1a70fc0595539a556d67ced7e110a71c2c071f0c064a9862bf"
+    ),
+    "decode_fp32_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4e231e0a78ae79c8bcee2a8d2c758b26b22495d69942305dbc2485bb9bf5d144"
+    ),
+    "decode_fp32_d16_causal_br16_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:49d997e5f06b4a6e6af0d2298f86c8ba32bcecca5f309e380588180767975edb"
+    ),
+    "decode_fp32_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c122eee1e67524b52638c491d4dfe935f1e921bf0d7020565a52e9e72ea9654f"
+    ),
+    "decode_fp32_d16_causal_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:22c04efb532aa77c5fbc3b81f9410d2fb10796733515e380df1a79894e775266"
+    ),
+    "decode_fp32_d16_causal_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:6041a0c3c0ae973eac4c34d103ce1610f46086d5b5106f577b69458974c1388c"
+    ),
+    "decode_fp32_d16_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:35a6586b4353ce91a72c18883bc843c7b6c83e3e8d5092adb591f1cfee50a6df"
+    ),
+    "decode_fp32_d16_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:75dc1af148e7615534307cc2da3968ccff88c494706bb1e4e7b376dfa3ae2d6b"
+    ),
+    "decode_fp32_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:ef61e53d7b57ebe1500e2c4a9739ea76cb92fdc97e5f8a98120260f3143e4477"
+    ),
+    "decode_fp32_d256_br64_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:f833b7a101ecc01c754c88f849f074094e7a3cfaeea64e65acd0e79083bede61"
+    ),
+    "decode_fp32_d256_causal_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:b86bdaebb3df6a564d4817337d7346ac302d7a7a1f717cc80c950ab36edbc679"
+    ),
+    "decode_fp32_d256_causal_br64_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:848e3554ebf2ad9ef2f8680ef6c3290e9736d7e5971a566f70b3a5d3993e19e5"
+    ),
+    "decode_fp32_d256_causal_paged_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b0ffa8d5ac6a93a0fc6eb69af8a8ae8ed304994ade6108494fc9cc3b37a4a02a"
+    ),
+    "decode_fp32_d256_causal_paged_br64_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:7b2e771af66408893bbaf70e40c04971074f332979c260cfebe201481f56c00b"
+    ),
+    "decode_fp32_d256_paged_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:13d3731ac65a8f056c8a4a00236093b30cda5d0ee7b11215baa3a43b3e75f810"
+    ),
+    "decode_fp32_d256_paged_br64_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:25690aa14e2c15f5e73bae4989e401925522b7c82768f32bfd2b6df36bb83c54"
+    ),
+    "decode_fp32_d32_br16_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:72461985d49fdf6f2ca0c03004830b426f53b013ed6282148ff4fb12fb648530"
+    ),
+    "decode_fp32_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:83fe9c142b6c8010083f92ebe39b31ab5b52bd862f9bc996ed1caf29cda0af62"
+    ),
+    "decode_fp32_d32_causal_br16_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5705d54a64f19ca4cab915ab81aaa269a7d1e85317ebd45d0b0880acef8adadd"
+    ),
+    "decode_fp32_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4ccb4650db68bee9c452ed404de5a28b4bdda0db7b7bde5a5c6a2c1031261b15"
+    ),
+    "decode_fp32_d32_causal_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:8184ef206c474cc6d8b40bc502025b91b0033eea228e8fb682febcdcbba6892c"
+    ),
+    "decode_fp32_d32_causal_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:1d2a70f644f1fbff7cc73e79648f5d064fb6adf33e89131ff213a9d92f0f7afd"
+    ),
+    "decode_fp32_d32_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:84e55ef4833fd07dc9da386e753801d8ae79e1b22296d0afae294525bfe1c5ec"
+    ),
+    "decode_fp32_d32_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:3cca40ef72de4bdca61416b1687fff517312070fbf5b3769472a11f66bd02a04"
+    ),
+    "decode_fp32_d64_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5d80d8843cbf1b1602decdc1d53a4699a7246c87563a053f928f24015e7fa1e0"
+    ),
+    "decode_fp32_d64_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8132f85d09ef0a0721b0449dc4c8132ca0acb62035bd38e1bd55b32596ce1136"
+    ),
+    "decode_fp32_d64_causal_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ff2b83127074e215908ebc6e10b0261afb32d58b09491a7ac486bc35363425d7"
+    ),
+    "decode_fp32_d64_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8dd85ad83116c4269b14f3006b900fd0f0535e666cca035cffde9e2e6b6050d8"
+    ),
+    "decode_fp32_d64_causal_paged_br16_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:1688cef19d2d58a0c5ebfbd970e9b962a1803c11c861506cd4fcec1de9501d47"
+    ),
+    "decode_fp32_d64_causal_paged_br64_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:e538977d166ebcf75058ed263d31650f8681c93227944c29f84de9df821b6193"
+    ),
+    "decode_fp32_d64_paged_br16_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:a9cea18dae100f580f9612c80db687afe5e90ac7d0d51fe967bba50160664c82"
+    ),
+    "decode_fp32_d64_paged_br64_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:6f78ee5ae8e1b34a26d0ede8448577785b7e630bc6e7973a568dbe267447c6c1"
+    ),
+    "decode_tf32_d128_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5562e14d013342e473d49e7f3d4b3684e9587a18432dc4fec02e6115da928fbf"
+    ),
+    "decode_tf32_d128_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:94f48ee1cd2d87b926c7252ef354d3f2068916ab4e5bab4756376cf756e176bc"
+    ),
+    "decode_tf32_d128_causal_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:40e29abea0f2895948706204baf7cb5bda16e92ffb8c87ac5235916aa5b963f9"
+    ),
+    "decode_tf32_d128_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:fcc107ba55e22abb0cb5adaf0d219f8bb45526c00f1230dc0f21c42589f9060a"
+    ),
+    "decode_tf32_d128_causal_paged_br16_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:300813d0c5792c737165b7634a1ec94bbe32f2fdb373f8d068307b714b7a2732"
+    ),
+    "decode_tf32_d128_causal_paged_br64_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:0d4f60861638556cf5b071498fe46d4da4bb7dfed8a8d58376dbf4c2105f6b0e"
+    ),
+    "decode_tf32_d128_paged_br16_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:4d1451c8d1b821d8eb78ba3a378595a5fa785f30c6855fbd6f2a7d4b2f5af7bd"
+    ),
+    "decode_tf32_d128_paged_br64_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:ab8149edafec604c48a8ad751a08a00a334ce8003740b088b40c6ddd70cd681e"
+    ),
+    "decode_tf32_d16_br16_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:68c27267bf6c1896d9b77459b01528460a690923f59d796567cb534f41360be7"
+    ),
+    "decode_tf32_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:bc38e157385a80b49d4fdd0001d10b19622b96c0511847e38db3260dec85f93e"
+    ),
+    "decode_tf32_d16_causal_br16_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e8dd2d966b27c4c47672d7953ba60ab0022aa1f4a29a44bcfafb8a8eacbf0f8c"
+    ),
+    "decode_tf32_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:55ea1587cada463160b4af688804bba62ef54badf25c808ffa8a0dd5ec400586"
+    ),
+    "decode_tf32_d16_causal_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:d739d65ccd88f99543537c46d9740213b41705070615572229504d19f22f13f1"
+    ),
+    "decode_tf32_d16_causal_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:4d9bb5f0984018e9f422b6ee62e058b3eb32e2b8468d4b59e58c5fcd10c50f51"
+    ),
+    "decode_tf32_d16_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:8adc01fcf19314da61b08cd7fcd9de945417b521d5d944b2d8d26dce03690b22"
+    ),
+    "decode_tf32_d16_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:e20e37d28fb2924d2f61f8fbeeb1c0e4971d8f0615e9dcf2c581b50619173018"
+    ),
+    "decode_tf32_d256_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a6ce185d21a03ce8a547c1c8afde794f773bdcaf5b59958daa06e127916febeb"
+    ),
+    "decode_tf32_d256_br64_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ce2404cde7996b7ea64dfa34fb6bd153f791c2bed3700db1c3155bce572bbf5c"
+    ),
+    "decode_tf32_d256_causal_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:329755386878a7cc5ea10aa58d93aff016f4dd45c7d5ac0239312f8d8e9bb8d2"
+    ),
+    "decode_tf32_d256_causal_br64_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5b1232fe4aa7f9c859c844716e1fe6e5872ec22ce5f219557db3685e78d7382b"
+    ),
+    "decode_tf32_d256_causal_paged_br16_bc16_w4_s3_fa2_pointer_any_dim": (
+        "sha256:0855648d6241ddc75ccd54c17a08161af51a3735a60af6a67efc82399cd0c2b0"
+    ),
+    "decode_tf32_d256_causal_paged_br64_bc16_w4_s3_fa2_pointer_any_dim": (
+        "sha256:30d2783d488e338e5299a4322cf564b0eaccecb599a33e016f24e279853b951c"
+    ),
+    "decode_tf32_d256_paged_br16_bc16_w4_s3_fa2_pointer_any_dim": (
+        "sha256:fdbd151d8cd3117c5f19af2fd8e82dbf2ea8e9769fa5c577a1f5f54ad8a59344"
+    ),
+    "decode_tf32_d256_paged_br64_bc16_w4_s3_fa2_pointer_any_dim": (
+        "sha256:e90c7b911848135a5a1cfd625b733c787e2018b1c71839d2c52ede3391a41db7"
+    ),
+    "decode_tf32_d32_br16_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e271e2da1d8aab26173706d9ceec241842e13152477432c12495e628133371c3"
+    ),
+    "decode_tf32_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2d762bd587ae6347e2a845d37f92ad244bece3a2ed1d96e73df1dfd8b2b77780"
+    ),
+    "decode_tf32_d32_causal_br16_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e5528d124e5d1717c6b6a342c3aaff1aad4664c07dbef1b5352667da94523d09"
+    ),
+    "decode_tf32_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:442b37853354eae30ca58870d1e3fac1050f0c604074394083b36dfce5e3bc95"
+    ),
+    "decode_tf32_d32_causal_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:b714fe62465c47bcbb3ca673a99305cf8cf1bd44f5626ca226478532a58ca8fb"
+    ),
+    "decode_tf32_d32_causal_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:fe672769799c718b95917e3ebf975e974379d84368fde421b87249d1b7f9ebb6"
+    ),
+    "decode_tf32_d32_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:adbe22f5ad0afaafd405c98df58b4ecebf54fc7b39fbede8e0d4d0cf4c8c2cba"
+    ),
+    "decode_tf32_d32_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:859cbdf0f73ece2d3c554197a7a9e74e228a974d3511ca361d09fd9aa21ec11b"
+    ),
+    "decode_tf32_d64_br16_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:34173ba971e945197873e435ff3037d8318db0a360a4d760e20a0d8bd13830a9"
+    ),
+    "decode_tf32_d64_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:10bff6346e91d8a98ef67dc8899037040e01ea6ac939492240140d020f069da1"
+    ),
+    "decode_tf32_d64_causal_br16_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:16cbb1f8195cd37af7d3028b6c29737c535cd8fd37ec595101738338448b58df"
+    ),
+    "decode_tf32_d64_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:84c8a223b89e04a929532cf5745d39e46e8cabf56012090df6e9f4a91cb7fc81"
+    ),
+    "decode_tf32_d64_causal_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:76a4399846e6995c7ea7040ba357b75c7a6333a3d36679d342512b5c60e3e2e7"
+    ),
+    "decode_tf32_d64_causal_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:9668425ca2538b7399ef1dce517e64cb043f124885226879d2525b4ef74fdd16"
+    ),
+    "decode_tf32_d64_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:9e0ee9274d2a6328d0f889ac5a620dff1a1669b29fe1aab26d74c6ebd48c5f80"
+    ),
+    "decode_tf32_d64_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:698821fffe5cfb6665c651088aed7f60d92cdbc5c9c8c29bea4ab29266b3b5fc"
+    ),
+    "fwd_bf16_d128_alibi_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:94e4763564a3a143075cb074046ff232f09011a9393ea31c2dcdc19a6f07519f"
+    ),
+    "fwd_bf16_d128_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:15c1fbea86dc6c3a929d65c80e9db26870306814b59ac1b18f510768c2b0f48c"
+    ),
+    "fwd_bf16_d128_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4dc8bbd3cb035c4a4fe0107a5afd6dee151898c7b5e6e67c5115fed8d2880c87"
+    ),
     "fwd_bf16_d128_br128_bc32_w4_s3_fa2_pointer": (
         "sha256:66f236fd2955c1e37876592cc55ea4ebce780e0628497a87ffac0808ce3bb0b9"
     ),
@@ -1113,6 +3477,15 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d128_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:9d3f6031b34a3ae75c35529b0da34bdf8341ffc0428aa50f1c8acef7c88baae2"
+    ),
+    "fwd_bf16_d128_causal_alibi_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:95ff8745762e24710e08ca12f7c936bc70df82adb8c8d6a0dcc4599dcbd7f399"
+    ),
+    "fwd_bf16_d128_causal_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:33eaf2db1a44ecf6a2a367212de30e6f5d1d7957441e7218c02b851da1addb49"
+    ),
+    "fwd_bf16_d128_causal_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:eaee21471754cb9018515080081d585699c2b7a1399781431818edb7eb2e34a9"
     ),
     "fwd_bf16_d128_causal_br128_bc128_w8_s2_fa2_pointer_longest_first": (
         "sha256:708e6461c46174933de18cefb0790c4df4970facecf8ebe42b78cf59929e91cb"
@@ -1135,11 +3508,77 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d128_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:cfa9ef95e3ee2d39c82afba4209264a4edd16806ea2c13e394e93e13f02c63ad"
     ),
+    "fwd_bf16_d128_causal_dropout_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:40e80e07ed56a2f67487b665ead794cf4b58bd30b1da359beddeeb72280ce878"
+    ),
+    "fwd_bf16_d128_causal_sink_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f02f681f810ed217c0c284200ff800348303a74b906f8f2c6108f6bd8b99d72a"
+    ),
+    "fwd_bf16_d128_causal_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f7cf826347254b1b87c2b471d8e07594b0694e2879fb5761bbfedfb66b88f366"
+    ),
+    "fwd_bf16_d128_causal_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3cd583189afb4465b2f54a50930b85115c944ab2aae5e14494cf31560e93d175"
+    ),
+    "fwd_bf16_d128_dropout_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:908b259403e488f8708507ef389036fc36759d0cf6a76bf6a087daca7b15365a"
+    ),
+    "fwd_bf16_d128_sink_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:aa922150843f7b2d75828fc321719ede8be87fb42b647eb90f2faabc65b26dbd"
+    ),
+    "fwd_bf16_d128_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c792a77448dc12f9a074fdc643b9377dfb97796f47aa612e9adc08d1656133ae"
+    ),
+    "fwd_bf16_d128_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:501de5766c82260b713f5847746440f8d25b192c8fd0a40a76884563d07c95be"
+    ),
+    "fwd_bf16_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c4151c7696841c996253168a1e7b4c1943f7d43e326f7e3c1cb5cd363c8aea41"
+    ),
+    "fwd_bf16_d16_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9a48dbf54fd1b8054df7d8a2d2044cd444426b992dd1b01f71b4749fd51f14da"
+    ),
+    "fwd_bf16_d16_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5a54826d9ec8ee860fa4176b570406c9dca0c86b2df86155c9482d47dfbd5fae"
+    ),
     "fwd_bf16_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:61dd33cfe5babf5d3900d3aa42ecd685db6b89d47e3d34b6cc0fa71c27ded30c"
     ),
+    "fwd_bf16_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:58f6ad5d0374d89e22bd092f5e6c0b59995fda890718800e02e5f9e8778bd26b"
+    ),
+    "fwd_bf16_d16_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:db47e404d47992b978c45e0aff48b3819f64c47b6b16398d8ac7b8106b0545f9"
+    ),
+    "fwd_bf16_d16_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5467334f8e355d809fdd657e38d68b7826ae854c1892e6ed887db0f2c3bffae9"
+    ),
     "fwd_bf16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:b1c1a39f8ce817594bbd37612e6b7a9b56f4dc1aae88972da8231bb2725e6721"
+    ),
+    "fwd_bf16_d16_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:973745cf4bed47157226ea49224d7c0b5ff44c84eb57e145775b8ea837533373"
+    ),
+    "fwd_bf16_d16_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9d387e59f61ab11ad2fb458d2180178aad8e788b11c32afbde662ddc246d27af"
+    ),
+    "fwd_bf16_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d349dfeb8197f9c2f6cf169cff25aabe682bfa0aa8e542156f0570e9178896d2"
+    ),
+    "fwd_bf16_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:236771e4e1ed16b857048ac42eba53c6178fca6c3c7ab6675ba507d013a27eb6"
+    ),
+    "fwd_bf16_d16_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2a7a6c11d8c7f765397f9521ff5d73d663a850ebe3f187a08490f15990240060"
+    ),
+    "fwd_bf16_d16_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d5fa234e41a9b976ef6e5cd3f8cf84b2df4c950401a14c97f69e902f7234af99"
+    ),
+    "fwd_bf16_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9dc2daaa30b9e66543e4565ff79494ac196ab417db24448f6945c85159a4c0ec"
+    ),
+    "fwd_bf16_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:07945602b3f083f9bf650a82afc07bd8083c4e272c523f163686a8fa950b18b1"
     ),
     "fwd_bf16_d192_br128_bc64_w8_s2_fa2_pointer": (
         "sha256:740a1bb642eab07c92b827e64f95bb585aff43ff12eaf2c9cceba4fc89a63985"
@@ -1189,6 +3628,15 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d192_causal_br64_bc64_w4_s3_fa2_descriptor_longest_first": (
         "sha256:d985cd0474bf7e63b03413aca850cd98b217ee5d2f3ac82abb6c0da1f8b34d56"
     ),
+    "fwd_bf16_d256_alibi_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:dfa162a5b3e69f12e175e2ad34e51a50e1f25e1db84177455ba9022158a17aa7"
+    ),
+    "fwd_bf16_d256_bias_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:8360ada00f68557e082e02c7910488a47bd238e79eac2d6448153880128587cb"
+    ),
+    "fwd_bf16_d256_boolmask_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:e73780a753c97b6a469b6a7a60481baa1787a79db96ca63bf042f9536abfa917"
+    ),
     "fwd_bf16_d256_br128_bc64_w8_s2_fa2_pointer": (
         "sha256:36a6d96521c266be75c09f119685b01e1e4ee6b2cbcf3d491f45be4053503993"
     ),
@@ -1212,6 +3660,15 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d256_br64_bc64_w4_s3_fa2_descriptor": (
         "sha256:1db9a1287af032794d4c37bff90900b3b2beae21a17471267c80b7814fdfe3a5"
+    ),
+    "fwd_bf16_d256_causal_alibi_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:52ef26a581e26a9a57d15ec3ba91c3c47061e6aaf7578a62694068246891d80b"
+    ),
+    "fwd_bf16_d256_causal_bias_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:b9ac2b09ebd72bdd8e969a916556d764441f88079860dba5a287c5fb66b1389a"
+    ),
+    "fwd_bf16_d256_causal_boolmask_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:23be292fc234e86ba699a6ea050fc5e8129445f9d96d19e537cb2db7b2967c6f"
     ),
     "fwd_bf16_d256_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
         "sha256:68072ea885f4b98a2c53dfbe7303814f7e4ea59bc44c391efbae855e309f8e14"
@@ -1243,11 +3700,86 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d256_causal_br64_bc64_w8_s1_s_ahead_pointer_longest_first": (
         "sha256:e6e45b5b13c1fe48db389313094f24916bb750ef9ac51aa435d738763646ad61"
     ),
+    "fwd_bf16_d256_causal_dropout_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:fea4c7a60210731c051bf083c4ec90407df1fa6b244f864553d318ee12144d43"
+    ),
+    "fwd_bf16_d256_causal_sink_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:634ff4ab22ce5597f0ccdc7e4c1eeddc53fdb293a9b0fbf4b6825a0bdb6ff1a9"
+    ),
+    "fwd_bf16_d256_causal_softcap_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:6cb32c373f27b89c7a4cd8830bec185eb74a54d31e9234698d86cbed940ce8c0"
+    ),
+    "fwd_bf16_d256_causal_window_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:18a23f954128685a406289bb87368559f9253201bedbf1880b7ad5f53f8e3d20"
+    ),
+    "fwd_bf16_d256_dropout_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:ca8acb90142bb17dae785b644ebfeb7b1a1bb03b30af978045eb96e96e3af185"
+    ),
+    "fwd_bf16_d256_sink_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:d9712f95f6e0277efe090145c6b2ae0c5170d1f2bc183f9a8614e0aa146101f8"
+    ),
+    "fwd_bf16_d256_softcap_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:54ed0fecf3e6d8e555ac80f90da49179b9ca5f06c91d8dc85fbbb0cd9194e765"
+    ),
+    "fwd_bf16_d256_window_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:54d23757281ed8783e574a5c463df9c952f2843787bdd1f9c71fb5087028c3c2"
+    ),
+    "fwd_bf16_d32_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d1434e74ec1a5d96b6ae306b159eb613cef8033da7eed53dcbd728bf059eeb9c"
+    ),
+    "fwd_bf16_d32_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ce45c21efc047e9742b52360615f68e2cf2e6b712e522f0bc162745717df6bfc"
+    ),
+    "fwd_bf16_d32_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:51d8aeeecdfda3e9b1a70f7117b48af596165b76c5b3abc30f4c471f2deee4af"
+    ),
     "fwd_bf16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:ac627d52932e804f4e8ed7c4de85ca4f223fc1f20a36bd38d1a29297409e2d51"
     ),
+    "fwd_bf16_d32_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:da9276fdd2b0a6a22eab4b5d4484fc01c5c2dec5cc8fbb616c375b2d4fdee2a4"
+    ),
+    "fwd_bf16_d32_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:7db5514a101a9e1a0a33a15ed6ec781271f5ce5d955d9aaa18677614b39262ff"
+    ),
+    "fwd_bf16_d32_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:652aaf086dee619bf748e344744742e90184cb3c873df00875ea43163ea045df"
+    ),
     "fwd_bf16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:457cc6792542d3fde87ec7ae3a1d7c73775453717b46a06f93979c5c2d66ee7e"
+    ),
+    "fwd_bf16_d32_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0a4ebbd95766a61a7ed482e6067dd6510b1aec913a4a8cf219855153a5fe2284"
+    ),
+    "fwd_bf16_d32_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6417eeca3af00d2a901a221e361619121a30597e648ae60d39626b541f2904d8"
+    ),
+    "fwd_bf16_d32_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:517e745043ba867315fc085ca9f9992c960b2dd2f805868bb54ae80853d8fec8"
+    ),
+    "fwd_bf16_d32_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:7302f77cb198fd3e2288ba9cc0f0c451e9a8e8a77568cbd55a47638bedee9026"
+    ),
+    "fwd_bf16_d32_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:138807ba6a9343a073daa3b0bc1fd0b1a3965e374d4af3ddad53522964876768"
+    ),
+    "fwd_bf16_d32_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3c0f854dbb5dbcd696230695f08aa8180d670e3e97e1ef2246e9e8bac9659a29"
+    ),
+    "fwd_bf16_d32_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0c46cefb1a35423c716cb7c9f35b0857f3298303b7e013d2360eb3bb3c6b6e22"
+    ),
+    "fwd_bf16_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:dea310a53c42f92c3bdb45cd331bc51d1d49ec61a2cb926dd24bd51c6bf1d6e1"
+    ),
+    "fwd_bf16_d64_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:80be8bc461d3c2c0ecb260ed95e891927ef81edbb9db053b1ad0d1a8e856b4c5"
+    ),
+    "fwd_bf16_d64_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:15101e04f82134837ad1b93352a7d93a0941c3e89a68afb7e80122358c0761fd"
+    ),
+    "fwd_bf16_d64_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:21a80bd749d214a0306ac7f0d40239e7b782937653358ff2ef6c62e5533fac0e"
     ),
     "fwd_bf16_d64_br128_bc64_w4_s3_fa2_pointer": (
         "sha256:65c20695ab4e78037180dc68fd53d5ee81f3a7e3da9b29a841ca6383b82a9a04"
@@ -1267,6 +3799,15 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d64_br64_bc64_w4_s3_fa2_pointer": (
         "sha256:478a61267156d6836bde28d23ce4ed200887aec87b3bca3b42ee21de1cb09ca0"
     ),
+    "fwd_bf16_d64_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2597ef53fb4d014eaffa113fe77362a008a22b6712bc7b9417fd01c77df8236f"
+    ),
+    "fwd_bf16_d64_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0a6e23dc61cdddcf8ca3af6afa012346ca0a84784093cd8350b1734f1250a427"
+    ),
+    "fwd_bf16_d64_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a84cc43c4bcf855be6013307cc912c3ce9bcc0fd5c6f297a50dbeeb540450a11"
+    ),
     "fwd_bf16_d64_causal_br128_bc64_w4_s3_fa2_pointer_longest_first": (
         "sha256:7d1ca501e752c0f60dcf07283cadbc9eb6bb60d66768e5590721729674889b44"
     ),
@@ -1284,6 +3825,30 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d64_causal_br64_bc64_w4_s3_fa2_pointer_longest_first": (
         "sha256:e4e052b70d483126d14385e36f68062eb05e67634b90f90c2cabe1ac2c167813"
+    ),
+    "fwd_bf16_d64_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5d5485739dcaf1b251dfe4c02de0bacc50d150b08146294523d5be0be09c678f"
+    ),
+    "fwd_bf16_d64_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:69c3da7fe7d9aa93fc5929e0e8282f65bea51e87b7317b662259dadd1f8a87e7"
+    ),
+    "fwd_bf16_d64_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c832a422282bd1bc0d5473c155bb6d31c388dcfb31bb2bfb1fb9d05766ca270b"
+    ),
+    "fwd_bf16_d64_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4ffcab61c2ba8074d6670bd713a3ce6463f17cf4c45ac6e37b0b63291d2d6308"
+    ),
+    "fwd_bf16_d64_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5f20781ff99311c141404e6334baa02a65075466024a91d5a2258990f6ddbe19"
+    ),
+    "fwd_bf16_d64_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b759b0dba1baf46a8c4a1e47497add79564c2e1cefe8a8579cb10792f54886af"
+    ),
+    "fwd_bf16_d64_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:13675b2dc9a20723b618b1772de974197011e78d355bf160abaf21264ec7b157"
+    ),
+    "fwd_bf16_d64_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:854a65a2271e4c536fadaf389aa5a378abf87b463f149813cdf76ec81d39eb40"
     ),
     "fwd_bf16_d96_br128_bc32_w4_s3_fa2_pointer": (
         "sha256:e86e29d6dc9d0c86bac30ab5a999364c807b08cfc67da44592b0f48b0e1ef1a3"
@@ -1318,6 +3883,15 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d96_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
         "sha256:a107450900846f7696c26e2b97f448460ce45641f3b3045607f4d9ba1ca50417"
     ),
+    "fwd_fp16_d128_alibi_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9031cebda4a9d9acc0ca84773826ac3c96a10d19d5eae3f141a26c77180b06a7"
+    ),
+    "fwd_fp16_d128_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a3422fed3fae30ee3774e6a55f4c407c27fcc7092445200f1f79a9085fcc2780"
+    ),
+    "fwd_fp16_d128_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0977b55e63fb4b1267c3a889cf9388fa9b8070e41a41fc84526f71992b1fbacb"
+    ),
     "fwd_fp16_d128_br128_bc32_w4_s3_fa2_pointer": (
         "sha256:dbf99348204cb921e0c1456685cd41a17d52216d4790fe026d3400973b88d0aa"
     ),
@@ -1332,6 +3906,15 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp16_d128_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:b746663f9f546bbd2fefbab70778e261522f85a786186a8036a1c18dfb58cf77"
+    ),
+    "fwd_fp16_d128_causal_alibi_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e46b94f08e50333473869d284ba77a73860ee838612e4292df948c4a1d740d6f"
+    ),
+    "fwd_fp16_d128_causal_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0150f726fede24be3c846811901881c4d9b2e35d6f35a4476bb6f34e8db8acac"
+    ),
+    "fwd_fp16_d128_causal_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5d02deccc1d9e72a56abf30ff7040f6cc2f1e071e57127c4576595b6be8fdf2c"
     ),
     "fwd_fp16_d128_causal_br128_bc128_w8_s2_fa2_pointer_longest_first": (
         "sha256:eb88b6d430730687bde6a76c918289732fba4d4ebec7bce4bca584c038d49969"
@@ -1354,11 +3937,77 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d128_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:4f15dd67d04268dd81331f686f63fd4e8a59c9b41e7d4015193280cf8182e106"
     ),
+    "fwd_fp16_d128_causal_dropout_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:de6de928b6c94a2e7a9409eb42f1ad802abbdb62aedc9be675de8a1e03f85ec5"
+    ),
+    "fwd_fp16_d128_causal_sink_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9af3101bb770c24b3269699af35d27c812464530e0dfa61050fce4c12c2d11a0"
+    ),
+    "fwd_fp16_d128_causal_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b50afc3d7d0836c7b087aab05117e2db58f8d61143fecad75fc7a418af645c7d"
+    ),
+    "fwd_fp16_d128_causal_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d036c4c9d7b33341e356e50a90e726c4ad22c4d15b716d694391a09151620c37"
+    ),
+    "fwd_fp16_d128_dropout_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5d884e02fa81f19f1ba4d31e01bd9a659a3708ed82e9601305df0a1a14f0afc5"
+    ),
+    "fwd_fp16_d128_sink_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:829ba174b323c2aa1512a5fe640ee7cfcdf313754d49a24ac330b8a13a5452c3"
+    ),
+    "fwd_fp16_d128_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3d4763f9835349d70dad95d6f0ada768c58959852707cf853704c795b472e379"
+    ),
+    "fwd_fp16_d128_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c35e5488686d872e1139c65207a672b9da6539dfcaa252e2afe0cefc8f7bde81"
+    ),
+    "fwd_fp16_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ca1e40775d12b522a0badb2f3456b6e70456557761d160a0f2c7f6e829cf0c63"
+    ),
+    "fwd_fp16_d16_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3853408d580555f9745b9768d596dac5445da31b75756b5e83fb1f08ef8817b2"
+    ),
+    "fwd_fp16_d16_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:cf18871b5c580ff65841df730a523254f96150e5b1a5db519c02a51856b9dcc6"
+    ),
     "fwd_fp16_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:b126b6057095ca75beee5c0a881772e2fa42409c66a2f9aad5faf89ad88625a4"
     ),
+    "fwd_fp16_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:30fc2ea2c9d7dbfcf06abcdbe8d871caa313d8a75990c64eb72069d97b90dc06"
+    ),
+    "fwd_fp16_d16_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:cdbb82db3db8dd98877123593f234658a14af59d825440bee90a33e704b51d16"
+    ),
+    "fwd_fp16_d16_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:51e5553374c474e1d6128f2f5c52dc2c5bcbaf2da750c24140c3bf9762ddb15a"
+    ),
     "fwd_fp16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:14353b7954b0edf487c597628a8b44d3ae0f82e6fc3dd5f02cbc9b2c0d344db5"
+    ),
+    "fwd_fp16_d16_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3b8c4a9acb9a0b80d42a99b8e4ecd1a6178fcb4caeb9b85348cd1b4107ccdec3"
+    ),
+    "fwd_fp16_d16_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2a79c893317212a001d30d0b42500ddd3295bf65cb4d11b55fbb7931ca863a72"
+    ),
+    "fwd_fp16_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6f2023c15df521afebcadb2f4caf6cbd2bc30b36a944f58d688d73e22c53a526"
+    ),
+    "fwd_fp16_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:acd71cd095a9973c68b682203b14fb108ea47ba5df70167151eba825bf063e83"
+    ),
+    "fwd_fp16_d16_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8c114c182dd63e705ee4bc46020c9167d61f344f8d560bedbfebf359d10bb4d4"
+    ),
+    "fwd_fp16_d16_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a26fb95de63b99374df3f3048f30a35524c23126248f1f920e5c4457cf9452af"
+    ),
+    "fwd_fp16_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b47a284761333d4751da5bfb01a05b304372b2f279d86e89996e48d23c15d3d3"
+    ),
+    "fwd_fp16_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:504c3adaafd6ab5d83055291d3c404413e64163b4a45eb5214f7b6b151425908"
     ),
     "fwd_fp16_d192_br128_bc64_w8_s2_fa2_pointer": (
         "sha256:032dc4193e522933f7616f263db762b56ae4e76b8b7c91612c594732930d5932"
@@ -1408,6 +4057,15 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d192_causal_br64_bc64_w4_s3_fa2_descriptor_longest_first": (
         "sha256:4772e63bd3ef66639b633adfd42f074696939ae01423762808dd985056d9da5e"
     ),
+    "fwd_fp16_d256_alibi_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:43571c629a742fb955474577945f80f096dc2755af3bdc52cb0ad8574942e1fb"
+    ),
+    "fwd_fp16_d256_bias_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:28214ce0b142c5e23053901381f62242f098dff4c8910630eeb3227b61aa0048"
+    ),
+    "fwd_fp16_d256_boolmask_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:22c79f4bf91d3e474bd108e926bad3f195f28cf98c268028c3e47eb843bb85aa"
+    ),
     "fwd_fp16_d256_br128_bc64_w8_s2_fa2_pointer": (
         "sha256:eb7d6f170fc704361effde711438565b46b7113e0426dcb7e2d67bf6a4f24989"
     ),
@@ -1431,6 +4089,15 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp16_d256_br64_bc64_w4_s3_fa2_descriptor": (
         "sha256:307becffb98f2630fe59e0235e51322ae589fd835eba73ef28e110a461c2bf00"
+    ),
+    "fwd_fp16_d256_causal_alibi_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:1b9d649d75138ee520650dc84575906f1b2b4368f2ea71ada9652814e6d07bc4"
+    ),
+    "fwd_fp16_d256_causal_bias_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:ff08f44af800bf6b60de23a5a89c4c1a181e72690e445e880db538df95cba4ff"
+    ),
+    "fwd_fp16_d256_causal_boolmask_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:66124d73a06e6815491d7e1bce730f291ce8aeee482a2ac7973b55c9283ab734"
     ),
     "fwd_fp16_d256_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
         "sha256:362121d1589d9d520b5c60bee4a1d98d896a2170a8ef897eb0342a6dba8b6511"
@@ -1462,11 +4129,86 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d256_causal_br64_bc64_w8_s1_s_ahead_pointer_longest_first": (
         "sha256:f3af80f5add5534948ac77567929638812ac0b5f827fc1c2735ad40b665d5268"
     ),
+    "fwd_fp16_d256_causal_dropout_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:52c428fe2faeae59da0ee96a0c093231d005bbb607bf0621c40efb9b629c15ed"
+    ),
+    "fwd_fp16_d256_causal_sink_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:9ac7a9290707737914a37b90aa89c57d3a9052b1a4ef8430a90daaa2bb8196a9"
+    ),
+    "fwd_fp16_d256_causal_softcap_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:205c3c1a62fd8b1af6727d6f11e5d240dcfa96936c8511c0689d95a288f4b4ae"
+    ),
+    "fwd_fp16_d256_causal_window_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:70d4a0a0bfc419db6a351400a97b036cbacc445a4432a3f917440b444ef6d6dc"
+    ),
+    "fwd_fp16_d256_dropout_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:d3dace0d3fb7d88ba2c77ceab80b74539e4ddb242caf855be6d32c41d5fa3bce"
+    ),
+    "fwd_fp16_d256_sink_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:7b7fe76ad241f8e3ff7cb84ace6e347d8758e0b8f3f961a48d48224d10b50f80"
+    ),
+    "fwd_fp16_d256_softcap_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:33c74643b2e95ac081f2d5e5e4c629a202ed5c95ebdfa4637e2f38488fad53f3"
+    ),
+    "fwd_fp16_d256_window_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:4b083fc1eee5c5231e36eda2f6b2ae624e8ef6d7f60f1e826ee7851de885dee3"
+    ),
+    "fwd_fp16_d32_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:db7ce1af9efddcff92f1469ad8655805431439a22a5f6c4bd7d5beabed452279"
+    ),
+    "fwd_fp16_d32_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:7c8633eec56e8fc69ec3797c63145260ba1316a40e402caab16a2afdaced3e8d"
+    ),
+    "fwd_fp16_d32_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c5d17d7b4d6a6bf5c12dd429042652b0935cbbef44d0afdb4290961365b4661c"
+    ),
     "fwd_fp16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:0b5cc0024c157a192b5ff5847d728b4c238fc148dfb0aae65413d8134a7e2a94"
     ),
+    "fwd_fp16_d32_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:96dbe819007a7c0271177dc293a539cf8a5f48d67def59c8d736241c499fa182"
+    ),
+    "fwd_fp16_d32_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f0ace8ce607034c40ec3f74f4276d4137c6f4e62f3a2ebf29bd719d820751a49"
+    ),
+    "fwd_fp16_d32_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:83f2a3740af08a142554bcdb481629acf2ccdd5c1ae3af372ad553dd4c6de80a"
+    ),
     "fwd_fp16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:baa4a0e4c884d0f3ade6a0850973b061aa9225c680e42445c28a2d2990599d12"
+    ),
+    "fwd_fp16_d32_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d09d28b860f3f740def5eb65ee5d597e6a81aed3b4d0877d0debbdbd45129c83"
+    ),
+    "fwd_fp16_d32_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:bd957bf5d36c24e10024526e624666f820ed2216ad932aaf5440579e37352fa1"
+    ),
+    "fwd_fp16_d32_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d441b2d42e2c81e34766ec5ce77c6635c2d82f16a82620d3434ad9828f7b0f48"
+    ),
+    "fwd_fp16_d32_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:1d89e0f2006f1a3b54d1781b7a84efa1075b807925f22d01994676f5786164c9"
+    ),
+    "fwd_fp16_d32_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3ca992cf06e6c730185bdc94feaac77db6f65c81dc6ac00e783c448ffdfdaa7c"
+    ),
+    "fwd_fp16_d32_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ced491eafdfddadb512efe82576640d82ec55be986f27b390c6539514716241e"
+    ),
+    "fwd_fp16_d32_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:20af5e379378bb6d51d64b353084ce7f362988292cffabff0950a91c7c5b7a5d"
+    ),
+    "fwd_fp16_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:352874cdf4e85db317b703761e577d72c083bf81fe7c7bff572ae0505c086171"
+    ),
+    "fwd_fp16_d64_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:06b8073cc7494bfa27b23299a8d19a67bdf85c783ab2510b885ec04bdec287c4"
+    ),
+    "fwd_fp16_d64_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:459bf00b3c059f77b04303c03bdcf877adb54deca8babfb8ec67a1cbf1e4ab3f"
+    ),
+    "fwd_fp16_d64_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:591ad7bfd605219965f4db185d0aa4cbf1d79d3dfff382c147ec7d5eecf758a4"
     ),
     "fwd_fp16_d64_br128_bc64_w4_s3_fa2_pointer": (
         "sha256:337ca8faaa52342c886827e67d3f55f01e014bd6319acbbc89263681c7dc179c"
@@ -1486,6 +4228,15 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d64_br64_bc64_w4_s3_fa2_pointer": (
         "sha256:34d83770b5f296756e274298367308de541cd95b4b5597d2722821e8a6029dda"
     ),
+    "fwd_fp16_d64_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:73760cd9f4e289dabb45cc91ed25de3dc7f5f0f86e00ca12dc20c4ec85f327fd"
+    ),
+    "fwd_fp16_d64_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:324575cdca3974cc13c3b20b9c2c377687403386f201595bfbb7ada21b166bcc"
+    ),
+    "fwd_fp16_d64_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:baae6e63f68c6fa33e2e76da9da7ba0a29de764b12388da6b4a77b930b229e4b"
+    ),
     "fwd_fp16_d64_causal_br128_bc64_w4_s3_fa2_pointer_longest_first": (
         "sha256:1e1ab75bdd3a57bb8615785af40911286daf9191b2663ccc8671de6fe7f5071b"
     ),
@@ -1503,6 +4254,30 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp16_d64_causal_br64_bc64_w4_s3_fa2_pointer_longest_first": (
         "sha256:56943c6644063d5c479ddc9ecab141cb7619b08c27142623ddf3ad978cbbfae6"
+    ),
+    "fwd_fp16_d64_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:dd0e658868f8de40ba8714ebf64de22c4c595220558a6d628c0c12534dca39f2"
+    ),
+    "fwd_fp16_d64_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f090f75beeb292a2667e75822dd4efb247af429095c55b9d1ee5043ff2c5f3c3"
+    ),
+    "fwd_fp16_d64_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:68676f6e2a39594d52f991a45e9a906fe50db0cbe552abf765c897d4afd8b98d"
+    ),
+    "fwd_fp16_d64_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4df7e10cbc76ef4471f2e70b53000fc630ad4d300a2f5b9eeed6e1e3d1d32707"
+    ),
+    "fwd_fp16_d64_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:318dd833323cf480f4d97c01ec7c228405c53ba149dee1ad0002b450b0c60d6f"
+    ),
+    "fwd_fp16_d64_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b1de5c29552ab9e1fd4eb9d13c55ad378cddd7c5a2a428a6222aa9f7669dd9cf"
+    ),
+    "fwd_fp16_d64_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:cf9fe8703ca94ff68496722e51e3ee615a67320ebd46c0587c6339d6a89c296e"
+    ),
+    "fwd_fp16_d64_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5fe34cd6eab280b1f210be03bbe39e940b3dc74a51f4269a3e9d77bd63629747"
     ),
     "fwd_fp16_d96_br128_bc32_w4_s3_fa2_pointer": (
         "sha256:7a037934eff85dc2189f80d6a6602509935e6384552f4f4d011e066672f67a95"
@@ -1537,64 +4312,484 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d96_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
         "sha256:8c9614668ca3807f762fb4901a2ad33563793b1aac48e0443152ff06a952b61f"
     ),
+    "fwd_fp32_d128_alibi_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:23372a9441e6e10e9589f8d0f6d0c95eaf8740698a1f76b9d8b2323446f3f009"
+    ),
+    "fwd_fp32_d128_bias_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:360050d374e9cad18f5cb0b8e8f5060041ad3036b5fb52a106d70c259e953632"
+    ),
+    "fwd_fp32_d128_boolmask_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:1b93c69c248b471963304214f7eb43e1fa2e32d5d773da3b22315fc400fd97e2"
+    ),
     "fwd_fp32_d128_br16_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:a11d7e6f357f339968b79d0baed788956c156e2960110f9eb4a0d4953f44be48"
+    ),
+    "fwd_fp32_d128_causal_alibi_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6e62f47ea4dedba92531473c5ac037f95c934a68198b27c1c40976f1f7ac83c5"
+    ),
+    "fwd_fp32_d128_causal_bias_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d35943fd11727634cad1d95fae33ba2b48e49dcf05e19b67e23ef1a646b4c9b5"
+    ),
+    "fwd_fp32_d128_causal_boolmask_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a07e6f26748ca8fd044c4a6f7c1418cfb7534b9cb8861f2b5815faa5bad3d792"
     ),
     "fwd_fp32_d128_causal_br16_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:b12c1e46b05b2ccf89c6bac957fffdc131ecd4316199deb32b614ca778ba347b"
     ),
+    "fwd_fp32_d128_causal_dropout_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:36abd75c50e2f831a1b8152650de5a5599576aec11dc2c72ccf038030626a5b3"
+    ),
+    "fwd_fp32_d128_causal_sink_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e166efdec228462cc5187422875d6d06b97929cb0c55a365f6430f419bc690cb"
+    ),
+    "fwd_fp32_d128_causal_softcap_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b456c50263cff84a17ff085edc33783d3db171273c931b34c9f5f8428db83209"
+    ),
+    "fwd_fp32_d128_causal_window_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b5ec2d5c0a6146040018bc10f2e3a2b56a95e8f209751d0c78ef85557d9b67b4"
+    ),
+    "fwd_fp32_d128_dropout_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3035759c8aa9786c166c3df995e6e14ce7c0865b961b46d3289a09471cf1cbeb"
+    ),
+    "fwd_fp32_d128_sink_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:11b2890332f770b0213125c669b734cd359a341819713f56e19a9612a851914f"
+    ),
+    "fwd_fp32_d128_softcap_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:27fd28122449e8dc95374bbb35bbc7657407eb1902801d824a1685710d9d0c36"
+    ),
+    "fwd_fp32_d128_window_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:835947e03e2eada3e4423b9109630c408068cd27823d1994c4b4657541bf2924"
+    ),
+    "fwd_fp32_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:239485481c516701e4803028febda1a298997630e2d3b4796ef81c5f4dd80b88"
+    ),
+    "fwd_fp32_d16_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a0d010297e9e179e80b809f64ad5db1bcbf080d1bfd4b7239b99e10ee7f435f4"
+    ),
+    "fwd_fp32_d16_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6a1fab455e343d7df3413f16235d2eb41583edf76bb95c10e61e5e72b587d5b4"
+    ),
     "fwd_fp32_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:aac1b739dbe8cfa65f0060224a4f2374fc9a42d34567d851508335efb0ff2789"
+    ),
+    "fwd_fp32_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f556be3c71d65254f94dcf2d806063cf58dae4c6e99345e3555e0dae7367e3c2"
+    ),
+    "fwd_fp32_d16_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:00bb6e802825d5952a6cef9fcb07a7f2b0560ba596749cf654fc1ecc16a07b50"
+    ),
+    "fwd_fp32_d16_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:294e3ec13a85e1fc2c1c6fd2287fa7990b2998485067dc3ebd4a5bcbbdc7663d"
     ),
     "fwd_fp32_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:407fd16b466cef4b57a1bd0d6e37f376d98279d323149a58f079047ec1886198"
     ),
+    "fwd_fp32_d16_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:476818a2146b19139cc3d6d000aaf4d74ad831594800315731901f1f3b27a842"
+    ),
+    "fwd_fp32_d16_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:67a9c5f89b1f948f28d9acc15a2953b0a6ce3ddfd4cccd0543262c3b310d6ae9"
+    ),
+    "fwd_fp32_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:460e3871d18df9bf977bd38594738339a101581e6c58e01a2577af27460f6353"
+    ),
+    "fwd_fp32_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:765fe8ee530e6d8b683caea54e15847277673ae59f9f03f2f1082f9b2c19930e"
+    ),
+    "fwd_fp32_d16_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ac8fd3e80e34509b569160ed2f6152b7e8a8029578fbb469223dd8a24752598f"
+    ),
+    "fwd_fp32_d16_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0dd4601c308f7be17b202ed510e2e998fcc7f0528e58added4dfdefade75cf37"
+    ),
+    "fwd_fp32_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:bde47e2cf9062a0c6cf9d6f0fa0c569e37476604aeb2262db2d9e647dd4421e3"
+    ),
+    "fwd_fp32_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:48278ab9a240f6c50e5abf77dc0e697e871e7dab9deb7dd645cf6eb24487d0d3"
+    ),
+    "fwd_fp32_d256_alibi_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:7b88c3f67f2a1296a66561ab3d8968746b2df09de69882c570f4b753874c464a"
+    ),
+    "fwd_fp32_d256_bias_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:32aea59855f4b1569a8781fb860484e1ea1d202726671e2d944b4e498e67f0a1"
+    ),
+    "fwd_fp32_d256_boolmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:24ef1efeab4c357b4433d6994d692269ebbbd3c6a6dfc6e57add7f54c76f0015"
+    ),
     "fwd_fp32_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:d4ec5c8c2a303a1d757e20d88c7bcc4e80645f3bdfa281906c4a80d7885c1279"
+    ),
+    "fwd_fp32_d256_causal_alibi_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:b409bc5f44b0dd2d5447859bc1fc95676588eb1dc1292c70f4a262065829af2e"
+    ),
+    "fwd_fp32_d256_causal_bias_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:054c1cb0a359f17ab20b227ffb261eebadbf0ab210e27b921ab002c7ab4a34b9"
+    ),
+    "fwd_fp32_d256_causal_boolmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:ef3463afd991a0a65b0f6928ac18c09fd4a2261322e0232bdbdf98c062df0788"
     ),
     "fwd_fp32_d256_causal_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:5ff634e3f7724c05092885045fb5f716a266bc930ecb8a3d455a4450e75d7dbe"
     ),
+    "fwd_fp32_d256_causal_dropout_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:6fbd1a5d428b17bb98cd14ac5679b7e521075c78a74d92d99ea7440ffd96cefb"
+    ),
+    "fwd_fp32_d256_causal_sink_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:73886f4cc76a5e058d4c8be6cb10416f151036dedb6abecd1d624bd4d5ce786f"
+    ),
+    "fwd_fp32_d256_causal_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:486802017ee44cc20271f1601a8b7c69a68703ae23947eb13d57edddcf1e6fc3"
+    ),
+    "fwd_fp32_d256_causal_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:f835892cad9de8c215f4782aca73228f00e2783468b6f78fb968c352496ef469"
+    ),
+    "fwd_fp32_d256_dropout_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:917542b973e6da331eb41b3371af9a84377d3c28741efd0817d1dcff29a4b6d2"
+    ),
+    "fwd_fp32_d256_sink_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:ecfd907f242f615ff952d1f364858f0e9bcb735551b88037fd0472ce181281fb"
+    ),
+    "fwd_fp32_d256_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:2b027ce8fa4056b01b6c23e5391dc2ea8f15c5d852d3002317826ceb2df4257b"
+    ),
+    "fwd_fp32_d256_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:6b88baa08fef98be96359d21cb1f1bcd619fe6ad7b9a42c22799faf19a955ce2"
+    ),
+    "fwd_fp32_d32_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a7c3324329a932eb207f6f3e66bc0bc6051426a33fab518e8ac7ccf8a2d3268f"
+    ),
+    "fwd_fp32_d32_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0bc4e26a9f305e693883eba12e4dc1537b5d21b2a39303f8ae7c36cc3e9de167"
+    ),
+    "fwd_fp32_d32_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:21be4d75aabc87a28901f7d9776af77fa36a42c9f5342e2244033b97d84b4681"
+    ),
     "fwd_fp32_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:f1102aba95ef7c03a265c8dbdd3b957ee9b83fe8d83ec6d7b2f5d6808ac96399"
+    ),
+    "fwd_fp32_d32_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:df77d457b2125230f5c112e384ad2fd71455a544699191ac45d94321ecbd7118"
+    ),
+    "fwd_fp32_d32_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:371c9e592aae27b947ce57200dcaf27741f90a20ae02a875d124666788f5649f"
+    ),
+    "fwd_fp32_d32_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:73e8f92e54c10957e2a47fe8714d3a71fe932d8ac693b2eb1bad620c2dbacd5d"
     ),
     "fwd_fp32_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:37e3b8ddc5ba6ca681009d316d16c5844e8473a7ee6765d4e33bcba626a737fc"
     ),
+    "fwd_fp32_d32_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2600e6b32aedbd9b28cc41d33d540e8bcde1f3047d23924046cbc18f90667eb9"
+    ),
+    "fwd_fp32_d32_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ce251e0ed60f2d54df83255f1fd0230fd49890d29432dd0d29008e564cea7665"
+    ),
+    "fwd_fp32_d32_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:753f75c9666b2947e72f87ae07b3592b035d1500d8658b109528587b18b1f1bb"
+    ),
+    "fwd_fp32_d32_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:798011c1716841129a52ca3452418d8b704d3e9ddd10b906696bb32843179301"
+    ),
+    "fwd_fp32_d32_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a3d1fd511b23c8bf5cbe3a4df76bfcc85286bc0ea9fbb64d8461825d7d6aa895"
+    ),
+    "fwd_fp32_d32_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d97e8cdbfeb7099a927f9decf4af1e8b2b194e4eae96879d0eacd9ef23379579"
+    ),
+    "fwd_fp32_d32_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f822ab2cfb85f5f357772324de5be1677d82b980f4a4cfcc4ef3b8aa3e055f44"
+    ),
+    "fwd_fp32_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:76c4d8e1953b966929ce48856ffef8b80cd4e79750c5b39150bfeb7d2c3441b0"
+    ),
+    "fwd_fp32_d64_alibi_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d013860bb1842be5f8b69d75e4323b16eddba2ccb046a9bf158c5f3e1b50deb5"
+    ),
+    "fwd_fp32_d64_bias_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ee922e1c7a70d4ac016cdefc9b61b5a29d7f17b0f8469d77203baea07c4fa7ac"
+    ),
+    "fwd_fp32_d64_boolmask_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:00e65aab47468553e01ca7011fa56f16e39f53c967aee17b35073b304f6848c5"
+    ),
     "fwd_fp32_d64_br32_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:7410d55c38fcd49cfe9dedc541116ff8e27c9231ed3a8e604f0b92e9f6091626"
+    ),
+    "fwd_fp32_d64_causal_alibi_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:04290b867e1a3af630692e50ccd40df3be8e792ce0d6cf058308d3ccc209fb62"
+    ),
+    "fwd_fp32_d64_causal_bias_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5d45d0ad005648f08a17e7cb93a714d08b29e73d4fe10a5dfece97e123cdb791"
+    ),
+    "fwd_fp32_d64_causal_boolmask_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:504183eb564413b93869b8b1ea1e6b8920e2a6329e436aa53a743e04634a9e04"
     ),
     "fwd_fp32_d64_causal_br32_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:61553a52ace01d14fb05d4e5ceb18c2516d0a8676708ef38af38389968cadc11"
     ),
+    "fwd_fp32_d64_causal_dropout_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b6f01d3ab08fb7fb6003a90ab9a05cbbab7871f83dc557118e3f472ec0b49f08"
+    ),
+    "fwd_fp32_d64_causal_sink_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:bda539ac4be93ddf0c2025f00ce0966242bd50c476cbd957702c922241480935"
+    ),
+    "fwd_fp32_d64_causal_softcap_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:19dfe8561f008fcf9d125bf3a674ec2fa5af537d9cad7614c714d55e9121275b"
+    ),
+    "fwd_fp32_d64_causal_window_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b48317080433070acabf8c514a45fa8f87633d364d305024ee41e1c20df797b7"
+    ),
+    "fwd_fp32_d64_dropout_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:41ccf22a55912ad56e884d31f18deb49b7277dbf4d8942f15ec114258bb7fd2a"
+    ),
+    "fwd_fp32_d64_sink_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9edf62985da6313d581ef23b9dc5861ea2a5ab0d8b99333f71598852cd553afc"
+    ),
+    "fwd_fp32_d64_softcap_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:233cb4d8ff1fddc322245b60ae0c2b1212ab6ae0c35996479177e179510c0133"
+    ),
+    "fwd_fp32_d64_window_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a5218b48b24501a90ff13564a840d8e079f3e896345ed4d518a126f09c739b56"
+    ),
+    "fwd_tf32_d128_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d6ca4b5449b848e01f69195dfa630a66cd4add59910d43b73eefdc2774b1ea83"
+    ),
+    "fwd_tf32_d128_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:bfc301d5673c24fc4a071d07a68f6292a0aaffe6975e9ea19cb91a7824c3d859"
+    ),
+    "fwd_tf32_d128_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:323be3770f604fee68af3b5c611c320e6ebc9e6ccb95b117306972a4dbe2612c"
+    ),
     "fwd_tf32_d128_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:2d722e8080999a40c98efc051eb64420cbdfab531a66d9df2ee895dbcac39e4f"
+    ),
+    "fwd_tf32_d128_causal_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9ca71318b72c0abe8203a2770ffacdcf4ac88f08d7a7b52963e09b78e715c078"
+    ),
+    "fwd_tf32_d128_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:fbabbef91071e997353316f92f416762cf95920c655a45fb4022bd4ebfee5039"
+    ),
+    "fwd_tf32_d128_causal_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:533f3e962bdc5b37bfdf64bd46355a8fa7b38662b82ba8a906e5d18b6d58138a"
     ),
     "fwd_tf32_d128_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:3cdf91ca4d261242cbd1a8434cdefb8c9a9f3203a5724f765d0722ea9e3b9109"
     ),
+    "fwd_tf32_d128_causal_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3619247a859b9fefb61157a95dfdfc0606825a18dee572f8839f2eba22ab8540"
+    ),
+    "fwd_tf32_d128_causal_sink_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b1dfd37e48f8b5f205c04cda5800f33efa6f6a9b02ca6a8a0a6c7b672ed0c6a5"
+    ),
+    "fwd_tf32_d128_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6f4fcc85c82b7b4d74d47b5fab9c993c5b7fe516d33746356718d00c893b11ce"
+    ),
+    "fwd_tf32_d128_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:dee29ca67bd6aef0651e02965ed26c7b0ef15a00f165e03bf57d6b645358315d"
+    ),
+    "fwd_tf32_d128_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:89da805cce816f097e99ad6a56eaa3597053cb5ccdf5f5ee82822182787eaaac"
+    ),
+    "fwd_tf32_d128_sink_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:205ff7340c1420cd6a5754c8ef7eb1ffbcba8776c4658a17f4c63fd9fe4b1a19"
+    ),
+    "fwd_tf32_d128_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e64029c889cbd1fef78154d1e3c95946d071821df322489fdd12c45dda5814f8"
+    ),
+    "fwd_tf32_d128_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:fbe819b9ac50fbe5eff060c3e22c5d852b4667594990ff3f0281c5df01d8b8dc"
+    ),
+    "fwd_tf32_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6d19c297e6fb7dd16ae6913fd01a51b07fe485fe6b4564c0155d894a30bd0aaf"
+    ),
+    "fwd_tf32_d16_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:acec080203b349c893bdf3f7f62c46ec4056d1ffa0b7a84bb44e35ba75c489c3"
+    ),
+    "fwd_tf32_d16_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:da0ce0daeec5a13e61f35eb44f1f003947463c4bbf27bf7072cdbb01420dd77c"
+    ),
     "fwd_tf32_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:385d995773db841fe43c362c3aa057139b87c5721f6e8467bcbf8cbfb7cdc082"
+    ),
+    "fwd_tf32_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:60a55788cc2ec4d764a1d9de65b3b855dc89db6c26c188700fa1af794efacb22"
+    ),
+    "fwd_tf32_d16_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:38076ccd89b0cc7fce91d3e63b7b2dccaddb1285e0d28fdd79f3f3cd1334579c"
+    ),
+    "fwd_tf32_d16_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8fd5860afd8274d34a91a5ccde7092cb6a82e0bc4def710771823bd5df9727a5"
     ),
     "fwd_tf32_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:40599e67d6d71a3448612800512050bc03f5008c418b8085365681ce09a96c83"
     ),
+    "fwd_tf32_d16_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6a97eb9d4749869d8e40b67b7c83f11506cab8bceb3008c7dadf7ce2e208d6bf"
+    ),
+    "fwd_tf32_d16_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:edae9e950dc8d510f4776d587e920946df876d0ccf7bf52306630e3409456bb2"
+    ),
+    "fwd_tf32_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:41be57a6841b9991a56d6e95f32282c2f251822687cae11e4478a9f7e5bbf5b5"
+    ),
+    "fwd_tf32_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:7c36a1124198066b102748e2c9411c69bb282337212b1be49273d10f1808fb68"
+    ),
+    "fwd_tf32_d16_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:948a6e5688029c7010151a2d5655f9017271343e8e90508cd7cde512344d26ae"
+    ),
+    "fwd_tf32_d16_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:247535b2852923efd8e39a410a908c5b29e0b1d7d4f0ea01e7faab31e479613f"
+    ),
+    "fwd_tf32_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f35e7729c2e11f78387b70c078c3f3b62e5781b13fe140397ebbe682fe7ca674"
+    ),
+    "fwd_tf32_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b33e481f625f263c71560ace7485e71873c1d524c2728081cf91e12b32c77e46"
+    ),
+    "fwd_tf32_d256_alibi_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:3d8008eb726484c86b6ff3e958ab8a278412ef05327dfdbca980afbc5fac33ed"
+    ),
+    "fwd_tf32_d256_bias_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:4ee488cb132810a5916ea1d4de664965eda9a1109cceebf86707115e860df7f0"
+    ),
+    "fwd_tf32_d256_boolmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:4b9a3efffc817d41281bd9c04dd8c18b27e3b2d8e72f5094216b2cf85637ae82"
+    ),
     "fwd_tf32_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:d460371a866d6efe734309b533bdcbe812c93282386a86cb62931c0f699ed43f"
+    ),
+    "fwd_tf32_d256_causal_alibi_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:b3865c67e137f3b6318bb2fb2d51e035b3b76c415fb7519bb9398370d2256134"
+    ),
+    "fwd_tf32_d256_causal_bias_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:4cd33c4301d28ec97b30f574fc6e9103cc9dfd522ccea48889cff17b14e6f9fc"
+    ),
+    "fwd_tf32_d256_causal_boolmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:6574bc1eb3303b0e0bfeed5f463687a1e3fcc6a8da42d95cf31d5425cee39ae1"
     ),
     "fwd_tf32_d256_causal_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:610aa0f4693402edb972088f31fe45dbac763d4322181618391b824f55315db8"
     ),
+    "fwd_tf32_d256_causal_dropout_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:e289c5e829bd47a10158dbdd89908f11361bb20820e2fc41047043fec4110c82"
+    ),
+    "fwd_tf32_d256_causal_sink_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:abface52da1c9cbb2089153f66ff13888c25ed7fd7865717635d4579ae17c22b"
+    ),
+    "fwd_tf32_d256_causal_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:be887e290b2ebdb2dc891f226995739b235eb9791e6e7851a4543e8f03d9d87b"
+    ),
+    "fwd_tf32_d256_causal_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:767bab68cc19591cc605ed4b721427c2b0669cd0b4fa8579ec9dfd9534c45456"
+    ),
+    "fwd_tf32_d256_dropout_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:869c19a221a4dc0b8ae5cb9bb033ef5e0b94fb2689dcf6c57024a3f04f38e173"
+    ),
+    "fwd_tf32_d256_sink_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:a18ded7b0d644d7caed53ff1f8482465b64b24c772eee3686907222665347783"
+    ),
+    "fwd_tf32_d256_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:59631510ac8c5ac5a5e2670d616b10a55a3fedffabb805a6c7f4f33f2a8be4b2"
+    ),
+    "fwd_tf32_d256_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:e8555aa09899aafeb76d63e1beab63781b6f496dd0017adec0f417c61be4d1df"
+    ),
+    "fwd_tf32_d32_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:84bed653ac295736ed7e8875bc5853d066b4b79877cc01b8e540444acf052ea7"
+    ),
+    "fwd_tf32_d32_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b1360d76f087c124c21d7341cb04851bee9a377a3036dbabe31fdee4a426823c"
+    ),
+    "fwd_tf32_d32_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:fe572a3ffc17fbcd8dc05b252fc9c483dd852f86b193449c9b756811fda389b9"
+    ),
     "fwd_tf32_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:64a8e6eed8d6809e29c9007190a65a72aebe3807d8bb216043518d33ff5c8baf"
+    ),
+    "fwd_tf32_d32_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:bfc77538e3738e75267773d5f62618cc277f941135ad1e7a6cffc9fb56cf6b17"
+    ),
+    "fwd_tf32_d32_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:91beb739ae3921a569f338ac5aeeccd07cf58c61fd92091d76bb8e52ea874949"
+    ),
+    "fwd_tf32_d32_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3f4b22830afce61ddaa48c2c7f0b0ca4a3982144cf4e7dfe1816068ad11bc706"
     ),
     "fwd_tf32_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:c3b9050bd08dbedde6aaae4f3b1d1c2a049e2e353ca56410ecabfce9c243afb7"
     ),
+    "fwd_tf32_d32_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:95b7ef88940f0d0d2db260ec79a669a1c54816067aa613349c8406cbbc98f366"
+    ),
+    "fwd_tf32_d32_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:fe7ee47370a7f6187a86ee46b20ff447a7bc0bf5223cbe1886a08408876f586f"
+    ),
+    "fwd_tf32_d32_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8c0dbe7e80d3b32ccb334daea83cb024a32160a66ecbf0dc397310fa51f544cd"
+    ),
+    "fwd_tf32_d32_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:77ab71ce47a0a61a1ea9383df352bebf5d0b90041f2e00bc08b41659478b31c4"
+    ),
+    "fwd_tf32_d32_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5b54bde568c4e0a4fa6f20baf6e3d6ddcad928b05036efb440f1d02dfeb90213"
+    ),
+    "fwd_tf32_d32_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0a8bbb749045e3184ead464ac9618e4302852fc0f0d6e9871d1c4d3da6e9c5a0"
+    ),
+    "fwd_tf32_d32_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:94d2a0e6b600fd33c2b2402e1acbc4fb0ec0038b3175a012d757c36300cd83f4"
+    ),
+    "fwd_tf32_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b2d94b22f4fb3ec4ec0dade17fc95d92f9c7b16df892a5ac034b20bfdc22f4d4"
+    ),
+    "fwd_tf32_d64_alibi_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b5f859e6ec60adc28cb03b0fc85cba302343a44f1e417ef3015b7148140989bd"
+    ),
+    "fwd_tf32_d64_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6e55475495f15e6855035a62326b9a73ee99a335a6f00a239dc5813150810a17"
+    ),
+    "fwd_tf32_d64_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6f4073a6b7b63cf4ce581c04b0ffcf987962d3274993d7568de9bb8bec85fd9d"
+    ),
     "fwd_tf32_d64_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:3793fc9b4ff6fa187e3560f12f793b513a3c62e8c569b5460ba21d5dd02ebdb6"
     ),
+    "fwd_tf32_d64_causal_alibi_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:db849a063f44ff7e2d2045f777697cf401e9105a25046509ec1bc6e788c8041a"
+    ),
+    "fwd_tf32_d64_causal_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e59d1dcc3865a4d0befcc9ccfbe0d78b5b409de98cc13581aa1331afc2b6935e"
+    ),
+    "fwd_tf32_d64_causal_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:da8961e217eeecffdfbe331fd77df7aa781dff0fa2a983d8198a0eb04494af3f"
+    ),
     "fwd_tf32_d64_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:def4649157330cfcac1d1202cf1d17db3b494e8c32e2e7b6b67700b6dd645fbc"
+    ),
+    "fwd_tf32_d64_causal_dropout_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:215a35bb5cf7cbbc54d73ea9a763ac85a6fc9fd8caa03c49ac328ed2f27e59b2"
+    ),
+    "fwd_tf32_d64_causal_sink_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c29f090c193e5c17457ee772f15ab5b36c625f363a1970dec19efc4fea44325d"
+    ),
+    "fwd_tf32_d64_causal_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8865f5e122b25ac207873db785980dcd26675c900f2dc58320dba2acbc140032"
+    ),
+    "fwd_tf32_d64_causal_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:809ef8cdad6bf7f24f23d3998f7955309a16b2b9873de6353915bdd8429478e1"
+    ),
+    "fwd_tf32_d64_dropout_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6348490cfe4fcb2ef83c66778d20f01d5bf91ec5e97b9616f3896a3a29c791ac"
+    ),
+    "fwd_tf32_d64_sink_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b1a5166026dbbac886989526d4bea4727a5ff4e82b5886471020b63a89b38a26"
+    ),
+    "fwd_tf32_d64_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5c54f36437276c4e2b4cef5ab5be3e07fbfcc1f93aea47200604fc39661a37ae"
+    ),
+    "fwd_tf32_d64_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5e4f05c88dad2b15c09473e33c3fd38cd9d56f2250ad7fc47b1bd77d41b5f2e9"
     ),
 }

@@ -327,7 +327,7 @@ class TestGenerate:
             for d in ("forward", "backward_dq")
         )
         assert f"fwd_bf16_d128_causal_window_sink_{fwd}.py" in added
-        assert f"bwd_dq_bf16_d128_causal_window_{dq}.py" in added
+        assert f"bwd_dq_bf16_d128_causal_window_{dq}.py" in before  # that of a window alone
         assert not any("delta" in name or "dbias" in name for name in added)
         listed = out / "generated" / "features.txt"
         assert listed.read_text().splitlines()[-1] == "window sink"

@@ -19,7 +19,8 @@ from flashgen.problem import workload
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.select import tune_command
 from flashgen.table import dump, parse
-from generated.table import ARCHS, CHOICES, DEFAULTS
+from generated.defaults import DEFAULTS
+from generated.table import ARCHS, CHOICES
 from tests.makers import make_config, make_spec
 from tests.tables import made_entry, made_table
 

@@ -14,12 +14,17 @@ from pathlib import Path
 import pytest
 
 from flashgen import paths, table
-from flashgen.choice import DEFAULT_DIRECTIONS, has_default
-from flashgen.config import default_config, default_spec, kernel_name, why_illegal
+from flashgen.config import (
+    default_config,
+    default_configs,
+    default_spec,
+    kernel_name,
+    why_illegal,
+)
+from flashgen.defaults import DEFAULT_DIRECTIONS, has_default, shipped_specs
 from flashgen.errors import FlashgenError, GeneratedError
 from flashgen.generate import (
     check,
-    default_specs,
     demand_agreement,
     is_stale,
     kernels_of,
@@ -31,8 +36,9 @@ from flashgen.gpu import TARGETS
 from flashgen.problem import BUCKETS
 from flashgen.render import render
 from flashgen.show import load_package
-from flashgen.spec import AttentionSpec
+from flashgen.spec import FEATURE_WORDS, AttentionSpec
 from flashgen.table import Table, save
+from tests.makers import make_spec
 from tests.tables import AHEAD, DIGEST, FA2, SPEC, made_entry, made_table
 
 D192 = AttentionSpec(dtype="float16", head_dim=192, head_dim_v=128, mask="none")
@@ -86,18 +92,48 @@ def all_specs() -> Iterator[AttentionSpec]:
 
 def test_with_no_table_every_spec_without_features_still_has_its_default_kernels() -> None:
     found = names(plan({}))
-    pairs = 5 * 4 * 2  # head dims, ways to multiply, masks
-    assert len(found) == 3 * pairs + 5 * 3  # forward, dkv and dq; delta by head dim and dtype
     for spec in all_specs():
         for direction in DEFAULT_DIRECTIONS:
             asked = spec.for_direction(direction)
-            assert has_default(asked)
+            assert has_default(default_spec(asked))
             assert kernel_name(default_spec(asked), default_config(asked)) in found
 
 
+def test_each_feature_alone_has_its_default_kernels() -> None:
+    found = names(plan({}))
+    for spec in all_specs():
+        for word in FEATURE_WORDS:
+            asked = spec.with_features([word])
+            more = ("backward_dbias",) if word == "bias" else ()
+            for direction in (*DEFAULT_DIRECTIONS, *more):
+                of_direction = asked.for_direction(direction)
+                assert has_default(default_spec(of_direction))
+                config = default_config(of_direction)
+                assert kernel_name(default_spec(of_direction), config) in found
+
+
+def test_a_cache_has_its_default_kernels() -> None:
+    found = names(plan({}))
+    for spec, paged in itertools.product(all_specs(), (False, True)):
+        decode = replace(spec, direction="decode", paged=paged)
+        append = decode.for_direction("append")
+        rotary = (replace(append, rotary=rotary) for rotary in ("none", "halves", "interleaved"))
+        for asked in (decode, decode.for_direction("combine"), *rotary):
+            assert has_default(default_spec(asked))
+            assert kernel_name(default_spec(asked), default_config(asked)) in found
+
+
+def test_combinations_have_none() -> None:
+    assert not has_default(make_spec().with_features(["window", "sink"]))
+    assert not has_default(make_spec(direction="backward_fused"))
+    assert not has_default(make_spec(head_dim=96))  # that of 128 serves it
+
+
 def test_the_defaults_are_legal_on_every_known_target() -> None:
-    pairs = itertools.product(default_specs(), TARGETS.values())
-    refused = [(s, gpu) for s, gpu in pairs if why_illegal(s, default_config(s), gpu)]
+    pairs = itertools.product(shipped_specs(), TARGETS.values())
+    refused = [
+        (s, gpu) for s, gpu in pairs if any(why_illegal(s, c, gpu) for c in default_configs(s))
+    ]
     # gfx950 dropped the tf32 instructions of gfx942, so that no config of any kernel has them.
     assert {(spec.precision, gpu.arch) for spec, gpu in refused} == {("tf32", "gfx950")}
 
@@ -120,10 +156,10 @@ class TestTheEmittedTable:
 
     def test_the_defaults_serve_every_length(self, out: Path) -> None:
         defaults = load_package(out).defaults
-        assert [choice.spec for choice in defaults] == list(default_specs())
+        assert list(dict.fromkeys(c.spec for c in defaults)) == list(shipped_specs())
         for choice in defaults:
             assert choice.bucket is None
-            assert choice.config == default_config(choice.spec)
+            assert choice.config in default_configs(choice.spec)
             assert choice.digest == render(choice.spec, choice.config).digest
             assert (out / "kernels" / f"{choice.kernel}.py").is_file()
 
@@ -142,7 +178,8 @@ class TestTheEmittedTable:
 
     def test_it_imports_nothing_of_the_tool(self, out: Path) -> None:
         modules = set()
-        for path in (out / "table.py", out / "dispatcher.py", out / "kernels" / "__init__.py"):
+        files = ("table.py", "defaults.py", "dispatcher.py", "kernels/__init__.py")
+        for path in (out / file for file in files):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.ImportFrom):
                     modules.add("." * node.level + (node.module or ""))
@@ -155,6 +192,7 @@ class TestTheEmittedTable:
             "flashgen.problem",
             "flashgen.runtime",
             "flashgen.spec",
+            ".defaults",
             ".kernels",
             ".table",
         }

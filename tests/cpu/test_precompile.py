@@ -17,6 +17,7 @@ from triton.runtime.cache import get_cache_manager
 from flashgen import launch, launch_backward, precompile
 from flashgen.choice import Choice
 from flashgen.config import KernelConfig, default_config, default_spec, kernel_name
+from flashgen.defaults import DEFAULT_DIRECTIONS
 from flashgen.errors import InvalidArgument
 from flashgen.gpu import TARGETS
 from flashgen.problem import BUCKETS
@@ -212,11 +213,15 @@ class TestWhichKernels:
         pairs = precompile.kernels_to_build(self.TABLE, TARGETS["nvidia_l4"], defaults=False)
         assert pairs == ((SPEC, TILE.pointer_twin()),)
 
-    def test_defaults_are_those_that_ship(self) -> None:
-        from generated.table import DEFAULTS
+    def test_defaults_are_those_without_features(self) -> None:
+        from generated.defaults import DEFAULTS
 
         pairs = precompile.kernels_to_build(None, H200, defaults=True)
-        assert {kernel_name(*pair) for pair in pairs} == {choice.kernel for choice in DEFAULTS}
+        assert {kernel_name(*pair) for pair in pairs} == {
+            choice.kernel
+            for choice in DEFAULTS
+            if choice.spec.direction in DEFAULT_DIRECTIONS and not choice.spec.featured
+        }
 
 
 def test_what_does_not_compile_is_told_and_left_out(tmp_path: Path) -> None:

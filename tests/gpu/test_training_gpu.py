@@ -16,7 +16,8 @@ from flashgen.reference import Case
 from flashgen.render import render
 from flashgen.runtime import Dispatcher
 from flashgen.spec import AttentionSpec, Direction
-from generated.table import ARCHS, CHOICES, DEFAULTS
+from generated.defaults import DEFAULTS
+from generated.table import ARCHS, CHOICES
 from tests.makers import make_config, make_spec
 from tests.operators_contract import OperatorsContract
 from tests.serving import leaves

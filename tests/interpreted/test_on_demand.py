@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,8 @@ BIAS = torch.zeros(5, 5)
 
 
 def ask(dispatcher: Dispatcher) -> torch.Tensor:
-    return dispatcher.attention(Q, Q, Q, bias=BIAS)
+    """A combination: each feature alone has a kernel in generated/."""
+    return dispatcher.attention(Q, Q, Q, bias=BIAS, softcap=1e4)
 
 
 def rendered(cache: Path) -> list[Path]:
@@ -65,7 +67,8 @@ def test_without_jinja2_the_command_is_named(
     monkeypatch.delitem(sys.modules, "flashgen.render", raising=False)
     monkeypatch.delattr("flashgen.render", raising=False)
     with pytest.raises(
-        ToolchainError, match=r"pip install 'jinja2>=3.1'.*generate --feature bias$"
+        ToolchainError,
+        match=r"pip install 'jinja2>=3.1'.*generate --feature bias --feature softcap$",
     ):
         ask(dispatcher)
     assert rendered(tmp_path) == []
@@ -80,11 +83,38 @@ def test_a_cache_that_cannot_be_written_is_a_sentence(
         ask(serve(monkeypatch, blocked))
 
 
+def test_each_feature_alone_needs_no_jinja2(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    dispatcher = serve(monkeypatch, tmp_path)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.delitem(sys.modules, "flashgen.render", raising=False)
+    monkeypatch.delattr("flashgen.render", raising=False)
+    asked: list[dict[str, Any]] = [
+        {"bias": BIAS},
+        {"bias": BIAS == 0},
+        {"alibi_slopes": torch.ones(1)},
+        {"dropout_p": 0.5},
+        {"window": (1, 1)},
+        {"softcap": 1.0},
+        {"sinks": torch.zeros(1)},
+    ]
+    for features in asked:
+        q = Q.clone().requires_grad_()
+        dispatcher.attention(q, Q, Q, **features).sum().backward()
+        assert torch.isfinite(q.grad).all()
+    table = torch.zeros(1, 2, dtype=torch.int32)
+    pool, length = Q.transpose(1, 2).clone(), torch.full((1,), 4, dtype=torch.int32)
+    dispatcher.decode(Q[:, :, :1], pool[:, :4], pool[:, :4], lengths=length, block_table=table)
+    dispatcher.decode(Q[:, :, :1], Q, Q, lengths=length)
+    assert rendered(tmp_path) == []
+
+
 def test_explain_says_that_it_will_be_rendered(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     dispatcher = serve(monkeypatch, tmp_path)
-    features = Features(bias=BIAS[None, None])
+    features = Features(bias=BIAS[None, None], softcap=30.0)
     text = str(dispatcher.explain(Q, Q, Q, features=features))
     assert "rendered when first asked for" in text
     assert rendered(tmp_path) == []

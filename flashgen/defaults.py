@@ -1,0 +1,98 @@
+"""Which specs have a default kernel in generated/, so that they run anywhere with nothing tuned:
+those without features, forward, backward and over a cache, and those of each feature alone.
+
+Combinations of features are rendered when they are asked for, or listed (generate.py): there are
+too many.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import get_args
+
+from flashgen.spec import FEATURE_WORDS, AttentionSpec, Direction, Rotary
+
+DEFAULT_HEAD_DIMS = (16, 32, 64, 128, 256)
+DEFAULT_DIRECTIONS: tuple[Direction, ...] = (
+    "forward",
+    "backward_delta",
+    "backward_dkv",
+    "backward_dq",
+)
+"""Directions of attention() and its backward whose defaults are generated. The fused backward is
+chosen by its time alone, so an untimed one would never run."""
+FeatureSet = tuple[str, ...]
+"""Words of spec.FEATURE_WORDS, in that order: features that are on together."""
+
+
+def has_default(spec: AttentionSpec) -> bool:
+    """Whether every generated/ holds the default kernel of this spec."""
+    return spec in _shipped()
+
+
+@functools.cache
+def _shipped() -> frozenset[AttentionSpec]:
+    return frozenset(shipped_specs())
+
+
+def shipped_specs() -> Iterator[AttentionSpec]:
+    """The specs of all defaults: those without features, of a cache, and of each feature alone."""
+    yield from plain_specs()
+    yield from cache_specs()
+    for word in FEATURE_WORDS:
+        yield from featured_specs((word,))
+
+
+def plain_specs() -> Iterator[AttentionSpec]:
+    """The specs of the defaults that between them serve every attention() without features."""
+    # Of several the delta kernel is one and the same.
+    yield from dict.fromkeys(
+        spec.for_direction(direction) for direction in DEFAULT_DIRECTIONS for spec in _forward()
+    )
+
+
+def featured_specs(features: FeatureSet) -> Iterator[AttentionSpec]:
+    """The specs of the defaults of a feature set; what of it changes no backward kernel has no
+    backward here.
+    """
+    found: dict[AttentionSpec, None] = {}
+    for plain in _forward():
+        spec = plain.with_features(features)
+        of_bias: tuple[Direction, ...] = ("backward_dbias",) if spec.bias == "additive" else ()
+        for direction in (*DEFAULT_DIRECTIONS, *of_bias):
+            found[spec.for_direction(direction)] = None
+    yield from sorted(filter(lambda spec: spec.featured, found), key=lambda spec: spec.sort_key)
+
+
+def cache_specs() -> Iterator[AttentionSpec]:
+    """The specs of the defaults over a cache, in pages and not: decode, combine, append."""
+    found: dict[AttentionSpec, None] = {}
+    for forward in _forward():
+        for paged in (False, True):
+            decode = replace(forward, direction="decode", paged=paged)
+            append = decode.for_direction("append")
+            found[decode] = found[decode.for_direction("combine")] = None
+            found.update({replace(append, rotary=rotary): None for rotary in get_args(Rotary)})
+    yield from sorted(found, key=lambda spec: spec.sort_key)
+
+
+def in_order(words: Iterable[str]) -> FeatureSet:
+    """These features as a set. Raises InvalidArgument for a word that is none."""
+    return next(_forward()).with_features(words).feature_words
+
+
+def _forward() -> Iterator[AttentionSpec]:
+    precisions = {"float16": ("ieee",), "bfloat16": ("ieee",), "float32": ("ieee", "tf32")}
+    for dtype, of_dtype in precisions.items():
+        for precision in of_dtype:
+            for head_dim in DEFAULT_HEAD_DIMS:
+                for mask in ("none", "causal"):
+                    yield AttentionSpec(
+                        dtype=dtype,  # type: ignore[arg-type]
+                        head_dim=head_dim,
+                        head_dim_v=head_dim,
+                        mask=mask,
+                        precision=precision,  # type: ignore[arg-type]
+                    )
