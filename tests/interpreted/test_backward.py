@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flashgen import gradients, measure, reference
 from flashgen.asked import from_tensors
-from flashgen.check import check_cases, check_kernel, run_case
+from flashgen.check import check_kernel, run_case
 from flashgen.config import KernelConfig, default_config, default_spec
 from flashgen.features import PLAIN, Features
 from flashgen.launch import Kernel, launch, load_kernel
@@ -160,15 +160,6 @@ def test_default_kernels_take_the_true_head_dims(direction: Any, seed: int, tmp_
         # Inputs are drawn for the spec that is asked; the kernel is that of the padded one.
         verdict = run_case(kernel, asked, config, given, seed=seed + number, device="cpu")
         assert verdict.passed, (given, seed + number, verdict)
-
-
-@pytest.mark.parametrize("mask", ["causal", pytest.param("none", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("feature", FEATURES)
-@pytest.mark.parametrize("direction", ["forward", *GRADIENTS])
-def test_features(direction: Any, feature: str, mask: str, seed: int) -> None:
-    spec = make_spec("float32", 16, mask, **FEATURES[feature]).for_direction(direction)
-    config = make_config(16, 32)
-    prove(spec, config, seed, check_cases(config)[::2])
 
 
 @pytest.mark.parametrize("direction", ["forward", *GRADIENTS])

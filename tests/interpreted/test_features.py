@@ -1,4 +1,6 @@
-"""Windows, caps and sinks: each kernel on the nasty shapes, some pairs, what is read, and mutants."""
+"""Windows, caps and sinks: each kernel on the nasty shapes, what is read, and mutants. Of pairs see
+test_pairs.py.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from flashgen import gradients, reference
 from flashgen.asked import from_tensors
-from flashgen.check import check_cases, check_kernel
+from flashgen.check import check_kernel
 from flashgen.config import KernelConfig, default_config, default_spec
 from flashgen.features import Features
 from flashgen.launch import launch, load_kernel
@@ -34,18 +36,8 @@ ALONE: list[tuple[str, str]] = [
     ("softcap", "forward"), ("softcap", "backward_dkv"), ("softcap", "backward_dq"),
     ("sink", "forward"),
 ]  # fmt: skip
-PAIRS: dict[str, dict[str, Any]] = {
-    "window and cap": {"window": True, "softcap": True},
-    "window and bias": {"window": True, "bias": "additive"},
-    "window and mask": {"window": True, "bias": "boolean"},
-    "window and slopes": {"window": True, "alibi": True},
-    "window and dropout": {"window": True, "dropout": True},
-    "cap and bias": {"softcap": True, "bias": "additive"},
-    "cap and slopes": {"softcap": True, "alibi": True},
-    "cap and dropout": {"softcap": True, "dropout": True},
-}
-EVERY_ONE: dict[str, Any] = PAIRS["window and cap"] | {
-    "bias": "additive", "alibi": True, "dropout": True,
+EVERY_ONE: dict[str, Any] = {
+    "window": True, "softcap": True, "bias": "additive", "alibi": True, "dropout": True,
 }  # fmt: skip
 
 
@@ -73,22 +65,6 @@ def test_all_three_by_descriptor(direction: Any, mask: str, seed: int) -> None:
     spec = make_spec("bfloat16", 40, mask, head_dim_v=24, window=True, softcap=True, sink=True)
     config = make_config(16, 32, loads="descriptor")
     prove(spec.for_direction(direction), config, seed, nasty_cases(16, 32))
-
-
-@pytest.mark.parametrize(
-    ("pair", "direction"),
-    [
-        # One direction of each pair in turn, the others where there is time.
-        pytest.param(pair, d, marks=() if (n + m) % 3 == 0 else pytest.mark.slow)
-        for n, pair in enumerate(PAIRS)
-        for m, d in enumerate(DIRECTIONS)
-    ],
-)
-def test_pairs(pair: str, direction: Any, seed: int) -> None:
-    mask = "causal" if len(pair) % 2 else "none"
-    spec = make_spec("float32", 16, mask, **PAIRS[pair], sink=direction == "forward")
-    config = make_config(16, 32)
-    prove(spec.for_direction(direction), config, seed, check_cases(config)[::2])
 
 
 @pytest.mark.parametrize("precision", ["ieee", pytest.param("tf32", marks=pytest.mark.slow)])

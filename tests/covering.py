@@ -1,0 +1,60 @@
+"""Covering arrays: few rows in which every pair of values of two factors occurs, where it may.
+
+The greedy search of AETG (Cohen, Dalal, Fredman and Patton, IEEE TSE 23(7), 1997): each row starts
+from a pair not covered yet and is the best of some random completions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Row = dict[str, Any]
+Pair = tuple[tuple[str, Any], tuple[str, Any]]
+TRIES = 60
+"""Completions of a pair that are tried. A pair that none of them makes valid is left out."""
+COMPARED = 12
+"""Valid completions of a pair, of which the one is taken that covers the most."""
+
+
+def covering(
+    factors: Mapping[str, Sequence[Any]], valid: Callable[[Row], bool], seed: int = 0
+) -> list[Row]:
+    """Rows that together hold every pair of values that some valid row can hold; the same for the
+    same arguments.
+    """
+    draw = random.Random(seed)
+    missing = dict.fromkeys(all_pairs(factors))
+    rows: list[Row] = []
+    while missing:
+        pair = next(iter(missing))
+        found: list[Row] = []
+        for _ in range(TRIES):
+            row = {name: draw.choice(values) for name, values in factors.items()} | dict(pair)
+            if valid(row):
+                found.append(row)
+            if len(found) == COMPARED:
+                break
+        del missing[pair]  # covered now, or held by no valid row
+        if found:
+            best = max(found, key=lambda row: sum(p in missing for p in pairs_of(row)))
+            rows.append(best)
+            for covered in pairs_of(best):
+                missing.pop(covered, None)
+    return rows
+
+
+def all_pairs(factors: Mapping[str, Sequence[Any]]) -> list[Pair]:
+    """Every pair of values of two factors."""
+    return [
+        ((a, x), (b, y))
+        for a, b in itertools.combinations(factors, 2)
+        for x, y in itertools.product(factors[a], factors[b])
+    ]
+
+
+def pairs_of(row: Row) -> list[Pair]:
+    """The pairs that a row holds, as all_pairs has them."""
+    return list(itertools.combinations(row.items(), 2))
