@@ -212,6 +212,8 @@ def default_config(spec: AttentionSpec) -> KernelConfig:
     kind = "half" if spec.element_bytes == 2 else spec.precision
     place = _HEAD_DIMS.index(default_head_dim(spec))
     br, bc, warps, stages = _DEFAULT_TILES[spec.direction][kind][place]
+    if spec.bias != "none" and br * bc == 64 * 64:
+        br = 32  # 64 x 64 elements of a mask take the registers of sm_80, and a loop spills
     # The loads of a block table run a stage ahead of the pages that they name.
     stages += spec.paged and spec.direction == "decode"
     return KernelConfig(br=br, bc=bc, num_warps=warps, num_stages=stages, head_dims="padded")

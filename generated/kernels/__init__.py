@@ -280,11 +280,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dbias_bf16_d128_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:2667e3ff92db693207200e59d7ffd63edd808a6ba844bcf6ed1e50130f614550"
     ),
-    "bwd_dbias_bf16_d16_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3264373b3b9e995a3951874055db4e5c4ba2731ccd0735e10e0277626ece2bba"
+    "bwd_dbias_bf16_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:862877cb80b3839aae0af7b836c518fe119b06fed6dcc806f9d0a25f54645a13"
     ),
-    "bwd_dbias_bf16_d16_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ef561f162049f0dd55d9b81d4f016ee3f5405103ec4c8be0d4bbd3e3a213e2f3"
+    "bwd_dbias_bf16_d16_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:464199816731b17f800bfd74fbf70e9fa5a46249b39693f888200378b1188abd"
     ),
     "bwd_dbias_bf16_d256_bias_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:873bb7589186931bcd7b7012e200f4a9059032eba9823668294f896f4c8a6d0c"
@@ -292,11 +292,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dbias_bf16_d256_causal_bias_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:321f683a7299f36bac707514d925812fc71f5b9f03f469ce427f66f2f0f4d0c0"
     ),
-    "bwd_dbias_bf16_d32_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:76b7f638b45ad2cd24cb0aa1f2de3a060b3e3e21e4812653046087b9ff05dec7"
+    "bwd_dbias_bf16_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:79cfd7ef7b5487c1642b35edab37b0d771840239c2432f10a727090c54a23898"
     ),
-    "bwd_dbias_bf16_d32_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a44b392a4d8e529d29d0439e81e5bde02f6134b4f3508d35d5fed9ebe7dcd3f8"
+    "bwd_dbias_bf16_d32_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6dff4d82451cde5d297ba7ec6195e24d39e508aaf900447820543b7a00d0e639"
     ),
     "bwd_dbias_bf16_d64_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:1a1c29e1d204e377d9dc96cbcd0e28c9642673198bebfa2ebfc9122d9089442f"
@@ -310,11 +310,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dbias_fp16_d128_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:9050b7eb302ce3f4036554c934930a335a572f0914fbb5ec12014574c8f44652"
     ),
-    "bwd_dbias_fp16_d16_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:fa160c60aaad9ce632873729f796ffc2d36be03a55030b13281014f6669872b8"
+    "bwd_dbias_fp16_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a9a205caaba2a5b6b7f32df66eaa9278851aba427514c73867daf77bd6c05ee9"
     ),
-    "bwd_dbias_fp16_d16_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8e92018351fd38a839cc106a47b36c234a710d520e34655ea6c4c8bc2ab999d6"
+    "bwd_dbias_fp16_d16_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:34eb64ddc32e6be3f8fdf91fe7d4168dad18fc94e9406a293ded25ddfdd20bd2"
     ),
     "bwd_dbias_fp16_d256_bias_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:89a6c12cc0f247a28badb2cd53c5b7e29a03ae2a15646af1f25a4575e8585df1"
@@ -322,11 +322,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dbias_fp16_d256_causal_bias_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:ea289dc5b74897ea4a6cd014d7c90c4f5d6694f5c2227394e518e4b48f27dbe5"
     ),
-    "bwd_dbias_fp16_d32_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0bc57cbb75f67c472c5786e6e0630b7c22058e3ad3eb115d8a5cb5a6b296785c"
+    "bwd_dbias_fp16_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:649b3a4a4fddf8285c6dcf583b9804d312896e3d829c0167cbbce032389090f2"
     ),
-    "bwd_dbias_fp16_d32_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:1f7a47c6005fcd4eaa74accb5c24b8f33e3b7a155330f3026034ecb602a95d61"
+    "bwd_dbias_fp16_d32_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0afdd201c534f6ca74ef34e9b4399b7833acf43b481fbf634c7a204646668231"
     ),
     "bwd_dbias_fp16_d64_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:afc10df96be9e16bc50eb6a25deabe909f7f2fd149c0235fcd4568197d30c9de"
@@ -550,11 +550,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:f70f1c87ba786aa17b69a1864edd6a7f79772b6953e83bc18a12a9b83b2471c5"
     ),
-    "bwd_dkv_bf16_d16_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b15f3969aed2cc55fc340370f37149f1780be0132c79092d0477a08a3012e146"
+    "bwd_dkv_bf16_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5ed3b7e688fe19c8a4460c8f9fe061e703561a42c745070eb3b4eba5456784d7"
     ),
-    "bwd_dkv_bf16_d16_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:7cf7d029637d631e4c0e26fa70ffc0dec2b15e814930cd76ab7226464f47ad29"
+    "bwd_dkv_bf16_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:76c40e2dbfe15d4273c488426c31f6cbfb6ded5af1aa631be62e91bdc46aeb88"
     ),
     "bwd_dkv_bf16_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:7bdff2b2917f4f4ca549b8788e18ccc13e513a9d04f6276950778fae82093d89"
@@ -562,11 +562,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:b157c6e09b2222a285e4dfa6481bf2362a36f15cc899ad380559f2fa0ef035c2"
     ),
-    "bwd_dkv_bf16_d16_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ea47c1dca15ee9c072fd4cba1f66d0f692846acccc62f05dd0aed72b1803a710"
+    "bwd_dkv_bf16_d16_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d5b5bc1913d861223b9beee427ef6d1cbf9b715aa88c4ecc244ad0cfd4f55a36"
     ),
-    "bwd_dkv_bf16_d16_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:66125268148aee518b1f7bcc9f8cbb9d2e9622b26007f475e404c3c3f10abbce"
+    "bwd_dkv_bf16_d16_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:71f7d9bbcd431d5300b85b84a38b129fc0059562cfcfa7ad7224343854de95b4"
     ),
     "bwd_dkv_bf16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:154ba7341df6425773fbefb5be6f13c30070929cd485126db38d941fd03dba20"
@@ -670,11 +670,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d32_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:25bc1e19b1ad14e6dbdd207682f149d37088cf84ec770d3ea5c931abf557c9c4"
     ),
-    "bwd_dkv_bf16_d32_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9e48a62669fb205958a96ccd689ec188faf456c18f8b1d1d7de645deb20de7cf"
+    "bwd_dkv_bf16_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:70e11c022a5126cb2320c82d7f6e43ed62e9d6f1d6e6e9765bb5554b206500b9"
     ),
-    "bwd_dkv_bf16_d32_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d72d6f754691f19224a8c47469c5c53a70202d4c2d9e40fb845274fac05e92ac"
+    "bwd_dkv_bf16_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4ec48c0240faf03827efc802fe52922eeff3b6380af5deefd9de4542ba19300b"
     ),
     "bwd_dkv_bf16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:02e26c4dcc62abdad48ac9b6c592592ba05fcd3a125e7df4d2871e6dc97480a5"
@@ -682,11 +682,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d32_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:85a5c6130aad0253f7c93d5a88743d8c9b0668b6d70dac5358826b900837bd4f"
     ),
-    "bwd_dkv_bf16_d32_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:08ab9d48a9606be9c064007a01a5705ffa3af42df3eb579007a6c108525dcfc5"
+    "bwd_dkv_bf16_d32_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4c3a46dee4cb2fca253458e1c42cc60f6a43342e24773bb33a180feebb6ad121"
     ),
-    "bwd_dkv_bf16_d32_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:199d7678e461c84344ce24391ed57ff7f91a4538ea6c422f1e058bf62cf449ac"
+    "bwd_dkv_bf16_d32_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e1bc0e1a4d59d647ff0c5026b3b988ff787876cc7c95b433c929155fd499f696"
     ),
     "bwd_dkv_bf16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:65c73ea3b4a2e973f6bb6869cb392629d5404e7e0ab9744a22acc195f5eb1e30"
@@ -865,11 +865,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:674b4f7143613bc3f21feb2f32da74a863b60ecc40053cd736534832a24e5e2f"
     ),
-    "bwd_dkv_fp16_d16_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0d4175ea97dde69fa5d3d44b54449eefa5346010e0e714ada7137d10f41d4d61"
+    "bwd_dkv_fp16_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e3549a5e745952f87bcfaa09ece702a7d6a7c05b2f552ec85ded7a9d822ad8f2"
     ),
-    "bwd_dkv_fp16_d16_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:95b93c38d3d0657c8f3ac8e2215b9b92e5941b2da74e69cafa6e8f0b687dd5fa"
+    "bwd_dkv_fp16_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b80d95b4d55e677e9e0beac9641c31e79bd7a46e09603c37eae9bfd0dca5aecc"
     ),
     "bwd_dkv_fp16_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:7af70c560dbe85478f31b384f3d6fab6582fdd4a030c3d9eebfe1fcec52bf323"
@@ -877,11 +877,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:548b1a1339c4b78e140455ea1540f62cb5ec59f857e022f17a4d610432483a6a"
     ),
-    "bwd_dkv_fp16_d16_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e1d19a07204f45f867ba6f685b0adbaccb38b18df84ed162b3ce299beb82a982"
+    "bwd_dkv_fp16_d16_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f69cc68c42cbd33d765ad569d3cdc5daee52e28beca9bff8eb7aa8b07cae7d1c"
     ),
-    "bwd_dkv_fp16_d16_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:159ee00427b217b7230cec8f6c0ece798194b1cf092220d850d618fc4e94f4a8"
+    "bwd_dkv_fp16_d16_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8f9684ecbc0b1e2dd01d55d925840fad972bf60903a70160ff7e538881fe1e36"
     ),
     "bwd_dkv_fp16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:4144ce970a67160b189f61e931d64b503c8c69c4d8f980b521fd227ffdd0953b"
@@ -985,11 +985,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d32_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:7770009c7f9a761f2a6e297a94cf4c051f8e30ac11768c9aa5061d3bc0f1bc00"
     ),
-    "bwd_dkv_fp16_d32_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:24ebd5146a28c4e891499b8f5c261a0a22258334d6c171afb621de7eba80a47b"
+    "bwd_dkv_fp16_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:17e1511c07f9eb816098da8b95672128a3cb9793327f6193bf81a95fdc3af9a4"
     ),
-    "bwd_dkv_fp16_d32_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6c8d4b40f4c921f606987482533a6c63ec7de4fc8fca4c392cc6cc0888fda7d5"
+    "bwd_dkv_fp16_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:474033c8b36cbb74334ec4e7bfeeabe2e49f6bb2fb8baf0f68bbbb21f217fd5d"
     ),
     "bwd_dkv_fp16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:f7051ccc3251c8f189ade9e74d26cc1e2a329508e833078f1c4c04c445c863a3"
@@ -997,11 +997,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d32_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:97c5e376ea0a186242697af488489f78dd68318c4ebe56ff0431aa8bbec2142e"
     ),
-    "bwd_dkv_fp16_d32_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:bf3068c7c3c62e14cfc4998e619f483fbd35c10135a8b0a068c3943f677a6fa7"
+    "bwd_dkv_fp16_d32_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:82b43866e68b294b652d4b2a843a803b05755bd2475b79fb2c102e61d686ddc6"
     ),
-    "bwd_dkv_fp16_d32_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0a808a339ae2085ddfcdd67f0f76006aca567c6ea23da2769d125cb1f08f0f84"
+    "bwd_dkv_fp16_d32_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3380a783c266a2bed180bdfc1a70a60ae2af05c77b999385feb378c89d3f5869"
     ),
     "bwd_dkv_fp16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:35929841741d5af42958f9ceb79d56c87b01e3b3c3a1f3196e6272645616b440"
@@ -1366,11 +1366,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_tf32_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:6e2243530a4cf2d743399d3eeaef36c4ad76081ae25601a29088f5e75376d946"
     ),
-    "bwd_dkv_tf32_d16_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:88618a023d4b31fd14c2736d1cb9a25f71886abcf90100270325241897d59d2c"
+    "bwd_dkv_tf32_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3f651ff8c66ee8a4652d4230b7ec42a206ad2e35bca5070d781085e45a10c32c"
     ),
-    "bwd_dkv_tf32_d16_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:855d36677851714101a612e569bec3c46bec23c46a5b5414213e30b7a72e9391"
+    "bwd_dkv_tf32_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9008483c20c6cb03e1e3007482304f5f209752c3ef07d54e9fa16f37a4cfd45f"
     ),
     "bwd_dkv_tf32_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:01d5289acd3fc63c33e54012cd952dbd141409370558dad65189733f1c995744"
@@ -1378,11 +1378,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_tf32_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:fb1eacea50c2cd2bb95b44f83c64f5012688cd4365557dd8939e346393ed41b9"
     ),
-    "bwd_dkv_tf32_d16_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d41e3d888c2ddb675c3a7848a79e3a7cc8163b5ca009470bdbae6e1a46debf57"
+    "bwd_dkv_tf32_d16_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3a912328cb856c2790086f71f417fdb86e01a5f96b5bb45ee75ee760b42c3dc2"
     ),
-    "bwd_dkv_tf32_d16_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b174ab26ab633884599e967a37b1614e8f4723e0acd74167d8e594800990be3e"
+    "bwd_dkv_tf32_d16_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5b42c803a8b72dab7eed7316c2597f0434e0c8154eb3c6f142d6fb72662dcb9d"
     ),
     "bwd_dkv_tf32_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:8b077525c731fa89a4da90c6f9f350ca444d890a2eb87bb479f805f5b9dba5d8"
@@ -1600,11 +1600,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:4ad49d488521fb2413b382b67b193ea6a293c327f6af74b6361f61173208263b"
     ),
-    "bwd_dq_bf16_d16_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:017fa4cb0ef089477984657f9d717ea4840fb4bd349fdb2595c499854c44cfe0"
+    "bwd_dq_bf16_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:284d0ad9cf4a694cffd6212b0d02772008a253fdf306f409a55e9dc751d6b667"
     ),
-    "bwd_dq_bf16_d16_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f34b87c5e075a7eb1ddc1a6ccd56a76c86a75215fc55bdb0c76ebb538a501a5f"
+    "bwd_dq_bf16_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:cab6113d294410d449468dd99f6a13c5dab837c684264fbc3b598cb03cf1679e"
     ),
     "bwd_dq_bf16_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:dfacf30c72838f235b57fd7b15d71b47c25cdc8739b9769cc17ff8aa5d1b2920"
@@ -1612,11 +1612,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:c17ef6be28c0ee235e8e62231a9bdf4849a03bda33cfd80b2faee025518d51b3"
     ),
-    "bwd_dq_bf16_d16_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b983fa8813c6850ea6f97524b1bac2d08b34dc02ece725bf11746c3751b33b3d"
+    "bwd_dq_bf16_d16_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:df9fe17d363588c8f148d490920a38e30f8e0caaa62bd0983ebf5d2861fa54f1"
     ),
-    "bwd_dq_bf16_d16_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:7df934b74b68ef0d2c4ee065ed8afb70c6ac828b4c11cb8808a4c3bf14ff8c60"
+    "bwd_dq_bf16_d16_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9042fc2a649f9644826d40be65f9d1cca14cd8ca8b4410c1ff8f43bd33e5ca5e"
     ),
     "bwd_dq_bf16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:0d783ff17ef936acd6d683142b33f53fccd061747296219ee951fbd36a6ef5af"
@@ -1756,11 +1756,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d32_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:0bbad56cad2b9ca9643c89400e2f40e87e8e40294d79d068ca9c43bddedf1ed0"
     ),
-    "bwd_dq_bf16_d32_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:15343a2dbfbe2e5649836e12b44e17fd4709c5ee9a6bd0b7dc90ccdc4d3f1cbd"
+    "bwd_dq_bf16_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:917cfa867fbac32a28c89333314616e20d985850c58535fd2adebe020ea70eed"
     ),
-    "bwd_dq_bf16_d32_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4a9dddd6490ebcffd6f9fe2fa7305ac9d59e6ed8e490d7eb192702f018cc2dfa"
+    "bwd_dq_bf16_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:eb29ff1b1fc8aa44bd3015fc837c9d6ea1b93d627301fbeccc1e750707eaa47e"
     ),
     "bwd_dq_bf16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:13c4ad8251cbea1d326de7b646a3f437a9ca277f3ca608d17d9d3aac130c7211"
@@ -1768,11 +1768,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d32_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:34a31f3c7215c71c2e2bb82b9dbd7bb810f215f607d60c44c1c7565ab4433785"
     ),
-    "bwd_dq_bf16_d32_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6ea338df38e1aa4a23d6668e863710eaed7cc25763397b0530fed62d66d9e8d9"
+    "bwd_dq_bf16_d32_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e5e1ce61b9686facf66735b124538b29cd75ea555ce38837d59cd75a7a71cf38"
     ),
-    "bwd_dq_bf16_d32_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2601e0890696452c0bac5c2bfb272b9f8da07db73b70992c8a7feadb1818593c"
+    "bwd_dq_bf16_d32_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:efc21646354005a546df67725959c500f32eb380e479a7a3b5511aa0ea7abb96"
     ),
     "bwd_dq_bf16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:d1b64fe10cc70034ecad539cda725392b4e77c2afe2083cc13c8fcf0b539795f"
@@ -1798,11 +1798,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d64_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:3ac5bda99c5452488c6947116348ce3167600b37732201f66e6f055a12f2ce2c"
     ),
-    "bwd_dq_bf16_d64_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:1f7777011e58199243366897569535249e9a7a88dcacaad9bcefde577065365a"
+    "bwd_dq_bf16_d64_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:71a42969a32c51c79ca12261750174933b565fc3c97dbe6f8a985813a7d27539"
     ),
-    "bwd_dq_bf16_d64_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9701b1248a856d238db5f662e45b3e6d8ed651c426d37bc1468cac38f7767d34"
+    "bwd_dq_bf16_d64_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2e2fffb7017fdf4e40f31c51e9e01f15d5478e07599a4c539c58c0969dcddb7f"
     ),
     "bwd_dq_bf16_d64_br128_bc64_w4_s3_fa2_pointer": (
         "sha256:17db279262a07adf9a53411e6a6dfcd38d5a06e4cfbc027c75fffbd6121e38e5"
@@ -1825,11 +1825,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d64_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:1cab5e620bbc6c8d55bb3d4c83152b5f9996180461682572bd39d41db0795bef"
     ),
-    "bwd_dq_bf16_d64_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4195c6e9efdce06923c134925b21f3e490e3a23a77caba9ec5ba843af6a4c9d0"
+    "bwd_dq_bf16_d64_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:04696e6f63652cf7821e44b6e2c1bc11f7d7c793ccf7e9fa18e96029c999db33"
     ),
-    "bwd_dq_bf16_d64_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:abb156dfde9d6ff47c5068f93976144e3e2ec219edb7a4b7dae3b2435b750969"
+    "bwd_dq_bf16_d64_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:89324eb4b82445e7486c08684219f07518b7335fecffa766cbf02a38a800ff6e"
     ),
     "bwd_dq_bf16_d64_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
         "sha256:c37e24fa7465dc1a3e4573b0954706a7c051668d4248c1ee1888039d75a88ee1"
@@ -1969,11 +1969,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:8f1e7289e2493c44acc569f697e0e867f14954fe7e6841121e8a36853d55b5e8"
     ),
-    "bwd_dq_fp16_d16_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:1275afc4aa0e95f1de12d2b2a146af58f9855e0b72f51da24267b7dc13114613"
+    "bwd_dq_fp16_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8c136ec6fd7c6265857b69b3ab296cdbb69c75bf9326ef0e27bf74b227c35ba7"
     ),
-    "bwd_dq_fp16_d16_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:09e09f442d4d12a30b59942597ff352c299f77a1f787408607be4230e0d9d80c"
+    "bwd_dq_fp16_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:075828cf953dc4006b02510d489ef3ad748197b23663ad4de942f5f8c9d46635"
     ),
     "bwd_dq_fp16_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:61a30fa108643e0c58618dd986731cf95e9c54c11bc2063752c6e2f77ffe5d4e"
@@ -1981,11 +1981,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:dd778af2682f542b1e21736dd2d43ec54ed7bddde5415f5814b7f08e09857a28"
     ),
-    "bwd_dq_fp16_d16_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9413a11d709cefe58cc7d0d7a17084e21b7c9f7433614ac472abc5b6671957a6"
+    "bwd_dq_fp16_d16_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2628750d7c5dbc5194f062223c08c5761a288cb4bd5ff40f309fb6da350dda68"
     ),
-    "bwd_dq_fp16_d16_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:aca9fc516bc088137b0d7721b515f91c50f9399cf45344d0da45ccbf2daf9a4e"
+    "bwd_dq_fp16_d16_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e06abfd9067fa21a0487f83ebef5648454ad2c3caaf409f54956a724ef633b61"
     ),
     "bwd_dq_fp16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:121eaac369e501ca3894a02acc203523dbc5643e0fac6f386e0555c63d0023f3"
@@ -2125,11 +2125,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d32_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:82662e3debb478779f1b0f4ab62415a0abade69150a6700d306282cbef40c740"
     ),
-    "bwd_dq_fp16_d32_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8b5bf062c6a8777ea5d3dd03f069bfff7abcd0726a632037246c0cb4c53babd8"
+    "bwd_dq_fp16_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e4c2a8abd846b898b585dba007ecb366bb884312404223c65f9b7877f1bd1a7b"
     ),
-    "bwd_dq_fp16_d32_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e59cdab0231149e47fc72f5a0b6c2aa2fc5982fc81ea28de7158d39464a4c618"
+    "bwd_dq_fp16_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:657412cbac6a9f3e6fcfc569a4169b1f3a4a167f843f8204b85b1955fcc90924"
     ),
     "bwd_dq_fp16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:e14023a8ab6f49ac035709d47253f256db85fdc7dc85bc613808aec526c4c26c"
@@ -2137,11 +2137,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d32_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:207df4184703f53afc5a03bdb3ecaf72b0a18f81712cb4ee811ba4fb5d8700cc"
     ),
-    "bwd_dq_fp16_d32_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:cd0ff4d1a4317651bf5d5e804e762656043065aab64a63bf5dbc0cc4ddd7dd96"
+    "bwd_dq_fp16_d32_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:314eeadee0f555ecc199e4b5a04ecfa213f21bec3edfafda4411fd28e26525d3"
     ),
-    "bwd_dq_fp16_d32_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:162e8d1dd5b60f379dcdb2df8d0bbb84bb0622d470bac00a77fca6badc38509d"
+    "bwd_dq_fp16_d32_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ac19f5a49841c2175aac37f83a384e3748c2d10ae776a2b3c194ae3bc958c992"
     ),
     "bwd_dq_fp16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:ca50fc5386b256d36e6d33868be7697cac2fc3a2e49db219c95bd3fa8db22a52"
@@ -2167,11 +2167,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d64_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:c2a2f7c89041d595d52d660662182ccf52dbb53ef1057d532fd63117dc6cb5fe"
     ),
-    "bwd_dq_fp16_d64_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:96871175fc0ea1d2b4d86dccbe117312aef3237fbb95cc95bcd602ac7cf30855"
+    "bwd_dq_fp16_d64_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:487202bd12b80bcd3a9d01747b021e04b535955e88fb63abcac51f5f0bb3e768"
     ),
-    "bwd_dq_fp16_d64_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:38975380110ea20f32fcaacdd3bab3ca256777aff6a082332b47785ba04f2108"
+    "bwd_dq_fp16_d64_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b620769c23c82f3ccca9c1e0faf375df5a1c95e63ede754218f784828be5eb15"
     ),
     "bwd_dq_fp16_d64_br128_bc64_w4_s3_fa2_pointer": (
         "sha256:907a677945f2d5c2340cf29cd8d8ed0973c50a8291c1f2d5c95da71f4e70d33d"
@@ -2194,11 +2194,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d64_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:7e45fb2cb2dafa474bc0e07ce44691e12e2b1030c95d889689e983a3a05d5a7c"
     ),
-    "bwd_dq_fp16_d64_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e39a821d177e3d617cc025c14b306063f948c28372b59570b53bfdb870b4a522"
+    "bwd_dq_fp16_d64_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9e855a7ab9551e6635c27da67a6d3f10c582fe52c1f3d9f2eff2ac0f9252b2b7"
     ),
-    "bwd_dq_fp16_d64_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4a0eac2e41e7d7282c92b304630d319c766ea1072a0a9cf00d1232b9845ae1bb"
+    "bwd_dq_fp16_d64_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d44131d90478da09a8b47f732fb13750e89a49bec2845b25aee065c711ab8aed"
     ),
     "bwd_dq_fp16_d64_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
         "sha256:bace6543f697a3b174d3607c17f6a895d84340debd7abc29a3a432b1bd26b43d"
@@ -2524,11 +2524,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_tf32_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:c4505cbf4faa050185392f4ff56897f0c0e51b14bcb258a48326ca86594df0ad"
     ),
-    "bwd_dq_tf32_d16_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b447a3039feeea85174d23fa2b1414e777e50ecbdb0dcbf614490f4ac0f810d0"
+    "bwd_dq_tf32_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:69ecc924467eecec149cd307032b9e8729ccd843799f9e6d0abcfcfa6e62f558"
     ),
-    "bwd_dq_tf32_d16_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4ffcc052bfe7d1c202619c9acd39480321f9a2887dd125da968efb7998130604"
+    "bwd_dq_tf32_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:517c38c972e05e9f26778fa396cc457d7371c1d1b724749701a1317a6cb7313f"
     ),
     "bwd_dq_tf32_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:5d00b00b648e0771c4ecc177ac245130a559f815979976d4d7eb5c1a94665e31"
@@ -2536,11 +2536,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_tf32_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:c3cb2613dda3c374511dba32d2a3ace4ac8ba29d186d9060094ba1fc9b8d180f"
     ),
-    "bwd_dq_tf32_d16_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f3d020293bf1c64f6dc124c04b9ceba37b4472bc47c8fd49e2c534bf383d4893"
+    "bwd_dq_tf32_d16_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:86feaa636a0bd07a6e06111d5596e280633ec7e5585c6d1107a711afc339d6ec"
     ),
-    "bwd_dq_tf32_d16_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b36f5b8f37db8a2ebdf43c811031585ec37bf9eab4622037bbde1653127d8d3e"
+    "bwd_dq_tf32_d16_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:15fb0170eb3ece6e149555ab4bd81868ea6343b42a81e669931121ebbc8409cc"
     ),
     "bwd_dq_tf32_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:4ac8d6c353f75cda2743d6b44abf0ddc65279ee95ace3a9a3371a7e6546cbb1b"
@@ -3535,11 +3535,11 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:c4151c7696841c996253168a1e7b4c1943f7d43e326f7e3c1cb5cd363c8aea41"
     ),
-    "fwd_bf16_d16_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9a48dbf54fd1b8054df7d8a2d2044cd444426b992dd1b01f71b4749fd51f14da"
+    "fwd_bf16_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:37a49894685bbbbe62fcd8f2a98e706eba12effbef93b70362f73f59d84b8c8e"
     ),
-    "fwd_bf16_d16_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5a54826d9ec8ee860fa4176b570406c9dca0c86b2df86155c9482d47dfbd5fae"
+    "fwd_bf16_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:095b17c42c17135d7d7d73affddb36178b4a6d3075ae8ff8e37f831d4e3712ff"
     ),
     "fwd_bf16_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:61dd33cfe5babf5d3900d3aa42ecd685db6b89d47e3d34b6cc0fa71c27ded30c"
@@ -3547,11 +3547,11 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:58f6ad5d0374d89e22bd092f5e6c0b59995fda890718800e02e5f9e8778bd26b"
     ),
-    "fwd_bf16_d16_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:db47e404d47992b978c45e0aff48b3819f64c47b6b16398d8ac7b8106b0545f9"
+    "fwd_bf16_d16_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:def953d59ae7eb2ae6af3d629f40024f70b7772915357b92ec0987af2e752904"
     ),
-    "fwd_bf16_d16_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5467334f8e355d809fdd657e38d68b7826ae854c1892e6ed887db0f2c3bffae9"
+    "fwd_bf16_d16_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3bccbec20bfe8d32a1c965960cc7c56e383f2cff3d24d0af33a02844ef55b107"
     ),
     "fwd_bf16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:b1c1a39f8ce817594bbd37612e6b7a9b56f4dc1aae88972da8231bb2725e6721"
@@ -3727,11 +3727,11 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d32_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:d1434e74ec1a5d96b6ae306b159eb613cef8033da7eed53dcbd728bf059eeb9c"
     ),
-    "fwd_bf16_d32_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ce45c21efc047e9742b52360615f68e2cf2e6b712e522f0bc162745717df6bfc"
+    "fwd_bf16_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:806eec3556d5751a309195f4618795ef8b33df91126cc17427809ecb07481bcf"
     ),
-    "fwd_bf16_d32_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:51d8aeeecdfda3e9b1a70f7117b48af596165b76c5b3abc30f4c471f2deee4af"
+    "fwd_bf16_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f8dad767a498e0a7899f97d84ff1a0643132edcd9092361f9c3db7ab2d83b2f8"
     ),
     "fwd_bf16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:ac627d52932e804f4e8ed7c4de85ca4f223fc1f20a36bd38d1a29297409e2d51"
@@ -3739,11 +3739,11 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d32_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:da9276fdd2b0a6a22eab4b5d4484fc01c5c2dec5cc8fbb616c375b2d4fdee2a4"
     ),
-    "fwd_bf16_d32_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:7db5514a101a9e1a0a33a15ed6ec781271f5ce5d955d9aaa18677614b39262ff"
+    "fwd_bf16_d32_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8e96bf3fc84b87efc84baa2a66a105dafe1344f01cea5551e532a6efc709208a"
     ),
-    "fwd_bf16_d32_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:652aaf086dee619bf748e344744742e90184cb3c873df00875ea43163ea045df"
+    "fwd_bf16_d32_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4ba6e1d254796b5fabc9018c3f1c0f975a260cf92c2451eb14917eb49e4c64f0"
     ),
     "fwd_bf16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:457cc6792542d3fde87ec7ae3a1d7c73775453717b46a06f93979c5c2d66ee7e"
@@ -3775,11 +3775,11 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d64_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:80be8bc461d3c2c0ecb260ed95e891927ef81edbb9db053b1ad0d1a8e856b4c5"
     ),
-    "fwd_bf16_d64_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:15101e04f82134837ad1b93352a7d93a0941c3e89a68afb7e80122358c0761fd"
+    "fwd_bf16_d64_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b6495f3bac41f0044d441862035271c09d0f1350c7c4ea3335fee265e2ed86b2"
     ),
-    "fwd_bf16_d64_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:21a80bd749d214a0306ac7f0d40239e7b782937653358ff2ef6c62e5533fac0e"
+    "fwd_bf16_d64_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a00f076bfded4e72865e5933af4485598f0df960d7434c110610cfab5cb111d4"
     ),
     "fwd_bf16_d64_br128_bc64_w4_s3_fa2_pointer": (
         "sha256:65c20695ab4e78037180dc68fd53d5ee81f3a7e3da9b29a841ca6383b82a9a04"
@@ -3802,11 +3802,11 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d64_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:2597ef53fb4d014eaffa113fe77362a008a22b6712bc7b9417fd01c77df8236f"
     ),
-    "fwd_bf16_d64_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0a6e23dc61cdddcf8ca3af6afa012346ca0a84784093cd8350b1734f1250a427"
+    "fwd_bf16_d64_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2fc70fa022db5f1eb485705b4a608e1586967b3dfe8cb91bef9f73ea6ee597a9"
     ),
-    "fwd_bf16_d64_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a84cc43c4bcf855be6013307cc912c3ce9bcc0fd5c6f297a50dbeeb540450a11"
+    "fwd_bf16_d64_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:88639e4644eb7116e0a00ee29c58542a58175196e664ec5f778125a37c51bdca"
     ),
     "fwd_bf16_d64_causal_br128_bc64_w4_s3_fa2_pointer_longest_first": (
         "sha256:7d1ca501e752c0f60dcf07283cadbc9eb6bb60d66768e5590721729674889b44"
@@ -3964,11 +3964,11 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:ca1e40775d12b522a0badb2f3456b6e70456557761d160a0f2c7f6e829cf0c63"
     ),
-    "fwd_fp16_d16_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3853408d580555f9745b9768d596dac5445da31b75756b5e83fb1f08ef8817b2"
+    "fwd_fp16_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e31d71084122579f9a49c0473e44846759d28609265c27c772b4b877ae012895"
     ),
-    "fwd_fp16_d16_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:cf18871b5c580ff65841df730a523254f96150e5b1a5db519c02a51856b9dcc6"
+    "fwd_fp16_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ce6c1e8ed918344e05a41e2ad47ea9890935bdc021835da4a6312ca5465e8ac4"
     ),
     "fwd_fp16_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:b126b6057095ca75beee5c0a881772e2fa42409c66a2f9aad5faf89ad88625a4"
@@ -3976,11 +3976,11 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:30fc2ea2c9d7dbfcf06abcdbe8d871caa313d8a75990c64eb72069d97b90dc06"
     ),
-    "fwd_fp16_d16_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:cdbb82db3db8dd98877123593f234658a14af59d825440bee90a33e704b51d16"
+    "fwd_fp16_d16_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4c79db849c26001c9b2e4b7288a02b681585704e5ea5860042ecb694621a8732"
     ),
-    "fwd_fp16_d16_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:51e5553374c474e1d6128f2f5c52dc2c5bcbaf2da750c24140c3bf9762ddb15a"
+    "fwd_fp16_d16_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9a72488c808666c6cba837c5ec36959a3357a4e46fa430a1ce2cf7011b27a0cd"
     ),
     "fwd_fp16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:14353b7954b0edf487c597628a8b44d3ae0f82e6fc3dd5f02cbc9b2c0d344db5"
@@ -4156,11 +4156,11 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d32_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:db7ce1af9efddcff92f1469ad8655805431439a22a5f6c4bd7d5beabed452279"
     ),
-    "fwd_fp16_d32_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:7c8633eec56e8fc69ec3797c63145260ba1316a40e402caab16a2afdaced3e8d"
+    "fwd_fp16_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4cb1f66da7856b3a0127076c13e4f63e37c6ee65ee6c05c39a4781f23b4d73d7"
     ),
-    "fwd_fp16_d32_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c5d17d7b4d6a6bf5c12dd429042652b0935cbbef44d0afdb4290961365b4661c"
+    "fwd_fp16_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c036b2a95559430043d9ef7da2622d9f94ebf84373aaab503793c47ba9573f08"
     ),
     "fwd_fp16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:0b5cc0024c157a192b5ff5847d728b4c238fc148dfb0aae65413d8134a7e2a94"
@@ -4168,11 +4168,11 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d32_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:96dbe819007a7c0271177dc293a539cf8a5f48d67def59c8d736241c499fa182"
     ),
-    "fwd_fp16_d32_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f0ace8ce607034c40ec3f74f4276d4137c6f4e62f3a2ebf29bd719d820751a49"
+    "fwd_fp16_d32_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:828995f7dd6596e49357883650a1cc174161dcbfd5dbf07a7597fa0bb69773e5"
     ),
-    "fwd_fp16_d32_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:83f2a3740af08a142554bcdb481629acf2ccdd5c1ae3af372ad553dd4c6de80a"
+    "fwd_fp16_d32_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:10f3348caf943fc66f4217d6d65604b6c700406450d56a91a8ac4d4123c8ba04"
     ),
     "fwd_fp16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:baa4a0e4c884d0f3ade6a0850973b061aa9225c680e42445c28a2d2990599d12"
@@ -4204,11 +4204,11 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d64_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:06b8073cc7494bfa27b23299a8d19a67bdf85c783ab2510b885ec04bdec287c4"
     ),
-    "fwd_fp16_d64_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:459bf00b3c059f77b04303c03bdcf877adb54deca8babfb8ec67a1cbf1e4ab3f"
+    "fwd_fp16_d64_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a4680cdfad5c61553540ce6f04878ebf5b80ff0e7f5031d9c89cce61871809ec"
     ),
-    "fwd_fp16_d64_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:591ad7bfd605219965f4db185d0aa4cbf1d79d3dfff382c147ec7d5eecf758a4"
+    "fwd_fp16_d64_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:86d46c74235240fc11e9c2c49987d1260be65c17fec3995fc5142290799fcf23"
     ),
     "fwd_fp16_d64_br128_bc64_w4_s3_fa2_pointer": (
         "sha256:337ca8faaa52342c886827e67d3f55f01e014bd6319acbbc89263681c7dc179c"
@@ -4231,11 +4231,11 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d64_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:73760cd9f4e289dabb45cc91ed25de3dc7f5f0f86e00ca12dc20c4ec85f327fd"
     ),
-    "fwd_fp16_d64_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:324575cdca3974cc13c3b20b9c2c377687403386f201595bfbb7ada21b166bcc"
+    "fwd_fp16_d64_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:fdc0c66ad59068c5dc27ef2f3daeb0cae4730a58e82f91d021702f6279c22d2b"
     ),
-    "fwd_fp16_d64_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:baae6e63f68c6fa33e2e76da9da7ba0a29de764b12388da6b4a77b930b229e4b"
+    "fwd_fp16_d64_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:389efbe22b6fecf854b7b562cb936aa194c41e107d5532d1dd9495898981e0eb"
     ),
     "fwd_fp16_d64_causal_br128_bc64_w4_s3_fa2_pointer_longest_first": (
         "sha256:1e1ab75bdd3a57bb8615785af40911286daf9191b2663ccc8671de6fe7f5071b"
@@ -4363,11 +4363,11 @@ DIGESTS: dict[str, str] = {
     "fwd_fp32_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:239485481c516701e4803028febda1a298997630e2d3b4796ef81c5f4dd80b88"
     ),
-    "fwd_fp32_d16_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a0d010297e9e179e80b809f64ad5db1bcbf080d1bfd4b7239b99e10ee7f435f4"
+    "fwd_fp32_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ead1fe3d906f91d0e75d70a040c20c8084dd4457dbffd58a62a38ba13d80705f"
     ),
-    "fwd_fp32_d16_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6a1fab455e343d7df3413f16235d2eb41583edf76bb95c10e61e5e72b587d5b4"
+    "fwd_fp32_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c83018ae53c3c7763132dc793845187524901025410616773f6056ea71358ef3"
     ),
     "fwd_fp32_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:aac1b739dbe8cfa65f0060224a4f2374fc9a42d34567d851508335efb0ff2789"
@@ -4375,11 +4375,11 @@ DIGESTS: dict[str, str] = {
     "fwd_fp32_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:f556be3c71d65254f94dcf2d806063cf58dae4c6e99345e3555e0dae7367e3c2"
     ),
-    "fwd_fp32_d16_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:00bb6e802825d5952a6cef9fcb07a7f2b0560ba596749cf654fc1ecc16a07b50"
+    "fwd_fp32_d16_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:fee441bb45b24fef18afc788b8abf0c3b111f68bac45f8b89cf5808ec715b21f"
     ),
-    "fwd_fp32_d16_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:294e3ec13a85e1fc2c1c6fd2287fa7990b2998485067dc3ebd4a5bcbbdc7663d"
+    "fwd_fp32_d16_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:67f161c30b96cd4598c33e171bb7fbac56d5ccb1130cb9c360e26ef152315c53"
     ),
     "fwd_fp32_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:407fd16b466cef4b57a1bd0d6e37f376d98279d323149a58f079047ec1886198"
@@ -4459,11 +4459,11 @@ DIGESTS: dict[str, str] = {
     "fwd_fp32_d32_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:a7c3324329a932eb207f6f3e66bc0bc6051426a33fab518e8ac7ccf8a2d3268f"
     ),
-    "fwd_fp32_d32_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0bc4e26a9f305e693883eba12e4dc1537b5d21b2a39303f8ae7c36cc3e9de167"
+    "fwd_fp32_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:42ec0f144adaa729d0193fd0a90f7c908fa30735ffca304137f8840cf8d1e337"
     ),
-    "fwd_fp32_d32_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:21be4d75aabc87a28901f7d9776af77fa36a42c9f5342e2244033b97d84b4681"
+    "fwd_fp32_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b585c4005807482a60c5e6e2aba2a3a9300020f5d97613e0b8ae081ccdf47775"
     ),
     "fwd_fp32_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:f1102aba95ef7c03a265c8dbdd3b957ee9b83fe8d83ec6d7b2f5d6808ac96399"
@@ -4471,11 +4471,11 @@ DIGESTS: dict[str, str] = {
     "fwd_fp32_d32_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:df77d457b2125230f5c112e384ad2fd71455a544699191ac45d94321ecbd7118"
     ),
-    "fwd_fp32_d32_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:371c9e592aae27b947ce57200dcaf27741f90a20ae02a875d124666788f5649f"
+    "fwd_fp32_d32_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f87b5873d18074b5694ac07fa38a495258c0067386b30d3f06e597e2d7c015c9"
     ),
-    "fwd_fp32_d32_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:73e8f92e54c10957e2a47fe8714d3a71fe932d8ac693b2eb1bad620c2dbacd5d"
+    "fwd_fp32_d32_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0589cdda3be66abf8c721726f80de3348e5a651f16f11a899c2c23db86a5d675"
     ),
     "fwd_fp32_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:37e3b8ddc5ba6ca681009d316d16c5844e8473a7ee6765d4e33bcba626a737fc"
@@ -4603,11 +4603,11 @@ DIGESTS: dict[str, str] = {
     "fwd_tf32_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:6d19c297e6fb7dd16ae6913fd01a51b07fe485fe6b4564c0155d894a30bd0aaf"
     ),
-    "fwd_tf32_d16_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:acec080203b349c893bdf3f7f62c46ec4056d1ffa0b7a84bb44e35ba75c489c3"
+    "fwd_tf32_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c147b0db6c83a907b2ba2c92a56e4ce9176e24916468f0d5e0df123f52cc2bb2"
     ),
-    "fwd_tf32_d16_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:da0ce0daeec5a13e61f35eb44f1f003947463c4bbf27bf7072cdbb01420dd77c"
+    "fwd_tf32_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:1fbdc4caea437d2c325c1f5d9191a2ae098a14f644919b7bb8fba9f1d64fe326"
     ),
     "fwd_tf32_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:385d995773db841fe43c362c3aa057139b87c5721f6e8467bcbf8cbfb7cdc082"
@@ -4615,11 +4615,11 @@ DIGESTS: dict[str, str] = {
     "fwd_tf32_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:60a55788cc2ec4d764a1d9de65b3b855dc89db6c26c188700fa1af794efacb22"
     ),
-    "fwd_tf32_d16_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:38076ccd89b0cc7fce91d3e63b7b2dccaddb1285e0d28fdd79f3f3cd1334579c"
+    "fwd_tf32_d16_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:393d06d2b28c08e1f2dc9613ff4c3e3f80c67d34bed97acafcc38aac7c012ca4"
     ),
-    "fwd_tf32_d16_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8fd5860afd8274d34a91a5ccde7092cb6a82e0bc4def710771823bd5df9727a5"
+    "fwd_tf32_d16_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6df8be086f9ef3eeabda9ef6371af7879a3d075df261e14b68a6b5b230e097bb"
     ),
     "fwd_tf32_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:40599e67d6d71a3448612800512050bc03f5008c418b8085365681ce09a96c83"
@@ -4699,11 +4699,11 @@ DIGESTS: dict[str, str] = {
     "fwd_tf32_d32_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:84bed653ac295736ed7e8875bc5853d066b4b79877cc01b8e540444acf052ea7"
     ),
-    "fwd_tf32_d32_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b1360d76f087c124c21d7341cb04851bee9a377a3036dbabe31fdee4a426823c"
+    "fwd_tf32_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:cff62b1ddf00a19230b23e071d21f19fa3f0b7fb4d882a7a5e22bb175bc524e7"
     ),
-    "fwd_tf32_d32_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:fe572a3ffc17fbcd8dc05b252fc9c483dd852f86b193449c9b756811fda389b9"
+    "fwd_tf32_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:573208aa1340eee3d1f201663d024c53b5da1a7b9ccd2604ef2ac63f22e771d7"
     ),
     "fwd_tf32_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:64a8e6eed8d6809e29c9007190a65a72aebe3807d8bb216043518d33ff5c8baf"
@@ -4711,11 +4711,11 @@ DIGESTS: dict[str, str] = {
     "fwd_tf32_d32_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:bfc77538e3738e75267773d5f62618cc277f941135ad1e7a6cffc9fb56cf6b17"
     ),
-    "fwd_tf32_d32_causal_bias_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:91beb739ae3921a569f338ac5aeeccd07cf58c61fd92091d76bb8e52ea874949"
+    "fwd_tf32_d32_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:884834b5dd62fba6b539e663e2c5005def6286613845fe9ce81438da4efb8cca"
     ),
-    "fwd_tf32_d32_causal_boolmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3f4b22830afce61ddaa48c2c7f0b0ca4a3982144cf4e7dfe1816068ad11bc706"
+    "fwd_tf32_d32_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:89cfc12a6ba3464cfb33def53a0988d0825d8bb429b6781a780e4d6ba0af2cea"
     ),
     "fwd_tf32_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:c3b9050bd08dbedde6aaae4f3b1d1c2a049e2e353ca56410ecabfce9c243afb7"
