@@ -17,6 +17,7 @@ from flashgen.estimate import (
     cached_replay,
     estimate,
     estimate_streaming,
+    streams,
 )
 from flashgen.gpu import Gpu
 from flashgen.grid import bytes_moved
@@ -77,7 +78,7 @@ def dissect(
     try:
         if spec.direction == "backward_delta":
             return Anatomy(compiled=compiled, estimate=estimate_streaming(spec, problem, gpu))
-        replayed = cached_replay(compiled, gpu, cache)
+        replayed = cached_replay(compiled, gpu, cache, streams=streams(spec))
         timing = estimate(replayed, spec, config, problem, gpu)
     except (NoEstimate, ToolchainError) as error:
         return Anatomy(compiled=compiled, unknown=str(error))

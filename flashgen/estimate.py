@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from flashgen.problem import Problem, flops
 from flashgen.sass import disassemble
 from flashgen.scoreboard import NUMBA_MISSING, Scoreboard, Usage, clock
 from flashgen.spec import AttentionSpec
+from flashgen.splits import splits_of
 
 REPLAY = 4
 """Version of what a Replay holds; one of another version is made anew."""
@@ -96,10 +97,18 @@ class Replay:
         return cls(**fields)
 
 
-def replay_cubin(cubin: bytes, gpu: Gpu, *, num_warps: int, shared_bytes: int) -> Replay:
+def streams(spec: AttentionSpec) -> bool:
+    """Whether a kernel reads K and V but once, so that they come from memory and not from L2."""
+    return spec.direction == "decode"
+
+
+def replay_cubin(
+    cubin: bytes, gpu: Gpu, *, num_warps: int, shared_bytes: int, streams: bool = False
+) -> Replay:
     """Replay a kernel's main loops on one SM of `gpu`.
 
-    num_warps are those of a block, shared_bytes its dynamic shared memory. Raises NoEstimate with
+    num_warps are those of a block, shared_bytes its dynamic shared memory; streams: what it loads
+    comes from memory, not from L2. Raises NoEstimate with
     the reason where there is no honest figure, InvalidArgument where the kernel was compiled for
     another architecture, ToolchainError where cuobjdump or numba is missing.
     """
@@ -112,7 +121,9 @@ def replay_cubin(cubin: bytes, gpu: Gpu, *, num_warps: int, shared_bytes: int) -
             f"the kernel must be compiled for {gpu.arch}, which {gpu.slug} is: "
             f"it is for {listing.arch}"
         )
-    board = Scoreboard(listing, gpu, num_warps=num_warps, shared_bytes=shared_bytes)
+    board = Scoreboard(
+        listing, gpu, num_warps=num_warps, shared_bytes=shared_bytes, streams=streams
+    )
     full = board.residents
     loads_by_tma = any(i.is_bulk_load for body in board.main for i in body)
     return Replay(
@@ -127,12 +138,13 @@ def replay_cubin(cubin: bytes, gpu: Gpu, *, num_warps: int, shared_bytes: int) -
     )
 
 
-def cached_replay(compiled: Compiled, gpu: Gpu, cache: Path) -> Replay:
-    """The Replay of a kernel whose binary lies in folder `cache`, kept there for the next time.
+def cached_replay(compiled: Compiled, gpu: Gpu, cache: Path, *, streams: bool = False) -> Replay:
+    """The Replay of a kernel whose binary lies in folder `cache`, kept there for the next time;
+    streams as in replay_cubin.
 
     Raises what replay_cubin raises, and ToolchainError where the folder cannot be read or written.
     """
-    found = recall_replay(compiled, gpu, cache)
+    found = recall_replay(compiled, gpu, cache, streams=streams)
     if found is not None:
         return found
     binary = cache_file(compiled.digest, compiled.arch, compiled.triton, cache, "cubin")
@@ -143,17 +155,24 @@ def cached_replay(compiled: Compiled, gpu: Gpu, cache: Path) -> Replay:
     except OSError as error:
         raise ToolchainError(f"the compile cache {cache} cannot be read: {error}") from error
     replayed = replay_cubin(
-        cubin, gpu, num_warps=compiled.num_warps, shared_bytes=compiled.shared_bytes
+        cubin,
+        gpu,
+        num_warps=compiled.num_warps,
+        shared_bytes=compiled.shared_bytes,
+        streams=streams,
     )
     record = {"made_by": _made_by(gpu), "replay": replayed.to_json()}
-    write_whole(_replay_file(compiled, gpu, cache), json.dumps(record).encode())
+    write_whole(_replay_file(compiled, gpu, cache, streams), json.dumps(record).encode())
     return replayed
 
 
-def recall_replay(compiled: Compiled, gpu: Gpu, cache: Path) -> Replay | None:
+def recall_replay(
+    compiled: Compiled, gpu: Gpu, cache: Path, *, streams: bool = False
+) -> Replay | None:
     """What the cache holds of a kernel on `gpu`; None if nothing, or a file torn or outdated."""
     try:
-        record = json.loads(_replay_file(compiled, gpu, cache).read_text(encoding="utf-8"))
+        file = _replay_file(compiled, gpu, cache, streams)
+        record = json.loads(file.read_text(encoding="utf-8"))
         if record["made_by"] != _made_by(gpu):
             return None
         return Replay.from_json(record["replay"])
@@ -167,8 +186,8 @@ def _made_by(gpu: Gpu) -> dict[str, Any]:
     return {"replay": REPLAY, "gpu": asdict(gpu), "machine": machine and asdict(machine)}
 
 
-def _replay_file(compiled: Compiled, gpu: Gpu, cache: Path) -> Path:
-    suffix = f"{gpu.slug}.replay.json"
+def _replay_file(compiled: Compiled, gpu: Gpu, cache: Path, streams: bool) -> Path:
+    suffix = f"{gpu.slug}.{'stream' if streams else 'replay'}.json"
     return cache_file(compiled.digest, compiled.arch, compiled.triton, cache, suffix)
 
 
@@ -207,13 +226,16 @@ def time_of(
     *,
     least_bytes: float = 0.0,
     least_flops: float = 0.0,
+    streams: bool = False,
     firm: bool = True,
 ) -> Timing:
     """The time of a grid of blocks, in microseconds; blocks as for estimate_cubin.
 
     least_bytes: what must pass between memory and the GPU in any case; least_flops: what it must
-    compute at the 16-bit matrix rate. firm: False for a band that is wide in any case. Raises
-    InvalidArgument where a block has another number of trip counts than the kernel has main loops.
+    compute at the 16-bit matrix rate. streams: memory is the limit while all SMs are busy, so the
+    time in which some are not, at the end of the grid, comes on top of it. firm: False for a band
+    that is wide in any case. Raises InvalidArgument where a block has another number of trip counts
+    than the kernel has main loops.
     """
     machine = machine_of(gpu)
     loops = len(replayed.block_flops)
@@ -224,17 +246,23 @@ def time_of(
             raise InvalidArgument(
                 f"each block must have {loops} trip counts >= 0, one a main loop: got {list(kind)}"
             )
-    cycles = _grid_cycles(replayed, list(kinds), kind_of, gpu) if kind_of else 0.0
+    cycles, idle = _grid_cycles(replayed, list(kinds), kind_of, gpu) if kind_of else (0.0, 0.0)
     assert gpu.clock_mhz is not None  # machine_of() has seen
     assert gpu.bandwidth_gbs is not None  # both
     busy_us = cycles / (gpu.clock_mhz * machine.sustained)
     moved_us = least_bytes / (gpu.bandwidth_gbs * 1e3)
+    least_moved_us = 0.0
+    if streams:
+        least_moved_us = moved_us
+        moved_us /= machine.memory_share
+        moved_us += idle / (gpu.clock_mhz * machine.sustained)
     counts = [0] * len(kinds)
     for number in kind_of:
         counts[number] += 1
     least_us = max(
         max(least_flops, _total(kinds, counts, replayed.block_flops)) / _peak(gpu) * 1e-6,
         _total(kinds, counts, replayed.least_cycles) / (gpu.sms * gpu.clock_mhz),
+        least_moved_us,
     )
     return _timing(LAUNCH_US + max(busy_us, moved_us), least_us, firm=firm and replayed.firm)
 
@@ -258,7 +286,8 @@ def _peak(gpu: Gpu) -> float:
 
 def _grid_cycles(
     replayed: Replay, kinds: Sequence[Sequence[int]], kind_of: Sequence[int], gpu: Gpu
-) -> float:
+) -> tuple[float, float]:
+    """The cycles of a grid, and those for which an SM idles on average until the last is done."""
     import numpy as np
 
     residents = min(replayed.residents, math.ceil(len(kind_of) / gpu.sms))
@@ -273,7 +302,9 @@ def _grid_cycles(
         gpu.sms,
         residents,
     )
-    return end
+    of_a_kind = np.array(trips, float) @ np.array(replayed.cycles[residents - 1]) + overhead
+    busy = float(of_a_kind[np.array(kind_of)].sum()) / (residents * gpu.sms)
+    return end, max(end - busy, 0.0)
 
 
 def _timing(median_us: float, least_us: float, *, firm: bool) -> Timing:
@@ -305,15 +336,33 @@ def estimate(
         return _timing(LAUNCH_US, 0.0, firm=False)
     timing = time_of(
         replayed,
-        grid(spec, config, problem, loops=len(replayed.block_flops)),
+        grid(spec, config, problem, loops=len(replayed.block_flops), sms=gpu.sms),
         gpu,
         least_bytes=bytes_moved(spec, problem),
         least_flops=flops(spec, problem) * (2 if spec.precision == "tf32" else 1),
+        streams=streams(spec),
         firm=spec.direction == "forward",
     )
+    if spec.direction == "decode":
+        return _with_combine(timing, spec, config, problem, gpu)
     walked = config.br if spec.direction in BY_KEYS else config.bc
     short = walked <= SHORT_TILE and default_head_dim(spec) <= SHORT_TILE_DIM
     return _times(timing, SHORT_TILE_FACTOR) if short else timing
+
+
+def _with_combine(
+    timing: Timing, spec: AttentionSpec, config: KernelConfig, problem: Problem, gpu: Gpu
+) -> Timing:
+    """A decode waits for the kernel that merges its splits, too."""
+    splits = splits_of(config, problem, gpu.sms)
+    if splits == 1:
+        return timing
+    merging = estimate_streaming(spec.for_direction("combine"), replace(problem, seq_k=splits), gpu)
+    return Timing(
+        median_us=timing.median_us + merging.median_us,
+        low_us=timing.low_us + merging.low_us,
+        high_us=timing.high_us + merging.high_us,
+    )
 
 
 def _times(timing: Timing, factor: float) -> Timing:
@@ -325,7 +374,8 @@ def _times(timing: Timing, factor: float) -> Timing:
 
 
 def estimate_streaming(spec: AttentionSpec, problem: Problem, gpu: Gpu) -> Timing:
-    """The time of a kernel that only passes over its tensors, backward_delta, whatever its config.
+    """The time of a kernel that only passes over its tensors, backward_delta and combine, whatever
+    its config.
 
     Raises NoEstimate where gpu's architecture or rates are not known.
     """

@@ -12,20 +12,20 @@ from flashgen.config import BY_KEYS, KernelConfig
 from flashgen.errors import NoEstimate
 from flashgen.problem import TUNED_WINDOW, Problem
 from flashgen.spec import DECODING, AttentionSpec
+from flashgen.splits import row_tiles, splits_of
 
 
 def grid(
-    spec: AttentionSpec, config: KernelConfig, problem: Problem, *, loops: int
+    spec: AttentionSpec, config: KernelConfig, problem: Problem, *, loops: int, sms: int
 ) -> list[tuple[int, ...]]:
-    """Trip counts of the main loops, in order of address, for each block in launch order.
+    """Trip counts of the main loops, in order of address, for each block in launch order. By the
+    GPU's SMs, `sms`, a decode is split.
 
     Raises NoEstimate for a number of loops that the template does not have, and for directions
     whose loops turn as often as the tensors say.
     """
-    if spec.direction in DECODING:
-        raise NoEstimate(
-            f"{spec.direction} is bound by the bytes in flight to memory, which have no model"
-        )
+    if spec.direction in DECODING and spec.direction != "decode":
+        raise NoEstimate(f"direction {spec.direction} has no main loop")
     by_keys = spec.direction in BY_KEYS
     known = (1, 3) if spec.window and not by_keys else (1,) if spec.window else (1, 2)
     if loops not in known:
@@ -33,6 +33,8 @@ def grid(
         raise NoEstimate(f"{loops} main loops were found in the SASS, the template has {has}")
     if spec.direction == "backward_dbias":
         raise NoEstimate("how often its loop turns depends on how the bias is broadcast")
+    if spec.direction == "decode":
+        return _by_splits(spec, config, problem, loops, sms)
     if by_keys:
         return _by_keys(spec, config, problem, loops) * (problem.batch * problem.kv_heads)
     return _by_rows(spec, config, problem, loops) * (problem.batch * problem.heads)
@@ -105,6 +107,28 @@ def _by_keys(
         masked, unmasked = group * (full - first), group * (tiles - full)
         found.append((masked + unmasked,) if loops == 1 else (masked, unmasked))
     return found
+
+
+def _by_splits(
+    spec: AttentionSpec, config: KernelConfig, problem: Problem, loops: int, sms: int
+) -> list[tuple[int, ...]]:
+    """Decode: one block a split and tile of rows; the unmasked tiles of its keys, then the masked
+    ones. Every sequence has all the keys there is room for, as when it is timed.
+    """
+    splits, rows = splits_of(config, problem, sms), row_tiles(config, problem)
+    tiles = math.ceil(problem.seq_k / config.bc)
+    each = max(math.ceil(tiles / splits), config.split_keys // config.bc)
+    found: list[tuple[int, ...]] = []
+    for split in range(splits):
+        first, last = min(split * each, tiles), min((split + 1) * each, tiles)
+        for row in range(rows):
+            seen = problem.seq_k
+            if spec.causal:
+                seen += row * config.br // problem.group - problem.seq_q + 1
+            unmasked = max(min(last, max(seen, 0) // config.bc) - first, 0)
+            whole = last - first
+            found.append((whole,) if loops == 1 else (unmasked, whole - unmasked))
+    return found * (problem.batch * problem.kv_heads)
 
 
 def bytes_moved(spec: AttentionSpec, problem: Problem) -> float:

@@ -16,7 +16,7 @@ Ranks must not hang on [order] and [assumed]: a test draws all latencies and ban
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flashgen.errors import NoEstimate
 from flashgen.gpu import Gpu
@@ -28,9 +28,9 @@ class Machine:
 
     fp32 to uniform: how long a warp's instruction occupies its pipe; matrix_at_least: an HMMA of
     16x8x16 in 16 bits (wgmma takes half its columns). shared_bytes and l2_bytes: bytes a cycle and
-    SM. *_late: from issue, or from the end of the transfer, to the result. sustained: the share of
-    the boost clock held under matrix work. known: whether estimates of this architecture were ever
-    held against measurements.
+    SM; memory_share: of the target's bandwidth, what streams reach. *_late: from issue, or from the
+    end of the transfer, to the result. sustained: the share of the boost clock held under matrix
+    work. known: whether estimates of this architecture were ever held against measurements.
     """
 
     fp32: float
@@ -55,6 +55,8 @@ class Machine:
     copy_late: float
     tma_late: float = 0.0
     barrier_late: float = 18.0  # [order]
+    memory_late: float = 300.0  # [assumed] what memory adds to l2's latency while it is busy
+    memory_share: float = 0.9  # [order] of its bandwidth, what a copy reaches
     stack_late: float = 40.0  # [assumed] a spill that stays in L1
     stack_l2_late: float = 260.0  # [order] one that does not
     l1_bytes: int
@@ -117,6 +119,18 @@ def machine_of(gpu: Gpu) -> Machine:
     if gpu.clock_mhz is None or gpu.bandwidth_gbs is None or gpu.matrix_flops_per_clock is None:
         raise NoEstimate(f"clock, bandwidth or matrix rate of {gpu.slug} is not known")
     return MACHINES[gpu.arch]
+
+
+def from_memory(machine: Machine) -> Machine:
+    """The machine as a kernel finds it that reads each byte once, from memory and not from L2: a
+    load comes later. Memory's bandwidth is all SMs' together: time_of() has it.
+    """
+    return replace(
+        machine,
+        load_late=machine.load_late + machine.memory_late,
+        copy_late=machine.copy_late + machine.memory_late,
+        tma_late=machine.tma_late + machine.memory_late,
+    )
 
 
 def hmma_cycles(machine: Machine, gpu: Gpu) -> float:

@@ -20,7 +20,7 @@ from flashgen.errors import NoEstimate, ToolchainError
 from flashgen.facts import matrix_flops
 from flashgen.flow import main_bodies, roles
 from flashgen.gpu import Gpu
-from flashgen.machine import SUB_PARTITIONS, hmma_cycles, machine_of
+from flashgen.machine import SUB_PARTITIONS, from_memory, hmma_cycles, machine_of
 from flashgen.program import Program, Row
 from flashgen.residency import resident_blocks
 from flashgen.sass import Listing, self_check
@@ -58,14 +58,24 @@ class Usage:
 class Scoreboard:
     """One kernel on one SM of a target. Raises NoEstimate where it cannot be replayed honestly.
 
-    num_warps are those of a block, shared_bytes its dynamic shared memory. `main` are the main
+    num_warps are those of a block, shared_bytes its dynamic shared memory; streams: what it loads
+    comes from memory, not from L2. `main` are the main
     loops in order of address, and phases says which of them, by number, run at the same time: one
     by one, but for kernels whose warps have roles.
     """
 
-    def __init__(self, listing: Listing, gpu: Gpu, *, num_warps: int, shared_bytes: int) -> None:
+    def __init__(
+        self,
+        listing: Listing,
+        gpu: Gpu,
+        *,
+        num_warps: int,
+        shared_bytes: int,
+        streams: bool = False,
+    ) -> None:
         self.gpu = gpu
-        self.machine = machine_of(gpu)
+        machine = machine_of(gpu)
+        self.machine = from_memory(machine) if streams else machine
         self.listing = listing
         self.hmma = hmma_cycles(self.machine, gpu)
         self.main = main_bodies(listing)

@@ -15,7 +15,7 @@ from typing import Any
 from flashgen.compile import Compiled, judge, recall
 from flashgen.config import KernelConfig, why_illegal
 from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
-from flashgen.estimate import Replay, estimate, estimate_streaming, recall_replay
+from flashgen.estimate import Replay, estimate, estimate_streaming, recall_replay, streams
 from flashgen.evaluate import Request, triton_version
 from flashgen.evaluators.answers import Answer, Done, Failure, Raised, Task, TimedOut, finite
 from flashgen.evaluators.pool import Workers
@@ -150,7 +150,7 @@ class Builder:
         folder = self._cache / "compiled"
         compiled = recall(digest, self._gpu.arch, triton_version(), folder)
         if compiled is not None:
-            replayed = recall_replay(compiled, self._gpu, folder)
+            replayed = recall_replay(compiled, self._gpu, folder, streams=streams(spec))
             if replayed is not None:
                 self._built[digest] = Built(compiled, replayed)
                 return

@@ -86,7 +86,7 @@ def compile_one(payload: dict[str, Any]) -> dict[str, Any]:
     Raises what compile_kernel raises.
     """
     from flashgen.compile import compile_kernel
-    from flashgen.estimate import cached_replay
+    from flashgen.estimate import cached_replay, streams
     from flashgen.gpu import Gpu
     from flashgen.render import render
 
@@ -95,7 +95,7 @@ def compile_one(payload: dict[str, Any]) -> dict[str, Any]:
     compiled = compile_kernel(render(spec, config), spec, config, gpu.arch, cache=cache)
     made: dict[str, Any] = {"compiled": compiled.to_json(), "replay": None, "no_estimate": ""}
     try:
-        made["replay"] = cached_replay(compiled, gpu, cache).to_json()
+        made["replay"] = cached_replay(compiled, gpu, cache, streams=streams(spec)).to_json()
     except (NoEstimate, ToolchainError) as error:
         made["no_estimate"] = str(error)
     return made

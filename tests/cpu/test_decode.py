@@ -13,8 +13,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from flashgen import decoding
 from flashgen.cli.words import in_pages
-from flashgen.errors import FlashgenError, InvalidArgument, NoEstimate
-from flashgen.grid import bytes_moved, grid
+from flashgen.errors import FlashgenError, InvalidArgument
+from flashgen.grid import bytes_moved
 from flashgen.problem import workload
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.select import tune_command
@@ -151,14 +151,6 @@ def test_transforms_are_refused_and_no_grad_is_not() -> None:
 def test_explain_says_that_torch_serves() -> None:
     assert "served by torch" in str(DISPATCHER.explain_decode(Q, K, V, lengths=N))
     assert "decode_fp32_d16v24" in str(DISPATCHER.explain_decode(Q, K, V, lengths=N))
-
-
-def test_the_estimator_says_that_it_has_no_model() -> None:
-    """So offline entries of a decode are untimed: chosen by rule, and said to be."""
-    spec = make_spec("bfloat16", 128, direction="decode")
-    for loops in (0, 1, 2):
-        with pytest.raises(NoEstimate, match="bytes in flight"):
-            grid(spec, make_config(16, 64), workload(spec, 4096), loops=loops)
 
 
 def test_bytes_are_those_of_the_cache() -> None:
