@@ -21,6 +21,7 @@ from flashgen.estimate import (
 )
 from flashgen.gpu import Gpu
 from flashgen.grid import bytes_moved
+from flashgen.machine import machine_of
 from flashgen.outcome import Timing
 from flashgen.problem import Problem
 from flashgen.render import render
@@ -38,7 +39,8 @@ class Anatomy:
 
     usage has the busy shares of a trip of the steady loop, the unmasked one, with the SM as full as
     the kernel fills it. A kernel without a main loop, backward_delta, has no replay and no usage,
-    but an estimate. bytes_us is what the bytes alone take at the GPU's bandwidth.
+    but an estimate. bytes_us is what the bytes alone take at the GPU's bandwidth, of
+    a kernel that streams at what streams reach of it.
     """
 
     compiled: Compiled | None = None
@@ -83,12 +85,13 @@ def dissect(
     except (NoEstimate, ToolchainError) as error:
         return Anatomy(compiled=compiled, unknown=str(error))
     assert gpu.bandwidth_gbs is not None  # or there would be no estimate
+    reached = machine_of(gpu).memory_share if streams(spec) else 1.0
     return Anatomy(
         compiled=compiled,
         replay=replayed,
         usage=steady_usage(replayed, spec),
         estimate=timing,
-        bytes_us=bytes_moved(spec, problem) / (gpu.bandwidth_gbs * 1e3),
+        bytes_us=bytes_moved(spec, problem) / (gpu.bandwidth_gbs * 1e3 * reached),
     )
 
 

@@ -132,6 +132,15 @@ class TestAnatomy:
         assert first.startswith("limited by memory bandwidth: ") == by_bytes
         assert ("its loop is limited by" in rest[0]) == by_bytes
 
+    def test_a_decode_is_limited_by_its_bytes(self, tmp_path: Path) -> None:
+        """At the share of the bandwidth that streams reach; its merge takes little beside them."""
+        spec, config = make_spec(head_dim=128, direction="decode"), make_config(16, 32)
+        a100 = TARGETS["nvidia_a100_sxm4_80gb"]
+        found = dissect(spec, config, workload(spec, 8192), a100, tmp_path)
+        first, *rest = describe(found)
+        assert first.startswith("limited by memory bandwidth: ")
+        assert "its loop is limited by" in rest[0]
+
     def test_delta_is_limited_by_its_bytes(self, tmp_path: Path) -> None:
         spec = make_spec(direction="backward_delta")
         config, problem = make_config(64, 16, num_stages=1), workload(spec, 4096)
