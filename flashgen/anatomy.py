@@ -29,6 +29,10 @@ from flashgen.residency import resident_blocks
 from flashgen.scoreboard import Usage
 from flashgen.spec import AttentionSpec
 
+TAIL = 0.1
+"""Of a kernel that streams: the part of its time in which some SMs idle, or parts are merged, beside
+which memory still is what limits it."""
+
 EVEN = 0.005
 """Shares nearer to the largest than this limit a kernel as much: they print as the same."""
 
@@ -39,8 +43,8 @@ class Anatomy:
 
     usage has the busy shares of a trip of the steady loop, the unmasked one, with the SM as full as
     the kernel fills it. A kernel without a main loop, backward_delta, has no replay and no usage,
-    but an estimate. bytes_us is what the bytes alone take at the GPU's bandwidth, of
-    a kernel that streams at what streams reach of it.
+    but an estimate. bytes_us is what the bytes alone take at the GPU's bandwidth; of a
+    kernel that streams, at what streams reach of it.
     """
 
     compiled: Compiled | None = None
@@ -48,6 +52,7 @@ class Anatomy:
     usage: Usage | None = None
     estimate: Timing | None = None
     bytes_us: float | None = None
+    streams: bool = False
     unknown: str = ""
 
     @property
@@ -55,7 +60,8 @@ class Anatomy:
         """Whether the estimate is that of the bytes, and no pipe of an SM has a say."""
         if self.estimate is None or self.bytes_us is None:
             return False
-        return self.bytes_us + LAUNCH_US > (1 - EVEN) * self.estimate.median_us
+        slack = TAIL if self.streams else EVEN
+        return self.bytes_us + LAUNCH_US > (1 - slack) * self.estimate.median_us
 
     @property
     def exp2_under_matrix(self) -> float | None:
@@ -91,6 +97,7 @@ def dissect(
         replay=replayed,
         usage=steady_usage(replayed, spec),
         estimate=timing,
+        streams=streams(spec),
         bytes_us=bytes_moved(spec, problem) / (gpu.bandwidth_gbs * 1e3 * reached),
     )
 
