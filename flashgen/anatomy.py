@@ -30,8 +30,8 @@ from flashgen.scoreboard import Usage
 from flashgen.spec import AttentionSpec
 
 TAIL = 0.1
-"""Of a kernel that streams: the part of its time in which some SMs idle, or parts are merged, beside
-which memory still is what limits it."""
+"""Of a kernel that streams: the part of its time in which some SMs idle, or parts are merged, and
+memory still is what limits it."""
 
 EVEN = 0.005
 """Shares nearer to the largest than this limit a kernel as much: they print as the same."""
