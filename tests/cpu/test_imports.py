@@ -24,7 +24,7 @@ KERNELS_AND_TRUTH = (
     "launch_backward", "launch_decode", "launch_append",
 )  # fmt: skip
 TOOL = (
-    "render", "residency", "sass", "flow", "facts", "compile", "check_append", "check_decode", "check", "stopwatch", "measure", "measure_decode",
+    "render", "residency", "sass", "flow", "facts", "compile", "check_append", "check_decode", "check", "stopwatch", "conditions", "measure", "measure_decode",
     "machine", "grid", "program", "cycles", "scoreboard", "estimate", "evaluate", "quarantine", "ledger", "evaluators",
     "log", "records", "search", "landscape", "entry", "nodes", "table", "neighbours", "consolidate", "entries", "workloads", "hf_config", "changes",
     "generate", "show", "anatomy", "rivals", "explain", "verify", "precompile", "calibrate", "plot", "traces", "charts", "report", "session", "provenance", "screen", "workplace", "tune", "fleet",
