@@ -16,6 +16,7 @@ from flashgen.measure import PROTOCOL
 
 ROOT = Path(__file__).resolve().parents[2]
 DIRECTIONS = ("forward", "backward", "decode")
+STEPS = ["fa1", "fa2", "fa2, descriptors", "s_ahead", "s_ahead, descriptors", "longest first"]
 
 
 def program(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -47,16 +48,16 @@ def names(case: Any, status: str = "ok") -> list[str]:
     return [line["name"] for line in case["lines"] if line["status"] == status]
 
 
+@pytest.mark.slow
 def test_forward(tmp_path: Path) -> None:
     out = tmp_path / "new" / "folder"
     done = program("forward", "--smoke", "--causal", "--out", out)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "nothing is measured" in done.stdout.splitlines()[0]
     (case,) = record(out)["cases"]
-    steps = ["fa1", "fa2", "fa2, descriptors", "s_ahead", "s_ahead, descriptors", "longest first"]
     found = names(case)
     assert found[:4] == ["flashgen", "flashgen default", "SDPA math", "FlexAttention"]
-    assert [f"ladder: {step}" for step in steps] == found[4:10]
+    assert [f"ladder: {step}" for step in STEPS] == found[4:10]
     assert "ladder: hopper" in names(case, "left out")
     details = {line["name"]: line["detail"] for line in case["lines"]}
     assert "fwd_bf16_d64_causal" in details["flashgen"]  # kernels ran, in the interpreter
@@ -72,20 +73,28 @@ def test_forward(tmp_path: Path) -> None:
     assert "made with dtype bfloat16, here it is float16" in other.stderr
 
 
-@pytest.mark.parametrize("direction", ["backward", "decode"])
-def test_other_directions(direction: str, tmp_path: Path) -> None:
-    done = program(
-        direction, "--smoke", "--no-causal", "--head-dim", "16", "--batch", "2", "--out", tmp_path
-    )
+def test_all_directions(tmp_path: Path) -> None:
+    others = ["--direction", "backward", "--direction", "decode", "--batch", "2", "--seq", "17"]
+    asked = [
+        "--smoke",
+        "--causal",
+        "--head-dim",
+        "16",
+        *others,
+        "--contender",
+        "flashgen",
+        "--contender",
+        "sdpa",
+    ]
+    done = program("forward", *asked, "--contender", "ladder", "--out", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    (case,) = record(tmp_path)["cases"]
-    assert names(case) == {
-        "backward": ["flashgen", "flashgen default", "SDPA math"],
-        "decode": ["flashgen", "flashgen, pages of 16", "flashgen, pages of 256", "flashgen default", "SDPA"],
-    }[direction]  # fmt: skip
-    assert case["lines"][0]["detail"].startswith(
-        {"backward": "bwd_delta", "decode": "decode_"}[direction]
-    )
+    forward, backward, decode = record(tmp_path)["cases"]
+    assert names(forward) == ["flashgen", "SDPA math", *(f"ladder: {step}" for step in STEPS)]
+    assert names(backward) == ["flashgen", "SDPA math"]
+    assert names(decode) == ["flashgen", "flashgen, pages of 16", "flashgen, pages of 256", "SDPA"]
+    prefixes = {"fwd_": forward, "bwd_delta": backward, "decode_": decode}
+    for prefix, case in prefixes.items():
+        assert case["lines"][0]["detail"].startswith(prefix)  # kernels ran, in the interpreter
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -20,7 +20,7 @@ STANDARD_LIBRARY_ONLY = (
     "space_decode", "space",
 )  # fmt: skip
 KERNELS_AND_TRUTH = (
-    "philox", "reference", "gradients", "decoding", "interpreter", "signature_decode", "signature", "launch",
+    "philox", "reference", "gradients", "decoding", "interpreter", "signature_decode", "signature", "direct", "launch",
     "launch_backward", "launch_decode", "launch_append",
 )  # fmt: skip
 TOOL = (
