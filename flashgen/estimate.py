@@ -305,7 +305,7 @@ def estimate(
         return _timing(LAUNCH_US, 0.0, firm=False)
     timing = time_of(
         replayed,
-        grid(spec, config, problem, loops=len(replayed.block_flops)),
+        grid(spec, config, problem, loops=len(replayed.block_flops), l2_bytes=gpu.l2_bytes),
         gpu,
         least_bytes=bytes_moved(spec, problem),
         least_flops=flops(spec, problem) * (2 if spec.precision == "tf32" else 1),

@@ -10,18 +10,25 @@ import math
 
 from flashgen.config import BY_KEYS, KernelConfig
 from flashgen.errors import NoEstimate
+from flashgen.order import heads_together
 from flashgen.problem import TUNED_WINDOW, Problem
 from flashgen.spec import DECODING, AttentionSpec
 
 
 def grid(
-    spec: AttentionSpec, config: KernelConfig, problem: Problem, *, loops: int
+    spec: AttentionSpec, config: KernelConfig, problem: Problem, *, loops: int, l2_bytes: int = 0
 ) -> list[tuple[int, ...]]:
     """Trip counts of the main loops, in order of address, for each block in launch order.
 
-    Raises NoEstimate for a number of loops that the template does not have, and for directions
-    whose loops turn as often as the tensors say.
+    l2_bytes are the GPU's, which order grouped depends on. Raises NoEstimate for a number of loops
+    that the template does not have, for directions whose loops turn as often as the tensors say,
+    and for persistent kernels.
     """
+    if config.persistent:
+        raise NoEstimate(
+            "a persistent program begins and ends a tile within its loop over tiles, which the "
+            "replay of main loops does not count"
+        )
     if spec.direction in DECODING:
         raise NoEstimate(
             f"{spec.direction} is bound by the bytes in flight to memory, which have no model"
@@ -35,7 +42,32 @@ def grid(
         raise NoEstimate("how often its loop turns depends on how the bias is broadcast")
     if by_keys:
         return _by_keys(spec, config, problem, loops) * (problem.batch * problem.kv_heads)
-    return _by_rows(spec, config, problem, loops) * (problem.batch * problem.heads)
+    return _in_order(spec, config, problem, _by_rows(spec, config, problem, loops), l2_bytes)
+
+
+def _in_order(
+    spec: AttentionSpec,
+    config: KernelConfig,
+    problem: Problem,
+    of_a_head: list[tuple[int, ...]],
+    l2_bytes: int,
+) -> list[tuple[int, ...]]:
+    """The blocks of all heads, as the template's order has them; of_a_head in plain order."""
+    heads = problem.batch * problem.heads
+    backwards = of_a_head[::-1]
+    if config.order == "longest_first":
+        return backwards * heads
+    if config.order == "head_reversal":
+        return (backwards + of_a_head) * (heads // 2) + backwards * (heads % 2)
+    if config.order == "grouped":
+        of_a_key = spec.element_bytes * (spec.head_dim + spec.head_dim_v)
+        together = heads_together(of_a_key, problem.seq_k, problem.group, l2_bytes)
+        found: list[tuple[int, ...]] = []
+        for first in range(0, heads, together):
+            run = min(together, heads - first)
+            found += [trips for trips in backwards for _ in range(run)]
+        return found
+    return of_a_head * heads
 
 
 def _by_rows(
@@ -60,7 +92,7 @@ def _by_rows(
             tiles = max(tiles - 1, 0)
             unmasked = min(unmasked, tiles)
         found.append((tiles,) if loops == 1 else (unmasked, tiles - unmasked))
-    return found[::-1] if config.order == "longest_first" else found
+    return found
 
 
 def _by_rows_of_window(
@@ -77,7 +109,7 @@ def _by_rows_of_window(
         full_end = max(min(max(start + shift + right + 1, 0), problem.seq_k) // bc, full)
         trips = (max(full - begin, 0), full_end - full, end - full_end)
         found.append((sum(trips),) if loops == 1 else trips)
-    return found[::-1] if config.order == "longest_first" else found
+    return found
 
 
 def _by_keys(

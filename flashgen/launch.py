@@ -13,6 +13,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from flashgen import gpu as gpu_facts
-from flashgen import interpreter
+from flashgen import interpreter, order
 from flashgen.config import WARPGROUP_ROWS, KernelConfig, rows_of_eight
 from flashgen.direct import Direct
 from flashgen.errors import FlashgenError, NoGpuError, ToolchainError
@@ -228,11 +229,48 @@ def _run(
         sizes += [head_dim, head_dim_v]
     if plan.has_features:
         sizes += feature_arguments(plan, features, batch, heads, seq_q, seq_k)
+    if plan.config.takes_heads:
+        blocks = _in_order(plan, blocks, q, v, sizes)
     if plan.fa1:
         sizes += _scratch(plan, q)
     with on_device(q):
         plan.start(blocks, [*tensors, *sizes])
     return o, lse
+
+
+def _in_order(plan: Plan, blocks: int, q: Tensor, v: Tensor, sizes: list[Any]) -> int:
+    """Append what orders of tiles ask for; the programs to launch."""
+    batch, heads, _, head_dim = q.shape
+    _, kv_heads, seq_k, head_dim_v = v.shape
+    limits = order_limits(q.device)
+    sizes.append(batch * heads)
+    if plan.config.order == "grouped":
+        of_a_key = q.element_size() * (head_dim + head_dim_v)
+        group = heads // kv_heads
+        together = order.heads_together(of_a_key, seq_k, group, limits.l2_bytes)
+        sizes.append(min(together, batch * heads))  # the kernel multiplies it by tiles, in 32 bits
+    return order.launched_blocks(blocks, limits.sms, persistent=plan.config.persistent)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderLimits:
+    """What of a device orders of tiles depend on."""
+
+    sms: int
+    l2_bytes: int
+
+
+INTERPRETED = OrderLimits(sms=5, l2_bytes=1 << 15)
+"""Of the CPU, where kernels are interpreted: so small that runs and strides are many and ragged."""
+
+
+@functools.cache
+def order_limits(device: torch.device) -> OrderLimits:
+    """Those of a device."""
+    if device.type != "cuda":
+        return INTERPRETED
+    found = torch.cuda.get_device_properties(device)
+    return OrderLimits(sms=found.multi_processor_count, l2_bytes=found.L2_cache_size)
 
 
 def on_device(tensor: Tensor) -> Any:

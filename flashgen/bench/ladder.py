@@ -38,6 +38,7 @@ class Step:
     schedule: Schedule
     loads: Loads
     order: Order | None = "plain"
+    persistent: bool = False
 
     def order_of(self, case: Case) -> Order:
         """The order of a case's step."""
@@ -47,8 +48,8 @@ class Step:
 
     def holds(self, config: KernelConfig, case: Case) -> bool:
         """Whether a config is one of this step."""
-        mine = self.schedule, self.loads, self.order_of(case)
-        return (config.schedule, config.loads, config.order) == mine
+        mine = self.schedule, self.loads, self.order_of(case), self.persistent
+        return (config.schedule, config.loads, config.order, config.persistent) == mine
 
     def candidates(self, case: Case) -> Iterator[KernelConfig]:
         """The tiles that others found good, restricted to this step."""
@@ -64,6 +65,7 @@ class Step:
                 schedule=self.schedule,
                 loads=self.loads,
                 order=self.order_of(case),
+                persistent=self.persistent,
             )
 
 
@@ -74,6 +76,9 @@ STEPS = (
     Step(name="s_ahead", schedule="s_ahead", loads="pointer"),
     Step(name="s_ahead, descriptors", schedule="s_ahead", loads="descriptor"),
     Step(name="longest first", schedule="s_ahead", loads="descriptor", order="longest_first"),
+    Step(name="head reversal", schedule="s_ahead", loads="descriptor", order="head_reversal"),
+    Step(name="grouped", schedule="s_ahead", loads="descriptor", order="grouped"),
+    Step(name="persistent", schedule="s_ahead", loads="descriptor", order=None, persistent=True),
     Step(name="hopper", schedule="hopper", loads="descriptor", order=None),
 )
 

@@ -16,7 +16,17 @@ from flashgen.measure import PROTOCOL
 
 ROOT = Path(__file__).resolve().parents[2]
 DIRECTIONS = ("forward", "backward", "decode")
-STEPS = ["fa1", "fa2", "fa2, descriptors", "s_ahead", "s_ahead, descriptors", "longest first"]
+STEPS = [
+    "fa1",
+    "fa2",
+    "fa2, descriptors",
+    "s_ahead",
+    "s_ahead, descriptors",
+    "longest first",
+    "head reversal",
+    "grouped",
+    "persistent",
+]
 
 
 def program(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -57,7 +67,7 @@ def test_forward(tmp_path: Path) -> None:
     (case,) = record(out)["cases"]
     found = names(case)
     assert found[:4] == ["flashgen", "flashgen default", "SDPA math", "FlexAttention"]
-    assert [f"ladder: {step}" for step in STEPS] == found[4:10]
+    assert [f"ladder: {step}" for step in STEPS] == found[4:13]
     assert "ladder: hopper" in names(case, "left out")
     details = {line["name"]: line["detail"] for line in case["lines"]}
     assert "fwd_bf16_d64_causal" in details["flashgen"]  # kernels ran, in the interpreter

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "flashgen"
 
 STANDARD_LIBRARY_ONLY = (
-    "flashgen", "errors", "settings", "paths", "features", "spec", "problem", "asked", "gpu", "config", "splits", "outcome", "choice",
+    "flashgen", "errors", "settings", "paths", "features", "spec", "problem", "asked", "gpu", "config", "order", "splits", "outcome", "choice",
     "space_decode", "space",
 )  # fmt: skip
 KERNELS_AND_TRUTH = (
