@@ -1,25 +1,28 @@
-"""What a call costs in Python before a kernel starts, beside torch SDPA. Needs no GPU.
+"""What a call costs in Python until its kernel is launched, beside plain Triton and torch SDPA.
 
     python benchmarks/dispatch_overhead.py [--json FILE]
 
-Rows, each the time of one call on CPU tensors of shape (1, 1, 16, 64), the median and the least
-over many batches:
+Rows, each the time of one call on tensors of shape (1, 1, 16, 64), the median and the least over
+many batches:
 
-    lookup         Dispatcher.lookup: from the tensors of a resolved spec to its launcher
-    attention      attention() with the launcher replaced by one that returns at once: argument
-                   checks, specification, strides, lookup
-    bound launch   all that the launcher adds but Triton's own launch: O and LSE allocated,
-                   arguments laid out, and a kernel that does nothing
-    torch SDPA     scaled_dot_product_attention as it is, its CPU kernel's arithmetic included
+    lookup           Dispatcher.lookup: from the tensors of a resolved spec to its launcher
+    attention        attention() with the launcher replaced by one that returns at once: argument
+                     checks, specification, strides, lookup
+    Triton launch    kernel[grid](...) of a kernel with pointers: Triton's own way to its driver
+    direct launch    the same kernel, launched by flashgen/direct.py
+    call by Triton   attention() as a whole, its kernels launched by Triton: FLASHGEN_DIRECT=0
+    call             attention() as a whole
+    torch SDPA       scaled_dot_product_attention as it is
 
-attention + bound launch is what flashgen adds to Triton's launch. Triton's launch itself, and what
-CUDA's allocator and driver add, are not in these figures: they need a GPU. The tensors are so small
-that SDPA's arithmetic is a small part of its row.
+On a GPU these are what a program waits for: kernels are queued, and awaited between the batches.
+Without one the driver is one that launches nothing, so that what CUDA's driver takes is in no row
+but SDPA's, which computes; and CPU tensors go the way of a GPU's.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import platform
@@ -29,31 +32,31 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-# CPU tensors then take the way of GPU tensors. Triton reads its variable when it is imported.
-os.environ["TRITON_INTERPRET"] = "1"
-os.environ["FLASHGEN_GPU"] = "nvidia_h200"
-
 import torch
+import triton
 from torch.nn.functional import scaled_dot_product_attention
+from triton.backends.compiler import GPUTarget
 
 import flashgen
-from flashgen import launch
-from flashgen.asked import from_tensors
-from flashgen.config import default_config
+from flashgen.config import default_config, default_spec
+from flashgen.direct import Direct
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.launcher import Launcher
+from flashgen.runtime.resolver import Resolver
+from flashgen.spec import AttentionSpec
 from generated.defaults import DEFAULTS
 from generated.table import ARCHS, CHOICES
 
 SHAPE = (1, 1, 16, 64)
-BATCH = 2000
+BATCH = 500  # fewer than fit CUDA's queue of launches, or a full queue would be timed
 BATCHES = 25
-BATCHES_OF_SLOW = 9
+SERVED_AS = "nvidia_h200"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,51 +68,102 @@ class Cost:
     least_us: float
 
 
-def cost(name: str, call: Callable[[], object], *, batches: int = BATCHES_OF_SLOW) -> Cost:
-    """Time `call` in batches, after one that warms caches and the interpreter."""
+class NoLaunch:
+    """A driver of Triton's for an H200 that compiles, and launches nothing."""
+
+    utils = SimpleNamespace(
+        get_device_properties=lambda device: {"max_shared_mem": 232448, "max_num_regs": 65536},
+        load_binary=lambda *_: (None, None, 0, 0, 1024),
+    )
+
+    @staticmethod
+    def launcher_cls(src: object, metadata: object) -> Callable[..., None]:
+        """What a compiled kernel is launched by."""
+        return _nothing
+
+    def get_current_target(self) -> GPUTarget:
+        """What is compiled for."""
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        """The only one."""
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        """The only one."""
+        return 0
+
+
+def _nothing(*_: object) -> None:
+    return None
+
+
+def cost(name: str, call: Callable[[], object]) -> Cost:
+    """Time `call` in batches, after one that compiles and warms caches."""
     means = []
-    for _ in range(batches + 1):
+    for _ in range(BATCHES + 1):
         began = time.perf_counter()
         for _ in range(BATCH):
             call()
         means.append((time.perf_counter() - began) / BATCH * 1e6)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
     means = means[1:]
     return Cost(name=name, median_us=statistics.median(means), least_us=min(means))
 
 
-class NoKernel:
-    """Stands for a kernel where its launch is not to be timed: kernel[grid](...) does nothing."""
+def dispatcher(*, direct: bool) -> Dispatcher:
+    """One whose kernels are launched so."""
+    os.environ["FLASHGEN_DIRECT"] = str(int(direct))  # read when a kernel is bound
+    made = Dispatcher(package="generated", archs=ARCHS, choices=CHOICES, defaults=DEFAULTS)
+    made.attention(*tensors(), causal=True)
+    return made
 
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        return self._launch
 
-    @staticmethod
-    def _launch(*_: object, **__: object) -> None:
-        return None
+def tensors() -> list[torch.Tensor]:
+    """Q, k and v."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return [torch.randn(SHAPE, dtype=torch.bfloat16, device=device) for _ in range(3)]
 
 
 def costs() -> list[Cost]:
     """All rows."""
     torch.set_num_threads(1)
-    q, k, v = (torch.randn(SHAPE, dtype=torch.bfloat16) for _ in range(3))
-    dispatcher = Dispatcher(package="generated", archs=ARCHS, choices=CHOICES, defaults=DEFAULTS)
-    # Resolves the spec, and runs its kernel in the interpreter.
-    result = dispatcher.attention(q, k, v, causal=True, return_lse=True)
-    if dispatcher.lookup(q, v, True, "ieee") is None:
+    q, k, v = tensors()
+    by_triton, directly = dispatcher(direct=False), dispatcher(direct=True)
+    if directly.lookup(q, v, True, "ieee") is None:
         raise SystemExit("the spec was not resolved, so that there is no look-up to measure")
-    rows = [cost("lookup", lambda: dispatcher.lookup(q, v, True, "ieee"), batches=BATCHES)]
+    rows = [cost("lookup", lambda: directly.lookup(q, v, True, "ieee"))]
+    result = directly.attention(q, k, v, causal=True, return_lse=True)
     # A function and no mock: mocks record their calls, which costs more than what is timed.
     with mock.patch.object(Launcher, "__call__", _returns(result)):
-        rows.append(cost("attention", lambda: dispatcher.attention(q, k, v, causal=True)))
-    spec, _ = from_tensors(q, k, v, causal=True)
-    bound = launch.bind(NoKernel(), spec, default_config(spec))
-    rows.append(cost("bound launch", lambda: bound(q, k, v, 0.125, 0)))
+        rows.append(cost("attention", lambda: directly.attention(q, k, v, causal=True)))
+    rows += plain_launches(q, k, v)
+    rows.append(cost("call by Triton", lambda: by_triton.attention(q, k, v, causal=True)))
+    rows.append(cost("call", lambda: directly.attention(q, k, v, causal=True)))
     rows.append(cost("torch SDPA", lambda: sdpa(q, k, v)))
     return rows
 
 
 def _returns(result: object) -> Callable[..., object]:
     return lambda *_: result
+
+
+def plain_launches(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[Cost]:
+    """The rows of one kernel alone, its arguments laid out before."""
+    spec = default_spec(AttentionSpec(dtype="bfloat16", head_dim=64, head_dim_v=64, mask="none"))
+    config = default_config(spec)
+    name = f"{spec.name}_{config.label}"
+    kernel = getattr(importlib.import_module(f"generated.kernels.{name}"), name)
+    o, lse = torch.empty_like(q), torch.empty(SHAPE[:3], device=q.device)
+    strides = [stride for x in (q, k, v, o) for stride in x.stride()[:3]]
+    arguments: list[Any] = [q, k, v, o, lse, *strides, 0.18, 1, 1, 16, 16, 64, 64]
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    direct = Direct(kernel, **options)
+    return [
+        cost("Triton launch", lambda: kernel[(1,)](*arguments, **options)),
+        cost("direct launch", lambda: direct(1, arguments)),
+    ]
 
 
 def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -121,16 +175,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     options = parser.parse_args()
+    on_gpu = torch.cuda.is_available()
+    if not on_gpu:
+        os.environ["FLASHGEN_GPU"] = SERVED_AS
+        triton.runtime.driver._active = NoLaunch()
+        Resolver.left_to_torch = lambda self, device: False  # type: ignore[method-assign]
     with torch.no_grad():
         rows = costs()
-    print(f"{'':14}{'median us':>11}{'least us':>11}")
+    where = f"on {torch.cuda.get_device_name()}" if on_gpu else "without a GPU: nothing is launched"
+    print(f"{where}\n{'':16}{'median us':>11}{'least us':>11}")
     for row in rows:
-        print(f"{row.name:14}{row.median_us:11.2f}{row.least_us:11.2f}")
+        print(f"{row.name:16}{row.median_us:11.2f}{row.least_us:11.2f}")
     if options.json:
         record: dict[str, Any] = {
-            "shape": SHAPE, "dtype": "bfloat16", "flashgen": flashgen.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
+            "shape": SHAPE, "dtype": "bfloat16", "gpu": on_gpu, "where": where,
+            "flashgen": flashgen.__version__, "torch": torch.__version__,
+            "triton": triton.__version__, "python": platform.python_version(),
             "machine": platform.machine(), "rows": [asdict(row) for row in rows],
         }  # fmt: skip
         options.json.write_text(json.dumps(record, indent=1) + "\n")

@@ -3,11 +3,11 @@
     python benchmarks/gpu_campaign.py --minutes 27 --out campaign
 
 Correctness comes first, for a fast wrong kernel is worth nothing; then what exists is timed beside
-its peers, then tuned, then timed again with the tuned table; then the landscape that estimates are
-held against, and training. A step is a command of its own, killed with all it started when its
-share of the time is over: what it had written stays. campaign.json tells what became of each. The
-same command goes on: steps that are done are left out, those cut off are begun again, and tuning
-goes on from its log.
+its peers, each step of the ladder too, then tuned, then timed again with the tuned table; then the
+landscape that estimates are held against, and training. A step is a command of its own, killed with
+all it started when its share of the time is over: what it had written stays. campaign.json tells
+what became of each. The same command goes on: steps that are done are left out, those cut off are
+begun again, and tuning and the benchmark go on from what they have.
 
 --smoke walks the steps with tiny sizes on a CPU, and measures nothing.
 """
@@ -22,8 +22,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,11 +46,11 @@ class Step:
     smoke: str
     share: float
     needs: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
-TUNED = {"PYTHONPATH": "{out}/tuned"}
-"""The package that tuning wrote takes the place of the shipped one."""
+BENCH = "python -m flashgen bench"
+PEERS = "--contender flashgen --contender default --contender sdpa"
+LADDER = f"{PEERS} --contender ladder"
 
 STEPS = (
     Step(
@@ -61,10 +61,24 @@ STEPS = (
     ),
     Step(
         name="forward",
-        command="python benchmarks/forward.py --head-dim 128 --head-dim 64 --seq 4096 --seq 16384 "
-        "--seq 1024 --out {out}/forward.json",
-        smoke="python benchmarks/forward.py --smoke --seq 33 --out {out}/forward.json",
-        share=0.25,
+        command=f"{BENCH} --head-dim 128 --head-dim 64 --seq 4096 --seq 16384 --seq 1024 "
+        f"{PEERS} --time-budget {{seconds}} --out {{out}}/forward",
+        smoke=f"{BENCH} --smoke --seq 33 --no-causal {PEERS} --out {{out}}/forward",
+        share=0.2,
+    ),
+    Step(
+        name="ladder_d128",
+        command=f"{BENCH} --head-dim 128 --seq 8192 {LADDER} --time-budget {{seconds}} "
+        "--out {out}/ladder_d128",
+        smoke=f"{BENCH} --smoke --head-dim 128 --no-causal {LADDER} --out {{out}}/ladder_d128",
+        share=0.2,
+    ),
+    Step(
+        name="ladder_d64",
+        command=f"{BENCH} --head-dim 64 --seq 8192 {LADDER} --time-budget {{seconds}} "
+        "--out {out}/ladder_d64",
+        smoke=f"{BENCH} --smoke --head-dim 64 --no-causal {LADDER} --out {{out}}/ladder_d64",
+        share=0.2,
     ),
     Step(
         name="tune",
@@ -76,18 +90,25 @@ STEPS = (
     ),
     Step(
         name="forward_tuned",
-        command="python benchmarks/forward.py --head-dim 128 --head-dim 64 --seq 4096 --seq 16384 "
-        "--out {out}/forward_tuned.json",
-        smoke="python benchmarks/forward.py --smoke --seq 33 --out {out}/forward_tuned.json",
+        command=f"{BENCH} --tuned {{out}}/tuned --head-dim 128 --head-dim 64 --seq 4096 "
+        "--seq 16384 --time-budget {seconds} --out {out}/forward_tuned",
+        smoke=f"{BENCH} --smoke --tuned {{out}}/tuned --seq 33 --no-causal --contender flashgen "
+        "--out {out}/forward_tuned",
         share=0.3,
         needs=("tune",),
-        environment=TUNED,
     ),
     Step(
         name="backward",
-        command="python benchmarks/backward.py --head-dim 128 --head-dim 64 --seq 4096 --seq 16384 "
-        "--out {out}/backward.json",
-        smoke="python benchmarks/backward.py --smoke --seq 33 --out {out}/backward.json",
+        command=f"{BENCH} --direction backward --direction both --head-dim 128 --head-dim 64 "
+        "--seq 4096 --seq 16384 --time-budget {seconds} --out {out}/backward",
+        smoke=f"{BENCH} --direction backward --smoke --seq 33 --no-causal --out {{out}}/backward",
+        share=0.25,
+    ),
+    Step(
+        name="decode",
+        command=f"{BENCH} --direction decode --head-dim 128 --batch 1 --batch 64 --seq 4096 "
+        "--seq 32768 --time-budget {seconds} --out {out}/decode",
+        smoke=f"{BENCH} --direction decode --smoke --batch 2 --out {{out}}/decode",
         share=0.25,
     ),
     Step(
@@ -144,14 +165,12 @@ def run_step(step: Step, out: Path, limit_s: float, *, smoke: bool) -> Done:
     line = (step.smoke if smoke else step.command).format_map(words)
     command = shlex.split(line)
     command[0] = sys.executable
-    environment = {name: text.format_map(words) for name, text in step.environment.items()}
     began = time.monotonic()
     with (out / f"{step.name}.log").open("a") as log:
         print(f"$ {line}", file=log, flush=True)
         child = subprocess.Popen(
             command,
             cwd=ROOT,
-            env=os.environ | environment,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,

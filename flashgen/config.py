@@ -17,10 +17,10 @@ from flashgen.spec import DECODING, AttentionSpec, padded
 
 Schedule = Literal["fa1", "fa2", "s_ahead", "hopper"]
 Loads = Literal["pointer", "descriptor"]
-Order = Literal["plain", "longest_first"]
+Order = Literal["plain", "longest_first", "head_reversal", "grouped"]
 HeadDims = Literal["exact", "padded"]
 
-OPTIONS = ("split_keys",)
+OPTIONS = ("split_keys", "persistent")
 """Fields of a config that tables write out only where they are not at their defaults."""
 
 TILES = (16, 32, 64, 128, 256)
@@ -49,7 +49,10 @@ class KernelConfig:
     schedule: fa2 (textbook order), s_ahead (the next QK^T issued before this tile's softmax), fa1
     (FlashAttention-1's loops) or hopper (Gluon: a warp that loads and br / 64 warpgroups that
     compute; num_warps are those of one warpgroup, num_stages the places of its ring). loads:
-    pointer, or descriptor (TMA). order: of the tiles of Q, plain or longest_first (within a head).
+    pointer, or descriptor (TMA). order: of the tiles of Q, plain, longest_first (within a head),
+    head_reversal (so in every second head, a long tile after a short one) or grouped (longest
+    first, heads whose K and V fit in L2 together). persistent: as many programs as SMs, each takes
+    every n-th tile.
     head_dims: exact (the spec's, known when compiling) or padded (the kernel takes the true ones as
     arguments and serves every head dim up to the spec's). split_keys: of direction decode, the keys
     a split takes at least, and there are as many splits as that gives; 1: as many as the rule of
@@ -65,6 +68,7 @@ class KernelConfig:
     order: Order = "plain"
     head_dims: HeadDims = "exact"
     split_keys: int = 1
+    persistent: bool = False
 
     def __post_init__(self) -> None:
         for field, values in (
@@ -83,6 +87,8 @@ class KernelConfig:
                 raise InvalidArgument(
                     f"{field} must be one of {', '.join(map(str, values))}: got {value!r}"
                 )
+        if not isinstance(self.persistent, bool):
+            raise InvalidArgument(f"persistent must be true or false: got {self.persistent!r}")
 
     @property
     def label(self) -> str:
@@ -91,11 +97,20 @@ class KernelConfig:
         parts += [self.schedule, self.loads]
         if self.order != "plain":
             parts.append(self.order)
+        if self.persistent:
+            parts.append("persistent")
         if self.head_dims != "exact":
             parts.append("any_dim")
         if self.split_keys > 1:
             parts.append(f"split{self.split_keys}")
         return "_".join(parts)
+
+    @property
+    def takes_heads(self) -> bool:
+        """Whether the kernel is told how many heads there are in all, which its grid does not say
+        or does not end with.
+        """
+        return self.persistent or self.order == "grouped"
 
     @property
     def interpretable(self) -> bool:
@@ -268,8 +283,10 @@ def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
         return _illegal_decoding(spec, config)
     if config.split_keys > 1:
         return f"split_keys goes with direction decode: got {spec.direction}"
-    if config.order == "longest_first" and not spec.causal:
-        return "order longest_first needs a causal mask: without one all tiles are equally long"
+    if config.order != "plain" and not spec.causal:
+        return f"order {config.order} needs a causal mask: without one all tiles are equally long"
+    if (reason := _illegal_order(spec, config)) is not None:
+        return reason
     if config.head_dims == "padded":
         if padded(spec.head_dim) != spec.head_dim or spec.head_dim != spec.head_dim_v:
             dims = f"{spec.head_dim} and {spec.head_dim_v}"
@@ -287,6 +304,22 @@ def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
             features = " and ".join(spec.feature_words)
             return f"features ({features}) go with schedule fa2: got {config.schedule}"
     return _illegal_backward(spec, config)
+
+
+def _illegal_order(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """What only the plain forward template has a variant of."""
+    plainly = spec.direction == "forward" and config.schedule in ("fa2", "s_ahead")
+    if config.order in ("head_reversal", "grouped") and not plainly:
+        return (
+            f"order {config.order} goes with direction forward and schedule fa2 or s_ahead: "
+            f"got {spec.direction} and {config.schedule}"
+        )
+    if config.persistent and not plainly:
+        return (
+            f"persistent goes with direction forward and schedule fa2 or s_ahead: "
+            f"got {spec.direction} and {config.schedule}"
+        )
+    return None
 
 
 def _illegal_hopper(spec: AttentionSpec, config: KernelConfig) -> str | None:
@@ -329,6 +362,8 @@ def _illegal_decoding(spec: AttentionSpec, config: KernelConfig) -> str | None:
     ways = (config.schedule, config.loads, config.order)
     if ways != ("fa2", "pointer", "plain"):
         return f"direction {spec.direction} has fa2, pointer and plain alone: got {', '.join(ways)}"
+    if config.persistent:
+        return f"persistent goes with direction forward: got {spec.direction}"
     if config.head_dims == "padded" and (
         padded(spec.head_dim) != spec.head_dim or spec.head_dim != spec.head_dim_v
     ):
@@ -388,7 +423,9 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
         return max(walked)
     if _uses_wgmma(spec, config, gpu):
         ahead = of_k if config.schedule == "s_ahead" and config.loads == "descriptor" else 0
-        return held + config.num_stages * sum(walked) + ahead
+        # O of a tile is stored from a place of its own while Q of the next is loaded.
+        stored = of_do if config.persistent and config.loads == "descriptor" else 0
+        return held + config.num_stages * sum(walked) + ahead + stored
     return (config.num_stages - 1) * sum(walked)
 
 

@@ -336,7 +336,7 @@ def estimate(
         return _timing(LAUNCH_US, 0.0, firm=False)
     timing = time_of(
         replayed,
-        grid(spec, config, problem, loops=len(replayed.block_flops), sms=gpu.sms),
+        grid(spec, config, problem, gpu, loops=len(replayed.block_flops)),
         gpu,
         least_bytes=bytes_moved(spec, problem),
         least_flops=flops(spec, problem) * (2 if spec.precision == "tf32" else 1),

@@ -10,20 +10,28 @@ import math
 
 from flashgen.config import BY_KEYS, KernelConfig
 from flashgen.errors import NoEstimate
+from flashgen.gpu import Gpu
+from flashgen.order import heads_together
 from flashgen.problem import TUNED_WINDOW, Problem
 from flashgen.spec import DECODING, AttentionSpec
 from flashgen.splits import row_tiles, splits_of
 
 
 def grid(
-    spec: AttentionSpec, config: KernelConfig, problem: Problem, *, loops: int, sms: int
+    spec: AttentionSpec, config: KernelConfig, problem: Problem, gpu: Gpu, *, loops: int
 ) -> list[tuple[int, ...]]:
-    """Trip counts of the main loops, in order of address, for each block in launch order. By the
-    GPU's SMs, `sms`, a decode is split.
+    """Trip counts of the main loops, in order of address, for each block in launch order. The
+    GPU's SMs decide how a decode is split, its L2 how order grouped runs.
 
-    Raises NoEstimate for a number of loops that the template does not have, and for directions
-    whose loops turn as often as the tensors say.
+    Raises NoEstimate for a number of loops
+    that the template does not have, for directions whose loops turn as often as the tensors say,
+    and for persistent kernels.
     """
+    if config.persistent:
+        raise NoEstimate(
+            "a persistent program begins and ends a tile within its loop over tiles, which the "
+            "replay of main loops does not count"
+        )
     if spec.direction in DECODING and spec.direction != "decode":
         raise NoEstimate(f"direction {spec.direction} has no main loop")
     by_keys = spec.direction in BY_KEYS
@@ -34,10 +42,35 @@ def grid(
     if spec.direction == "backward_dbias":
         raise NoEstimate("how often its loop turns depends on how the bias is broadcast")
     if spec.direction == "decode":
-        return _by_splits(spec, config, problem, loops, sms)
+        return _by_splits(spec, config, problem, loops, gpu.sms)
     if by_keys:
         return _by_keys(spec, config, problem, loops) * (problem.batch * problem.kv_heads)
-    return _by_rows(spec, config, problem, loops) * (problem.batch * problem.heads)
+    return _in_order(spec, config, problem, _by_rows(spec, config, problem, loops), gpu.l2_bytes)
+
+
+def _in_order(
+    spec: AttentionSpec,
+    config: KernelConfig,
+    problem: Problem,
+    of_a_head: list[tuple[int, ...]],
+    l2_bytes: int,
+) -> list[tuple[int, ...]]:
+    """The blocks of all heads, as the template's order has them; of_a_head in plain order."""
+    heads = problem.batch * problem.heads
+    backwards = of_a_head[::-1]
+    if config.order == "longest_first":
+        return backwards * heads
+    if config.order == "head_reversal":
+        return (backwards + of_a_head) * (heads // 2) + backwards * (heads % 2)
+    if config.order == "grouped":
+        of_a_key = spec.element_bytes * (spec.head_dim + spec.head_dim_v)
+        together = heads_together(of_a_key, problem.seq_k, problem.group, l2_bytes)
+        found: list[tuple[int, ...]] = []
+        for first in range(0, heads, together):
+            run = min(together, heads - first)
+            found += [trips for trips in backwards for _ in range(run)]
+        return found
+    return of_a_head * heads
 
 
 def _by_rows(
@@ -62,7 +95,7 @@ def _by_rows(
             tiles = max(tiles - 1, 0)
             unmasked = min(unmasked, tiles)
         found.append((tiles,) if loops == 1 else (unmasked, tiles - unmasked))
-    return found[::-1] if config.order == "longest_first" else found
+    return found
 
 
 def _by_rows_of_window(
@@ -79,7 +112,7 @@ def _by_rows_of_window(
         full_end = max(min(max(start + shift + right + 1, 0), problem.seq_k) // bc, full)
         trips = (max(full - begin, 0), full_end - full, end - full_end)
         found.append((sum(trips),) if loops == 1 else trips)
-    return found[::-1] if config.order == "longest_first" else found
+    return found
 
 
 def _by_keys(

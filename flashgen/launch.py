@@ -13,6 +13,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ import torch
 from torch import Tensor
 
 from flashgen import gpu as gpu_facts
-from flashgen import interpreter
+from flashgen import interpreter, order
 from flashgen.config import WARPGROUP_ROWS, KernelConfig, rows_of_eight
+from flashgen.direct import Direct
 from flashgen.errors import FlashgenError, NoGpuError, ToolchainError
 from flashgen.features import PLAIN, Features
 from flashgen.gpu import Gpu
@@ -154,6 +156,7 @@ class Plan:
                 f"schedule {config.schedule} is Gluon, for which Triton has no interpreter: "
                 "run it on an sm_90 GPU, with TRITON_INTERPRET unset"
             )
+        self.start = Direct(kernel, config.num_warps, config.num_stages)
         self.config = config
         self.direction = spec.direction
         self.br = config.br
@@ -226,18 +229,55 @@ def _run(
         sizes += [head_dim, head_dim_v]
     if plan.has_features:
         sizes += feature_arguments(plan, features, batch, heads, seq_q, seq_k)
+    if plan.config.takes_heads:
+        blocks = _in_order(plan, blocks, q, v, sizes)
     if plan.fa1:
         sizes += _scratch(plan, q)
     with on_device(q):
-        plan.kernel[(blocks,)](
-            *tensors, *sizes, num_warps=plan.config.num_warps, num_stages=plan.config.num_stages
-        )
+        plan.start(blocks, [*tensors, *sizes])
     return o, lse
+
+
+def _in_order(plan: Plan, blocks: int, q: Tensor, v: Tensor, sizes: list[Any]) -> int:
+    """Append what orders of tiles ask for; the programs to launch."""
+    batch, heads, _, head_dim = q.shape
+    _, kv_heads, seq_k, head_dim_v = v.shape
+    limits = order_limits(q.device)
+    sizes.append(batch * heads)
+    if plan.config.order == "grouped":
+        of_a_key = q.element_size() * (head_dim + head_dim_v)
+        group = heads // kv_heads
+        together = order.heads_together(of_a_key, seq_k, group, limits.l2_bytes)
+        sizes.append(min(together, batch * heads))  # the kernel multiplies it by tiles, in 32 bits
+    return order.launched_blocks(blocks, limits.sms, persistent=plan.config.persistent)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderLimits:
+    """What of a device orders of tiles depend on."""
+
+    sms: int
+    l2_bytes: int
+
+
+INTERPRETED = OrderLimits(sms=5, l2_bytes=1 << 15)
+"""Of the CPU, where kernels are interpreted: so small that runs and strides are many and ragged."""
+
+
+@functools.cache
+def order_limits(device: torch.device) -> OrderLimits:
+    """Those of a device."""
+    if device.type != "cuda":
+        return INTERPRETED
+    found = torch.cuda.get_device_properties(device)
+    return OrderLimits(sms=found.multi_processor_count, l2_bytes=found.L2_cache_size)
 
 
 def on_device(tensor: Tensor) -> Any:
     """Launch on the tensor's GPU, whichever is current; nothing to do for the interpreter."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else _NOTHING
+    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
+        return _NOTHING
+    return torch.cuda.device(tensor.device)
 
 
 _NOTHING = contextlib.nullcontext()
@@ -324,13 +364,19 @@ def takes_descriptor(tensor: Tensor) -> bool:
     """Whether the TMA unit can address this 4-D tensor: aligned base, aligned strides, none of them
     0.
     """
-    if tensor.data_ptr() % DESCRIPTOR_ALIGNMENT or tensor.stride(3) != 1:
+    return tensor.data_ptr() % DESCRIPTOR_ALIGNMENT == 0 and _strides_fit(
+        tensor.shape, tensor.stride(), tensor.element_size()
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _strides_fit(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> bool:
+    if strides[3] != 1:
         return False
-    size = tensor.element_size()
-    for length, stride in zip(tensor.shape[:3], tensor.stride()[:3], strict=True):
-        if length > 1 and (stride <= 0 or stride * size % DESCRIPTOR_ALIGNMENT):
-            return False
-    return True
+    return all(
+        length <= 1 or (stride > 0 and stride * size % DESCRIPTOR_ALIGNMENT == 0)
+        for length, stride in zip(shape[:3], strides[:3], strict=True)
+    )
 
 
 def take_descriptors(*tensors: Tensor) -> bool:
@@ -340,13 +386,46 @@ def take_descriptors(*tensors: Tensor) -> bool:
 
 def describe(tensor: Tensor, rows: int, dim: int) -> Any:
     """The descriptor of a tensor (batch, heads, seq, head_dim) in blocks of `rows` by `dim`."""
+    return _described(tensor, rows, dim, _descriptor)
+
+
+def describe_for_gluon(tensor: Tensor, rows: int, dim: int) -> Any:
+    """describe() for a Gluon kernel, which is told how a block lies in shared memory."""
+    return _described(tensor, rows, dim, _gluon_descriptor)
+
+
+_Layout = tuple[object, ...]
+_DESCRIBED: dict[_Layout, tuple[type, dict[str, Any]]] = {}
+_MOST_DESCRIBED = 1024
+
+
+def _described(tensor: Tensor, rows: int, dim: int, make: Callable[[Tensor, int, int], Any]) -> Any:
+    """A descriptor as `make` makes it. What does not depend on where the tensor lies is kept, and
+    Triton's tests of it are made once.
+    """
+    layout = (make, tensor.shape, tensor.stride(), tensor.dtype, rows, dim)
+    kept = _DESCRIBED.get(layout)
+    if kept is None or tensor.data_ptr() % DESCRIPTOR_ALIGNMENT:
+        made = make(tensor, rows, dim)
+        if len(_DESCRIBED) >= _MOST_DESCRIBED:
+            _DESCRIBED.clear()
+        # Without the tensor, whose memory would be kept alive.
+        fields = {name: value for name, value in vars(made).items() if name != "base"}
+        _DESCRIBED[layout] = type(made), fields
+        return made
+    kind, fields = kept
+    twin: Any = object.__new__(kind)
+    vars(twin).update(fields, base=tensor)
+    return twin
+
+
+def _descriptor(tensor: Tensor, rows: int, dim: int) -> Any:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor(tensor, *_extents(tensor, dim), [1, 1, rows, dim])
 
 
-def describe_for_gluon(tensor: Tensor, rows: int, dim: int) -> Any:
-    """describe() for a Gluon kernel, which is told how a block lies in shared memory."""
+def _gluon_descriptor(tensor: Tensor, rows: int, dim: int) -> Any:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     block = [1, 1, rows, dim]

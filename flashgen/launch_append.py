@@ -84,10 +84,5 @@ def _run(plan: Plan, call: Append) -> Tensor | None:
     blocks = batch * (kv_heads + heads) * -(-rows // plan.br)
     if blocks:
         with on_device(k):
-            plan.kernel[(blocks,)](
-                *tensors,
-                *numbers,
-                num_warps=plan.config.num_warps,
-                num_stages=plan.config.num_stages,
-            )
+            plan.start(blocks, [*tensors, *numbers])
     return rotated

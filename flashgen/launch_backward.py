@@ -217,6 +217,5 @@ def _sizes(plan: Plan, call: Backward, scale: float) -> list[Any]:
 
 def _launch(plan: Plan, blocks: int, arguments: list[Any]) -> None:
     first = arguments[0]
-    config = plan.config
     with on_device(first.base if plan.by_descriptor else first):
-        plan.kernel[(blocks,)](*arguments, num_warps=config.num_warps, num_stages=config.num_stages)
+        plan.start(blocks, arguments)

@@ -135,8 +135,5 @@ def _run_combine(plan: Plan, parts: Parts, q: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _launch(plan: Plan, blocks: int, tensors: list[Any], numbers: list[Any]) -> None:
-    config = plan.config
     with on_device(tensors[0]):
-        plan.kernel[(blocks,)](
-            *tensors, *numbers, num_warps=config.num_warps, num_stages=config.num_stages
-        )
+        plan.start(blocks, [*tensors, *numbers])

@@ -22,9 +22,7 @@ PROTOCOL 2
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import importlib
 import itertools
 import math
 import statistics
@@ -34,6 +32,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from flashgen.asked import check_scale, diagonal_of
+from flashgen.conditions import Conditions as Conditions
+from flashgen.conditions import clocks_and_power as clocks_and_power
 from flashgen.config import KernelConfig
 from flashgen.errors import FlashgenError
 from flashgen.features import Features, window_of
@@ -341,63 +341,3 @@ def backward_run(
     if spec.direction == "backward_delta":
         return functools.partial(bind_delta(kernel, spec, config), o, call.do, None)
     return functools.partial(bind_backward(kernel, spec, config), call)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conditions:
-    """The state of the GPU while it was measured; None for what its driver does not tell."""
-
-    driver: str | None = None
-    sm_mhz: int | None = None
-    memory_mhz: int | None = None
-    power_w: float | None = None
-    power_limit_w: float | None = None
-    temperature_c: int | None = None
-
-
-def clocks_and_power(index: int) -> Conditions:
-    """The conditions of CUDA device `index` now, by nvidia-ml-py; all None where that is not to be
-    had.
-    """
-    try:
-        nvml: Any = importlib.import_module("pynvml")
-    except ImportError:
-        return Conditions()
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return Conditions()
-    try:
-        return _read_conditions(nvml, _nvml_handle(nvml, index))
-    except nvml.NVMLError:
-        return Conditions()
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _nvml_handle(nvml: Any, index: int) -> Any:
-    """NVML's handle of a CUDA device. By its UUID: CUDA_VISIBLE_DEVICES renumbers CUDA's devices
-    only.
-    """
-    import torch
-
-    return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(index).uuid}")
-
-
-def _read_conditions(nvml: Any, handle: Any) -> Conditions:
-    def ask(function: str, *arguments: Any) -> Any:
-        with contextlib.suppress(nvml.NVMLError):  # not every board answers every question
-            return getattr(nvml, function)(*arguments)
-        return None
-
-    driver = ask("nvmlSystemGetDriverVersion")
-    power_mw = ask("nvmlDeviceGetPowerUsage", handle)
-    limit_mw = ask("nvmlDeviceGetEnforcedPowerLimit", handle)
-    return Conditions(
-        driver=driver.decode() if isinstance(driver, bytes) else driver,
-        sm_mhz=ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
-        memory_mhz=ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
-        power_w=None if power_mw is None else power_mw / 1e3,
-        power_limit_w=None if limit_mw is None else limit_mw / 1e3,
-        temperature_c=ask("nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
-    )

@@ -1,4 +1,4 @@
-"""Estimates against measurements as a picture. The only importer of matplotlib, an extra."""
+"""Pictures of panels; estimates against measurements. The only importer of matplotlib, an extra."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from flashgen.spec import DECODING, Direction
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 PANEL_INCHES, PANELS_A_ROW = 5.0, 3
 
 # Colours of Okabe and Ito, told apart by most eyes; and a marker each, for print without colour.
-_COLOURS = (
+COLOURS = (
     "#56B4E9", "#999999", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#000000",
 )  # fmt: skip
-_MARKERS = "vPos^DX<"
+MARKERS = "vPos^DX<"
 _ESTIMATED = [direction for direction in get_args(Direction) if direction not in DECODING]
 _FAMILIES = product(_ESTIMATED, get_args(Schedule), get_args(Loads))
 LOOKS = {
     # There are eight of each; used up, the colours come again, each with the next marker.
-    family_of(*family): (_COLOURS[n % 8], _MARKERS[(n + n // 8) % 8])
+    family_of(*family): (COLOURS[n % 8], MARKERS[(n + n // 8) % 8])
     for n, family in enumerate(_FAMILIES)
 }
 """Colour and marker of each family, the same in every plot."""
@@ -40,32 +42,40 @@ def check_file(path: Path) -> None:
 
 
 def draw(pairs: Mapping[str, Sequence[Pair]], path: Path) -> None:
-    """Draw a panel a GPU and write them to `path`, a PNG.
+    """Draw a panel a GPU and write them to `path`, a PNG. Raises what panels() and save() do."""
+    figure, panels_ = panels(len(pairs))
+    for axes, (gpu, of_gpu) in zip(panels_, pairs.items(), strict=True):
+        _panel(axes, gpu, of_gpu)
+    save(figure, path, "--plot")
 
-    Raises ToolchainError where matplotlib is missing, FlashgenError where `path` cannot be written.
-    """
+
+def panels(count: int) -> tuple[Figure, list[Axes]]:
+    """A figure of so many panels. Raises ToolchainError where matplotlib is missing."""
     try:
         from matplotlib.figure import Figure  # no pyplot: no window, and nothing kept
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError:
         raise ToolchainError("plots need matplotlib: pip install 'flashgen[plots]'") from None
-    columns = min(len(pairs), PANELS_A_ROW)
-    rows = -(-len(pairs) // PANELS_A_ROW)
+    columns = min(count, PANELS_A_ROW)
+    rows = -(-count // PANELS_A_ROW)
     figure = Figure(
         figsize=(PANEL_INCHES * columns, PANEL_INCHES * rows),
         dpi=150,
         layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.15),
     )
-    panels = figure.subplots(rows, columns, squeeze=False).flat
-    for axes, (gpu, of_gpu) in zip(panels, pairs.items(), strict=False):
-        _panel(axes, gpu, of_gpu)
-    for axes in list(panels)[len(pairs) :]:
+    found = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in found[count:]:
         axes.set_visible(False)
+    return figure, found[:count]
+
+
+def save(figure: Figure, path: Path, option: str) -> None:
+    """Write a figure to `path`, which `option` has named. Raises FlashgenError where it cannot."""
     try:
         figure.savefig(path)
     except OSError as error:
         raise FlashgenError(
-            f"{path} cannot be written ({error.strerror}): name another file with --plot"
+            f"{path} cannot be written ({error.strerror}): name another file with {option}"
         ) from None
 
 
@@ -91,7 +101,7 @@ def _panel(axes: Axes, gpu: str, pairs: Sequence[Pair]) -> None:
     axes.set_ylabel("measured, us")
     axes.set_axisbelow(True)
     axes.grid(which="major", color="0.75", linewidth=0.4)
-    _plain_numbers(axes, (1, 2, 5) if ends[1] > 10 * ends[0] else range(1, 10))
+    plain_numbers((axes.xaxis, axes.yaxis), (1, 2, 5) if ends[1] > 10 * ends[0] else range(1, 10))
     axes.legend(loc="upper left", fontsize="small", edgecolor="none")
 
 
@@ -110,11 +120,11 @@ def _bands(pairs: Iterable[Pair]) -> list[tuple[float, float]]:
     return sorted(band for band, _ in found.most_common(2))
 
 
-def _plain_numbers(axes: Axes, digits: Iterable[int]) -> None:
-    """Times as 200 and 5000, at these first digits."""
+def plain_numbers(axes: Iterable[Axis], digits: Iterable[int], base: int = 10) -> None:
+    """Figures as 200 and 5000, at these first digits."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(base=10, subs=tuple(digits)))
+    for axis in axes:
+        axis.set_major_locator(LogLocator(base=base, subs=tuple(digits)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_formatter(NullFormatter())

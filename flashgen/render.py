@@ -15,7 +15,8 @@ from flashgen.errors import FlashgenError, ToolchainError
 from flashgen.spec import AttentionSpec, padded
 
 HEADER_LINES = 5
-SERVES = 100 - len("# Serves: .")
+LINE_LENGTH = 100
+SERVES = LINE_LENGTH - len("# Serves: .")
 """The most characters of what a header says of a kernel; all features at once take more."""
 
 
@@ -132,6 +133,7 @@ def _environment() -> Environment:
     )
     environment.globals.clear()
     environment.filters["block"] = _block
+    environment.filters["deeper"] = _deeper
     environment.filters["py"] = _py
     return environment
 
@@ -142,6 +144,26 @@ def _block(text: str, width: int = 0) -> str:
     So a macro call on a line of its own stands for the macro's lines and nothing more.
     """
     return textwrap.indent(text, " " * width).removesuffix("\n")
+
+
+def _deeper(text: str, width: int) -> str:
+    """A block of statements, made for the level it stands at, moved to the right as _block does;
+    its comments are broken anew where they would pass LINE_LENGTH.
+    """
+    lines: list[str] = []
+    for line in text.splitlines():
+        comment = line.lstrip()
+        if not comment.startswith("# ") or len(line) + width <= LINE_LENGTH:
+            lines.append(line)
+            continue
+        margin = " " * (len(line) - len(comment)) + "# "
+        lines += textwrap.wrap(
+            comment.removeprefix("# "),
+            LINE_LENGTH - width,
+            initial_indent=margin,
+            subsequent_indent=margin,
+        )
+    return _block("\n".join(lines), width)
 
 
 def _py(value: object) -> str:

@@ -1,4 +1,4 @@
-"""The four environment variables of flashgen, read here and nowhere else."""
+"""The five environment variables of flashgen, read here and nowhere else."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ def aot_folder() -> Path | None:
     """FLASHGEN_AOT: the folder of binaries that `flashgen aot` made, for the runtime to use."""
     value = os.environ.get("FLASHGEN_AOT")
     return Path(value) if value else None
+
+
+def direct_launch() -> bool:
+    """FLASHGEN_DIRECT: 0 leaves every launch to Triton's own launcher, for comparison."""
+    return os.environ.get("FLASHGEN_DIRECT") != "0"
 
 
 def configure_logging(logger: logging.Logger) -> None:

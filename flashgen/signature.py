@@ -59,6 +59,10 @@ def compile_signature(spec: AttentionSpec, config: KernelConfig) -> Signature:
         types, aligns = decoding_types(spec, config), decoding_aligned
     else:
         types, aligns = _tensors(spec, config) | _sizes(spec, config) | _features(spec), _aligned
+    if config.takes_heads:
+        types["batch_heads"] = "i32"
+    if config.order == "grouped":
+        types["heads_together"] = "i32"
     if config.schedule == "fa1":
         types |= {"acc_ptr": "*fp32", "sum_ptr": "*fp32", "max_ptr": "*fp32"}
     if spec.direction == "backward_dbias":

@@ -27,6 +27,15 @@ BC = (64, 128, 32, 16, 256)
 NUM_WARPS = (4, 8, 2)
 NUM_STAGES = (2, 3, 1, 4)
 ORDERS: tuple[Order, ...] = ("plain", "longest_first")
+GPU_ORDERS: tuple[tuple[Order, bool], ...] = (
+    ("grouped", False),
+    ("grouped", True),
+    ("longest_first", True),
+    ("head_reversal", False),
+    ("head_reversal", True),
+    ("plain", True),
+)
+"""Order, and whether the grid is persistent: tried where a GPU measures."""
 WAYS: tuple[tuple[Schedule, Loads], ...] = (
     ("fa2", "pointer"),
     ("fa2", "descriptor"),
@@ -76,7 +85,8 @@ def legal_configs(
     """Every config of the space that why_illegal passes, the likely ones first.
 
     on_gpu: they will be checked and measured on that GPU. Only then the space has the kernels that
-    no interpreter runs (schedule hopper), before all others: nothing else could say they are right.
+    no interpreter runs (schedule hopper), before all others: nothing else could say they are right;
+    and the orders of tiles that pay by the L2 and by persistence, which no estimate tells.
 
     s_ahead by pointer is tried only where there are no descriptors: pointers take the registers
     that carry the next scores, and ptxas often gives up the overlap (kernels compiled for sm_90,
@@ -88,7 +98,11 @@ def legal_configs(
     tma = gpu.is_nvidia and gpu.capability >= 90
     return tuple(
         config
-        for config in (*(_hopper_grid() if on_gpu else ()), *_grid(spec.direction in BY_KEYS))
+        for config in (
+            *(_hopper_grid() if on_gpu else ()),
+            *_grid(spec.direction in BY_KEYS),
+            *(_order_grid() if on_gpu and spec.direction == "forward" else ()),
+        )
         if not (tma and (config.schedule, config.loads) == ("s_ahead", "pointer"))
         and why_illegal(spec, config, gpu) is None
     )
@@ -113,6 +127,26 @@ def _grid(by_keys: bool) -> tuple[KernelConfig, ...]:
             BR, BC, WAYS, NUM_WARPS, NUM_STAGES, ORDERS
         )
         if warps <= owned // 8
+    )
+
+
+@functools.cache
+def _order_grid() -> tuple[KernelConfig, ...]:
+    """The known-good tiles in the orders, and the persistent grids, that only a GPU can judge."""
+    return tuple(
+        KernelConfig(
+            br=br,
+            bc=bc,
+            num_warps=warps,
+            num_stages=stages,
+            schedule=schedule,
+            loads=loads,
+            order=order,
+            persistent=persistent,
+        )
+        for (br, bc, warps, stages), (schedule, loads), (order, persistent) in itertools.product(
+            KNOWN_GOOD, WAYS, GPU_ORDERS
+        )
     )
 
 

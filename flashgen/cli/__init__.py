@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from flashgen.cli import building, looking, proving, tables, tuning
+from flashgen.cli import benching, building, looking, proving, tables, tuning
 from flashgen.cli.words import COMMAND_LINE
 from flashgen.errors import FlashgenError
 
@@ -39,6 +39,7 @@ for _command in (
     tables.report,
     building.warmup,
     building.aot,
+    benching.bench,
 ):
     app.command()(_command)
 
@@ -58,7 +59,9 @@ def main(arguments: list[str]) -> NoReturn:
     except SystemExit as ended:  # Typer turns KeyboardInterrupt into this code, and says nothing
         if ended.code == INTERRUPTED:
             saved = "; what was found is saved, and the same command goes on"
-            _leave(f"interrupted{saved if arguments[:1] == ['tune'] else ''}", INTERRUPTED)
+            _leave(
+                f"interrupted{saved if arguments[:1] in (['tune'], ['bench']) else ''}", INTERRUPTED
+            )
         raise
     except FlashgenError as error:
         if debug:

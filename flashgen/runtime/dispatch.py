@@ -78,8 +78,8 @@ class Dispatcher:
         defaults: tuple[Choice, ...],
     ) -> None:
         self._package = package
-        self._served = Served(archs=archs, choices=choices, defaults=defaults)
-        self._resolver = Resolver(package, self._served)
+        self.served = Served(archs=archs, choices=choices, defaults=defaults)
+        self._resolver = Resolver(package, self.served)
         self._launchers = self._resolver.plain
         self.passes = Passes(self._resolver)
         self.decoder = Decoder(self._resolver)
@@ -375,9 +375,9 @@ class Dispatcher:
         """
         text = repr(
             (
-                sorted(self._served.archs.items()),
-                sorted(self._served.choices.items()),
-                self._served.defaults,
+                sorted(self.served.archs.items()),
+                sorted(self.served.choices.items()),
+                self.served.defaults,
             )
         )
         return "sha256:" + hashlib.sha256((text + repr(settings.served_gpu())).encode()).hexdigest()

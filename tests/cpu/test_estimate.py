@@ -196,7 +196,7 @@ def test_short_tiles_are_known_to_take_longer(
     spec = make_spec(head_dim=head_dim).for_direction(direction)
     config, problem = make_config(br, bc), workload(spec, 2048)
     found = replayed((5000.0,))
-    plain = time_of(found, grid(spec, config, problem, loops=1, sms=108), A100)
+    plain = time_of(found, grid(spec, config, problem, A100, loops=1), A100)
     timing = estimate(found, spec, config, problem, A100)
     assert timing.median_us == pytest.approx(factor * plain.median_us)
 
@@ -250,8 +250,8 @@ def test_trips_are_those_of_the_template(
         if schedule == "s_ahead":  # one tile ahead: the last comes after the loops
             tiles, whole = tiles[:-1], whole[: max(len(tiles) - 1, 0)]
         expected.append((len(whole), len(tiles) - len(whole)))
-    assert grid(spec, config, problem, loops=2, sms=132) == expected
-    assert grid(spec, config, problem, loops=1, sms=132) == [(sum(trips),) for trips in expected]
+    assert grid(spec, config, problem, H200, loops=2) == expected
+    assert grid(spec, config, problem, H200, loops=1) == [(sum(trips),) for trips in expected]
 
 
 def test_a_replay_survives_json() -> None:

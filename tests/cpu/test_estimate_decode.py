@@ -58,7 +58,7 @@ def test_trips_are_those_of_the_template(
     """Every tile of keys once for each tile of rows; masked where the first row does not see all of
     it, or where the keys end.
     """
-    blocks = grid(spec, config, problem, loops=2, sms=108)
+    blocks = grid(spec, config, problem, A100, loops=2)
     tiles = -(-problem.seq_k // config.bc)
     of_a_head = len(blocks) // (problem.batch * problem.kv_heads)
     rows = -(-problem.group * problem.seq_q // config.br)
@@ -74,14 +74,14 @@ def test_trips_are_those_of_the_template(
         longest = max(-(-tiles // len(mine)), config.split_keys // config.bc)
         assert max(map(sum, mine)) == min(longest, tiles)
     assert blocks == blocks[:of_a_head] * (len(blocks) // of_a_head)
-    assert grid(spec, config, problem, loops=1, sms=108) == [(sum(trips),) for trips in blocks]
+    assert grid(spec, config, problem, A100, loops=1) == [(sum(trips),) for trips in blocks]
 
 
 def test_combine_and_append_have_no_loops_to_count() -> None:
     for direction in ("combine", "append"):
         spec = SPEC.for_direction(direction)
         with pytest.raises(NoEstimate, match=f"direction {direction} has no main loop"):
-            grid(spec, make_config(16, 16), workload(spec, 8), loops=1, sms=108)
+            grid(spec, make_config(16, 16), workload(spec, 8), A100, loops=1)
 
 
 def test_memory_is_the_bound_where_enough_is_on_its_way() -> None:
@@ -112,7 +112,7 @@ def test_the_kernel_that_merges_is_waited_for() -> None:
     config, found = make_config(16, 64), replayed(3000.0)
     for batch, merged in ((1, True), (64, False)):
         problem = problem_of(batch, 8192)
-        blocks = grid(SPEC, config, problem, loops=2, sms=A100.sms)
+        blocks = grid(SPEC, config, problem, A100, loops=2)
         alone = time_of(
             found, blocks, A100, least_bytes=bytes_moved(SPEC, problem), streams=True, firm=False
         )

@@ -19,6 +19,8 @@ from flashgen.reference import in_window, visible
 from flashgen.render import render
 from tests.makers import make_config, make_spec
 
+H200 = TARGETS["nvidia_h200"]
+
 LENGTHS = [(64, 64), (70, 130), (130, 70), (1, 90), (90, 1)]
 
 
@@ -42,17 +44,17 @@ def test_trips_are_the_tiles_that_some_row_sees(
     problem = Problem(batch=1, heads=2, kv_heads=1, seq_q=seq_q, seq_k=seq_k)
     config, who = make_config(32, 16), seen(mask, seq_q, seq_k, window)
     spec = make_spec("bfloat16", 64, mask, window=True)
-    by_rows = grid(spec, config, problem, loops=3, sms=132)
+    by_rows = grid(spec, config, problem, H200, loops=3)
     for start, trips in zip(range(0, seq_q, 32), by_rows[: len(by_rows) // 2], strict=True):
         tiles = [who[start : start + 32, key : key + 16] for key in range(0, seq_k, 16)]
         whole = [bool(tile.all()) and tile.shape[1] == 16 for tile in tiles]
         assert trips[1] == sum(whole)
         assert sum(trips) == sum(bool(tile.any()) for tile in tiles)
-    one = grid(spec, config, problem, loops=1, sms=132)
+    one = grid(spec, config, problem, H200, loops=1)
     assert one == [(sum(trips),) for trips in by_rows]
     for start, (trips,) in zip(
         range(0, seq_k, 16),
-        grid(spec.for_direction("backward_dkv"), config, problem, loops=1, sms=132),
+        grid(spec.for_direction("backward_dkv"), config, problem, H200, loops=1),
         strict=True,
     ):
         tiles = [who[row : row + 32, start : start + 16] for row in range(0, seq_q, 32)]
@@ -63,11 +65,11 @@ def test_other_numbers_of_loops_get_no_estimate() -> None:
     problem = Problem(batch=1, heads=1, kv_heads=1, seq_q=64, seq_k=64)
     spec = make_spec("bfloat16", 64, "causal", window=True)
     with pytest.raises(NoEstimate, match=r"2 main loops .* has 1 or 3"):
-        grid(spec, make_config(), problem, loops=2, sms=132)
+        grid(spec, make_config(), problem, H200, loops=2)
     with pytest.raises(NoEstimate, match=r"3 main loops .* has 1$"):
-        grid(spec.for_direction("backward_dkv"), make_config(), problem, loops=3, sms=132)
+        grid(spec.for_direction("backward_dkv"), make_config(), problem, H200, loops=3)
     with pytest.raises(NoEstimate, match=r"3 main loops .* has 1 or 2"):
-        grid(make_spec(), make_config(), problem, loops=3, sms=132)
+        grid(make_spec(), make_config(), problem, H200, loops=3)
 
 
 @pytest.mark.parametrize("mask", ["none", "causal"])

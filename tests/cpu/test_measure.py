@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen import measure
+from flashgen import conditions, measure
 from flashgen.evaluators.tasks import FINAL_LIMIT_PER_CONFIG_S, MEASURE_LIMIT_S
 from flashgen.measure import BUDGETS, Ceiling, Conditions, Implausible, Unsteady
 from flashgen.outcome import Timing
@@ -397,7 +397,7 @@ def test_conditions_hold_what_the_driver_tells(monkeypatch: pytest.MonkeyPatch) 
         nvmlDeviceGetClockInfo=lambda handle, kind: {1: 1755, 2: 3201}[kind],
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(measure, "_nvml_handle", lambda nvml, index: index)
+    monkeypatch.setattr(conditions, "_nvml_handle", lambda nvml, index: index)
     assert measure.clocks_and_power(0) == Conditions(
         driver="580.1", sm_mhz=1755, memory_mhz=3201, power_w=651.2
     )

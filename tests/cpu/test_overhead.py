@@ -22,7 +22,10 @@ def measured(file: Path) -> dict[str, float]:
     assert [row["name"] for row in record["rows"]] == [
         "lookup",
         "attention",
-        "bound launch",
+        "Triton launch",
+        "direct launch",
+        "call by Triton",
+        "call",
         "torch SDPA",
     ]
     assert all(row["name"] in done.stdout for row in record["rows"])
@@ -38,3 +41,5 @@ def test_lookup_of_a_resolved_spec_is_cheap(tmp_path: Path) -> None:
     assert min(run["lookup"] for run in runs) < LOOKUP_US, runs
     # The other rows hold more work than a lookup, or they measured nothing.
     assert all(run["lookup"] < run["attention"] for run in runs)
+    # What a direct launch leaves out is most of a launch, on any machine.
+    assert all(run["direct launch"] < run["Triton launch"] for run in runs)

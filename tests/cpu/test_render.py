@@ -30,12 +30,15 @@ def variants() -> list[tuple[AttentionSpec, KernelConfig]]:
     found = []
     for mask, schedule, loads, order, (d, dv) in itertools.product(
         ("none", "causal"), ("fa1", "fa2", "s_ahead"), ("pointer", "descriptor"),
-        ("plain", "longest_first"), ((40, 40), (64, 64), (96, 96), (128, 96)),
+        ("plain", "longest_first", "head_reversal", "grouped"), ((40, 40), (64, 64), (96, 96), (128, 96)),
     ):  # fmt: skip
         spec = make_spec("bfloat16", d, mask, head_dim_v=dv)
         config = make_config(64, 64, schedule=schedule, loads=loads, order=order)
         if why_illegal(spec, config, H200) is None:
             found.append((spec, config))
+        persistent = replace(config, persistent=True)
+        if why_illegal(spec, persistent, H200) is None:
+            found.append((spec, persistent))
     for precision, mask in itertools.product(("ieee", "tf32"), ("none", "causal")):
         spec = default_spec(make_spec("float32", 64, mask, precision=precision))
         found.append((spec, default_config(spec)))
@@ -102,6 +105,8 @@ def decoding_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
 
 
 GOLDENS = [
+    (make_spec("bfloat16", 128, "causal"), make_config(128, 64, num_warps=8, schedule="s_ahead", loads="descriptor", order="grouped", persistent=True)),
+    (make_spec("bfloat16", 64, "causal"), make_config(64, 64, order="head_reversal")),
     (make_spec("bfloat16", 128, "causal", direction="decode", paged=True), make_config(16, 64, num_stages=3)),
     (make_spec("float16", 96, direction="decode"), make_config(16, 64, num_stages=3, split_keys=512)),
     (make_spec("bfloat16", 128, direction="combine"), make_config(16, 32, num_stages=1)),

@@ -1,0 +1,201 @@
+"""The contenders of a case: flashgen as it serves, its default, and torch's own attention.
+
+A contender is made, then called; whatever it raises in either says that it is not to be had here,
+and costs the others nothing. peers.py has those of other packages, ladder.py flashgen's steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from flashgen.bench.case import PAGE_SIZES, Case, Direction, Inputs
+from flashgen.decoding import Cache
+from flashgen.errors import FlashgenError
+from flashgen.runtime import Dispatcher, registry
+
+Attention = Callable[..., Tensor]
+"""Of q, k and v, O (B, H, Sq, d_v); of decode, whose operands are bound, of nothing."""
+
+BACKWARD_KERNELS = ("backward_delta", "backward_dkv", "backward_dq", "backward_fused")
+
+
+class LeftOut(FlashgenError):
+    """A contender that cannot be had here by design: no fault of its own, or of the machine's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A contender ready to be called. detail says which kernel, as far as it can be told."""
+
+    attention: Attention
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """Somebody's attention. group: the word of --contender that asks for it. own: flashgen's, which
+    is timed only where it is right; a peer is timed with its error beside it.
+    """
+
+    name: str
+    group: str
+    make: Callable[[Inputs], Made]
+    own: bool = False
+
+
+SCORES_BYTES: dict[Direction, float] = {"forward": 20e9, "backward": 6e9, "both": 6e9}
+"""The largest S that SDPA's math backend is asked to make: it must leave the others room."""
+
+GROUPS = (
+    "flashgen", "default", "ladder", "sdpa", "flex", "flash-attn-2", "flash-attn-3",
+    "flash-attn-4", "flashinfer",
+)  # fmt: skip
+"""The words of --contender, in the order in which contenders are listed."""
+
+SDPA = (
+    ("SDPA flash", SDPBackend.FLASH_ATTENTION),
+    ("SDPA cuDNN", SDPBackend.CUDNN_ATTENTION),
+    ("SDPA efficient", SDPBackend.EFFICIENT_ATTENTION),
+    ("SDPA math", SDPBackend.MATH),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dispatchers:
+    """flashgen as it serves: with the tables of a generated package, and without."""
+
+    tuned: Dispatcher
+    untuned: Dispatcher
+
+
+def dispatchers() -> Dispatchers:
+    """Those of the package `generated`. Raises GeneratedError where there is none."""
+    tuned = registry.dispatcher_of()
+    package = registry.DEFAULT_PACKAGE
+    untuned = Dispatcher(package=package, archs={}, choices={}, defaults=tuned.served.defaults)
+    registry.register(package, tuned)  # the one that operators find
+    return Dispatchers(tuned=tuned, untuned=untuned)
+
+
+def flashgen_and_torch(case: Case, ours: Dispatchers, *, smoke: bool) -> Iterator[Contender]:
+    """Flashgen tuned and untuned, SDPA by backend, and FlexAttention."""
+    for name, group, dispatcher in (
+        ("flashgen", "flashgen", ours.tuned),
+        ("flashgen default", "default", ours.untuned),
+    ):
+        yield from _ours(name, group, dispatcher, case)
+    if case.direction == "decode":
+        yield Contender(name="SDPA", group="sdpa", make=_sdpa_of_one)
+        return
+    for name, backend in SDPA[-1:] if smoke else SDPA:
+        yield Contender(name=name, group="sdpa", make=_sdpa(backend, case))
+    if case.direction == "forward" or not smoke:  # it has no backward on a CPU
+        yield Contender(name="FlexAttention", group="flex", make=_flex(case, compiled=not smoke))
+
+
+def _ours(name: str, group: str, dispatcher: Dispatcher, case: Case) -> Iterator[Contender]:
+    if case.direction != "decode":
+        yield Contender(
+            name=name, group=group, own=True, make=lambda x: _served(dispatcher, case, x)
+        )
+        return
+
+    def decoding(page_size: int | None) -> Callable[[Inputs], Made]:
+        return lambda x: _decoded(
+            dispatcher, x, x.cache if page_size is None else x.paged[page_size]
+        )
+
+    yield Contender(name=name, group=group, own=True, make=decoding(None))
+    if group == "flashgen":
+        for size in PAGE_SIZES:
+            paged = f"{name}, pages of {size}"
+            yield Contender(name=paged, group=group, own=True, make=decoding(size))
+
+
+def _served(dispatcher: Dispatcher, case: Case, x: Inputs) -> Made:
+    causal = case.spec.causal
+    kernels = [
+        _kernel(dispatcher.explain(x.q, x.k, x.v, causal=causal, direction=direction))
+        for direction in served_directions(case.direction)
+    ]
+    return Made(
+        attention=lambda q, k, v: dispatcher.attention(q, k, v, causal=causal),
+        detail="; ".join(kernels),
+    )
+
+
+def served_directions(direction: Direction) -> tuple[Any, ...]:
+    """The directions of kernels that a pass may launch."""
+    if direction == "forward":
+        return ("forward",)
+    return BACKWARD_KERNELS if direction == "backward" else ("forward", *BACKWARD_KERNELS)
+
+
+def _decoded(dispatcher: Dispatcher, x: Inputs, cache: Cache | None) -> Made:
+    assert cache is not None  # of decode
+    k, v = (c.transpose(1, 2) if cache.paged else c for c in (cache.k, cache.v))
+    beside: dict[str, Any] = {"lengths": cache.lengths, "block_table": cache.block_table}
+    return Made(
+        attention=lambda: dispatcher.decode(x.q, k, v, **beside),
+        detail=_kernel(dispatcher.explain_decode(x.q, k, v, **beside)),
+    )
+
+
+def _kernel(why: Any) -> str:
+    """The kernel that an Explanation names, and where it is from."""
+    if why.selection is None:
+        return "served by torch"
+    choice = why.selection.choice
+    return f"{why.twin or choice.kernel}, {choice.source}, {why.selection.rung}"
+
+
+def _sdpa(backend: SDPBackend, case: Case) -> Callable[[Inputs], Made]:
+    causal = case.spec.causal
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(backend):
+            return scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    def make(_: Inputs) -> Made:
+        p = case.problem
+        scores = 4 * p.batch * p.heads * p.seq_q * p.seq_k  # bytes, in float32
+        if backend is SDPBackend.MATH and scores > SCORES_BYTES[case.direction]:
+            raise LeftOut(f"it makes the whole of S, {scores / 1e9:.0f} GB and several times over")
+        return Made(attention=attention, detail=f"torch {torch.__version__}")
+
+    return make
+
+
+def _sdpa_of_one(x: Inputs) -> Made:
+    return Made(
+        attention=lambda: scaled_dot_product_attention(x.q, x.k, x.v, enable_gqa=True),
+        detail=f"torch {torch.__version__}, by its own choice",
+    )
+
+
+def _flex(case: Case, *, compiled: bool) -> Callable[[Inputs], Made]:
+    def make(x: Inputs) -> Made:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        mask = None
+        if case.spec.causal:
+            p = case.problem
+            mask = create_block_mask(_sees, None, None, p.seq_q, p.seq_k, device=x.q.device)
+        function: Any = torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
+        return Made(
+            attention=lambda q, k, v: function(q, k, v, block_mask=mask),
+            detail=f"torch {torch.__version__}, {'compiled' if compiled else 'eager'}",
+        )
+
+    return make
+
+
+def _sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return query >= key

@@ -1,0 +1,176 @@
+"""Contenders of other packages, each listed where its package is installed.
+
+Their interfaces, as of the versions named: flash_attn 2.8 (flash_attn_func and
+flash_attn_with_kvcache on (B, S, H, d)); FlashAttention-3's flash_attn_interface; flash-attn-4's
+flash_attn.cute; flashinfer 0.2 and later (wrappers on ragged (tokens, H, d), and on pages). None of
+them is a dependency: one that has changed raises, which shows as unavailable, with its sentence.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashgen.bench.case import Case, Inputs
+from flashgen.bench.contenders import Contender, Made
+
+WORKSPACE_BYTES = 256 << 20
+"""FlashInfer's own advice for its wrappers' scratch is 128 MiB."""
+
+MODULES = {
+    "flash-attn-2": ("flash_attn", "flash_attn"),
+    "flash-attn-3": ("flash_attn_interface", "flash_attn_3"),
+    "flash-attn-4": ("flash_attn.cute", "flash-attn-4"),
+    "flashinfer": ("flashinfer", "flashinfer-python"),
+}
+"""The module and the distribution of each group."""
+
+
+def peers(case: Case) -> Iterator[Contender]:
+    """Those whose package is here and that have the direction."""
+    for group, (module, _) in MODULES.items():
+        makers = _MAKERS.get((group, "decode" if case.direction == "decode" else "attention"))
+        differentiated = case.direction in ("backward", "both")
+        if makers is None or not _installed(module) or (group == "flashinfer" and differentiated):
+            continue
+        yield Contender(name=_NAMES[group], group=group, make=makers(case))
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):  # the parent is missing, or was put there without a spec
+        return False
+
+
+def _detail(group: str) -> str:
+    module, distribution = MODULES[group]
+    try:
+        return f"{distribution} {importlib.metadata.version(distribution)}"
+    except importlib.metadata.PackageNotFoundError:
+        return f"{module}, of unknown version"
+
+
+def _flash_attn(group: str) -> Callable[[Case], Callable[[Inputs], Made]]:
+    def of_case(case: Case) -> Callable[[Inputs], Made]:
+        def make(_: Inputs) -> Made:
+            function: Any = importlib.import_module(MODULES[group][0]).flash_attn_func
+
+            def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                turned = (x.transpose(1, 2) for x in (q, k, v))  # (B, S, H, d), no copy
+                found = function(*turned, causal=case.spec.causal)
+                o: Tensor = found[0] if isinstance(found, tuple) else found  # some return LSE too
+                return o.transpose(1, 2)
+
+            return Made(attention=attention, detail=_detail(group))
+
+        return make
+
+    return of_case
+
+
+def _flash_attn_decode(case: Case) -> Callable[[Inputs], Made]:
+    def make(x: Inputs) -> Made:
+        function: Any = importlib.import_module("flash_attn").flash_attn_with_kvcache
+        assert x.cache is not None  # of decode
+        turned = [y.transpose(1, 2).contiguous() for y in (x.q, x.k, x.v)]
+        lengths = x.cache.lengths
+
+        def attention() -> Tensor:
+            o: Tensor = function(*turned, cache_seqlens=lengths)
+            return o.transpose(1, 2)
+
+        return Made(attention=attention, detail=_detail("flash-attn-2"))
+
+    return make
+
+
+def _flashinfer(case: Case) -> Callable[[Inputs], Made]:
+    def make(x: Inputs) -> Made:
+        package: Any = importlib.import_module("flashinfer")
+        p, spec, device = case.problem, case.spec, x.q.device
+        workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        wrapper = package.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
+        wrapper.plan(
+            _starts(p.batch, p.seq_q, device),
+            _starts(p.batch, p.seq_k, device),
+            p.heads,
+            p.kv_heads,
+            spec.head_dim,
+            causal=spec.causal,
+            q_data_type=x.q.dtype,
+        )
+        tokens = [_tokens(y) for y in (x.q, x.k, x.v)]
+
+        def attention(*_: Tensor) -> Tensor:
+            o: Tensor = wrapper.run(*tokens)
+            return o.reshape(p.batch, p.seq_q, *o.shape[1:]).transpose(1, 2)
+
+        return Made(attention=attention, detail=_detail("flashinfer"))
+
+    return make
+
+
+def _flashinfer_decode(case: Case) -> Callable[[Inputs], Made]:
+    def make(x: Inputs) -> Made:
+        package: Any = importlib.import_module("flashinfer")
+        p, device, size = case.problem, x.q.device, min(x.paged)
+        cache = x.paged[size]
+        assert cache.block_table is not None  # in pages
+        each = cache.block_table.shape[1]
+        last = torch.full((p.batch,), p.seq_k - (each - 1) * size, dtype=torch.int32, device=device)
+        workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        wrapper = package.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD")
+        wrapper.plan(
+            _starts(p.batch, each, device),
+            cache.block_table.flatten(),
+            last,
+            p.heads,
+            p.kv_heads,
+            case.spec.head_dim,
+            size,
+            q_data_type=x.q.dtype,
+            kv_data_type=x.k.dtype,
+        )
+        pools = tuple(y.transpose(1, 2) for y in (cache.k, cache.v))  # (pages, size, Hkv, d)
+        q = x.q[:, :, 0].contiguous()
+
+        def attention() -> Tensor:
+            o: Tensor = wrapper.run(q, pools)
+            return o[:, :, None]
+
+        return Made(attention=attention, detail=f"{_detail('flashinfer')}, pages of {size}")
+
+    return make
+
+
+def _starts(batch: int, each: int, device: torch.device) -> Tensor:
+    """Where each sequence begins, int32 (batch + 1,)."""
+    return torch.arange(batch + 1, dtype=torch.int32, device=device) * each
+
+
+def _tokens(x: Tensor) -> Tensor:
+    """(B, H, S, d) as (B * S, H, d)."""
+    return x.transpose(1, 2).flatten(0, 1).contiguous()
+
+
+_NAMES = {
+    "flash-attn-2": "flash_attn 2",
+    "flash-attn-3": "FlashAttention-3",
+    "flash-attn-4": "flash-attn-4",
+    "flashinfer": "FlashInfer",
+}
+_MAKERS: dict[tuple[str, str], Callable[[Case], Callable[[Inputs], Made]]] = {
+    ("flash-attn-2", "attention"): _flash_attn("flash-attn-2"),
+    ("flash-attn-3", "attention"): _flash_attn("flash-attn-3"),
+    ("flash-attn-4", "attention"): _flash_attn("flash-attn-4"),
+    ("flashinfer", "attention"): _flashinfer,
+    ("flash-attn-2", "decode"): _flash_attn_decode,
+    ("flashinfer", "decode"): _flashinfer_decode,
+}

@@ -1,0 +1,278 @@
+"""One case: every contender judged, then those that may be timed raced in alternation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from flashgen import measure, reference
+from flashgen.bench import judging
+from flashgen.bench.case import Case, Inputs
+from flashgen.bench.contenders import Contender, LeftOut, Made
+from flashgen.conditions import Conditions, clocks_and_power
+from flashgen.errors import FlashgenError
+from flashgen.gpu import Gpu
+from flashgen.outcome import Timing
+
+Pass = Callable[[], tuple[Tensor, ...]]
+"""What is timed: it returns all results, which are what is judged."""
+
+
+class Spoiled(FlashgenError, RuntimeError):
+    """A contender has spoiled the GPU's context: nothing after it in this process means anything.
+
+    contender is whose name to strike.
+    """
+
+    def __init__(self, sentence: str, contender: str) -> None:
+        super().__init__(sentence)
+        self.contender = contender
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """What one contender did: a time and an error, or why there is none.
+
+    status: ok; wrong, by its floors; refused, a time that cannot be; unavailable, it raised;
+    left out, it is not for here. share: of the ceiling of the same run, cuBLAS's TFLOP/s or, of a
+    decode, the copy's GB/s.
+    """
+
+    name: str
+    group: str
+    detail: str
+    status: str
+    own: bool = False
+    timing: Timing | None = None
+    tflops: float | None = None
+    gbs: float | None = None
+    share: float | None = None
+    floors: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where it is run: a GPU by CUDA's index, or, for a smoke run, nowhere in particular.
+
+    ceilings of the run, TFLOP/s of cuBLAS and GB/s of a copy; None: not known.
+    """
+
+    gpu: Gpu | None
+    index: int
+    stopwatch: measure.Stopwatch
+    matmul_tflops: float | None = None
+    copy_gbs: float | None = None
+
+    @property
+    def device(self) -> str:
+        """Torch's name of it."""
+        return "cpu" if self.gpu is None else f"cuda:{self.index}"
+
+    def conditions(self) -> Conditions | None:
+        """Those of now; None of a smoke run."""
+        return None if self.gpu is None else clocks_and_power(self.index)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Raced:
+    """The lines of a case, and the GPU's conditions while the contenders were running."""
+
+    lines: tuple[Line, ...]
+    during: Conditions | None
+
+
+class SmokeStopwatch:
+    """Runs on the CPU, on a clock 100 times too fast, so that all budgets are over at once.
+
+    It makes the times up: those of a CPU that others use as well would be refused as unsteady.
+    """
+
+    def time(self, run: measure.Run, count: int) -> list[float]:
+        """20 milliseconds for each of `count` calls: so long that batches are of one."""
+        for _ in range(count):
+            run()
+        return [measure.BATCH_US] * count
+
+    def now(self) -> float:
+        """Seconds, a hundred for each that passes."""
+        return time.perf_counter() * 100
+
+    def clock_mhz(self) -> float | None:
+        """None: it has no device."""
+        return None
+
+
+def run_case(
+    case: Case,
+    x: Inputs,
+    contenders: Sequence[Contender],
+    place: Place,
+    *,
+    meanwhile: Callable[[str], object] = lambda name: None,
+) -> Raced:
+    """Judge every contender, then time them; meanwhile(name) is told whose turn it is. Raises
+    Spoiled.
+    """
+    lines: dict[str, Line] = {}
+    racing: dict[str, Pass] = {}
+    for contender in contenders:
+        meanwhile(contender.name)
+        line, ready = judged(contender, case, x)
+        lines[contender.name] = line
+        if ready is not None and (line.status == "ok" or not contender.own):
+            racing[contender.name] = ready
+    meanwhile("")
+    if place.gpu is None:
+        racing = dict(
+            list(racing.items())[:2]
+        )  # two show that racing works; its times mean nothing
+    timings, refused = race(racing, place)
+    for name, why in refused.items():
+        lines[name] = replace(lines[name], status="refused", detail=why)
+    for name, timing in timings.items():
+        lines[name] = timed(lines[name], timing, case, place)
+    during = None
+    if place.gpu is not None and timings:
+        measure.keep_busy([racing[name] for name in timings], list(timings.values()))
+        during = place.conditions()
+        torch.cuda.synchronize(place.device)
+    return Raced(lines=tuple(lines.values()), during=during)
+
+
+def judged(contender: Contender, case: Case, x: Inputs) -> tuple[Line, Pass | None]:
+    """Whether a contender runs here and how far it is from float64; with it, what would be timed.
+
+    A peer may raise anything, and is unavailable then. Raises Spoiled.
+    """
+    line = Line(
+        name=contender.name, group=contender.group, detail="", status="unavailable",
+        own=contender.own,
+    )  # fmt: skip
+    try:
+        made = contender.make(x)
+        ready = pass_of(made, case, x)
+        error = judging.floors(ready(), case, x)
+        if x.q.is_cuda:
+            torch.cuda.synchronize(x.q.device)
+    except LeftOut as reason:
+        return replace(line, status="left out", detail=str(reason)), None
+    except torch.AcceleratorError as error_:
+        sentence = f"{contender.name} failed in {case.key} and has spoiled the GPU's context"
+        raise Spoiled(f"{sentence}: {_first_line(error_)}", contender.name) from error_
+    except Exception as error_:  # how torch and its peers decline: no list of classes is complete
+        if isinstance(error_, torch.OutOfMemoryError):
+            torch.cuda.empty_cache()
+        return replace(line, detail=_first_line(error_)), None
+    status = "ok" if error <= reference.FLOORS_ACCEPTED else "wrong"
+    return replace(line, detail=made.detail, status=status, floors=error), ready
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:200]
+
+
+def pass_of(made: Made, case: Case, x: Inputs) -> Pass:
+    """What is timed of a contender. Of a backward its forward has run; both is a training step."""
+    attention = made.attention
+    if case.direction == "decode":
+        return lambda: (attention(),)
+    if case.direction == "forward":
+        return lambda: (attention(x.q, x.k, x.v),)
+    leaves = tuple(y.detach().requires_grad_() for y in (x.q, x.k, x.v))
+
+    def both() -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            o = attention(*leaves)
+        return (o.detach(), *torch.autograd.grad(o, leaves, x.do))
+
+    if case.direction == "both":
+        return both
+    with torch.enable_grad():
+        o = attention(*leaves)
+    return lambda: torch.autograd.grad(o, leaves, x.do, retain_graph=True)
+
+
+def race(racing: Mapping[str, Pass], place: Place) -> tuple[dict[str, Timing], dict[str, str]]:
+    """Time all in alternation: their timings, and sentences for those that have none.
+
+    Beside the others there may be too little memory for one that ran alone: it is left out, and the
+    race begun again. Raises Spoiled.
+    """
+    racing, again = dict(racing), True
+    refused: dict[str, str] = {}
+    turn = _Turn()
+    while racing:
+        runs = [turn.of(name, each) for name, each in racing.items()]
+        # interleave stops at an implausible time; one contender's must not cost the others theirs.
+        unbounded = measure.Ceiling(operations=1.0, peak_tflops=None)
+        try:
+            raced = measure.interleave(
+                runs, stopwatch=place.stopwatch, ceilings=[unbounded] * len(runs)
+            )
+        except measure.Unsteady as error:
+            if not again:
+                return {}, refused | dict.fromkeys(racing, str(error))
+            again = False
+        except measure.Implausible as error:  # an event that never was: a time of 0
+            return {}, refused | dict.fromkeys(racing, str(error))
+        except torch.AcceleratorError as error:
+            sentence = f"{turn.name} failed, or one before it, and has spoiled the GPU's context"
+            raise Spoiled(f"{sentence}: {_first_line(error)}", turn.name) from error
+        except RuntimeError as error:
+            if turn.name not in racing:
+                raise
+            torch.cuda.empty_cache()
+            refused[turn.name] = f"alone it runs, beside the others: {_first_line(error)}"
+            del racing[turn.name]
+        else:
+            return {n: each.timing for n, each in zip(racing, raced, strict=True)}, refused
+    return {}, refused
+
+
+class _Turn:
+    """Whose turn it is, for the blame."""
+
+    def __init__(self) -> None:
+        self.name = ""
+
+    def of(self, name: str, run: Pass) -> Callable[[], object]:
+        def taken() -> object:
+            self.name = name
+            return run()
+
+        return taken
+
+
+def timed(line: Line, timing: Timing, case: Case, place: Place) -> Line:
+    """The line with its time, refused where the GPU cannot have done the work. A smoke run's times
+    are not kept: they mean nothing.
+    """
+    gpu = place.gpu
+    if gpu is None:
+        return line
+    ceiling = measure.Ceiling(operations=case.operations, peak_tflops=gpu.peak_tflops)
+    try:
+        ceiling.refuse_above(timing)
+    except measure.Implausible as error:
+        return replace(line, status="refused", detail=str(error))
+    gbs = case.bytes / timing.median_us * 1e-3
+    decoding = case.direction == "decode"
+    if decoding and gpu.bandwidth_gbs and gbs > measure.PEAK_MARGIN * gpu.bandwidth_gbs:
+        why = (
+            f"{gbs:.0f} GB/s, and the peak is {gpu.bandwidth_gbs:.0f}: it cannot have read K and V"
+        )
+        return replace(line, status="refused", detail=why)
+    tflops = timing.tflops(case.operations)
+    rate, most = (gbs, place.copy_gbs) if decoding else (tflops, place.matmul_tflops)
+    return replace(
+        line,
+        timing=timing,
+        tflops=tflops,
+        gbs=gbs if decoding else None,
+        share=rate / most if most else None,
+    )

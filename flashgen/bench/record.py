@@ -1,0 +1,179 @@
+"""Record: bench.json, every figure with where it is from, written whole after each case.
+
+A run that is begun again goes on with what is missing. A contender that was at work when an earlier
+run was killed is struck from that case: a kernel that hangs costs one run, not every one.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import flashgen
+from flashgen import measure, paths
+from flashgen.bench.case import SEED, Case
+from flashgen.bench.race import Line
+from flashgen.conditions import Conditions
+from flashgen.errors import FlashgenError
+from flashgen.evaluate import triton_version
+from flashgen.gpu import Gpu
+from flashgen.outcome import Timing
+from flashgen.table import write_text
+
+SCHEMA = 1
+SAME = ("measured", "gpu", "protocol", "seed", "dtype", "flashgen", "torch", "triton", "tables")
+"""What must not change between the runs of one file: their figures would not compare."""
+
+
+def provenance(
+    gpu: Gpu | None, *, command: str, dtype: str, tables: str, conditions: Conditions | None
+) -> dict[str, Any]:
+    """Where the figures of a run come from. tables: the digest of what the dispatcher serves."""
+    return {
+        "measured": gpu is not None,
+        "gpu": asdict(gpu) if gpu else None,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command,
+        "commit": _commit(),
+        "protocol": measure.PROTOCOL,
+        "seed": SEED,
+        "dtype": dtype,
+        "flashgen": flashgen.__version__,
+        "torch": str(torch.__version__),
+        "triton": triton_version(),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        "tables": tables,
+        "conditions": conditions and asdict(conditions),
+    }
+
+
+def _commit() -> str | None:
+    """The checkout's commit, "-dirty" where files differ from it; None outside of one."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],
+            cwd=paths.ROOT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    except OSError:  # no git here
+        return None
+    return done.stdout.strip() or None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A case as the file has it."""
+
+    key: str
+    direction: str
+    spec: dict[str, Any]
+    problem: dict[str, Any]
+    run: int
+    lines: tuple[Line, ...]
+    before: dict[str, Any] | None = None
+    during: dict[str, Any] | None = None
+    after: dict[str, Any] | None = None
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Measured:
+        """What asdict made of one. Raises KeyError, TypeError."""
+        lines = []
+        for each in record["lines"]:
+            timing = each["timing"] and Timing(**each["timing"])
+            lines.append(Line(**(each | {"timing": timing})))
+        return cls(**(record | {"lines": tuple(lines)}))
+
+
+class Record:
+    """The file of a folder, and the mark of who is at work beside it."""
+
+    def __init__(self, folder: Path, run: dict[str, Any]) -> None:
+        """Go on with the file of `folder` if there is one. Raises FlashgenError where it cannot be
+        read, or was made with something else.
+        """
+        self.path = folder / "bench.json"
+        self._mark = folder / "in_flight.json"
+        self._runs: list[dict[str, Any]] = []
+        self._struck: list[list[str]] = []
+        self.cases: dict[str, Measured] = {}
+        if self.path.exists():
+            self._read(run)
+        self._runs.append(run)
+        if self._mark.exists():
+            self._struck.append(json.loads(self._mark.read_text(encoding="utf-8")))
+            self.at_work(None, "")
+
+    def _read(self, run: dict[str, Any]) -> None:
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+            if found["schema"] != SCHEMA:
+                raise ValueError(f"schema {found['schema']}, not {SCHEMA}")
+            self._runs = list(found["runs"])
+            self._struck = list(found["struck"])
+            cases = [Measured.from_json(each) for each in found["cases"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise FlashgenError(
+                f"{self.path} is no record of flashgen bench ({error}): name another --out"
+            ) from error
+        self.cases = {case.key: case for case in cases}
+        now = json.loads(json.dumps(run))
+        for name in SAME if self._runs else ():
+            if self._runs[-1].get(name) != now.get(name):
+                before, here = _short(self._runs[-1].get(name)), _short(now.get(name))
+                raise FlashgenError(
+                    f"{self.path} was made with {name} {before}, here it is {here}: "
+                    "name another --out, or delete it"
+                )
+
+    def missing(self, case: Case, names: Iterable[str]) -> bool:
+        """Whether any of these contenders has no line in the case yet."""
+        found = self.cases.get(case.key)
+        return found is None or not set(names) <= {line.name for line in found.lines}
+
+    def struck(self, case: Case) -> set[str]:
+        """Contenders at whose work an earlier run was killed."""
+        return {name for key, name in self._struck if key == case.key}
+
+    def strike(self, case: Case, name: str) -> None:
+        """Leave this contender out of the case from now on."""
+        self._struck.append([case.key, name])
+        self._write()
+
+    def at_work(self, case: Case | None, name: str) -> None:
+        """Leave a mark of who is at work, "" nobody: it stays where this process is killed."""
+        if case is None or not name:
+            self._mark.unlink(missing_ok=True)
+        else:
+            write_text(self._mark, json.dumps([case.key, name]))
+
+    def add(
+        self, case: Case, lines: Sequence[Line], conditions: Sequence[Conditions | None]
+    ) -> None:
+        """Write a case with the conditions before, during and after it."""
+        before, during, after = (None if each is None else asdict(each) for each in conditions)
+        self.cases[case.key] = Measured(
+            key=case.key, direction=case.direction, spec=asdict(case.spec),
+            problem=asdict(case.problem), run=len(self._runs) - 1, lines=tuple(lines),
+            before=before, during=during, after=after,
+        )  # fmt: skip
+        self._write()
+
+    def _write(self) -> None:
+        used = [asdict(case) for case in self.cases.values()]
+        record = {
+            "benchmark": "flashgen bench", "schema": SCHEMA, "runs": self._runs,
+            "struck": self._struck, "cases": used,
+        }  # fmt: skip
+        write_text(self.path, json.dumps(record, indent=1) + "\n")
+
+
+def _short(value: Any) -> str:
+    """A value as an error has it: of a GPU its name."""
+    return str(value["name"] if isinstance(value, dict) else value)

@@ -1,0 +1,258 @@
+"""flashgen bench on one screen: for each case judge, race, write; then the table and pictures."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import shlex
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashgen import measure, paths, settings
+from flashgen.bench import ceilings, listing, picture
+from flashgen.bench.case import Case, Sizes, cases, left_out, make_inputs
+from flashgen.bench.contenders import Contender, Dispatchers, dispatchers, flashgen_and_torch
+from flashgen.bench.ladder import Ladder
+from flashgen.bench.peers import peers
+from flashgen.bench.race import Line, Place, SmokeStopwatch, Spoiled, run_case
+from flashgen.bench.record import Record, provenance
+from flashgen.errors import FlashgenError, NoGpuError, ToolchainError
+from flashgen.gpu import known_target
+from flashgen.launch import device_gpu
+from flashgen.table import write_text
+
+SMOKE_TARGET = "nvidia_h200"
+STRUCK = "an earlier run was killed while it was at work here: it is left out of this case"
+
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """What is asked for. groups: words of contenders.GROUPS, none meaning all; seconds: after which
+    no case begins; index: of the CUDA device; command: what was typed.
+    """
+
+    sizes: Sizes
+    groups: Sequence[str]
+    out: Path
+    seconds: float | None
+    index: int
+    command: Sequence[str]
+
+    @property
+    def smoke(self) -> bool:
+        """Whether every path is walked with tiny sizes on a CPU, and nothing measured."""
+        return self.sizes.smoke
+
+
+def run(options: BenchOptions, say: Say) -> None:
+    """Run all cases that the folder has no figures of, and write what was found after each.
+
+    Raises NoGpuError where there is none, and it is no smoke run; FlashgenError where nothing could
+    be timed or, of a smoke run, some contender failed; and what Record raises.
+    """
+    began = time.monotonic()
+    if options.smoke:
+        say("smoke run on a CPU: every path is walked with tiny sizes, and nothing is measured")
+        torch.set_num_threads(1)
+        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+    elif not torch.cuda.is_available():
+        raise NoGpuError("flashgen bench needs a GPU and torch sees none: --smoke runs without one")
+    place, ours = _place(options), dispatchers()
+    run_ = provenance(
+        place.gpu,
+        command=shlex.join(["flashgen", *options.command]),
+        dtype=options.sizes.dtype,
+        tables=ours.tuned.digest(),
+        conditions=place.conditions(),
+    )
+    record = Record(options.out, run_)  # before the ceilings: it may refuse
+    with torch.no_grad(), _device(place), _compiled_backward():
+        place = _with_ceilings(place, options.sizes.dtype, say)
+        run_ |= {"matmul_tflops": place.matmul_tflops, "copy_gbs": place.copy_gbs}
+        for sentence in left_out(options.sizes):
+            say(sentence)
+        with _ladder(options, place, ours) as ladder:
+            site = _Site(options=options, place=place, ours=ours, ladder=ladder, record=record)
+            left = _walk(site, say, began)
+    _write(site, say)
+    if left:
+        say(f"{left} cases are left, for the time is over: the same command goes on")
+    _demand_figures(site, left)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Site:
+    """What every case of a run needs."""
+
+    options: BenchOptions
+    place: Place
+    ours: Dispatchers
+    ladder: Ladder
+    record: Record
+
+    def contenders(self, case: Case) -> list[Contender]:
+        """Those of a case that are asked for."""
+        smoke = self.options.smoke
+        everybody = [
+            *flashgen_and_torch(case, self.ours, smoke=smoke),
+            *self.ladder.contenders(case),
+            *peers(case),
+        ]
+        groups = self.options.groups
+        return [each for each in everybody if not groups or each.group in groups]
+
+
+def _walk(site: _Site, say: Say, began: float) -> int:
+    """Run the cases that are missing; how many time did not reach."""
+    options, record, longest = site.options, site.record, 0.0
+    missing = [
+        case
+        for case in cases(options.sizes)
+        if record.missing(case, [each.name for each in site.contenders(case)])
+    ]
+    for number, case in enumerate(missing):
+        spent = time.monotonic() - began
+        if options.seconds is not None and spent + longest > options.seconds:
+            return len(missing) - number
+        _run_one(site, case, say)
+        longest = max(longest, time.monotonic() - began - spent)
+    return 0
+
+
+def _run_one(site: _Site, case: Case, say: Say) -> None:
+    record, place = site.record, site.place
+    known = record.cases.get(case.key)
+    asked = site.contenders(case)
+    struck = record.struck(case)
+    before = place.conditions()
+    x = make_inputs(case, place.device)
+    try:
+        raced = run_case(
+            case,
+            x,
+            [each for each in asked if each.name not in struck],
+            place,
+            meanwhile=functools.partial(record.at_work, case),
+        )
+    except Spoiled as error:
+        record.strike(case, error.contender)
+        raise FlashgenError(f"{error}; the same command goes on without it") from error
+    finally:
+        record.at_work(None, "")
+        torch.compiler.reset()  # FlexAttention compiles each size; its limit of them is small
+    lines = {line.name: line for line in raced.lines}
+    lines |= {each.name: _struck(each) for each in asked if each.name in struck}
+    if known is not None:  # contenders that an earlier run timed, and this one was not asked for
+        lines = {line.name: line for line in known.lines} | lines
+    record.add(case, tuple(lines.values()), (before, raced.during, place.conditions()))
+    for text in listing.case_lines(case, lines.values()):
+        say(text)
+    if raced.during is not None:
+        say(f"  meanwhile: {raced.during}")
+
+
+def _struck(contender: Contender) -> Line:
+    return Line(
+        name=contender.name, group=contender.group, own=contender.own, detail=STRUCK,
+        status="unavailable",
+    )  # fmt: skip
+
+
+def _place(options: BenchOptions) -> Place:
+    if options.smoke:
+        return Place(gpu=None, index=0, stopwatch=SmokeStopwatch())
+    gpu = device_gpu(options.index)
+    stopwatch = measure.CudaStopwatch(options.index, gpu.l2_bytes)
+    return Place(gpu=gpu, index=options.index, stopwatch=stopwatch)
+
+
+def _device(place: Place) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if place.gpu is None else torch.cuda.device(place.index)
+
+
+@contextlib.contextmanager
+def _compiled_backward() -> Iterator[None]:
+    """What FlexAttention compiles would else free what a second backward needs."""
+    from torch._functorch import config
+
+    before = config.donated_buffer
+    config.donated_buffer = False
+    try:
+        yield
+    finally:
+        config.donated_buffer = before
+
+
+def _with_ceilings(place: Place, dtype: str, say: Say) -> Place:
+    """The place with what plain work reached there; None, and said, where a time was refused."""
+    found: dict[str, float | None] = {}
+    for name, ask in (
+        ("matmul_tflops", functools.partial(ceilings.matmul_tflops, dtype, place)),
+        ("copy_gbs", functools.partial(ceilings.copy_gbs, place)),
+    ):
+        try:
+            found[name] = ask()
+        except (measure.Implausible, measure.Unsteady) as error:
+            say(f"{name}: {error}")
+    if place.gpu is not None:
+        told = {name: "unknown" if not rate else f"{rate:.0f}" for name, rate in found.items()}
+        say(f"cuBLAS {told.get('matmul_tflops')} TFLOP/s, copy {told.get('copy_gbs')} GB/s")
+        say(f"clocks, power and temperature: {place.conditions()}")
+    return replace(place, **found)  # type: ignore[arg-type]  # the fields are named above
+
+
+@contextlib.contextmanager
+def _ladder(options: BenchOptions, place: Place, ours: Dispatchers) -> Iterator[Ladder]:
+    """Picks the ladder's steps: by an evaluator on a GPU, whose children end with the run."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flashgen-bench-")))
+        evaluator, gpu = None, place.gpu
+        if gpu is not None and (not options.groups or "ladder" in options.groups):
+            from flashgen.evaluators.gpu import GpuEvaluator
+
+            state = paths.state_dir(options.out)
+            evaluator = stack.enter_context(GpuEvaluator(gpu, options.index, state))
+        here = gpu or known_target(settings.served_gpu() or SMOKE_TARGET)
+        yield Ladder(gpu=here, served=ours.tuned.served, evaluator=evaluator, folder=folder)
+
+
+def _write(site: _Site, say: Say) -> None:
+    """The table and the pictures of all that the record has by now."""
+    record, out, place = site.record, site.options.out, site.place
+    found = list(record.cases.values())
+    summaries = list(listing.summaries(found))
+    for sentence in summaries:
+        say(sentence)
+    whose = place.gpu.name if place.gpu else "a smoke run: nothing was measured"
+    head = [f"{whose}. Figures beyond 2 floors are struck through.", "", *summaries]
+    write_text(out / "bench.md", listing.markdown(found, head))
+    try:
+        files = picture.draw(found, out, ceilings=(place.matmul_tflops, place.copy_gbs))
+    except ToolchainError as error:
+        files = []
+        say(f"No pictures: {error}")
+    names = ", ".join(file.name for file in [record.path, out / "bench.md", *files])
+    say(f"\nwritten to {out}: {names}")
+
+
+def _demand_figures(site: _Site, left: int) -> None:
+    """Raise FlashgenError where the run was for nothing or, a smoke run, found something broken."""
+    wanted = [case.key for case in cases(site.options.sizes)]
+    found = [site.record.cases[key] for key in wanted if key in site.record.cases]
+    lines = [line for case in found for line in case.lines]
+    if site.options.smoke:
+        broken = [line for line in lines if line.status not in ("ok", "left out")]
+        if broken:
+            told = "; ".join(f"{line.name}, {line.status}: {line.detail}" for line in broken)
+            raise FlashgenError(f"{len(broken)} contenders failed in a smoke run: {told}")
+    elif not any(line.timing for line in lines) and not left:
+        raise FlashgenError(f"nothing could be timed: {site.record.path} says why")

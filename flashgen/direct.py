@@ -1,0 +1,126 @@
+"""Direct: a kernel's launches after the first of their kind, without what Triton settles anew each
+time.
+
+Triton's own launch classifies every argument (what of it is known when compiling: type, alignment,
+being 1), prints the classes and looks the compiled kernel up by the text. The class follows from
+the argument's value, so arguments that are equal, pointers as far as their alignment goes, lead to
+the kernel they led to before: it is kept under them, and handed to the driver's launcher as Triton
+would. What is not known, Triton launches: the first call of its kind, profilers' hooks, debugging,
+kernels that read globals, other drivers than CUDA's (where classes follow from more than values).
+
+FLASHGEN_DIRECT=0 leaves every launch to Triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from flashgen import settings
+
+MOST = 512
+"""Kinds of call kept of one kernel: their key holds strides, of which a program may have many."""
+
+_ALIGNMENT = 16
+"""Bytes by which Triton classifies pointers, in 3.6 to 3.9."""
+
+
+_UNKNOWN = object()
+"""The kind of an argument of which nobody says what its class follows from."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A compiled kernel as its launcher takes it."""
+
+    run: Callable[..., object]
+    function: object
+    packed_metadata: object
+
+
+class Direct:
+    """Launches one kernel with fixed options. Arguments are in the kernel's order, all of them."""
+
+    def __init__(self, kernel: Any, num_warps: int, num_stages: int) -> None:
+        self._kernel = kernel
+        self._options = {"num_warps": num_warps, "num_stages": num_stages}
+        self._ready: dict[tuple[object, ...], _Ready] = {}
+        self._on = settings.direct_launch() and _is_known(kernel)
+        if self._on:
+            from triton import knobs
+            from triton.runtime import driver
+
+            self._knobs, self._driver = knobs.runtime, driver
+
+    def __call__(self, blocks: int, arguments: Sequence[Any]) -> None:
+        """Launch `blocks` programs on the current device and stream. Raises what Triton raises."""
+        if not self._on or not self._undisturbed():
+            self._kernel[(blocks,)](*arguments, **self._options)
+            return
+        driver = self._driver.active
+        device = driver.get_current_device()
+        kind = (device, *[_kind(argument) for argument in arguments])
+        ready = self._ready.get(kind)
+        if ready is None:
+            self._keep(kind, self._kernel[(blocks,)](*arguments, **self._options))
+            return
+        # No hook has anything to do, so none is passed, nor what only hooks read.
+        ready.run(
+            blocks, 1, 1, driver.get_current_stream(device), ready.function, ready.packed_metadata,
+            None, None, None, *arguments,
+        )  # fmt: skip
+
+    def _undisturbed(self) -> bool:
+        """Whether nobody has asked to see, or to change, what Triton does at a launch."""
+        knobs = self._knobs
+        return not (
+            knobs.debug
+            or self._kernel.pre_run_hooks
+            or _listens(knobs.launch_enter_hook)
+            or _listens(knobs.launch_exit_hook)
+        )
+
+    def _keep(self, kind: tuple[object, ...], compiled: Any) -> None:
+        """Keep what a launch of this kind compiled or found."""
+        if compiled is None or self._kernel.used_global_vals or _UNKNOWN in kind:
+            return
+        if len(kind) - 1 != len(self._kernel.params):  # Triton would fill defaults in
+            return
+        if self._driver.active.get_current_target().backend != "cuda":
+            self._on = False
+            return
+        if len(self._ready) >= MOST:
+            self._ready.clear()
+        self._ready[kind] = _Ready(compiled.run, compiled.function, compiled.packed_metadata)
+
+
+def _is_known(kernel: Any) -> bool:
+    """Whether it is a kernel as Triton 3.6 to 3.9 makes them, and no interpreted one."""
+    return all(
+        hasattr(kernel, name)
+        for name in ("pre_run_hooks", "used_global_vals", "params", "device_caches")
+    )
+
+
+def _listens(hook: Any) -> bool:
+    """Whether a hook, or a chain of them, has anything to call."""
+    return hook is not None and bool(getattr(hook, "calls", True))
+
+
+def _kind(argument: Any) -> object:
+    """All of an argument that its class follows from. Floats are one class whatever their value."""
+    kind = type(argument)
+    if kind is int:
+        return argument
+    if kind is float:
+        return float
+    if kind is Tensor or isinstance(argument, Tensor):
+        return (argument.dtype, argument.data_ptr() % _ALIGNMENT == 0)
+    try:  # a descriptor: its type, its elements and its block, and where it has one its layout
+        block, layout = tuple(argument.block_shape), getattr(argument, "layout", None)
+        return (kind, argument.base.dtype, block, layout)
+    except AttributeError:
+        return _UNKNOWN
