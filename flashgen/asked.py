@@ -62,7 +62,7 @@ def from_tensors(
 
     Raises InvalidArgument, naming the argument, for wrong ranks, sizes that disagree, mixed dtypes
     or devices, head counts that do not divide, head dims or dtypes that no kernel serves, and
-    features that do not fit.
+    features that do not fit. The sizes of packed sequences are their number and longest lengths.
     """
     _check_shapes(q, k, v)
     if features is not PLAIN:
@@ -93,7 +93,10 @@ def from_tensors(
         window=features.window is not None,
         softcap=features.softcap > 0.0,
         sink=features.sinks is not None,
+        varlen=features.sequences is not None,
     )
+    if (packed := features.sequences) is not None:
+        batch, seq_q, seq_k = packed.count, packed.max_q, packed.max_k
     problem = Problem(batch=batch, heads=heads, kv_heads=kv_heads, seq_q=seq_q, seq_k=seq_k)
     return spec, problem
 

@@ -258,11 +258,16 @@ def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
         return "schedule fa1 goes with pointer loads and plain order"
     if config.schedule == "hopper" and (reason := _illegal_hopper(spec, config)) is not None:
         return reason
+    if spec.varlen and (config.loads != "pointer" or config.schedule == "fa1"):
+        return (
+            "varlen goes with pointer loads, for a tile must end where its sequence does, and with "
+            f"schedules fa2 and s_ahead: got {config.loads} and {config.schedule}"
+        )
     if config.schedule != "fa2":
         if spec.direction != "forward":
             return f"direction {spec.direction} has schedule fa2 alone: got {config.schedule}"
-        if spec.featured:
-            features = " and ".join(spec.feature_words)
+        if spec.scores_featured:
+            features = " and ".join(word for word in spec.feature_words if word != "varlen")
             return f"features ({features}) go with schedule fa2: got {config.schedule}"
     return _illegal_backward(spec, config)
 

@@ -40,6 +40,7 @@ from flashgen.features import Features, window_of
 from flashgen.outcome import Timing
 from flashgen.problem import TUNED_WINDOW, Problem
 from flashgen.render import render
+from flashgen.sequences import Sequences, from_bounds
 from flashgen.space import tuned_default
 from flashgen.spec import AttentionSpec
 from flashgen.stopwatch import CudaStopwatch as CudaStopwatch
@@ -247,7 +248,8 @@ def make_inputs(
     spec: AttentionSpec, problem: Problem, seed: int, device: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Standard normal q (B, H, Sq, d), k (B, Hkv, Sk, d), v (B, Hkv, Sk, d_v), the same for the
-    same seed.
+    same seed. For a spec with varlen packed, B sequences of equal lengths: (1, H, B * Sq, d) and so
+    on, heads inside the sequence as projections leave them.
     """
     import torch
 
@@ -255,8 +257,11 @@ def make_inputs(
 
     def normal(heads: int, seq: int, dim: int) -> Tensor:
         shape = (problem.batch, heads, seq, dim)
+        if spec.varlen:
+            shape = (1, problem.batch * seq, heads, dim)
         drawn = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
-        return drawn.to(getattr(torch, spec.dtype))
+        drawn = drawn.to(getattr(torch, spec.dtype))
+        return drawn.transpose(1, 2) if spec.varlen else drawn
 
     return (
         normal(problem.heads, problem.seq_q, spec.head_dim),
@@ -267,7 +272,8 @@ def make_inputs(
 
 def make_features(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> Features:
     """The spec's features: a bias or mask shared by batches and heads, slopes by head, a tenth
-    dropped, a window of TUNED_WINDOW keys, Gemma 2's cap of 50, sinks by head.
+    dropped, a window of TUNED_WINDOW keys, Gemma 2's cap of 50, sinks by head; packed sequences of
+    equal lengths.
     """
     import torch
 
@@ -287,7 +293,16 @@ def make_features(spec: AttentionSpec, problem: Problem, seed: int, device: str)
         window=window_of((TUNED_WINDOW, TUNED_WINDOW), causal=spec.causal) if spec.window else None,
         softcap=50.0 if spec.softcap else 0.0,
         sinks=torch.randn(problem.heads, generator=generator, device=device) if spec.sink else None,
+        sequences=_equal_sequences(problem, device) if spec.varlen else None,
     )
+
+
+def _equal_sequences(problem: Problem, device: str) -> Sequences:
+    """As many as the problem has batches, each of its lengths."""
+    import torch
+
+    number = torch.arange(problem.batch + 1, dtype=torch.int32, device=device)
+    return from_bounds(number * problem.seq_q, number * problem.seq_k, problem.seq_q, problem.seq_k)
 
 
 def make_backward(

@@ -33,7 +33,9 @@ Rotary = Literal["none", "halves", "interleaved"]
 and 2i + 1."""
 DTYPE_BYTES: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 SHORT_DTYPE: dict[str, str] = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
-FEATURES = ("dropout", "bias", "alibi", "window", "softcap", "sink", "paged", "rotary")
+FEATURES = (
+    "dropout", "bias", "alibi", "window", "softcap", "sink", "varlen", "paged", "rotary",
+)  # fmt: skip
 """Fields of a spec that tables write out only where they are on."""
 FEATURE_WORDS: dict[str, tuple[str, bool | str]] = {
     "bias": ("bias", "additive"),
@@ -43,6 +45,7 @@ FEATURE_WORDS: dict[str, tuple[str, bool | str]] = {
     "window": ("window", True),
     "softcap": ("softcap", True),
     "sink": ("sink", True),
+    "varlen": ("varlen", True),
 }
 """What --feature calls the features: the field of a spec, and its value."""
 
@@ -87,7 +90,8 @@ class AttentionSpec:
     head_dim is the last dimension of Q and K, head_dim_v that of V and O. precision says how
     float32 operands are multiplied (16-bit ones have one way, "ieee"). dropout, bias, alibi,
     window, softcap and sink are the features of features.py, each a kernel of its own; how wide the
-    window is and where the cap lies, a kernel is told when it runs. paged: the cache that decode
+    window is and where the cap lies, a kernel is told when it runs. varlen: sequences of several
+    lengths are packed one behind the other, as sequences.py says. paged: the cache that decode
     reads, or append writes, lies in pages; rotary: append rotates new keys, and queries. Raises
     InvalidArgument, naming the field.
     """
@@ -104,6 +108,7 @@ class AttentionSpec:
     window: bool = False
     softcap: bool = False
     sink: bool = False
+    varlen: bool = False
     paged: bool = False
     rotary: Rotary = "none"
 
@@ -124,7 +129,7 @@ class AttentionSpec:
             check_head_dim(getattr(self, field), field)
         if self.precision == "tf32" and self.dtype != "float32":
             raise InvalidArgument(f"precision tf32 goes with dtype float32: got {self.dtype}")
-        for field in ("dropout", "alibi", "window", "softcap", "sink", "paged"):
+        for field in ("dropout", "alibi", "window", "softcap", "sink", "varlen", "paged"):
             if not isinstance(getattr(self, field), bool):
                 raise InvalidArgument(
                     f"{field} must be true or false: got {getattr(self, field)!r}"
@@ -149,6 +154,10 @@ class AttentionSpec:
                 "direction backward_delta reads O and dO alone, so it goes with mask none, "
                 "precision ieee, no feature and head_dim that of V: "
                 f"got {self.mask}, {self.precision}, {self.head_dim} and {self.head_dim_v}"
+            )
+        if self.varlen and self.bias != "none":
+            raise InvalidArgument(
+                f"varlen goes with bias none, for packed sequences share no scores: got {self.bias}"
             )
         self._check_decoding()
 
@@ -222,7 +231,8 @@ class AttentionSpec:
         mask = "" if self.mask == "none" else f"_{self.mask}"
         features = _BIAS_SUFFIX[self.bias]
         features += "_alibi" * self.alibi + "_dropout" * self.dropout + "_window" * self.window
-        features += "_softcap" * self.softcap + "_sink" * self.sink + "_paged" * self.paged
+        features += "_softcap" * self.softcap + "_sink" * self.sink + "_varlen" * self.varlen
+        features += "_paged" * self.paged
         features += "" if self.rotary == "none" else f"_rotary_{self.rotary}"
         return f"{_PREFIX[self.direction]}_{dtype}_{dims}{mask}{features}"
 
@@ -242,6 +252,7 @@ class AttentionSpec:
             self.window,
             self.softcap,
             self.sink,
+            self.varlen,
             self.paged,
             self.rotary,
         )
@@ -278,6 +289,11 @@ class AttentionSpec:
     @property
     def featured(self) -> bool:
         """Whether any feature is on."""
+        return self.scores_featured or self.varlen
+
+    @property
+    def scores_featured(self) -> bool:
+        """Whether a feature changes the scores of a query and a key, or the sum of a row."""
         return self.masked_by_feature or self.softcap or self.sink
 
     @property
