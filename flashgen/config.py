@@ -208,7 +208,7 @@ def default_config(spec: AttentionSpec) -> KernelConfig:
     place = _HEAD_DIMS.index(default_head_dim(spec))
     br, bc, warps, stages = _DEFAULT_TILES[spec.direction][kind][place]
     # The loads of a block table run a stage ahead of the pages that they name.
-    stages += spec.paged and spec.direction == "decode"
+    stages += spec.paged and spec.direction in ("decode", "forward")
     return KernelConfig(br=br, bc=bc, num_warps=warps, num_stages=stages, head_dims="padded")
 
 
@@ -263,6 +263,8 @@ def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
             "varlen goes with pointer loads, for a tile must end where its sequence does, and with "
             f"schedules fa2 and s_ahead: got {config.loads} and {config.schedule}"
         )
+    if spec.paged and config.schedule != "fa2":
+        return f"paged goes with schedule fa2: got {config.schedule}"
     if config.schedule != "fa2":
         if spec.direction != "forward":
             return f"direction {spec.direction} has schedule fa2 alone: got {config.schedule}"

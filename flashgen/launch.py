@@ -167,7 +167,9 @@ class Plan:
         self.has_features = spec.featured
         self.takes_sink = spec.sink
         self.varlen = spec.varlen
-        self.outer = 1 if spec.varlen else 0  # the first stride that the kernel takes
+        self.counts_keys = spec.counts_keys
+        self.outer = 1 if spec.varlen else 0  # the first stride of what is packed
+        self.outer_k = 1 if spec.varlen and not spec.paged else 0
         self.by_descriptor = config.loads == "descriptor"
         self.any_dim = config.head_dims == "padded"
         self.fa1 = config.schedule == "fa1"
@@ -223,11 +225,13 @@ def _run(
             o,
             lse,
             *q.stride()[plan.outer : 3],
-            *k.stride()[plan.outer : 3],
-            *v.stride()[plan.outer : 3],
+            *k.stride()[plan.outer_k : 3],
+            *v.stride()[plan.outer_k : 3],
             *o.stride()[plan.outer : 3],
         ]
-    sizes: list[Any] = [scale * LOG2_E, heads, heads // kv_heads, seq_q, seq_k]
+    sizes: list[Any] = [scale * LOG2_E, heads, heads // kv_heads, seq_q]
+    if packed is None or plan.counts_keys:
+        sizes.append(seq_k)
     if packed is not None:
         sizes.append(longest)
     if plan.takes_diagonal:
@@ -318,6 +322,8 @@ def feature_arguments(
         arguments.append(features.sinks.contiguous())
     if (packed := features.sequences) is not None:
         arguments += [*packed.bounds, packed.count]
+        if (table := packed.block_table) is not None:
+            arguments += [table, table.stride(0), packed.page_bits]
     return arguments
 
 

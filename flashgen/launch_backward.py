@@ -205,7 +205,9 @@ def _sizes(plan: Plan, call: Backward, scale: float) -> list[Any]:
     """The numbers after the scale, and the features."""
     batch, heads, seq_q, head_dim = call.q.shape
     _, kv_heads, seq_k, head_dim_v = call.v.shape
-    sizes: list[Any] = [scale * LOG2_E, heads, heads // kv_heads, seq_q, seq_k]
+    sizes: list[Any] = [scale * LOG2_E, heads, heads // kv_heads, seq_q]
+    if call.features.sequences is None or plan.counts_keys:
+        sizes.append(seq_k)
     if (packed := call.features.sequences) is not None:
         batch = packed.count
         sizes.append(max(1, packed.max_k if plan.direction in BY_KEYS else packed.max_q))

@@ -101,8 +101,10 @@ def _tensors(spec: AttentionSpec, config: KernelConfig) -> dict[str, str]:
         types["dbias_ptr"] = "*fp32"
     types |= dict.fromkeys(statistics, "*fp32")
     if config.loads == "pointer":
-        places = "hs" if spec.varlen else "bhs"
-        types |= {f"stride_{x}{d}": "i32" for x in strided for d in places}
+        for x in strided:
+            paged = spec.paged and x in _ROWS_OF_K
+            places = "phs" if paged else "hs" if spec.varlen else "bhs"
+            types |= {f"stride_{x}{d}": "i32" for d in places}
     if spec.direction == "backward_delta":
         types |= {f"stride_dl{d}": "i32" for d in "bhs"}
     return types
@@ -126,7 +128,9 @@ def _sizes(spec: AttentionSpec, config: KernelConfig) -> dict[str, str]:
     types = {"scale_log2e": "fp32", "heads": "i32", "group": "i32"}
     if spec.varlen:
         longest = "max_seq_k" if spec.direction in BY_KEYS else "max_seq_q"
-        types |= {"total_q": "i32", "total_k": "i32", longest: "i32"}
+        types["total_q"] = "i32"
+        types |= {"total_k": "i32"} if spec.counts_keys else {}
+        types[longest] = "i32"
     else:
         types |= {"seq_q": "i32", "seq_k": "i32"}
     if spec.direction not in ("forward", "backward_dbias"):
@@ -160,7 +164,10 @@ def _sequences(spec: AttentionSpec) -> dict[str, str]:
     """Where packed sequences are: 32-bit places, as FlashAttention has them."""
     if not spec.varlen:
         return {}
-    return dict.fromkeys(SEQUENCE_POINTERS, "*i32") | {"sequences": "i32"}
+    types = dict.fromkeys(SEQUENCE_POINTERS, "*i32") | {"sequences": "i32"}
+    if spec.paged:
+        types |= {"table_ptr": "*i32", "stride_table": "i32", "page_bits": "i32"}
+    return types
 
 
 def _aligned(spec: AttentionSpec, name: str, kind: str) -> bool:

@@ -91,9 +91,9 @@ class AttentionSpec:
     float32 operands are multiplied (16-bit ones have one way, "ieee"). dropout, bias, alibi,
     window, softcap and sink are the features of features.py, each a kernel of its own; how wide the
     window is and where the cap lies, a kernel is told when it runs. varlen: sequences of several
-    lengths are packed one behind the other, as sequences.py says. paged: the cache that decode
-    reads, or append writes, lies in pages; rotary: append rotates new keys, and queries. Raises
-    InvalidArgument, naming the field.
+    lengths are packed one behind the other, as sequences.py says. paged: the cache that decode, or
+    a forward with varlen, reads, or append writes, lies in pages; rotary: append rotates new keys,
+    and queries. Raises InvalidArgument, naming the field.
     """
 
     direction: Direction = "forward"
@@ -163,10 +163,14 @@ class AttentionSpec:
 
     def _check_decoding(self) -> None:
         """Raise InvalidArgument for what a kernel of a cache cannot be asked."""
-        if self.paged and self.direction not in ("decode", "append"):
+        packed = self.direction == "forward" and self.varlen
+        if self.paged and not packed and self.direction not in ("decode", "append"):
             raise InvalidArgument(
-                f"paged goes with direction decode and append: got {self.direction}"
+                "paged goes with direction decode and append, and with forward and varlen: "
+                f"got {self.direction}"
             )
+        if self.paged and self.dropout:
+            raise InvalidArgument("paged goes without dropout: a cache is for inference")
         if self.rotary != "none" and self.direction != "append":
             raise InvalidArgument(f"rotary goes with direction append: got {self.direction}")
         if self.direction not in DECODING:
@@ -278,6 +282,13 @@ class AttentionSpec:
         count from there.
         """
         return self.causal or self.alibi or self.window
+
+    @property
+    def counts_keys(self) -> bool:
+        """Whether a kernel of packed sequences is told the places of all keys: dropout counts them,
+        and a program that owns keys zeroes those of no sequence.
+        """
+        return self.dropout or self.direction in ("backward_dkv", "backward_fused")
 
     @property
     def feature_words(self) -> tuple[str, ...]:

@@ -192,7 +192,7 @@ def _key_of(q: Tensor, v: Tensor, call: Call, features: Features) -> tuple[objec
 def _kinds(features: Features) -> tuple[object, ...]:
     """What of the features makes another kernel."""
     if features is PLAIN:
-        return (None, False, False, False, False, False, False)
+        return (None, False, False, False, False, False, None)
     bias = features.bias
     masks = None if bias is None else bias.dtype is torch.bool
     return (
@@ -202,5 +202,5 @@ def _kinds(features: Features) -> tuple[object, ...]:
         features.window is not None,
         features.softcap > 0.0,
         features.sinks is not None,
-        features.sequences is not None,
+        None if features.sequences is None else features.sequences.paged,
     )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flashgen import reference
 from flashgen.asked import check_scale, diagonal_of
+from flashgen.decoding import Cache, sequence
 from flashgen.errors import InvalidArgument
 from flashgen.features import Features, check_softcap, window_of
 from flashgen.runtime import autograd, cpu, modes, registry
@@ -26,23 +27,23 @@ __all__ = ["attention_varlen"]
 
 @overload
 def attention_varlen(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
-    max_seqlen_k: int, *, seqused_q: Tensor | None = ..., seqused_k: Tensor | None = ...,
-    causal: Causal = ..., scale: float | None = ..., alibi_slopes: Tensor | None = ...,
-    dropout_p: float = ..., window: Window | None = ..., softcap: float | None = ...,
-    sinks: Tensor | None = ..., deterministic: bool = ..., precision: str = ...,
-    return_lse: Literal[False] = ...,
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int, max_seqlen_k: int, *, seqused_q: Tensor | None = ...,
+    seqused_k: Tensor | None = ..., block_table: Tensor | None = ..., causal: Causal = ...,
+    scale: float | None = ..., alibi_slopes: Tensor | None = ..., dropout_p: float = ...,
+    window: Window | None = ..., softcap: float | None = ..., sinks: Tensor | None = ...,
+    deterministic: bool = ..., precision: str = ..., return_lse: Literal[False] = ...,
 ) -> Tensor: ...  # fmt: skip
 
 
 @overload
 def attention_varlen(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
-    max_seqlen_k: int, *, seqused_q: Tensor | None = ..., seqused_k: Tensor | None = ...,
-    causal: Causal = ..., scale: float | None = ..., alibi_slopes: Tensor | None = ...,
-    dropout_p: float = ..., window: Window | None = ..., softcap: float | None = ...,
-    sinks: Tensor | None = ..., deterministic: bool = ..., precision: str = ...,
-    return_lse: Literal[True],
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int, max_seqlen_k: int, *, seqused_q: Tensor | None = ...,
+    seqused_k: Tensor | None = ..., block_table: Tensor | None = ..., causal: Causal = ...,
+    scale: float | None = ..., alibi_slopes: Tensor | None = ..., dropout_p: float = ...,
+    window: Window | None = ..., softcap: float | None = ..., sinks: Tensor | None = ...,
+    deterministic: bool = ..., precision: str = ..., return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
@@ -52,12 +53,13 @@ def attention_varlen(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
     *,
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
     causal: Causal = False,
     scale: float | None = None,
     alibi_slopes: Tensor | None = None,
@@ -80,6 +82,12 @@ def attention_varlen(
     sequence: bottom-right ones, but for causal="top_left". alibi_slopes: float32 (heads,) or
     (sequences, heads). Everything else as for attention().
 
+    With block_table, int32 (sequences, pages of a sequence), k and v are pools (pages, page_size,
+    kv_heads, dim), page_size a power of two: key j of sequence b is in slot j % page_size of page
+    block_table[b, j // page_size]. It has seqused_k[b] keys, and cu_seqlens_k may be None; or
+    without seqused_k cu_seqlens_k[b + 1] - cu_seqlens_k[b]. There are neither gradients nor dropout
+    then.
+
     Dropout draws by the index of an element in S of all places, (heads, places, places of keys), so
     neither the longest lengths nor the tiles change which are dropped.
 
@@ -89,36 +97,20 @@ def attention_varlen(
     k, v and sinks. torch.compile breaks its graph here. Raises InvalidArgument, a ValueError,
     naming the argument.
     """
-    beside: dict[str, Tensor] = {
-        "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
-    }  # fmt: skip
     maybe = {
-        "seqused_q": seqused_q, "seqused_k": seqused_k, "alibi_slopes": alibi_slopes,
-        "sinks": sinks,
+        "cu_seqlens_k": cu_seqlens_k, "seqused_q": seqused_q, "seqused_k": seqused_k,
+        "block_table": block_table, "alibi_slopes": alibi_slopes, "sinks": sinks,
     }  # fmt: skip
-    beside |= {name: x for name, x in maybe.items() if x is not None}
-    check_tensors(q=q, **beside)
-    check_plain(q=q, **beside)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.ndim != 3:
-            raise InvalidArgument(
-                f"{name} must have shape (places, heads, head_dim): got {tuple(x.shape)}"
-            )
-    if alibi_slopes is not None and alibi_slopes.requires_grad and torch.is_grad_enabled():
-        raise InvalidArgument("alibi_slopes have no gradient: detach them")
-    if modes.transformed():
-        raise InvalidArgument("attention_varlen must be called outside torch.func's transforms")
-    modes.refuse_tangents(q, k, v, sinks)
+    given = {name: x for name, x in maybe.items() if x is not None}
+    _check_tensors(q, k, v, given | {"cu_seqlens_q": cu_seqlens_q})
+    if block_table is not None and dropout_p:
+        raise InvalidArgument(f"dropout_p must be 0 with block_table: got {dropout_p}")
     diagonal_of(causal, 0, 0)
     packed = from_bounds(
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        seqused_q=seqused_q,
-        seqused_k=seqused_k,
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=seqused_q,
+        seqused_k=seqused_k, block_table=block_table, page_size=k.shape[1],
         bottom_right=causal != "top_left",
-    )
+    )  # fmt: skip
     if modes.autocasts():
         q, k, v = modes.autocast(q), modes.autocast(k), modes.autocast(v)
     features = Features(
@@ -136,10 +128,40 @@ def attention_varlen(
         precision=precision,
         deterministic=deterministic,
     )
-    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    q = q.transpose(0, 1)[None]
+    if packed.paged:
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+    else:
+        k, v = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
     o, lse = _attention(registry.dispatcher_of(), q, k, v, call, features)
     o, lse = o[0].transpose(0, 1), lse[0]
     return (o, lse) if return_lse else o
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor, beside: dict[str, Tensor]) -> None:
+    """Raise InvalidArgument, naming the argument, unless all are plain tensors with the dimensions
+    they must have, and none asks for a derivative that it has not.
+    """
+    check_tensors(q=q, k=k, v=v, **beside)
+    check_plain(q=q, k=k, v=v, **beside)
+    of_keys = "(pages, page_size, kv_heads" if "block_table" in beside else "(places, kv_heads"
+    for name, x, shape in (("q", q, "(places, heads"), ("k", k, of_keys), ("v", v, of_keys)):
+        if x.ndim != shape.count(",") + 2:
+            raise InvalidArgument(
+                f"{name} must have shape {shape}, head_dim): got {tuple(x.shape)}"
+            )
+    if modes.transformed():
+        raise InvalidArgument("attention_varlen must be called outside torch.func's transforms")
+    modes.refuse_tangents(q, k, v, beside.get("sinks"))
+    if not torch.is_grad_enabled():
+        return
+    if "alibi_slopes" in beside and beside["alibi_slopes"].requires_grad:
+        raise InvalidArgument("alibi_slopes have no gradient: detach them")
+    differentiated = [x for x in (q, k, v, *beside.values()) if x.requires_grad]
+    if "block_table" in beside and differentiated:
+        raise InvalidArgument(
+            "q, k, v and sinks must not require gradients with block_table: detach them"
+        )
 
 
 def _attention(
@@ -174,10 +196,13 @@ def _by_torch(
     lse = q.new_full(q.shape[:3], float("-inf"), dtype=torch.float32)
     for number, (q_begin, seq_q, k_begin, seq_k) in enumerate(packed.lengths()):
         rows, keys = slice(q_begin, q_begin + seq_q), slice(k_begin, k_begin + seq_k)
+        if packed.paged:
+            cache = Cache(k=k, v=v, lengths=packed.k_ends, block_table=packed.block_table)
+            own_k, own_v = sequence(cache, number, seq_k)
+        else:
+            own_k, own_v = k[:, :, keys], v[:, :, keys]
         own = replace(features, slopes=_slopes_of(number, features), sequences=None)
-        found = cpu.attention(
-            q[:, :, rows], k[:, :, keys], v[:, :, keys], call, features=own, return_lse=True
-        )
+        found = cpu.attention(q[:, :, rows], own_k, own_v, call, features=own, return_lse=True)
         o[:, :, rows] = found[0]
         if found[1] is not None:  # return_lse
             lse[:, :, rows] = found[1]
