@@ -93,6 +93,19 @@ def test_beside_other_features(beside: str, direction: Any, mask: str, seed: int
     prove(spec.for_direction(direction), make_config(16, 32), seed)
 
 
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_keys_in_pages(mask: str, page_size: int, seed: int) -> None:
+    """Pages in any order, NaN wherever there is no key."""
+    features: dict[str, Any] = {"window": True, "alibi": True} if page_size == 16 else {}
+    spec = make_spec("bfloat16", 40, mask, head_dim_v=24, varlen=True, paged=True, **features)
+    config = make_config(16, 32)
+    case = packed_case(
+        [(21, 71), (0, 3), (3, 0), (1, 16), (40, 33)], heads=4, kv_heads=2, page_size=page_size
+    )
+    prove(spec, config, seed, [case])
+
+
 LENGTHS = st.lists(
     st.tuples(*[st.sampled_from([0, 1, 2, 15, 16, 17, 31, 32, 33, 47])] * 2), min_size=1, max_size=5
 )
@@ -138,7 +151,6 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
     "rows of the room": (of(FORWARD, "none"), "tl.load(q_ends_ptr + batch)", "tl.load(q_begins_ptr + batch + 1)"),
     "early return a tile early": (of(FORWARD, "none"), "if row_start >= seq_q:", "if row_start + BR >= seq_q:"),
     "grid of the totals": (of(FORWARD, "none"), "tl.cdiv(max_seq_q, BR)", "tl.cdiv(total_q, BR)"),
-    "diagonal of the totals": (of(FORWARD, "causal"), "bottom_right * (seq_k - seq_q)", "bottom_right * (total_k - total_q)"),
     "diagonal of the longest": (of(FORWARD, "causal"), "bottom_right * (seq_k - seq_q)", "bottom_right * (seq_k - max_seq_q)"),
     "diagonal at the wrong end": (of(DQ, "causal"), "bottom_right * (seq_k", "(1 - bottom_right) * (seq_k"),
     "unused places left": (of(FORWARD, "none"), "seq_q + row_start, unused_end, tiles", "seq_q + row_start, 0 * unused_end, tiles"),
@@ -152,6 +164,10 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
     "slopes of the first": (of(FORWARD, "none", alibi=True), "slopes_ptr + batch *", "slopes_ptr + 0 *"),
     "draws of the first": (of(FORWARD, "none", dropout=True), "* total_k + k_begin", "* total_k"),
     "draws of every sequence": (of(DKV, "none", dropout=True), "(head_rows + row_start +", "(head_rows - q_begin + row_start +"),
+    "page of another sequence": (of(FORWARD, "none", paged=True), "batch.to(tl.int64) * stride_table", "0 * stride_table"),
+    "page index not applied": (of(FORWARD, "none", paged=True), "(pages * stride_kp +", "(0 * pages * stride_kp +"),
+    "page of V not applied": (of(FORWARD, "none", paged=True), "(pages * stride_vp +", "(0 * pages * stride_vp +"),
+    "slots not applied": (of(FORWARD, "none", paged=True), "slots = (start + keys) & page_mask", "slots = 0 * keys"),
 }  # fmt: skip
 
 
