@@ -62,9 +62,10 @@ def from_tensors(
 
     Raises InvalidArgument, naming the argument, for wrong ranks, sizes that disagree, mixed dtypes
     or devices, head counts that do not divide, head dims or dtypes that no kernel serves, and
-    features that do not fit.
+    features that do not fit. The sizes of packed sequences are their number and longest lengths.
     """
-    _check_shapes(q, k, v)
+    packed = features.sequences
+    _check_shapes(q, k, v, paged=packed is not None and packed.paged)
     if features is not PLAIN:
         check_features(features, q, k)
     batch, heads, seq_q, head_dim = q.shape
@@ -93,13 +94,17 @@ def from_tensors(
         window=features.window is not None,
         softcap=features.softcap > 0.0,
         sink=features.sinks is not None,
+        varlen=packed is not None,
+        paged=packed is not None and packed.paged,
     )
+    if packed is not None:
+        batch, seq_q, seq_k = packed.count, packed.max_q, packed.max_k
     problem = Problem(batch=batch, heads=heads, kv_heads=kv_heads, seq_q=seq_q, seq_k=seq_k)
     return spec, problem
 
 
-def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise InvalidArgument unless q, k and v fit together."""
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor, *, paged: bool) -> None:
+    """Raise InvalidArgument unless q, k and v fit together; paged: k and v are pools of pages."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.ndim != 4:
             raise InvalidArgument(
@@ -111,9 +116,10 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise InvalidArgument(
                 f"{name} must be on the device of q, {q.device}: got {tensor.device}"
             )
-        if tensor.shape[0] != q.shape[0]:
+        if tensor.shape[0] != (k if paged and name != "q" else q).shape[0]:
             raise InvalidArgument(
-                f"{name} must have the batch size of q, {q.shape[0]}: got {tensor.shape[0]}"
+                f"{name} must have the {'pages of k' if paged else 'batch size of q'}, "
+                f"{(k if paged else q).shape[0]}: got {tensor.shape[0]}"
             )
     if k.shape[1:3] != v.shape[1:3]:
         raise InvalidArgument(

@@ -15,6 +15,7 @@ import torch
 from flashgen import gradients, interpreter, reference
 from flashgen.asked import check_scale
 from flashgen.check_decode import DecodeCase, decoding_cases, run_decoding
+from flashgen.check_varlen import in_pages, varlen_cases
 from flashgen.config import KernelConfig
 from flashgen.errors import ToolchainError
 from flashgen.launch import Kernel, launch, load_kernel
@@ -52,7 +53,9 @@ def check_cases(config: KernelConfig) -> tuple[Case, ...]:
 
 def cases_of(spec: AttentionSpec, config: KernelConfig) -> tuple[AnyCase, ...]:
     """The cases every candidate of a direction must pass."""
-    return decoding_cases(spec, config) if spec.direction in DECODING else check_cases(config)
+    if spec.direction in DECODING:
+        return decoding_cases(spec, config)
+    return varlen_cases(config) if spec.varlen else check_cases(config)
 
 
 def check_kernel(
@@ -160,9 +163,10 @@ def _run_forward(
     q, k, v = reference.make_inputs(spec, case, seed, device)
     features = reference.make_features(spec, case, seed, device)
     scale, diagonal = check_scale(None, spec.head_dim), case.diagonal(spec)
+    keys, values, given = in_pages(k, v, features, case, seed) if spec.paged else (k, v, features)
     with _poisoned_outputs():
         o, lse = launch(
-            kernel, spec, config, q, k, v, scale=scale, diagonal=diagonal, features=features
+            kernel, spec, config, q, keys, values, scale=scale, diagonal=diagonal, features=given
         )
     return reference.judge(
         o,

@@ -230,7 +230,7 @@ def default_config(spec: AttentionSpec) -> KernelConfig:
     if spec.bias != "none" and br * bc == 64 * 64:
         br = 32  # 64 x 64 elements of a mask take the registers of sm_80, and a loop spills
     # The loads of a block table run a stage ahead of the pages that they name.
-    stages += spec.paged and spec.direction == "decode"
+    stages += spec.paged and spec.direction in ("decode", "forward")
     return KernelConfig(br=br, bc=bc, num_warps=warps, num_stages=stages, head_dims="padded")
 
 
@@ -297,11 +297,18 @@ def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
         return "schedule fa1 goes with pointer loads and plain order"
     if config.schedule == "hopper" and (reason := _illegal_hopper(spec, config)) is not None:
         return reason
+    if spec.varlen and (config.loads != "pointer" or config.schedule == "fa1"):
+        return (
+            "varlen goes with pointer loads, for a tile must end where its sequence does, and with "
+            f"schedules fa2 and s_ahead: got {config.loads} and {config.schedule}"
+        )
+    if spec.paged and config.schedule != "fa2":
+        return f"paged goes with schedule fa2: got {config.schedule}"
     if config.schedule != "fa2":
         if spec.direction != "forward":
             return f"direction {spec.direction} has schedule fa2 alone: got {config.schedule}"
-        if spec.featured:
-            features = " and ".join(spec.feature_words)
+        if spec.scores_featured:
+            features = " and ".join(word for word in spec.feature_words if word != "varlen")
             return f"features ({features}) go with schedule fa2: got {config.schedule}"
     return _illegal_backward(spec, config)
 
@@ -309,6 +316,11 @@ def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
 def _illegal_order(spec: AttentionSpec, config: KernelConfig) -> str | None:
     """What only the plain forward template has a variant of."""
     plainly = spec.direction == "forward" and config.schedule in ("fa2", "s_ahead")
+    if spec.varlen and (config.takes_heads or config.order == "head_reversal"):
+        return (
+            "varlen goes with order plain or longest_first, and not with persistent, for its tiles "
+            f"are not all there: got {config.order}{' and persistent' * config.persistent}"
+        )
     if config.order in ("head_reversal", "grouped") and not plainly:
         return (
             f"order {config.order} goes with direction forward and schedule fa2 or s_ahead: "

@@ -1,5 +1,5 @@
 """Features: what a call may bring beside q, k and v: a bias or mask, ALiBi slopes, dropout, a
-sliding window, a cap of the scores, attention sinks.
+sliding window, a cap of the scores, attention sinks, sequences of several lengths.
 
 What each means, in one place, for the reference, the kernels and the runtime. torch is not
 imported: tensors are read by their attributes.
@@ -13,6 +13,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Literal
 
 from flashgen.errors import InvalidArgument
+from flashgen.sequences import Sequences, check_sequences
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,6 +50,8 @@ class Features:
                 its scale, becomes softcap * tanh(s / softcap) (Gemma 2, arXiv 2408.00118)
     sinks       (H,) float32 or of q's dtype: the score of a key without a value, which each row of
                 a head sees, whatever its masks (gpt-oss). LSE includes it
+    sequences   where the sequences of packed q, k and v are: a query sees the keys of its own one
+                alone, and diagonal is that of its sequence; B of slopes counts sequences
     """
 
     bias: Tensor | None = None
@@ -58,6 +61,7 @@ class Features:
     window: tuple[int, int] | None = None
     softcap: float = 0.0
     sinks: Tensor | None = None
+    sequences: Sequences | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.dropout_p <= 1.0:
@@ -137,6 +141,9 @@ PLAIN = Features()
 def check_features(features: Features, q: Tensor, k: Tensor) -> None:
     """Raise InvalidArgument, naming the argument, unless the features fit q and k."""
     shape = (*q.shape[:3], k.shape[2])
+    if features.sequences is not None:
+        check_sequences(features.sequences, q, k)
+        shape = (features.sequences.count, *shape[1:])
     tensors = {
         "bias": features.bias,
         "alibi_slopes": features.slopes,

@@ -27,6 +27,7 @@ from flashgen.direct import Direct
 from flashgen.errors import FlashgenError, NoGpuError, ToolchainError
 from flashgen.features import PLAIN, Features
 from flashgen.gpu import Gpu
+from flashgen.sequences import Sequences
 from flashgen.signature import Signature, compile_signature
 from flashgen.spec import AttentionSpec, padded
 
@@ -168,6 +169,10 @@ class Plan:
         self.causal = spec.causal
         self.has_features = spec.featured
         self.takes_sink = spec.sink
+        self.varlen = spec.varlen
+        self.counts_keys = spec.counts_keys
+        self.outer = 1 if spec.varlen else 0  # the first stride of what is packed
+        self.outer_k = 1 if spec.varlen and not spec.paged else 0
         self.by_descriptor = config.loads == "descriptor"
         self.any_dim = config.head_dims == "padded"
         self.fa1 = config.schedule == "fa1"
@@ -191,16 +196,21 @@ def _run(
     lse = torch.empty((batch, heads, seq_q), dtype=torch.float32, device=q.device)
     if o.numel() == 0:
         return o, lse
-    if seq_k == 0:
+    if seq_k == 0 and not plan.varlen:
         sinks = features.sinks
         lse.copy_(sinks[:, None].expand(lse.shape)) if sinks is not None else lse.fill_(-math.inf)
         return o.zero_(), lse
     q, scale = positive_scale(q, scale)
     if plan.rows_of_eight:
         q, k, v = in_eights(q), in_eights(k), in_eights(v)
-    blocks = batch * heads
+    batches, longest = batch, seq_q
+    if (packed := features.sequences) is not None:
+        batches, longest = packed.count, max(1, packed.max_q)
+        if batches == 0:
+            return o.zero_(), lse.fill_(-math.inf)
+    blocks = batches * heads
     if not plan.fa1:
-        blocks *= -(-seq_q // plan.br)
+        blocks *= -(-longest // plan.br)
     if plan.by_descriptor:
         descriptor = describe_for_gluon if plan.hopper else describe
         tensors = [
@@ -217,18 +227,22 @@ def _run(
             v,
             o,
             lse,
-            *q.stride()[:3],
-            *k.stride()[:3],
-            *v.stride()[:3],
-            *o.stride()[:3],
+            *q.stride()[plan.outer : 3],
+            *k.stride()[plan.outer_k : 3],
+            *v.stride()[plan.outer_k : 3],
+            *o.stride()[plan.outer : 3],
         ]
-    sizes: list[Any] = [scale * LOG2_E, heads, heads // kv_heads, seq_q, seq_k]
+    sizes: list[Any] = [scale * LOG2_E, heads, heads // kv_heads, seq_q]
+    if packed is None or plan.counts_keys:
+        sizes.append(seq_k)
+    if packed is not None:
+        sizes.append(longest)
     if plan.takes_diagonal:
-        sizes.append(seq_k - seq_q if diagonal is None else diagonal)
+        sizes.append(diagonal_argument(diagonal, seq_q, seq_k, packed))
     if plan.any_dim:
         sizes += [head_dim, head_dim_v]
     if plan.has_features:
-        sizes += feature_arguments(plan, features, batch, heads, seq_q, seq_k)
+        sizes += feature_arguments(plan, features, batches, heads, seq_q, seq_k)
     if plan.config.takes_heads:
         blocks = _in_order(plan, blocks, q, v, sizes)
     if plan.fa1:
@@ -346,7 +360,22 @@ def feature_arguments(
         arguments += [cap_log2e, 1.0 / cap_log2e]
     if plan.takes_sink and features.sinks is not None:
         arguments.append(features.sinks.contiguous())
+    if (packed := features.sequences) is not None:
+        arguments += [*packed.bounds, packed.count]
+        if (table := packed.block_table) is not None:
+            arguments += [table, table.stride(0), packed.page_bits]
     return arguments
+
+
+def diagonal_argument(
+    diagonal: int | None, seq_q: int, seq_k: int, packed: Sequences | None
+) -> int:
+    """What a kernel that takes a diagonal is told: where it is, or of packed sequences, each of
+    which has its own, at which end it is.
+    """
+    if packed is not None:
+        return int(diagonal is None or packed.bottom_right)
+    return seq_k - seq_q if diagonal is None else diagonal
 
 
 def _scratch(plan: Plan, q: Tensor) -> list[Tensor]:

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgen.config import KernelConfig
+from flashgen.config import BY_KEYS, KernelConfig
 from flashgen.features import PLAIN, Features
 from flashgen.launch import (
     LOG2_E,
     Kernel,
     Plan,
     describe,
+    diagonal_argument,
     empty_like_layout,
     feature_arguments,
     in_eights,
@@ -106,7 +107,7 @@ def _run_dkv(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
     dk, dv = empty_like_layout(k, k.shape[3]), empty_like_layout(v, v.shape[3])
     fused = plan.direction == "backward_fused"
     added = torch.zeros(q.shape, dtype=torch.float32, device=q.device) if fused else None
-    if q.numel() == 0 or dk.numel() == 0:
+    if q.numel() == 0 or dk.numel() == 0 or _none_packed(call):
         dk.zero_(), dv.zero_()
     else:
         tensors, scale = _operands(plan, call)
@@ -114,9 +115,8 @@ def _run_dkv(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
         rows = [call.lse.contiguous(), call.delta.contiguous()]
         if added is not None:
             rows.append(added)
-        blocks = k.shape[0] * k.shape[1] * -(-k.shape[2] // plan.bc)
         arguments = _addresses(plan, strided, "rkkrkk", rows)
-        _launch(plan, blocks, [*arguments, scale, *_sizes(plan, call, scale)])
+        _launch(plan, _blocks(plan, call), [*arguments, scale, *_sizes(plan, call, scale)])
     if added is None:
         return dk, dv
     dq = empty_like_layout(q, q.shape[3])
@@ -127,14 +127,13 @@ def _run_dkv(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
 def _run_dq(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
     q, k = call.q, call.k
     dq = empty_like_layout(q, q.shape[3])
-    if dq.numel() == 0 or k.numel() == 0:
+    if dq.numel() == 0 or k.numel() == 0 or _none_packed(call):
         return (dq.zero_(),)
     tensors, scale = _operands(plan, call)
     rows = [call.lse.contiguous(), call.delta.contiguous()]
-    blocks = q.shape[0] * q.shape[1] * -(-q.shape[2] // plan.br)
     arguments = _addresses(plan, [*tensors, dq], "rkkrr", rows)
     # q may carry the sign of the scale: K, which dQ is a sum of, does not.
-    _launch(plan, blocks, [*arguments, call.scale, *_sizes(plan, call, scale)])
+    _launch(plan, _blocks(plan, call), [*arguments, call.scale, *_sizes(plan, call, scale)])
     return (dq,)
 
 
@@ -192,7 +191,8 @@ def _addresses(plan: Plan, tensors: list[Tensor], tiles: str, between: list[Tens
     ("k") rows.
     """
     if not plan.by_descriptor:
-        return [*tensors, *between, *(stride for x in tensors for stride in x.stride()[:3])]
+        strides = (stride for x in tensors for stride in x.stride()[plan.outer : 3])
+        return [*tensors, *between, *strides]
     rows = {"r": plan.br, "k": plan.bc}
     described = [
         describe(x, rows[tile], max(16, 1 << (x.shape[3] - 1).bit_length()))
@@ -205,14 +205,34 @@ def _sizes(plan: Plan, call: Backward, scale: float) -> list[Any]:
     """The numbers after the scale, and the features."""
     batch, heads, seq_q, head_dim = call.q.shape
     _, kv_heads, seq_k, head_dim_v = call.v.shape
-    sizes: list[Any] = [scale * LOG2_E, heads, heads // kv_heads, seq_q, seq_k]
+    sizes: list[Any] = [scale * LOG2_E, heads, heads // kv_heads, seq_q]
+    if call.features.sequences is None or plan.counts_keys:
+        sizes.append(seq_k)
+    if (packed := call.features.sequences) is not None:
+        batch = packed.count
+        sizes.append(max(1, packed.max_k if plan.direction in BY_KEYS else packed.max_q))
     if plan.takes_diagonal:
-        sizes.append(seq_k - seq_q if call.diagonal is None else call.diagonal)
+        sizes.append(diagonal_argument(call.diagonal, seq_q, seq_k, packed))
     if plan.any_dim:
         sizes += [head_dim, head_dim_v]
     if plan.has_features:
         sizes += feature_arguments(plan, call.features, batch, heads, seq_q, seq_k)
     return sizes
+
+
+def _blocks(plan: Plan, call: Backward) -> int:
+    """Programs of a launch: as many for each sequence and head as the longest has tiles."""
+    by_keys, packed = plan.direction in BY_KEYS, call.features.sequences
+    owned, tile = (call.k, plan.bc) if by_keys else (call.q, plan.br)
+    batches, heads, longest, _ = owned.shape
+    if packed is not None:
+        batches, longest = packed.count, max(1, packed.max_k if by_keys else packed.max_q)
+    return batches * heads * -(-longest // tile)
+
+
+def _none_packed(call: Backward) -> bool:
+    """Whether the tensors are packed, and hold no sequence."""
+    return call.features.sequences is not None and call.features.sequences.count == 0
 
 
 def _launch(plan: Plan, blocks: int, arguments: list[Any]) -> None:

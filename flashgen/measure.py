@@ -40,6 +40,7 @@ from flashgen.features import Features, window_of
 from flashgen.outcome import Timing
 from flashgen.problem import TUNED_WINDOW, Problem
 from flashgen.render import render
+from flashgen.sequences import Sequences, from_bounds
 from flashgen.space import tuned_default
 from flashgen.spec import AttentionSpec
 from flashgen.stopwatch import CudaStopwatch as CudaStopwatch
@@ -56,6 +57,9 @@ PROTOCOL = 2
 """Version of the protocol above; every outcome and every table records it."""
 
 Effort = Literal["rough", "timed", "final"]
+
+PAGE_SIZE = 16
+"""Keys to a page: the smallest that serving engines use by default."""
 
 BATCH_US = 20_000.0  # long beside the pause between batches, short beside the least budget
 LARGEST_BATCH = 16  # four entries of the launch queue each: the queue holds 1024
@@ -247,27 +251,36 @@ def make_inputs(
     spec: AttentionSpec, problem: Problem, seed: int, device: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Standard normal q (B, H, Sq, d), k (B, Hkv, Sk, d), v (B, Hkv, Sk, d_v), the same for the
-    same seed.
+    same seed. For a spec with varlen packed, B sequences of equal lengths: (1, H, B * Sq, d) and so
+    on, heads inside the sequence as projections leave them; keys in pages, (pages, Hkv, PAGE_SIZE,
+    d) and so on.
     """
     import torch
 
     generator = torch.Generator(device=device).manual_seed(seed)
 
-    def normal(heads: int, seq: int, dim: int) -> Tensor:
+    def normal(heads: int, seq: int, dim: int, pages: bool = False) -> Tensor:
         shape = (problem.batch, heads, seq, dim)
+        if spec.varlen:
+            shape = (1, problem.batch * seq, heads, dim)
+        if pages:
+            shape = (problem.batch * -(-seq // PAGE_SIZE), PAGE_SIZE, heads, dim)
         drawn = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
-        return drawn.to(getattr(torch, spec.dtype))
+        drawn = drawn.to(getattr(torch, spec.dtype))
+        return drawn.transpose(1, 2) if spec.varlen else drawn
 
+    pages = spec.varlen and spec.paged
     return (
         normal(problem.heads, problem.seq_q, spec.head_dim),
-        normal(problem.kv_heads, problem.seq_k, spec.head_dim),
-        normal(problem.kv_heads, problem.seq_k, spec.head_dim_v),
+        normal(problem.kv_heads, problem.seq_k, spec.head_dim, pages),
+        normal(problem.kv_heads, problem.seq_k, spec.head_dim_v, pages),
     )
 
 
 def make_features(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> Features:
     """The spec's features: a bias or mask shared by batches and heads, slopes by head, a tenth
-    dropped, a window of TUNED_WINDOW keys, Gemma 2's cap of 50, sinks by head.
+    dropped, a window of TUNED_WINDOW keys, Gemma 2's cap of 50, sinks by head; packed sequences of
+    equal lengths.
     """
     import torch
 
@@ -287,6 +300,28 @@ def make_features(spec: AttentionSpec, problem: Problem, seed: int, device: str)
         window=window_of((TUNED_WINDOW, TUNED_WINDOW), causal=spec.causal) if spec.window else None,
         softcap=50.0 if spec.softcap else 0.0,
         sinks=torch.randn(problem.heads, generator=generator, device=device) if spec.sink else None,
+        sequences=_equal_sequences(spec, problem, seed, device) if spec.varlen else None,
+    )
+
+
+def _equal_sequences(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> Sequences:
+    """As many as the problem has batches, each of its lengths; their pages in a random order."""
+    import torch
+
+    number = torch.arange(problem.batch + 1, dtype=torch.int32, device=device)
+    table = None
+    if spec.paged:
+        each = -(-problem.seq_k // PAGE_SIZE)
+        generator = torch.Generator().manual_seed(seed)
+        table = torch.randperm(problem.batch * each, generator=generator).int().to(device)
+        table = table.view(problem.batch, each)
+    return from_bounds(
+        number * problem.seq_q,
+        number * problem.seq_k,
+        problem.seq_q,
+        problem.seq_k,
+        block_table=table,
+        page_size=PAGE_SIZE,
     )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from flashgen.asked import check_scale
 from flashgen.config import KernelConfig
 from flashgen.errors import InvalidArgument
+from flashgen.measure import PAGE_SIZE as PAGE_SIZE
 from flashgen.measure import make_inputs
 from flashgen.problem import Problem
 from flashgen.render import render
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
     from flashgen.decoding import Cache
     from flashgen.launch_decode import Decode
-
-PAGE_SIZE = 16
-"""Keys to a page: the smallest that serving engines use by default."""
 
 
 def make_decode(spec: AttentionSpec, problem: Problem, seed: int, device: str, sms: int) -> Decode:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from flashgen.features import Features
+from flashgen.places import own_positions
+from flashgen.sequences import Sequences
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -39,18 +41,26 @@ def philox(
     return c0, c1, c2, c3
 
 
-def random_words(rng: Tensor, batch: int, heads: int, seq_q: int, seq_k: int) -> Tensor:
+def random_words(
+    rng: Tensor, batch: int, heads: int, seq_q: int, seq_k: int, packed: Sequences | None = None
+) -> Tensor:
     """The word of every element of S, as a signed 32-bit integer in int64, (B, H, Sq, Sk).
 
     The counter is the 64-bit index of the element in S with bit 3 of row and key cleared, then the
     64-bit offset; the key is the 64-bit seed. Its four words go to the elements that share those
-    bits: by bit 3 of the key (the lower bit of the word's number) and of the row (the higher).
+    bits: by bit 3 of the key (the lower bit of the word's number) and of the row (the higher). S of
+    packed sequences is (1, H, all queries, all keys), as if they were one, but for bit 3, which is
+    that of row and key in their own sequence.
     """
     device = rng.device
-    rows = torch.arange(seq_q, device=device)[:, None]
-    keys = torch.arange(seq_k, device=device)[None, :]
+    row_places, key_places = (torch.arange(size, device=device) for size in (seq_q, seq_k))
+    rows, keys = row_places[:, None], key_places[None, :]
+    if packed is not None:
+        rows = own_positions(packed, "q", seq_q, device)[0][:, None]
+        keys = own_positions(packed, "k", seq_k, device)[0][None, :]
     heads_before = torch.arange(batch * heads, device=device).view(batch, heads, 1, 1)
-    element = (heads_before * seq_q + (rows & ~8)) * seq_k + (keys & ~8)
+    first = row_places[:, None] - (rows & 8)
+    element = (heads_before * seq_q + first) * seq_k + key_places[None, :] - (keys & 8)
     seed, offset = rng[0], rng[1]
     words = philox(
         (element & _WORD, element >> 32 & _WORD, offset & _WORD, offset >> 32 & _WORD),
@@ -65,5 +75,5 @@ def random_words(rng: Tensor, batch: int, heads: int, seq_q: int, seq_k: int) ->
 def keep_mask(features: Features, batch: int, heads: int, seq_q: int, seq_k: int) -> Tensor:
     """The elements of P that dropout leaves, bool (B, H, Sq, Sk)."""
     assert features.rng is not None
-    words = random_words(features.rng, batch, heads, seq_q, seq_k)
+    words = random_words(features.rng, batch, heads, seq_q, seq_k, features.sequences)
     return words >= features.dropout_threshold

@@ -88,7 +88,8 @@ def workload(spec: AttentionSpec, seq: int) -> Problem:
     """The problem that tuning runs at length `seq`: 16384 tokens and a model width of 2048.
 
     That is the setting of the FlashAttention-2 paper (arXiv 2307.08691, section 4.1). It fills a
-    GPU at every length up to 16384; longer sequences run with a batch of one.
+    GPU at every length up to 16384; longer sequences run with a batch of one. Packed sequences
+    (varlen) are as many, all of length `seq`: ragged ones would favour the tiles that fit theirs.
     """
     if not 1 <= seq <= LONGEST_SEQ:
         raise InvalidArgument(f"seq must be from 1 to {LONGEST_SEQ}: got {seq}")

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from flashgen.features import MASKED_BELOW, PLAIN, Features
 from flashgen.philox import keep_mask
+from flashgen.places import own_positions, places
 from flashgen.problem import Problem
+from flashgen.sequences import Sequences
 from flashgen.spec import AttentionSpec
 
 FLOORS_ACCEPTED = 2.0
@@ -84,7 +86,7 @@ def scores(q: Tensor, k: Tensor, scale: float, diagonal: int | None, features: F
     if features.softcap > 0.0:
         s = features.softcap * torch.tanh(s / features.softcap)
     seq_q, seq_k = s.shape[-2:]
-    offset = seq_k - seq_q if diagonal is None else diagonal
+    at = places(seq_q, seq_k, diagonal, s.device, features.sequences)
     if features.bias is not None:
         if features.bias.dtype is torch.bool:
             s = s.masked_fill(~features.bias, float("-inf"))
@@ -92,14 +94,13 @@ def scores(q: Tensor, k: Tensor, scale: float, diagonal: int | None, features: F
             bias = features.bias.to(s.dtype)
             s = s + bias.masked_fill(bias <= MASKED_BELOW, float("-inf"))
     if features.slopes is not None:
-        rows = torch.arange(seq_q, device=s.device)[:, None]
-        distance = (rows + offset - torch.arange(seq_k, device=s.device)[None, :]).abs()
-        s = s - features.slopes.to(s.dtype)[..., None, None] * distance
+        s = s - at.slopes(features.slopes.to(s.dtype)) * (at.rows - at.keys).abs()
     if diagonal is not None:
-        s = s.masked_fill(~visible(seq_q, seq_k, diagonal, s.device), float("-inf"))
+        s = s.masked_fill(~at.causal(), float("-inf"))
     if features.window is not None:
-        inside = in_window(seq_q, seq_k, offset, features.window, s.device)
-        s = s.masked_fill(~inside, float("-inf"))
+        s = s.masked_fill(~at.in_window(features.window), float("-inf"))
+    if at.together is not None:
+        s = s.masked_fill(~at.together, float("-inf"))
     return s
 
 
@@ -132,30 +133,10 @@ def _softmax_parts(
         sinks = features.sinks.to(s.dtype)[:, None, None]
         row_sum = row_sum + torch.exp(sinks - row_max)
         lse = torch.logaddexp(lse, sinks)
+        if features.sequences is not None:  # a row of no sequence has no sink either
+            owned = own_positions(features.sequences, "q", s.shape[-2], s.device)[1] >= 0
+            lse = torch.where(owned[:, None], lse, float("-inf"))
     return p, row_sum, lse.squeeze(-1)
-
-
-def visible(seq_q: int, seq_k: int, diagonal: int, device: torch.device) -> Tensor:
-    """The causal mask (Sq, Sk): True where query i sees key j, j <= i + diagonal."""
-    rows = torch.arange(seq_q, device=device)[:, None]
-    return torch.arange(seq_k, device=device)[None, :] <= rows + diagonal
-
-
-def in_window(
-    seq_q: int, seq_k: int, diagonal: int, window: tuple[int, int], device: torch.device
-) -> Tensor:
-    """The window (Sq, Sk): True where query i sees key j, from `left` keys before i + diagonal to
-    `right` behind it; -1 is no end.
-    """
-    left, right = window
-    rows = torch.arange(seq_q, device=device)[:, None] + diagonal
-    keys = torch.arange(seq_k, device=device)[None, :]
-    inside = torch.ones((seq_q, seq_k), dtype=torch.bool, device=device)
-    if left >= 0:
-        inside &= keys >= rows - left
-    if right >= 0:
-        inside &= keys <= rows + right
-    return inside
 
 
 def per_query_head(x: Tensor, heads: int) -> Tensor:
@@ -282,6 +263,15 @@ class Case:
             return None
         return 0 if self.alignment == "top_left" else self.problem.seq_k - self.problem.seq_q
 
+    @property
+    def longest(self) -> Problem:
+        """The sizes of its longest sequence."""
+        return self.problem
+
+    def sequences(self, device: torch.device | str) -> Sequences | None:
+        """Where its sequences are, if they are packed."""
+        return None
+
     def __str__(self) -> str:
         p = self.problem
         return (
@@ -336,13 +326,15 @@ def make_features(
     sizes = zip("bhqk", (p.batch, p.heads, p.seq_q, p.seq_k), strict=True)
     batch, heads, rows, keys = (size if letter in wide else 1 for letter, size in sizes)
     bias = slopes = rng = None
+    packed = case.sequences(device)
     if spec.bias != "none":
         dtype = torch.float32 if spec.bias == "boolean" else getattr(torch, spec.dtype)
         bias = moved(draw((batch, heads, rows, keys), case.layout, generator), dtype, device)
     if spec.bias == "boolean" and bias is not None:
         bias = bias > -0.5
     if spec.alibi:
-        slopes = torch.rand((p.batch, p.heads), generator=generator).to(device)
+        batches = p.batch if packed is None else packed.count
+        slopes = torch.rand((batches, p.heads), generator=generator).to(device)
         slopes = slopes if seed % 2 else slopes[:1].squeeze(0).contiguous()
     if spec.dropout:
         rng = torch.randint(-(2**62), 2**62, (2,), generator=generator).to(device)
@@ -355,9 +347,10 @@ def make_features(
         slopes=slopes,
         dropout_p=0.25 if spec.dropout else 0.0,
         rng=rng,
-        window=windows(p)[seed % len(windows(p))] if spec.window else None,
+        window=windows(case.longest)[seed % len(windows(p))] if spec.window else None,
         softcap=SOFTCAPS[seed % len(SOFTCAPS)] if spec.softcap else 0.0,
         sinks=sinks,
+        sequences=packed,
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashgen.config import WARPGROUP_ROWS, KernelConfig
+from flashgen.config import BY_KEYS, WARPGROUP_ROWS, KernelConfig
 from flashgen.signature_decode import decoding_aligned, decoding_types
 from flashgen.spec import DECODING, SHORT_DTYPE, AttentionSpec, padded
 
@@ -23,6 +23,8 @@ TENSORS: dict[str, tuple[str, ...]] = {
 
 _OF_V = ("v", "o", "do", "dv")
 _ROWS_OF_K = ("k", "v", "dk", "dv")
+
+SEQUENCE_POINTERS = ("q_begins_ptr", "q_ends_ptr", "k_begins_ptr", "k_ends_ptr")
 
 DBIAS_SIZES = (
     "dbias_rows",
@@ -67,6 +69,7 @@ def compile_signature(spec: AttentionSpec, config: KernelConfig) -> Signature:
         types |= {"acc_ptr": "*fp32", "sum_ptr": "*fp32", "max_ptr": "*fp32"}
     if spec.direction == "backward_dbias":
         types |= dict.fromkeys(DBIAS_SIZES, "i32")
+    types |= _sequences(spec)
     constexprs: dict[str, object] = {"stride_bias_k": 1} if spec.bias != "none" else {}
     types |= dict.fromkeys(constexprs, "constexpr")
     aligned = [i for i, (name, kind) in enumerate(types.items()) if aligns(spec, name, kind)]
@@ -102,7 +105,10 @@ def _tensors(spec: AttentionSpec, config: KernelConfig) -> dict[str, str]:
         types["dbias_ptr"] = "*fp32"
     types |= dict.fromkeys(statistics, "*fp32")
     if config.loads == "pointer":
-        types |= {f"stride_{x}{d}": "i32" for x in strided for d in "bhs"}
+        for x in strided:
+            paged = spec.paged and x in _ROWS_OF_K
+            places = "phs" if paged else "hs" if spec.varlen else "bhs"
+            types |= {f"stride_{x}{d}": "i32" for d in places}
     if spec.direction == "backward_delta":
         types |= {f"stride_dl{d}": "i32" for d in "bhs"}
     return types
@@ -123,11 +129,18 @@ def _sizes(spec: AttentionSpec, config: KernelConfig) -> dict[str, str]:
     if spec.direction == "backward_delta":
         types = {"heads": "i32", "seq_q": "i32", "dlse_rows": "i32"}
         return types | ({"head_dim_v": "i32"} if any_dim else {})
-    types = {"scale_log2e": "fp32", "heads": "i32", "group": "i32", "seq_q": "i32", "seq_k": "i32"}
+    types = {"scale_log2e": "fp32", "heads": "i32", "group": "i32"}
+    if spec.varlen:
+        longest = "max_seq_k" if spec.direction in BY_KEYS else "max_seq_q"
+        types["total_q"] = "i32"
+        types |= {"total_k": "i32"} if spec.counts_keys else {}
+        types[longest] = "i32"
+    else:
+        types |= {"seq_q": "i32", "seq_k": "i32"}
     if spec.direction not in ("forward", "backward_dbias"):
         types = {"scale": "fp32", **types}
     if spec.takes_diagonal:
-        types["diagonal"] = "i32"
+        types["bottom_right" if spec.varlen else "diagonal"] = "i32"
     if any_dim:
         types |= {"head_dim": "i32", "head_dim_v": "i32"}
     return types
@@ -151,8 +164,20 @@ def _features(spec: AttentionSpec) -> dict[str, str]:
     return types
 
 
+def _sequences(spec: AttentionSpec) -> dict[str, str]:
+    """Where packed sequences are: 32-bit places, as FlashAttention has them."""
+    if not spec.varlen:
+        return {}
+    types = dict.fromkeys(SEQUENCE_POINTERS, "*i32") | {"sequences": "i32"}
+    if spec.paged:
+        types |= {"table_ptr": "*i32", "stride_table": "i32", "page_bits": "i32"}
+    return types
+
+
 def _aligned(spec: AttentionSpec, name: str, kind: str) -> bool:
     """Whether an aligned call's argument is a multiple of 16, Triton's alignment class."""
+    if name in SEQUENCE_POINTERS:  # a view behind the first element is not
+        return False
     if kind.startswith("*") or name in ("head_dim", "head_dim_v"):
         return True
     if name in ("stride_bias_b", "stride_bias_h", "stride_bias_q"):

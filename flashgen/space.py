@@ -88,14 +88,15 @@ def legal_configs(
     no interpreter runs (schedule hopper), before all others: nothing else could say they are right;
     and the orders of tiles that pay by the L2 and by persistence, which no estimate tells.
 
-    s_ahead by pointer is tried only where there are no descriptors: pointers take the registers
+    s_ahead by pointer is tried only where there are no descriptors, of packed sequences among them
+    (their pointers keep the overlap at head dim 128): pointers take the registers
     that carry the next scores, and ptxas often gives up the overlap (kernels compiled for sm_90,
     Triton 3.7.1).
     """
     if spec.direction in DECODING:
         grid = decoding_grid(spec)
         return tuple(config for config in grid if why_illegal(spec, config, gpu) is None)
-    tma = gpu.is_nvidia and gpu.capability >= 90
+    tma = gpu.is_nvidia and gpu.capability >= 90 and not spec.varlen
     return tuple(
         config
         for config in (

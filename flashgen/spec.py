@@ -33,7 +33,9 @@ Rotary = Literal["none", "halves", "interleaved"]
 and 2i + 1."""
 DTYPE_BYTES: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 SHORT_DTYPE: dict[str, str] = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
-FEATURES = ("dropout", "bias", "alibi", "window", "softcap", "sink", "paged", "rotary")
+FEATURES = (
+    "dropout", "bias", "alibi", "window", "softcap", "sink", "varlen", "paged", "rotary",
+)  # fmt: skip
 """Fields of a spec that tables write out only where they are on."""
 FEATURE_WORDS: dict[str, tuple[str, bool | str]] = {
     "bias": ("bias", "additive"),
@@ -43,6 +45,7 @@ FEATURE_WORDS: dict[str, tuple[str, bool | str]] = {
     "window": ("window", True),
     "softcap": ("softcap", True),
     "sink": ("sink", True),
+    "varlen": ("varlen", True),
 }
 """What --feature calls the features: the field of a spec, and its value."""
 
@@ -87,9 +90,10 @@ class AttentionSpec:
     head_dim is the last dimension of Q and K, head_dim_v that of V and O. precision says how
     float32 operands are multiplied (16-bit ones have one way, "ieee"). dropout, bias, alibi,
     window, softcap and sink are the features of features.py, each a kernel of its own; how wide the
-    window is and where the cap lies, a kernel is told when it runs. paged: the cache that decode
-    reads, or append writes, lies in pages; rotary: append rotates new keys, and queries. Raises
-    InvalidArgument, naming the field.
+    window is and where the cap lies, a kernel is told when it runs. varlen: sequences of several
+    lengths are packed one behind the other, as sequences.py says. paged: the cache that decode, or
+    a forward with varlen, reads, or append writes, lies in pages; rotary: append rotates new keys,
+    and queries. Raises InvalidArgument, naming the field.
     """
 
     direction: Direction = "forward"
@@ -104,6 +108,7 @@ class AttentionSpec:
     window: bool = False
     softcap: bool = False
     sink: bool = False
+    varlen: bool = False
     paged: bool = False
     rotary: Rotary = "none"
 
@@ -124,7 +129,7 @@ class AttentionSpec:
             check_head_dim(getattr(self, field), field)
         if self.precision == "tf32" and self.dtype != "float32":
             raise InvalidArgument(f"precision tf32 goes with dtype float32: got {self.dtype}")
-        for field in ("dropout", "alibi", "window", "softcap", "sink", "paged"):
+        for field in ("dropout", "alibi", "window", "softcap", "sink", "varlen", "paged"):
             if not isinstance(getattr(self, field), bool):
                 raise InvalidArgument(
                     f"{field} must be true or false: got {getattr(self, field)!r}"
@@ -150,14 +155,22 @@ class AttentionSpec:
                 "precision ieee, no feature and head_dim that of V: "
                 f"got {self.mask}, {self.precision}, {self.head_dim} and {self.head_dim_v}"
             )
+        if self.varlen and self.bias != "none":
+            raise InvalidArgument(
+                f"varlen goes with bias none, for packed sequences share no scores: got {self.bias}"
+            )
         self._check_decoding()
 
     def _check_decoding(self) -> None:
         """Raise InvalidArgument for what a kernel of a cache cannot be asked."""
-        if self.paged and self.direction not in ("decode", "append"):
+        packed = self.direction == "forward" and self.varlen
+        if self.paged and not packed and self.direction not in ("decode", "append"):
             raise InvalidArgument(
-                f"paged goes with direction decode and append: got {self.direction}"
+                "paged goes with direction decode and append, and with forward and varlen: "
+                f"got {self.direction}"
             )
+        if self.paged and self.dropout:
+            raise InvalidArgument("paged goes without dropout: a cache is for inference")
         if self.rotary != "none" and self.direction != "append":
             raise InvalidArgument(f"rotary goes with direction append: got {self.direction}")
         if self.direction not in DECODING:
@@ -222,7 +235,8 @@ class AttentionSpec:
         mask = "" if self.mask == "none" else f"_{self.mask}"
         features = _BIAS_SUFFIX[self.bias]
         features += "_alibi" * self.alibi + "_dropout" * self.dropout + "_window" * self.window
-        features += "_softcap" * self.softcap + "_sink" * self.sink + "_paged" * self.paged
+        features += "_softcap" * self.softcap + "_sink" * self.sink + "_varlen" * self.varlen
+        features += "_paged" * self.paged
         features += "" if self.rotary == "none" else f"_rotary_{self.rotary}"
         return f"{_PREFIX[self.direction]}_{dtype}_{dims}{mask}{features}"
 
@@ -242,6 +256,7 @@ class AttentionSpec:
             self.window,
             self.softcap,
             self.sink,
+            self.varlen,
             self.paged,
             self.rotary,
         )
@@ -269,6 +284,13 @@ class AttentionSpec:
         return self.causal or self.alibi or self.window
 
     @property
+    def counts_keys(self) -> bool:
+        """Whether a kernel of packed sequences is told the places of all keys: dropout counts them,
+        and a program that owns keys zeroes those of no sequence.
+        """
+        return self.dropout or self.direction in ("backward_dkv", "backward_fused")
+
+    @property
     def feature_words(self) -> tuple[str, ...]:
         """The features that are on, as --feature calls them."""
         return tuple(
@@ -278,6 +300,11 @@ class AttentionSpec:
     @property
     def featured(self) -> bool:
         """Whether any feature is on."""
+        return self.scores_featured or self.varlen
+
+    @property
+    def scores_featured(self) -> bool:
+        """Whether a feature changes the scores of a query and a key, or the sum of a row."""
         return self.masked_by_feature or self.softcap or self.sink
 
     @property

@@ -29,6 +29,7 @@ ATTENTION: dict[str, tuple[Any, ...]] = {
     "window": ON_OFF,
     "softcap": ON_OFF,
     "sink": ON_OFF,
+    "varlen": ON_OFF,
     "loads": ("pointer", "descriptor"),
 }
 """Factors of attention() and its backward."""

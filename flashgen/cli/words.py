@@ -42,7 +42,8 @@ Directions = Annotated[
     ),
 ]
 Paged = Annotated[
-    bool, typer.Option("--paged", help="Of direction decode: the cache lies in pages.")
+    bool,
+    typer.Option("--paged", help="Of decode, or forward with varlen: the cache lies in pages."),
 ]
 Seqs = Annotated[list[int] | None, typer.Option(help="Length; its bucket is tuned. Repeatable.")]
 Causal = Annotated[bool | None, typer.Option(help="One mask only; both if neither is given.")]
@@ -103,8 +104,11 @@ def named_spec(dtype: str, head_dim: str, causal: bool) -> AttentionSpec:
 def in_pages(specs: tuple[AttentionSpec, ...]) -> tuple[AttentionSpec, ...]:
     """The specs that --paged asks for. Raises InvalidArgument for directions without a cache."""
     for spec in specs:
-        if spec.direction != "decode":
-            raise InvalidArgument(f"--paged goes with --direction decode: got {spec.direction}")
+        if spec.direction != "decode" and not (spec.varlen and spec.direction == "forward"):
+            raise InvalidArgument(
+                "--paged goes with --direction decode, or forward and --feature varlen: "
+                f"got {spec.direction}"
+            )
     return tuple(replace(spec, paged=True) for spec in specs)
 
 

@@ -13,7 +13,16 @@ from torch.autograd.function import FunctionCtx
 from flashgen.errors import NotDifferentiable
 from flashgen.features import PLAIN, Features
 from flashgen.runtime import modes
-from flashgen.runtime.call import Call, Gradients, Saved, Scalars, Wanted, features_of, scalars_of
+from flashgen.runtime.call import (
+    Call,
+    Gradients,
+    Saved,
+    Scalars,
+    Wanted,
+    bounds_of,
+    features_of,
+    scalars_of,
+)
 from flashgen.runtime.passes import Passes
 
 
@@ -33,7 +42,13 @@ def attention(
         *(
             (None, None, None, None)
             if plain
-            else (features.bias, features.slopes, features.rng, features.sinks)
+            else (
+                features.bias,
+                features.slopes,
+                features.rng,
+                features.sinks,
+                *bounds_of(features),
+            )
         ),
     )
     return o, lse
@@ -64,10 +79,11 @@ class _Attention(torch.autograd.Function):
         slopes: Tensor | None,
         rng: Tensor | None,
         sinks: Tensor | None,
+        *bounds: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        features = features_of(bias, slopes, rng, sinks, scalars)
+        features = features_of(bias, slopes, rng, sinks, scalars, bounds)
         o, lse = passes.forward(q, k, v, call, features)
-        ctx.save_for_backward(q, k, v, o, lse, bias, slopes, rng, sinks)  # type: ignore[arg-type]  # None too
+        ctx.save_for_backward(q, k, v, o, lse, bias, slopes, rng, sinks, *bounds)  # type: ignore[arg-type]  # None too
         ctx.options = (passes, call, scalars)  # type: ignore[attr-defined]
         ctx.set_materialize_grads(False)
         return o, lse
@@ -75,8 +91,9 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         none = (None, None, None)
+        bounds = (None,) * (len(ctx.needs_input_grad) - 10)  # have none
         if do is None and dlse is None:
-            return (*none, *none, *none, None)
+            return (*none, *none, *none, None, *bounds)
         modes.check_gradients(do, dlse)
         wanted = Wanted(
             **dict(zip(("q", "k", "v", "bias"), ctx.needs_input_grad[3:7], strict=True)),
@@ -89,7 +106,7 @@ class _Attention(torch.autograd.Function):
         else:
             found = _gradients(*ctx.options, wanted, do, dlse, *saved)
         *found, dsinks = found
-        return (*none, *found, None, None, dsinks)
+        return (*none, *found, None, None, dsinks, *bounds)
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> NoReturn:
@@ -103,8 +120,8 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def forward(passes: Passes, call: Call, scalars: Scalars, *tensors: Any) -> Any:
-        q, k, v, bias, slopes, rng, sinks = tensors
-        features = features_of(bias, slopes, rng, sinks, scalars)
+        q, k, v, bias, slopes, rng, sinks, *bounds = tensors
+        features = features_of(bias, slopes, rng, sinks, scalars, tuple(bounds))
         return passes.forward(q, k, v, call, features)
 
     @staticmethod
@@ -153,7 +170,7 @@ def _gradients(
     dlse: Tensor | None,
     *saved: Any,
 ) -> Gradients:
-    q, k, v, o, lse, bias, slopes, rng, sinks = saved
-    features = features_of(bias, slopes, rng, sinks, scalars)
+    q, k, v, o, lse, bias, slopes, rng, sinks, *bounds = saved
+    features = features_of(bias, slopes, rng, sinks, scalars, tuple(bounds))
     forward = Saved(q=q, k=k, v=v, o=o, lse=lse, call=call, features=features)
     return passes.backward(forward, do, dlse, wanted)

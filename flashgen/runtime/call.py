@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from flashgen.asked import diagonal_of
 from flashgen.errors import InvalidArgument
 from flashgen.features import PLAIN, Features
+from flashgen.sequences import Sequences
 
 Causal = bool | Literal["top_left", "bottom_right"]
 
@@ -36,11 +37,14 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Scalars:
-    """The features of a call that are no tensors, as Features holds them."""
+    """The features of a call that are no tensors, as Features holds them. packed: of packed
+    sequences, max_q, max_k and bottom_right.
+    """
 
     dropout_p: float = 0.0
     window: tuple[int, int] | None = None
     softcap: float = 0.0
+    packed: tuple[int, int, bool] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,10 +85,12 @@ def features_of(
     rng: Tensor | None,
     sinks: Tensor | None,
     scalars: Scalars,
+    bounds: tuple[Tensor, ...] = (),
 ) -> Features:
-    """The features as one value; PLAIN where there are none."""
+    """The features as one value; PLAIN where there are none. bounds: what bounds_of gave."""
     if (
-        bias is None
+        scalars.packed is None
+        and bias is None
         and slopes is None
         and rng is None
         and sinks is None
@@ -100,6 +106,31 @@ def features_of(
         dropout_p=scalars.dropout_p,
         window=scalars.window,
         softcap=scalars.softcap,
+        sequences=_sequences_of(scalars.packed, bounds),
+    )
+
+
+def bounds_of(features: Features) -> tuple[Tensor, ...]:
+    """The tensors that say where packed sequences are; () where nothing is packed."""
+    packed = features.sequences
+    return () if packed is None else packed.bounds
+
+
+def _sequences_of(
+    packed: tuple[int, int, bool] | None, bounds: tuple[Tensor, ...]
+) -> Sequences | None:
+    if packed is None:
+        return None
+    q_begins, q_ends, k_begins, k_ends = bounds
+    max_q, max_k, bottom_right = packed
+    return Sequences(
+        q_begins=q_begins,
+        q_ends=q_ends,
+        k_begins=k_begins,
+        k_ends=k_ends,
+        max_q=max_q,
+        max_k=max_k,
+        bottom_right=bottom_right,
     )
 
 
@@ -107,7 +138,13 @@ def scalars_of(features: Features) -> Scalars:
     """The features that are no tensors."""
     if features is PLAIN:
         return NO_SCALARS
-    return Scalars(dropout_p=features.dropout_p, window=features.window, softcap=features.softcap)
+    packed = features.sequences
+    return Scalars(
+        dropout_p=features.dropout_p,
+        window=features.window,
+        softcap=features.softcap,
+        packed=None if packed is None else (packed.max_q, packed.max_k, packed.bottom_right),
+    )
 
 
 def check_tensors(**named: object) -> None:

@@ -20,11 +20,19 @@ from flashgen.asked import check_scale
 from flashgen.errors import InvalidArgument
 from flashgen.runtime import kv_cache, registry
 from flashgen.runtime.call import check_tensors
+from flashgen.runtime.flash_attn_varlen import (
+    flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+)
 
 __all__ = [
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
 ]
 

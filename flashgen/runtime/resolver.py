@@ -17,7 +17,7 @@ from flashgen.asked import from_tensors
 from flashgen.errors import InvalidArgument
 from flashgen.features import PLAIN, Features
 from flashgen.gpu import Gpu, known_target
-from flashgen.problem import BUCKETS
+from flashgen.problem import BUCKETS, bucket_of
 from flashgen.runtime.call import Call
 from flashgen.runtime.launcher import KernelLauncher, Launcher
 from flashgen.runtime.select import Ladder, Selection, Served, ladder, prefers_fused, tune_command
@@ -69,7 +69,7 @@ class Resolver:
         features: Features,
     ) -> AnyLauncher:
         """The launcher of any direction and features, for tensors on a GPU or interpreted."""
-        wanted = (direction, *_kinds(features), *_key_of(q, v, call))
+        wanted = (direction, *_kinds(features), *_key_of(q, v, call, features))
         found = self._others.get(wanted)
         if found is None:
             spec, problem = from_tensors(
@@ -83,14 +83,14 @@ class Resolver:
 
     def knows(self, q: Tensor, v: Tensor, call: Call, features: Features) -> bool:
         """Whether a forward of this kind was resolved before, so that its spec is a good one."""
-        wanted = ("forward", *_kinds(features), *_key_of(q, v, call))
+        wanted = ("forward", *_kinds(features), *_key_of(q, v, call, features))
         return wanted in self._others
 
     def prefers_fused(
         self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features
     ) -> bool:
         """Whether the tables have the fused backward faster than the two kernels it replaces."""
-        wanted = (*_kinds(features), *_key_of(q, v, call))
+        wanted = (*_kinds(features), *_key_of(q, v, call, features))
         if wanted not in self._fused:
             spec, problem = from_tensors(
                 q, k, v, causal=call.causal, precision=call.precision, features=features
@@ -183,14 +183,16 @@ def key(q: Tensor, v: Tensor, causal: bool, precision: str) -> tuple[object, ...
     return (q.device, q.dtype, q.shape[3], v.shape[3], causal, bucket, precision)
 
 
-def _key_of(q: Tensor, v: Tensor, call: Call) -> tuple[object, ...]:
-    return key(q, v, call.causal is not False, call.precision)
+def _key_of(q: Tensor, v: Tensor, call: Call, features: Features) -> tuple[object, ...]:
+    found = key(q, v, call.causal is not False, call.precision)
+    # The length of packed sequences is that of the longest.
+    return found if (packed := features.sequences) is None else (*found, bucket_of(packed.max_k))
 
 
 def _kinds(features: Features) -> tuple[object, ...]:
     """What of the features makes another kernel."""
     if features is PLAIN:
-        return (None, False, False, False, False, False)
+        return (None, False, False, False, False, False, None)
     bias = features.bias
     masks = None if bias is None else bias.dtype is torch.bool
     return (
@@ -200,4 +202,5 @@ def _kinds(features: Features) -> tuple[object, ...]:
         features.window is not None,
         features.softcap > 0.0,
         features.sinks is not None,
+        None if features.sequences is None else features.sequences.paged,
     )

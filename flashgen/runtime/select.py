@@ -185,7 +185,8 @@ def tune_command(spec: AttentionSpec, seq_k: int, target: str | None = None) -> 
     mask = "--causal" if spec.causal else "--no-causal"
     where = "--gpu" if target is None else f"--target {target}"
     if spec.direction != "forward":
-        where += f" --direction {spec.direction}" + " --paged" * spec.paged
+        where += f" --direction {spec.direction}"
+    where += " --paged" * spec.paged
     words = "".join(f" --feature {word}" for word in spec.feature_words)
     named = f"--dtype {dtype} --head-dim {dims} {mask} --seq {max(1, seq_k)}"
     return f"flashgen tune {where} {named}{words}"

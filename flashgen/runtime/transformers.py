@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.runtime import modes, registry
 from flashgen.runtime.sdpa import scaled_dot_product_attention
+from flashgen.runtime.varlen import attention_varlen
 
 NAMES = ("flashgen", "FlashGen")
 """Both are registered. transformers 5 takes every name with "flash" in it for a build of the
@@ -120,7 +121,10 @@ def attention_forward(
 ) -> tuple[Tensor, None]:
     """What a model's attention layer calls. query (batch, heads, seq_q, head_dim), key and value
     (batch, kv_heads, seq_k, head_dim); attention_mask as the mask function made it, or None.
-    softcap caps the scores (Gemma 2); s_aux (heads,) are attention sinks (gpt-oss).
+    softcap caps the scores (Gemma 2); s_aux (heads,) are attention sinks (gpt-oss). Of a packed
+    batch cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k say where its sequences are,
+    as DataCollatorWithFlattening(return_flash_attn_kwargs=True) makes them: then the causal mask
+    and sliding_window are those of each sequence, and attention_mask is not read.
 
     Returns O (batch, seq_q, heads, head_dim) and no weights. Raises InvalidArgument for a model
     that needs what no kernel computes, naming the argument.
@@ -133,6 +137,12 @@ def attention_forward(
             )
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
+    if others.get("cu_seq_lens_q") is not None:
+        o = _packed(
+            query, key, value, others, causal=bool(is_causal), scale=scaling, dropout_p=dropout,
+            softcap=softcap, sinks=None if s_aux is None else s_aux.float(),
+        )  # fmt: skip
+        return o, None
     # A mask says all; a single query, of decoding, sees every key.
     causal = bool(is_causal) and attention_mask is None and query.shape[2] > 1
     if softcap or s_aux is not None:
@@ -160,3 +170,35 @@ def attention_forward(
         enable_gqa=True,
     )
     return o.transpose(1, 2).contiguous(), None
+
+
+def _packed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    others: dict[str, Any],
+    *,
+    causal: bool,
+    **options: Any,
+) -> Tensor:
+    """attention_varlen of a packed batch: O (batch, seq_q, heads, head_dim)."""
+    names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+    for name in names:
+        if others.get(name) is None:
+            raise InvalidArgument(f"{name} must be given with cu_seq_lens_q: got None")
+    window = others.get("sliding_window")
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    cu_q, cu_k, max_q, max_k = (others[name] for name in names)
+    o: Tensor = attention_varlen(
+        q,
+        k,
+        v,
+        cu_q,
+        cu_k,
+        max_q,
+        max_k,
+        causal=causal,
+        window=None if window is None else (window - 1, window - 1),
+        **options,
+    )
+    return o.reshape(query.shape[0], query.shape[2], *o.shape[1:])

@@ -535,6 +535,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d128_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:dc41df1e0224c86a955298b4e8a2913c82b94000d843ff73ad4ec13cc8bb2eca"
     ),
+    "bwd_dkv_bf16_d128_causal_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c392b2caaf369fdaf14debe24af6f92a42265656b3f5e929b9435e5116c98334"
+    ),
     "bwd_dkv_bf16_d128_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:b730186651a8e2ff87f78479de964fecdc139b62477072e5cc16a9310c6e8d56"
     ),
@@ -543,6 +546,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_bf16_d128_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:8cafb2f98cf109a5bf5d1961fd178961749475878df825f99f6899f7af0c3bc9"
+    ),
+    "bwd_dkv_bf16_d128_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b58cb4adc0908fbb2b21890ca3a9f0df1632681950178d613c785abfb5a5a244"
     ),
     "bwd_dkv_bf16_d128_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:f132bfc1a1ab2ded694185f3874c46a5d65d87805d8a2d69089bfb53320c588a"
@@ -577,6 +583,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:27d7fd8238cc08c62e64f56b2cb9d94c18347e35b7f41e24faaf78a0ba499318"
     ),
+    "bwd_dkv_bf16_d16_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:958c888a66cde6c59c1143ee3c324d036adc20ff656a0e8ff3658b060372fbbe"
+    ),
     "bwd_dkv_bf16_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:796ea10e2b519ba688c8607b04d2ca60ad0c0938327af0ad69723b567d98d614"
     ),
@@ -585,6 +594,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_bf16_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:5daf8420d134c31c7c52ce0029211e567d5d9912fe94da19915c9d7ef6769209"
+    ),
+    "bwd_dkv_bf16_d16_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:bf1189d4c2fda856278378043658f1c022c65254a172a4edce51570c6a0edd1d"
     ),
     "bwd_dkv_bf16_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:af4b0515c783267d88956ee1a7dc1ecc7bb435b645541629e1e1da792bf82c83"
@@ -655,6 +667,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d256_causal_softcap_br16_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:11c1e960f24ae83f67cf8a641eb33983ae2b62a506971f05ccf37ca6b4d200d8"
     ),
+    "bwd_dkv_bf16_d256_causal_varlen_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:eea8577bfb6559838bbb971a3a56b1baf4b259bdf42ba61e98ccdbdb032ed1ee"
+    ),
     "bwd_dkv_bf16_d256_causal_window_br16_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:45f830b4eb01c9efe0ccc7108c644f5ed4273a843367846b9b6f57ff6e6cd398"
     ),
@@ -663,6 +678,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_bf16_d256_softcap_br16_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:6f834c9a6e99740015ec3128f620022350b890cdd3724f00dd95e1b2cd4f010b"
+    ),
+    "bwd_dkv_bf16_d256_varlen_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:52bc62198a43ce1ba08f0c5f93eeb90ab36575384425d059ccb451038065116c"
     ),
     "bwd_dkv_bf16_d256_window_br16_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:74fd327e2245aa2d7c07cc9c27d4b1d8313b918c93bd3433139aa75aaeb286db"
@@ -697,6 +715,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d32_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:8172eba37e9a1b1c258e40d31e9c6cfac98810c50130926843d063fc47ad6ec8"
     ),
+    "bwd_dkv_bf16_d32_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:51fbd8b45e5ad911db6c63198d5b6882da253fcbad2b6baefff64ab79f36bfe6"
+    ),
     "bwd_dkv_bf16_d32_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:7ba036133ce1a1f469be4dd98919845690b364ad1308338f855f6e03e631a023"
     ),
@@ -705,6 +726,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_bf16_d32_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:34a43efbcb8f00dc5deffc6a9645af0cad0be49d132a1e6b24ea7afe27955980"
+    ),
+    "bwd_dkv_bf16_d32_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3f58c240716dcb3847eb70938f4ea000e5268c52fb0a3bf690476ba50027c508"
     ),
     "bwd_dkv_bf16_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:b09f2e79fd6ada3f7d79d79f423ef1935f5055070e4a5d42a43afc3df109260a"
@@ -760,6 +784,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d64_causal_softcap_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:0406a0e34048a2e0ee625bf162cee364bf90fa8e15949c9f93979af6d4bebec5"
     ),
+    "bwd_dkv_bf16_d64_causal_varlen_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2c3f985e3f26d7de2aa01fb7ca6d47aeeef8fac58819061824b526e8b51e6cbe"
+    ),
     "bwd_dkv_bf16_d64_causal_window_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:d5ba0b91e5a8979328b27ecdd29cc64f4001fc9c40794ed79f17a22d27cdf639"
     ),
@@ -768,6 +795,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_bf16_d64_softcap_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:01e7c9d654c09fd067c1caabdf05fe7bf9b447fe76945fcf7c6b34c499e71990"
+    ),
+    "bwd_dkv_bf16_d64_varlen_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:1c64c3e68eea6b8fb446bf7ab0f4bb1fbe177998cccca7b95fdf23495dbc3402"
     ),
     "bwd_dkv_bf16_d64_window_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:5726f097a5b61c0a7c70d3836be1412a69b1c36e1a8a48f5ea9f968eb0c20326"
@@ -850,6 +880,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d128_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:ee85412607291ada32cce96b11c8b83f8ae5f8913c038e8e1717a08e53c9a5d2"
     ),
+    "bwd_dkv_fp16_d128_causal_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3cd8afd6170bae24803b5149543fdee8b3d9c1dc047bf19c555bc8e6c17b7c95"
+    ),
     "bwd_dkv_fp16_d128_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:26dd1702579f183a2ab4670e8c96e18314c914886be4e7398cce72b41c0be802"
     ),
@@ -858,6 +891,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_fp16_d128_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:007ec391320a14e01575c8aa84d087bce92fa20350abb59fe6d06dfa98515113"
+    ),
+    "bwd_dkv_fp16_d128_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d4cc4ef96c172915a1683f8ad140dc0dba25449714aec723351eceed8a9e8c33"
     ),
     "bwd_dkv_fp16_d128_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:782ce6cb1d7e36a05c29cbada48d786c4e407da6c1f4d7692cc9d5e85eaaebfc"
@@ -892,6 +928,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:fc81922668fb0a8550c7101cfde478905a5079fa6de3a019bb3cd60f53a73e9c"
     ),
+    "bwd_dkv_fp16_d16_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:831d116e7c9d09389629784b80038e6efd26081b91ae9dc7bcab0df689dba561"
+    ),
     "bwd_dkv_fp16_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:77ef41dcf5cacd519143db2ec2eb670ce32049791756ed448d797489937d8723"
     ),
@@ -900,6 +939,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_fp16_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:4e8d118250769173e87e61a24211ca0a736734fa34b2729da0e1bc8453ccf741"
+    ),
+    "bwd_dkv_fp16_d16_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9221157f65426e95ba8c166877b415ad53944aa201390ae5c18ed63edb999c45"
     ),
     "bwd_dkv_fp16_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:29f9dbd97a565fa30fb9482f150bee6aa18d8d4fee6a3624a4d73f7502dd6c92"
@@ -970,6 +1012,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d256_causal_softcap_br16_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:45d3459bb76860340a4dbb38bce7bb48125a043708cc97167a7cd7cc172348a4"
     ),
+    "bwd_dkv_fp16_d256_causal_varlen_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:92d6ff6d2f581bd9668b80022e67791f810af2598a0d21f04a8ff511fd933a4d"
+    ),
     "bwd_dkv_fp16_d256_causal_window_br16_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:69cf031b005005dbca9bbc4b3a7cacced3f356ef97a18799cb7317b2dfcd2c3e"
     ),
@@ -978,6 +1023,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_fp16_d256_softcap_br16_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:249f3645c2e10a282f3178e664150a1061d7de78890ac511d0b7903b81347521"
+    ),
+    "bwd_dkv_fp16_d256_varlen_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:c280608d11bbebb26b7b8b9b49bd780c459362c70026cb575197e2677e2b3beb"
     ),
     "bwd_dkv_fp16_d256_window_br16_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:e1bf4fc905b05e1f719c8ba6326c5c249f012903b1486c7128ba4d607aa628d8"
@@ -1012,6 +1060,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d32_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:a7d408e52f7f4f94c93a641f9e970cf8844078cbf200224f3735230ca79235e4"
     ),
+    "bwd_dkv_fp16_d32_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f1920f987a13d5e80f8ccb57a91fee2f1e127bdc8f8803327012fc7b323ad445"
+    ),
     "bwd_dkv_fp16_d32_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:82aa6ca50311faf786e88ff05ac5f684a531b58dae5d565919ceb40683b413b3"
     ),
@@ -1020,6 +1071,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_fp16_d32_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:37c3e294a90f8fb5b78999556a0bcbdeb89827a00721a2cccf291a0dcd2dc399"
+    ),
+    "bwd_dkv_fp16_d32_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e995613ddc8f821d5d4b512cd5bfe7e5fef297f656f32fed75e567942b206975"
     ),
     "bwd_dkv_fp16_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:eeda7035fcd67b2a2f656a21b10bc18a3cd1b338786daafbad04cd669be5ec8f"
@@ -1075,6 +1129,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d64_causal_softcap_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:165745ea526ddb01e3e9f4884eacc6a6b4b7bcd40ac5a55086430e3934c0be11"
     ),
+    "bwd_dkv_fp16_d64_causal_varlen_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:bf4fe1d4d88fdb1f91fb417c46a0b1dc66871688febdb90af76662cc77bcb9ee"
+    ),
     "bwd_dkv_fp16_d64_causal_window_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:0bca3ed727dc848479a122cc128637cf1f8902769a04d417f7d54c8593559559"
     ),
@@ -1083,6 +1140,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_fp16_d64_softcap_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:fc2a8abb886a27495795bf66ef6a3c80178df00267b98dc34612cbc4e7ca51de"
+    ),
+    "bwd_dkv_fp16_d64_varlen_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ffeb765bf181e32d6219ad9921969765dafbcc2456fe2b3731465b878303526f"
     ),
     "bwd_dkv_fp16_d64_window_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:7f801a6b5911a3d8e6c12ce8a1b1755b7566a193e486695dc82faab8a0a12d59"
@@ -1141,6 +1201,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp32_d128_causal_softcap_br16_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:dfc475596c1476041c7b944a9faa1ccd14a51e9c1a897e8389bd91113c8e8b57"
     ),
+    "bwd_dkv_fp32_d128_causal_varlen_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:434f6abafa7ec5298eef5590682b7f320fc0837a718087ad41941b74b389f59a"
+    ),
     "bwd_dkv_fp32_d128_causal_window_br16_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:06fe63642dcc20a1b7065b35d635126186f0f5959a969698152f7918b99864c2"
     ),
@@ -1149,6 +1212,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_fp32_d128_softcap_br16_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:83f8bfbb093fe351ffd78cad63883ccdf61e5a89ef2cd4a2c9c86fb021c38c70"
+    ),
+    "bwd_dkv_fp32_d128_varlen_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d2bc5dcdfc94a93f523e29de7efa5dca9f618b30d3b12f91d9562ccafc1e44f5"
     ),
     "bwd_dkv_fp32_d128_window_br16_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:971996021b0ce6631aa7b4413ecd2edb252f2587198cd69c6263123e9ce95f6a"
@@ -1183,6 +1249,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp32_d16_causal_softcap_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:643f33fdf914f3f1b98a40dc38773c1ac8d45f193c8b353950678b673bee1a0c"
     ),
+    "bwd_dkv_fp32_d16_causal_varlen_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:27c08ea95d0c04f8f8c9420021d1ad56be122ef98366f169d6dac65212db966c"
+    ),
     "bwd_dkv_fp32_d16_causal_window_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:199d6e2fa9c39522521467564d0016474182a8d67c65264b1c88977df8d4440d"
     ),
@@ -1191,6 +1260,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_fp32_d16_softcap_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:001be59f1b0f23c445400d28286db9e60062b195765eb8992846dcae8971aceb"
+    ),
+    "bwd_dkv_fp32_d16_varlen_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:629915cf30bd8ffae72e0ed2ba2ed407ed1936a8dd8f386f6da85286e75b764b"
     ),
     "bwd_dkv_fp32_d16_window_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:e564d95c015919b0df4c9525aef1104d3894fae31c98d1e593082870a2af66a7"
@@ -1225,6 +1297,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp32_d256_causal_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:9056ffcbd9796f985ac8ce41ef2250a119f03b5e9ef0957d7c8e2f85e19243ed"
     ),
+    "bwd_dkv_fp32_d256_causal_varlen_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:f092063c93c1ff57cfb5a129adf4069f5b99d7e77e5ab7f7857d14794b485ee2"
+    ),
     "bwd_dkv_fp32_d256_causal_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:7cbae1a2e14408f6c992b7b24300a52f208a52592ed6dcb6b2314a360bec1b23"
     ),
@@ -1233,6 +1308,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_fp32_d256_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:536b149be3866222eea3114365bca97d6839d68ea10cce90292289d63e0ae140"
+    ),
+    "bwd_dkv_fp32_d256_varlen_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:9fc757d5a667a811df4d2de3cc2c92a35d7c0dd5d19a6a4424b697a5a57912a7"
     ),
     "bwd_dkv_fp32_d256_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:95a7a82f6f9c68066fcf50d487bb4a57e150d6185fdf32741e9e5f56b38fce5c"
@@ -1267,6 +1345,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp32_d32_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:7cc40c81faf9fb361ac40e1cdb2394c41bceb401fd23f24c882993eb1a2d0810"
     ),
+    "bwd_dkv_fp32_d32_causal_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:524c88f835203a700b2b652423cf1ef3c67cb8c00ba61641c34c766c3f1ad607"
+    ),
     "bwd_dkv_fp32_d32_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:bf534f91f50be508748ac564970bbc2a648cad322878b9851bc3ad1b1bca5e1a"
     ),
@@ -1275,6 +1356,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_fp32_d32_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:6d172d232d1ec9576c38a710299be45de794dab8ac896a3274701b98400434e0"
+    ),
+    "bwd_dkv_fp32_d32_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ea6a1ceb9ae20c6186a54e5e91fe51ca289c2e8a0654f49e9b42a8ea2f1d68fc"
     ),
     "bwd_dkv_fp32_d32_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:50693dc04b129d9cfd75ccac41f411d376bb4689b1cc36d672d051e9da6b2821"
@@ -1309,6 +1393,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp32_d64_causal_softcap_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:df0e81e022cd032d9f73ed506e58708f027507576d6b4810ab8f890f5978932c"
     ),
+    "bwd_dkv_fp32_d64_causal_varlen_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:fa43aed619dbe8f37e929a9816c53a5fc27a5eaddc648f5f940a11d7518078a0"
+    ),
     "bwd_dkv_fp32_d64_causal_window_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:454fe92dd6b9a539c7fadfb0de4358b29adfcca3cb3f435bc0f4dce6f64e3fac"
     ),
@@ -1317,6 +1404,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_fp32_d64_softcap_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:0f2deb3793cffd2cd3e2ddbb2ffe25753bee9d14ebc077550fe2ce75ca694846"
+    ),
+    "bwd_dkv_fp32_d64_varlen_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:372e35c048233c5f9db4da8f8ad187b26d08a72609062b4e969fc79bfcd71bda"
     ),
     "bwd_dkv_fp32_d64_window_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:b9ff35f728fc25974fdb0fed5a0c3135fef41c60a0c127a8dff80b0e1ba8f918"
@@ -1351,6 +1441,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_tf32_d128_causal_softcap_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:145eb84fb7649776cd46908e9f9afd19287d0a41524c1cfc99b36bf1e685d067"
     ),
+    "bwd_dkv_tf32_d128_causal_varlen_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:1da74955b43b5f11bff4292a890f5a21e5edb8c157d6e1b44be6e1a885065f45"
+    ),
     "bwd_dkv_tf32_d128_causal_window_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:a74b7b34f4d21ecd9a55d94ba92197cdcbbf65e4b6a77938ab4c4b51539f9017"
     ),
@@ -1359,6 +1452,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_tf32_d128_softcap_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:e4387606a336024597c414c3553323047641bf66c79ce7a698c0611184a2c346"
+    ),
+    "bwd_dkv_tf32_d128_varlen_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:65230e15538fe7ae6cb274f7ccd51e707be1db3c782d3ed457e0bc5f7a8dc281"
     ),
     "bwd_dkv_tf32_d128_window_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:e0a1fda6ab23b31eefb3f2dea430092e61ec1c1a3fbb78d0f32829c5b9bc3b5f"
@@ -1393,6 +1489,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_tf32_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:c36b228f2646283cc984141bf82693d7f62d217a5658dc9b740836bdb6d99a4c"
     ),
+    "bwd_dkv_tf32_d16_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4048163bc56d0b84397e47bc7967a9c07f18aae2f90173510712bdc465354fda"
+    ),
     "bwd_dkv_tf32_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:3062ee99ff467fde76ce30629c85d79de1316a28e02c5cc5d218fdfa14995ba3"
     ),
@@ -1401,6 +1500,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_tf32_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:d1af9cc73ff4d7275b93abc37bb63093a09a29434299e9d7dac28ad1aa9fc7b3"
+    ),
+    "bwd_dkv_tf32_d16_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2263684ff2159311e0743b60c9de8e2db6ef59638b3295948c4cecd02c8e1a5f"
     ),
     "bwd_dkv_tf32_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:a7ede04da01aa2a84e52712c1053352ff312882f11dcda22996a97e413e44458"
@@ -1435,6 +1537,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_tf32_d256_causal_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:c54088e2cf065e13f413ec2f244e974045eddb4db406baf419f20baa8ff6517c"
     ),
+    "bwd_dkv_tf32_d256_causal_varlen_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:6fad5d60db913fa439690e0043429d40359443993f49e309261270c598766028"
+    ),
     "bwd_dkv_tf32_d256_causal_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:f361466f087995c90fd8ed747dfc973bbfe1778104982cd36e9f3275f72d0193"
     ),
@@ -1443,6 +1548,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_tf32_d256_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:ec2d32e9601f061eba41374a360181877357f6e1c6eb3ac6fbffb9d4dab4291d"
+    ),
+    "bwd_dkv_tf32_d256_varlen_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:a3ee3023767bae2311be1c2e69dfde51fd2a9db9052705ec2bb34ae80083a109"
     ),
     "bwd_dkv_tf32_d256_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:886f9bd7739691cacf563dc1c480fefa859a21e8db05214110c7559d089ac895"
@@ -1477,6 +1585,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_tf32_d32_causal_softcap_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:0b847c602c773b0be225e66be051a00c8af88acd18f7365c29217936f72d56ec"
     ),
+    "bwd_dkv_tf32_d32_causal_varlen_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9b24e7a57544f7ce43558c868d5fbdbd01d4890be1ab859594f0bab25baa1393"
+    ),
     "bwd_dkv_tf32_d32_causal_window_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:42b4edc43fa94e82ae7bd147369e1a44604652693807b638050ab07400ae972d"
     ),
@@ -1485,6 +1596,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_tf32_d32_softcap_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:795fac83865ab4e486952d1ff2faeedd7ed1987f5b1a8ae0cfdfb6200385dfd7"
+    ),
+    "bwd_dkv_tf32_d32_varlen_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6c2f631399791c99686410797e198cd8fbc81cc8d75d55d3b4aea6d8bf7b3d19"
     ),
     "bwd_dkv_tf32_d32_window_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:d8e390f8de1687f958a8d01e364af2ef0405d0ac7937c9b30d2840cb64b0c573"
@@ -1519,6 +1633,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_tf32_d64_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:3d4837aa7847c420405d62363c008a4f2c15dd36f9085bc3e18e10fce13e5db5"
     ),
+    "bwd_dkv_tf32_d64_causal_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5385db15f7a9779cd42799e31c25f1d805c7669191b7a0a2983b8a5041673117"
+    ),
     "bwd_dkv_tf32_d64_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:63dfa2b9b8b07b4daa9a07263c0ea51a908566875b5af057b7a5b16550b22dfc"
     ),
@@ -1527,6 +1644,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_tf32_d64_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:bd5213b6a6c6099ac4efe56ff917b9d1a64b1f70df615b93a627805f3c8acde1"
+    ),
+    "bwd_dkv_tf32_d64_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:85722a0b87ebee520eb3cb776e2a8d9fb0bb68603b303b7fbd76853fa41398c8"
     ),
     "bwd_dkv_tf32_d64_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:5a71c1bf9d6deca69c3174fba89bc6d0328fedc169ead7c4f12003000787af41"
@@ -1585,6 +1705,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d128_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:4ac34f8f593ee9c5fd8920c5679faca95128aa9558d14607a5883067536a5fb5"
     ),
+    "bwd_dq_bf16_d128_causal_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e9c0135d66c4f0c51655a0d6796fd87fd67b42f8a6eacf53821874914b9acfe4"
+    ),
     "bwd_dq_bf16_d128_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:da6d5d8ee0f2cdb0635a4cd8d505902d79cd26908f4be26c08c1ed74f9170be3"
     ),
@@ -1593,6 +1716,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_bf16_d128_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:23ececfcf18f24682b3d078e9cb9991defdfd196f1e07115991e9cb6446754ad"
+    ),
+    "bwd_dq_bf16_d128_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:00cfcd21f186356f3d275795ca4fbaea0e039ab455f29b4b6ca92f15df59162d"
     ),
     "bwd_dq_bf16_d128_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:b00f350985f1910f42008a0c8c9f8b3cc24bbd08088f80d71a1e9b206a362c57"
@@ -1627,6 +1753,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:2b1135d8d722ba06e5007213b8a3b61d0968cd7cc4825d7a59678421cb552250"
     ),
+    "bwd_dq_bf16_d16_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e3e81bab8b331ae6eae93d61d0be2ab484330a01f5be4e35d0b3dd3c91041327"
+    ),
     "bwd_dq_bf16_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:852cbfda811f131b1418d088b5f23df2011b2c13e6f8bd77528475904c661a28"
     ),
@@ -1635,6 +1764,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_bf16_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:e38baf8484b5c464792625c7dff524a54716d5b95e23b8a36c0034b49e1b3ac6"
+    ),
+    "bwd_dq_bf16_d16_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6769124ddc47b91fa0d2e78d46fe76c31d45bbde5b487c3a8201963cbbb8eafd"
     ),
     "bwd_dq_bf16_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:655ec8a8d05440a48c6bbcce7ed4e8e144d452faf68efe3c8b5ea3293379a8c6"
@@ -1741,6 +1873,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d256_causal_softcap_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:629d45ab85ac04c9127ff4888fd6bf7abf3c52155c7ac0e03d8fc5e5ec63892b"
     ),
+    "bwd_dq_bf16_d256_causal_varlen_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:cb69c35e0cc14ca043fb8cc6705b14a07bd5b6b97efb6c152df8716e9093fee3"
+    ),
     "bwd_dq_bf16_d256_causal_window_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:f44c3614d56c6df7700295d0d8bf174ec67fce0720c531f87aedc67c93dcfb2d"
     ),
@@ -1749,6 +1884,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_bf16_d256_softcap_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:b7b05fb44532770fde80b9f372fe6ad0a722959de704f14b28b21e7440629612"
+    ),
+    "bwd_dq_bf16_d256_varlen_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:ea52b64123b908630f7e8ead57519246ae4a388e56f053006529bfa62e3e5361"
     ),
     "bwd_dq_bf16_d256_window_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:67ec78600b3019eeeb011a8e23ab543467c995ecd5db9f2adeffd5b640a0fb16"
@@ -1783,6 +1921,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d32_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:42572ba48fb32490ef8b473485e1abb73370ac088804c2c2758f842d1b4c9513"
     ),
+    "bwd_dq_bf16_d32_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:23848c7d816ca9c9018213aa029ed0859eaadbafac18f0c4a7834d717ed936da"
+    ),
     "bwd_dq_bf16_d32_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:ee22da3b88bf8512c3976cecb26cf4d90f77a8eeb7a1cec065029040c9682d18"
     ),
@@ -1791,6 +1932,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_bf16_d32_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:b9610d116b51379df81031036c382f717a345d3768824a8ddb31f5b7e0dd2226"
+    ),
+    "bwd_dq_bf16_d32_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c69e4a4626f440e1b9e7ad6cf16db19e8da8fc648d7bee017020fae66f61b45b"
     ),
     "bwd_dq_bf16_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:8f342b477aa0feffbb15ab5ff86c77e86adc3944645f23d774be7de232333783"
@@ -1852,6 +1996,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d64_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:bbcb298e76bb2abc1f4538e5c897518ccfd95b2947c4d4cb965fcf0d428e2a9d"
     ),
+    "bwd_dq_bf16_d64_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:473c739cfe48b316eea9e5c33201ca77bc796950f640310d42bd5de9085024b8"
+    ),
     "bwd_dq_bf16_d64_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:b36aa1f023f632c36c39958742750f10db8aa2648c1cf13cf5fac4d07fb55d02"
     ),
@@ -1860,6 +2007,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_bf16_d64_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:ec55fa9705e0e5ccad0460955fac890f76cd18e12f21b3067b491851da07a27c"
+    ),
+    "bwd_dq_bf16_d64_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5ec3c894d40e764281b2ef757e163472902f4d6248aea63c28989759ed2e08f9"
     ),
     "bwd_dq_bf16_d64_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:79e44abcfc03d046798e748ef047c661946e669088fc110c47ef022cd39c931f"
@@ -1954,6 +2104,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d128_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:4849acaf74a375b43b64d0ab6e238e2499ba1a09f346c863c04e54df3da4f632"
     ),
+    "bwd_dq_fp16_d128_causal_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5dc6c4d3a11ae4f1071f5ea8dd0b4e4a52f3f6839cec197ee55554e1f6b4f713"
+    ),
     "bwd_dq_fp16_d128_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:2fb841cfc3980301486de37dfe9c26d762967871f9128e3e15246beabc06a27b"
     ),
@@ -1962,6 +2115,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_fp16_d128_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:ee577743e61e1a05d362cc2325d547fc4f9255203fba0430a8f58eef0f96715c"
+    ),
+    "bwd_dq_fp16_d128_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4b29ab43446d878b2d898c7fe5b4f6e7076a6e69205ceae3d3c5050eb80b0abd"
     ),
     "bwd_dq_fp16_d128_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:dc7de8403e32fa96d1d7cc3a046e7ee454a670277b8ffe9aaf5d58e51a83283f"
@@ -1996,6 +2152,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:6548a1e38c95452165c48ba0c7046261f2e7bf30a6b328f479df0e250eaf8a33"
     ),
+    "bwd_dq_fp16_d16_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6f7144103b2395d7597bf80df9ac6ae9b731381ea585e59bf8d20e11fa1c15d9"
+    ),
     "bwd_dq_fp16_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:326312dfcb523da2bf65441acf04940ca32d6ef7a6a2b48071e981def92f9bf9"
     ),
@@ -2004,6 +2163,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_fp16_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:c6c06000f7baa87b2c021802ef0db3d33aefb5dce7d13fad603bc3a5b4af502a"
+    ),
+    "bwd_dq_fp16_d16_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:31c458fe7eb822802796f8a7346c02a4288a10bb9a9d0c7bcb8903ae930f8c92"
     ),
     "bwd_dq_fp16_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:86aeec64f10818694e836087cf0e81c0f69bcd0f177b6b1c959ca4aea5d2fafe"
@@ -2110,6 +2272,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d256_causal_softcap_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:c26d0dd0bba3a2593076cbc3e24e5e9f7c1c5b86881486bcdd304a24b87df18a"
     ),
+    "bwd_dq_fp16_d256_causal_varlen_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:92172074c4841b0d7bf0515bb3764b0a79013c2100a83bd8514b4b30b003727d"
+    ),
     "bwd_dq_fp16_d256_causal_window_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:4cc92822762f5b69ba46d4595cb1633a4c1380e40bb8290e5ef07002f2dc35ef"
     ),
@@ -2118,6 +2283,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_fp16_d256_softcap_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:468a0df0833b7dc01aec2a73a91efef00234a0f2cf0b6f52139b8b7226541162"
+    ),
+    "bwd_dq_fp16_d256_varlen_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:9bfcc1b0be97a1673de9fec7ae88b9f5ec6ef47b9c43fca7112da6b8e965729d"
     ),
     "bwd_dq_fp16_d256_window_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:66db92359006d52729b3f7584828f01a215e5581f6faff3ddd67ab3458bd613d"
@@ -2152,6 +2320,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d32_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:ea623ac625a3ace30c3dddb0a0d8d1e0cc7b6572bf4d6bda7bf2eb750a6782e2"
     ),
+    "bwd_dq_fp16_d32_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f8bdfd06e3bc0b27c9f889f58e645ed9a0425b646db4f854e1df01999cba0cba"
+    ),
     "bwd_dq_fp16_d32_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:0ade90a2c905c50235b01e8030e9a36f8965210cf1de1ad58d6cc078379f4ee9"
     ),
@@ -2160,6 +2331,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_fp16_d32_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:eefb8569181d4933b744c59b2c9bbc1ea2def9456b541133ae2ee83f21451670"
+    ),
+    "bwd_dq_fp16_d32_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c3f992c9ddbc9d5af4f3416b774ad1ad4a32b7c277d40db9b36e657d4e445f0f"
     ),
     "bwd_dq_fp16_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:7c8d92a176c02dcaf2f2296c8b58f0e8020de410bcdfbd9fadd0be12fb329fd1"
@@ -2221,6 +2395,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d64_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:c11c5a3bf961dbb00a011e33145ac57afeb8a3b690d28b06e80f2278b618b685"
     ),
+    "bwd_dq_fp16_d64_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a6123d13dcc630f15715117a115a11a0365cc3fa7f0cde26ff0c0aeb099c29bb"
+    ),
     "bwd_dq_fp16_d64_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:f1b5a245f79cc4f7f09bbdcc5729f9746d53b87b205664018dd9cbe7990c99d9"
     ),
@@ -2229,6 +2406,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_fp16_d64_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:622f1fe3119de562c887c7f94a26eff5c670c16901b788d43960437ef7aa6636"
+    ),
+    "bwd_dq_fp16_d64_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:fe974dd0a191c3885ec5953fae1d2379eb48a7929138953738802de736ad7790"
     ),
     "bwd_dq_fp16_d64_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:e68edd25f5fe4b70bb357c3da3618f895d251dd262cab8f4b1c7c5c0cc9aa696"
@@ -2299,6 +2479,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp32_d128_causal_softcap_br16_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:622d8b8925495126e0e826839a960030ef02db38c0b6a12cc69166f07893b89e"
     ),
+    "bwd_dq_fp32_d128_causal_varlen_br16_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:d6b9584cf0d8fc25b920c0922dd8769e3da45f32de94bd2d83ac6f37fb73d727"
+    ),
     "bwd_dq_fp32_d128_causal_window_br16_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:8f5e73363a822642fc660e9add537cfb2e8f7f5aaa36ad81fdd1f543fcd3c985"
     ),
@@ -2307,6 +2490,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_fp32_d128_softcap_br16_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:6a0deee097855fb50cfae79de4d582e002a1af271cda829c1049b367dc92d13b"
+    ),
+    "bwd_dq_fp32_d128_varlen_br16_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:cc36d2f18a48632a84058063902946e31ab581424a0eff3c6789e01737547a03"
     ),
     "bwd_dq_fp32_d128_window_br16_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:e7f1a650c3034710d197e6a8a8fea6017e019914b206db92aea7b3ca94eff398"
@@ -2341,6 +2527,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp32_d16_causal_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:796bb678b80025867e73e4c1e5125816250e219d3b0d24ce1e37295934296b67"
     ),
+    "bwd_dq_fp32_d16_causal_varlen_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ad1909ca1a07ef5c00586889f0c643fe867d3dd93ecfc8f11304dda8dcf669ed"
+    ),
     "bwd_dq_fp32_d16_causal_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:fac8f19e22a6cb9dc3e8a37143addf3d6b9cbd37cbf16859ee25109f118be932"
     ),
@@ -2349,6 +2538,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_fp32_d16_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:4eb58ca4ea4293c8420da1a4eb7c0c4ed6f28d751f9fe5cf8793d2c95f3daed4"
+    ),
+    "bwd_dq_fp32_d16_varlen_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9db4ad6106346de8a04354da908e0cf580060fe6689e3881dac3e90c78a04d04"
     ),
     "bwd_dq_fp32_d16_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:c19455ecc50d079ebbde48aef64ff9634dcd622ccc4655eb9f33fc69fc9dce52"
@@ -2383,6 +2575,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp32_d256_causal_softcap_br16_bc16_w8_s2_fa2_pointer_any_dim": (
         "sha256:496938484911cbd9af5ba0276e3d28a2e234032a5a094353bfc729bf28df3975"
     ),
+    "bwd_dq_fp32_d256_causal_varlen_br16_bc16_w8_s2_fa2_pointer_any_dim": (
+        "sha256:7a7d1dd92d25f7d62bc84ad8fd616f3dce53cf96c8712e6f75b1baed1808a9d9"
+    ),
     "bwd_dq_fp32_d256_causal_window_br16_bc16_w8_s2_fa2_pointer_any_dim": (
         "sha256:19669f4f91142802b1834f1c01f0e87f8cb1012b8d2479cc9c92dcb632dc743f"
     ),
@@ -2391,6 +2586,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_fp32_d256_softcap_br16_bc16_w8_s2_fa2_pointer_any_dim": (
         "sha256:9edf11366927ba6315bed2f1c7c24f1f915ac41fe0aebcd0b809d224a5165fac"
+    ),
+    "bwd_dq_fp32_d256_varlen_br16_bc16_w8_s2_fa2_pointer_any_dim": (
+        "sha256:eb7ae2b9666e7af7294b1d2b92c1cd9f61f9a1102c873407eb9226278fc55522"
     ),
     "bwd_dq_fp32_d256_window_br16_bc16_w8_s2_fa2_pointer_any_dim": (
         "sha256:1fa1d973f4a9aea3728c0e2dc28aa0321a1ffbcfffe33f11b31e5e7878929a58"
@@ -2425,6 +2623,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp32_d32_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:ab991bb23d28297b99f0dca8fa38fc670c3087e7003d33e7a617864fb1569ac3"
     ),
+    "bwd_dq_fp32_d32_causal_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:947c296759e71d775ecd9257589688a7b339a309cccbf648c22c1fdc3f8974ff"
+    ),
     "bwd_dq_fp32_d32_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:ba37ec1c48ca71995d0cb7c021923b08a3e8b174eaf45691024d48dc31fa1133"
     ),
@@ -2433,6 +2634,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_fp32_d32_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:90eff02d55c51ba8d6bdcc69e237fb3a363bc9de1447bdf9fa7c9476186d972c"
+    ),
+    "bwd_dq_fp32_d32_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5eb01be858b1cb7332a74314ef9dafc1a32024d34939ff0258c860c3f555ff85"
     ),
     "bwd_dq_fp32_d32_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:15ed5384bef10407be61db18ffe966f6e2b6c9f8011563b20e50ec37cbb23db8"
@@ -2467,6 +2671,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp32_d64_causal_softcap_br32_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:720262e5ba49aa635afa0b906017aa8bc854fa941119f7fd7348023addb08165"
     ),
+    "bwd_dq_fp32_d64_causal_varlen_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2211029c29f2af8e0f0f4a268ec86c9161c813abce1ea6d614d967bff46c2f06"
+    ),
     "bwd_dq_fp32_d64_causal_window_br32_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:7f54b981c14d975bdc4ec60067c04a5fb7dda4414025935f7f3c0d37218664c9"
     ),
@@ -2475,6 +2682,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_fp32_d64_softcap_br32_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:a560c027469a6ffcb9b9cffd72405336bcdfb15a6ce3c3c35aad93eae177bcf6"
+    ),
+    "bwd_dq_fp32_d64_varlen_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:7fd931fc71b9bdab122017f05c1f67345243110740c24dbf64d6c5ade72431ab"
     ),
     "bwd_dq_fp32_d64_window_br32_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:a1d8213522df001ee0bab15807694dc74c04aee6ad5e2b5cdc45379fb0f1f13e"
@@ -2509,6 +2719,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_tf32_d128_causal_softcap_br16_bc32_w4_s1_fa2_pointer_any_dim": (
         "sha256:f0249a74404ff817e2742feccd1309e7d675cfcf4098eb3f045ea4380ee6cb01"
     ),
+    "bwd_dq_tf32_d128_causal_varlen_br16_bc32_w4_s1_fa2_pointer_any_dim": (
+        "sha256:ba62d2cf2ae515c1fad38174dec108c7229034f54c39af51ca9c1f587a45eb02"
+    ),
     "bwd_dq_tf32_d128_causal_window_br16_bc32_w4_s1_fa2_pointer_any_dim": (
         "sha256:a6a7d100601436f0bc05c911bd9f1c44cafc1b4f621683da2d427cc137c95d63"
     ),
@@ -2517,6 +2730,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_tf32_d128_softcap_br16_bc32_w4_s1_fa2_pointer_any_dim": (
         "sha256:4496a386eabe0ccfb317c21fb6b47df86ae3f13d96d8074c9fd1bfbf44d43342"
+    ),
+    "bwd_dq_tf32_d128_varlen_br16_bc32_w4_s1_fa2_pointer_any_dim": (
+        "sha256:6b0bd2969535eb5ed8392d6d8bfb98b522647c69999fe2452d90be504790de30"
     ),
     "bwd_dq_tf32_d128_window_br16_bc32_w4_s1_fa2_pointer_any_dim": (
         "sha256:0195e6c627320b576b4c560618e298376eff9971c01dae54a00ee23eb1a47b27"
@@ -2551,6 +2767,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_tf32_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:91a86bd765dae3deac5ee67759d7b8944ec9a9b72a4f19386c205ba81145ac34"
     ),
+    "bwd_dq_tf32_d16_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9b08f4e5f10f70f545374917b1cd520ec23c514d75f5f54d2ec682fa2717f80c"
+    ),
     "bwd_dq_tf32_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:5fcc3de30af2d0963ad73ef1defdb1a93911905872ed340459e4e8b76482bef6"
     ),
@@ -2559,6 +2778,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_tf32_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:976e846775e507ac35eaccb5797cadfbd4087e613c956a6d21da7772415e63ce"
+    ),
+    "bwd_dq_tf32_d16_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0fc8707d647ee48d11fc259189bc9256621c73ebdfc9f7ca25a80a8f4f36b996"
     ),
     "bwd_dq_tf32_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:9678d7c2dded6f64d312cf7b67b3c91982d7263e0ff577f56bcfa83cc6027ef4"
@@ -2593,6 +2815,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_tf32_d256_causal_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:0d97b89144d2493142830a2451a04d77fa1c1dee304132fbb06b25db7f1c8422"
     ),
+    "bwd_dq_tf32_d256_causal_varlen_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:938fe87074a13b65a46bd837d038d8bdd59d0e1f14bd02c5e65d6592079e6595"
+    ),
     "bwd_dq_tf32_d256_causal_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:1afb0c599a6e7419a1acd1db4d0bceea3eca7654d35f458d6c1ff2b13cffdece"
     ),
@@ -2601,6 +2826,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_tf32_d256_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:fb56d7990bd9b8d92fd39253fe5c694a6764ec16e838e8c432e17f70775297ce"
+    ),
+    "bwd_dq_tf32_d256_varlen_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:24a73619897f8379e5e0f4364bdd1f623332d2e728ce326bed7c34307b604ec2"
     ),
     "bwd_dq_tf32_d256_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:d80dea241715ccee694c379a48358bfe1ed6379920e9b683f6915485668fbfec"
@@ -2635,6 +2863,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_tf32_d32_causal_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:66a731fdc2998266ca09de5627de26417322fc51740e41fd091cc46d24fb7956"
     ),
+    "bwd_dq_tf32_d32_causal_varlen_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0f0b071e40c3ccdd48d5dcd347c4f4b06e0cebcd3dddb751323f313e7b357fd2"
+    ),
     "bwd_dq_tf32_d32_causal_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:bbe9a266dd04a791e5d02bf2c1b2027f6bed3113e32fb30d47e33b47661ab6af"
     ),
@@ -2643,6 +2874,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_tf32_d32_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:c38ad015a1bb14c3281dc89f0fc1672ef51f2a6d4d0b1c93574619da7a1101b0"
+    ),
+    "bwd_dq_tf32_d32_varlen_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:17a1651d30846b62f471b9460d82228829b54ba1d17a79a5371629b7682f12a1"
     ),
     "bwd_dq_tf32_d32_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:24254c3f57630a04edaf69b7217348b9e302738da7399bd2fe128c1e94a55f8e"
@@ -2677,6 +2911,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_tf32_d64_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:d367337521ef35d916767856eec7062960a625b4955e179ba9b5a6634512ab39"
     ),
+    "bwd_dq_tf32_d64_causal_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f56725a36ef9eb6eeaabaf576e109564d9027447c25bcbf5211d290353f8c08a"
+    ),
     "bwd_dq_tf32_d64_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:d31deb066675744d92a3e39e3047a4deee6cbdf15de9568a64bc2117abf18152"
     ),
@@ -2685,6 +2922,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_tf32_d64_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:d15b2aab185b7efc7c6e1817d0f6cbafd5d20ab1bdd6205ed20afd079167644b"
+    ),
+    "bwd_dq_tf32_d64_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c0343281b262055c6d50a3ecbaf4173b30275cec3c338e44e8ea65baf89a0830"
     ),
     "bwd_dq_tf32_d64_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:759f0c2e2166d80866604e36e9260cc047546e8dbbf14dd9254b3886044c3bda"
@@ -3517,6 +3757,9 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d128_causal_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:f7cf826347254b1b87c2b471d8e07594b0694e2879fb5761bbfedfb66b88f366"
     ),
+    "fwd_bf16_d128_causal_varlen_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5ac95b91e01d42bb0cf43a840d1adba89805ddd703d92472fa5f19a0633b74bc"
+    ),
     "fwd_bf16_d128_causal_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:3cd583189afb4465b2f54a50930b85115c944ab2aae5e14494cf31560e93d175"
     ),
@@ -3528,6 +3771,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d128_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:c792a77448dc12f9a074fdc643b9377dfb97796f47aa612e9adc08d1656133ae"
+    ),
+    "fwd_bf16_d128_varlen_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:30f04c33838932f3f3612cc0976040ea6b5adb6767e2398c0fcbd156c71ce42a"
     ),
     "fwd_bf16_d128_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:501de5766c82260b713f5847746440f8d25b192c8fd0a40a76884563d07c95be"
@@ -3565,6 +3811,9 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:d349dfeb8197f9c2f6cf169cff25aabe682bfa0aa8e542156f0570e9178896d2"
     ),
+    "fwd_bf16_d16_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:cf8c3a41d95f1bb57bdac53991ab2788e5746fa8ea4a51d6fe7d8aa7448b1feb"
+    ),
     "fwd_bf16_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:236771e4e1ed16b857048ac42eba53c6178fca6c3c7ab6675ba507d013a27eb6"
     ),
@@ -3576,6 +3825,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:9dc2daaa30b9e66543e4565ff79494ac196ab417db24448f6945c85159a4c0ec"
+    ),
+    "fwd_bf16_d16_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e5b03b371430e99de772120217bd18727bdf38a926669a3be8e8a4ff2b49a98a"
     ),
     "fwd_bf16_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:07945602b3f083f9bf650a82afc07bd8083c4e272c523f163686a8fa950b18b1"
@@ -3709,6 +3961,9 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d256_causal_softcap_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:6cb32c373f27b89c7a4cd8830bec185eb74a54d31e9234698d86cbed940ce8c0"
     ),
+    "fwd_bf16_d256_causal_varlen_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:1a6ef6a58ac5cd1781c29aa4ebe327ae94bf80bdb797dcfd7054bf8e81517371"
+    ),
     "fwd_bf16_d256_causal_window_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:18a23f954128685a406289bb87368559f9253201bedbf1880b7ad5f53f8e3d20"
     ),
@@ -3720,6 +3975,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d256_softcap_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:54ed0fecf3e6d8e555ac80f90da49179b9ca5f06c91d8dc85fbbb0cd9194e765"
+    ),
+    "fwd_bf16_d256_varlen_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:5a216c1c2a2dfedc08fe910d1cdb29d3b01b4adc410bf559ca4ac93f2715973e"
     ),
     "fwd_bf16_d256_window_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:54d23757281ed8783e574a5c463df9c952f2843787bdd1f9c71fb5087028c3c2"
@@ -3757,6 +4015,9 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d32_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:517e745043ba867315fc085ca9f9992c960b2dd2f805868bb54ae80853d8fec8"
     ),
+    "fwd_bf16_d32_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:1e87394d873a651a0f0b15131b69eea4a4ac0009dcb1c73d6827a02ea67f54bd"
+    ),
     "fwd_bf16_d32_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:7302f77cb198fd3e2288ba9cc0f0c451e9a8e8a77568cbd55a47638bedee9026"
     ),
@@ -3768,6 +4029,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d32_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:0c46cefb1a35423c716cb7c9f35b0857f3298303b7e013d2360eb3bb3c6b6e22"
+    ),
+    "fwd_bf16_d32_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0bb132b8b6a2042b5328b1c1cfc442c50fe12cf20838f51f2d9560140c58bfa3"
     ),
     "fwd_bf16_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:dea310a53c42f92c3bdb45cd331bc51d1d49ec61a2cb926dd24bd51c6bf1d6e1"
@@ -3835,6 +4099,9 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d64_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:c832a422282bd1bc0d5473c155bb6d31c388dcfb31bb2bfb1fb9d05766ca270b"
     ),
+    "fwd_bf16_d64_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ff210adc952747d8f32163c53993263a2f9c752744c76dac8edcf7187a6ef1a1"
+    ),
     "fwd_bf16_d64_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:4ffcab61c2ba8074d6670bd713a3ce6463f17cf4c45ac6e37b0b63291d2d6308"
     ),
@@ -3846,6 +4113,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d64_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:13675b2dc9a20723b618b1772de974197011e78d355bf160abaf21264ec7b157"
+    ),
+    "fwd_bf16_d64_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:33ee25f018f9a947200ae6233a57277905de1862d80f64798f52632599b883d9"
     ),
     "fwd_bf16_d64_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:854a65a2271e4c536fadaf389aa5a378abf87b463f149813cdf76ec81d39eb40"
@@ -3946,6 +4216,9 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d128_causal_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:b50afc3d7d0836c7b087aab05117e2db58f8d61143fecad75fc7a418af645c7d"
     ),
+    "fwd_fp16_d128_causal_varlen_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:705821ccb24e34852b5569e9886c85f1710426604928e0c13b6f955342c45a3a"
+    ),
     "fwd_fp16_d128_causal_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:d036c4c9d7b33341e356e50a90e726c4ad22c4d15b716d694391a09151620c37"
     ),
@@ -3957,6 +4230,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp16_d128_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:3d4763f9835349d70dad95d6f0ada768c58959852707cf853704c795b472e379"
+    ),
+    "fwd_fp16_d128_varlen_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:aff3b2d1f555f4a162c9b402a1f1cf26cdb8fe27c7b7ebbc2f2c575eb0873e1f"
     ),
     "fwd_fp16_d128_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:c35e5488686d872e1139c65207a672b9da6539dfcaa252e2afe0cefc8f7bde81"
@@ -3994,6 +4270,9 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:6f2023c15df521afebcadb2f4caf6cbd2bc30b36a944f58d688d73e22c53a526"
     ),
+    "fwd_fp16_d16_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:fc11ecb6ebabaa976e8abe42775bc01889e2291f9879bdab66549a02b8b48ef0"
+    ),
     "fwd_fp16_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:acd71cd095a9973c68b682203b14fb108ea47ba5df70167151eba825bf063e83"
     ),
@@ -4005,6 +4284,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp16_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:b47a284761333d4751da5bfb01a05b304372b2f279d86e89996e48d23c15d3d3"
+    ),
+    "fwd_fp16_d16_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f953229afbc5c5401025ed6e9d363be9ac0aa67a123542b9f4aea578e8815ae5"
     ),
     "fwd_fp16_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:504c3adaafd6ab5d83055291d3c404413e64163b4a45eb5214f7b6b151425908"
@@ -4138,6 +4420,9 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d256_causal_softcap_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:205c3c1a62fd8b1af6727d6f11e5d240dcfa96936c8511c0689d95a288f4b4ae"
     ),
+    "fwd_fp16_d256_causal_varlen_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:235656a0411efed84cdfb242845bda1791fb4f4bb934daafb2d85f866b9fe018"
+    ),
     "fwd_fp16_d256_causal_window_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:70d4a0a0bfc419db6a351400a97b036cbacc445a4432a3f917440b444ef6d6dc"
     ),
@@ -4149,6 +4434,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp16_d256_softcap_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:33c74643b2e95ac081f2d5e5e4c629a202ed5c95ebdfa4637e2f38488fad53f3"
+    ),
+    "fwd_fp16_d256_varlen_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:4f44031375c0d9cac7d7a02f0939ee5657b6e41e55d4b1e17a696a4faa00351b"
     ),
     "fwd_fp16_d256_window_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:4b083fc1eee5c5231e36eda2f6b2ae624e8ef6d7f60f1e826ee7851de885dee3"
@@ -4186,6 +4474,9 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d32_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:d441b2d42e2c81e34766ec5ce77c6635c2d82f16a82620d3434ad9828f7b0f48"
     ),
+    "fwd_fp16_d32_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:860312644c3830949c941976bf1f6a1f8ab2e1490f1886a24ff9bae68dca6b52"
+    ),
     "fwd_fp16_d32_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:1d89e0f2006f1a3b54d1781b7a84efa1075b807925f22d01994676f5786164c9"
     ),
@@ -4197,6 +4488,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp16_d32_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:20af5e379378bb6d51d64b353084ce7f362988292cffabff0950a91c7c5b7a5d"
+    ),
+    "fwd_fp16_d32_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:834d79dd5da3ebbfa9a8f04d178e2ef488a261bf7b27895607631bdf88e2af0b"
     ),
     "fwd_fp16_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:352874cdf4e85db317b703761e577d72c083bf81fe7c7bff572ae0505c086171"
@@ -4264,6 +4558,9 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d64_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:68676f6e2a39594d52f991a45e9a906fe50db0cbe552abf765c897d4afd8b98d"
     ),
+    "fwd_fp16_d64_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5722a6deb4911ccc2a3df98e2fa966d33465ad9a9ea2519244e60021ff66baa8"
+    ),
     "fwd_fp16_d64_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:4df7e10cbc76ef4471f2e70b53000fc630ad4d300a2f5b9eeed6e1e3d1d32707"
     ),
@@ -4275,6 +4572,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp16_d64_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:cf9fe8703ca94ff68496722e51e3ee615a67320ebd46c0587c6339d6a89c296e"
+    ),
+    "fwd_fp16_d64_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3523537061f50f5395e1e7177e80155c48974e8e55d54d46848f94ee3bb61886"
     ),
     "fwd_fp16_d64_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:5fe34cd6eab280b1f210be03bbe39e940b3dc74a51f4269a3e9d77bd63629747"
@@ -4345,6 +4645,9 @@ DIGESTS: dict[str, str] = {
     "fwd_fp32_d128_causal_softcap_br16_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:b456c50263cff84a17ff085edc33783d3db171273c931b34c9f5f8428db83209"
     ),
+    "fwd_fp32_d128_causal_varlen_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2cb8886b525df4470e96a3701b50e98b62c766e535597eeedad6ff21fcba27b2"
+    ),
     "fwd_fp32_d128_causal_window_br16_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:b5ec2d5c0a6146040018bc10f2e3a2b56a95e8f209751d0c78ef85557d9b67b4"
     ),
@@ -4356,6 +4659,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp32_d128_softcap_br16_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:27fd28122449e8dc95374bbb35bbc7657407eb1902801d824a1685710d9d0c36"
+    ),
+    "fwd_fp32_d128_varlen_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:09e11ce661e79650239b7234e75cef30c5fd39c01a2a1d0b8fd217856c2e41c3"
     ),
     "fwd_fp32_d128_window_br16_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:835947e03e2eada3e4423b9109630c408068cd27823d1994c4b4657541bf2924"
@@ -4393,6 +4699,9 @@ DIGESTS: dict[str, str] = {
     "fwd_fp32_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:460e3871d18df9bf977bd38594738339a101581e6c58e01a2577af27460f6353"
     ),
+    "fwd_fp32_d16_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:333ee38600d5d93bf6ee5fa773371f20968d12c24cf7c71cc17f89e696dffcb1"
+    ),
     "fwd_fp32_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:765fe8ee530e6d8b683caea54e15847277673ae59f9f03f2f1082f9b2c19930e"
     ),
@@ -4404,6 +4713,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp32_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:bde47e2cf9062a0c6cf9d6f0fa0c569e37476604aeb2262db2d9e647dd4421e3"
+    ),
+    "fwd_fp32_d16_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8f786056159f56f5419362ca1db8dcfd63e14b3d8d58ef6080a51fd6a0291134"
     ),
     "fwd_fp32_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:48278ab9a240f6c50e5abf77dc0e697e871e7dab9deb7dd645cf6eb24487d0d3"
@@ -4441,6 +4753,9 @@ DIGESTS: dict[str, str] = {
     "fwd_fp32_d256_causal_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:486802017ee44cc20271f1601a8b7c69a68703ae23947eb13d57edddcf1e6fc3"
     ),
+    "fwd_fp32_d256_causal_varlen_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:5e4d25300a53562938783b22a7130b7bd6667258bd161da30a64234fd2eca863"
+    ),
     "fwd_fp32_d256_causal_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:f835892cad9de8c215f4782aca73228f00e2783468b6f78fb968c352496ef469"
     ),
@@ -4452,6 +4767,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp32_d256_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:2b027ce8fa4056b01b6c23e5391dc2ea8f15c5d852d3002317826ceb2df4257b"
+    ),
+    "fwd_fp32_d256_varlen_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:e59ff3b22f32e3942c83e7e13eceac9f6b8a4e2de2a80dc2e3a43dbcb10dab67"
     ),
     "fwd_fp32_d256_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:6b88baa08fef98be96359d21cb1f1bcd619fe6ad7b9a42c22799faf19a955ce2"
@@ -4489,6 +4807,9 @@ DIGESTS: dict[str, str] = {
     "fwd_fp32_d32_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:753f75c9666b2947e72f87ae07b3592b035d1500d8658b109528587b18b1f1bb"
     ),
+    "fwd_fp32_d32_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:485915cf1da95d0b6310631ca27e7c4202fc951408c49b3aa924117f35478fea"
+    ),
     "fwd_fp32_d32_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:798011c1716841129a52ca3452418d8b704d3e9ddd10b906696bb32843179301"
     ),
@@ -4500,6 +4821,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp32_d32_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:f822ab2cfb85f5f357772324de5be1677d82b980f4a4cfcc4ef3b8aa3e055f44"
+    ),
+    "fwd_fp32_d32_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5e866ee9acc5866fe76e028db401f092fa525278327a8e88005f0d1cb2f8b593"
     ),
     "fwd_fp32_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:76c4d8e1953b966929ce48856ffef8b80cd4e79750c5b39150bfeb7d2c3441b0"
@@ -4537,6 +4861,9 @@ DIGESTS: dict[str, str] = {
     "fwd_fp32_d64_causal_softcap_br32_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:19dfe8561f008fcf9d125bf3a674ec2fa5af537d9cad7614c714d55e9121275b"
     ),
+    "fwd_fp32_d64_causal_varlen_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9f19263b6cf87b2b80f3d95fd097bdea769f36b189f88ec38139ae2d2024848d"
+    ),
     "fwd_fp32_d64_causal_window_br32_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:b48317080433070acabf8c514a45fa8f87633d364d305024ee41e1c20df797b7"
     ),
@@ -4548,6 +4875,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp32_d64_softcap_br32_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:233cb4d8ff1fddc322245b60ae0c2b1212ab6ae0c35996479177e179510c0133"
+    ),
+    "fwd_fp32_d64_varlen_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a26e4d4ff9cd3586abd81a3c86e771779d96d26c98487754e2d24faffb3b4365"
     ),
     "fwd_fp32_d64_window_br32_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:a5218b48b24501a90ff13564a840d8e079f3e896345ed4d518a126f09c739b56"
@@ -4585,6 +4915,9 @@ DIGESTS: dict[str, str] = {
     "fwd_tf32_d128_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:6f4fcc85c82b7b4d74d47b5fab9c993c5b7fe516d33746356718d00c893b11ce"
     ),
+    "fwd_tf32_d128_causal_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2c7a4385a1d106784f8fdeeb60ed606bba28724e09979fea2efb350c6f0802cd"
+    ),
     "fwd_tf32_d128_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:dee29ca67bd6aef0651e02965ed26c7b0ef15a00f165e03bf57d6b645358315d"
     ),
@@ -4596,6 +4929,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_tf32_d128_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:e64029c889cbd1fef78154d1e3c95946d071821df322489fdd12c45dda5814f8"
+    ),
+    "fwd_tf32_d128_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4dfe5570396f2d3a678ac26aff115fda82c7a8d38ffab7604f14c74175322087"
     ),
     "fwd_tf32_d128_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:fbe819b9ac50fbe5eff060c3e22c5d852b4667594990ff3f0281c5df01d8b8dc"
@@ -4633,6 +4969,9 @@ DIGESTS: dict[str, str] = {
     "fwd_tf32_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:41be57a6841b9991a56d6e95f32282c2f251822687cae11e4478a9f7e5bbf5b5"
     ),
+    "fwd_tf32_d16_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:bf11a6438034b0ac8e82e253e07f90cbd60778b680f4b21dbfd0e5338dd02d82"
+    ),
     "fwd_tf32_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:7c36a1124198066b102748e2c9411c69bb282337212b1be49273d10f1808fb68"
     ),
@@ -4644,6 +4983,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_tf32_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:f35e7729c2e11f78387b70c078c3f3b62e5781b13fe140397ebbe682fe7ca674"
+    ),
+    "fwd_tf32_d16_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b2c2448203efb34dcdee29a0617fdc4018a4ccd4cca243da457232f3d7243dbe"
     ),
     "fwd_tf32_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:b33e481f625f263c71560ace7485e71873c1d524c2728081cf91e12b32c77e46"
@@ -4681,6 +5023,9 @@ DIGESTS: dict[str, str] = {
     "fwd_tf32_d256_causal_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:be887e290b2ebdb2dc891f226995739b235eb9791e6e7851a4543e8f03d9d87b"
     ),
+    "fwd_tf32_d256_causal_varlen_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:2b2e9e2044711fe047ef7f2b4d189bccfbe11d1afc88866cb4e811ecdfb579ff"
+    ),
     "fwd_tf32_d256_causal_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:767bab68cc19591cc605ed4b721427c2b0669cd0b4fa8579ec9dfd9534c45456"
     ),
@@ -4692,6 +5037,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_tf32_d256_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:59631510ac8c5ac5a5e2670d616b10a55a3fedffabb805a6c7f4f33f2a8be4b2"
+    ),
+    "fwd_tf32_d256_varlen_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:0644cff8d3de87a6a3ad430aa75f46eac1653b8db4e8b91ba6f433a78a5b9f63"
     ),
     "fwd_tf32_d256_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:e8555aa09899aafeb76d63e1beab63781b6f496dd0017adec0f417c61be4d1df"
@@ -4729,6 +5077,9 @@ DIGESTS: dict[str, str] = {
     "fwd_tf32_d32_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:8c0dbe7e80d3b32ccb334daea83cb024a32160a66ecbf0dc397310fa51f544cd"
     ),
+    "fwd_tf32_d32_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:bc09fa1dbb11c729aae7e0ae3c0ee339d3145e817c88338396a41a96fdd67a03"
+    ),
     "fwd_tf32_d32_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:77ab71ce47a0a61a1ea9383df352bebf5d0b90041f2e00bc08b41659478b31c4"
     ),
@@ -4740,6 +5091,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_tf32_d32_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:94d2a0e6b600fd33c2b2402e1acbc4fb0ec0038b3175a012d757c36300cd83f4"
+    ),
+    "fwd_tf32_d32_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:63a57783c6eeb20cfa61ef53fd0c57ec4d43f039f10210084c935ae2a94592a8"
     ),
     "fwd_tf32_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:b2d94b22f4fb3ec4ec0dade17fc95d92f9c7b16df892a5ac034b20bfdc22f4d4"
@@ -4777,6 +5131,9 @@ DIGESTS: dict[str, str] = {
     "fwd_tf32_d64_causal_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:8865f5e122b25ac207873db785980dcd26675c900f2dc58320dba2acbc140032"
     ),
+    "fwd_tf32_d64_causal_varlen_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:97de97433e04011e213ef3c6cb7eae3a4ed4d1aeb0f18d21acd732545243adf5"
+    ),
     "fwd_tf32_d64_causal_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:809ef8cdad6bf7f24f23d3998f7955309a16b2b9873de6353915bdd8429478e1"
     ),
@@ -4788,6 +5145,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_tf32_d64_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:5c54f36437276c4e2b4cef5ab5be3e07fbfcc1f93aea47200604fc39661a37ae"
+    ),
+    "fwd_tf32_d64_varlen_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5a05113d6e2d2e93f0d90b78d517266e2f0dc897da94bd2d8ee5050f0ab37d59"
     ),
     "fwd_tf32_d64_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:5e4f05c88dad2b15c09473e33c3fd38cd9d56f2250ad7fc47b1bd77d41b5f2e9"

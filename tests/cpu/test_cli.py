@@ -299,6 +299,8 @@ class TestTune:
             *(plain.with_features([word]) for word in (*words, "boolean-mask", "sink")),
             featured.for_direction("backward_dkv"),
             featured.for_direction("backward_dbias"),
+            plain.with_features(["varlen", "window"]).for_direction("backward_dq"),
+            replace(plain.with_features(["varlen"]), paged=True),
         ):
             found = options(tune_command(spec, 5000).removeprefix("flashgen tune "))
             assert (found.specs, found.seqs, found.gpu) == ((spec,), (5000,), True)

@@ -20,6 +20,12 @@ SIGNATURES = {
     "flash_attn_func": "q k v " + COMMON,
     "flash_attn_qkvpacked_func": "qkv " + COMMON,
     "flash_attn_kvpacked_func": "q kv " + COMMON,
+    "flash_attn_varlen_func": "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k "
+    + COMMON
+    + " block_table=None",
+    "flash_attn_varlen_kvpacked_func": "q kv cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k "
+    + COMMON,
+    "flash_attn_varlen_qkvpacked_func": "qkv cu_seqlens max_seqlen " + COMMON,
     "flash_attn_with_kvcache": "q k_cache v_cache k=None v=None rotary_cos=None rotary_sin=None cache_seqlens=None "
     "cache_batch_idx=None cache_leftpad=None block_table=None softmax_scale=None causal=False window_size=(-1, -1) "
     "softcap=0.0 rotary_interleaved=True alibi_slopes=None num_splits=0 return_softmax_lse=False",

@@ -14,8 +14,8 @@ from flashgen.errors import NoEstimate
 from flashgen.estimate import cached_replay, estimate
 from flashgen.gpu import TARGETS
 from flashgen.grid import grid
+from flashgen.places import places
 from flashgen.problem import TUNED_WINDOW, Problem, flops, workload
-from flashgen.reference import in_window, visible
 from flashgen.render import render
 from tests.makers import make_config, make_spec
 
@@ -28,9 +28,10 @@ def seen(mask: str, seq_q: int, seq_k: int, window: int) -> torch.Tensor:
     """Who sees whom, beyond the last row too: tiles of rows are whole."""
     rows, diagonal = seq_q + 64, seq_k - seq_q
     sides = (window, -1 if mask == "causal" else window)
-    found = in_window(rows, seq_k, diagonal, sides, torch.device("cpu"))
+    at = places(rows, seq_k, diagonal, torch.device("cpu"), None)
+    found = at.in_window(sides)
     if mask == "causal":
-        found &= visible(rows, seq_k, diagonal, torch.device("cpu"))
+        found &= at.causal()
     return found
 
 

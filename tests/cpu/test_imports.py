@@ -16,15 +16,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "flashgen"
 
 STANDARD_LIBRARY_ONLY = (
-    "flashgen", "errors", "settings", "paths", "features", "spec", "problem", "asked", "gpu", "config", "order", "splits", "outcome", "choice", "defaults",
+    "flashgen", "errors", "settings", "paths", "sequences", "features", "spec", "problem", "asked", "gpu", "config", "order", "splits", "outcome", "choice", "defaults",
     "space_decode", "space",
 )  # fmt: skip
 KERNELS_AND_TRUTH = (
-    "philox", "reference", "gradients", "decoding", "interpreter", "signature_decode", "signature", "direct", "launch",
+    "places", "philox", "reference", "gradients", "decoding", "interpreter", "signature_decode", "signature", "direct", "launch",
     "launch_backward", "launch_decode", "launch_append",
 )  # fmt: skip
 TOOL = (
-    "render", "residency", "sass", "flow", "facts", "compile", "check_append", "check_decode", "check", "stopwatch", "conditions", "measure", "measure_decode",
+    "render", "residency", "sass", "flow", "facts", "compile", "check_append", "check_decode", "check_varlen", "check", "stopwatch", "conditions", "measure", "measure_decode",
     "machine", "grid", "program", "cycles", "scoreboard", "estimate", "evaluate", "quarantine", "ledger", "evaluators",
     "log", "records", "search", "landscape", "entry", "nodes", "table", "neighbours", "consolidate", "entries", "workloads", "hf_config", "changes",
     "generate", "show", "anatomy", "rivals", "explain", "verify", "precompile", "calibrate", "plot", "traces", "charts", "report", "session", "provenance", "screen", "workplace", "tune", "fleet",

@@ -12,9 +12,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from flashgen import gradients, launch, launch_backward
+from flashgen.features import Features
 from flashgen.problem import Problem
 from flashgen.reference import Case
 from flashgen.render import render
+from flashgen.sequences import from_bounds
 from tests.makers import make_config, make_spec
 
 LENGTHS = (1, 15, 16, 17, 1000)
@@ -72,6 +74,30 @@ def test_compilations_over_lengths(
         q, k, v = (torch.zeros((1, 2, seq, head_dim), dtype=torch.bfloat16) for _ in range(3))
         launch.launch(kernel, spec, config, q, k, v, scale=0.1, diagonal=0)
     assert kernel.compilations == classes
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_compilations_over_bounds(h200: None, tmp_path: Path, paged: bool) -> None:
+    """One whether the ends are a view behind the first element, or a tensor of their own."""
+    spec, config = make_spec(head_dim=64, mask="causal", varlen=True, paged=paged), make_config()
+    rendered = render(spec, config)
+    path = tmp_path / f"{rendered.name}.py"
+    path.write_text(rendered.source)
+    kernel = CompileOnly(launch.load_kernel(path, rendered.name))
+    for seq in LENGTHS:
+        q, k, v = (torch.zeros((1, seq, 2, 64)).bfloat16().transpose(1, 2) for _ in range(3))
+        cu, used = torch.tensor([0, seq, seq]).int(), torch.tensor([1, 0]).int()
+        table = torch.zeros((2, seq), dtype=torch.int32) if paged else None
+        for seqused in (None, used):
+            packed = from_bounds(
+                cu, cu, seq, seq, seqused_q=seqused, seqused_k=seqused, block_table=table,
+                page_size=16,
+            )  # fmt: skip
+            launch.launch(
+                kernel, spec, config, q, k, v, scale=0.1, diagonal=0,
+                features=Features(sequences=packed),
+            )  # fmt: skip
+    assert kernel.compilations == 1
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,37 @@ def test_a_model_compiles_into_one_graph(launched: list[str]) -> None:
         )
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_a_packed_batch_is_each_sequence_alone(launched: list[str], name: str) -> None:
+    """As a collator packs it, with its bounds: logits and gradients of the sequences alone."""
+    model = make_model(name, "flashgen")
+    torch.manual_seed(2)
+    texts = [torch.randint(1, 60, (1, length)) for length in (7, 1, 12)]
+    wanted = torch.cat([model(input_ids=text).logits for text in texts], 1)
+    launched.clear()
+    cu = torch.tensor([0, 7, 8, 20], dtype=torch.int32)
+    bounds = {"cu_seq_lens_q": cu, "cu_seq_lens_k": cu, "max_length_q": 12, "max_length_k": 12}
+    positions = torch.cat([torch.arange(text.shape[1]) for text in texts])[None]
+    packed = torch.cat(texts, 1)
+    found = model(input_ids=packed, position_ids=positions, use_cache=False, **bounds).logits
+    assert launched == ["forward"] * 2
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    weights = torch.randn_like(found)
+    gradients = [
+        torch.autograd.grad((weights * logits).sum(), list(model.parameters()))
+        for logits in (found, wanted)
+    ]
+    for grad, want in zip(*gradients, strict=True):
+        torch.testing.assert_close(grad, want, rtol=1e-3, atol=1e-4)
+
+
+def test_part_of_the_bounds_is_refused_by_name(launched: list[str]) -> None:
+    q = torch.randn(1, 2, 4, 16)
+    bounds = {"cu_seq_lens_q": torch.tensor([0, 4]), "cu_seq_lens_k": torch.tensor([0, 4])}
+    with pytest.raises(InvalidArgument, match="max_length_q must be given"):
+        backend.attention_forward(nn.Module(), q, q, q, None, **bounds)
+
+
 def test_without_transformers_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ToolchainError, match="pip install 'transformers"):

@@ -1,0 +1,214 @@
+"""attention_varlen(): attention of sequences of several lengths, packed one behind the other.
+
+A kernel reads where its sequence is from the device when it runs: nothing waits for the lengths,
+and a CUDA graph of a call may be replayed with others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from flashgen import reference
+from flashgen.asked import check_scale, diagonal_of
+from flashgen.decoding import Cache, sequence
+from flashgen.errors import InvalidArgument
+from flashgen.features import Features, check_softcap, window_of
+from flashgen.runtime import autograd, cpu, modes, registry
+from flashgen.runtime.call import Call, Causal, check_plain, check_tensors
+from flashgen.runtime.dispatch import Dispatcher, Window
+from flashgen.sequences import from_bounds
+
+__all__ = ["attention_varlen"]
+
+
+@overload
+def attention_varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int, max_seqlen_k: int, *, seqused_q: Tensor | None = ...,
+    seqused_k: Tensor | None = ..., block_table: Tensor | None = ..., causal: Causal = ...,
+    scale: float | None = ..., alibi_slopes: Tensor | None = ..., dropout_p: float = ...,
+    window: Window | None = ..., softcap: float | None = ..., sinks: Tensor | None = ...,
+    deterministic: bool = ..., precision: str = ..., return_lse: Literal[False] = ...,
+) -> Tensor: ...  # fmt: skip
+
+
+@overload
+def attention_varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int, max_seqlen_k: int, *, seqused_q: Tensor | None = ...,
+    seqused_k: Tensor | None = ..., block_table: Tensor | None = ..., causal: Causal = ...,
+    scale: float | None = ..., alibi_slopes: Tensor | None = ..., dropout_p: float = ...,
+    window: Window | None = ..., softcap: float | None = ..., sinks: Tensor | None = ...,
+    deterministic: bool = ..., precision: str = ..., return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
+    causal: Causal = False,
+    scale: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    dropout_p: float = 0.0,
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    deterministic: bool = True,
+    precision: str = "ieee",
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Exact attention of packed sequences, each over its own keys alone.
+
+    q (places, heads, head_dim), k (places of keys, kv_heads, head_dim), v (places of keys,
+    kv_heads, head_dim_v). cu_seqlens_q and cu_seqlens_k, int32 or int64 (sequences + 1,), ascending
+    from 0: sequence b has the places from cu_seqlens[b] to cu_seqlens[b + 1], none if they are
+    equal; of these the first seqused_q[b] and seqused_k[b], or all. They are read by the device
+    alone, and nothing there checks them. max_seqlen_q and max_seqlen_k: no sequence is longer; what
+    lies beyond is not computed. A causal diagonal, a window and ALiBi's distances are those of each
+    sequence: bottom-right ones, but for causal="top_left". alibi_slopes: float32 (heads,) or
+    (sequences, heads). Everything else as for attention().
+
+    With block_table, int32 (sequences, pages of a sequence), k and v are pools (pages, page_size,
+    kv_heads, dim), page_size a power of two: key j of sequence b is in slot j % page_size of page
+    block_table[b, j // page_size]. It has seqused_k[b] keys, and cu_seqlens_k may be None; or
+    without seqused_k cu_seqlens_k[b + 1] - cu_seqlens_k[b]. There are neither gradients nor dropout
+    then.
+
+    Dropout draws by the index of an element in S of all places, (heads, places, places of keys), so
+    neither the longest lengths nor the tiles change which are dropped.
+
+    Returns O (places, heads, head_dim_v), with return_lse also LSE (heads, places), float32,
+    natural logarithm. A query with no key has O = 0 and LSE = -inf, or its sink; a place that no
+    sequence uses has O = 0, LSE = -inf and gradients of 0. Differentiable, once, with respect to q,
+    k, v and sinks. torch.compile breaks its graph here. Raises InvalidArgument, a ValueError,
+    naming the argument.
+    """
+    maybe = {
+        "cu_seqlens_k": cu_seqlens_k, "seqused_q": seqused_q, "seqused_k": seqused_k,
+        "block_table": block_table, "alibi_slopes": alibi_slopes, "sinks": sinks,
+    }  # fmt: skip
+    given = {name: x for name, x in maybe.items() if x is not None}
+    _check_tensors(q, k, v, given | {"cu_seqlens_q": cu_seqlens_q})
+    if block_table is not None and dropout_p:
+        raise InvalidArgument(f"dropout_p must be 0 with block_table: got {dropout_p}")
+    diagonal_of(causal, 0, 0)
+    packed = from_bounds(
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=seqused_q,
+        seqused_k=seqused_k, block_table=block_table, page_size=k.shape[1],
+        bottom_right=causal != "top_left",
+    )  # fmt: skip
+    if modes.autocasts():
+        q, k, v = modes.autocast(q), modes.autocast(k), modes.autocast(v)
+    features = Features(
+        slopes=alibi_slopes,
+        dropout_p=dropout_p,
+        rng=modes.draw_rng(dropout_p, q.device),
+        window=window_of(window, causal=causal is not False),
+        softcap=check_softcap(softcap),
+        sinks=sinks,
+        sequences=packed,
+    )
+    call = Call(
+        causal=causal,
+        scale=check_scale(scale, q.shape[2]),
+        precision=precision,
+        deterministic=deterministic,
+    )
+    q = q.transpose(0, 1)[None]
+    if packed.paged:
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+    else:
+        k, v = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
+    o, lse = _attention(registry.dispatcher_of(), q, k, v, call, features)
+    o, lse = o[0].transpose(0, 1), lse[0]
+    return (o, lse) if return_lse else o
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor, beside: dict[str, Tensor]) -> None:
+    """Raise InvalidArgument, naming the argument, unless all are plain tensors with the dimensions
+    they must have, and none asks for a derivative that it has not.
+    """
+    check_tensors(q=q, k=k, v=v, **beside)
+    check_plain(q=q, k=k, v=v, **beside)
+    of_keys = "(pages, page_size, kv_heads" if "block_table" in beside else "(places, kv_heads"
+    for name, x, shape in (("q", q, "(places, heads"), ("k", k, of_keys), ("v", v, of_keys)):
+        if x.ndim != shape.count(",") + 2:
+            raise InvalidArgument(
+                f"{name} must have shape {shape}, head_dim): got {tuple(x.shape)}"
+            )
+    if modes.transformed():
+        raise InvalidArgument("attention_varlen must be called outside torch.func's transforms")
+    modes.refuse_tangents(q, k, v, beside.get("sinks"))
+    if not torch.is_grad_enabled():
+        return
+    if "alibi_slopes" in beside and beside["alibi_slopes"].requires_grad:
+        raise InvalidArgument("alibi_slopes have no gradient: detach them")
+    differentiated = [x for x in (q, k, v, *beside.values()) if x.requires_grad]
+    if "block_table" in beside and differentiated:
+        raise InvalidArgument(
+            "q, k, v and sinks must not require gradients with block_table: detach them"
+        )
+
+
+def _attention(
+    dispatcher: Dispatcher, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features
+) -> tuple[Tensor, Tensor]:
+    """O (1, H, Tq, d_v) and LSE (1, H, Tq) of packed q (1, H, Tq, d), k and v."""
+    dispatcher.check(q, k, v, call, features)
+    if dispatcher.serves_by_torch(q.device):
+        return _by_torch(q, k, v, call, features)
+    differentiated = torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in (q, k, v, features.sinks)
+    )
+    if differentiated:
+        return autograd.attention(dispatcher.passes, call, q, k, v, features)
+    return dispatcher.passes.forward(q, k, v, call, features)
+
+
+def _by_torch(
+    q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features
+) -> tuple[Tensor, Tensor]:
+    """The same for CPU tensors: sequence by sequence, but with dropout, which counts all places."""
+    packed = features.sequences
+    assert packed is not None
+    if features.dropout_p > 0.0:
+        with torch.autocast("cpu", enabled=False):
+            diagonal = None if call.causal is False else 0
+            o, lse = reference.attention(
+                q, k, v, scale=call.scale, diagonal=diagonal, features=features
+            )
+        return o.to(q.dtype), lse.float()
+    o = q.new_zeros((*q.shape[:3], v.shape[3]))
+    lse = q.new_full(q.shape[:3], float("-inf"), dtype=torch.float32)
+    for number, (q_begin, seq_q, k_begin, seq_k) in enumerate(packed.lengths()):
+        rows, keys = slice(q_begin, q_begin + seq_q), slice(k_begin, k_begin + seq_k)
+        if packed.paged:
+            cache = Cache(k=k, v=v, lengths=packed.k_ends, block_table=packed.block_table)
+            own_k, own_v = sequence(cache, number, seq_k)
+        else:
+            own_k, own_v = k[:, :, keys], v[:, :, keys]
+        own = replace(features, slopes=_slopes_of(number, features), sequences=None)
+        found = cpu.attention(q[:, :, rows], own_k, own_v, call, features=own, return_lse=True)
+        o[:, :, rows] = found[0]
+        if found[1] is not None:  # return_lse
+            lse[:, :, rows] = found[1]
+    return o, lse
+
+
+def _slopes_of(number: int, features: Features) -> Tensor | None:
+    slopes = features.slopes
+    return slopes[number] if slopes is not None and slopes.ndim == 2 else slopes

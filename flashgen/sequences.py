@@ -1,0 +1,195 @@
+"""Sequences: where the sequences of a batch of several lengths lie in packed tensors.
+
+Packed q is (1, heads, all queries, head_dim), packed k and v (1, kv_heads, all keys, head_dim): the
+sequences stand one behind the other, with or without unused places between them. torch is not
+imported: tensors are read by their attributes.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flashgen.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+INDICES = ("torch.int32", "torch.int64")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sequences:
+    """Where the queries and keys of each of B sequences are. The kernels read it when they run.
+
+    q_begins      (B + 1,) int32 or int64: the place of the first query of each sequence in the
+                  packed tensors, ascending, the first 0; the last element is where the room of the
+                  last sequence ends
+    q_ends        (B,) likewise: one behind the last query that is used, from q_begins[b] to
+                  q_begins[b + 1]. A place of no sequence has O = 0, LSE = -inf and gradients of 0
+    k_begins      (B + 1,) and k_ends (B,): the same of keys
+    max_q, max_k  bounds of the lengths, known to the host: what lies beyond is not computed
+    block_table   (B, pages of a sequence) int32, or None: key j of sequence b lies in slot
+                  j % page_size of page block_table[b, j // page_size] of pools k and v (pages,
+                  kv_heads, page_size, dim), and k_begins, k_ends count the keys alone
+    page_size     of such pools, a power of two
+    bottom_right  whether the causal diagonal of a sequence ends at its last key, or begins at its
+                  first
+
+    A sequence may have no query, no key, or neither.
+    """
+
+    q_begins: Tensor
+    q_ends: Tensor
+    k_begins: Tensor
+    k_ends: Tensor
+    max_q: int
+    max_k: int
+    bottom_right: bool = True
+    block_table: Tensor | None = None
+    page_size: int = 1
+
+    @property
+    def page_bits(self) -> int:
+        """log2 of the page size."""
+        return self.page_size.bit_length() - 1
+
+    @property
+    def count(self) -> int:
+        """How many there are, those without a query or a key included."""
+        return int(self.q_ends.shape[0])
+
+    @property
+    def bounds(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The tensors, in the order in which kernels take them."""
+        return self.q_begins, self.q_ends, self.k_begins, self.k_ends
+
+    @property
+    def paged(self) -> bool:
+        """Whether the keys lie in pages."""
+        return self.block_table is not None
+
+    def lengths(self) -> list[tuple[int, int, int, int]]:
+        """Of each sequence the place of its first query, its queries, the place of its first key
+        and its keys. Waits for the device: for the reference and CPU tensors alone.
+        """
+        columns = (self.q_begins[:-1], self.q_ends, self.k_begins[:-1], self.k_ends)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return [(q0, max(q1 - q0, 0), k0, max(k1 - k0, 0)) for q0, q1, k0, k1 in rows]
+
+
+def from_bounds(
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
+    page_size: int = 1,
+    bottom_right: bool = True,
+) -> Sequences:
+    """The Sequences of cumulative lengths, (B + 1,) each, sequence b from place cu_seqlens[b] to
+    cu_seqlens[b + 1]; of these places it uses the first seqused[b], (B,), or all.
+
+    What seqused says beyond the room there is counts as the room, below 0 as 0. With a block_table,
+    (B, pages of a sequence) int32, the keys lie in pages of page_size; seqused_k says how many, if
+    it is given, and cu_seqlens_k may be None then. Nothing is read from the device. Raises
+    InvalidArgument, naming the argument, for shapes, types and devices that do not fit, and lengths
+    below 0.
+    """
+    _check_indices("cu_seqlens_q", cu_seqlens_q, None)
+    count = cu_seqlens_q.shape[0] - 1
+    for name, x, size in (
+        ("cu_seqlens_k", cu_seqlens_k, count + 1),
+        ("seqused_q", seqused_q, count),
+        ("seqused_k", seqused_k, count),
+    ):
+        if x is not None:
+            _check_indices(name, x, size)
+    if block_table is not None:
+        _check_pages(block_table, page_size, count)
+    if cu_seqlens_k is None:
+        if block_table is None or seqused_k is None:
+            raise InvalidArgument(
+                "cu_seqlens_k must be given, but with block_table and seqused_k: got None"
+            )
+        cu_seqlens_k = cu_seqlens_q.new_zeros(count + 1)
+    k_ends = _ends(cu_seqlens_k, seqused_k, room=block_table is None)
+    return Sequences(
+        q_begins=cu_seqlens_q.contiguous(),
+        q_ends=_ends(cu_seqlens_q, seqused_q, room=True),
+        k_begins=cu_seqlens_k.contiguous(),
+        k_ends=k_ends,
+        max_q=_length("max_seqlen_q", max_seqlen_q),
+        max_k=_length("max_seqlen_k", max_seqlen_k),
+        bottom_right=bottom_right,
+        block_table=block_table,
+        page_size=page_size,
+    )
+
+
+def _check_indices(name: str, x: Tensor, size: int | None) -> None:
+    """Raise InvalidArgument unless x is (size,), or of any size above 0, and holds indices."""
+    fits = x.ndim == 1 and (x.shape[0] >= 1 if size is None else x.shape[0] == size)
+    if not fits or str(x.dtype) not in INDICES:
+        wanted = "sequences + 1" if size is None else size
+        raise InvalidArgument(
+            f"{name} must be int32 or int64 of shape ({wanted},): got {x.dtype} {tuple(x.shape)}"
+        )
+
+
+def _check_pages(table: Tensor, page_size: int, count: int) -> None:
+    if str(table.dtype) != "torch.int32" or table.ndim != 2 or table.shape[0] != count:
+        raise InvalidArgument(
+            f"block_table must be int32 of shape ({count}, pages): "
+            f"got {table.dtype} {tuple(table.shape)}"
+        )
+    if table.stride(1) != 1 and table.shape[1] > 1:
+        raise InvalidArgument("block_table must have contiguous rows: call .contiguous()")
+    if page_size < 1 or page_size & (page_size - 1):
+        raise InvalidArgument(
+            f"the page size of k and v, shape[1], must be a power of two: got {page_size}"
+        )
+
+
+def _length(name: str, value: object) -> int:
+    """A whole number of 0 or more, of whatever has one: a tensor of one element too."""
+    try:
+        length = -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        length = -1
+    if length < 0:
+        raise InvalidArgument(f"{name} must be a whole number >= 0: got {value!r}")
+    return length
+
+
+def _ends(cu: Tensor, used: Tensor | None, *, room: bool) -> Tensor:
+    """One behind the last place that each sequence uses; room: up to where the next begins."""
+    if used is None:
+        return cu[1:].contiguous()
+    ends = cu[:-1] + used.clamp(min=0)
+    return ends.minimum(cu[1:]) if room else ends
+
+
+def check_sequences(sequences: Sequences, q: Tensor, k: Tensor) -> None:
+    """Raise InvalidArgument unless the tensors are packed, and the sequences on their device."""
+    for name, x in (("q", q),) if sequences.paged else (("q", q), ("k", k)):
+        if x.shape[0] != 1:
+            raise InvalidArgument(
+                f"{name} must be packed, of shape (1, heads, places, head_dim): "
+                f"got {tuple(x.shape)}"
+            )
+    for name, indices in (
+        ("cu_seqlens_q", sequences.q_begins),
+        ("seqused_q", sequences.q_ends),
+        ("cu_seqlens_k", sequences.k_begins),
+        ("seqused_k", sequences.k_ends),
+        ("block_table", sequences.block_table),
+    ):
+        if indices is not None and indices.device != q.device:
+            raise InvalidArgument(
+                f"{name} must be on the device of q, {q.device}: got {indices.device}"
+            )
