@@ -17,9 +17,11 @@ from flashgen.asked import check_scale
 from flashgen.check_append import run_append
 from flashgen.config import KernelConfig
 from flashgen.decoding import Cache
+from flashgen.features import Features
 from flashgen.launch import Kernel
 from flashgen.launch_decode import Decode, Parts, bind_combine, bind_decode
-from flashgen.reference import Verdict
+from flashgen.problem import Problem
+from flashgen.reference import Case, Verdict
 from flashgen.spec import AttentionSpec
 
 SPARE_PAGES = 3
@@ -129,7 +131,8 @@ def run_decoding(
     if spec.direction == "append":
         return run_append(kernel, spec, config, cache, q, case.splits, seed)
     scale = check_scale(None, spec.head_dim)
-    call = Decode(q=q, cache=cache, scale=scale, sms=1, splits=case.splits)
+    features = make_features(spec, case, cache, seed, device)
+    call = Decode(q=q, cache=cache, scale=scale, sms=1, splits=case.splits, features=features)
     parts = bind_decode(kernel, spec, config)(call)
     return judge(*merged(parts, q.dtype), call, spec)
 
@@ -145,13 +148,14 @@ def merged(parts: Parts, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def judge(o: Tensor, lse: Tensor, call: Decode, spec: AttentionSpec) -> Verdict:
     """The worst of all sequences of a call, each by reference.judge."""
     worst = Verdict(floors=0.0, lse=0.0)
-    for number, q, k, v in decoding.sequences(call.q, call.cache):
+    for number, q, k, v, own in decoding.sequences(call.q, call.cache, call.features):
         one = slice(number, number + 1)
         verdict = reference.judge(
             o[one], lse[one], q, k, v,
             scale=call.scale,
             diagonal=k.shape[2] - q.shape[2] if spec.causal else None,
             precision=spec.precision,
+            features=own,
         )  # fmt: skip
         if not verdict.passed:
             return verdict
@@ -164,7 +168,9 @@ def judge(o: Tensor, lse: Tensor, call: Decode, spec: AttentionSpec) -> Verdict:
 def make_call(
     spec: AttentionSpec, case: DecodeCase, seed: int, device: torch.device | str
 ) -> tuple[Tensor, Cache]:
-    """Random normal q (B, H, Sq, d) and cache of a case; NaN wherever no sequence has a key."""
+    """Random normal q (B, H, Sq, d) and cache of a case; NaN wherever no sequence has a key. Of an
+    indexed cache the sequences' rows lie in any order, among others; pads begin with 0 and all.
+    """
     generator = torch.Generator().manual_seed(seed)
     dtype, batch = getattr(torch, spec.dtype), len(case.lengths)
     lengths = torch.tensor(case.lengths, dtype=torch.int32)
@@ -182,27 +188,62 @@ def make_call(
         table = torch.randperm(outer, generator=generator)[: batch * each].int().view(batch, each)
         if case.shared:
             table[:, 0] = table[0, 0]
+    rows = leftpad = None
+    if spec.indexed:
+        outer = batch + SPARE_PAGES
+        rows = torch.randperm(outer, generator=generator)[:batch].int()
+    if spec.leftpad:
+        share = torch.rand(batch, generator=generator)
+        share[::3], share[1::3] = (0.0, 1.0) if seed % 2 else (0.5, 0.0)
+        leftpad = (share * lengths).int()
     k = drawn(outer, case.kv_heads, size, spec.head_dim)
     v = drawn(outer, case.kv_heads, size, spec.head_dim_v)
-    cache = Cache(k=k, v=v, lengths=lengths, block_table=table)
+    cache = Cache(k=k, v=v, lengths=lengths, block_table=table, rows=rows, leftpad=leftpad)
     _poison(cache)
+    indices = {
+        "lengths": lengths, "block_table": table, "rows": rows, "leftpad": leftpad,
+    }  # fmt: skip
     moved = Cache(
         k=reference.moved(k, dtype, device),
         v=reference.moved(v, dtype, device),
-        lengths=lengths.to(device),
-        block_table=None if table is None else table.to(device),
+        **{name: None if x is None else x.to(device) for name, x in indices.items()},  # type: ignore[arg-type]
     )
     return reference.moved(q, dtype, device), moved
+
+
+def make_features(
+    spec: AttentionSpec, case: DecodeCase, cache: Cache, seed: int, device: torch.device | str
+) -> Features:
+    """The features of a spec, as reference.make_features draws them for a cache that is full; of a
+    bias of its own each sequence has NaN where it has no key.
+    """
+    heads = case.kv_heads * case.group
+    problem = Problem(
+        batch=len(case.lengths), heads=heads, kv_heads=case.kv_heads, seq_q=case.seq_q,
+        seq_k=case.capacity,
+    )  # fmt: skip
+    drawn = Case(problem=problem, layout=case.layout)
+    features = reference.make_features(spec, drawn, seed, device)
+    bias = features.bias
+    if (
+        spec.bias == "additive"
+        and bias is not None
+        and bias.shape[::3] == (problem.batch, case.capacity)
+    ):
+        for number, (first, end) in enumerate(decoding.held(cache)):
+            bias[number, ..., :first] = float("nan")
+            bias[number, ..., end:] = float("nan")
+    return features
 
 
 def _poison(cache: Cache) -> None:
     """NaN into every place of a cache that holds no key of a sequence."""
     held = torch.zeros(cache.k.shape[0], cache.k.shape[2], dtype=torch.bool)
-    for number, length in enumerate(cache.lengths.tolist()):
+    for number, (first, length) in enumerate(decoding.held(cache)):
         if cache.block_table is None:
-            held[number, :length] = True
+            held[decoding.row_of(cache, number), first:length] = True
             continue
-        places = torch.arange(length)
+        places = torch.arange(first, length)
         pages = cache.block_table[number].long()[places >> cache.page_bits]
         held[pages, places & (cache.k.shape[2] - 1)] = True
     for x in (cache.k, cache.v):

@@ -5,12 +5,13 @@ the appending of keys. What the kernels of a cache are judged by, and what serve
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from flashgen import reference
+from flashgen.features import PLAIN, Features
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -20,13 +21,17 @@ class Cache:
     k (B, Hkv, capacity, d) and v (B, Hkv, capacity, d_v), in any strides; or, with a block_table
     int32 (B, pages of a sequence), pools k (pages, Hkv, page_size, d) and v likewise: key j of
     sequence b lies in slot j % page_size of page block_table[b, j // page_size]. lengths: int32
-    (B,), the keys of each sequence; what is beyond is never read.
+    (B,), the keys of each sequence; what is beyond is never read. rows: int32 (B,) or None, the row
+    of k and v that is each sequence's, where there is no block_table; leftpad: int32 (B,) or None,
+    the place of each sequence's first key, up to which nothing is read: it has lengths - leftpad.
     """
 
     k: Tensor
     v: Tensor
     lengths: Tensor
     block_table: Tensor | None = None
+    rows: Tensor | None = None
+    leftpad: Tensor | None = None
 
     @property
     def paged(self) -> bool:
@@ -45,10 +50,25 @@ class Cache:
         return int(self.k.shape[2]).bit_length() - 1
 
 
+def row_of(cache: Cache, number: int) -> int:
+    """The row of k and v that is a sequence's. Reads rows: it waits for a GPU."""
+    return number if cache.rows is None else int(cache.rows[number])
+
+
+def held(cache: Cache) -> list[tuple[int, int]]:
+    """The places [first, end) at which each sequence has keys. Reads the lengths: it waits for a
+    GPU.
+    """
+    ends = [min(max(length, 0), cache.capacity) for length in cache.lengths.tolist()]
+    firsts = [0] * len(ends) if cache.leftpad is None else cache.leftpad.tolist()
+    return [(min(max(first, 0), end), end) for first, end in zip(firsts, ends, strict=True)]
+
+
 def sequence(cache: Cache, number: int, length: int) -> tuple[Tensor, Tensor]:
-    """K (1, Hkv, length, d) and V (1, Hkv, length, d_v) of one sequence of a cache."""
+    """K (1, Hkv, length, d) and V (1, Hkv, length, d_v) of the first places of one sequence."""
     if cache.block_table is None:
-        return cache.k[number : number + 1, :, :length], cache.v[number : number + 1, :, :length]
+        row = row_of(cache, number)
+        return cache.k[row : row + 1, :, :length], cache.v[row : row + 1, :, :length]
     size = cache.k.shape[2]
     pages = cache.block_table[number, : -(-length // size)].long()
 
@@ -59,24 +79,47 @@ def sequence(cache: Cache, number: int, length: int) -> tuple[Tensor, Tensor]:
     return gathered(cache.k), gathered(cache.v)
 
 
-def sequences(q: Tensor, cache: Cache) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-    """Each sequence's number, Q (1, H, Sq, d), K and V. Reads the lengths: it waits for a GPU."""
-    for number, length in enumerate(cache.lengths.tolist()):
-        kept = min(max(length, 0), cache.capacity)
-        yield number, q[number : number + 1], *sequence(cache, number, kept)
+def sequences(
+    q: Tensor, cache: Cache, features: Features = PLAIN
+) -> Iterator[tuple[int, Tensor, Tensor, Tensor, Features]]:
+    """Each sequence's number, Q (1, H, Sq, d), K, V and features, all of the keys that it has.
+    Reads the lengths: it waits for a GPU.
+    """
+    for number, (first, end) in enumerate(held(cache)):
+        k, v = (x[:, :, first:] for x in sequence(cache, number, end))
+        own = features_of(features, number, first, end)
+        yield number, q[number : number + 1], k, v, own
 
 
-def attention(q: Tensor, cache: Cache, *, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+def features_of(features: Features, number: int, first: int, end: int) -> Features:
+    """The features of one sequence of a batch, whose keys are at places [first, end): its own bias,
+    of these keys, and slopes.
+    """
+    bias, slopes = features.bias, features.slopes
+    if bias is not None:
+        bias = bias if bias.shape[0] == 1 else bias[number : number + 1]
+        bias = bias if bias.shape[3] == 1 else bias[..., first:end]
+    if slopes is not None and slopes.ndim == 2:
+        slopes = slopes[min(number, slopes.shape[0] - 1)]
+    return features if features is PLAIN else replace(features, bias=bias, slopes=slopes)
+
+
+def attention(
+    q: Tensor, cache: Cache, *, scale: float, causal: bool, features: Features = PLAIN
+) -> tuple[Tensor, Tensor]:
     """Attention of q (B, H, Sq, d) over a cache: O (B, H, Sq, d_v) of q's dtype, LSE (B, H, Sq)
     float32.
 
-    causal: query i of a sequence sees key j where j <= i + its length - Sq.
+    causal: query i of a sequence sees key j where j <= i + its length - Sq. features: as of
+    attention over a sequence's own keys, but for the bias, whose last dimension is the capacity.
     """
     shape = (*q.shape[:3], cache.v.shape[3])
     o, lse = q.new_empty(shape), q.new_empty(shape[:3], dtype=torch.float32)
-    for number, queries, k, v in sequences(q, cache):
+    for number, queries, k, v, own in sequences(q, cache, features):
         diagonal = k.shape[2] - q.shape[2] if causal else None
-        one, of_one = reference.attention(queries, k, v, scale=scale, diagonal=diagonal)
+        one, of_one = reference.attention(
+            queries, k, v, scale=scale, diagonal=diagonal, features=own
+        )
         o[number], lse[number] = one[0].to(q.dtype), of_one[0].float()
     return o, lse
 
@@ -126,8 +169,9 @@ def append(cache: Cache, k: Tensor, v: Tensor) -> None:
         kept = max(0, min(k.shape[2], cache.capacity - length))
         places = torch.arange(length, length + kept, device=k.device)
         if cache.block_table is None:
-            cache.k[number][:, places] = k[number, :, :kept]
-            cache.v[number][:, places] = v[number, :, :kept]
+            row = row_of(cache, number)
+            cache.k[row][:, places] = k[number, :, :kept]
+            cache.v[row][:, places] = v[number, :, :kept]
             continue
         pages = cache.block_table[number].long()[places >> cache.page_bits]
         slots = places & (cache.k.shape[2] - 1)

@@ -136,7 +136,12 @@ PLAIN = Features()
 
 def check_features(features: Features, q: Tensor, k: Tensor) -> None:
     """Raise InvalidArgument, naming the argument, unless the features fit q and k."""
-    shape = (*q.shape[:3], k.shape[2])
+    check_for_keys(features, q, k.shape[2])
+
+
+def check_for_keys(features: Features, q: Tensor, keys: int) -> None:
+    """check_features for so many keys, in a tensor or in a cache that has room for them."""
+    shape = (*q.shape[:3], keys)
     tensors = {
         "bias": features.bias,
         "alibi_slopes": features.slopes,

@@ -114,6 +114,8 @@ def bytes_moved(spec: AttentionSpec, problem: Problem) -> float:
     """
     rows = problem.batch * problem.heads * problem.seq_q
     keys = problem.batch * problem.kv_heads * problem.seq_k
+    if spec.direction == "decode" and spec.window:
+        keys = keys // max(1, problem.seq_k) * min(problem.seq_k, TUNED_WINDOW + problem.seq_q)
     dims = spec.head_dim + spec.head_dim_v
     elements = {
         "forward": (rows + keys) * dims,  # Q, O; K, V

@@ -67,6 +67,8 @@ def _run(plan: Plan, call: Append) -> Tensor | None:
     tensors.append(cache.lengths)
     if cache.block_table is not None:
         tensors.append(cache.block_table)
+    if cache.rows is not None:
+        tensors.append(cache.rows)
     strided = [k, v, cache.k, cache.v]
     sizes = [heads, kv_heads, new_keys, cache.capacity]
     if rotation is not None and rotated is not None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from flashgen.asked import check_scale
 from flashgen.config import KernelConfig
 from flashgen.errors import InvalidArgument
-from flashgen.measure import make_inputs
+from flashgen.measure import make_features, make_inputs
 from flashgen.problem import Problem
 from flashgen.render import render
 from flashgen.space import tuned_default
@@ -43,7 +43,13 @@ def make_decode(spec: AttentionSpec, problem: Problem, seed: int, device: str, s
     cache = Cache(k=k, v=v, lengths=lengths)
     if spec.paged:
         cache = in_pages(cache, PAGE_SIZE, seed)
-    return Decode(q=q, cache=cache, scale=check_scale(None, spec.head_dim), sms=sms)
+    return Decode(
+        q=q,
+        cache=cache,
+        scale=check_scale(None, spec.head_dim),
+        sms=sms,
+        features=make_features(spec, problem, seed, device),
+    )
 
 
 def in_pages(cache: Cache, page_size: int, seed: int) -> Cache:

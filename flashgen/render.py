@@ -109,6 +109,7 @@ def _serves(spec: AttentionSpec, config: KernelConfig) -> str:
     features += ", ALiBi" * spec.alibi + ", dropout" * spec.dropout + ", window" * spec.window
     features += ", softcap" * spec.softcap + ", sink" * spec.sink + ", paged" * spec.paged
     features += "" if spec.rotary == "none" else f", rotary {spec.rotary}"
+    features += ", indexed" * spec.indexed + ", leftpad" * spec.leftpad
     if features:
         dims = dims.replace("any head_dim and head_dim_v up", "head dims up")
     serves = f"{spec.direction}, {spec.dtype}{precision}, {dims}, {mask}"

@@ -56,7 +56,7 @@ def compile_signature(spec: AttentionSpec, config: KernelConfig) -> Signature:
     next to each other. Lengths, head counts and the diagonal are never specialized on.
     """
     if spec.direction in DECODING:
-        types, aligns = decoding_types(spec, config), decoding_aligned
+        types, aligns = decoding_types(spec, config) | _features(spec), decoding_aligned
     else:
         types, aligns = _tensors(spec, config) | _sizes(spec, config) | _features(spec), _aligned
     if config.schedule == "fa1":

@@ -7,8 +7,11 @@ from __future__ import annotations
 from flashgen.config import KernelConfig
 from flashgen.spec import SHORT_DTYPE, AttentionSpec
 
-_UNALIGNED = ("stride_lse", "stride_table", "stride_cos", "stride_sin")
-"""Strides that nothing is told of: those of float32 rows and of tables."""
+_UNALIGNED = (
+    "stride_lse", "stride_table", "stride_cos", "stride_sin",
+    "stride_slopes_b", "stride_slopes_h", "stride_bias_k",
+)  # fmt: skip
+"""Strides that nothing is told of: those of float32 rows and of tables, and of keys of a bias."""
 
 
 def decoding_types(spec: AttentionSpec, config: KernelConfig) -> dict[str, str]:
@@ -21,11 +24,18 @@ def decoding_aligned(spec: AttentionSpec, name: str, kind: str) -> bool:
     """Whether an aligned call's argument is a multiple of 16, Triton's alignment class."""
     if kind.startswith("*") or name in ("head_dim", "head_dim_v"):
         return True
+    if name in ("stride_bias_b", "stride_bias_h", "stride_bias_q"):
+        return True
     if not name.startswith("stride_") or name in _UNALIGNED:
         return False
     tensor = name.removeprefix("stride_").removeprefix("new_")[0]
     of_v = tensor == "v" or (tensor in "op" and spec.direction != "append")
     return (spec.head_dim_v if of_v else spec.head_dim) % 16 == 0
+
+
+def _placing(spec: AttentionSpec) -> list[str]:
+    """The tensors that say where in a cache the keys of a sequence are, beside a block table."""
+    return ["rows_ptr"] * spec.indexed + ["leftpad_ptr"] * spec.leftpad
 
 
 def _decode(spec: AttentionSpec, config: KernelConfig) -> dict[str, str]:
@@ -35,6 +45,7 @@ def _decode(spec: AttentionSpec, config: KernelConfig) -> dict[str, str]:
     types |= {"o_ptr": "*fp32", "lse_ptr": "*fp32", "lengths_ptr": "*i32"}
     if spec.paged:
         types["table_ptr"] = "*i32"
+    types |= dict.fromkeys(_placing(spec), "*i32")
     strides = ["qb", "qh", "qs", *(f"{x}{d}" for x in "kv" for d in (outer, "h", "s"))]
     strides += ["ob", "oh", "os", "part", "lse"]
     types |= {f"stride_{name}": "i32" for name in strides}
@@ -63,6 +74,7 @@ def _append(spec: AttentionSpec, config: KernelConfig) -> dict[str, str]:
     types["lengths_ptr"] = "*i32"
     if spec.paged:
         types["table_ptr"] = "*i32"
+    types |= dict.fromkeys(_placing(spec), "*i32")
     if spec.rotary != "none":
         types |= {"cos_ptr": "*fp32", "sin_ptr": "*fp32"}
     strides = [f"new_{x}{d}" for x in "kv" for d in "bhs"]

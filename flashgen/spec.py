@@ -33,7 +33,10 @@ Rotary = Literal["none", "halves", "interleaved"]
 and 2i + 1."""
 DTYPE_BYTES: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 SHORT_DTYPE: dict[str, str] = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
-FEATURES = ("dropout", "bias", "alibi", "window", "softcap", "sink", "paged", "rotary")
+FEATURES = (
+    "dropout", "bias", "alibi", "window", "softcap", "sink",
+    "paged", "rotary", "indexed", "leftpad",
+)  # fmt: skip
 """Fields of a spec that tables write out only where they are on."""
 FEATURE_WORDS: dict[str, tuple[str, bool | str]] = {
     "bias": ("bias", "additive"),
@@ -88,8 +91,9 @@ class AttentionSpec:
     float32 operands are multiplied (16-bit ones have one way, "ieee"). dropout, bias, alibi,
     window, softcap and sink are the features of features.py, each a kernel of its own; how wide the
     window is and where the cap lies, a kernel is told when it runs. paged: the cache that decode
-    reads, or append writes, lies in pages; rotary: append rotates new keys, and queries. Raises
-    InvalidArgument, naming the field.
+    reads, or append writes, lies in pages; rotary: append rotates new keys, and queries; indexed:
+    a tensor says which row of the cache is whose; leftpad: another, where the keys that decode
+    reads begin. Raises InvalidArgument, naming the field.
     """
 
     direction: Direction = "forward"
@@ -106,6 +110,8 @@ class AttentionSpec:
     sink: bool = False
     paged: bool = False
     rotary: Rotary = "none"
+    indexed: bool = False
+    leftpad: bool = False
 
     def __post_init__(self) -> None:
         for field, values in (
@@ -124,7 +130,9 @@ class AttentionSpec:
             check_head_dim(getattr(self, field), field)
         if self.precision == "tf32" and self.dtype != "float32":
             raise InvalidArgument(f"precision tf32 goes with dtype float32: got {self.dtype}")
-        for field in ("dropout", "alibi", "window", "softcap", "sink", "paged"):
+        for field in (
+            "dropout", "alibi", "window", "softcap", "sink", "paged", "indexed", "leftpad",
+        ):  # fmt: skip
             if not isinstance(getattr(self, field), bool):
                 raise InvalidArgument(
                     f"{field} must be true or false: got {getattr(self, field)!r}"
@@ -135,9 +143,10 @@ class AttentionSpec:
         """Raise InvalidArgument for what the direction's kernel cannot be asked."""
         if self.direction == "backward_dbias" and self.bias != "additive":
             raise InvalidArgument(f"direction backward_dbias needs bias additive: got {self.bias}")
-        if self.direction != "forward" and self.sink:
+        if self.direction not in ("forward", "decode") and self.sink:
             raise InvalidArgument(
-                "sink goes with direction forward: a backward kernel knows a sink by its LSE alone"
+                "sink goes with direction forward and decode: "
+                "a backward kernel knows a sink by its LSE alone"
             )
         if self.direction == "backward_delta" and (
             self.causal
@@ -160,12 +169,23 @@ class AttentionSpec:
             )
         if self.rotary != "none" and self.direction != "append":
             raise InvalidArgument(f"rotary goes with direction append: got {self.direction}")
+        if self.leftpad and self.direction != "decode":
+            raise InvalidArgument(f"leftpad goes with direction decode: got {self.direction}")
+        if self.indexed and (self.direction not in ("decode", "append") or self.paged):
+            raise InvalidArgument(
+                "indexed goes with direction decode and append of a cache that is not paged, whose "
+                f"block table names the pages: got {self.direction}{', paged' * self.paged}"
+            )
         if self.direction not in DECODING:
             return
-        if self.featured:
+        if self.dropout:
             raise InvalidArgument(
-                f"direction {self.direction} goes with no feature of --feature yet: "
-                "ask for the attention without them"
+                f"dropout goes with training: direction {self.direction} serves a cache, without"
+            )
+        if self.direction != "decode" and self.featured:
+            raise InvalidArgument(
+                f"direction {self.direction} has no scores, so it goes with no feature: "
+                f"got {' and '.join(self.feature_words)}"
             )
         if self.direction != "decode" and (self.causal or self.precision != "ieee"):
             raise InvalidArgument(
@@ -196,8 +216,10 @@ class AttentionSpec:
                 head_dim_v=self.head_dim_v,
                 mask="none",
                 paged=paged,
+                indexed=self.indexed and direction == "append",
             )
-        return replace(self, direction=direction, sink=self.sink and direction == "forward")
+        sink = self.sink and direction in ("forward", "decode")
+        return replace(self, direction=direction, sink=sink)
 
     def with_features(self, words: Iterable[str]) -> AttentionSpec:
         """The spec with these features on, by FEATURE_WORDS. Raises InvalidArgument."""
@@ -224,6 +246,7 @@ class AttentionSpec:
         features += "_alibi" * self.alibi + "_dropout" * self.dropout + "_window" * self.window
         features += "_softcap" * self.softcap + "_sink" * self.sink + "_paged" * self.paged
         features += "" if self.rotary == "none" else f"_rotary_{self.rotary}"
+        features += "_indexed" * self.indexed + "_leftpad" * self.leftpad
         return f"{_PREFIX[self.direction]}_{dtype}_{dims}{mask}{features}"
 
     @property
@@ -244,6 +267,8 @@ class AttentionSpec:
             self.sink,
             self.paged,
             self.rotary,
+            self.indexed,
+            self.leftpad,
         )
 
     @property

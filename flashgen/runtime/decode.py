@@ -6,7 +6,7 @@ bucket into launchers. The bucket is that of the cache's capacity: lengths are t
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,11 +16,12 @@ from flashgen.asked import check_scale
 from flashgen.config import KernelConfig, kernel_name, why_illegal
 from flashgen.decoding import Cache
 from flashgen.errors import InvalidArgument
+from flashgen.features import PLAIN, Features, check_for_keys, check_softcap, window_of
 from flashgen.gpu import Gpu
 from flashgen.launch_decode import Decode, Parts
 from flashgen.problem import bucket_of
 from flashgen.runtime import modes
-from flashgen.runtime.call import check_plain, check_tensors
+from flashgen.runtime.call import Scalars, check_plain, check_tensors, features_of
 from flashgen.runtime.launcher import KernelLauncher
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.select import Ladder, Selection
@@ -33,6 +34,46 @@ WIDEST_ROWS = 64
 Names = tuple[str, str, str, str]
 NAMES: Names = ("q", "k", "v", "lengths")
 """What errors call the arguments of decode()."""
+
+
+Window = tuple[int | None, int | None]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Beside:
+    """What a call brings beside q, k and v, as Dispatcher.decode describes it."""
+
+    lengths: Tensor | None = None
+    block_table: Tensor | None = None
+    cache_batch_idx: Tensor | None = None
+    cache_leftpad: Tensor | None = None
+    bias: Tensor | None = None
+    alibi_slopes: Tensor | None = None
+    window: Window | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    def features(self, q: Tensor, cache: Cache, *, causal: bool) -> Features:
+        """The features of a call. Raises InvalidArgument, naming the argument."""
+        bias = self.bias
+        tensors = {"bias": bias, "alibi_slopes": self.alibi_slopes, "sinks": self.sinks}
+        given = {name: x for name, x in tensors.items() if x is not None}
+        check_tensors(**given)
+        check_plain(**given)
+        if torch.is_grad_enabled() and any(x.requires_grad for x in given.values()):
+            raise InvalidArgument(
+                f"{', '.join(given)} must not require gradients, of which decode has none: "
+                "detach them, or call attention()"
+            )
+        if bias is not None and bias.ndim < 4:
+            bias = bias[(None,) * (4 - bias.ndim)]
+        scalars = Scalars(
+            window=window_of(self.window, causal=causal), softcap=check_softcap(self.softcap)
+        )
+        features = features_of(bias, self.alibi_slopes, None, self.sinks, scalars)
+        if features is not PLAIN:
+            check_for_keys(features, q, cache.capacity)
+        return features
 
 
 class DecodeLauncher(KernelLauncher):
@@ -65,9 +106,8 @@ class Decoder:
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        beside: Beside,
         *,
-        lengths: Tensor | None,
-        block_table: Tensor | None,
         causal: bool | str,
         scale: float | None,
         precision: str,
@@ -77,16 +117,22 @@ class Decoder:
         """O and LSE, as Dispatcher.decode describes them. splits: None is as many as it chooses;
         names: what a drop-in calls the arguments.
         """
-        cache = check_call(q, k, v, lengths, block_table, names)
-        spec = spec_of(q, cache, causal, precision)
+        cache = check_call(q, k, v, beside, names)
+        features = beside.features(q, cache, causal=causal is not False)
+        spec = spec_of(q, cache, causal, precision, features)
         number = check_scale(scale, q.shape[3])
         if self._resolver.left_to_torch(q.device):
             with torch.no_grad(), torch.autocast("cpu", enabled=False):
-                return decoding.attention(q, cache, scale=number, causal=spec.causal)
+                return decoding.attention(
+                    q, cache, scale=number, causal=spec.causal, features=features
+                )
         decode, combine, sms = self._launchers(spec, q, cache)
         addressed = self._resolver.addressed
         cache = replace(cache, k=addressed(cache.k, "k"), v=addressed(cache.v, "v"))
-        call = Decode(q=addressed(q, "q"), cache=cache, scale=number, sms=sms, splits=splits)
+        call = Decode(
+            q=addressed(q, "q"), cache=cache, scale=number, sms=sms, splits=splits,
+            features=features,
+        )  # fmt: skip
         parts = decode(call)
         return (parts.o, parts.lse) if parts.whole else combine(parts, q)
 
@@ -133,7 +179,9 @@ def widened(selection: Selection, rows: int, gpu: Gpu) -> Selection:
     return selection
 
 
-def spec_of(q: Tensor, cache: Cache, causal: bool | str, precision: str) -> AttentionSpec:
+def spec_of(
+    q: Tensor, cache: Cache, causal: bool | str, precision: str, features: Features = PLAIN
+) -> AttentionSpec:
     """The spec of a checked call; of one query the causal mask is as none. Raises
     InvalidArgument.
     """
@@ -151,23 +199,24 @@ def spec_of(q: Tensor, cache: Cache, causal: bool | str, precision: str) -> Atte
         head_dim_v=cache.v.shape[3],
         mask="causal" if causal is not False and q.shape[2] != 1 else "none",
         precision=precision if dtype == "float32" else "ieee",  # type: ignore[arg-type]
+        bias=features.bias_kind,
+        alibi=features.slopes is not None,
+        window=features.window is not None,
+        softcap=features.softcap > 0.0,
+        sink=features.sinks is not None,
         paged=cache.paged,
+        indexed=cache.rows is not None,
+        leftpad=cache.leftpad is not None,
     )
 
 
-def check_call(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lengths: Tensor | None,
-    block_table: Tensor | None,
-    names: Names = NAMES,
-) -> Cache:
+def check_call(q: Tensor, k: Tensor, v: Tensor, called: Beside, names: Names = NAMES) -> Cache:
     """The cache of a call. Raises InvalidArgument, naming the argument by `names`, unless all fit
     together.
 
     lengths None: every sequence fills its cache.
     """
+    lengths, block_table, rows = called.lengths, called.block_table, called.cache_batch_idx
     beside: dict[str, Tensor] = dict(zip(names, (q, k, v), strict=False))
     check_tensors(**beside)
     check_plain(**beside)
@@ -181,11 +230,16 @@ def check_call(
             f"{', '.join(beside)} must not require gradients, of which decode has none: "
             "detach them, or call attention()"
         )
-    _check_shapes(beside, block_table is not None)
+    _check_shapes(beside, paged=block_table is not None, indexed=rows is not None)
     _check_dtypes(beside)
     batch = q.shape[0]
     if block_table is not None:
         _check_indices("block_table", block_table, q, (batch, None))
+        if rows is not None:
+            raise InvalidArgument(
+                "cache_batch_idx must be None with block_table, which says where keys are: "
+                "reorder the rows of block_table"
+            )
         if lengths is None:
             raise InvalidArgument(f"{names[3]} must be given with block_table: got None")
         size = k.shape[1]
@@ -199,10 +253,16 @@ def check_call(
     if lengths is None:
         lengths = torch.full((batch,), k.shape[2], dtype=torch.int32, device=q.device)
     _check_indices(names[3], lengths, q, (batch,))
-    return Cache(k=k, v=v, lengths=lengths.contiguous(), block_table=block_table)
+    for name, x in (("cache_batch_idx", rows), ("cache_leftpad", called.cache_leftpad)):
+        if x is not None:
+            _check_indices(name, x, q, (batch,))
+    leftpad = None if called.cache_leftpad is None else called.cache_leftpad.contiguous()
+    rows = None if rows is None else rows.contiguous()
+    lengths = lengths.contiguous()
+    return Cache(k=k, v=v, lengths=lengths, block_table=block_table, rows=rows, leftpad=leftpad)
 
 
-def _check_shapes(named: dict[str, Tensor], paged: bool) -> None:
+def _check_shapes(named: dict[str, Tensor], *, paged: bool, indexed: bool) -> None:
     (of_q, q), (of_k, k), (of_v, v) = named.items()
     what = "(pages, page_size, kv_heads" if paged else "(batch, kv_heads, capacity"
     for name, x, shape in (
@@ -217,7 +277,7 @@ def _check_shapes(named: dict[str, Tensor], paged: bool) -> None:
             f"{of_v} must have the shape of {of_k} but for the last dimension, {tuple(k.shape)}: "
             f"got {tuple(v.shape)}"
         )
-    if not paged and k.shape[0] != q.shape[0]:
+    if not (paged or indexed) and k.shape[0] != q.shape[0]:
         raise InvalidArgument(
             f"{of_k} must have the batch size of {of_q}, {q.shape[0]}: got {k.shape[0]}"
         )

@@ -93,6 +93,8 @@ def decoding_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
         one_stage = make_config(16, 16, num_stages=1, head_dims=head_dims)
         for spec, config in (
             (decode, make_config(16, 32, head_dims=head_dims, split_keys=256 if paged else 1)),
+            (replace(decode, sink=True, alibi=True, leftpad=True), make_config(16, 32)),
+            (replace(decode, bias="boolean", window=True, indexed=not paged), make_config(16, 32)),
             (decode.for_direction("combine"), one_stage),
             *((append, one_stage) for append in appends(decode)),
         ):
@@ -104,6 +106,8 @@ def decoding_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
 GOLDENS = [
     (make_spec("bfloat16", 128, "causal", direction="decode", paged=True), make_config(16, 64, num_stages=3)),
     (make_spec("float16", 96, direction="decode"), make_config(16, 64, num_stages=3, split_keys=512)),
+    (make_spec("bfloat16", 64, "causal", direction="decode", window=True, softcap=True, sink=True), make_config(16, 64, num_stages=3)),
+    (make_spec("float16", 64, direction="decode", bias="additive", alibi=True, indexed=True, leftpad=True), make_config(16, 32)),
     (make_spec("bfloat16", 128, direction="combine"), make_config(16, 32, num_stages=1)),
     (make_spec("bfloat16", 128, direction="append", paged=True, rotary="halves"), make_config(16, 16, num_stages=1)),
     (make_spec("bfloat16", 128, "causal"), make_config(128, 64, num_warps=8, schedule="s_ahead", loads="descriptor", order="longest_first")),
