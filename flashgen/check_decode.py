@@ -220,16 +220,12 @@ def make_features(
     heads = case.kv_heads * case.group
     problem = Problem(
         batch=len(case.lengths), heads=heads, kv_heads=case.kv_heads, seq_q=case.seq_q,
-        seq_k=case.capacity,
+        seq_k=cache.capacity,
     )  # fmt: skip
     drawn = Case(problem=problem, layout=case.layout)
     features = reference.make_features(spec, drawn, seed, device)
-    bias = features.bias
-    if (
-        spec.bias == "additive"
-        and bias is not None
-        and bias.shape[::3] == (problem.batch, case.capacity)
-    ):
+    bias, own = features.bias, (problem.batch, cache.capacity)
+    if spec.bias == "additive" and bias is not None and bias.shape[::3] == own:
         for number, (first, end) in enumerate(decoding.held(cache)):
             bias[number, ..., :first] = float("nan")
             bias[number, ..., end:] = float("nan")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -58,6 +59,32 @@ def jobs_of(
 
 def test_defaults_fit_every_architecture() -> None:
     assert_all_fit(jobs_of((128,), (("bfloat16", "ieee"),), ARCHS))
+
+
+FEATURED: tuple[dict[str, Any], ...] = (
+    {"window": True, "softcap": True, "sink": True, "paged": True},
+    {"bias": "additive", "alibi": True},
+    {"window": True, "bias": "boolean", "leftpad": True, "indexed": True},
+)
+
+
+def featured_jobs(
+    dims: tuple[int, ...], archs: tuple[str, ...], dtypes: tuple[str, ...]
+) -> list[Job]:
+    specs = [
+        make_spec(dtype, dim, "causal", direction="decode", **features)
+        for dtype, dim, features in product(dtypes, dims, FEATURED)
+    ]
+    return [(spec, default_config(spec), arch) for spec in specs for arch in archs]
+
+
+def test_defaults_with_features_fit() -> None:
+    assert_all_fit(featured_jobs((128,), ("sm_80", "gfx942"), ("bfloat16",))[:4])
+
+
+@pytest.mark.slow
+def test_every_default_with_features_fits() -> None:
+    assert_all_fit(featured_jobs((64, 128, 256), ARCHS, ("bfloat16", "float32")))
 
 
 @pytest.mark.slow
