@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -200,15 +201,39 @@ def make_call(
     v = drawn(outer, case.kv_heads, size, spec.head_dim_v)
     cache = Cache(k=k, v=v, lengths=lengths, block_table=table, rows=rows, leftpad=leftpad)
     _poison(cache)
-    indices = {
-        "lengths": lengths, "block_table": table, "rows": rows, "leftpad": leftpad,
-    }  # fmt: skip
-    moved = Cache(
-        k=reference.moved(k, dtype, device),
-        v=reference.moved(v, dtype, device),
-        **{name: None if x is None else x.to(device) for name, x in indices.items()},  # type: ignore[arg-type]
-    )
-    return reference.moved(q, dtype, device), moved
+    if spec.kv_dtype != "same":
+        cache = _quantized(cache, spec, generator)
+    fields = {name: getattr(cache, name) for name in Cache.__dataclass_fields__}
+    here: dict[str, Any] = {n: x if x is None else x.to(device) for n, x in fields.items()}
+    for name in ("k", "v"):
+        here[name] = reference.moved(fields[name], fields[name].dtype, device)
+    return reference.moved(q, dtype, device), Cache(**here)
+
+
+def _quantized(cache: Cache, spec: AttentionSpec, generator: torch.Generator) -> Cache:
+    """A cache in 8 bits, by scales that leave some elements saturated and others a few steps; of a
+    page that no sequence has, NaN.
+    """
+    dtype = torch.int8 if spec.kv_dtype == "int8" else torch.float8_e4m3fn
+    heads = cache.k.shape[1]
+    shape = (cache.k.shape[0], heads) if spec.kv_scales == "page" else (heads,)
+    found: dict[str, Tensor] = {}
+    for name, x in (("k", cache.k), ("v", cache.v)):
+        spread = torch.exp2(2.0 * torch.rand(shape, generator=generator) - 1.0)
+        scale = 2.5 / decoding.LARGEST[dtype] * spread
+        if spec.kv_scales == "page":
+            assert cache.block_table is not None  # a spec's pages have scales where it is paged
+            spare = torch.ones(shape[0], dtype=torch.bool)
+            spare[cache.block_table.long().flatten()] = False
+            per_element = scale[:, :, None, None]
+            scale[spare] = float("nan")
+        else:
+            per_element = scale[:, None, None]
+        base = torch.zeros((x if x._base is None else x._base).shape, dtype=dtype)
+        narrow = base.as_strided(x.shape, x.stride(), x.storage_offset())
+        narrow.copy_(decoding.quantized(x.float() / per_element, dtype))
+        found |= {name: narrow, f"{name}_scale": scale}
+    return replace(cache, **found)
 
 
 def make_features(

@@ -19,8 +19,9 @@ Schedule = Literal["fa1", "fa2", "s_ahead", "hopper"]
 Loads = Literal["pointer", "descriptor"]
 Order = Literal["plain", "longest_first"]
 HeadDims = Literal["exact", "padded"]
+Widening = Literal["bits", "native"]
 
-OPTIONS = ("split_keys",)
+OPTIONS = ("split_keys", "widening")
 """Fields of a config that tables write out only where they are not at their defaults."""
 
 TILES = (16, 32, 64, 128, 256)
@@ -53,7 +54,8 @@ class KernelConfig:
     head_dims: exact (the spec's, known when compiling) or padded (the kernel takes the true ones as
     arguments and serves every head dim up to the spec's). split_keys: of direction decode, the keys
     a split takes at least, and there are as many splits as that gives; 1: as many as the rule of
-    splits.py says. Raises InvalidArgument.
+    splits.py says. widening: how a decode makes 16-bit elements of float8_e4m3 ones: by arithmetic
+    on their bits, which every GPU does, or by its own instruction. Raises InvalidArgument.
     """
 
     br: int
@@ -65,6 +67,7 @@ class KernelConfig:
     order: Order = "plain"
     head_dims: HeadDims = "exact"
     split_keys: int = 1
+    widening: Widening = "bits"
 
     def __post_init__(self) -> None:
         for field, values in (
@@ -77,6 +80,7 @@ class KernelConfig:
             ("order", get_args(Order)),
             ("head_dims", get_args(HeadDims)),
             ("split_keys", SPLIT_KEYS),
+            ("widening", get_args(Widening)),
         ):
             value = getattr(self, field)
             if value not in values or isinstance(value, bool):
@@ -95,6 +99,8 @@ class KernelConfig:
             parts.append("any_dim")
         if self.split_keys > 1:
             parts.append(f"split{self.split_keys}")
+        if self.widening != "bits":
+            parts.append(self.widening)
         return "_".join(parts)
 
     @property
@@ -242,6 +248,11 @@ def why_illegal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | No
 
 def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
     """What no GPU changes."""
+    if config.widening == "native" and (spec.direction, spec.kv_dtype) != ("decode", "float8_e4m3"):
+        return (
+            "widening native goes with direction decode and kv_dtype float8_e4m3: "
+            f"got {spec.direction} and {spec.kv_dtype}"
+        )
     if spec.direction in DECODING:
         return _illegal_decoding(spec, config)
     if config.split_keys > 1:
@@ -331,6 +342,11 @@ def _illegal_arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | 
         return f"descriptor loads need the TMA unit of sm_90 and later: {gpu.slug} is {gpu.arch}"
     if config.schedule == "hopper" and gpu.arch != "sm_90":
         return f"schedule hopper is made of sm_90's wgmma: {gpu.slug} is {gpu.arch}"
+    if config.widening == "native" and not (gpu.is_nvidia and gpu.capability >= 89):
+        return (
+            f"widening native needs the e4m3 instructions of sm_89 and later: {gpu.slug} is "
+            f"{gpu.arch}"
+        )
     if spec.precision == "tf32" and gpu.arch == "gfx950":
         return "precision tf32 needs tf32 matrix instructions: gfx950 has none"
     threads = config.block_warps * gpu.warp_size
@@ -349,7 +365,7 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
     """
     dims = padded(spec.head_dim), padded(spec.head_dim_v)
     of_q, of_do = (config.br * dim * spec.element_bytes for dim in dims)
-    of_k, of_v = (config.bc * dim * spec.element_bytes for dim in dims)
+    of_k, of_v = (config.bc * dim * spec.kv_bytes for dim in dims)
     if spec.direction in ("backward_delta", "combine", "append"):
         return 0
     if spec.direction in ("backward_dkv", "backward_fused"):
@@ -376,7 +392,7 @@ def _uses_wgmma(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> bool:
     """
     return (
         gpu.arch == "sm_90"
-        and spec.element_bytes == 2
+        and spec.element_bytes == spec.kv_bytes == 2
         and (config.bc if spec.direction in BY_KEYS else config.br) >= 64
         and config.num_warps >= 4
     )

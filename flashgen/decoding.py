@@ -24,6 +24,8 @@ class Cache:
     (B,), the keys of each sequence; what is beyond is never read. rows: int32 (B,) or None, the row
     of k and v that is each sequence's, where there is no block_table; leftpad: int32 (B,) or None,
     the place of each sequence's first key, up to which nothing is read: it has lengths - leftpad.
+    k_scale and v_scale, of elements float8_e4m3fn or int8: float32 (Hkv,), or (pages, Hkv) in any
+    strides, by which an element is multiplied.
     """
 
     k: Tensor
@@ -32,6 +34,8 @@ class Cache:
     block_table: Tensor | None = None
     rows: Tensor | None = None
     leftpad: Tensor | None = None
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
 
     @property
     def paged(self) -> bool:
@@ -48,6 +52,24 @@ class Cache:
     def page_bits(self) -> int:
         """log2 of the page size."""
         return int(self.k.shape[2]).bit_length() - 1
+
+
+LARGEST: dict[torch.dtype, float] = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+"""The largest element of an 8-bit cache, by its type."""
+
+
+def quantized(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """X as elements of an 8-bit cache: to the nearest, ties to even, saturating."""
+    if dtype == torch.int8:
+        return x.nan_to_num().round().clamp(-128, 127).to(dtype)
+    return x.clamp(-LARGEST[dtype], LARGEST[dtype]).to(dtype)
+
+
+def scale_of(scale: Tensor, pages: Tensor | None) -> Tensor:
+    """A cache's scale as it meets K or V (Hkv, S, dim) of a sequence; pages (S) of its keys."""
+    if scale.ndim == 1 or pages is None:
+        return scale[:, None, None]
+    return scale[pages].transpose(0, 1)[..., None]
 
 
 def row_of(cache: Cache, number: int) -> int:
@@ -79,6 +101,18 @@ def sequence(cache: Cache, number: int, length: int) -> tuple[Tensor, Tensor]:
     return gathered(cache.k), gathered(cache.v)
 
 
+def widened(cache: Cache, number: int, length: int) -> tuple[Tensor, Tensor]:
+    """sequence(), in float32 where the cache holds 8 bits: elements times their scales."""
+    k, v = sequence(cache, number, length)
+    if cache.k_scale is None or cache.v_scale is None:
+        return k, v
+    pages = None
+    if cache.block_table is not None:
+        places = torch.arange(length, device=cache.k.device)
+        pages = cache.block_table[number].long()[places >> cache.page_bits]
+    return k.float() * scale_of(cache.k_scale, pages), v.float() * scale_of(cache.v_scale, pages)
+
+
 def sequences(
     q: Tensor, cache: Cache, features: Features = PLAIN
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor, Features]]:
@@ -86,7 +120,7 @@ def sequences(
     Reads the lengths: it waits for a GPU.
     """
     for number, (first, end) in enumerate(held(cache)):
-        k, v = (x[:, :, first:] for x in sequence(cache, number, end))
+        k, v = (x[:, :, first:] for x in widened(cache, number, end))
         own = features_of(features, number, first, end)
         yield number, q[number : number + 1], k, v, own
 
@@ -162,18 +196,28 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, *, interleav
 def append(cache: Cache, k: Tensor, v: Tensor) -> None:
     """Write k (B, Hkv, S, d) and v (B, Hkv, S, d_v) behind the keys of each sequence, in place.
 
-    Key i of sequence b goes to place lengths[b] + i; those beyond the capacity are dropped.
+    Key i of sequence b goes to place lengths[b] + i; those beyond the capacity are dropped. An
+    8-bit cache gets elements divided by their scales, quantized().
     """
     for number, length in enumerate(cache.lengths.tolist()):
         length = max(length, 0)
         kept = max(0, min(k.shape[2], cache.capacity - length))
         places = torch.arange(length, length + kept, device=k.device)
-        if cache.block_table is None:
-            row = row_of(cache, number)
-            cache.k[row][:, places] = k[number, :, :kept]
-            cache.v[row][:, places] = v[number, :, :kept]
-            continue
-        pages = cache.block_table[number].long()[places >> cache.page_bits]
-        slots = places & (cache.k.shape[2] - 1)
-        cache.k[pages, :, slots] = k[number, :, :kept].transpose(0, 1)
-        cache.v[pages, :, slots] = v[number, :, :kept].transpose(0, 1)
+        pages = None
+        if cache.block_table is not None:
+            pages = cache.block_table[number].long()[places >> cache.page_bits]
+        for held_, x, scale in (
+            (cache.k, k[number, :, :kept], cache.k_scale),
+            (cache.v, v[number, :, :kept], cache.v_scale),
+        ):
+            if scale is not None:
+                x = x if x.dtype == torch.float64 else x.float()
+                x = x / scale_of(scale, pages).to(x.dtype)
+            if held_.element_size() == 1:
+                # torch indexes no float8 in place: their bytes are moved.
+                x = quantized(x, held_.dtype).view(torch.int8)
+                held_ = held_.view(torch.int8)
+            if pages is None:
+                held_[row_of(cache, number)][:, places] = x
+            else:
+                held_[pages, :, places & (cache.k.shape[2] - 1)] = x.transpose(0, 1)

@@ -135,4 +135,7 @@ def bytes_moved(spec: AttentionSpec, problem: Problem) -> float:
     bias = 0.0
     if spec.bias != "none":
         bias = problem.seq_q * problem.seq_k * (1 if spec.bias == "boolean" else spec.element_bytes)
-    return elements * spec.element_bytes + rows * of_a_row + bias
+    narrow = 0.0
+    if spec.kv_dtype != "same" and spec.direction == "decode":
+        narrow = keys * dims * (spec.element_bytes - spec.kv_bytes)
+    return elements * spec.element_bytes - narrow + rows * of_a_row + bias

@@ -169,6 +169,7 @@ class Plan:
         self.any_dim = config.head_dims == "padded"
         self.fa1 = config.schedule == "fa1"
         self.rows_of_eight = rows_of_eight(spec, config)
+        self.native = config.widening == "native"
         self.dim_pad = padded(spec.head_dim)
         self.dim_v_pad = padded(spec.head_dim_v)
 

@@ -126,6 +126,10 @@ def _run_decode(plan: Plan, call: Decode) -> Parts:
         tensors.append(table)
         strides += [table.stride(0), cache.page_bits]
     tensors += [x for x in (cache.rows, cache.leftpad) if x is not None]
+    if cache.k_scale is not None and cache.v_scale is not None:
+        tensors += [cache.k_scale, cache.v_scale, *cache.k_scale.stride(), *cache.v_scale.stride()]
+        if not plan.native:
+            tensors[1:3] = k.view(torch.int8), v.view(torch.int8)
     sizes: list[Any] = [scale * LOG2_E, problem.heads, problem.group, problem.seq_q]
     sizes += [problem.seq_k, splits]
     if plan.any_dim:

@@ -28,6 +28,10 @@ BACKWARD: tuple[Direction, ...] = (
 DType = Literal["float16", "bfloat16", "float32"]
 Mask = Literal["none", "causal"]
 Precision = Literal["ieee", "tf32"]
+KvDType = Literal["same", "float8_e4m3", "int8"]
+"""What a cache holds: elements of Q's type, or 8-bit ones with a scale."""
+KvScales = Literal["head", "page"]
+"""What has a scale of its own in an 8-bit cache: a head of K or V, or a head of it in each page."""
 Rotary = Literal["none", "halves", "interleaved"]
 """Which elements of a head rotate together (RoFormer, arXiv 2104.09864): i and i + dim / 2, or 2i
 and 2i + 1."""
@@ -35,7 +39,7 @@ DTYPE_BYTES: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 SHORT_DTYPE: dict[str, str] = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 FEATURES = (
     "dropout", "bias", "alibi", "window", "softcap", "sink",
-    "paged", "rotary", "indexed", "leftpad",
+    "paged", "rotary", "indexed", "leftpad", "kv_dtype", "kv_scales",
 )  # fmt: skip
 """Fields of a spec that tables write out only where they are on."""
 FEATURE_WORDS: dict[str, tuple[str, bool | str]] = {
@@ -48,6 +52,13 @@ FEATURE_WORDS: dict[str, tuple[str, bool | str]] = {
     "sink": ("sink", True),
 }
 """What --feature calls the features: the field of a spec, and its value."""
+KV_WORDS: dict[str, tuple[KvDType, KvScales]] = {
+    "fp8": ("float8_e4m3", "head"),
+    "fp8-page": ("float8_e4m3", "page"),
+    "int8": ("int8", "head"),
+    "int8-page": ("int8", "page"),
+}
+"""What --kv calls 8-bit caches: kv_dtype and kv_scales."""
 
 _PREFIX: dict[str, str] = {
     "forward": "fwd",
@@ -61,6 +72,7 @@ _PREFIX: dict[str, str] = {
     "append": "append",
 }
 _BIAS_SUFFIX: dict[str, str] = {"none": "", "additive": "_bias", "boolean": "_boolmask"}
+_KV_SUFFIX: dict[str, str] = {"same": "", "float8_e4m3": "_kv_fp8", "int8": "_kv_int8"}
 _DTYPE_NAMES = {short: name for name, short in SHORT_DTYPE.items()} | {n: n for n in SHORT_DTYPE}
 
 MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_STEP = 16, 256, 8
@@ -93,7 +105,8 @@ class AttentionSpec:
     window is and where the cap lies, a kernel is told when it runs. paged: the cache that decode
     reads, or append writes, lies in pages; rotary: append rotates new keys, and queries; indexed:
     a tensor says which row of the cache is whose; leftpad: another, where the keys that decode
-    reads begin. Raises InvalidArgument, naming the field.
+    reads begin; kv_dtype and kv_scales: the elements of the cache, and what of it has a scale.
+    Raises InvalidArgument, naming the field.
     """
 
     direction: Direction = "forward"
@@ -112,6 +125,8 @@ class AttentionSpec:
     rotary: Rotary = "none"
     indexed: bool = False
     leftpad: bool = False
+    kv_dtype: KvDType = "same"
+    kv_scales: KvScales = "head"
 
     def __post_init__(self) -> None:
         for field, values in (
@@ -121,6 +136,8 @@ class AttentionSpec:
             ("precision", get_args(Precision)),
             ("bias", get_args(Bias)),
             ("rotary", get_args(Rotary)),
+            ("kv_dtype", get_args(KvDType)),
+            ("kv_scales", get_args(KvScales)),
         ):
             if getattr(self, field) not in values:
                 raise InvalidArgument(
@@ -176,6 +193,7 @@ class AttentionSpec:
                 "indexed goes with direction decode and append of a cache that is not paged, whose "
                 f"block table names the pages: got {self.direction}{', paged' * self.paged}"
             )
+        self._check_kv()
         if self.direction not in DECODING:
             return
         if self.dropout:
@@ -191,6 +209,21 @@ class AttentionSpec:
             raise InvalidArgument(
                 f"direction {self.direction} has no scores, so it goes with mask none and "
                 f"precision ieee: got {self.mask} and {self.precision}"
+            )
+
+    def _check_kv(self) -> None:
+        """Raise InvalidArgument for what no 8-bit cache is asked."""
+        if self.kv_dtype != "same" and (
+            self.direction not in ("decode", "append") or self.dtype == "float32"
+        ):
+            raise InvalidArgument(
+                f"kv_dtype {self.kv_dtype} goes with direction decode and append, and with dtype "
+                f"float16 and bfloat16: got {self.direction} and {self.dtype}"
+            )
+        if self.kv_scales == "page" and not (self.paged and self.kv_dtype != "same"):
+            raise InvalidArgument(
+                "kv_scales page goes with paged and an 8-bit kv_dtype: "
+                f"got {'' if self.paged else 'not '}paged, {self.kv_dtype}"
             )
 
     def for_direction(self, direction: Direction) -> AttentionSpec:
@@ -217,6 +250,8 @@ class AttentionSpec:
                 mask="none",
                 paged=paged,
                 indexed=self.indexed and direction == "append",
+                kv_dtype=self.kv_dtype if direction == "append" else "same",
+                kv_scales=self.kv_scales if direction == "append" else "head",
             )
         sink = self.sink and direction in ("forward", "decode")
         return replace(self, direction=direction, sink=sink)
@@ -247,6 +282,7 @@ class AttentionSpec:
         features += "_softcap" * self.softcap + "_sink" * self.sink + "_paged" * self.paged
         features += "" if self.rotary == "none" else f"_rotary_{self.rotary}"
         features += "_indexed" * self.indexed + "_leftpad" * self.leftpad
+        features += _KV_SUFFIX[self.kv_dtype] + "_page_scales" * (self.kv_scales == "page")
         return f"{_PREFIX[self.direction]}_{dtype}_{dims}{mask}{features}"
 
     @property
@@ -269,6 +305,9 @@ class AttentionSpec:
             self.rotary,
             self.indexed,
             self.leftpad,
+            self.kv_dtype != "same",
+            self.kv_dtype,
+            self.kv_scales,
         )
 
     @property
@@ -280,6 +319,11 @@ class AttentionSpec:
     def element_bytes(self) -> int:
         """Bytes of one element of Q, K, V and O."""
         return DTYPE_BYTES[self.dtype]
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of one element of K and V."""
+        return self.element_bytes if self.kv_dtype == "same" else 1
 
     @property
     def causal(self) -> bool:
@@ -299,6 +343,13 @@ class AttentionSpec:
         return tuple(
             word for word, (field, value) in FEATURE_WORDS.items() if getattr(self, field) == value
         )
+
+    @property
+    def cache_options(self) -> str:
+        """What a cache is, as the command line has it: " --paged --kv fp8", or nothing."""
+        kv = (self.kv_dtype, self.kv_scales)
+        words = "".join(f" --kv {word}" for word, means in KV_WORDS.items() if means == kv)
+        return " --paged" * self.paged + words
 
     @property
     def featured(self) -> bool:

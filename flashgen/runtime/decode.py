@@ -7,6 +7,7 @@ bucket into launchers. The bucket is that of the cache's capacity: lengths are t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,6 +48,8 @@ class Beside:
     block_table: Tensor | None = None
     cache_batch_idx: Tensor | None = None
     cache_leftpad: Tensor | None = None
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
     bias: Tensor | None = None
     alibi_slopes: Tensor | None = None
     window: Window | None = None
@@ -165,12 +168,17 @@ def rows_together(rows: int) -> int:
 
 
 def widened(selection: Selection, rows: int, gpu: Gpu) -> Selection:
-    """A rendered default with room for all rows of a head, as far as it may have it; any other
-    selection as it is.
+    """A rendered default with room for all rows of a head, as far as it may have it, and with the
+    GPU's own widening of float8 elements; any other selection as it is.
     """
     choice = selection.choice
     if selection.rung != "rendered":
         return selection
+    if choice.spec.kv_dtype == "float8_e4m3":
+        native = replace(choice.config, widening="native")
+        if why_illegal(choice.spec, native, gpu) is None:
+            choice = replace(choice, config=native, kernel=kernel_name(choice.spec, native))
+            selection = replace(selection, choice=choice)
     for br in (64, 32):
         config: KernelConfig = replace(choice.config, br=br)
         if br <= rows_together(rows) and why_illegal(choice.spec, config, gpu) is None:
@@ -207,7 +215,16 @@ def spec_of(
         paged=cache.paged,
         indexed=cache.rows is not None,
         leftpad=cache.leftpad is not None,
+        **kv_fields(cache),
     )
+
+
+def kv_fields(cache: Cache) -> dict[str, Any]:
+    """What a spec says of the elements of a cache."""
+    if cache.k_scale is None:
+        return {}
+    kv_dtype = "int8" if cache.k.dtype == torch.int8 else "float8_e4m3"
+    return {"kv_dtype": kv_dtype, "kv_scales": "page" if cache.k_scale.ndim == 2 else "head"}
 
 
 def check_call(q: Tensor, k: Tensor, v: Tensor, called: Beside, names: Names = NAMES) -> Cache:
@@ -232,6 +249,7 @@ def check_call(q: Tensor, k: Tensor, v: Tensor, called: Beside, names: Names = N
         )
     _check_shapes(beside, paged=block_table is not None, indexed=rows is not None)
     _check_dtypes(beside)
+    scales = _checked_scales(beside, called)
     batch = q.shape[0]
     if block_table is not None:
         _check_indices("block_table", block_table, q, (batch, None))
@@ -259,7 +277,8 @@ def check_call(q: Tensor, k: Tensor, v: Tensor, called: Beside, names: Names = N
     leftpad = None if called.cache_leftpad is None else called.cache_leftpad.contiguous()
     rows = None if rows is None else rows.contiguous()
     lengths = lengths.contiguous()
-    return Cache(k=k, v=v, lengths=lengths, block_table=block_table, rows=rows, leftpad=leftpad)
+    cache = Cache(k=k, v=v, lengths=lengths, block_table=block_table, rows=rows, leftpad=leftpad)
+    return replace(cache, k_scale=scales[0], v_scale=scales[1]) if scales else cache
 
 
 def _check_shapes(named: dict[str, Tensor], *, paged: bool, indexed: bool) -> None:
@@ -301,12 +320,52 @@ def _check_dtypes(named: dict[str, Tensor]) -> None:
     if dtype not in DTYPE_BYTES:
         raise InvalidArgument(f"{of_q} must be float16, bfloat16 or float32: got {dtype}")
     for name, x in others:
-        if x.dtype != q.dtype:
-            raise InvalidArgument(f"{name} must have the dtype of {of_q}, {q.dtype}: got {x.dtype}")
+        narrow = x.dtype in decoding.LARGEST and x.dtype == others[0][1].dtype
+        if narrow and q.dtype == torch.float32:
+            raise InvalidArgument(
+                f"{of_q} must be float16 or bfloat16 over a cache of 8 bits: got {q.dtype}"
+            )
+        if x.dtype != q.dtype and not narrow:
+            raise InvalidArgument(
+                f"{name} must have the dtype of {of_q}, {q.dtype}, or with {others[0][0]} be "
+                f"float8_e4m3fn or int8: got {x.dtype}"
+            )
         if x.device != q.device:
             raise InvalidArgument(
                 f"{name} must be on the device of {of_q}, {q.device}: got {x.device}"
             )
+
+
+def _checked_scales(named: dict[str, Tensor], called: Beside) -> tuple[Tensor, Tensor] | None:
+    """The scales of K and V as a cache has them; None where it has none."""
+    (of_q, q), (of_k, k), (of_v, _) = named.items()
+    if k.dtype not in decoding.LARGEST:
+        if called.k_scale is not None or called.v_scale is not None:
+            raise InvalidArgument(
+                f"k_scale and v_scale go with {of_k} and {of_v} of float8_e4m3fn or int8: "
+                f"got {k.dtype}"
+            )
+        return None
+    paged = called.block_table is not None
+    heads = k.shape[2 if paged else 1]
+    given = (called.k_scale, called.v_scale)
+    per_page = paged and any(isinstance(x, Tensor) and x.ndim == 2 for x in given)
+    shape = (k.shape[0], heads) if per_page else (heads,)
+    found = []
+    for name, x in zip(("k_scale", "v_scale"), given, strict=True):
+        check_tensors(**{name: x})
+        assert isinstance(x, Tensor)  # check_tensors has seen
+        fits = x.ndim == len(shape) and all(
+            own in (1, asked) for own, asked in zip(x.shape, shape, strict=True)
+        )
+        if x.dtype != torch.float32 or not fits or x.device != q.device:
+            pages = f" or, as the other one, ({k.shape[0]}, {heads})" if paged else ""
+            raise InvalidArgument(
+                f"{name} must be float32 of shape ({heads},){pages}, each 1 or as much, beside "
+                f"{of_q}: got {x.dtype} {tuple(x.shape)} on {x.device}"
+            )
+        found.append(x.expand(shape))
+    return found[0], found[1]
 
 
 def _check_indices(name: str, x: object, q: Tensor, shape: tuple[int | None, ...]) -> None:

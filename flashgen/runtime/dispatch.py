@@ -176,7 +176,8 @@ class Dispatcher:
     def decode(
         self, q: Tensor, k: Tensor, v: Tensor, *, lengths: Tensor | None = ...,
         block_table: Tensor | None = ..., cache_batch_idx: Tensor | None = ...,
-        cache_leftpad: Tensor | None = ..., causal: Causal = ..., scale: float | None = ...,
+        cache_leftpad: Tensor | None = ..., k_scale: Tensor | None = ...,
+        v_scale: Tensor | None = ..., causal: Causal = ..., scale: float | None = ...,
         bias: Tensor | None = ..., alibi_slopes: Tensor | None = ..., window: Window | None = ...,
         softcap: float | None = ..., sinks: Tensor | None = ..., precision: str = ...,
         return_lse: Literal[False] = ...,
@@ -186,7 +187,8 @@ class Dispatcher:
     def decode(
         self, q: Tensor, k: Tensor, v: Tensor, *, lengths: Tensor | None = ...,
         block_table: Tensor | None = ..., cache_batch_idx: Tensor | None = ...,
-        cache_leftpad: Tensor | None = ..., causal: Causal = ..., scale: float | None = ...,
+        cache_leftpad: Tensor | None = ..., k_scale: Tensor | None = ...,
+        v_scale: Tensor | None = ..., causal: Causal = ..., scale: float | None = ...,
         bias: Tensor | None = ..., alibi_slopes: Tensor | None = ..., window: Window | None = ...,
         softcap: float | None = ..., sinks: Tensor | None = ..., precision: str = ...,
         return_lse: Literal[True],
@@ -202,6 +204,8 @@ class Dispatcher:
         block_table: Tensor | None = None,
         cache_batch_idx: Tensor | None = None,
         cache_leftpad: Tensor | None = None,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
         causal: Causal = True,
         scale: float | None = None,
         bias: Tensor | None = None,
@@ -224,7 +228,9 @@ class Dispatcher:
         above the capacity is as the capacity, one below 0 as 0; what lies beyond is not read.
         cache_batch_idx: int32 (batch,), the row of k and v that is each sequence's; they may then
         have any batch size. cache_leftpad: int32 (batch,), the place of each sequence's first key:
-        its keys are those from there up to its length. causal: query i sees key j where
+        its keys are those from there up to its length. k and v may be float8_e4m3fn or int8, q then
+        float16 or bfloat16, with k_scale and v_scale, float32 (kv_heads,) or, in pages, (pages,
+        kv_heads), each positive, by which elements are multiplied. causal: query i sees key j where
         j <= i + length - seq_q. scale: 1/sqrt(head_dim) unless given.
 
         bias, broadcastable to (batch, heads, seq_q, capacity), alibi_slopes, window, softcap and
@@ -243,8 +249,8 @@ class Dispatcher:
             q, k, v,
             Beside(
                 lengths=lengths, block_table=block_table, cache_batch_idx=cache_batch_idx,
-                cache_leftpad=cache_leftpad, bias=bias, alibi_slopes=alibi_slopes, window=window,
-                softcap=softcap, sinks=sinks,
+                cache_leftpad=cache_leftpad, k_scale=k_scale, v_scale=v_scale, bias=bias,
+                alibi_slopes=alibi_slopes, window=window, softcap=softcap, sinks=sinks,
             ),
             causal=causal, scale=scale, precision=precision,
         )  # fmt: skip
