@@ -74,6 +74,10 @@ def from_tensors(
             f"q must have a multiple of the heads of k and v: got {heads} and {kv_heads}"
         )
     dtype = str(q.dtype).removeprefix("torch.")
+    if features.fp8 is not None:
+        if dtype != "float8_e4m3fn":
+            raise InvalidArgument(f"q must be float8_e4m3fn: got {dtype}")
+        dtype = features.fp8.dtype
     if dtype not in DTYPE_BYTES:
         raise InvalidArgument(f"q must be float16, bfloat16 or float32: got {dtype}")
     check_head_dim(head_dim, "the head_dim of q")
@@ -93,6 +97,7 @@ def from_tensors(
         window=features.window is not None,
         softcap=features.softcap > 0.0,
         sink=features.sinks is not None,
+        fp8=features.fp8 is not None,
     )
     problem = Problem(batch=batch, heads=heads, kv_heads=kv_heads, seq_q=seq_q, seq_k=seq_k)
     return spec, problem

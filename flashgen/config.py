@@ -39,6 +39,9 @@ REGISTER_SPLIT = {2: (240, 24), 3: (160, 32)}
 """Registers of a consumer's thread and of the producer's in schedule hopper, by the number of
 consumers: multiples of 8, all warpgroups' together 65,536 at most."""
 
+FP8_DEPTH = 32
+"""Elements that an fp8 matrix instruction sums at least (PTX ISA: mma m16n8k32, wgmma k32)."""
+
 BY_KEYS = ("backward_dkv", "backward_fused")
 """Directions whose programs own a tile of keys, and walk the rows of Q."""
 
@@ -220,7 +223,8 @@ def default_config(spec: AttentionSpec) -> KernelConfig:
 
 def default_head_dim(spec: AttentionSpec) -> int:
     """The padded head dim whose default kernel serves this spec."""
-    return padded(max(spec.head_dim, spec.head_dim_v))
+    least = FP8_DEPTH if spec.fp8 else 0
+    return padded(max(spec.head_dim, spec.head_dim_v, least))
 
 
 def default_spec(spec: AttentionSpec) -> AttentionSpec:
@@ -265,6 +269,16 @@ def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
             return f"head_dims padded needs equal powers of two: got {dims}"
         if config.loads == "descriptor":
             return "head_dims padded goes with pointer loads: a default must take any tensor"
+    if spec.fp8 and config.loads == "descriptor" and (spec.head_dim % 16 or spec.head_dim_v % 16):
+        return (
+            "descriptor loads need rows of whole 16 bytes, so that fp8 takes head dims that are "
+            f"multiples of 16: got {spec.head_dim} and {spec.head_dim_v}"
+        )
+    if spec.fp8 and min(padded(spec.head_dim), padded(spec.head_dim_v), config.bc) < FP8_DEPTH:
+        return (
+            f"fp8 products are {FP8_DEPTH} deep: got head dims {spec.head_dim} and "
+            f"{spec.head_dim_v}, bc {config.bc}"
+        )
     if config.schedule == "fa1" and (config.loads, config.order) != ("pointer", "plain"):
         return "schedule fa1 goes with pointer loads and plain order"
     if config.schedule == "hopper" and (reason := _illegal_hopper(spec, config)) is not None:
@@ -342,6 +356,12 @@ def _illegal_arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | 
         return f"descriptor loads need the TMA unit of sm_90 and later: {gpu.slug} is {gpu.arch}"
     if config.schedule == "hopper" and gpu.arch != "sm_90":
         return f"schedule hopper is made of sm_90's wgmma: {gpu.slug} is {gpu.arch}"
+    if spec.fp8 and not (gpu.is_nvidia and gpu.capability >= 89):
+        other = ", which multiplies e4m3fnuz, another type" if gpu.arch == "gfx942" else ""
+        return (
+            "fp8 needs the float8_e4m3 matrix instructions of sm_89 and later: "
+            f"{gpu.slug} is {gpu.arch}{other}"
+        )
     if config.widening == "native" and not (gpu.is_nvidia and gpu.capability >= 89):
         return (
             f"widening native needs the e4m3 instructions of sm_89 and later: {gpu.slug} is "
@@ -364,7 +384,7 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
     in kernels compiled with Triton 3.7.1.
     """
     dims = padded(spec.head_dim), padded(spec.head_dim_v)
-    of_q, of_do = (config.br * dim * spec.element_bytes for dim in dims)
+    of_q, of_do = (config.br * dim * spec.operand_bytes for dim in dims)
     of_k, of_v = (config.bc * dim * spec.kv_bytes for dim in dims)
     if spec.direction in ("backward_delta", "combine", "append"):
         return 0

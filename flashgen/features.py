@@ -25,6 +25,24 @@ maximum starts. Masks made of the most negative finite bfloat16 or float32 are s
 
 FLOAT_BIAS = ("float16", "bfloat16", "float32")
 
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fp8:
+    """What a forward of float8_e4m3 Q, K and V brings: float32 factors of each, (B, Hkv), by which
+    elements are multiplied, in any strides; and the dtype of O, float16 or bfloat16.
+    """
+
+    q_descale: Tensor
+    k_descale: Tensor
+    v_descale: Tensor
+    dtype: str = "bfloat16"
+
+    @property
+    def factors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Those of Q, K and V."""
+        return self.q_descale, self.k_descale, self.v_descale
+
+
 UNBOUNDED = -1
 """A side of a window without an end."""
 
@@ -49,6 +67,7 @@ class Features:
                 its scale, becomes softcap * tanh(s / softcap) (Gemma 2, arXiv 2408.00118)
     sinks       (H,) float32 or of q's dtype: the score of a key without a value, which each row of
                 a head sees, whatever its masks (gpt-oss). LSE includes it
+    fp8         the factors of float8_e4m3 Q, K and V
     """
 
     bias: Tensor | None = None
@@ -58,6 +77,7 @@ class Features:
     window: tuple[int, int] | None = None
     softcap: float = 0.0
     sinks: Tensor | None = None
+    fp8: Fp8 | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.dropout_p <= 1.0:

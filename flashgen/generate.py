@@ -17,7 +17,7 @@ from typing import Any
 
 from flashgen import paths
 from flashgen.choice import DEFAULT_DIRECTIONS
-from flashgen.config import KernelConfig, default_config, kernel_name
+from flashgen.config import FP8_DEPTH, KernelConfig, default_config, kernel_name
 from flashgen.entry import Entry
 from flashgen.errors import FlashgenError, GeneratedError, InvalidArgument
 from flashgen.outcome import STRENGTH
@@ -78,13 +78,19 @@ def featured_specs(features: FeatureSet) -> Iterator[AttentionSpec]:
     no backward here.
     """
     found: dict[AttentionSpec, None] = {}
+    halves_alone = "fp8" in features
     for plain in default_specs():
-        if plain.direction == "forward":
+        if plain.direction == "forward" and not (halves_alone and unfit_for_fp8(plain)):
             spec = plain.with_features(features)
             of_bias: tuple[Direction, ...] = ("backward_dbias",) if spec.bias == "additive" else ()
-            for direction in (*DEFAULT_DIRECTIONS, *of_bias):
+            for direction in ("forward",) if spec.fp8 else (*DEFAULT_DIRECTIONS, *of_bias):
                 found[spec.for_direction(direction)] = None
     yield from sorted(filter(lambda spec: spec.featured, found), key=lambda spec: spec.sort_key)
+
+
+def unfit_for_fp8(spec: AttentionSpec) -> bool:
+    """Whether no default kernel of fp8 operands has this dtype of O and this head dim."""
+    return spec.dtype == "float32" or spec.head_dim < FP8_DEPTH
 
 
 def feature_sets(out: Path) -> tuple[FeatureSet, ...]:

@@ -26,6 +26,8 @@ def grid(
         raise NoEstimate(
             f"{spec.direction} is bound by the bytes in flight to memory, which have no model"
         )
+    if spec.fp8:
+        raise NoEstimate("fp8 products have no rate in the model")
     by_keys = spec.direction in BY_KEYS
     known = (1, 3) if spec.window and not by_keys else (1,) if spec.window else (1, 2)
     if loops not in known:
@@ -138,4 +140,6 @@ def bytes_moved(spec: AttentionSpec, problem: Problem) -> float:
     narrow = 0.0
     if spec.kv_dtype != "same" and spec.direction == "decode":
         narrow = keys * dims * (spec.element_bytes - spec.kv_bytes)
+    if spec.fp8:
+        narrow = elements - rows * spec.head_dim_v  # all but O
     return elements * spec.element_bytes - narrow + rows * of_a_row + bias

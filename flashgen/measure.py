@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from flashgen.asked import check_scale, diagonal_of
 from flashgen.config import KernelConfig
 from flashgen.errors import FlashgenError
-from flashgen.features import Features, window_of
+from flashgen.features import Features, Fp8, window_of
 from flashgen.outcome import Timing
 from flashgen.problem import TUNED_WINDOW, Problem
 from flashgen.render import render
@@ -256,7 +256,7 @@ def make_inputs(
     def normal(heads: int, seq: int, dim: int) -> Tensor:
         shape = (problem.batch, heads, seq, dim)
         drawn = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
-        return drawn.to(getattr(torch, spec.dtype))
+        return drawn.to(getattr(torch, spec.operand_dtype))
 
     return (
         normal(problem.heads, problem.seq_q, spec.head_dim),
@@ -287,7 +287,16 @@ def make_features(spec: AttentionSpec, problem: Problem, seed: int, device: str)
         window=window_of((TUNED_WINDOW, TUNED_WINDOW), causal=spec.causal) if spec.window else None,
         softcap=50.0 if spec.softcap else 0.0,
         sinks=torch.randn(problem.heads, generator=generator, device=device) if spec.sink else None,
+        fp8=ones_of_fp8(spec, problem, device) if spec.fp8 else None,
     )
+
+
+def ones_of_fp8(spec: AttentionSpec, problem: Problem, device: str) -> Fp8:
+    """Factors of 1 for all heads: their values change no time."""
+    import torch
+
+    one = torch.ones(1, 1, device=device).expand(problem.batch, problem.kv_heads)
+    return Fp8(q_descale=one, k_descale=one, v_descale=one, dtype=spec.dtype)
 
 
 def make_backward(

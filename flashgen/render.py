@@ -110,6 +110,7 @@ def _serves(spec: AttentionSpec, config: KernelConfig) -> str:
     features += ", softcap" * spec.softcap + ", sink" * spec.sink + ", paged" * spec.paged
     features += "" if spec.rotary == "none" else f", rotary {spec.rotary}"
     features += ", indexed" * spec.indexed + ", leftpad" * spec.leftpad
+    features += ", fp8" * spec.fp8
     features += "" if spec.kv_dtype == "same" else f", {spec.kv_dtype} K and V"
     features += " with scales of pages" * (spec.kv_scales == "page")
     if features:

@@ -75,7 +75,8 @@ def compile_signature(spec: AttentionSpec, config: KernelConfig) -> Signature:
 
 def _tensors(spec: AttentionSpec, config: KernelConfig) -> dict[str, str]:
     """Pointers or descriptors, then float32 rows, then the strides of the pointers."""
-    element = SHORT_DTYPE[spec.dtype]
+    element = "fp8e4nv" if spec.fp8 else SHORT_DTYPE[spec.dtype]
+    of_o = SHORT_DTYPE[spec.dtype]
     strided = TENSORS[spec.direction]
     statistics = {
         "forward": ("lse_ptr",),
@@ -91,9 +92,10 @@ def _tensors(spec: AttentionSpec, config: KernelConfig) -> dict[str, str]:
                 rows = WARPGROUP_ROWS
             # Letter by letter as a launch has it: Triton keeps binaries by this text.
             layout = f",{gluon_layout_text()}" if config.schedule == "hopper" else ""
-            types[f"{x}_desc"] = f"tensordesc<{element}{[1, 1, rows, padded(dim)]}{layout}>"
+            kind = of_o if x == "o" else element
+            types[f"{x}_desc"] = f"tensordesc<{kind}{[1, 1, rows, padded(dim)]}{layout}>"
     else:
-        types |= {f"{x}_ptr": f"*{element}" for x in strided}
+        types |= {f"{x}_ptr": f"*{of_o if x == 'o' else element}" for x in strided}
     if spec.direction == "backward_dbias":
         types["dbias_ptr"] = "*fp32"
     types |= dict.fromkeys(statistics, "*fp32")
@@ -144,6 +146,9 @@ def _features(spec: AttentionSpec) -> dict[str, str]:
         types |= {"cap_log2e": "fp32", "inverse_cap": "fp32"}
     if spec.sink:
         types["sinks_ptr"] = "*fp32"
+    if spec.fp8:
+        types |= {f"{x}_descale_ptr": "*fp32" for x in "qkv"}
+        types |= {f"stride_{x}_descale_{d}": "i32" for x in "qkv" for d in "bh"}
     return types
 
 

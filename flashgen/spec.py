@@ -39,7 +39,7 @@ DTYPE_BYTES: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 SHORT_DTYPE: dict[str, str] = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 FEATURES = (
     "dropout", "bias", "alibi", "window", "softcap", "sink",
-    "paged", "rotary", "indexed", "leftpad", "kv_dtype", "kv_scales",
+    "paged", "rotary", "indexed", "leftpad", "kv_dtype", "kv_scales", "fp8",
 )  # fmt: skip
 """Fields of a spec that tables write out only where they are on."""
 FEATURE_WORDS: dict[str, tuple[str, bool | str]] = {
@@ -50,6 +50,7 @@ FEATURE_WORDS: dict[str, tuple[str, bool | str]] = {
     "window": ("window", True),
     "softcap": ("softcap", True),
     "sink": ("sink", True),
+    "fp8": ("fp8", True),
 }
 """What --feature calls the features: the field of a spec, and its value."""
 KV_WORDS: dict[str, tuple[KvDType, KvScales]] = {
@@ -105,7 +106,8 @@ class AttentionSpec:
     window is and where the cap lies, a kernel is told when it runs. paged: the cache that decode
     reads, or append writes, lies in pages; rotary: append rotates new keys, and queries; indexed:
     a tensor says which row of the cache is whose; leftpad: another, where the keys that decode
-    reads begin; kv_dtype and kv_scales: the elements of the cache, and what of it has a scale.
+    reads begin; kv_dtype and kv_scales: the elements of the cache, and what of it has a scale. fp8:
+    Q, K and V of a forward are float8_e4m3, and dtype is that of O.
     Raises InvalidArgument, naming the field.
     """
 
@@ -125,6 +127,7 @@ class AttentionSpec:
     rotary: Rotary = "none"
     indexed: bool = False
     leftpad: bool = False
+    fp8: bool = False
     kv_dtype: KvDType = "same"
     kv_scales: KvScales = "head"
 
@@ -148,7 +151,7 @@ class AttentionSpec:
         if self.precision == "tf32" and self.dtype != "float32":
             raise InvalidArgument(f"precision tf32 goes with dtype float32: got {self.dtype}")
         for field in (
-            "dropout", "alibi", "window", "softcap", "sink", "paged", "indexed", "leftpad",
+            "dropout", "alibi", "window", "softcap", "sink", "paged", "indexed", "leftpad", "fp8",
         ):  # fmt: skip
             if not isinstance(getattr(self, field), bool):
                 raise InvalidArgument(
@@ -164,6 +167,11 @@ class AttentionSpec:
             raise InvalidArgument(
                 "sink goes with direction forward and decode: "
                 "a backward kernel knows a sink by its LSE alone"
+            )
+        if self.fp8 and (self.direction != "forward" or self.dtype == "float32"):
+            raise InvalidArgument(
+                "fp8 goes with direction forward, for it has no gradient, and with O of dtype "
+                f"float16 or bfloat16: got {self.direction} and {self.dtype}"
             )
         if self.direction == "backward_delta" and (
             self.causal
@@ -282,6 +290,7 @@ class AttentionSpec:
         features += "_softcap" * self.softcap + "_sink" * self.sink + "_paged" * self.paged
         features += "" if self.rotary == "none" else f"_rotary_{self.rotary}"
         features += "_indexed" * self.indexed + "_leftpad" * self.leftpad
+        features += "_fp8" * self.fp8
         features += _KV_SUFFIX[self.kv_dtype] + "_page_scales" * (self.kv_scales == "page")
         return f"{_PREFIX[self.direction]}_{dtype}_{dims}{mask}{features}"
 
@@ -305,6 +314,7 @@ class AttentionSpec:
             self.rotary,
             self.indexed,
             self.leftpad,
+            self.fp8,
             self.kv_dtype != "same",
             self.kv_dtype,
             self.kv_scales,
@@ -323,7 +333,17 @@ class AttentionSpec:
     @property
     def kv_bytes(self) -> int:
         """Bytes of one element of K and V."""
-        return self.element_bytes if self.kv_dtype == "same" else 1
+        return self.operand_bytes if self.kv_dtype == "same" else 1
+
+    @property
+    def operand_bytes(self) -> int:
+        """Bytes of one element of Q."""
+        return 1 if self.fp8 else self.element_bytes
+
+    @property
+    def operand_dtype(self) -> str:
+        """The elements of Q, and of K and V unless kv_dtype says another, as torch calls them."""
+        return "float8_e4m3fn" if self.fp8 else self.dtype
 
     @property
     def causal(self) -> bool:
@@ -354,7 +374,7 @@ class AttentionSpec:
     @property
     def featured(self) -> bool:
         """Whether any feature is on."""
-        return self.masked_by_feature or self.softcap or self.sink
+        return self.masked_by_feature or self.softcap or self.sink or self.fp8
 
     @property
     def masked_by_feature(self) -> bool:

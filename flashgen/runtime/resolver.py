@@ -190,7 +190,7 @@ def _key_of(q: Tensor, v: Tensor, call: Call) -> tuple[object, ...]:
 def _kinds(features: Features) -> tuple[object, ...]:
     """What of the features makes another kernel."""
     if features is PLAIN:
-        return (None, False, False, False, False, False)
+        return (None, False, False, False, False, False, None)
     bias = features.bias
     masks = None if bias is None else bias.dtype is torch.bool
     return (
@@ -200,4 +200,5 @@ def _kinds(features: Features) -> tuple[object, ...]:
         features.window is not None,
         features.softcap > 0.0,
         features.sinks is not None,
+        None if features.fp8 is None else features.fp8.dtype,
     )

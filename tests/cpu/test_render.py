@@ -145,6 +145,8 @@ GOLDENS = [
     (make_spec("bfloat16", 64, "none", bias="additive").for_direction("backward_dbias"), make_config(64, 64)),
     (make_spec("bfloat16", 128, "none", window=True), make_config(128, 64, num_warps=8, loads="descriptor")),
     (make_spec("bfloat16", 64, "causal", window=True, sink=True), make_config(64, 64)),
+    (make_spec("bfloat16", 128, "causal", fp8=True), make_config(128, 64, num_warps=8, loads="descriptor")),
+    (make_spec("float16", 64, "causal", fp8=True, window=True, sink=True), make_config(64, 64)),
     (make_spec("bfloat16", 128, "causal", softcap=True), make_config(128, 64, num_warps=8, loads="descriptor")),
     (make_spec("float16", 64, "none", window=True, softcap=True).for_direction("backward_dkv"), make_config(64, 64)),
     (make_spec("float16", 64, "causal", window=True, softcap=True).for_direction("backward_dq"), make_config(64, 64)),

@@ -296,6 +296,14 @@ def test_decoding_runs_many_sequences_of_few_queries() -> None:
             {"direction": "append", "paged": True, "kv_scales": "page"},
             "kv_scales page goes with paged and an 8-bit",
         ),
+        (
+            {"direction": "backward_dq", "fp8": True},
+            "fp8 goes with direction forward, for it has no gradient",
+        ),
+        (
+            {"direction": "forward", "dtype": "float32", "fp8": True},
+            "O of dtype float16 or bfloat16",
+        ),
         ({"direction": "combine", "mask": "causal"}, "combine has no scores"),
         ({"direction": "append", "dtype": "float32", "precision": "tf32"}, "append has no scores"),
         ({"direction": "decode", "paged": 1}, "paged must be true or false"),
