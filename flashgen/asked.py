@@ -75,6 +75,10 @@ def from_tensors(
             f"q must have a multiple of the heads of k and v: got {heads} and {kv_heads}"
         )
     dtype = str(q.dtype).removeprefix("torch.")
+    if features.fp8 is not None:
+        if dtype != "float8_e4m3fn":
+            raise InvalidArgument(f"q must be float8_e4m3fn: got {dtype}")
+        dtype = features.fp8.dtype
     if dtype not in DTYPE_BYTES:
         raise InvalidArgument(f"q must be float16, bfloat16 or float32: got {dtype}")
     check_head_dim(head_dim, "the head_dim of q")
@@ -96,6 +100,7 @@ def from_tensors(
         sink=features.sinks is not None,
         varlen=packed is not None,
         paged=packed is not None and packed.paged,
+        fp8=features.fp8 is not None,
     )
     if packed is not None:
         batch, seq_q, seq_k = packed.count, packed.max_q, packed.max_k

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +18,11 @@ from flashgen.asked import check_scale
 from flashgen.check_append import run_append
 from flashgen.config import KernelConfig
 from flashgen.decoding import Cache
+from flashgen.features import Features
 from flashgen.launch import Kernel
 from flashgen.launch_decode import Decode, Parts, bind_combine, bind_decode
-from flashgen.reference import Verdict
+from flashgen.problem import Problem
+from flashgen.reference import Case, Verdict
 from flashgen.spec import AttentionSpec
 
 SPARE_PAGES = 3
@@ -129,7 +132,8 @@ def run_decoding(
     if spec.direction == "append":
         return run_append(kernel, spec, config, cache, q, case.splits, seed)
     scale = check_scale(None, spec.head_dim)
-    call = Decode(q=q, cache=cache, scale=scale, sms=1, splits=case.splits)
+    features = make_features(spec, case, cache, seed, device)
+    call = Decode(q=q, cache=cache, scale=scale, sms=1, splits=case.splits, features=features)
     parts = bind_decode(kernel, spec, config)(call)
     return judge(*merged(parts, q.dtype), call, spec)
 
@@ -145,13 +149,14 @@ def merged(parts: Parts, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def judge(o: Tensor, lse: Tensor, call: Decode, spec: AttentionSpec) -> Verdict:
     """The worst of all sequences of a call, each by reference.judge."""
     worst = Verdict(floors=0.0, lse=0.0)
-    for number, q, k, v in decoding.sequences(call.q, call.cache):
+    for number, q, k, v, own in decoding.sequences(call.q, call.cache, call.features):
         one = slice(number, number + 1)
         verdict = reference.judge(
             o[one], lse[one], q, k, v,
             scale=call.scale,
             diagonal=k.shape[2] - q.shape[2] if spec.causal else None,
             precision=spec.precision,
+            features=own,
         )  # fmt: skip
         if not verdict.passed:
             return verdict
@@ -164,7 +169,9 @@ def judge(o: Tensor, lse: Tensor, call: Decode, spec: AttentionSpec) -> Verdict:
 def make_call(
     spec: AttentionSpec, case: DecodeCase, seed: int, device: torch.device | str
 ) -> tuple[Tensor, Cache]:
-    """Random normal q (B, H, Sq, d) and cache of a case; NaN wherever no sequence has a key."""
+    """Random normal q (B, H, Sq, d) and cache of a case; NaN wherever no sequence has a key. Of an
+    indexed cache the sequences' rows lie in any order, among others; pads begin with 0 and all.
+    """
     generator = torch.Generator().manual_seed(seed)
     dtype, batch = getattr(torch, spec.dtype), len(case.lengths)
     lengths = torch.tensor(case.lengths, dtype=torch.int32)
@@ -182,27 +189,82 @@ def make_call(
         table = torch.randperm(outer, generator=generator)[: batch * each].int().view(batch, each)
         if case.shared:
             table[:, 0] = table[0, 0]
+    rows = leftpad = None
+    if spec.indexed:
+        outer = batch + SPARE_PAGES
+        rows = torch.randperm(outer, generator=generator)[:batch].int()
+    if spec.leftpad:
+        share = torch.rand(batch, generator=generator)
+        share[::3], share[1::3] = (0.0, 1.0) if seed % 2 else (0.5, 0.0)
+        leftpad = (share * lengths).int()
     k = drawn(outer, case.kv_heads, size, spec.head_dim)
     v = drawn(outer, case.kv_heads, size, spec.head_dim_v)
-    cache = Cache(k=k, v=v, lengths=lengths, block_table=table)
+    cache = Cache(k=k, v=v, lengths=lengths, block_table=table, rows=rows, leftpad=leftpad)
     _poison(cache)
-    moved = Cache(
-        k=reference.moved(k, dtype, device),
-        v=reference.moved(v, dtype, device),
-        lengths=lengths.to(device),
-        block_table=None if table is None else table.to(device),
-    )
-    return reference.moved(q, dtype, device), moved
+    if spec.kv_dtype != "same":
+        cache = _quantized(cache, spec, generator)
+    fields = {name: getattr(cache, name) for name in Cache.__dataclass_fields__}
+    here: dict[str, Any] = {n: x if x is None else x.to(device) for n, x in fields.items()}
+    for name in ("k", "v"):
+        here[name] = reference.moved(fields[name], fields[name].dtype, device)
+    return reference.moved(q, dtype, device), Cache(**here)
+
+
+def _quantized(cache: Cache, spec: AttentionSpec, generator: torch.Generator) -> Cache:
+    """A cache in 8 bits, by scales that leave some elements saturated and others a few steps; of a
+    page that no sequence has, NaN.
+    """
+    dtype = torch.int8 if spec.kv_dtype == "int8" else torch.float8_e4m3fn
+    heads = cache.k.shape[1]
+    shape = (cache.k.shape[0], heads) if spec.kv_scales == "page" else (heads,)
+    found: dict[str, Tensor] = {}
+    for name, x in (("k", cache.k), ("v", cache.v)):
+        spread = torch.exp2(2.0 * torch.rand(shape, generator=generator) - 1.0)
+        scale = 2.5 / decoding.LARGEST[dtype] * spread
+        if spec.kv_scales == "page":
+            assert cache.block_table is not None  # a spec's pages have scales where it is paged
+            spare = torch.ones(shape[0], dtype=torch.bool)
+            spare[cache.block_table.long().flatten()] = False
+            per_element = scale[:, :, None, None]
+            scale[spare] = float("nan")
+        else:
+            per_element = scale[:, None, None]
+        base = torch.zeros((x if x._base is None else x._base).shape, dtype=dtype)
+        narrow = base.as_strided(x.shape, x.stride(), x.storage_offset())
+        narrow.copy_(decoding.quantized(x.float() / per_element, dtype))
+        found |= {name: narrow, f"{name}_scale": scale}
+    return replace(cache, **found)
+
+
+def make_features(
+    spec: AttentionSpec, case: DecodeCase, cache: Cache, seed: int, device: torch.device | str
+) -> Features:
+    """The features of a spec, as reference.make_features draws them for a cache that is full; of a
+    bias of its own each sequence has NaN where it has no key.
+    """
+    heads = case.kv_heads * case.group
+    problem = Problem(
+        batch=len(case.lengths), heads=heads, kv_heads=case.kv_heads, seq_q=case.seq_q,
+        seq_k=cache.capacity,
+    )  # fmt: skip
+    drawn = Case(problem=problem, layout=case.layout)
+    features = reference.make_features(spec, drawn, seed, device)
+    bias, own = features.bias, (problem.batch, cache.capacity)
+    if spec.bias == "additive" and bias is not None and bias.shape[::3] == own:
+        for number, (first, end) in enumerate(decoding.held(cache)):
+            bias[number, ..., :first] = float("nan")
+            bias[number, ..., end:] = float("nan")
+    return features
 
 
 def _poison(cache: Cache) -> None:
     """NaN into every place of a cache that holds no key of a sequence."""
     held = torch.zeros(cache.k.shape[0], cache.k.shape[2], dtype=torch.bool)
-    for number, length in enumerate(cache.lengths.tolist()):
+    for number, (first, length) in enumerate(decoding.held(cache)):
         if cache.block_table is None:
-            held[number, :length] = True
+            held[decoding.row_of(cache, number), first:length] = True
             continue
-        places = torch.arange(length)
+        places = torch.arange(first, length)
         pages = cache.block_table[number].long()[places >> cache.page_bits]
         held[pages, places & (cache.k.shape[2] - 1)] = True
     for x in (cache.k, cache.v):

@@ -19,8 +19,9 @@ Schedule = Literal["fa1", "fa2", "s_ahead", "hopper"]
 Loads = Literal["pointer", "descriptor"]
 Order = Literal["plain", "longest_first", "head_reversal", "grouped"]
 HeadDims = Literal["exact", "padded"]
+Widening = Literal["bits", "native"]
 
-OPTIONS = ("split_keys", "persistent")
+OPTIONS = ("split_keys", "persistent", "widening")
 """Fields of a config that tables write out only where they are not at their defaults."""
 
 TILES = (16, 32, 64, 128, 256)
@@ -37,6 +38,9 @@ REGISTERS_PER_THREAD = {"sm": 255, "gfx": 512}
 REGISTER_SPLIT = {2: (240, 24), 3: (160, 32)}
 """Registers of a consumer's thread and of the producer's in schedule hopper, by the number of
 consumers: multiples of 8, all warpgroups' together 65,536 at most."""
+
+FP8_DEPTH = 32
+"""Elements that an fp8 matrix instruction sums at least (PTX ISA: mma m16n8k32, wgmma k32)."""
 
 BY_KEYS = ("backward_dkv", "backward_fused")
 """Directions whose programs own a tile of keys, and walk the rows of Q."""
@@ -56,7 +60,8 @@ class KernelConfig:
     head_dims: exact (the spec's, known when compiling) or padded (the kernel takes the true ones as
     arguments and serves every head dim up to the spec's). split_keys: of direction decode, the keys
     a split takes at least, and there are as many splits as that gives; 1: as many as the rule of
-    splits.py says. Raises InvalidArgument.
+    splits.py says. widening: how a decode makes 16-bit elements of float8_e4m3 ones: by arithmetic
+    on their bits, which every GPU does, or by its own instruction. Raises InvalidArgument.
     """
 
     br: int
@@ -69,6 +74,7 @@ class KernelConfig:
     head_dims: HeadDims = "exact"
     split_keys: int = 1
     persistent: bool = False
+    widening: Widening = "bits"
 
     def __post_init__(self) -> None:
         for field, values in (
@@ -81,6 +87,7 @@ class KernelConfig:
             ("order", get_args(Order)),
             ("head_dims", get_args(HeadDims)),
             ("split_keys", SPLIT_KEYS),
+            ("widening", get_args(Widening)),
         ):
             value = getattr(self, field)
             if value not in values or isinstance(value, bool):
@@ -103,6 +110,8 @@ class KernelConfig:
             parts.append("any_dim")
         if self.split_keys > 1:
             parts.append(f"split{self.split_keys}")
+        if self.widening != "bits":
+            parts.append(self.widening)
         return "_".join(parts)
 
     @property
@@ -251,7 +260,8 @@ def default_configs(spec: AttentionSpec) -> tuple[KernelConfig, ...]:
 
 def default_head_dim(spec: AttentionSpec) -> int:
     """The padded head dim whose default kernel serves this spec."""
-    return padded(max(spec.head_dim, spec.head_dim_v))
+    least = FP8_DEPTH if spec.fp8 else 0
+    return padded(max(spec.head_dim, spec.head_dim_v, least))
 
 
 def default_spec(spec: AttentionSpec) -> AttentionSpec:
@@ -279,6 +289,11 @@ def why_illegal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | No
 
 def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
     """What no GPU changes."""
+    if config.widening == "native" and (spec.direction, spec.kv_dtype) != ("decode", "float8_e4m3"):
+        return (
+            "widening native goes with direction decode and kv_dtype float8_e4m3: "
+            f"got {spec.direction} and {spec.kv_dtype}"
+        )
     if spec.direction in DECODING:
         return _illegal_decoding(spec, config)
     if config.split_keys > 1:
@@ -293,6 +308,16 @@ def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
             return f"head_dims padded needs equal powers of two: got {dims}"
         if config.loads == "descriptor":
             return "head_dims padded goes with pointer loads: a default must take any tensor"
+    if spec.fp8 and config.loads == "descriptor" and (spec.head_dim % 16 or spec.head_dim_v % 16):
+        return (
+            "descriptor loads need rows of whole 16 bytes, so that fp8 takes head dims that are "
+            f"multiples of 16: got {spec.head_dim} and {spec.head_dim_v}"
+        )
+    if spec.fp8 and min(padded(spec.head_dim), padded(spec.head_dim_v), config.bc) < FP8_DEPTH:
+        return (
+            f"fp8 products are {FP8_DEPTH} deep: got head dims {spec.head_dim} and "
+            f"{spec.head_dim_v}, bc {config.bc}"
+        )
     if config.schedule == "fa1" and (config.loads, config.order) != ("pointer", "plain"):
         return "schedule fa1 goes with pointer loads and plain order"
     if config.schedule == "hopper" and (reason := _illegal_hopper(spec, config)) is not None:
@@ -400,6 +425,17 @@ def _illegal_arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | 
         return f"descriptor loads need the TMA unit of sm_90 and later: {gpu.slug} is {gpu.arch}"
     if config.schedule == "hopper" and gpu.arch != "sm_90":
         return f"schedule hopper is made of sm_90's wgmma: {gpu.slug} is {gpu.arch}"
+    if spec.fp8 and not (gpu.is_nvidia and gpu.capability >= 89):
+        other = ", which multiplies e4m3fnuz, another type" if gpu.arch == "gfx942" else ""
+        return (
+            "fp8 needs the float8_e4m3 matrix instructions of sm_89 and later: "
+            f"{gpu.slug} is {gpu.arch}{other}"
+        )
+    if config.widening == "native" and not (gpu.is_nvidia and gpu.capability >= 89):
+        return (
+            f"widening native needs the e4m3 instructions of sm_89 and later: {gpu.slug} is "
+            f"{gpu.arch}"
+        )
     if spec.precision == "tf32" and gpu.arch == "gfx950":
         return "precision tf32 needs tf32 matrix instructions: gfx950 has none"
     threads = config.block_warps * gpu.warp_size
@@ -417,8 +453,8 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
     in kernels compiled with Triton 3.7.1.
     """
     dims = padded(spec.head_dim), padded(spec.head_dim_v)
-    of_q, of_do = (config.br * dim * spec.element_bytes for dim in dims)
-    of_k, of_v = (config.bc * dim * spec.element_bytes for dim in dims)
+    of_q, of_do = (config.br * dim * spec.operand_bytes for dim in dims)
+    of_k, of_v = (config.bc * dim * spec.kv_bytes for dim in dims)
     if spec.direction in ("backward_delta", "combine", "append"):
         return 0
     if spec.direction in ("backward_dkv", "backward_fused"):
@@ -447,7 +483,7 @@ def _uses_wgmma(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> bool:
     """
     return (
         gpu.arch == "sm_90"
-        and spec.element_bytes == 2
+        and spec.element_bytes == spec.kv_bytes == 2
         and (config.bc if spec.direction in BY_KEYS else config.br) >= 64
         and config.num_warps >= 4
     )

@@ -5,12 +5,13 @@ the appending of keys. What the kernels of a cache are judged by, and what serve
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from flashgen import reference
+from flashgen.features import PLAIN, Features
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -20,13 +21,21 @@ class Cache:
     k (B, Hkv, capacity, d) and v (B, Hkv, capacity, d_v), in any strides; or, with a block_table
     int32 (B, pages of a sequence), pools k (pages, Hkv, page_size, d) and v likewise: key j of
     sequence b lies in slot j % page_size of page block_table[b, j // page_size]. lengths: int32
-    (B,), the keys of each sequence; what is beyond is never read.
+    (B,), the keys of each sequence; what is beyond is never read. rows: int32 (B,) or None, the row
+    of k and v that is each sequence's, where there is no block_table; leftpad: int32 (B,) or None,
+    the place of each sequence's first key, up to which nothing is read: it has lengths - leftpad.
+    k_scale and v_scale, of elements float8_e4m3fn or int8: float32 (Hkv,), or (pages, Hkv) in any
+    strides, by which an element is multiplied.
     """
 
     k: Tensor
     v: Tensor
     lengths: Tensor
     block_table: Tensor | None = None
+    rows: Tensor | None = None
+    leftpad: Tensor | None = None
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
 
     @property
     def paged(self) -> bool:
@@ -45,10 +54,43 @@ class Cache:
         return int(self.k.shape[2]).bit_length() - 1
 
 
+LARGEST: dict[torch.dtype, float] = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+"""The largest element of an 8-bit cache, by its type."""
+
+
+def quantized(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """X as elements of an 8-bit cache: to the nearest, ties to even, saturating."""
+    if dtype == torch.int8:
+        return x.nan_to_num().round().clamp(-128, 127).to(dtype)
+    return x.clamp(-LARGEST[dtype], LARGEST[dtype]).to(dtype)
+
+
+def scale_of(scale: Tensor, pages: Tensor | None) -> Tensor:
+    """A cache's scale as it meets K or V (Hkv, S, dim) of a sequence; pages (S) of its keys."""
+    if scale.ndim == 1 or pages is None:
+        return scale[:, None, None]
+    return scale[pages].transpose(0, 1)[..., None]
+
+
+def row_of(cache: Cache, number: int) -> int:
+    """The row of k and v that is a sequence's. Reads rows: it waits for a GPU."""
+    return number if cache.rows is None else int(cache.rows[number])
+
+
+def held(cache: Cache) -> list[tuple[int, int]]:
+    """The places [first, end) at which each sequence has keys. Reads the lengths: it waits for a
+    GPU.
+    """
+    ends = [min(max(length, 0), cache.capacity) for length in cache.lengths.tolist()]
+    firsts = [0] * len(ends) if cache.leftpad is None else cache.leftpad.tolist()
+    return [(min(max(first, 0), end), end) for first, end in zip(firsts, ends, strict=True)]
+
+
 def sequence(cache: Cache, number: int, length: int) -> tuple[Tensor, Tensor]:
-    """K (1, Hkv, length, d) and V (1, Hkv, length, d_v) of one sequence of a cache."""
+    """K (1, Hkv, length, d) and V (1, Hkv, length, d_v) of the first places of one sequence."""
     if cache.block_table is None:
-        return cache.k[number : number + 1, :, :length], cache.v[number : number + 1, :, :length]
+        row = row_of(cache, number)
+        return cache.k[row : row + 1, :, :length], cache.v[row : row + 1, :, :length]
     size = cache.k.shape[2]
     pages = cache.block_table[number, : -(-length // size)].long()
 
@@ -59,24 +101,59 @@ def sequence(cache: Cache, number: int, length: int) -> tuple[Tensor, Tensor]:
     return gathered(cache.k), gathered(cache.v)
 
 
-def sequences(q: Tensor, cache: Cache) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-    """Each sequence's number, Q (1, H, Sq, d), K and V. Reads the lengths: it waits for a GPU."""
-    for number, length in enumerate(cache.lengths.tolist()):
-        kept = min(max(length, 0), cache.capacity)
-        yield number, q[number : number + 1], *sequence(cache, number, kept)
+def widened(cache: Cache, number: int, length: int) -> tuple[Tensor, Tensor]:
+    """sequence(), in float32 where the cache holds 8 bits: elements times their scales."""
+    k, v = sequence(cache, number, length)
+    if cache.k_scale is None or cache.v_scale is None:
+        return k, v
+    pages = None
+    if cache.block_table is not None:
+        places = torch.arange(length, device=cache.k.device)
+        pages = cache.block_table[number].long()[places >> cache.page_bits]
+    return k.float() * scale_of(cache.k_scale, pages), v.float() * scale_of(cache.v_scale, pages)
 
 
-def attention(q: Tensor, cache: Cache, *, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+def sequences(
+    q: Tensor, cache: Cache, features: Features = PLAIN
+) -> Iterator[tuple[int, Tensor, Tensor, Tensor, Features]]:
+    """Each sequence's number, Q (1, H, Sq, d), K, V and features, all of the keys that it has.
+    Reads the lengths: it waits for a GPU.
+    """
+    for number, (first, end) in enumerate(held(cache)):
+        k, v = (x[:, :, first:] for x in widened(cache, number, end))
+        own = features_of(features, number, first, end)
+        yield number, q[number : number + 1], k, v, own
+
+
+def features_of(features: Features, number: int, first: int, end: int) -> Features:
+    """The features of one sequence of a batch, whose keys are at places [first, end): its own bias,
+    of these keys, and slopes.
+    """
+    bias, slopes = features.bias, features.slopes
+    if bias is not None:
+        bias = bias if bias.shape[0] == 1 else bias[number : number + 1]
+        bias = bias if bias.shape[3] == 1 else bias[..., first:end]
+    if slopes is not None and slopes.ndim == 2:
+        slopes = slopes[min(number, slopes.shape[0] - 1)]
+    return features if features is PLAIN else replace(features, bias=bias, slopes=slopes)
+
+
+def attention(
+    q: Tensor, cache: Cache, *, scale: float, causal: bool, features: Features = PLAIN
+) -> tuple[Tensor, Tensor]:
     """Attention of q (B, H, Sq, d) over a cache: O (B, H, Sq, d_v) of q's dtype, LSE (B, H, Sq)
     float32.
 
-    causal: query i of a sequence sees key j where j <= i + its length - Sq.
+    causal: query i of a sequence sees key j where j <= i + its length - Sq. features: as of
+    attention over a sequence's own keys, but for the bias, whose last dimension is the capacity.
     """
     shape = (*q.shape[:3], cache.v.shape[3])
     o, lse = q.new_empty(shape), q.new_empty(shape[:3], dtype=torch.float32)
-    for number, queries, k, v in sequences(q, cache):
+    for number, queries, k, v, own in sequences(q, cache, features):
         diagonal = k.shape[2] - q.shape[2] if causal else None
-        one, of_one = reference.attention(queries, k, v, scale=scale, diagonal=diagonal)
+        one, of_one = reference.attention(
+            queries, k, v, scale=scale, diagonal=diagonal, features=own
+        )
         o[number], lse[number] = one[0].to(q.dtype), of_one[0].float()
     return o, lse
 
@@ -119,17 +196,28 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, *, interleav
 def append(cache: Cache, k: Tensor, v: Tensor) -> None:
     """Write k (B, Hkv, S, d) and v (B, Hkv, S, d_v) behind the keys of each sequence, in place.
 
-    Key i of sequence b goes to place lengths[b] + i; those beyond the capacity are dropped.
+    Key i of sequence b goes to place lengths[b] + i; those beyond the capacity are dropped. An
+    8-bit cache gets elements divided by their scales, quantized().
     """
     for number, length in enumerate(cache.lengths.tolist()):
         length = max(length, 0)
         kept = max(0, min(k.shape[2], cache.capacity - length))
         places = torch.arange(length, length + kept, device=k.device)
-        if cache.block_table is None:
-            cache.k[number][:, places] = k[number, :, :kept]
-            cache.v[number][:, places] = v[number, :, :kept]
-            continue
-        pages = cache.block_table[number].long()[places >> cache.page_bits]
-        slots = places & (cache.k.shape[2] - 1)
-        cache.k[pages, :, slots] = k[number, :, :kept].transpose(0, 1)
-        cache.v[pages, :, slots] = v[number, :, :kept].transpose(0, 1)
+        pages = None
+        if cache.block_table is not None:
+            pages = cache.block_table[number].long()[places >> cache.page_bits]
+        for held_, x, scale in (
+            (cache.k, k[number, :, :kept], cache.k_scale),
+            (cache.v, v[number, :, :kept], cache.v_scale),
+        ):
+            if scale is not None:
+                x = x if x.dtype == torch.float64 else x.float()
+                x = x / scale_of(scale, pages).to(x.dtype)
+            if held_.element_size() == 1:
+                # torch indexes no float8 in place: their bytes are moved.
+                x = quantized(x, held_.dtype).view(torch.int8)
+                held_ = held_.view(torch.int8)
+            if pages is None:
+                held_[row_of(cache, number)][:, places] = x
+            else:
+                held_[pages, :, places & (cache.k.shape[2] - 1)] = x.transpose(0, 1)

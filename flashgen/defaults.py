@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import get_args
 
-from flashgen.spec import FEATURE_WORDS, AttentionSpec, Direction, Rotary
+from flashgen.config import FP8_DEPTH
+from flashgen.spec import FEATURE_WORDS, KV_WORDS, AttentionSpec, Direction, Rotary
 
 DEFAULT_HEAD_DIMS = (16, 32, 64, 128, 256)
 DEFAULT_DIRECTIONS: tuple[Direction, ...] = (
@@ -59,22 +60,37 @@ def featured_specs(features: FeatureSet) -> Iterator[AttentionSpec]:
     """
     found: dict[AttentionSpec, None] = {}
     for plain in _forward():
+        if "fp8" in features and unfit_for_fp8(plain):
+            continue
         spec = plain.with_features(features)
         of_bias: tuple[Direction, ...] = ("backward_dbias",) if spec.bias == "additive" else ()
-        for direction in (*DEFAULT_DIRECTIONS, *of_bias):
+        for direction in ("forward",) if spec.fp8 else (*DEFAULT_DIRECTIONS, *of_bias):
             found[spec.for_direction(direction)] = None
     yield from sorted(filter(lambda spec: spec.featured, found), key=lambda spec: spec.sort_key)
 
 
+def unfit_for_fp8(spec: AttentionSpec) -> bool:
+    """Whether no default kernel of fp8 operands has this dtype of O and this head dim."""
+    return spec.dtype == "float32" or spec.head_dim < FP8_DEPTH
+
+
 def cache_specs() -> Iterator[AttentionSpec]:
-    """The specs of the defaults over a cache, in pages and not: decode, combine, append."""
+    """The specs of the defaults over a cache, in pages and not, and of 8 bits: decode, combine,
+    append.
+    """
     found: dict[AttentionSpec, None] = {}
     for forward in _forward():
-        for paged in (False, True):
-            decode = replace(forward, direction="decode", paged=paged)
-            append = decode.for_direction("append")
-            found[decode] = found[decode.for_direction("combine")] = None
-            found.update({replace(append, rotary=rotary): None for rotary in get_args(Rotary)})
+        decode = replace(forward, direction="decode")
+        caches = [decode, replace(decode, paged=True)]
+        if forward.dtype != "float32":
+            for kv_dtype, kv_scales in KV_WORDS.values():
+                paged = kv_scales == "page"
+                caches.append(replace(decode, kv_dtype=kv_dtype, kv_scales=kv_scales, paged=paged))
+        for cache in caches:
+            append = cache.for_direction("append")
+            turns = get_args(Rotary) if cache.kv_dtype == "same" else ("none",)
+            found[cache] = found[cache.for_direction("combine")] = None
+            found.update({replace(append, rotary=rotary): None for rotary in turns})
     yield from sorted(found, key=lambda spec: spec.sort_key)
 
 

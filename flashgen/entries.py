@@ -92,7 +92,7 @@ def explain_options(entry: Entry) -> str:
         dims += f"x{spec.head_dim_v}"
     causal = " --causal" if spec.causal else ""
     kernel = "" if spec.direction == "forward" else f" --direction {spec.direction}"
-    kernel += " --paged" * spec.paged
+    kernel += spec.cache_options
     words = "".join(f" --feature {word}" for word in spec.feature_words)
     named = f"--dtype {dtype} --head-dim {dims} --seq {entry.result.problem.seq_k}"
     return f"{named}{causal}{kernel}{words}"

@@ -26,6 +26,24 @@ maximum starts. Masks made of the most negative finite bfloat16 or float32 are s
 
 FLOAT_BIAS = ("float16", "bfloat16", "float32")
 
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fp8:
+    """What a forward of float8_e4m3 Q, K and V brings: float32 factors of each, (B, Hkv), by which
+    elements are multiplied, in any strides; and the dtype of O, float16 or bfloat16.
+    """
+
+    q_descale: Tensor
+    k_descale: Tensor
+    v_descale: Tensor
+    dtype: str = "bfloat16"
+
+    @property
+    def factors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Those of Q, K and V."""
+        return self.q_descale, self.k_descale, self.v_descale
+
+
 UNBOUNDED = -1
 """A side of a window without an end."""
 
@@ -52,6 +70,7 @@ class Features:
                 a head sees, whatever its masks (gpt-oss). LSE includes it
     sequences   where the sequences of packed q, k and v are: a query sees the keys of its own one
                 alone, and diagonal is that of its sequence; B of slopes counts sequences
+    fp8         the factors of float8_e4m3 Q, K and V
     """
 
     bias: Tensor | None = None
@@ -62,6 +81,7 @@ class Features:
     softcap: float = 0.0
     sinks: Tensor | None = None
     sequences: Sequences | None = None
+    fp8: Fp8 | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.dropout_p <= 1.0:
@@ -140,9 +160,16 @@ PLAIN = Features()
 
 def check_features(features: Features, q: Tensor, k: Tensor) -> None:
     """Raise InvalidArgument, naming the argument, unless the features fit q and k."""
-    shape = (*q.shape[:3], k.shape[2])
+    keys = k.shape[2]
     if features.sequences is not None:
         check_sequences(features.sequences, q, k)
+    check_for_keys(features, q, keys)
+
+
+def check_for_keys(features: Features, q: Tensor, keys: int) -> None:
+    """check_features for so many keys, in a tensor or in a cache that has room for them."""
+    shape = (*q.shape[:3], keys)
+    if features.sequences is not None:
         shape = (features.sequences.count, *shape[1:])
     tensors = {
         "bias": features.bias,

@@ -22,7 +22,7 @@ from flashgen.entry import Entry
 from flashgen.errors import FlashgenError, GeneratedError, InvalidArgument
 from flashgen.outcome import STRENGTH
 from flashgen.render import Rendered, render, render_text
-from flashgen.spec import AttentionSpec
+from flashgen.spec import KV_WORDS, AttentionSpec
 from flashgen.table import Table, figure, load_folders, write_text
 
 LINE_LENGTH = 100
@@ -199,7 +199,9 @@ def _default_spec(spec: AttentionSpec) -> str:
     arguments = [_literal(getattr(spec, name)) for name in positional]
     if spec.precision != "ieee":
         arguments.append(_literal(spec.precision))
-    arguments += _keywords(spec, (*positional, "head_dim_v", "precision"))
+    arguments += _keywords(spec, (*positional, "head_dim_v", "precision", "kv_dtype", "kv_scales"))
+    kv = (spec.kv_dtype, spec.kv_scales)
+    arguments += [f'kv="{word}"' for word, means in KV_WORDS.items() if means == kv]
     return f"spec({', '.join(arguments)})"
 
 

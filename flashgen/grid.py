@@ -34,6 +34,8 @@ def grid(
         )
     if spec.direction in DECODING and spec.direction != "decode":
         raise NoEstimate(f"direction {spec.direction} has no main loop")
+    if spec.fp8:
+        raise NoEstimate("fp8 products have no rate in the model")
     by_keys = spec.direction in BY_KEYS
     known = (1, 3) if spec.window and not by_keys else (1,) if spec.window else (1, 2)
     if loops not in known:
@@ -171,6 +173,8 @@ def bytes_moved(spec: AttentionSpec, problem: Problem) -> float:
     """
     rows = problem.batch * problem.heads * problem.seq_q
     keys = problem.batch * problem.kv_heads * problem.seq_k
+    if spec.direction == "decode" and spec.window:
+        keys = keys // max(1, problem.seq_k) * min(problem.seq_k, TUNED_WINDOW + problem.seq_q)
     dims = spec.head_dim + spec.head_dim_v
     elements = {
         "forward": (rows + keys) * dims,  # Q, O; K, V
@@ -190,4 +194,9 @@ def bytes_moved(spec: AttentionSpec, problem: Problem) -> float:
     bias = 0.0
     if spec.bias != "none":
         bias = problem.seq_q * problem.seq_k * (1 if spec.bias == "boolean" else spec.element_bytes)
-    return elements * spec.element_bytes + rows * of_a_row + bias
+    narrow = 0.0
+    if spec.kv_dtype != "same" and spec.direction == "decode":
+        narrow = keys * dims * (spec.element_bytes - spec.kv_bytes)
+    if spec.fp8:
+        narrow = elements - rows * spec.head_dim_v  # all but O
+    return elements * spec.element_bytes - narrow + rows * of_a_row + bias

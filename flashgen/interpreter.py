@@ -1,9 +1,13 @@
-"""The only file that touches Triton's interpreter, and what it repairs there: bfloat16.
+"""The only file that touches Triton's interpreter, and what it repairs there: bfloat16, float8.
 
 Triton 3.6 and 3.7.1 store a bfloat16 as its bit pattern in a uint16, and forget so in two places:
 `dot` multiplies the patterns as whole numbers, and float32 -> bfloat16 cuts the low bits off where
 the GPU rounds to nearest, ties to even. With both repaired a kernel's error is the one it has on a
 GPU.
+
+A whole number cast to bfloat16 becomes a bit pattern, too. float32 -> float8_e4m3 loses numbers
+below 2^-6, for which steps stay as they are, and the pattern of NaN is read as 480. All are
+repaired; other conversions of float8_e4m3 are right, and there is no `dot` of it: it is widened.
 
 tf32 needs no repair: the kernels round their operands to tf32 themselves, and products of rounded
 operands are exact in float32.
@@ -46,12 +50,27 @@ def _repair() -> None:
             return TensorHandle(round_to_bfloat16(src.data), tl.bfloat16)
         if pair == (tl.bfloat16, tl.float32):
             return TensorHandle(widen_bfloat16(src.data), tl.float32)
+        if src.dtype.scalar.is_int() and pair[1] == tl.bfloat16:
+            return TensorHandle(round_to_bfloat16(src.data.astype("float32")), tl.bfloat16)
         return cast(self, src, dst_type)
 
     def create_fp_to_fp(self: Any, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
         if (src.dtype.scalar, dst_type.scalar) == (tl.float32, tl.bfloat16):
             return TensorHandle(round_to_bfloat16(src.data), tl.bfloat16)
+        if dst_type.scalar == tl.float8e4nv:
+            wide = widen_bfloat16(src.data) if src.dtype.scalar == tl.bfloat16 else src.data
+            return TensorHandle(round_to_float8(wide), tl.float8e4nv)
+        if src.dtype.scalar == tl.float8e4nv:
+            return widened_float8(self, src, dst_type, rounding_mode)
         return convert(self, src, dst_type, rounding_mode)
+
+    def widened_float8(self: Any, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
+        import numpy as np
+
+        found = convert(self, src, dst_type, rounding_mode)
+        nan = np.uint16(0x7FC0) if dst_type.scalar == tl.bfloat16 else np.nan
+        data = np.where((src.data & 0x7F) == 0x7F, nan, found.data).astype(found.data.dtype)
+        return TensorHandle(data, found.dtype)
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
         return dot(self, _widened(a), _widened(b), d, *options)
@@ -64,6 +83,8 @@ def _repair() -> None:
             return TensorHandle(widen_bfloat16(operand.data), tl.float32)
         if operand.dtype.scalar == tl.float16:
             return TensorHandle(operand.data.astype("float32"), tl.float32)
+        if operand.dtype.scalar == tl.float8e4nv:
+            return TensorHandle(widen_float8(operand.data), tl.float32)
         return operand
 
     convert = InterpreterBuilder.create_fp_to_fp
@@ -86,3 +107,22 @@ def round_to_bfloat16(values: Any) -> Any:
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     return np.where(np.isnan(values), np.uint16(0x7FC0), rounded).reshape(np.shape(values))
+
+
+def widen_float8(bits: Any) -> Any:
+    """The float32 values of float8_e4m3 bit patterns (numpy uint8, any shape); exact."""
+    import torch
+
+    return torch.from_numpy(bits.copy()).view(torch.float8_e4m3fn).float().numpy()
+
+
+def round_to_float8(values: Any) -> Any:
+    """The float8_e4m3 bit patterns (numpy uint8) nearest to floating values, ties to even; beyond
+    448 the sign's 448, as the GPU's instruction has it. NaN stays NaN.
+    """
+    import numpy as np
+    import torch
+
+    wide = torch.from_numpy(np.array(values, dtype=np.float32))
+    narrow = wide.clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+    return narrow.view(torch.uint8).numpy()

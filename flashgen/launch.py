@@ -177,6 +177,7 @@ class Plan:
         self.any_dim = config.head_dims == "padded"
         self.fa1 = config.schedule == "fa1"
         self.rows_of_eight = rows_of_eight(spec, config)
+        self.native = config.widening == "native"
         self.dim_pad = padded(spec.head_dim)
         self.dim_v_pad = padded(spec.head_dim_v)
 
@@ -192,7 +193,8 @@ def _run(
 ) -> tuple[Tensor, Tensor]:
     batch, heads, seq_q, head_dim = q.shape
     _, kv_heads, seq_k, head_dim_v = v.shape
-    o = empty_like_layout(q, head_dim_v)
+    of_o = None if features.fp8 is None else getattr(torch, features.fp8.dtype)
+    o = empty_like_layout(q, head_dim_v, of_o)
     lse = torch.empty((batch, heads, seq_q), dtype=torch.float32, device=q.device)
     if o.numel() == 0:
         return o, lse
@@ -297,16 +299,17 @@ def on_device(tensor: Tensor) -> Any:
 _NOTHING = contextlib.nullcontext()
 
 
-def empty_like_layout(q: Tensor, head_dim_v: int) -> Tensor:
+def empty_like_layout(q: Tensor, head_dim_v: int, dtype: torch.dtype | None = None) -> Tensor:
     """An O of shape (B, H, Sq, d_v) whose batch, head and seq dimensions lie in memory in q's
-    order.
+    order; of its dtype unless another is given.
     """
     batch, heads, seq, _ = q.shape
+    dtype = dtype or q.dtype
     if q.stride(1) < q.stride(2) and heads > 1:  # (batch, seq, heads, head_dim) in memory
-        return torch.empty(
-            (batch, seq, heads, head_dim_v), dtype=q.dtype, device=q.device
-        ).transpose(1, 2)
-    return torch.empty((batch, heads, seq, head_dim_v), dtype=q.dtype, device=q.device)
+        return torch.empty((batch, seq, heads, head_dim_v), dtype=dtype, device=q.device).transpose(
+            1, 2
+        )
+    return torch.empty((batch, heads, seq, head_dim_v), dtype=dtype, device=q.device)
 
 
 def positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
@@ -315,6 +318,9 @@ def positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
     """
     if scale > 0:
         return q, scale
+    if q.element_size() == 1:  # torch has no minus of float8, but their bytes have a sign
+        turned = (q.view(torch.uint8) ^ 128).view(q.dtype)
+        return (turned, -scale) if scale < 0 else (torch.zeros_like(q), 1.0)
     return (-q, -scale) if scale < 0 else (torch.zeros_like(q), 1.0)
 
 
@@ -360,6 +366,9 @@ def feature_arguments(
         arguments += [cap_log2e, 1.0 / cap_log2e]
     if plan.takes_sink and features.sinks is not None:
         arguments.append(features.sinks.contiguous())
+    if features.fp8 is not None:
+        factors = features.fp8.factors
+        arguments += [*factors, *(stride for x in factors for stride in x.stride())]
     if (packed := features.sequences) is not None:
         arguments += [*packed.bounds, packed.count]
         if (table := packed.block_table) is not None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flashgen.config import KernelConfig
@@ -34,8 +35,8 @@ class Rotation:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Append:
-    """New k (B, Hkv, S, d) and v (B, Hkv, S, d_v) for a cache of the same dtype, whose lengths are
-    those before.
+    """New k (B, Hkv, S, d) and v (B, Hkv, S, d_v) for a cache of the same dtype or of 8 bits, whose
+    lengths are those before.
     """
 
     k: Tensor
@@ -67,6 +68,11 @@ def _run(plan: Plan, call: Append) -> Tensor | None:
     tensors.append(cache.lengths)
     if cache.block_table is not None:
         tensors.append(cache.block_table)
+    if cache.rows is not None:
+        tensors.append(cache.rows)
+    if cache.k_scale is not None and cache.v_scale is not None:
+        tensors += [cache.k_scale, cache.v_scale, *cache.k_scale.stride(), *cache.v_scale.stride()]
+        tensors[2:4] = cache.k.view(torch.int8), cache.v.view(torch.int8)
     strided = [k, v, cache.k, cache.v]
     sizes = [heads, kv_heads, new_keys, cache.capacity]
     if rotation is not None and rotated is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,11 +17,13 @@ from torch import Tensor
 
 from flashgen.config import KernelConfig
 from flashgen.decoding import Cache
+from flashgen.features import PLAIN, Features
 from flashgen.launch import (
     LOG2_E,
     Kernel,
     Plan,
     empty_like_layout,
+    feature_arguments,
     in_eights,
     on_device,
     positive_scale,
@@ -35,6 +37,7 @@ from flashgen.splits import splits_of
 class Decode:
     """One call of decode: q (B, H, Sq, d) in any strides with a contiguous last dimension, a cache
     of the same dtype, the softmax scale. splits None: as many as splits.py says for `sms` SMs.
+    features: those that the spec asks for; the last dimension of a bias is the cache's capacity.
     """
 
     q: Tensor
@@ -42,6 +45,7 @@ class Decode:
     scale: float
     sms: int
     splits: int | None = None
+    features: Features = PLAIN
 
     @property
     def problem(self) -> Problem:
@@ -54,6 +58,13 @@ class Decode:
             seq_q=seq_q,
             seq_k=self.cache.capacity,
         )
+
+    @property
+    def streamed(self) -> Problem:
+        """The sizes of the call, with the most keys that a window lets its queries see."""
+        problem = self.problem
+        left, _ = self.features.bounds(problem.seq_q, problem.seq_k)
+        return replace(problem, seq_k=min(problem.seq_k, left + problem.seq_q))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,12 +102,15 @@ def _run_decode(plan: Plan, call: Decode) -> Parts:
     q, cache, problem = call.q, call.cache, call.problem
     head_dim_v = cache.v.shape[3]
     rows = (problem.batch, problem.heads, problem.seq_q)
-    splits = call.splits or splits_of(plan.config, problem, call.sms)
+    splits = call.splits or splits_of(plan.config, call.streamed, call.sms)
     empty = functools.partial(torch.empty, dtype=torch.float32, device=q.device)
     if problem.empty or problem.seq_k == 0 or splits == 1:
         o, lse = empty_like_layout(q, head_dim_v), empty(rows)
         if problem.seq_k == 0 or problem.empty:
-            return Parts(o=o.zero_(), lse=lse.fill_(float("-inf")))
+            sinks = call.features.sinks
+            unseen = -torch.inf if sinks is None else sinks[:, None].expand(rows)
+            lse[...] = unseen
+            return Parts(o=o.zero_(), lse=lse)
         out = [*o.stride()[:3], 0, 0]
     else:
         o, lse = empty((splits, *rows, head_dim_v)), empty((splits, *rows))
@@ -111,10 +125,18 @@ def _run_decode(plan: Plan, call: Decode) -> Parts:
     if table is not None:
         tensors.append(table)
         strides += [table.stride(0), cache.page_bits]
+    tensors += [x for x in (cache.rows, cache.leftpad) if x is not None]
+    if cache.k_scale is not None and cache.v_scale is not None:
+        tensors += [cache.k_scale, cache.v_scale, *cache.k_scale.stride(), *cache.v_scale.stride()]
+        if not plan.native:
+            tensors[1:3] = k.view(torch.int8), v.view(torch.int8)
     sizes: list[Any] = [scale * LOG2_E, problem.heads, problem.group, problem.seq_q]
     sizes += [problem.seq_k, splits]
     if plan.any_dim:
         sizes += [q.shape[3], head_dim_v]
+    if plan.has_features:
+        shape = (problem.batch, problem.heads, problem.seq_q, problem.seq_k)
+        sizes += feature_arguments(plan, call.features, *shape)
     tiles = -(-problem.group * problem.seq_q // plan.br)
     _launch(plan, problem.batch * problem.kv_heads * splits * tiles, tensors, strides + sizes)
     return Parts(o=o, lse=lse)

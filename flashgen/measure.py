@@ -36,7 +36,7 @@ from flashgen.conditions import Conditions as Conditions
 from flashgen.conditions import clocks_and_power as clocks_and_power
 from flashgen.config import KernelConfig
 from flashgen.errors import FlashgenError
-from flashgen.features import Features, window_of
+from flashgen.features import Features, Fp8, window_of
 from flashgen.outcome import Timing
 from flashgen.problem import TUNED_WINDOW, Problem
 from flashgen.render import render
@@ -266,7 +266,7 @@ def make_inputs(
         if pages:
             shape = (problem.batch * -(-seq // PAGE_SIZE), PAGE_SIZE, heads, dim)
         drawn = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
-        drawn = drawn.to(getattr(torch, spec.dtype))
+        drawn = drawn.to(getattr(torch, spec.operand_dtype))
         return drawn.transpose(1, 2) if spec.varlen else drawn
 
     pages = spec.varlen and spec.paged
@@ -300,6 +300,7 @@ def make_features(spec: AttentionSpec, problem: Problem, seed: int, device: str)
         window=window_of((TUNED_WINDOW, TUNED_WINDOW), causal=spec.causal) if spec.window else None,
         softcap=50.0 if spec.softcap else 0.0,
         sinks=torch.randn(problem.heads, generator=generator, device=device) if spec.sink else None,
+        fp8=ones_of_fp8(spec, problem, device) if spec.fp8 else None,
         sequences=_equal_sequences(spec, problem, seed, device) if spec.varlen else None,
     )
 
@@ -323,6 +324,14 @@ def _equal_sequences(spec: AttentionSpec, problem: Problem, seed: int, device: s
         block_table=table,
         page_size=PAGE_SIZE,
     )
+
+
+def ones_of_fp8(spec: AttentionSpec, problem: Problem, device: str) -> Fp8:
+    """Factors of 1 for all heads: their values change no time."""
+    import torch
+
+    one = torch.ones(1, 1, device=device).expand(problem.batch, problem.kv_heads)
+    return Fp8(q_descale=one, k_descale=one, v_descale=one, dtype=spec.dtype)
 
 
 def make_backward(

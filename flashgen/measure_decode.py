@@ -16,7 +16,7 @@ from flashgen.asked import check_scale
 from flashgen.config import KernelConfig
 from flashgen.errors import InvalidArgument
 from flashgen.measure import PAGE_SIZE as PAGE_SIZE
-from flashgen.measure import make_inputs
+from flashgen.measure import make_features, make_inputs
 from flashgen.problem import Problem
 from flashgen.render import render
 from flashgen.space import tuned_default
@@ -41,7 +41,33 @@ def make_decode(spec: AttentionSpec, problem: Problem, seed: int, device: str, s
     cache = Cache(k=k, v=v, lengths=lengths)
     if spec.paged:
         cache = in_pages(cache, PAGE_SIZE, seed)
-    return Decode(q=q, cache=cache, scale=check_scale(None, spec.head_dim), sms=sms)
+    if spec.kv_dtype != "same":
+        cache = in_8_bits(cache, spec)
+    return Decode(
+        q=q,
+        cache=cache,
+        scale=check_scale(None, spec.head_dim),
+        sms=sms,
+        features=make_features(spec, problem, seed, device),
+    )
+
+
+def in_8_bits(cache: Cache, spec: AttentionSpec) -> Cache:
+    """A cache with the elements and scales that a spec asks for: the largest become the largest."""
+    import torch
+
+    from flashgen import decoding
+
+    dtype = torch.int8 if spec.kv_dtype == "int8" else torch.float8_e4m3fn
+
+    def narrow(x: Tensor) -> tuple[Tensor, Tensor]:
+        of_pages = x.abs().amax((2, 3)).float() / decoding.LARGEST[dtype]  # (pages, Hkv)
+        scale = of_pages if spec.kv_scales == "page" else of_pages.amax(0)
+        scale = torch.where(scale == 0.0, 1.0, scale)
+        return decoding.quantized(x.float() / scale[..., None, None], dtype), scale
+
+    (k, k_scale), (v, v_scale) = narrow(cache.k), narrow(cache.v)
+    return replace(cache, k=k, v=v, k_scale=k_scale, v_scale=v_scale)
 
 
 def in_pages(cache: Cache, page_size: int, seed: int) -> Cache:

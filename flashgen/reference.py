@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashgen.features import MASKED_BELOW, PLAIN, Features
+from flashgen.features import MASKED_BELOW, PLAIN, Features, Fp8
 from flashgen.philox import keep_mask
 from flashgen.places import own_positions, places
 from flashgen.problem import Problem
@@ -22,6 +22,10 @@ from flashgen.spec import AttentionSpec
 
 FLOORS_ACCEPTED = 2.0
 LSE_TOLERANCE = 2.0**-16
+FP8_LSE_TOLERANCE = 2.0**-10
+"""Of an fp8 kernel: the matrix units of sm_89 and sm_90 keep some 14 bits of a sum of products."""
+FP8_P = 256.0
+"""What an fp8 kernel multiplies P by before it rounds it: e4m3 ends at 448."""
 OUTPUT_BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24}
 """Significant bits of an output type, the hidden one included."""
 
@@ -49,6 +53,7 @@ def attention(
     H, Sq), natural logarithm. A row with nothing to attend has O = 0 and LSE = -inf, or its sink.
     """
     q, k, v = (x if x.dtype == torch.float64 else x.float() for x in (q, k, v))
+    q, k, v = descaled(q, k, v, features)
     p, row_sum, lse = _softmax_parts(q, k, scale, diagonal, features)
     o = dropped(p, features) @ per_query_head(v, q.shape[1])
     return o / torch.where(row_sum == 0, 1.0, row_sum), lse
@@ -70,12 +75,24 @@ def rounded_attention(
     With precision tf32 the operands of both products are rounded to tf32 first. Its distance from
     the float64 attention is the floor.
     """
-    dtype = q.dtype
+    dtype = q.dtype if features.fp8 is None else getattr(torch, features.fp8.dtype)
     q32, k32, v32 = (operand(x, precision) for x in (q, k, v))
+    q32, k32, v32 = descaled(q32, k32, v32, features)
     p, row_sum, lse = _softmax_parts(q32, k32, scale, diagonal, features)
-    rounded = operand(p.to(dtype), precision)
+    if features.fp8 is None:
+        rounded = operand(p.to(dtype), precision)
+    else:
+        rounded = (p * FP8_P).to(torch.float8_e4m3fn).float() / FP8_P
     o = dropped(rounded, features) @ per_query_head(v32, q.shape[1])
     return (o / torch.where(row_sum == 0, 1.0, row_sum)).to(dtype), lse
+
+
+def descaled(q: Tensor, k: Tensor, v: Tensor, features: Features) -> tuple[Tensor, Tensor, Tensor]:
+    """Q, K and V, floating, times the factors of an fp8 call."""
+    if features.fp8 is None:
+        return q, k, v
+    of_q, of_k, of_v = (x.to(q.dtype)[..., None, None] for x in features.fp8.factors)
+    return q * per_query_head(of_q, q.shape[1]), k * of_k, v * of_v
 
 
 def scores(q: Tensor, k: Tensor, scale: float, diagonal: int | None, features: Features) -> Tensor:
@@ -191,7 +208,7 @@ def judge(
     The unit is the largest of three: the floor; half a unit in the last place of the output type at
     max|O|; 4 * 2^-24 * max|V|, what float32 accumulation may lose (times 1 / (1 - p) with dropout).
     On tiny shapes the first alone would reject correct kernels. LSE may be off by
-    2^-16 * max(1, |LSE|), for tf32 by twice the error of rounded inputs.
+    2^-16 * max(1, |LSE|), for tf32 by twice the error of rounded inputs, for fp8 by 2^-10.
     """
     exact_o, exact_lse = attention(
         q.double(), k.double(), v.double(), scale=scale, diagonal=diagonal, features=features
@@ -202,9 +219,11 @@ def judge(
         )
     if o.numel() == 0:
         return Verdict(floors=0.0, lse=0.0)
-    largest = max_abs(v.double()) * max(1.0, features.keep_scale)
+    _, _, wide_v = descaled(q.double(), k.double(), v.double(), features)
+    largest = max_abs(wide_v) * max(1.0, features.keep_scale)
     floors = error_in_floors(o, exact_o, ideal_o, largest)
-    tolerance = LSE_TOLERANCE * exact_lse.abs().clamp(min=1.0)
+    least = LSE_TOLERANCE if features.fp8 is None else FP8_LSE_TOLERANCE
+    tolerance = least * exact_lse.abs().clamp(min=1.0)
     if precision == "tf32":
         tolerance = tolerance.clamp(min=2 * max_abs(_difference(ideal_lse.double(), exact_lse)))
     off = _difference(lse.double(), exact_lse) / tolerance.nan_to_num(posinf=1.0)
@@ -285,7 +304,7 @@ def make_inputs(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Random normal Q, K and V for a case; the same for the same seed, on every device."""
     generator = torch.Generator().manual_seed(seed)
-    p, dtype = case.problem, getattr(torch, spec.dtype)
+    p, dtype = case.problem, getattr(torch, spec.operand_dtype)
 
     def draw_heads(heads: int, seq: int, dim: int) -> Tensor:
         x = draw((p.batch, heads, seq, dim), case.layout, generator)
@@ -351,7 +370,18 @@ def make_features(
         softcap=SOFTCAPS[seed % len(SOFTCAPS)] if spec.softcap else 0.0,
         sinks=sinks,
         sequences=packed,
+        fp8=make_fp8(spec, p, generator, device) if spec.fp8 else None,
     )
+
+
+def make_fp8(
+    spec: AttentionSpec, problem: Problem, generator: torch.Generator, device: torch.device | str
+) -> Fp8:
+    """Factors of an fp8 call from 1/2 to 2, of each head of each batch."""
+    shape = (3, problem.batch, problem.kv_heads)
+    drawn = torch.exp2(2.0 * torch.rand(shape, generator=generator) - 1.0).to(device)
+    q_descale, k_descale, v_descale = drawn.unbind()
+    return Fp8(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, dtype=spec.dtype)
 
 
 def windows(problem: Problem) -> tuple[tuple[int, int], ...]:

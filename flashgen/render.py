@@ -111,6 +111,10 @@ def _serves(spec: AttentionSpec, config: KernelConfig) -> str:
     features += ", softcap" * spec.softcap + ", sink" * spec.sink
     features += ", several lengths" * spec.varlen + ", paged" * spec.paged
     features += "" if spec.rotary == "none" else f", rotary {spec.rotary}"
+    features += ", indexed" * spec.indexed + ", leftpad" * spec.leftpad
+    features += ", fp8" * spec.fp8
+    features += "" if spec.kv_dtype == "same" else f", {spec.kv_dtype} K and V"
+    features += " with scales of pages" * (spec.kv_scales == "page")
     if features:
         dims = dims.replace("any head_dim and head_dim_v up", "head dims up")
     serves = f"{spec.direction}, {spec.dtype}{precision}, {dims}, {mask}"

@@ -58,7 +58,7 @@ def compile_signature(spec: AttentionSpec, config: KernelConfig) -> Signature:
     next to each other. Lengths, head counts and the diagonal are never specialized on.
     """
     if spec.direction in DECODING:
-        types, aligns = decoding_types(spec, config), decoding_aligned
+        types, aligns = decoding_types(spec, config) | _features(spec), decoding_aligned
     else:
         types, aligns = _tensors(spec, config) | _sizes(spec, config) | _features(spec), _aligned
     if config.takes_heads:
@@ -82,7 +82,8 @@ def compile_signature(spec: AttentionSpec, config: KernelConfig) -> Signature:
 
 def _tensors(spec: AttentionSpec, config: KernelConfig) -> dict[str, str]:
     """Pointers or descriptors, then float32 rows, then the strides of the pointers."""
-    element = SHORT_DTYPE[spec.dtype]
+    element = "fp8e4nv" if spec.fp8 else SHORT_DTYPE[spec.dtype]
+    of_o = SHORT_DTYPE[spec.dtype]
     strided = TENSORS[spec.direction]
     statistics = {
         "forward": ("lse_ptr",),
@@ -98,9 +99,10 @@ def _tensors(spec: AttentionSpec, config: KernelConfig) -> dict[str, str]:
                 rows = WARPGROUP_ROWS
             # Letter by letter as a launch has it: Triton keeps binaries by this text.
             layout = f",{gluon_layout_text()}" if config.schedule == "hopper" else ""
-            types[f"{x}_desc"] = f"tensordesc<{element}{[1, 1, rows, padded(dim)]}{layout}>"
+            kind = of_o if x == "o" else element
+            types[f"{x}_desc"] = f"tensordesc<{kind}{[1, 1, rows, padded(dim)]}{layout}>"
     else:
-        types |= {f"{x}_ptr": f"*{element}" for x in strided}
+        types |= {f"{x}_ptr": f"*{of_o if x == 'o' else element}" for x in strided}
     if spec.direction == "backward_dbias":
         types["dbias_ptr"] = "*fp32"
     types |= dict.fromkeys(statistics, "*fp32")
@@ -161,6 +163,9 @@ def _features(spec: AttentionSpec) -> dict[str, str]:
         types |= {"cap_log2e": "fp32", "inverse_cap": "fp32"}
     if spec.sink:
         types["sinks_ptr"] = "*fp32"
+    if spec.fp8:
+        types |= {f"{x}_descale_ptr": "*fp32" for x in "qkv"}
+        types |= {f"stride_{x}_descale_{d}": "i32" for x in "qkv" for d in "bh"}
     return types
 
 

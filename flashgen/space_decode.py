@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from dataclasses import replace
 
 from flashgen.config import SPLIT_KEYS, KernelConfig
 from flashgen.spec import AttentionSpec
@@ -38,7 +39,8 @@ def decoding_grid(spec: AttentionSpec) -> tuple[KernelConfig, ...]:
         return _configs((16,), (32, 16, 64, 128), (4, 2, 1, 8), (1,), (1,))
     if spec.direction == "append":
         return _configs((16, 32), (16,), (4, 2, 1), (1,), (1,))
-    return _configs(BR, BC, NUM_WARPS, NUM_STAGES, SPLIT_KEYS)
+    configs = _configs(BR, BC, NUM_WARPS, NUM_STAGES, SPLIT_KEYS)
+    return configs if spec.kv_dtype != "float8_e4m3" else _both_ways(configs)
 
 
 def decoding_seeds(spec: AttentionSpec) -> tuple[KernelConfig, ...]:
@@ -47,10 +49,16 @@ def decoding_seeds(spec: AttentionSpec) -> tuple[KernelConfig, ...]:
         return ()
     # The loads of a block table run a stage ahead of the pages that they name.
     more = 1 if spec.paged else 0
-    return tuple(
+    seeds = tuple(
         KernelConfig(br=br, bc=bc, num_warps=warps, num_stages=stages + more)
         for br, bc, warps, stages in SEEDS
     )
+    return seeds if spec.kv_dtype != "float8_e4m3" else _both_ways(seeds)
+
+
+def _both_ways(configs: tuple[KernelConfig, ...]) -> tuple[KernelConfig, ...]:
+    """Each by the GPU's own instruction, where it has one, then each by bits."""
+    return (*(replace(config, widening="native") for config in configs), *configs)
 
 
 def _configs(*values: tuple[int, ...]) -> tuple[KernelConfig, ...]:

@@ -28,13 +28,18 @@ BACKWARD: tuple[Direction, ...] = (
 DType = Literal["float16", "bfloat16", "float32"]
 Mask = Literal["none", "causal"]
 Precision = Literal["ieee", "tf32"]
+KvDType = Literal["same", "float8_e4m3", "int8"]
+"""What a cache holds: elements of Q's type, or 8-bit ones with a scale."""
+KvScales = Literal["head", "page"]
+"""What has a scale of its own in an 8-bit cache: a head of K or V, or a head of it in each page."""
 Rotary = Literal["none", "halves", "interleaved"]
 """Which elements of a head rotate together (RoFormer, arXiv 2104.09864): i and i + dim / 2, or 2i
 and 2i + 1."""
 DTYPE_BYTES: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 SHORT_DTYPE: dict[str, str] = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 FEATURES = (
-    "dropout", "bias", "alibi", "window", "softcap", "sink", "varlen", "paged", "rotary",
+    "dropout", "bias", "alibi", "window", "softcap", "sink", "varlen",
+    "paged", "rotary", "indexed", "leftpad", "kv_dtype", "kv_scales", "fp8",
 )  # fmt: skip
 """Fields of a spec that tables write out only where they are on."""
 FEATURE_WORDS: dict[str, tuple[str, bool | str]] = {
@@ -46,8 +51,16 @@ FEATURE_WORDS: dict[str, tuple[str, bool | str]] = {
     "softcap": ("softcap", True),
     "sink": ("sink", True),
     "varlen": ("varlen", True),
+    "fp8": ("fp8", True),
 }
 """What --feature calls the features: the field of a spec, and its value."""
+KV_WORDS: dict[str, tuple[KvDType, KvScales]] = {
+    "fp8": ("float8_e4m3", "head"),
+    "fp8-page": ("float8_e4m3", "page"),
+    "int8": ("int8", "head"),
+    "int8-page": ("int8", "page"),
+}
+"""What --kv calls 8-bit caches: kv_dtype and kv_scales."""
 
 _PREFIX: dict[str, str] = {
     "forward": "fwd",
@@ -61,6 +74,7 @@ _PREFIX: dict[str, str] = {
     "append": "append",
 }
 _BIAS_SUFFIX: dict[str, str] = {"none": "", "additive": "_bias", "boolean": "_boolmask"}
+_KV_SUFFIX: dict[str, str] = {"same": "", "float8_e4m3": "_kv_fp8", "int8": "_kv_int8"}
 _DTYPE_NAMES = {short: name for name, short in SHORT_DTYPE.items()} | {n: n for n in SHORT_DTYPE}
 
 MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_STEP = 16, 256, 8
@@ -93,7 +107,10 @@ class AttentionSpec:
     window is and where the cap lies, a kernel is told when it runs. varlen: sequences of several
     lengths are packed one behind the other, as sequences.py says. paged: the cache that decode, or
     a forward with varlen, reads, or append writes, lies in pages; rotary: append rotates new keys,
-    and queries. Raises InvalidArgument, naming the field.
+    and queries; indexed: a tensor says which row of the cache is whose; leftpad: another, where the
+    keys that decode reads begin; kv_dtype and kv_scales: the elements of the cache, and what of it
+    has a scale. fp8: Q, K and V of a forward are float8_e4m3, and dtype is that of O. Raises
+    InvalidArgument, naming the field.
     """
 
     direction: Direction = "forward"
@@ -111,6 +128,11 @@ class AttentionSpec:
     varlen: bool = False
     paged: bool = False
     rotary: Rotary = "none"
+    indexed: bool = False
+    leftpad: bool = False
+    fp8: bool = False
+    kv_dtype: KvDType = "same"
+    kv_scales: KvScales = "head"
 
     def __post_init__(self) -> None:
         for field, values in (
@@ -120,6 +142,8 @@ class AttentionSpec:
             ("precision", get_args(Precision)),
             ("bias", get_args(Bias)),
             ("rotary", get_args(Rotary)),
+            ("kv_dtype", get_args(KvDType)),
+            ("kv_scales", get_args(KvScales)),
         ):
             if getattr(self, field) not in values:
                 raise InvalidArgument(
@@ -129,7 +153,10 @@ class AttentionSpec:
             check_head_dim(getattr(self, field), field)
         if self.precision == "tf32" and self.dtype != "float32":
             raise InvalidArgument(f"precision tf32 goes with dtype float32: got {self.dtype}")
-        for field in ("dropout", "alibi", "window", "softcap", "sink", "varlen", "paged"):
+        for field in (
+            "dropout", "alibi", "window", "softcap", "sink", "varlen",
+            "paged", "indexed", "leftpad", "fp8",
+        ):  # fmt: skip
             if not isinstance(getattr(self, field), bool):
                 raise InvalidArgument(
                     f"{field} must be true or false: got {getattr(self, field)!r}"
@@ -140,9 +167,15 @@ class AttentionSpec:
         """Raise InvalidArgument for what the direction's kernel cannot be asked."""
         if self.direction == "backward_dbias" and self.bias != "additive":
             raise InvalidArgument(f"direction backward_dbias needs bias additive: got {self.bias}")
-        if self.direction != "forward" and self.sink:
+        if self.direction not in ("forward", "decode") and self.sink:
             raise InvalidArgument(
-                "sink goes with direction forward: a backward kernel knows a sink by its LSE alone"
+                "sink goes with direction forward and decode: "
+                "a backward kernel knows a sink by its LSE alone"
+            )
+        if self.fp8 and (self.direction != "forward" or self.dtype == "float32"):
+            raise InvalidArgument(
+                "fp8 goes with direction forward, for it has no gradient, and with O of dtype "
+                f"float16 or bfloat16: got {self.direction} and {self.dtype}"
             )
         if self.direction == "backward_delta" and (
             self.causal
@@ -154,6 +187,10 @@ class AttentionSpec:
                 "direction backward_delta reads O and dO alone, so it goes with mask none, "
                 "precision ieee, no feature and head_dim that of V: "
                 f"got {self.mask}, {self.precision}, {self.head_dim} and {self.head_dim_v}"
+            )
+        if self.varlen and self.fp8:
+            raise InvalidArgument(
+                "varlen goes without fp8, whose factors are those of a batch: use float16 or bfloat16"
             )
         if self.varlen and self.bias != "none":
             raise InvalidArgument(
@@ -173,17 +210,49 @@ class AttentionSpec:
             raise InvalidArgument("paged goes without dropout: a cache is for inference")
         if self.rotary != "none" and self.direction != "append":
             raise InvalidArgument(f"rotary goes with direction append: got {self.direction}")
+        if self.leftpad and self.direction != "decode":
+            raise InvalidArgument(f"leftpad goes with direction decode: got {self.direction}")
+        if self.indexed and (self.direction not in ("decode", "append") or self.paged):
+            raise InvalidArgument(
+                "indexed goes with direction decode and append of a cache that is not paged, whose "
+                f"block table names the pages: got {self.direction}{', paged' * self.paged}"
+            )
+        self._check_kv()
         if self.direction not in DECODING:
             return
-        if self.featured:
+        if self.varlen:
             raise InvalidArgument(
-                f"direction {self.direction} goes with no feature of --feature yet: "
-                "ask for the attention without them"
+                f"varlen goes with attention and its gradients: direction {self.direction} has the "
+                "lengths of its cache"
+            )
+        if self.dropout:
+            raise InvalidArgument(
+                f"dropout goes with training: direction {self.direction} serves a cache, without"
+            )
+        if self.direction != "decode" and self.featured:
+            raise InvalidArgument(
+                f"direction {self.direction} has no scores, so it goes with no feature: "
+                f"got {' and '.join(self.feature_words)}"
             )
         if self.direction != "decode" and (self.causal or self.precision != "ieee"):
             raise InvalidArgument(
                 f"direction {self.direction} has no scores, so it goes with mask none and "
                 f"precision ieee: got {self.mask} and {self.precision}"
+            )
+
+    def _check_kv(self) -> None:
+        """Raise InvalidArgument for what no 8-bit cache is asked."""
+        if self.kv_dtype != "same" and (
+            self.direction not in ("decode", "append") or self.dtype == "float32"
+        ):
+            raise InvalidArgument(
+                f"kv_dtype {self.kv_dtype} goes with direction decode and append, and with dtype "
+                f"float16 and bfloat16: got {self.direction} and {self.dtype}"
+            )
+        if self.kv_scales == "page" and not (self.paged and self.kv_dtype != "same"):
+            raise InvalidArgument(
+                "kv_scales page goes with paged and an 8-bit kv_dtype: "
+                f"got {'' if self.paged else 'not '}paged, {self.kv_dtype}"
             )
 
     def for_direction(self, direction: Direction) -> AttentionSpec:
@@ -209,8 +278,12 @@ class AttentionSpec:
                 head_dim_v=self.head_dim_v,
                 mask="none",
                 paged=paged,
+                indexed=self.indexed and direction == "append",
+                kv_dtype=self.kv_dtype if direction == "append" else "same",
+                kv_scales=self.kv_scales if direction == "append" else "head",
             )
-        return replace(self, direction=direction, sink=self.sink and direction == "forward")
+        sink = self.sink and direction in ("forward", "decode")
+        return replace(self, direction=direction, sink=sink)
 
     def with_features(self, words: Iterable[str]) -> AttentionSpec:
         """The spec with these features on, by FEATURE_WORDS. Raises InvalidArgument."""
@@ -238,6 +311,9 @@ class AttentionSpec:
         features += "_softcap" * self.softcap + "_sink" * self.sink + "_varlen" * self.varlen
         features += "_paged" * self.paged
         features += "" if self.rotary == "none" else f"_rotary_{self.rotary}"
+        features += "_indexed" * self.indexed + "_leftpad" * self.leftpad
+        features += "_fp8" * self.fp8
+        features += _KV_SUFFIX[self.kv_dtype] + "_page_scales" * (self.kv_scales == "page")
         return f"{_PREFIX[self.direction]}_{dtype}_{dims}{mask}{features}"
 
     @property
@@ -259,6 +335,12 @@ class AttentionSpec:
             self.varlen,
             self.paged,
             self.rotary,
+            self.indexed,
+            self.leftpad,
+            self.fp8,
+            self.kv_dtype != "same",
+            self.kv_dtype,
+            self.kv_scales,
         )
 
     @property
@@ -270,6 +352,21 @@ class AttentionSpec:
     def element_bytes(self) -> int:
         """Bytes of one element of Q, K, V and O."""
         return DTYPE_BYTES[self.dtype]
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of one element of K and V."""
+        return self.operand_bytes if self.kv_dtype == "same" else 1
+
+    @property
+    def operand_bytes(self) -> int:
+        """Bytes of one element of Q."""
+        return 1 if self.fp8 else self.element_bytes
+
+    @property
+    def operand_dtype(self) -> str:
+        """The elements of Q, and of K and V unless kv_dtype says another, as torch calls them."""
+        return "float8_e4m3fn" if self.fp8 else self.dtype
 
     @property
     def causal(self) -> bool:
@@ -298,6 +395,13 @@ class AttentionSpec:
         )
 
     @property
+    def cache_options(self) -> str:
+        """What a cache is, as the command line has it: " --paged --kv fp8", or nothing."""
+        kv = (self.kv_dtype, self.kv_scales)
+        words = "".join(f" --kv {word}" for word, means in KV_WORDS.items() if means == kv)
+        return " --paged" * self.paged + words
+
+    @property
     def featured(self) -> bool:
         """Whether any feature is on."""
         return self.scores_featured or self.varlen
@@ -305,7 +409,7 @@ class AttentionSpec:
     @property
     def scores_featured(self) -> bool:
         """Whether a feature changes the scores of a query and a key, or the sum of a row."""
-        return self.masked_by_feature or self.softcap or self.sink
+        return self.masked_by_feature or self.softcap or self.sink or self.fp8
 
     @property
     def masked_by_feature(self) -> bool:

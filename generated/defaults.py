@@ -10,15 +10,24 @@ from typing import Any
 
 from flashgen.choice import Choice
 from flashgen.config import KernelConfig, kernel_name
-from flashgen.spec import AttentionSpec
+from flashgen.spec import KV_WORDS, AttentionSpec
 
 from .kernels import DIGESTS
 
 
 def spec(
-    direction: Any, dtype: Any, head_dim: int, mask: Any, precision: Any = "ieee", **kinds: Any
+    direction: Any,
+    dtype: Any,
+    head_dim: int,
+    mask: Any,
+    precision: Any = "ieee",
+    *,
+    kv: str | None = None,
+    **kinds: Any,
 ) -> AttentionSpec:
-    """The spec of a default: head_dim is that of V too."""
+    """The spec of a default: head_dim is that of V too; kv is what --kv calls an 8-bit cache."""
+    if kv is not None:
+        kinds["kv_dtype"], kinds["kv_scales"] = KV_WORDS[kv]
     return AttentionSpec(
         direction=direction,
         dtype=dtype,
@@ -194,95 +203,413 @@ DEFAULTS: tuple[Choice, ...] = (
     *serve(spec("backward_dq", "float32", 256, "causal", "tf32"), tile(16, 16, 4, 1)),
     *serve(spec("decode", "bfloat16", 16, "none"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
     *serve(
+        spec("decode", "bfloat16", 16, "none", kv="fp8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+    ),
+    *serve(
+        spec("decode", "bfloat16", 16, "none", kv="int8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+    ),
+    *serve(
         spec("decode", "bfloat16", 16, "none", paged=True), tile(16, 64, 4, 4), tile(64, 64, 4, 4)
     ),
+    *serve(
+        spec("decode", "bfloat16", 16, "none", paged=True, kv="fp8-page"),
+        tile(16, 64, 4, 4),
+        tile(64, 64, 4, 4),
+    ),
+    *serve(
+        spec("decode", "bfloat16", 16, "none", paged=True, kv="int8-page"),
+        tile(16, 64, 4, 4),
+        tile(64, 64, 4, 4),
+    ),
     *serve(spec("decode", "bfloat16", 16, "causal"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
+    *serve(
+        spec("decode", "bfloat16", 16, "causal", kv="fp8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+    ),
+    *serve(
+        spec("decode", "bfloat16", 16, "causal", kv="int8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+    ),
     *serve(
         spec("decode", "bfloat16", 16, "causal", paged=True),
         tile(16, 64, 4, 4),
         tile(64, 64, 4, 4),
     ),
+    *serve(
+        spec("decode", "bfloat16", 16, "causal", paged=True, kv="fp8-page"),
+        tile(16, 64, 4, 4),
+        tile(64, 64, 4, 4),
+    ),
+    *serve(
+        spec("decode", "bfloat16", 16, "causal", paged=True, kv="int8-page"),
+        tile(16, 64, 4, 4),
+        tile(64, 64, 4, 4),
+    ),
     *serve(spec("decode", "bfloat16", 32, "none"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
+    *serve(
+        spec("decode", "bfloat16", 32, "none", kv="fp8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+    ),
+    *serve(
+        spec("decode", "bfloat16", 32, "none", kv="int8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+    ),
     *serve(
         spec("decode", "bfloat16", 32, "none", paged=True), tile(16, 64, 4, 4), tile(64, 64, 4, 4)
     ),
+    *serve(
+        spec("decode", "bfloat16", 32, "none", paged=True, kv="fp8-page"),
+        tile(16, 64, 4, 4),
+        tile(64, 64, 4, 4),
+    ),
+    *serve(
+        spec("decode", "bfloat16", 32, "none", paged=True, kv="int8-page"),
+        tile(16, 64, 4, 4),
+        tile(64, 64, 4, 4),
+    ),
     *serve(spec("decode", "bfloat16", 32, "causal"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
+    *serve(
+        spec("decode", "bfloat16", 32, "causal", kv="fp8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+    ),
+    *serve(
+        spec("decode", "bfloat16", 32, "causal", kv="int8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+    ),
     *serve(
         spec("decode", "bfloat16", 32, "causal", paged=True),
         tile(16, 64, 4, 4),
         tile(64, 64, 4, 4),
     ),
+    *serve(
+        spec("decode", "bfloat16", 32, "causal", paged=True, kv="fp8-page"),
+        tile(16, 64, 4, 4),
+        tile(64, 64, 4, 4),
+    ),
+    *serve(
+        spec("decode", "bfloat16", 32, "causal", paged=True, kv="int8-page"),
+        tile(16, 64, 4, 4),
+        tile(64, 64, 4, 4),
+    ),
     *serve(spec("decode", "bfloat16", 64, "none"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
+    *serve(
+        spec("decode", "bfloat16", 64, "none", kv="fp8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+    ),
+    *serve(
+        spec("decode", "bfloat16", 64, "none", kv="int8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+    ),
     *serve(
         spec("decode", "bfloat16", 64, "none", paged=True), tile(16, 64, 4, 4), tile(64, 64, 4, 4)
     ),
+    *serve(
+        spec("decode", "bfloat16", 64, "none", paged=True, kv="fp8-page"),
+        tile(16, 64, 4, 4),
+        tile(64, 64, 4, 4),
+    ),
+    *serve(
+        spec("decode", "bfloat16", 64, "none", paged=True, kv="int8-page"),
+        tile(16, 64, 4, 4),
+        tile(64, 64, 4, 4),
+    ),
     *serve(spec("decode", "bfloat16", 64, "causal"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
+    *serve(
+        spec("decode", "bfloat16", 64, "causal", kv="fp8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+    ),
+    *serve(
+        spec("decode", "bfloat16", 64, "causal", kv="int8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+    ),
     *serve(
         spec("decode", "bfloat16", 64, "causal", paged=True),
         tile(16, 64, 4, 4),
         tile(64, 64, 4, 4),
     ),
+    *serve(
+        spec("decode", "bfloat16", 64, "causal", paged=True, kv="fp8-page"),
+        tile(16, 64, 4, 4),
+        tile(64, 64, 4, 4),
+    ),
+    *serve(
+        spec("decode", "bfloat16", 64, "causal", paged=True, kv="int8-page"),
+        tile(16, 64, 4, 4),
+        tile(64, 64, 4, 4),
+    ),
     *serve(spec("decode", "bfloat16", 128, "none"), tile(16, 64, 4, 2), tile(64, 64, 4, 2)),
+    *serve(
+        spec("decode", "bfloat16", 128, "none", kv="fp8"), tile(16, 64, 4, 2), tile(64, 64, 4, 2)
+    ),
+    *serve(
+        spec("decode", "bfloat16", 128, "none", kv="int8"), tile(16, 64, 4, 2), tile(64, 64, 4, 2)
+    ),
     *serve(
         spec("decode", "bfloat16", 128, "none", paged=True), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
     ),
+    *serve(
+        spec("decode", "bfloat16", 128, "none", paged=True, kv="fp8-page"),
+        tile(16, 64, 4, 3),
+        tile(64, 64, 4, 3),
+    ),
+    *serve(
+        spec("decode", "bfloat16", 128, "none", paged=True, kv="int8-page"),
+        tile(16, 64, 4, 3),
+        tile(64, 64, 4, 3),
+    ),
     *serve(spec("decode", "bfloat16", 128, "causal"), tile(16, 64, 4, 2), tile(64, 64, 4, 2)),
+    *serve(
+        spec("decode", "bfloat16", 128, "causal", kv="fp8"), tile(16, 64, 4, 2), tile(64, 64, 4, 2)
+    ),
+    *serve(
+        spec("decode", "bfloat16", 128, "causal", kv="int8"),
+        tile(16, 64, 4, 2),
+        tile(64, 64, 4, 2),
+    ),
     *serve(
         spec("decode", "bfloat16", 128, "causal", paged=True),
         tile(16, 64, 4, 3),
         tile(64, 64, 4, 3),
     ),
+    *serve(
+        spec("decode", "bfloat16", 128, "causal", paged=True, kv="fp8-page"),
+        tile(16, 64, 4, 3),
+        tile(64, 64, 4, 3),
+    ),
+    *serve(
+        spec("decode", "bfloat16", 128, "causal", paged=True, kv="int8-page"),
+        tile(16, 64, 4, 3),
+        tile(64, 64, 4, 3),
+    ),
     *serve(spec("decode", "bfloat16", 256, "none"), tile(16, 32, 4, 2), tile(64, 32, 4, 2)),
+    *serve(
+        spec("decode", "bfloat16", 256, "none", kv="fp8"), tile(16, 32, 4, 2), tile(64, 32, 4, 2)
+    ),
+    *serve(
+        spec("decode", "bfloat16", 256, "none", kv="int8"), tile(16, 32, 4, 2), tile(64, 32, 4, 2)
+    ),
     *serve(
         spec("decode", "bfloat16", 256, "none", paged=True), tile(16, 32, 4, 3), tile(64, 32, 4, 3)
     ),
+    *serve(
+        spec("decode", "bfloat16", 256, "none", paged=True, kv="fp8-page"),
+        tile(16, 32, 4, 3),
+        tile(64, 32, 4, 3),
+    ),
+    *serve(
+        spec("decode", "bfloat16", 256, "none", paged=True, kv="int8-page"),
+        tile(16, 32, 4, 3),
+        tile(64, 32, 4, 3),
+    ),
     *serve(spec("decode", "bfloat16", 256, "causal"), tile(16, 32, 4, 2), tile(64, 32, 4, 2)),
+    *serve(
+        spec("decode", "bfloat16", 256, "causal", kv="fp8"), tile(16, 32, 4, 2), tile(64, 32, 4, 2)
+    ),
+    *serve(
+        spec("decode", "bfloat16", 256, "causal", kv="int8"),
+        tile(16, 32, 4, 2),
+        tile(64, 32, 4, 2),
+    ),
     *serve(
         spec("decode", "bfloat16", 256, "causal", paged=True),
         tile(16, 32, 4, 3),
         tile(64, 32, 4, 3),
     ),
+    *serve(
+        spec("decode", "bfloat16", 256, "causal", paged=True, kv="fp8-page"),
+        tile(16, 32, 4, 3),
+        tile(64, 32, 4, 3),
+    ),
+    *serve(
+        spec("decode", "bfloat16", 256, "causal", paged=True, kv="int8-page"),
+        tile(16, 32, 4, 3),
+        tile(64, 32, 4, 3),
+    ),
     *serve(spec("decode", "float16", 16, "none"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
+    *serve(spec("decode", "float16", 16, "none", kv="fp8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
+    *serve(
+        spec("decode", "float16", 16, "none", kv="int8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+    ),
     *serve(
         spec("decode", "float16", 16, "none", paged=True), tile(16, 64, 4, 4), tile(64, 64, 4, 4)
     ),
+    *serve(
+        spec("decode", "float16", 16, "none", paged=True, kv="fp8-page"),
+        tile(16, 64, 4, 4),
+        tile(64, 64, 4, 4),
+    ),
+    *serve(
+        spec("decode", "float16", 16, "none", paged=True, kv="int8-page"),
+        tile(16, 64, 4, 4),
+        tile(64, 64, 4, 4),
+    ),
     *serve(spec("decode", "float16", 16, "causal"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
+    *serve(
+        spec("decode", "float16", 16, "causal", kv="fp8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+    ),
+    *serve(
+        spec("decode", "float16", 16, "causal", kv="int8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+    ),
     *serve(
         spec("decode", "float16", 16, "causal", paged=True), tile(16, 64, 4, 4), tile(64, 64, 4, 4)
     ),
+    *serve(
+        spec("decode", "float16", 16, "causal", paged=True, kv="fp8-page"),
+        tile(16, 64, 4, 4),
+        tile(64, 64, 4, 4),
+    ),
+    *serve(
+        spec("decode", "float16", 16, "causal", paged=True, kv="int8-page"),
+        tile(16, 64, 4, 4),
+        tile(64, 64, 4, 4),
+    ),
     *serve(spec("decode", "float16", 32, "none"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
+    *serve(spec("decode", "float16", 32, "none", kv="fp8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
+    *serve(
+        spec("decode", "float16", 32, "none", kv="int8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+    ),
     *serve(
         spec("decode", "float16", 32, "none", paged=True), tile(16, 64, 4, 4), tile(64, 64, 4, 4)
     ),
+    *serve(
+        spec("decode", "float16", 32, "none", paged=True, kv="fp8-page"),
+        tile(16, 64, 4, 4),
+        tile(64, 64, 4, 4),
+    ),
+    *serve(
+        spec("decode", "float16", 32, "none", paged=True, kv="int8-page"),
+        tile(16, 64, 4, 4),
+        tile(64, 64, 4, 4),
+    ),
     *serve(spec("decode", "float16", 32, "causal"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
+    *serve(
+        spec("decode", "float16", 32, "causal", kv="fp8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+    ),
+    *serve(
+        spec("decode", "float16", 32, "causal", kv="int8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+    ),
     *serve(
         spec("decode", "float16", 32, "causal", paged=True), tile(16, 64, 4, 4), tile(64, 64, 4, 4)
     ),
+    *serve(
+        spec("decode", "float16", 32, "causal", paged=True, kv="fp8-page"),
+        tile(16, 64, 4, 4),
+        tile(64, 64, 4, 4),
+    ),
+    *serve(
+        spec("decode", "float16", 32, "causal", paged=True, kv="int8-page"),
+        tile(16, 64, 4, 4),
+        tile(64, 64, 4, 4),
+    ),
     *serve(spec("decode", "float16", 64, "none"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
+    *serve(spec("decode", "float16", 64, "none", kv="fp8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
+    *serve(
+        spec("decode", "float16", 64, "none", kv="int8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+    ),
     *serve(
         spec("decode", "float16", 64, "none", paged=True), tile(16, 64, 4, 4), tile(64, 64, 4, 4)
     ),
+    *serve(
+        spec("decode", "float16", 64, "none", paged=True, kv="fp8-page"),
+        tile(16, 64, 4, 4),
+        tile(64, 64, 4, 4),
+    ),
+    *serve(
+        spec("decode", "float16", 64, "none", paged=True, kv="int8-page"),
+        tile(16, 64, 4, 4),
+        tile(64, 64, 4, 4),
+    ),
     *serve(spec("decode", "float16", 64, "causal"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
+    *serve(
+        spec("decode", "float16", 64, "causal", kv="fp8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+    ),
+    *serve(
+        spec("decode", "float16", 64, "causal", kv="int8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+    ),
     *serve(
         spec("decode", "float16", 64, "causal", paged=True), tile(16, 64, 4, 4), tile(64, 64, 4, 4)
     ),
+    *serve(
+        spec("decode", "float16", 64, "causal", paged=True, kv="fp8-page"),
+        tile(16, 64, 4, 4),
+        tile(64, 64, 4, 4),
+    ),
+    *serve(
+        spec("decode", "float16", 64, "causal", paged=True, kv="int8-page"),
+        tile(16, 64, 4, 4),
+        tile(64, 64, 4, 4),
+    ),
     *serve(spec("decode", "float16", 128, "none"), tile(16, 64, 4, 2), tile(64, 64, 4, 2)),
+    *serve(
+        spec("decode", "float16", 128, "none", kv="fp8"), tile(16, 64, 4, 2), tile(64, 64, 4, 2)
+    ),
+    *serve(
+        spec("decode", "float16", 128, "none", kv="int8"), tile(16, 64, 4, 2), tile(64, 64, 4, 2)
+    ),
     *serve(
         spec("decode", "float16", 128, "none", paged=True), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
     ),
+    *serve(
+        spec("decode", "float16", 128, "none", paged=True, kv="fp8-page"),
+        tile(16, 64, 4, 3),
+        tile(64, 64, 4, 3),
+    ),
+    *serve(
+        spec("decode", "float16", 128, "none", paged=True, kv="int8-page"),
+        tile(16, 64, 4, 3),
+        tile(64, 64, 4, 3),
+    ),
     *serve(spec("decode", "float16", 128, "causal"), tile(16, 64, 4, 2), tile(64, 64, 4, 2)),
+    *serve(
+        spec("decode", "float16", 128, "causal", kv="fp8"), tile(16, 64, 4, 2), tile(64, 64, 4, 2)
+    ),
+    *serve(
+        spec("decode", "float16", 128, "causal", kv="int8"), tile(16, 64, 4, 2), tile(64, 64, 4, 2)
+    ),
     *serve(
         spec("decode", "float16", 128, "causal", paged=True),
         tile(16, 64, 4, 3),
         tile(64, 64, 4, 3),
     ),
+    *serve(
+        spec("decode", "float16", 128, "causal", paged=True, kv="fp8-page"),
+        tile(16, 64, 4, 3),
+        tile(64, 64, 4, 3),
+    ),
+    *serve(
+        spec("decode", "float16", 128, "causal", paged=True, kv="int8-page"),
+        tile(16, 64, 4, 3),
+        tile(64, 64, 4, 3),
+    ),
     *serve(spec("decode", "float16", 256, "none"), tile(16, 32, 4, 2), tile(64, 32, 4, 2)),
+    *serve(
+        spec("decode", "float16", 256, "none", kv="fp8"), tile(16, 32, 4, 2), tile(64, 32, 4, 2)
+    ),
+    *serve(
+        spec("decode", "float16", 256, "none", kv="int8"), tile(16, 32, 4, 2), tile(64, 32, 4, 2)
+    ),
     *serve(
         spec("decode", "float16", 256, "none", paged=True), tile(16, 32, 4, 3), tile(64, 32, 4, 3)
     ),
+    *serve(
+        spec("decode", "float16", 256, "none", paged=True, kv="fp8-page"),
+        tile(16, 32, 4, 3),
+        tile(64, 32, 4, 3),
+    ),
+    *serve(
+        spec("decode", "float16", 256, "none", paged=True, kv="int8-page"),
+        tile(16, 32, 4, 3),
+        tile(64, 32, 4, 3),
+    ),
     *serve(spec("decode", "float16", 256, "causal"), tile(16, 32, 4, 2), tile(64, 32, 4, 2)),
     *serve(
+        spec("decode", "float16", 256, "causal", kv="fp8"), tile(16, 32, 4, 2), tile(64, 32, 4, 2)
+    ),
+    *serve(
+        spec("decode", "float16", 256, "causal", kv="int8"), tile(16, 32, 4, 2), tile(64, 32, 4, 2)
+    ),
+    *serve(
         spec("decode", "float16", 256, "causal", paged=True),
+        tile(16, 32, 4, 3),
+        tile(64, 32, 4, 3),
+    ),
+    *serve(
+        spec("decode", "float16", 256, "causal", paged=True, kv="fp8-page"),
+        tile(16, 32, 4, 3),
+        tile(64, 32, 4, 3),
+    ),
+    *serve(
+        spec("decode", "float16", 256, "causal", paged=True, kv="int8-page"),
         tile(16, 32, 4, 3),
         tile(64, 32, 4, 3),
     ),
@@ -412,33 +739,47 @@ DEFAULTS: tuple[Choice, ...] = (
     *serve(spec("append", "bfloat16", 16, "none", rotary="halves"), tile(16, 16, 1, 1)),
     *serve(spec("append", "bfloat16", 16, "none", rotary="interleaved"), tile(16, 16, 1, 1)),
     *serve(spec("append", "bfloat16", 16, "none"), tile(16, 16, 1, 1)),
+    *serve(spec("append", "bfloat16", 16, "none", kv="fp8"), tile(16, 16, 1, 1)),
+    *serve(spec("append", "bfloat16", 16, "none", kv="int8"), tile(16, 16, 1, 1)),
     *serve(spec("append", "bfloat16", 16, "none", paged=True, rotary="halves"), tile(16, 16, 1, 1)),
     *serve(
         spec("append", "bfloat16", 16, "none", paged=True, rotary="interleaved"),
         tile(16, 16, 1, 1),
     ),
     *serve(spec("append", "bfloat16", 16, "none", paged=True), tile(16, 16, 1, 1)),
+    *serve(spec("append", "bfloat16", 16, "none", paged=True, kv="fp8-page"), tile(16, 16, 1, 1)),
+    *serve(spec("append", "bfloat16", 16, "none", paged=True, kv="int8-page"), tile(16, 16, 1, 1)),
     *serve(spec("append", "bfloat16", 32, "none", rotary="halves"), tile(16, 16, 1, 1)),
     *serve(spec("append", "bfloat16", 32, "none", rotary="interleaved"), tile(16, 16, 1, 1)),
     *serve(spec("append", "bfloat16", 32, "none"), tile(16, 16, 1, 1)),
+    *serve(spec("append", "bfloat16", 32, "none", kv="fp8"), tile(16, 16, 1, 1)),
+    *serve(spec("append", "bfloat16", 32, "none", kv="int8"), tile(16, 16, 1, 1)),
     *serve(spec("append", "bfloat16", 32, "none", paged=True, rotary="halves"), tile(16, 16, 1, 1)),
     *serve(
         spec("append", "bfloat16", 32, "none", paged=True, rotary="interleaved"),
         tile(16, 16, 1, 1),
     ),
     *serve(spec("append", "bfloat16", 32, "none", paged=True), tile(16, 16, 1, 1)),
+    *serve(spec("append", "bfloat16", 32, "none", paged=True, kv="fp8-page"), tile(16, 16, 1, 1)),
+    *serve(spec("append", "bfloat16", 32, "none", paged=True, kv="int8-page"), tile(16, 16, 1, 1)),
     *serve(spec("append", "bfloat16", 64, "none", rotary="halves"), tile(16, 16, 2, 1)),
     *serve(spec("append", "bfloat16", 64, "none", rotary="interleaved"), tile(16, 16, 2, 1)),
     *serve(spec("append", "bfloat16", 64, "none"), tile(16, 16, 2, 1)),
+    *serve(spec("append", "bfloat16", 64, "none", kv="fp8"), tile(16, 16, 2, 1)),
+    *serve(spec("append", "bfloat16", 64, "none", kv="int8"), tile(16, 16, 2, 1)),
     *serve(spec("append", "bfloat16", 64, "none", paged=True, rotary="halves"), tile(16, 16, 2, 1)),
     *serve(
         spec("append", "bfloat16", 64, "none", paged=True, rotary="interleaved"),
         tile(16, 16, 2, 1),
     ),
     *serve(spec("append", "bfloat16", 64, "none", paged=True), tile(16, 16, 2, 1)),
+    *serve(spec("append", "bfloat16", 64, "none", paged=True, kv="fp8-page"), tile(16, 16, 2, 1)),
+    *serve(spec("append", "bfloat16", 64, "none", paged=True, kv="int8-page"), tile(16, 16, 2, 1)),
     *serve(spec("append", "bfloat16", 128, "none", rotary="halves"), tile(16, 16, 4, 1)),
     *serve(spec("append", "bfloat16", 128, "none", rotary="interleaved"), tile(16, 16, 4, 1)),
     *serve(spec("append", "bfloat16", 128, "none"), tile(16, 16, 4, 1)),
+    *serve(spec("append", "bfloat16", 128, "none", kv="fp8"), tile(16, 16, 4, 1)),
+    *serve(spec("append", "bfloat16", 128, "none", kv="int8"), tile(16, 16, 4, 1)),
     *serve(
         spec("append", "bfloat16", 128, "none", paged=True, rotary="halves"), tile(16, 16, 4, 1)
     ),
@@ -447,9 +788,13 @@ DEFAULTS: tuple[Choice, ...] = (
         tile(16, 16, 4, 1),
     ),
     *serve(spec("append", "bfloat16", 128, "none", paged=True), tile(16, 16, 4, 1)),
+    *serve(spec("append", "bfloat16", 128, "none", paged=True, kv="fp8-page"), tile(16, 16, 4, 1)),
+    *serve(spec("append", "bfloat16", 128, "none", paged=True, kv="int8-page"), tile(16, 16, 4, 1)),
     *serve(spec("append", "bfloat16", 256, "none", rotary="halves"), tile(16, 16, 4, 1)),
     *serve(spec("append", "bfloat16", 256, "none", rotary="interleaved"), tile(16, 16, 4, 1)),
     *serve(spec("append", "bfloat16", 256, "none"), tile(16, 16, 4, 1)),
+    *serve(spec("append", "bfloat16", 256, "none", kv="fp8"), tile(16, 16, 4, 1)),
+    *serve(spec("append", "bfloat16", 256, "none", kv="int8"), tile(16, 16, 4, 1)),
     *serve(
         spec("append", "bfloat16", 256, "none", paged=True, rotary="halves"), tile(16, 16, 4, 1)
     ),
@@ -458,48 +803,70 @@ DEFAULTS: tuple[Choice, ...] = (
         tile(16, 16, 4, 1),
     ),
     *serve(spec("append", "bfloat16", 256, "none", paged=True), tile(16, 16, 4, 1)),
+    *serve(spec("append", "bfloat16", 256, "none", paged=True, kv="fp8-page"), tile(16, 16, 4, 1)),
+    *serve(spec("append", "bfloat16", 256, "none", paged=True, kv="int8-page"), tile(16, 16, 4, 1)),
     *serve(spec("append", "float16", 16, "none", rotary="halves"), tile(16, 16, 1, 1)),
     *serve(spec("append", "float16", 16, "none", rotary="interleaved"), tile(16, 16, 1, 1)),
     *serve(spec("append", "float16", 16, "none"), tile(16, 16, 1, 1)),
+    *serve(spec("append", "float16", 16, "none", kv="fp8"), tile(16, 16, 1, 1)),
+    *serve(spec("append", "float16", 16, "none", kv="int8"), tile(16, 16, 1, 1)),
     *serve(spec("append", "float16", 16, "none", paged=True, rotary="halves"), tile(16, 16, 1, 1)),
     *serve(
         spec("append", "float16", 16, "none", paged=True, rotary="interleaved"), tile(16, 16, 1, 1)
     ),
     *serve(spec("append", "float16", 16, "none", paged=True), tile(16, 16, 1, 1)),
+    *serve(spec("append", "float16", 16, "none", paged=True, kv="fp8-page"), tile(16, 16, 1, 1)),
+    *serve(spec("append", "float16", 16, "none", paged=True, kv="int8-page"), tile(16, 16, 1, 1)),
     *serve(spec("append", "float16", 32, "none", rotary="halves"), tile(16, 16, 1, 1)),
     *serve(spec("append", "float16", 32, "none", rotary="interleaved"), tile(16, 16, 1, 1)),
     *serve(spec("append", "float16", 32, "none"), tile(16, 16, 1, 1)),
+    *serve(spec("append", "float16", 32, "none", kv="fp8"), tile(16, 16, 1, 1)),
+    *serve(spec("append", "float16", 32, "none", kv="int8"), tile(16, 16, 1, 1)),
     *serve(spec("append", "float16", 32, "none", paged=True, rotary="halves"), tile(16, 16, 1, 1)),
     *serve(
         spec("append", "float16", 32, "none", paged=True, rotary="interleaved"), tile(16, 16, 1, 1)
     ),
     *serve(spec("append", "float16", 32, "none", paged=True), tile(16, 16, 1, 1)),
+    *serve(spec("append", "float16", 32, "none", paged=True, kv="fp8-page"), tile(16, 16, 1, 1)),
+    *serve(spec("append", "float16", 32, "none", paged=True, kv="int8-page"), tile(16, 16, 1, 1)),
     *serve(spec("append", "float16", 64, "none", rotary="halves"), tile(16, 16, 2, 1)),
     *serve(spec("append", "float16", 64, "none", rotary="interleaved"), tile(16, 16, 2, 1)),
     *serve(spec("append", "float16", 64, "none"), tile(16, 16, 2, 1)),
+    *serve(spec("append", "float16", 64, "none", kv="fp8"), tile(16, 16, 2, 1)),
+    *serve(spec("append", "float16", 64, "none", kv="int8"), tile(16, 16, 2, 1)),
     *serve(spec("append", "float16", 64, "none", paged=True, rotary="halves"), tile(16, 16, 2, 1)),
     *serve(
         spec("append", "float16", 64, "none", paged=True, rotary="interleaved"), tile(16, 16, 2, 1)
     ),
     *serve(spec("append", "float16", 64, "none", paged=True), tile(16, 16, 2, 1)),
+    *serve(spec("append", "float16", 64, "none", paged=True, kv="fp8-page"), tile(16, 16, 2, 1)),
+    *serve(spec("append", "float16", 64, "none", paged=True, kv="int8-page"), tile(16, 16, 2, 1)),
     *serve(spec("append", "float16", 128, "none", rotary="halves"), tile(16, 16, 4, 1)),
     *serve(spec("append", "float16", 128, "none", rotary="interleaved"), tile(16, 16, 4, 1)),
     *serve(spec("append", "float16", 128, "none"), tile(16, 16, 4, 1)),
+    *serve(spec("append", "float16", 128, "none", kv="fp8"), tile(16, 16, 4, 1)),
+    *serve(spec("append", "float16", 128, "none", kv="int8"), tile(16, 16, 4, 1)),
     *serve(spec("append", "float16", 128, "none", paged=True, rotary="halves"), tile(16, 16, 4, 1)),
     *serve(
         spec("append", "float16", 128, "none", paged=True, rotary="interleaved"),
         tile(16, 16, 4, 1),
     ),
     *serve(spec("append", "float16", 128, "none", paged=True), tile(16, 16, 4, 1)),
+    *serve(spec("append", "float16", 128, "none", paged=True, kv="fp8-page"), tile(16, 16, 4, 1)),
+    *serve(spec("append", "float16", 128, "none", paged=True, kv="int8-page"), tile(16, 16, 4, 1)),
     *serve(spec("append", "float16", 256, "none", rotary="halves"), tile(16, 16, 4, 1)),
     *serve(spec("append", "float16", 256, "none", rotary="interleaved"), tile(16, 16, 4, 1)),
     *serve(spec("append", "float16", 256, "none"), tile(16, 16, 4, 1)),
+    *serve(spec("append", "float16", 256, "none", kv="fp8"), tile(16, 16, 4, 1)),
+    *serve(spec("append", "float16", 256, "none", kv="int8"), tile(16, 16, 4, 1)),
     *serve(spec("append", "float16", 256, "none", paged=True, rotary="halves"), tile(16, 16, 4, 1)),
     *serve(
         spec("append", "float16", 256, "none", paged=True, rotary="interleaved"),
         tile(16, 16, 4, 1),
     ),
     *serve(spec("append", "float16", 256, "none", paged=True), tile(16, 16, 4, 1)),
+    *serve(spec("append", "float16", 256, "none", paged=True, kv="fp8-page"), tile(16, 16, 4, 1)),
+    *serve(spec("append", "float16", 256, "none", paged=True, kv="int8-page"), tile(16, 16, 4, 1)),
     *serve(spec("append", "float32", 16, "none", rotary="halves"), tile(16, 16, 1, 1)),
     *serve(spec("append", "float32", 16, "none", rotary="interleaved"), tile(16, 16, 1, 1)),
     *serve(spec("append", "float32", 16, "none"), tile(16, 16, 1, 1)),
@@ -1553,4 +1920,20 @@ DEFAULTS: tuple[Choice, ...] = (
     *serve(spec("backward_dq", "float32", 128, "causal", "tf32", varlen=True), tile(16, 32, 4, 1)),
     *serve(spec("backward_dq", "float32", 256, "none", "tf32", varlen=True), tile(16, 16, 4, 1)),
     *serve(spec("backward_dq", "float32", 256, "causal", "tf32", varlen=True), tile(16, 16, 4, 1)),
+    *serve(spec("forward", "bfloat16", 32, "none", fp8=True), tile(64, 64, 4, 2)),
+    *serve(spec("forward", "bfloat16", 32, "causal", fp8=True), tile(64, 64, 4, 2)),
+    *serve(spec("forward", "bfloat16", 64, "none", fp8=True), tile(64, 64, 4, 2)),
+    *serve(spec("forward", "bfloat16", 64, "causal", fp8=True), tile(64, 64, 4, 2)),
+    *serve(spec("forward", "bfloat16", 128, "none", fp8=True), tile(64, 32, 4, 2)),
+    *serve(spec("forward", "bfloat16", 128, "causal", fp8=True), tile(64, 32, 4, 2)),
+    *serve(spec("forward", "bfloat16", 256, "none", fp8=True), tile(32, 32, 8, 2)),
+    *serve(spec("forward", "bfloat16", 256, "causal", fp8=True), tile(32, 32, 8, 2)),
+    *serve(spec("forward", "float16", 32, "none", fp8=True), tile(64, 64, 4, 2)),
+    *serve(spec("forward", "float16", 32, "causal", fp8=True), tile(64, 64, 4, 2)),
+    *serve(spec("forward", "float16", 64, "none", fp8=True), tile(64, 64, 4, 2)),
+    *serve(spec("forward", "float16", 64, "causal", fp8=True), tile(64, 64, 4, 2)),
+    *serve(spec("forward", "float16", 128, "none", fp8=True), tile(64, 32, 4, 2)),
+    *serve(spec("forward", "float16", 128, "causal", fp8=True), tile(64, 32, 4, 2)),
+    *serve(spec("forward", "float16", 256, "none", fp8=True), tile(32, 32, 8, 2)),
+    *serve(spec("forward", "float16", 256, "causal", fp8=True), tile(32, 32, 8, 2)),
 )

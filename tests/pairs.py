@@ -12,7 +12,7 @@ from typing import Any
 from flashgen.config import KernelConfig, why_illegal
 from flashgen.errors import InvalidArgument
 from flashgen.gpu import TARGETS
-from flashgen.spec import FEATURE_WORDS, AttentionSpec
+from flashgen.spec import FEATURE_WORDS, KV_WORDS, AttentionSpec
 from tests.covering import Row, covering
 
 H200 = TARGETS["nvidia_h200"]
@@ -30,6 +30,7 @@ ATTENTION: dict[str, tuple[Any, ...]] = {
     "softcap": ON_OFF,
     "sink": ON_OFF,
     "varlen": ON_OFF,
+    "fp8": ON_OFF,
     "loads": ("pointer", "descriptor"),
 }
 """Factors of attention() and its backward."""
@@ -38,8 +39,17 @@ CACHE: dict[str, tuple[Any, ...]] = {
     "dtype": ("float16", "bfloat16", "float32", "tf32"),
     "dims": ((32, 32), (24, 40)),
     "mask": ("none", "causal"),
+    "bias": ("none", "additive", "boolean"),
+    "alibi": ON_OFF,
+    "window": ON_OFF,
+    "softcap": ON_OFF,
+    "sink": ON_OFF,
     "paged": ON_OFF,
     "rotary": ("none", "halves", "interleaved"),
+    "indexed": ON_OFF,
+    "leftpad": ON_OFF,
+    "kv_dtype": ("same", "float8_e4m3", "int8"),
+    "kv_scales": ("head", "page"),
 }
 """Factors of the kernels that serve a cache."""
 ALONE: tuple[Row, ...] = tuple({field: value} for field, value in FEATURE_WORDS.values())
@@ -48,6 +58,12 @@ ALONE_IN_A_CACHE: tuple[Row, ...] = (
     {"paged": True},
     {"rotary": "halves"},
     {"rotary": "interleaved"},
+    {"indexed": True},
+    {"leftpad": True},
+    *(
+        {"kv_dtype": dtype, "kv_scales": scales, "paged": scales == "page"}
+        for dtype, scales in KV_WORDS.values()
+    ),
 )
 Proven = tuple[AttentionSpec, KernelConfig]
 
@@ -107,13 +123,16 @@ def alone() -> tuple[Proven, ...]:
     found: dict[Proven, None] = {}
     turns = itertools.cycle(ATTENTION["dtype"][:3])
     for factors, fields in ((ATTENTION, ALONE), (CACHE, ALONE_IN_A_CACHE)):
+        everywhere = ({}, *fields, *(ALONE if factors is CACHE else ()))
         for direction, field, mask in itertools.product(
-            factors["direction"], ({}, *fields), factors["mask"]
+            factors["direction"], everywhere, factors["mask"]
         ):
             row = {"direction": direction, "dims": (32, 32), "mask": mask, **field}
             if direction == "backward_dbias" and "bias" not in field:
                 row["bias"] = "additive"
             if valid({"dtype": "float16", **row}):
                 row["dtype"] = next(turns)
+                if not valid(row):  # 8 bits beside float32
+                    row["dtype"] = "bfloat16"
                 found[spec_of(row), config_of(row)] = None
     return tuple(found)

@@ -20,7 +20,7 @@ from flashgen.config import KernelConfig, default_config, default_spec, why_ille
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.gpu import TARGETS
 from flashgen.render import render
-from flashgen.spec import FEATURE_WORDS, AttentionSpec
+from flashgen.spec import FEATURE_WORDS, KV_WORDS, AttentionSpec
 from tests.pairs import ATTENTION, CACHE, H200, Proven, alone, in_pairs, spec_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "support.md"
@@ -33,6 +33,12 @@ IN_A_CACHE: dict[str, Fields] = {
     "paged": {"paged": True},
     "rotary halves": {"rotary": "halves"},
     "rotary interleaved": {"rotary": "interleaved"},
+    "indexed": {"indexed": True},
+    "leftpad": {"leftpad": True},
+    **{
+        f"kv {word}": {"kv_dtype": dtype, "kv_scales": scales, "paged": scales == "page"}
+        for word, (dtype, scales) in KV_WORDS.items()
+    },
 }
 WAYS: dict[str, Fields] = {
     "fa2": {},
@@ -54,6 +60,7 @@ class Notes:
 
     def mark(self, sentence: str) -> str:
         """What stands in the cell of a kernel that there is not."""
+        sentence = sentence.split(": got")[0]
         number = self._numbers.setdefault(sentence, len(self._numbers) + 1)
         return f"[{number}]"
 

@@ -11,8 +11,10 @@ import typer
 from flashgen import paths, settings
 from flashgen.cli.words import (
     FeatureNames,
+    Kv,
     Out,
     Paged,
+    in_8_bits,
     in_pages,
     named_directions,
     named_spec,
@@ -31,6 +33,7 @@ def explain(
         str, typer.Option(help="forward, a kernel of the backward, as backward_dkv, or decode.")
     ] = "forward",
     paged: Paged = False,
+    kv: Kv = None,
     feature: FeatureNames = None,
     gpu_slug: Annotated[
         str | None, typer.Option(help="Serve as this GPU; by default the one here, or nvidia_h200.")
@@ -47,6 +50,7 @@ def explain(
     (kernel,) = named_directions([direction], whole_backward=False)
     spec = named_spec(dtype, head_dim, causal).with_features(feature or ()).for_direction(kernel)
     (spec,) = in_pages((spec,)) if paged else (spec,)
+    (spec,) = in_8_bits((spec,), kv) if kv is not None else (spec,)
     gpu, here = _gpu_to_explain(gpu_slug, out)
     package = showing.load_package(_package_folder(out))
     served = Served(archs=package.archs, choices=package.choices, defaults=package.defaults)

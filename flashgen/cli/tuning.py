@@ -15,6 +15,7 @@ from flashgen.cli.words import (
     HeadDims,
     ImproveOnly,
     Jobs,
+    Kv,
     MaxRegret,
     ModelFile,
     Out,
@@ -30,6 +31,7 @@ from flashgen.cli.words import (
     UseGpu,
     WorkloadFile,
     check_least,
+    in_8_bits,
     in_pages,
     named_directions,
     named_spec,
@@ -48,6 +50,7 @@ def tune(
     head_dim: HeadDims = None,
     causal: Causal = None,
     paged: Paged = False,
+    kv: Kv = None,
     feature: FeatureNames = None,
     seq: Seqs = None,
     workload: WorkloadFile = None,
@@ -77,7 +80,7 @@ def tune(
     if not 0 <= max_regret < 1:
         raise InvalidArgument(f"--max-regret must be 0 or more, and less than 1: got {max_regret}")
     named = _demand_one_source(
-        workload, hf_config, direction, dtype, head_dim, causal, seq, paged or None, feature
+        workload, hf_config, direction, dtype, head_dim, causal, seq, paged or None, feature, kv
     )
     if target is not None:
         known_target(target)  # before the imports below, which take seconds
@@ -91,6 +94,7 @@ def tune(
     method = Method(sampler=sampler, seed=seed)  # type: ignore[arg-type]  # Method refuses others
     specs = () if named else _specs(direction, dtype, head_dim, causal, feature)
     specs = in_pages(specs) if paged else specs
+    specs = in_8_bits(specs, kv) if kv is not None else specs
     if gpus is not None and not gpus.isdecimal():
         if time_budget is not None:
             raise InvalidArgument(

@@ -16,6 +16,7 @@ from flashgen.gpu import ALIASES, TARGETS, slug_of
 from flashgen.spec import (
     BACKWARD,
     FEATURE_WORDS,
+    KV_WORDS,
     AttentionSpec,
     Direction,
     check_head_dim,
@@ -44,6 +45,10 @@ Directions = Annotated[
 Paged = Annotated[
     bool,
     typer.Option("--paged", help="Of decode, or forward with varlen: the cache lies in pages."),
+]
+Kv = Annotated[
+    str | None,
+    typer.Option("--kv", help=f"Of direction decode, 8 bits: {', '.join(KV_WORDS)}."),
 ]
 Seqs = Annotated[list[int] | None, typer.Option(help="Length; its bucket is tuned. Repeatable.")]
 Causal = Annotated[bool | None, typer.Option(help="One mask only; both if neither is given.")]
@@ -110,6 +115,17 @@ def in_pages(specs: tuple[AttentionSpec, ...]) -> tuple[AttentionSpec, ...]:
                 f"got {spec.direction}"
             )
     return tuple(replace(spec, paged=True) for spec in specs)
+
+
+def in_8_bits(specs: tuple[AttentionSpec, ...], word: str) -> tuple[AttentionSpec, ...]:
+    """The specs that --kv asks for. Raises InvalidArgument."""
+    if word not in KV_WORDS:
+        raise InvalidArgument(f"--kv must be one of {', '.join(KV_WORDS)}: got {word!r}")
+    for spec in specs:
+        if spec.direction != "decode":
+            raise InvalidArgument(f"--kv goes with --direction decode: got {spec.direction}")
+    kv_dtype, kv_scales = KV_WORDS[word]
+    return tuple(replace(spec, kv_dtype=kv_dtype, kv_scales=kv_scales) for spec in specs)
 
 
 def named_directions(words: list[str], *, whole_backward: bool = True) -> list[Direction]:

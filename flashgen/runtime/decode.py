@@ -6,7 +6,8 @@ bucket into launchers. The bucket is that of the cache's capacity: lengths are t
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,11 +17,12 @@ from flashgen.asked import check_scale
 from flashgen.config import WIDEST_DECODE, KernelConfig, kernel_name, why_illegal
 from flashgen.decoding import Cache
 from flashgen.errors import InvalidArgument
+from flashgen.features import PLAIN, Features, check_for_keys, check_softcap, window_of
 from flashgen.gpu import Gpu
 from flashgen.launch_decode import Decode, Parts
 from flashgen.problem import bucket_of
 from flashgen.runtime import modes
-from flashgen.runtime.call import check_plain, check_tensors
+from flashgen.runtime.call import Scalars, check_plain, check_tensors, features_of
 from flashgen.runtime.launcher import KernelLauncher
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.select import Ladder, Selection
@@ -29,6 +31,48 @@ from flashgen.spec import DTYPE_BYTES, AttentionSpec, check_head_dim
 Names = tuple[str, str, str, str]
 NAMES: Names = ("q", "k", "v", "lengths")
 """What errors call the arguments of decode()."""
+
+
+Window = tuple[int | None, int | None]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Beside:
+    """What a call brings beside q, k and v, as Dispatcher.decode describes it."""
+
+    lengths: Tensor | None = None
+    block_table: Tensor | None = None
+    cache_batch_idx: Tensor | None = None
+    cache_leftpad: Tensor | None = None
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+    bias: Tensor | None = None
+    alibi_slopes: Tensor | None = None
+    window: Window | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    def features(self, q: Tensor, cache: Cache, *, causal: bool) -> Features:
+        """The features of a call. Raises InvalidArgument, naming the argument."""
+        bias = self.bias
+        tensors = {"bias": bias, "alibi_slopes": self.alibi_slopes, "sinks": self.sinks}
+        given = {name: x for name, x in tensors.items() if x is not None}
+        check_tensors(**given)
+        check_plain(**given)
+        if torch.is_grad_enabled() and any(x.requires_grad for x in given.values()):
+            raise InvalidArgument(
+                f"{', '.join(given)} must not require gradients, of which decode has none: "
+                "detach them, or call attention()"
+            )
+        if bias is not None and bias.ndim < 4:
+            bias = bias[(None,) * (4 - bias.ndim)]
+        scalars = Scalars(
+            window=window_of(self.window, causal=causal), softcap=check_softcap(self.softcap)
+        )
+        features = features_of(bias, self.alibi_slopes, None, self.sinks, scalars)
+        if features is not PLAIN:
+            check_for_keys(features, q, cache.capacity)
+        return features
 
 
 class DecodeLauncher(KernelLauncher):
@@ -61,9 +105,8 @@ class Decoder:
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        beside: Beside,
         *,
-        lengths: Tensor | None,
-        block_table: Tensor | None,
         causal: bool | str,
         scale: float | None,
         precision: str,
@@ -73,16 +116,22 @@ class Decoder:
         """O and LSE, as Dispatcher.decode describes them. splits: None is as many as it chooses;
         names: what a drop-in calls the arguments.
         """
-        cache = check_call(q, k, v, lengths, block_table, names)
-        spec = spec_of(q, cache, causal, precision)
+        cache = check_call(q, k, v, beside, names)
+        features = beside.features(q, cache, causal=causal is not False)
+        spec = spec_of(q, cache, causal, precision, features)
         number = check_scale(scale, q.shape[3])
         if self._resolver.left_to_torch(q.device):
             with torch.no_grad(), torch.autocast("cpu", enabled=False):
-                return decoding.attention(q, cache, scale=number, causal=spec.causal)
+                return decoding.attention(
+                    q, cache, scale=number, causal=spec.causal, features=features
+                )
         decode, combine, sms = self._launchers(spec, q, cache)
         addressed = self._resolver.addressed
         cache = replace(cache, k=addressed(cache.k, "k"), v=addressed(cache.v, "v"))
-        call = Decode(q=addressed(q, "q"), cache=cache, scale=number, sms=sms, splits=splits)
+        call = Decode(
+            q=addressed(q, "q"), cache=cache, scale=number, sms=sms, splits=splits,
+            features=features,
+        )  # fmt: skip
         parts = decode(call)
         return (parts.o, parts.lse) if parts.whole else combine(parts, q)
 
@@ -116,12 +165,17 @@ def rows_together(rows: int) -> int:
 
 
 def widened(selection: Selection, rows: int, gpu: Gpu) -> Selection:
-    """A rendered default with room for all rows of a head, as far as it may have it; any other
-    selection as it is.
+    """A rendered default with room for all rows of a head, as far as it may have it, and with the
+    GPU's own widening of float8 elements; any other selection as it is.
     """
     choice = selection.choice
     if selection.rung != "rendered":
         return selection
+    if choice.spec.kv_dtype == "float8_e4m3":
+        native = replace(choice.config, widening="native")
+        if why_illegal(choice.spec, native, gpu) is None:
+            choice = replace(choice, config=native, kernel=kernel_name(choice.spec, native))
+            selection = replace(selection, choice=choice)
     for br in (64, 32):
         config: KernelConfig = replace(choice.config, br=br)
         if br <= rows_together(rows) and why_illegal(choice.spec, config, gpu) is None:
@@ -140,7 +194,9 @@ def by_room(selection: Selection, rows: int) -> tuple[int, ...]:
     return 0, selection.choice.spec.precision == "ieee", br < wanted, abs(br - wanted)
 
 
-def spec_of(q: Tensor, cache: Cache, causal: bool | str, precision: str) -> AttentionSpec:
+def spec_of(
+    q: Tensor, cache: Cache, causal: bool | str, precision: str, features: Features = PLAIN
+) -> AttentionSpec:
     """The spec of a checked call; of one query the causal mask is as none. Raises
     InvalidArgument.
     """
@@ -158,23 +214,33 @@ def spec_of(q: Tensor, cache: Cache, causal: bool | str, precision: str) -> Atte
         head_dim_v=cache.v.shape[3],
         mask="causal" if causal is not False and q.shape[2] != 1 else "none",
         precision=precision if dtype == "float32" else "ieee",  # type: ignore[arg-type]
+        bias=features.bias_kind,
+        alibi=features.slopes is not None,
+        window=features.window is not None,
+        softcap=features.softcap > 0.0,
+        sink=features.sinks is not None,
         paged=cache.paged,
+        indexed=cache.rows is not None,
+        leftpad=cache.leftpad is not None,
+        **kv_fields(cache),
     )
 
 
-def check_call(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lengths: Tensor | None,
-    block_table: Tensor | None,
-    names: Names = NAMES,
-) -> Cache:
+def kv_fields(cache: Cache) -> dict[str, Any]:
+    """What a spec says of the elements of a cache."""
+    if cache.k_scale is None:
+        return {}
+    kv_dtype = "int8" if cache.k.dtype == torch.int8 else "float8_e4m3"
+    return {"kv_dtype": kv_dtype, "kv_scales": "page" if cache.k_scale.ndim == 2 else "head"}
+
+
+def check_call(q: Tensor, k: Tensor, v: Tensor, called: Beside, names: Names = NAMES) -> Cache:
     """The cache of a call. Raises InvalidArgument, naming the argument by `names`, unless all fit
     together.
 
     lengths None: every sequence fills its cache.
     """
+    lengths, block_table, rows = called.lengths, called.block_table, called.cache_batch_idx
     beside: dict[str, Tensor] = dict(zip(names, (q, k, v), strict=False))
     check_tensors(**beside)
     check_plain(**beside)
@@ -188,11 +254,17 @@ def check_call(
             f"{', '.join(beside)} must not require gradients, of which decode has none: "
             "detach them, or call attention()"
         )
-    _check_shapes(beside, block_table is not None)
+    _check_shapes(beside, paged=block_table is not None, indexed=rows is not None)
     _check_dtypes(beside)
+    scales = _checked_scales(beside, called)
     batch = q.shape[0]
     if block_table is not None:
         _check_indices("block_table", block_table, q, (batch, None))
+        if rows is not None:
+            raise InvalidArgument(
+                "cache_batch_idx must be None with block_table, which says where keys are: "
+                "reorder the rows of block_table"
+            )
         if lengths is None:
             raise InvalidArgument(f"{names[3]} must be given with block_table: got None")
         size = k.shape[1]
@@ -206,10 +278,17 @@ def check_call(
     if lengths is None:
         lengths = torch.full((batch,), k.shape[2], dtype=torch.int32, device=q.device)
     _check_indices(names[3], lengths, q, (batch,))
-    return Cache(k=k, v=v, lengths=lengths.contiguous(), block_table=block_table)
+    for name, x in (("cache_batch_idx", rows), ("cache_leftpad", called.cache_leftpad)):
+        if x is not None:
+            _check_indices(name, x, q, (batch,))
+    leftpad = None if called.cache_leftpad is None else called.cache_leftpad.contiguous()
+    rows = None if rows is None else rows.contiguous()
+    lengths = lengths.contiguous()
+    cache = Cache(k=k, v=v, lengths=lengths, block_table=block_table, rows=rows, leftpad=leftpad)
+    return replace(cache, k_scale=scales[0], v_scale=scales[1]) if scales else cache
 
 
-def _check_shapes(named: dict[str, Tensor], paged: bool) -> None:
+def _check_shapes(named: dict[str, Tensor], *, paged: bool, indexed: bool) -> None:
     (of_q, q), (of_k, k), (of_v, v) = named.items()
     what = "(pages, page_size, kv_heads" if paged else "(batch, kv_heads, capacity"
     for name, x, shape in (
@@ -224,7 +303,7 @@ def _check_shapes(named: dict[str, Tensor], paged: bool) -> None:
             f"{of_v} must have the shape of {of_k} but for the last dimension, {tuple(k.shape)}: "
             f"got {tuple(v.shape)}"
         )
-    if not paged and k.shape[0] != q.shape[0]:
+    if not (paged or indexed) and k.shape[0] != q.shape[0]:
         raise InvalidArgument(
             f"{of_k} must have the batch size of {of_q}, {q.shape[0]}: got {k.shape[0]}"
         )
@@ -248,12 +327,52 @@ def _check_dtypes(named: dict[str, Tensor]) -> None:
     if dtype not in DTYPE_BYTES:
         raise InvalidArgument(f"{of_q} must be float16, bfloat16 or float32: got {dtype}")
     for name, x in others:
-        if x.dtype != q.dtype:
-            raise InvalidArgument(f"{name} must have the dtype of {of_q}, {q.dtype}: got {x.dtype}")
+        narrow = x.dtype in decoding.LARGEST and x.dtype == others[0][1].dtype
+        if narrow and q.dtype == torch.float32:
+            raise InvalidArgument(
+                f"{of_q} must be float16 or bfloat16 over a cache of 8 bits: got {q.dtype}"
+            )
+        if x.dtype != q.dtype and not narrow:
+            raise InvalidArgument(
+                f"{name} must have the dtype of {of_q}, {q.dtype}, or with {others[0][0]} be "
+                f"float8_e4m3fn or int8: got {x.dtype}"
+            )
         if x.device != q.device:
             raise InvalidArgument(
                 f"{name} must be on the device of {of_q}, {q.device}: got {x.device}"
             )
+
+
+def _checked_scales(named: dict[str, Tensor], called: Beside) -> tuple[Tensor, Tensor] | None:
+    """The scales of K and V as a cache has them; None where it has none."""
+    (of_q, q), (of_k, k), (of_v, _) = named.items()
+    if k.dtype not in decoding.LARGEST:
+        if called.k_scale is not None or called.v_scale is not None:
+            raise InvalidArgument(
+                f"k_scale and v_scale go with {of_k} and {of_v} of float8_e4m3fn or int8: "
+                f"got {k.dtype}"
+            )
+        return None
+    paged = called.block_table is not None
+    heads = k.shape[2 if paged else 1]
+    given = (called.k_scale, called.v_scale)
+    per_page = paged and any(isinstance(x, Tensor) and x.ndim == 2 for x in given)
+    shape = (k.shape[0], heads) if per_page else (heads,)
+    found = []
+    for name, x in zip(("k_scale", "v_scale"), given, strict=True):
+        check_tensors(**{name: x})
+        assert isinstance(x, Tensor)  # check_tensors has seen
+        fits = x.ndim == len(shape) and all(
+            own in (1, asked) for own, asked in zip(x.shape, shape, strict=True)
+        )
+        if x.dtype != torch.float32 or not fits or x.device != q.device:
+            pages = f" or, as the other one, ({k.shape[0]}, {heads})" if paged else ""
+            raise InvalidArgument(
+                f"{name} must be float32 of shape ({heads},){pages}, each 1 or as much, beside "
+                f"{of_q}: got {x.dtype} {tuple(x.shape)} on {x.device}"
+            )
+        found.append(x.expand(shape))
+    return found[0], found[1]
 
 
 def _check_indices(name: str, x: object, q: Tensor, shape: tuple[int | None, ...]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -30,15 +30,13 @@ from flashgen.runtime.call import (
     check_tensors,
     features_of,
 )
-from flashgen.runtime.decode import Decoder, check_call, spec_of
+from flashgen.runtime.decode import Beside, Decoder, Window, check_call, spec_of
 from flashgen.runtime.kv_cache import Appender
 from flashgen.runtime.launcher import KernelLauncher, Launcher
 from flashgen.runtime.passes import Passes
 from flashgen.runtime.resolver import Resolver, addressable, key
 from flashgen.runtime.select import Selection, Served
 from flashgen.spec import AttentionSpec, Direction
-
-Window = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,15 +175,23 @@ class Dispatcher:
     @overload
     def decode(
         self, q: Tensor, k: Tensor, v: Tensor, *, lengths: Tensor | None = ...,
-        block_table: Tensor | None = ..., causal: Causal = ..., scale: float | None = ...,
-        precision: str = ..., return_lse: Literal[False] = ...,
+        block_table: Tensor | None = ..., cache_batch_idx: Tensor | None = ...,
+        cache_leftpad: Tensor | None = ..., k_scale: Tensor | None = ...,
+        v_scale: Tensor | None = ..., causal: Causal = ..., scale: float | None = ...,
+        bias: Tensor | None = ..., alibi_slopes: Tensor | None = ..., window: Window | None = ...,
+        softcap: float | None = ..., sinks: Tensor | None = ..., precision: str = ...,
+        return_lse: Literal[False] = ...,
     ) -> Tensor: ...  # fmt: skip
 
     @overload
     def decode(
         self, q: Tensor, k: Tensor, v: Tensor, *, lengths: Tensor | None = ...,
-        block_table: Tensor | None = ..., causal: Causal = ..., scale: float | None = ...,
-        precision: str = ..., return_lse: Literal[True],
+        block_table: Tensor | None = ..., cache_batch_idx: Tensor | None = ...,
+        cache_leftpad: Tensor | None = ..., k_scale: Tensor | None = ...,
+        v_scale: Tensor | None = ..., causal: Causal = ..., scale: float | None = ...,
+        bias: Tensor | None = ..., alibi_slopes: Tensor | None = ..., window: Window | None = ...,
+        softcap: float | None = ..., sinks: Tensor | None = ..., precision: str = ...,
+        return_lse: Literal[True],
     ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
     def decode(
@@ -196,8 +202,17 @@ class Dispatcher:
         *,
         lengths: Tensor | None = None,
         block_table: Tensor | None = None,
+        cache_batch_idx: Tensor | None = None,
+        cache_leftpad: Tensor | None = None,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
         causal: Causal = True,
         scale: float | None = None,
+        bias: Tensor | None = None,
+        alibi_slopes: Tensor | None = None,
+        window: Window | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
         precision: str = "ieee",
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
@@ -211,19 +226,33 @@ class Dispatcher:
         All in any strides. kv_heads divides heads. lengths: int32 (batch,), the keys of each
         sequence, those of the new queries included; without, every sequence fills the cache. One
         above the capacity is as the capacity, one below 0 as 0; what lies beyond is not read.
-        causal: query i sees key j where j <= i + length - seq_q. scale: 1/sqrt(head_dim) unless
-        given. precision: how float32 is multiplied, "ieee" or "tf32".
+        cache_batch_idx: int32 (batch,), the row of k and v that is each sequence's; they may then
+        have any batch size. cache_leftpad: int32 (batch,), the place of each sequence's first key:
+        its keys are those from there up to its length. k and v may be float8_e4m3fn or int8, q then
+        float16 or bfloat16, with k_scale and v_scale, float32 (kv_heads,) or, in pages, (pages,
+        kv_heads), each positive, by which elements are multiplied. causal: query i sees key j where
+        j <= i + length - seq_q. scale: 1/sqrt(head_dim) unless given.
 
-        lengths and block_table are read by the device, when the kernels run: a CUDA graph of a call
-        may be replayed with other values in them. Pages that they name must exist: nothing checks.
+        bias, broadcastable to (batch, heads, seq_q, capacity), alibi_slopes, window, softcap and
+        sinks: as attention() takes them, the diagonal being length - seq_q. Keys outside a window
+        are not read. precision: how float32 is multiplied, "ieee" or "tf32".
+
+        lengths, block_table, cache_batch_idx and cache_leftpad are read by the device, when the
+        kernels run: a CUDA graph of a call may be replayed with other values in them. Pages and
+        rows that they name must exist: nothing checks.
 
         Returns O (batch, heads, seq_q, head_dim_v), with return_lse also LSE (batch, heads, seq_q),
-        float32, natural logarithm. A query with no key to attend has O = 0 and LSE = -inf. There is
-        no gradient. Raises InvalidArgument, a ValueError, naming the argument.
+        float32, natural logarithm. A query with no key to attend has O = 0 and LSE = -inf, or its
+        sink. There is no gradient. Raises InvalidArgument, a ValueError, naming the argument.
         """
         o, lse = self.decoder.decode(
-            q, k, v, lengths=lengths, block_table=block_table, causal=causal, scale=scale,
-            precision=precision,
+            q, k, v,
+            Beside(
+                lengths=lengths, block_table=block_table, cache_batch_idx=cache_batch_idx,
+                cache_leftpad=cache_leftpad, k_scale=k_scale, v_scale=v_scale, bias=bias,
+                alibi_slopes=alibi_slopes, window=window, softcap=softcap, sinks=sinks,
+            ),
+            causal=causal, scale=scale, precision=precision,
         )  # fmt: skip
         return (o, lse) if return_lse else o
 
@@ -233,16 +262,17 @@ class Dispatcher:
         k: Tensor,
         v: Tensor,
         *,
-        lengths: Tensor | None = None,
-        block_table: Tensor | None = None,
         causal: Causal = True,
         precision: str = "ieee",
+        **others: Any,
     ) -> Explanation:
-        """Which split kernel decode() would run for these tensors, from where, and why. Launches
-        nothing.
+        """Which split kernel decode() would run for these tensors, from where, and why; others are
+        lengths and what else decode() takes, by its names. Launches nothing.
         """
-        cache = check_call(q, k, v, lengths, block_table)
-        spec = spec_of(q, cache, causal, precision)
+        beside = Beside(**others)
+        cache = check_call(q, k, v, beside)
+        features = beside.features(q, cache, causal=causal is not False)
+        spec = spec_of(q, cache, causal, precision, features)
         if self._resolver.left_to_torch(q.device):
             return Explanation(spec=spec, selection=None, skipped=(), hint=None)
         found = self.decoder.ladder(spec, q, cache)

@@ -6,20 +6,20 @@ arguments, in the same order, with the same defaults, layouts and meaning.
     o = flash_attn.flash_attn_func(q, k, v, causal=True)
 
 Tensors are (batch, seq, heads, head_dim). A causal mask is aligned at the bottom right, and a query
-that sees no key has O = 0. What no kernel takes yet is refused by name, in one place: refuse().
+that sees no key has O = 0.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from flashgen.asked import check_scale
 from flashgen.errors import InvalidArgument
+from flashgen.features import window_of
 from flashgen.runtime import kv_cache, registry
 from flashgen.runtime.call import check_tensors
+from flashgen.runtime.decode import Beside
 from flashgen.runtime.flash_attn_varlen import (
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
@@ -37,25 +37,6 @@ __all__ = [
 ]
 
 Results = Tensor | tuple[Tensor, Tensor, Tensor | None]
-
-_NEUTRAL: dict[str, Any] = {
-    "window_size": (-1, -1),
-    "softcap": 0.0,
-    "cache_batch_idx": None,
-    "cache_leftpad": None,
-}
-"""Arguments that no kernel of a cache takes yet, and the values that ask for nothing."""
-
-
-def refuse(**arguments: object) -> None:
-    """Raise InvalidArgument, naming the argument, for what no kernel of a cache takes yet."""
-    for name, value in arguments.items():
-        value = tuple(value) if isinstance(value, list) else value
-        if value is not _NEUTRAL[name] and value != _NEUTRAL[name]:
-            raise InvalidArgument(
-                f"{name} has no kernel of a cache in flashgen yet and must be {_NEUTRAL[name]}: "
-                f"got {value!r}"
-            )
 
 
 def flash_attn_func(
@@ -159,23 +140,19 @@ def flash_attn_with_kvcache(
 
     k_cache and v_cache (batch, capacity, kv_heads, d); or, with block_table int32 (batch, pages of
     a sequence), pools (pages, page_size, kv_heads, d), page_size any power of two. cache_seqlens,
-    an int or int32 (batch,): the keys each sequence has; None: all of the cache. k and v (batch,
-    new, kv_heads, d) are written in place behind them, and attended to; cache_seqlens stays as it
-    is. rotary_cos and rotary_sin (positions, rotary_dim / 2), at least as many positions as the
-    cache has room for, rotate k by its places, and q by its own if causal, else by that of the
-    first new key. num_splits: 0 is as many as flashgen chooses.
+    an int or int32 (batch,): the keys each sequence has; None: all of the cache. cache_batch_idx,
+    int32 (batch,): sequence b has row cache_batch_idx[b] of the caches, whose batch may be another;
+    it goes without block_table. cache_leftpad, int32 (batch,): the place of each sequence's first
+    key, which cache_seqlens and the places of rotary count in. k and v (batch, new, kv_heads, d)
+    are written in place behind the keys, and attended to; cache_seqlens stays as it is. rotary_cos
+    and rotary_sin (positions, rotary_dim / 2), at least as many positions as the cache has room
+    for, rotate k by its places, and q by its own under a causal mask or a window, else by that of
+    the first new key. window_size, softcap and alibi_slopes: as of flash_attn_func, the diagonal
+    being that of a sequence's own length. num_splits: 0 is as many as flashgen chooses.
 
     Returns O (batch, seq_q, heads, d), with return_softmax_lse also LSE (batch, heads, seq_q). No
     gradient. Raises InvalidArgument, a ValueError, naming the argument.
     """
-    refuse(
-        window_size=window_size,
-        softcap=softcap,
-        cache_batch_idx=cache_batch_idx,
-        cache_leftpad=cache_leftpad,
-    )
-    if alibi_slopes is not None:
-        raise InvalidArgument("alibi_slopes have no kernel in flashgen for a cache: leave them out")
     _check_four(q=q, k_cache=k_cache, v_cache=v_cache)
     if not isinstance(num_splits, int) or num_splits < 0:
         raise InvalidArgument(f"num_splits must be 0 or more: got {num_splits!r}")
@@ -192,15 +169,21 @@ def flash_attn_with_kvcache(
         _check_four(k=k, v=v)
         rotated = kv_cache.append(
             keys, values, k.transpose(1, 2), v.transpose(1, 2), lengths,
-            block_table=block_table, q=queries, cos=rotary_cos, sin=rotary_sin,
-            interleaved=rotary_interleaved, advance=bool(causal),
+            block_table=block_table, cache_batch_idx=cache_batch_idx, q=queries, cos=rotary_cos,
+            sin=rotary_sin, interleaved=rotary_interleaved,
+            advance=bool(causal) or window_of(window_size) is not None,
         )  # fmt: skip
         assert rotated is not None  # a q was given
         queries, lengths = rotated, lengths + k.shape[1]
     o, lse = registry.dispatcher_of().decoder.decode(
-        queries, keys, values, lengths=lengths, block_table=block_table, causal=bool(causal),
-        scale=check_scale(softmax_scale, q.shape[3]), precision="ieee", splits=num_splits or None,
-        names=("q", "k_cache", "v_cache", "cache_seqlens"),
+        queries, keys, values,
+        Beside(
+            lengths=lengths, block_table=block_table, cache_batch_idx=cache_batch_idx,
+            cache_leftpad=cache_leftpad, alibi_slopes=alibi_slopes, window=window_size,
+            softcap=softcap,
+        ),
+        causal=bool(causal), scale=check_scale(softmax_scale, q.shape[3]), precision="ieee",
+        splits=num_splits or None, names=("q", "k_cache", "v_cache", "cache_seqlens"),
     )  # fmt: skip
     o = o.transpose(1, 2)
     return (o, lse) if return_softmax_lse else o

@@ -18,7 +18,7 @@ from flashgen.errors import InvalidArgument
 from flashgen.launch_append import Append, Rotation
 from flashgen.runtime import registry
 from flashgen.runtime.call import check_plain, check_tensors
-from flashgen.runtime.decode import check_call
+from flashgen.runtime.decode import Beside, check_call, kv_fields
 from flashgen.runtime.launcher import KernelLauncher
 from flashgen.runtime.resolver import Resolver, addressable
 from flashgen.spec import AttentionSpec, Rotary
@@ -53,6 +53,8 @@ class Appender:
             mask="none",
             paged=call.cache.paged,
             rotary=rotary,
+            indexed=call.cache.rows is not None,
+            **kv_fields(call.cache),
         )
         launcher = self._found.get((spec, device))
         if launcher is None:
@@ -78,6 +80,9 @@ def append(
     lengths: Tensor,
     *,
     block_table: Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     q: Tensor | None = None,
     cos: Tensor | None = None,
     sin: Tensor | None = None,
@@ -88,9 +93,12 @@ def append(
     cache, in place.
 
     k_cache and v_cache are as Dispatcher.decode takes k and v: (batch, kv_heads, capacity, dim), or
-    with block_table pools (pages, page_size, kv_heads, dim). Key i of sequence b goes to place
-    lengths[b] + i; what lies beyond the capacity is dropped. lengths, int32 (batch,), stay as they
-    are: add the new keys before decode(). Pages that are written must be one sequence's alone.
+    with block_table pools (pages, page_size, kv_heads, dim); with cache_batch_idx, int32 (batch,),
+    sequence b has row cache_batch_idx[b] of a cache of any batch size, and no other sequence has
+    it. Key i of sequence b goes to place lengths[b] + i; what lies beyond the capacity is dropped.
+    lengths, int32 (batch,), stay as they are: add the new keys before decode(). Pages that are
+    written must be one sequence's alone. k_scale and v_scale, for caches of float8_e4m3fn or int8:
+    as decode() takes them; written is x / scale, to the nearest, ties to even, saturating.
 
     With cos and sin, (positions, rotary_dim / 2), a row for each place of a sequence: the first
     rotary_dim elements of each new key and of q (batch, heads, seq_q, head_dim) are rotated by
@@ -102,9 +110,11 @@ def append(
     block_table on the device, and follows from shapes alone. Raises InvalidArgument, a ValueError,
     naming the argument.
     """
-    cache, rotation = _checked(
-        k_cache, v_cache, k, v, lengths, block_table, q, cos, sin, advance=advance
-    )
+    beside = Beside(
+        lengths=lengths, block_table=block_table, cache_batch_idx=cache_batch_idx,
+        k_scale=k_scale, v_scale=v_scale,
+    )  # fmt: skip
+    cache, rotation = _checked(k_cache, v_cache, k, v, beside, q, cos, sin, advance=advance)
     rotary: Rotary = "none"
     if rotation is not None:
         rotary = "interleaved" if interleaved else "halves"
@@ -137,24 +147,24 @@ def _checked(
     v_cache: Tensor,
     k: Tensor,
     v: Tensor,
-    lengths: Tensor,
-    block_table: Tensor | None,
+    beside: Beside,
     q: Tensor | None,
     cos: Tensor | None,
     sin: Tensor | None,
     *,
     advance: bool,
 ) -> tuple[Cache, Rotation | None]:
-    check_tensors(k_cache=k_cache, v_cache=v_cache, k=k, v=v, lengths=lengths)
+    check_tensors(k_cache=k_cache, v_cache=v_cache, k=k, v=v, lengths=beside.lengths)
     check_plain(k=k, v=v)
     # k stands for a q: it has as many heads as the cache, and its head_dim.
     names = ("k", "k_cache", "v_cache", "lengths")
-    cache = check_call(k, k_cache, v_cache, lengths, block_table, names)
+    cache = check_call(k, k_cache, v_cache, beside, names)
     for name, x, of in (("k", k, cache.k), ("v", v, cache.v)):
         wanted = (k.shape[0], of.shape[1], k.shape[2], of.shape[3])
-        if tuple(x.shape) != wanted or x.dtype != of.dtype or x.device != of.device:
+        dtype = of.dtype if cache.k_scale is None else k.dtype
+        if tuple(x.shape) != wanted or x.dtype != dtype or x.device != of.device:
             raise InvalidArgument(
-                f"{name} must be {of.dtype} of shape {wanted} on {of.device}, as {name}_cache has "
+                f"{name} must be {dtype} of shape {wanted} on {of.device}, as {name}_cache has "
                 f"it: got {x.dtype} {tuple(x.shape)} on {x.device}"
             )
     for name, x in (("k_cache", cache.k), ("v_cache", cache.v)):

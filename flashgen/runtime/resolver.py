@@ -203,4 +203,5 @@ def _kinds(features: Features) -> tuple[object, ...]:
         features.softcap > 0.0,
         features.sinks is not None,
         None if features.sequences is None else features.sequences.paged,
+        None if features.fp8 is None else features.fp8.dtype,
     )

@@ -186,7 +186,7 @@ def tune_command(spec: AttentionSpec, seq_k: int, target: str | None = None) -> 
     where = "--gpu" if target is None else f"--target {target}"
     if spec.direction != "forward":
         where += f" --direction {spec.direction}"
-    where += " --paged" * spec.paged
+    where += spec.cache_options
     words = "".join(f" --feature {word}" for word in spec.feature_words)
     named = f"--dtype {dtype} --head-dim {dims} {mask} --seq {max(1, seq_k)}"
     return f"flashgen tune {where} {named}{words}"

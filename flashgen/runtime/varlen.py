@@ -19,7 +19,8 @@ from flashgen.errors import InvalidArgument
 from flashgen.features import Features, check_softcap, window_of
 from flashgen.runtime import autograd, cpu, modes, registry
 from flashgen.runtime.call import Call, Causal, check_plain, check_tensors
-from flashgen.runtime.dispatch import Dispatcher, Window
+from flashgen.runtime.decode import Window
+from flashgen.runtime.dispatch import Dispatcher
 from flashgen.sequences import from_bounds
 
 __all__ = ["attention_varlen"]

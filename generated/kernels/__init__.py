@@ -7,8 +7,20 @@ DIGESTS: dict[str, str] = {
     "append_bf16_d128_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:79476ce2444293959cac2826e8607b13b347358446c4201f0c3eee71537a6d77"
     ),
+    "append_bf16_d128_kv_fp8_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:8d9ad236310152c9113036fa8c2cb523687a0896c7a8cb0d1a2d33443b162946"
+    ),
+    "append_bf16_d128_kv_int8_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:8317ed54065000a52c9f1149d937c119679a5a21b70a65a90eea1074ecdcad66"
+    ),
     "append_bf16_d128_paged_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:4489b8bdb7a191d13966c40ef1572263067452bf474a17e66cd64535b3c265ed"
+    ),
+    "append_bf16_d128_paged_kv_fp8_page_scales_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:dc8162c30a6029fddadf0686c1e1bd4594db299cd844093ffd5147c9b8a26b59"
+    ),
+    "append_bf16_d128_paged_kv_int8_page_scales_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:d70258a16c312ff4a136984e9cc7fbf2c3398b371b439c23accdf58f1ac01813"
     ),
     "append_bf16_d128_paged_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:e624bc839cc62b70e53598d00a876768b95adb4406212177066a54ee9f6af4bb"
@@ -25,8 +37,20 @@ DIGESTS: dict[str, str] = {
     "append_bf16_d16_br16_bc16_w1_s1_fa2_pointer_any_dim": (
         "sha256:6adfb31ef1e2b5cbe576182529ff179669713226412d3acbdf05fde04db248d8"
     ),
+    "append_bf16_d16_kv_fp8_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:2e2fb51ae4022378fe33b09643a7f5bbfa3fdd1c6147d9bdbd7c35afd6c2b7f5"
+    ),
+    "append_bf16_d16_kv_int8_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:efe8c2847702678f675428bd6ac19782c710bbf81460c034c3473275f82f542c"
+    ),
     "append_bf16_d16_paged_br16_bc16_w1_s1_fa2_pointer_any_dim": (
         "sha256:61501d8170c6fd4d4830471c2dcb3bb41ce295eedef9c8b65a93c7b217dcabcc"
+    ),
+    "append_bf16_d16_paged_kv_fp8_page_scales_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:4f8e63876181a08fe44fc6791058cb8e6f52fd5aade16769399e0c22d5c79db8"
+    ),
+    "append_bf16_d16_paged_kv_int8_page_scales_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:b34499f93f9c89bf0d3f13e329e6c2e7403002c4d652e42f35d13c9fa0c016f9"
     ),
     "append_bf16_d16_paged_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
         "sha256:d4d637ea61c22c4be6df6be46b5b4df974f4d3dc83131b0b1360eee53d285abb"
@@ -43,8 +67,20 @@ DIGESTS: dict[str, str] = {
     "append_bf16_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:526351483cf1227c7ec6ca57df5771b5cc42dcf4d42dd84a1c2309eae646b85b"
     ),
+    "append_bf16_d256_kv_fp8_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:0af952e881c5a92f37b751bff5b90e1550b2eeb60618ec8918a2365c4b67d432"
+    ),
+    "append_bf16_d256_kv_int8_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:1cb1099a2230dd378981c5bc9f23f3a222fbc3ad8a116170b80ea022533f4035"
+    ),
     "append_bf16_d256_paged_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:0128113cd4a5e04ff19a5ec6a04d4cb98f0853ed67e39db4d6b9d3b768759c91"
+    ),
+    "append_bf16_d256_paged_kv_fp8_page_scales_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:aebf2ac66fbacaa772aed4e58d703ee9c6c12f6e8313f618e608b5a99ad9bb0d"
+    ),
+    "append_bf16_d256_paged_kv_int8_page_scales_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:a10404e449ecc6bbe9fdbd4bd2b73d2039852de8392d74bfa7ebad603c567abe"
     ),
     "append_bf16_d256_paged_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:3e6be497f9202b243c65cda077629e95c443f4d4efa7c1e5d4200f0663e7e83a"
@@ -61,8 +97,20 @@ DIGESTS: dict[str, str] = {
     "append_bf16_d32_br16_bc16_w1_s1_fa2_pointer_any_dim": (
         "sha256:a36b43d64957e73a5480400d5fe22c67ffb94c853c1691c01a02a2da502d3089"
     ),
+    "append_bf16_d32_kv_fp8_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:7904c3f0e0c8f96a93571241305f8e8a108e00cf4d1225b9a9eb8a1692770dd1"
+    ),
+    "append_bf16_d32_kv_int8_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:191673b0e6bb11c6e2d888cff820c09e507d1ca5898a788f2bf34033c5730f6b"
+    ),
     "append_bf16_d32_paged_br16_bc16_w1_s1_fa2_pointer_any_dim": (
         "sha256:d5a007fd58464a1f87e136fec5933a3962ba4d6ed9c4e1a2ff4e608fe974bfa3"
+    ),
+    "append_bf16_d32_paged_kv_fp8_page_scales_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:b24542b6f356e3b046e36e42bc60fe437e60053598b14841a3b35dea6b1fe755"
+    ),
+    "append_bf16_d32_paged_kv_int8_page_scales_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:aa6436c04112dfd12bfd5f7e22e09c3d5a986fc025e83033412b28d815b01b68"
     ),
     "append_bf16_d32_paged_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
         "sha256:687872c5842b307ef0a2f9751313c15f4b5c0c78087f3144855b7bc16d6cea62"
@@ -79,8 +127,20 @@ DIGESTS: dict[str, str] = {
     "append_bf16_d64_br16_bc16_w2_s1_fa2_pointer_any_dim": (
         "sha256:c5e32db51c371aaef67c4eb70f9205f8e20f09f0f2d68050a6ee7fd698d928b5"
     ),
+    "append_bf16_d64_kv_fp8_br16_bc16_w2_s1_fa2_pointer_any_dim": (
+        "sha256:0971cf673ea9214bc28c61cc90d7f1e9d90d7ed539efee8f92255de1c9212d2c"
+    ),
+    "append_bf16_d64_kv_int8_br16_bc16_w2_s1_fa2_pointer_any_dim": (
+        "sha256:c1745c55c4996485aab3208dbe52a2932e05548f6a6399dc53e00dc6f1375593"
+    ),
     "append_bf16_d64_paged_br16_bc16_w2_s1_fa2_pointer_any_dim": (
         "sha256:1c6171d842ef30cabe5e6cdd97c1980b4784953f243c848d7d42b990af60822c"
+    ),
+    "append_bf16_d64_paged_kv_fp8_page_scales_br16_bc16_w2_s1_fa2_pointer_any_dim": (
+        "sha256:4c92bca2898b525b445509cafa83448a16f7bc309bb6a57c95a4edfb7b997398"
+    ),
+    "append_bf16_d64_paged_kv_int8_page_scales_br16_bc16_w2_s1_fa2_pointer_any_dim": (
+        "sha256:0d24a368e5d9bc6a785e5af5a9c23f3aa9674e899a0e4579cd8f3ffdbd9d4949"
     ),
     "append_bf16_d64_paged_rotary_halves_br16_bc16_w2_s1_fa2_pointer_any_dim": (
         "sha256:be653df67dafa20966418a0d702af3d99bf493ad3312f3d162edd94eeac8c0bb"
@@ -97,8 +157,20 @@ DIGESTS: dict[str, str] = {
     "append_fp16_d128_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:2dfab733ca9282193340fe11fd918cfef54f937fe28a9c1dde19d2d08502cd7d"
     ),
+    "append_fp16_d128_kv_fp8_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:39c4b552d97b954816bd6e90a6ba15de12133ae5b7f6dfbba2c281289deb49a7"
+    ),
+    "append_fp16_d128_kv_int8_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:8565338cd8e0414c124733f625655b2333d30a849a5cf3e44ef7a000ba0929a0"
+    ),
     "append_fp16_d128_paged_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:3b63743cb32f946f6dc7d2b1a0bd16998621c64bd3f3638e907fdffa79ccb527"
+    ),
+    "append_fp16_d128_paged_kv_fp8_page_scales_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:f4cc31da6c6f20f6873503473249fb87d1583b023bd349cf103c182c267ccfa7"
+    ),
+    "append_fp16_d128_paged_kv_int8_page_scales_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:09530311e606be723c28ff1a0211989f3016b6c42689ca120af0487a7822a0a1"
     ),
     "append_fp16_d128_paged_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:c6475d14f1106edb81a34763d2222da73709b026345bac425b5d6da922b1faa6"
@@ -115,8 +187,20 @@ DIGESTS: dict[str, str] = {
     "append_fp16_d16_br16_bc16_w1_s1_fa2_pointer_any_dim": (
         "sha256:5bc0a83e64203e6633986a1aa9c9d3d78a03d3e2a19c01425295fedc5e42146f"
     ),
+    "append_fp16_d16_kv_fp8_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:b89d4dd8d09cef47ac66562859088aa94023ca270c4faf29536baa76da7e6619"
+    ),
+    "append_fp16_d16_kv_int8_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:f9f1f21468add42d0304044860f8200e2c2f429361fc6f392d3a583a77f35865"
+    ),
     "append_fp16_d16_paged_br16_bc16_w1_s1_fa2_pointer_any_dim": (
         "sha256:80a810d0988529a91f55bcade115451dd243d5251fe9e50a9fe7aaf67bcd8849"
+    ),
+    "append_fp16_d16_paged_kv_fp8_page_scales_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:1d278b08f5b4b95502ae0252c3f82f4d735dcbb6f017f94d1cc30d9f3db0fa6e"
+    ),
+    "append_fp16_d16_paged_kv_int8_page_scales_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:c9aefc7b805edd7530a8e8eddb5fd07a01e6886c7f4ae07b51a7d65a6f1283b5"
     ),
     "append_fp16_d16_paged_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
         "sha256:f718be40c208cc1b3b61883089ee131b86928ab054244ec2f81aebb34fddbd2e"
@@ -133,8 +217,20 @@ DIGESTS: dict[str, str] = {
     "append_fp16_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:7475a52eedcb94b1f5473d392ab783467b0dfc552fb6b99d4500626d9f01f36b"
     ),
+    "append_fp16_d256_kv_fp8_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:40970f55c638a68ee451dabb53d5bcb12acc816b7fe348f3921ffd86712c4535"
+    ),
+    "append_fp16_d256_kv_int8_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:c58208fbf4fae7a78856ba826809988abe8a7abf4dd40b0e76b9627dbc00637a"
+    ),
     "append_fp16_d256_paged_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:fffbb742c700f116cdbe45226a8a195abf66549aa1c676f057f2c044af81480b"
+    ),
+    "append_fp16_d256_paged_kv_fp8_page_scales_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:37f0a90ed1b3541436d852a0e505270d8bd882ef1c79982e2b266c3d70b09a63"
+    ),
+    "append_fp16_d256_paged_kv_int8_page_scales_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:557e12c2e4b6d84d5c7e64f193f419ff7b0221ee14e4d466494aaa806ae1b83d"
     ),
     "append_fp16_d256_paged_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:09e4facac2d637288a16dec357de7da2c6d9b98ca2101b40ff804bc0e3745590"
@@ -151,8 +247,20 @@ DIGESTS: dict[str, str] = {
     "append_fp16_d32_br16_bc16_w1_s1_fa2_pointer_any_dim": (
         "sha256:55e768d7cdc48d245e640917f47753a322c749d61392097cb981ad840d042656"
     ),
+    "append_fp16_d32_kv_fp8_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:cb88ce95374ce4b1f7686a24afd9497dc2abffd7015b66c7e9118be0b639ac11"
+    ),
+    "append_fp16_d32_kv_int8_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:d022addbe4ad393b5b20841c0599818f2db8e4994d9d87ed174edc07b1449160"
+    ),
     "append_fp16_d32_paged_br16_bc16_w1_s1_fa2_pointer_any_dim": (
         "sha256:2d1f3e891cbd9b2cb9b630e80372d224376f3a2ccd1cb935146fb84c5cc22fb1"
+    ),
+    "append_fp16_d32_paged_kv_fp8_page_scales_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:5dfaac4f32c08b1df807dfe7813a50bcf5ed2104f0e2422c8f6251e1936ce3bc"
+    ),
+    "append_fp16_d32_paged_kv_int8_page_scales_br16_bc16_w1_s1_fa2_pointer_any_dim": (
+        "sha256:8df826634691c10576b938f2b96bcc3bf10f345e580883709031c5754b73620c"
     ),
     "append_fp16_d32_paged_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
         "sha256:15b83ff4b4288c13e5329fa16c22e6226361b7f497aa718eb92b4516669919f4"
@@ -169,8 +277,20 @@ DIGESTS: dict[str, str] = {
     "append_fp16_d64_br16_bc16_w2_s1_fa2_pointer_any_dim": (
         "sha256:76920af09853a36669ad565ca08c3db7627688bb6713da64f1cb6abe5fd1f58d"
     ),
+    "append_fp16_d64_kv_fp8_br16_bc16_w2_s1_fa2_pointer_any_dim": (
+        "sha256:caf5a89a38086c275b90870bd6f0a10013ad49e4fd1b3af0b93633c21aa9dbb0"
+    ),
+    "append_fp16_d64_kv_int8_br16_bc16_w2_s1_fa2_pointer_any_dim": (
+        "sha256:fee45ea2a60a64b229d00947db63497a48051f4f02d585452248e77cee8b961e"
+    ),
     "append_fp16_d64_paged_br16_bc16_w2_s1_fa2_pointer_any_dim": (
         "sha256:42fdec8cc89a7037c7f42adb030bd1c5a86a18dc0f4f528bccfdc1d478978a8e"
+    ),
+    "append_fp16_d64_paged_kv_fp8_page_scales_br16_bc16_w2_s1_fa2_pointer_any_dim": (
+        "sha256:3a669b2e18249d14b61e02ca01cd7688f62b545efd7fb39e72d2ac4d6642246f"
+    ),
+    "append_fp16_d64_paged_kv_int8_page_scales_br16_bc16_w2_s1_fa2_pointer_any_dim": (
+        "sha256:c8fa9d5551a1ff2db0b544b00f860996f343f8ebbb7f556df404d95d990bdffa"
     ),
     "append_fp16_d64_paged_rotary_halves_br16_bc16_w2_s1_fa2_pointer_any_dim": (
         "sha256:d3e3a33f39d0db767fe2ba972542b5d58bb3254a508cb9327cff481ff2ae8848"
@@ -3226,17 +3346,65 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d128_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:6d458711ec9b521888eee6e0db880abd1e50909bf0391b2d548e1ce36a712353"
     ),
+    "decode_bf16_d128_causal_kv_fp8_br16_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e596e3890954fb8f64c4d775fd17ee8fe5eaf5eb12f712e2ba61e612d21fb805"
+    ),
+    "decode_bf16_d128_causal_kv_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8992cf1bd7057ce4e3e73b419e37d32797829ed097f622462e441ce57f30a2cf"
+    ),
+    "decode_bf16_d128_causal_kv_int8_br16_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2979f29e26c444db99454d8f374b492cf2e5bfaba489fd1679c7c3feeadf67a2"
+    ),
+    "decode_bf16_d128_causal_kv_int8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4112f65cf5f7403eb7c99c9bf0557def75c982b224f227e6c78765aad128dc08"
+    ),
     "decode_bf16_d128_causal_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:54953195b55c528b67359030a5a7c79f40a77f5bf597302c7e8d231627ff7eb7"
     ),
     "decode_bf16_d128_causal_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:9c1b1f2bb98c1b5ee4ae00dd243c55327724d8e15761958f158782ae9b635671"
     ),
+    "decode_bf16_d128_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:4dccd6ebda2baae7010954439c2f378fc01af04487fa402125120890769dc1c1"
+    ),
+    "decode_bf16_d128_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:6fdd59c171496e695104a1db2e1c6fe54d4bc6f2fac1ab47834ff98a8328eaa3"
+    ),
+    "decode_bf16_d128_causal_paged_kv_int8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:d057f1cbeea6fa88b610319ef4ee2ca6769db34eae08a288597de336f54933bc"
+    ),
+    "decode_bf16_d128_causal_paged_kv_int8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:29a8d27501f103ced1f1898bcd1d58e713b174caeb5eff40df50950104a776ee"
+    ),
+    "decode_bf16_d128_kv_fp8_br16_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8d6c9b63c8d22612900b6e6dc84c86051ac07457e97e9e44d38223daf849f20d"
+    ),
+    "decode_bf16_d128_kv_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:021b944d93c79dcb212d326704bea282869c14fe2114492a1a5934e801511726"
+    ),
+    "decode_bf16_d128_kv_int8_br16_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:317fd192146ae11435e19ba41dd8bd7043a4ee443e71aec5f54ef3d7fcc7db57"
+    ),
+    "decode_bf16_d128_kv_int8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f870bfd3d64fc25747366abf167dd0314257377f7a1203168b20727cb88be0d0"
+    ),
     "decode_bf16_d128_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:1efe83f4a38b84647814e84223367c7a1453dcfc623898eab6c9e89cb7bf5142"
     ),
     "decode_bf16_d128_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:2bf5f1d02f816aa0adb26dad11f73a6a40c733ba5f712f6fba5630d3f3cfeec0"
+    ),
+    "decode_bf16_d128_paged_kv_fp8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:a9cacf93439fe5ed60b4071e58eea890b00c43c42b6a8dda9f45cec12c712237"
+    ),
+    "decode_bf16_d128_paged_kv_fp8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:b664f95d33734b9a91c72bcd9e00fada870b0ec489900fbc2df3ff9fe5b1d3d6"
+    ),
+    "decode_bf16_d128_paged_kv_int8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:0f83bdf380a66f26e1a77a729d765eee7cf8d9ba410d150cc57a1cc6a7765a3d"
+    ),
+    "decode_bf16_d128_paged_kv_int8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:b580696be19181cbb8c3bb979774c5b1ad9fcdeaca6a55371dffa5d6582458aa"
     ),
     "decode_bf16_d16_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:915f0d16a54dbc9d10c3736561698eb7de570e5b98057e01e260ae48652bbb17"
@@ -3250,17 +3418,65 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d16_causal_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:6ebf16a9bbbfee73fbbb5fcf06a7a08597721ce2f4ddcba4b7168d826e940440"
     ),
+    "decode_bf16_d16_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:8725047ed03b44293a968a811c34cd3522efc221cbef3fd3c6504b488f06989b"
+    ),
+    "decode_bf16_d16_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:e5974b40947d844bca75c0672d6fed7ac73ea2b7dbcff0f2e6bbf4bb549a031f"
+    ),
+    "decode_bf16_d16_causal_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:23c4a82dfa8fe724644b4e20b81cfd6548bd343f31c4ca13eca738e7c22f3293"
+    ),
+    "decode_bf16_d16_causal_kv_int8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:68840fec69dac6796fe80b4e36be90a67be9bcc22c5420164d9a4796b8fe9f1c"
+    ),
     "decode_bf16_d16_causal_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:5bbe546124389c809678a302a932b254817f9fcd6441654f7313d3e74f87d786"
     ),
     "decode_bf16_d16_causal_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:24fe7f0d11f5c150c272bc939c856443c874ef7a39e7b5df543943af13a9d056"
     ),
+    "decode_bf16_d16_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:993adbdadcbec15e62f3ea3df8f51d84486e7ad4933806a3242165430f412478"
+    ),
+    "decode_bf16_d16_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:c6e0ecf25309f2f55686bf166165b7250166c26504c2fb5bcb4906f99471e2b1"
+    ),
+    "decode_bf16_d16_causal_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:e8a7c2232a9b0f8800675a14d68f6104993973eaa34bf6ffcee89d284f4023ce"
+    ),
+    "decode_bf16_d16_causal_paged_kv_int8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:2243374195fe8001021c720ebb76028c3c4819ae73502629c736d0e942331347"
+    ),
+    "decode_bf16_d16_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:b58e90381e459cf1a374a922e5cd76df783d4a8d0e5e704d2809b84dd6858825"
+    ),
+    "decode_bf16_d16_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:9dcd408ebe00ff94aa7296b752ac786e539cc09bd58ddb13fe36ca3ff1453da2"
+    ),
+    "decode_bf16_d16_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:62c735f4a2d13249f547ad37714a8ab4a27dd8477f8f71e8872746ab74385349"
+    ),
+    "decode_bf16_d16_kv_int8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:ffdc96275d98d4684f7efb1e6d9ad7b1bfa0d45243e59482fa1fe144d60a8aea"
+    ),
     "decode_bf16_d16_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:6fbed89ef872791171a14791fe2a416d8482674364f0e8d813e066dbd7d77894"
     ),
     "decode_bf16_d16_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:b939f08c1bfd6fed8fdf0a944eedcef8335b1cb4edf0d97e89a550fd9914ea8f"
+    ),
+    "decode_bf16_d16_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:596991b33a931457b097937691e0533e434b6626a6a905b1656052862b5a98d8"
+    ),
+    "decode_bf16_d16_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:48ccee4c1ad7d377f28cabe8fd1cbc37bfbf180842dbc45130f5282b606fcc4a"
+    ),
+    "decode_bf16_d16_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:e8eb171d17fc2f5a69eb6f46fe220d06193d8f869c194488feda58152b103614"
+    ),
+    "decode_bf16_d16_paged_kv_int8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:7be79ed60b4fceb58e9d30eee53424012e0dc40a6edc90327107836916bd70bc"
     ),
     "decode_bf16_d256_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:b5e07c1446c6e72a639e99f1ba04095d53abfb289a078c7ac761fe6779f3da10"
@@ -3274,17 +3490,65 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d256_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:8565aaf7973e0648b7a63a22cae7e49c5fbd175e96f63380ef834e3f4b7e4b8a"
     ),
+    "decode_bf16_d256_causal_kv_fp8_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b526b30bb971a59112a1d657268e03ffb8defc062b8682c496a1d65b08955fc8"
+    ),
+    "decode_bf16_d256_causal_kv_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b57fa9d96acc2454c2a6429137f5cca9182cfefaf031a5e00aade9c6a47fd7c2"
+    ),
+    "decode_bf16_d256_causal_kv_int8_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:be171108306d536522136a9c41c0188a1940fc31407cd2e93f440c62e905a063"
+    ),
+    "decode_bf16_d256_causal_kv_int8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a683a08a071af95f9f4920938bbb6d247750e5af85ec7993f9f97e79018532c3"
+    ),
     "decode_bf16_d256_causal_paged_br16_bc32_w4_s3_fa2_pointer_any_dim": (
         "sha256:18070a154cdf3771accb48cb5cb6ddb5d93a763ab6568ca7c66eb75551d136f1"
     ),
     "decode_bf16_d256_causal_paged_br64_bc32_w4_s3_fa2_pointer_any_dim": (
         "sha256:a5e2bbd9873e6425c4ea2a3bb890e4c3f4aa06dbbcc6fa0ae4ff989840c0aac1"
     ),
+    "decode_bf16_d256_causal_paged_kv_fp8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:d63b9e88ffcddf4e5d7a7ac83b1bd48912f5f075449781ec32eaba9b9d71e0c0"
+    ),
+    "decode_bf16_d256_causal_paged_kv_fp8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:8fe06553f74741ef61697a034171d525214df7a253d0f2204f1389f8fbc2c92e"
+    ),
+    "decode_bf16_d256_causal_paged_kv_int8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:2c73466cd04581f94d3617a769740109a622315fd56b094d988487b6b73082e1"
+    ),
+    "decode_bf16_d256_causal_paged_kv_int8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:472b3dd46e4c86090b290482059ed0851881e0f3a9eae862f9f5af50c1aed50a"
+    ),
+    "decode_bf16_d256_kv_fp8_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:77aa6fbaf443e95a67f80a10485487a2ac2b7d6f43142074a9387fcb8eaf9eeb"
+    ),
+    "decode_bf16_d256_kv_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:98d4fe5376b4a64d90e073855378cc0c40dda4527fc0f3156a39ca7738758ecc"
+    ),
+    "decode_bf16_d256_kv_int8_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a79cdcee003670551e5d5f793955b4d121e9ee8fec889b5797f7cc4687a99f92"
+    ),
+    "decode_bf16_d256_kv_int8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:01ba7234f35229a2fecdc8cf80e3fb1d3394b829b859f7837b0ae6fba877d520"
+    ),
     "decode_bf16_d256_paged_br16_bc32_w4_s3_fa2_pointer_any_dim": (
         "sha256:e5ba67000ace81663c51a3bbe2dfc49ef1e5385eb374e83290e4cf34457a75f3"
     ),
     "decode_bf16_d256_paged_br64_bc32_w4_s3_fa2_pointer_any_dim": (
         "sha256:fb4976ae9d239f8f6143b6b5cfb7ee87de75df05bd0e1d362fc8f7ac7b76a4e6"
+    ),
+    "decode_bf16_d256_paged_kv_fp8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:502f6328e168ef18b599753e83f71896234cbb6dd908589c846d7e0250200bab"
+    ),
+    "decode_bf16_d256_paged_kv_fp8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:060c8d578a47e63d86e4f6bb31f2648db94e2e164fa911063dd0e1cb53b170ea"
+    ),
+    "decode_bf16_d256_paged_kv_int8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:df92bc90dbd90cac2840bddc6475fbeb2145d523e33adf23d533d7032b0e5bba"
+    ),
+    "decode_bf16_d256_paged_kv_int8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:9149c1f2c71a2fe5f03bfd07e27541e655ae38a40666fd77f6ee990b88449dc6"
     ),
     "decode_bf16_d32_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:5305817510710f1d91983fd9c5ad5d5a7b1ea8f005bccd4cb8ea7437157a652b"
@@ -3298,17 +3562,65 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d32_causal_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:ad5b6f48e18c09ba3c72c5a08e9ef04df1a529be1ee4c8948d5044fdb16df0e2"
     ),
+    "decode_bf16_d32_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:1287ab4db4c32205f9d1f24c550afe314442e16d6644b80cabb81def08bd8121"
+    ),
+    "decode_bf16_d32_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:32b77206f556f50d4cbf57a97f5d26f276c4bf59f8052ffc77bfc0a589340143"
+    ),
+    "decode_bf16_d32_causal_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:10ebd62e7ebd19a2752a9dbf49288057b0cfc9e525cbda7bc4b05b032693c8fd"
+    ),
+    "decode_bf16_d32_causal_kv_int8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:516b7b6114c48bafc2aa0873a50cca3daead460b277742ef2d3d28f6037a7566"
+    ),
     "decode_bf16_d32_causal_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:ce7b0a02fb7885aa0fa5279d48692a2beed93a35dd33826e335243407eb26cf0"
     ),
     "decode_bf16_d32_causal_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:8cacf75732106df4fea78d6afcc48785a3e1d64bab3e2dc6d61e207ab54e1ab5"
     ),
+    "decode_bf16_d32_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:9446e01d91305b7a79da0ef5b48d279d059a14c47b7b3b8749d92b2e80fbd59d"
+    ),
+    "decode_bf16_d32_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:a32c6c36a25d30eac14987ed890a7584fbfaabba9eca4f19a1c960ae3d7e2363"
+    ),
+    "decode_bf16_d32_causal_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:17a0d0cf0ccd9dd959593359b35be353755b5e5824912904827f4dcead3a635e"
+    ),
+    "decode_bf16_d32_causal_paged_kv_int8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:776e786a81a3c476cf316d83c0b74b2d129ead7f4c3fd7aff35e96b098d79b5b"
+    ),
+    "decode_bf16_d32_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:2e3fa578c6a4edf063d051de3b82b45a01d46e21aeca2d392fa3b65fc39ef3ec"
+    ),
+    "decode_bf16_d32_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:eac617a73ae5b8d714fb2d8598c1d6295009968215eca72f65090455833d3add"
+    ),
+    "decode_bf16_d32_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:79c30738a5d69c8a079b001c13f3a7bb848615086cc004085da30e568b958631"
+    ),
+    "decode_bf16_d32_kv_int8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:918e467b70cd4c61025fe67f29520609cd998d02f4d687cd5a228dcd8a640f9c"
+    ),
     "decode_bf16_d32_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:ee2933d18ce05371f37a7c75cb2179b88f2aa115e745376a127aae6079295c3d"
     ),
     "decode_bf16_d32_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:a6342105b4be1da69cdeb7d5733598ea26b06c968f7ccabf5e22f1b01c8ae430"
+    ),
+    "decode_bf16_d32_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:0f7238716c8bf3d7917b7ea3f922feee89efaf6b6191111d1ae73858a3bc32ef"
+    ),
+    "decode_bf16_d32_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:b5a131a02f8bc0344061d9522871c9eda029555bcb0f0c08cda6a24419b33ca2"
+    ),
+    "decode_bf16_d32_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:985cf87e8fed3e927490a1434ddf6dc84eb0c384e66f861e93088ce2274dedb4"
+    ),
+    "decode_bf16_d32_paged_kv_int8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:91cf3451cca57b871cdd04ed92f33600b1aaaf4475f84c2a6f159422f5357521"
     ),
     "decode_bf16_d64_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:45e438c4b65f0797b1a25773593795c6d5e4dfd24a9aaebcb211455fa1286bfe"
@@ -3322,17 +3634,65 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d64_causal_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:a9fd19197d07103850afad809b7e10baab8dc5cad9d73d2cd63e29f017a8f261"
     ),
+    "decode_bf16_d64_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:42cb8f210ef7fd90672e43ae31f6187ce91a2d2ad54a8b60a1f14c58535427c1"
+    ),
+    "decode_bf16_d64_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:da9dc257f28d7cb643e10ad1f360025a9582b2b90ce073202d2ccf60cb5f5fcb"
+    ),
+    "decode_bf16_d64_causal_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:c2df445e37a020c563dac422242db4298d4f1497635a2dcf77c856885f91b867"
+    ),
+    "decode_bf16_d64_causal_kv_int8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:13515a0c548daed17d5f3a0e9591e7ab2e171d9fde93045df2621c9b4b82dfb3"
+    ),
     "decode_bf16_d64_causal_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:ea9e0c565ab371756a04e36f86f66d6bb9968372ec7ae70362ed0db6091cc436"
     ),
     "decode_bf16_d64_causal_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:9420d757e19bd87ab21c3a65a5e7d55b588b8257b589aa38e7973be6e5a39526"
     ),
+    "decode_bf16_d64_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:01951930c8bdbdeab3b0d945c6b0003bcff6124820ebb010742fdd9349baf65f"
+    ),
+    "decode_bf16_d64_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:9921c84c55685026b7959997b1c5d4efa63f6b007cd1be5d1aae2b5c17637b0b"
+    ),
+    "decode_bf16_d64_causal_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:542f38e5c8a2643e9b2de8268637246c6a89fa4ee4fc9615c0d617e28007fb43"
+    ),
+    "decode_bf16_d64_causal_paged_kv_int8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:3b328e3dc3b115e980dd2d35e76a5703fb0599e2ec279152d64b666cf4a18d9f"
+    ),
+    "decode_bf16_d64_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:955df58db504b474bf78f58d1bbb165a5e622f4d592c2ea081d061ecaa1d11d4"
+    ),
+    "decode_bf16_d64_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:3382642f0216eac077374ba068efd948fdf9fee240cccc67250edcb740bf9289"
+    ),
+    "decode_bf16_d64_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:e37933971665c5c0119dfea06c7350d1e6c8c3e2dbd36a80354e79b2201aa52b"
+    ),
+    "decode_bf16_d64_kv_int8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:2cc5bad608f595f41be5de9ca8ba3cf6bd142f6c22aa6b900e46cbd8a09a7fda"
+    ),
     "decode_bf16_d64_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:8dbca7ee52b2bca29ee4451727353c61d19309842c1f24b0d406ab91dfa38acd"
     ),
     "decode_bf16_d64_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:b535ce535ff709dd9e481b9fad5ed56157852c43329f2a0efe8803215c24f933"
+    ),
+    "decode_bf16_d64_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:1831a90774ba80cf5205e99725db3ef7bb08bd00741f96bf297a3e3179438e2d"
+    ),
+    "decode_bf16_d64_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:ee82281e4449d3f9ccb9c5b3da63d5596fd7afe42094b794573e37a20d8a22e5"
+    ),
+    "decode_bf16_d64_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:77e34ece7e8ad7e691d3213921ba7586430cce1b7f75e34d5dc4756be32b0fd3"
+    ),
+    "decode_bf16_d64_paged_kv_int8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:038119c721eb803a63d92ab135419b06c20bbef40d10f5d6c85ed2d32cc13d39"
     ),
     "decode_fp16_d128_br16_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:23efffab08f5d6816f143f9176c8c34f082614ae2f38096b006575234b3dd54d"
@@ -3346,17 +3706,65 @@ DIGESTS: dict[str, str] = {
     "decode_fp16_d128_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:9341cd21b2a2da6adbca7504e2639edceaa371b52855bc6ad7ad636779ac9ca5"
     ),
+    "decode_fp16_d128_causal_kv_fp8_br16_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:71e7322eea67102bd842d8dd3e75dd09d18d9ee9f2687195da15d3b5e3c97f29"
+    ),
+    "decode_fp16_d128_causal_kv_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:c3705fa3aa51f30495bb2b73cedde0007e5ab73a307ff96353fa7c28a365e03a"
+    ),
+    "decode_fp16_d128_causal_kv_int8_br16_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:cbde4145e6d19d9ac573c8c34b10e2a725c1f3986bb1deb2354dc8f471fe9add"
+    ),
+    "decode_fp16_d128_causal_kv_int8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:26afb12193a95b395f3f7c20929ece1ac5da81476fb78a28b88683ee9fb9d874"
+    ),
     "decode_fp16_d128_causal_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:64baccdfad2670f91ab29b38e33652e5ea7ed09dd1a8b1689617f132a0ff3880"
     ),
     "decode_fp16_d128_causal_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:a011b8b849736e4861de324a37fbca4d2efdaec376b1f059a6db0aba12a6c088"
     ),
+    "decode_fp16_d128_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:ff2856426d9c0bc86bcb3d05772d5de74a89d35899a4c8e21486e156533a3ea5"
+    ),
+    "decode_fp16_d128_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:634cd0110809c6be7bc2e34e16e2bab63023b400745e8acce60e76acb9d671ad"
+    ),
+    "decode_fp16_d128_causal_paged_kv_int8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:a95f3927e011e79a05aee0fecaede5055719e6e6f37aefe19a77666bf92e2e5c"
+    ),
+    "decode_fp16_d128_causal_paged_kv_int8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:a4b4e9cd61dd6aa2219f053d6d73981707bfa73a60e7c11304a091e918497bfe"
+    ),
+    "decode_fp16_d128_kv_fp8_br16_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4965e63d32b979c6a617a96d449a71a033e99b5d65809562de4a3ec51b8468d3"
+    ),
+    "decode_fp16_d128_kv_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4aed1670515f617f67141ab004b8281f3969552a16ad70159b6247daa9f715b4"
+    ),
+    "decode_fp16_d128_kv_int8_br16_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5e39f6fc61773fdc8457a3e8e8ed0c82d91de7acb72c15f49f64d2270fbe5b67"
+    ),
+    "decode_fp16_d128_kv_int8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:bc06aa09a6b3fb3823b32fd3abe4843e511676b2f3dcc02928d173cc7042529c"
+    ),
     "decode_fp16_d128_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:96f8ff0d3758b8d3fe302defc4cbfece467f54c37ad0368cf436344693917a13"
     ),
     "decode_fp16_d128_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:17e4b66a6c77a58a0fb8fdad298bbb9836ee6ef5752d300a6846d64d056dbbf6"
+    ),
+    "decode_fp16_d128_paged_kv_fp8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:25652721baf831a98831dd348652c21f494bcb88bc3e08e0e67bb85e57188cea"
+    ),
+    "decode_fp16_d128_paged_kv_fp8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:88388277b98bc78539fa1871af0adadadb511403d61dba021660da322b825f1c"
+    ),
+    "decode_fp16_d128_paged_kv_int8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:35f8bb1eea5fbb5302b167ff8db20e66d3c53ecbd2df920fbd73738b1f6595d0"
+    ),
+    "decode_fp16_d128_paged_kv_int8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:48679ca9ba97535131c1b2522fd8d27c5f3e490c16315c4f027caeee126a8f04"
     ),
     "decode_fp16_d16_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:f61bb316f4eb238a728086bf4c3e59d7c42b01e0ff1667052084333dbeb28a1b"
@@ -3370,17 +3778,65 @@ DIGESTS: dict[str, str] = {
     "decode_fp16_d16_causal_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:954bd6f86aaeadb216dfbe8569cd147ecd4007079fd8a27d5ee343268224ce23"
     ),
+    "decode_fp16_d16_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:e2aca095db6e2dc59547a0dedc64016126916d83a116f92f679d4ac23235dd33"
+    ),
+    "decode_fp16_d16_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:87a3cb12c9ffdf2fc8457d5c31117262469441577adf21338349ce6643fcf45d"
+    ),
+    "decode_fp16_d16_causal_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:a03e6e662b2f8b0c2f5df64b53b8b24395a9313803986ac9c71396df034d7b3f"
+    ),
+    "decode_fp16_d16_causal_kv_int8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:1d31b9923ea067e894272c0028f46a73024d7c2d409f63bebb95f49596fdf77c"
+    ),
     "decode_fp16_d16_causal_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:44ac27a5a6641785571bbc1fd94458d27405fcdccca653efc89befb1425b08b7"
     ),
     "decode_fp16_d16_causal_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:a49f95065060dc7fd7af381e0d0719508fa31cf59b22b56bf291b88b7701bd48"
     ),
+    "decode_fp16_d16_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:fe1d3487079938309369b9148f7f783f61a6efd23b2314fcbb4ce203f2c6c10e"
+    ),
+    "decode_fp16_d16_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:a64c3376a414dc98099a6efa56f47536ade3db09400512950389ae47fa9e404c"
+    ),
+    "decode_fp16_d16_causal_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:a04789af6114a90b5f291db8897300ddfd3722a2c9407901cf085e41d8932637"
+    ),
+    "decode_fp16_d16_causal_paged_kv_int8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:e2ee8ceddfea28bdb9397c66087cdfed3fb62b775caba9cee20377d69224e878"
+    ),
+    "decode_fp16_d16_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:e3ebe09b48abd03c1455dce149093464a99a5846de2b4431bbcfd6321a448212"
+    ),
+    "decode_fp16_d16_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:1eef918d9384fd8a9929c80dbba5ee2665be8eadf86493f4211ee5490d7322fe"
+    ),
+    "decode_fp16_d16_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:30852e72f82fe4c6e9e2a8cf3370c303e0e8c1fe3b5f20570f04d81354724236"
+    ),
+    "decode_fp16_d16_kv_int8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:6556ba114013b6f2b08630d5989f0552d214a464c5dd8fd03163cb564fe59ca7"
+    ),
     "decode_fp16_d16_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:d1ebf6b80184279fe04c2327c775088a8a0f17008dc06ad7bfe8e49b5075c376"
     ),
     "decode_fp16_d16_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:c2cd34aab31555974fb7b2fa1fdd095d90e47e456b8514dd1faa84c6502ccf3d"
+    ),
+    "decode_fp16_d16_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:33b01567c92ca2e02fdc91f7005d9f9fbf3f97e383bd011f2fc81c44d536f402"
+    ),
+    "decode_fp16_d16_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:b2be75bf63a7b032dae96233d3e452b90d1b4a1e75c26884c0fac9500b35d9eb"
+    ),
+    "decode_fp16_d16_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:4afebcc14db765ce7cb5211aa8ae71a0c6ed1cd48a62f6afd976cd45d7553c1a"
+    ),
+    "decode_fp16_d16_paged_kv_int8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:6467586ee12aeb3ba7de504a837c457d98d7740c41a5bbcf252258c20bfc324e"
     ),
     "decode_fp16_d256_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:7f93fdb676fbe3e64ba55f091859bd862d25f639258b1803adf7beb63e262eea"
@@ -3394,17 +3850,65 @@ DIGESTS: dict[str, str] = {
     "decode_fp16_d256_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:2edbf8df2fae8321eaae5053289229e51da45f5faffbbb6aff6f998efb7dd707"
     ),
+    "decode_fp16_d256_causal_kv_fp8_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f047c30e92fcaa8f470a2668b414a66d95e6d9fde08a5280a754cd75ab836ee6"
+    ),
+    "decode_fp16_d256_causal_kv_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:70c7988bb1a1125712f6ab4ca662657358006e3cd17c7f5da9f99d75ede9166e"
+    ),
+    "decode_fp16_d256_causal_kv_int8_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f2c76af924f2fc9c287d6e77487a6d5a7b29d5009cc32d1778460ce24a88ad69"
+    ),
+    "decode_fp16_d256_causal_kv_int8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:0a2c43b54dd93c6ac8e6819673e81751ec3bf4e2db0a716b3e8c3990f6b0184d"
+    ),
     "decode_fp16_d256_causal_paged_br16_bc32_w4_s3_fa2_pointer_any_dim": (
         "sha256:8f4e74a10bae61c98052347c0452314d7390a8e3656b2cba3352f6e36c8f2497"
     ),
     "decode_fp16_d256_causal_paged_br64_bc32_w4_s3_fa2_pointer_any_dim": (
         "sha256:01149117d8d767bfc4d90b61e3114df9291d96ccdbd46624e67de0dd1d61c333"
     ),
+    "decode_fp16_d256_causal_paged_kv_fp8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:bb66c84ecd3d39e622b68972fc26732fd05e93418251110ad16468e4175cae87"
+    ),
+    "decode_fp16_d256_causal_paged_kv_fp8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:1aea028e6bf3cf43487d0c4facdfc2577c0b4cc34f932a224e1b202bb37cce59"
+    ),
+    "decode_fp16_d256_causal_paged_kv_int8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:7720cab60c250d5e9ef60acabede4abc31a3da0a663c8a262e1d22cf9fae09b1"
+    ),
+    "decode_fp16_d256_causal_paged_kv_int8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:872e86a3dae1e8c37aebb6c7bb0f88914ee33af385876ba48769ffe35badfa60"
+    ),
+    "decode_fp16_d256_kv_fp8_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ed4ad9b69963814f026ee458662ba6a12036a28d0a4a5f34613d853ef1ea01e6"
+    ),
+    "decode_fp16_d256_kv_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9d400a85cd78dee809999a955c7af32973f0efbaa96a5d8fc696a2a7b61c9fd3"
+    ),
+    "decode_fp16_d256_kv_int8_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:7d23d72eeee3a4f52fc24ec90b2641b7796bd16eb9c93940ac2fb976e0f042fa"
+    ),
+    "decode_fp16_d256_kv_int8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3da2be74b33877c20be697633a9e733997ef9d5a92a887a726900ebb25c4c839"
+    ),
     "decode_fp16_d256_paged_br16_bc32_w4_s3_fa2_pointer_any_dim": (
         "sha256:8e41b9787da807e19b0e9b8a903080b0693ba8eccd563826d702c88374531db5"
     ),
     "decode_fp16_d256_paged_br64_bc32_w4_s3_fa2_pointer_any_dim": (
         "sha256:adeafdc60246279c2e6481bb68626b6d814d3e8c20486a2b1ac39ce89a22d83e"
+    ),
+    "decode_fp16_d256_paged_kv_fp8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:81df1f790ce9a967bfbe8fd6d5af53e7ec173bcea27694df026f60eda1ca1c82"
+    ),
+    "decode_fp16_d256_paged_kv_fp8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:1a18e0327a9bbc029f48121c4f8b67cb258632d6b945ca0c73da299fc96b3857"
+    ),
+    "decode_fp16_d256_paged_kv_int8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:7d98827c3212884f1be5b11383e389970ae135b6072a425838f13f00f13b9794"
+    ),
+    "decode_fp16_d256_paged_kv_int8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim": (
+        "sha256:7aee36ea2bed9528986c331e4e2ffdf5263826346bfe9b3b09cba80c95d974c2"
     ),
     "decode_fp16_d32_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:a2392235526e6ac278868fb4d8dd1861bd1483aced55edc85ef7472e9d23adba"
@@ -3418,17 +3922,65 @@ DIGESTS: dict[str, str] = {
     "decode_fp16_d32_causal_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:cfd5aa6170931c5d2b6b068b44232c1b17f52e3367ce4045a977a8696ee59709"
     ),
+    "decode_fp16_d32_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:ae490d3ba1f190802d8ef40a4c42407b1e39334e219c6548b74852e9e9b355c4"
+    ),
+    "decode_fp16_d32_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:a33c239c268ab173b542e8d881fd173fdfeec6f3a06b5f30c5120cc0650b29e1"
+    ),
+    "decode_fp16_d32_causal_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:53340f4653b3a9364bd16e873b62294097e2e94c7bfe4db8081e764330247c9e"
+    ),
+    "decode_fp16_d32_causal_kv_int8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:32806b5977ea40e90d31235873fb7e702af0306a73a134988973c78361510e3a"
+    ),
     "decode_fp16_d32_causal_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:2287b811314ec1f1ca5f3c39e35c0a63a6ed1a919e5fe5d1c9464c3787c595de"
     ),
     "decode_fp16_d32_causal_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:299dac3b4c7af9fd27e001f64befa781583232578d5e8f2d5d2d830e69b0a723"
     ),
+    "decode_fp16_d32_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:063879157e79261220598538b474b6809cc92caa28d58fdde169b16f28612f21"
+    ),
+    "decode_fp16_d32_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:1b1b149021db4fcbc53ff57f629c3884c2578cccebcd892ce9762a3253b18adb"
+    ),
+    "decode_fp16_d32_causal_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:c2d085bc8dc5a77ecf80f06d3c9d5f050959fcdeee6d6389b6ef624eb2c6afd4"
+    ),
+    "decode_fp16_d32_causal_paged_kv_int8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:ae569d232fd43f7753ea08399983d208b563de8fc3ab0165457ef95036fb85bd"
+    ),
+    "decode_fp16_d32_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:e3a2ba2d93f24c17a0ecec18d8e5e03e7864252353961358ff5096c0427637b0"
+    ),
+    "decode_fp16_d32_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:8460601bfe286094155ed15a4a57cec87cf05b7c83accb055b5904f7907bfad4"
+    ),
+    "decode_fp16_d32_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:bc8b7f766b3163954d54db6aa5f635c3f191c5f2358a3193fe6807cd76ae37f2"
+    ),
+    "decode_fp16_d32_kv_int8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:96d892d08282b4a8658c9e88ebb00443fef18397b7624a44ef2b27f4d230013c"
+    ),
     "decode_fp16_d32_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:ff71b9a8a41f7fbf0c3ea9fb0da3182e3c3cc70f5f5e7358a7daf7cb1026198f"
     ),
     "decode_fp16_d32_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:8e045e3d926d4ad51f2578896e7140fb366d3361ff97650fbca8c60766923450"
+    ),
+    "decode_fp16_d32_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:8286c74402c92643b485ca6f2d57a893c294e2f95b7b0d7b23236d16c444f046"
+    ),
+    "decode_fp16_d32_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:23cb20800726dc11af973b9368f6f9cb7304adcc98e1a61a5ad8cb44bf50894c"
+    ),
+    "decode_fp16_d32_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:5f5e19dbc71e12ddd3c1e9b88a09ddbecf62f5e51059f897bdb99f658cb48ec4"
+    ),
+    "decode_fp16_d32_paged_kv_int8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:18c6a6e4fede5d5f86c9113450604e2b5f65e8babaa2482d0066163356899265"
     ),
     "decode_fp16_d64_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:6c1da422dc6517ba11376404b30d70234c4ea053a15da3f72fe917f5be15dce4"
@@ -3442,17 +3994,65 @@ DIGESTS: dict[str, str] = {
     "decode_fp16_d64_causal_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:b7d406c69e25bfab87686260b81cfba95d7845b52eba64cff601d9ba738d9045"
     ),
+    "decode_fp16_d64_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:b6e572de8cc49fbf03a315754365ea73635ccc22ed9049c20462f82078ee3cd7"
+    ),
+    "decode_fp16_d64_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:58fc04201833d16a5e992f2ba975cd60bd49ba518fc1865a6dc5e5538c5b9dcc"
+    ),
+    "decode_fp16_d64_causal_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:b6ddcf2afbdce8b2181f5bc6c779c7a16a201b94cd3a9786ede18b6aaac549b9"
+    ),
+    "decode_fp16_d64_causal_kv_int8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:6690deb75331fed7effa684ce44f5897f68c70d13af2689b5bf5ce1a1ea096a9"
+    ),
     "decode_fp16_d64_causal_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:15d1888a9d567266b363f0c7eadd44cd26171e8f5088f80243b0b066da607bd7"
     ),
     "decode_fp16_d64_causal_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:9572a3ecdfd9e39932c8f5a1298f860557bb456cd36f6765c0391fe1990e55c0"
     ),
+    "decode_fp16_d64_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:8b622286f6147be6f868e712b389b07bd4b799a3d1eceb827acec3eb328d8519"
+    ),
+    "decode_fp16_d64_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:94c229f17f57070d817ba98e63405c9ba5bfe1f072450c7fe45fc0b14aae03d3"
+    ),
+    "decode_fp16_d64_causal_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:6b329241eb5d907f05e4da730e5d5b226cc716271836c1bee7108868b19786d2"
+    ),
+    "decode_fp16_d64_causal_paged_kv_int8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:728a2d8eccd217f9dc961fcb3c9d82845ba9fe3e7b823acd9d96d22cea56886c"
+    ),
+    "decode_fp16_d64_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:0fd4fedd95fddc6c4c187938593143e2765a67639b4d4336ec9f4954e59f8a3f"
+    ),
+    "decode_fp16_d64_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:a4ebe38087ee3c3e8db50d9949f11b3338f15ea8319d519f9a832b1e17f09df5"
+    ),
+    "decode_fp16_d64_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:82dafb52d10a908007cf9b557be508b6c8e567fcba884051064ea2f5ea819c02"
+    ),
+    "decode_fp16_d64_kv_int8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
+        "sha256:05f853aa2012faf6186296d65064cca615a472694abee3eb705c948eed37ba81"
+    ),
     "decode_fp16_d64_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:645807fcce1164c00f004488450d008d52a5b9add99a8fbbab5985d96e1e75ab"
     ),
     "decode_fp16_d64_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:6e998af5418ad29055e9c57f66a934edef97c00d3c057a91dcb460841e987d3a"
+    ),
+    "decode_fp16_d64_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:63bec0afd5493b16751bd5713f856073c32613a0efdd0912329eb7e294565a4f"
+    ),
+    "decode_fp16_d64_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:430ce825fc4c815053697252dbe6bbde5625f71153db7c8e466138794ce7a1cc"
+    ),
+    "decode_fp16_d64_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:ec817a32f075fbe8cf85f7b665bb22824a8da572565f121092bf885c7d1b967c"
+    ),
+    "decode_fp16_d64_paged_kv_int8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
+        "sha256:f656cfcad7e913c80d970213e6f8ac15c1112e4ff8bbe068922371f47bd10fd5"
     ),
     "decode_fp32_d128_br16_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:d610241d1e38757b5422fed747ecb0b2eefb4003225df5371c8a57fb165b18ec"
@@ -3751,6 +4351,9 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d128_causal_dropout_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:40e80e07ed56a2f67487b665ead794cf4b58bd30b1da359beddeeb72280ce878"
     ),
+    "fwd_bf16_d128_causal_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e4df664c86574285372ace20850ba158ea149c7232a1491afaed932270665cb3"
+    ),
     "fwd_bf16_d128_causal_sink_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:f02f681f810ed217c0c284200ff800348303a74b906f8f2c6108f6bd8b99d72a"
     ),
@@ -3765,6 +4368,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d128_dropout_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:908b259403e488f8708507ef389036fc36759d0cf6a76bf6a087daca7b15365a"
+    ),
+    "fwd_bf16_d128_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:06752cd9aaf5efea2e0737d51c741ee930b76edbe511d580b152152439acf02c"
     ),
     "fwd_bf16_d128_sink_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:aa922150843f7b2d75828fc321719ede8be87fb42b647eb90f2faabc65b26dbd"
@@ -3955,6 +4561,9 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d256_causal_dropout_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:fea4c7a60210731c051bf083c4ec90407df1fa6b244f864553d318ee12144d43"
     ),
+    "fwd_bf16_d256_causal_fp8_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:77b883126ce630d6b193ae5fe85705d7f5c3fef6a953792db793ee327d8c60b8"
+    ),
     "fwd_bf16_d256_causal_sink_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:634ff4ab22ce5597f0ccdc7e4c1eeddc53fdb293a9b0fbf4b6825a0bdb6ff1a9"
     ),
@@ -3969,6 +4578,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d256_dropout_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:ca8acb90142bb17dae785b644ebfeb7b1a1bb03b30af978045eb96e96e3af185"
+    ),
+    "fwd_bf16_d256_fp8_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:33109625dfbddcf4d9ed115709b6b97a03bc7ba1f4eae9cf8a130674cbbc4a7f"
     ),
     "fwd_bf16_d256_sink_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:d9712f95f6e0277efe090145c6b2ae0c5170d1f2bc183f9a8614e0aa146101f8"
@@ -4009,6 +4621,9 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d32_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:0a4ebbd95766a61a7ed482e6067dd6510b1aec913a4a8cf219855153a5fe2284"
     ),
+    "fwd_bf16_d32_causal_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:775b0bc64728bef4f5b84913ea40b68295de00ac42fb64c78aea88b8097fbbe9"
+    ),
     "fwd_bf16_d32_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:6417eeca3af00d2a901a221e361619121a30597e648ae60d39626b541f2904d8"
     ),
@@ -4023,6 +4638,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d32_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:138807ba6a9343a073daa3b0bc1fd0b1a3965e374d4af3ddad53522964876768"
+    ),
+    "fwd_bf16_d32_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:be1da56989415c4676b722eda508df059c0830261b262f47f24f963a79091a44"
     ),
     "fwd_bf16_d32_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:3c0f854dbb5dbcd696230695f08aa8180d670e3e97e1ef2246e9e8bac9659a29"
@@ -4093,6 +4711,9 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d64_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:5d5485739dcaf1b251dfe4c02de0bacc50d150b08146294523d5be0be09c678f"
     ),
+    "fwd_bf16_d64_causal_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5067b6f2fe2b802741857a89a9a6a4c551607511b6b56bc9439e6cc6e5569576"
+    ),
     "fwd_bf16_d64_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:69c3da7fe7d9aa93fc5929e0e8282f65bea51e87b7317b662259dadd1f8a87e7"
     ),
@@ -4107,6 +4728,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d64_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:5f20781ff99311c141404e6334baa02a65075466024a91d5a2258990f6ddbe19"
+    ),
+    "fwd_bf16_d64_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6e5453260e79cdba8545d8af03c4cccfffdabf54c718a27978b8f0c9bac02250"
     ),
     "fwd_bf16_d64_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:b759b0dba1baf46a8c4a1e47497add79564c2e1cefe8a8579cb10792f54886af"
@@ -4210,6 +4834,9 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d128_causal_dropout_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:de6de928b6c94a2e7a9409eb42f1ad802abbdb62aedc9be675de8a1e03f85ec5"
     ),
+    "fwd_fp16_d128_causal_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6c7f3d65a24325f46b176f2ef92ad483354655f75b2bd7a2b0ed54adb25acfa9"
+    ),
     "fwd_fp16_d128_causal_sink_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:9af3101bb770c24b3269699af35d27c812464530e0dfa61050fce4c12c2d11a0"
     ),
@@ -4224,6 +4851,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp16_d128_dropout_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:5d884e02fa81f19f1ba4d31e01bd9a659a3708ed82e9601305df0a1a14f0afc5"
+    ),
+    "fwd_fp16_d128_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:724a401f37549888e3d51a438e0457e62da3dcfd57318b9f58102c6105af4839"
     ),
     "fwd_fp16_d128_sink_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:829ba174b323c2aa1512a5fe640ee7cfcdf313754d49a24ac330b8a13a5452c3"
@@ -4414,6 +5044,9 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d256_causal_dropout_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:52c428fe2faeae59da0ee96a0c093231d005bbb607bf0621c40efb9b629c15ed"
     ),
+    "fwd_fp16_d256_causal_fp8_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:f14c0d8b21496e8de650c3c9dbe627060d49adae08dd882811e93bc750b1d4f3"
+    ),
     "fwd_fp16_d256_causal_sink_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:9ac7a9290707737914a37b90aa89c57d3a9052b1a4ef8430a90daaa2bb8196a9"
     ),
@@ -4428,6 +5061,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp16_d256_dropout_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:d3dace0d3fb7d88ba2c77ceab80b74539e4ddb242caf855be6d32c41d5fa3bce"
+    ),
+    "fwd_fp16_d256_fp8_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:e64be275eb3e35ef37d4bd7b4de509c87f945f73a4a4cf0a27efd7ba188d9a34"
     ),
     "fwd_fp16_d256_sink_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:7b7fe76ad241f8e3ff7cb84ace6e347d8758e0b8f3f961a48d48224d10b50f80"
@@ -4468,6 +5104,9 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d32_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:d09d28b860f3f740def5eb65ee5d597e6a81aed3b4d0877d0debbdbd45129c83"
     ),
+    "fwd_fp16_d32_causal_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4bdc8a2f3578898a030aeef4da92cb11617f72b74d33f171a4f6b982c07ab842"
+    ),
     "fwd_fp16_d32_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:bd957bf5d36c24e10024526e624666f820ed2216ad932aaf5440579e37352fa1"
     ),
@@ -4482,6 +5121,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp16_d32_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:3ca992cf06e6c730185bdc94feaac77db6f65c81dc6ac00e783c448ffdfdaa7c"
+    ),
+    "fwd_fp16_d32_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3096defd4ff506605a3efd0fd993010639b9b367ff9b42fa53704c941e2a1965"
     ),
     "fwd_fp16_d32_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:ced491eafdfddadb512efe82576640d82ec55be986f27b390c6539514716241e"
@@ -4552,6 +5194,9 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d64_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:dd0e658868f8de40ba8714ebf64de22c4c595220558a6d628c0c12534dca39f2"
     ),
+    "fwd_fp16_d64_causal_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:997dfec2352b0f102aea8e614e123c39135989640bfdef47867daac4e4a70d4f"
+    ),
     "fwd_fp16_d64_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:f090f75beeb292a2667e75822dd4efb247af429095c55b9d1ee5043ff2c5f3c3"
     ),
@@ -4566,6 +5211,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp16_d64_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:318dd833323cf480f4d97c01ec7c228405c53ba149dee1ad0002b450b0c60d6f"
+    ),
+    "fwd_fp16_d64_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8702828d20fd639fb47d5fd7bf09822e0a43a2a12ce7d4a217fd2b077bcdbe94"
     ),
     "fwd_fp16_d64_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:b1de5c29552ab9e1fd4eb9d13c55ad378cddd7c5a2a428a6222aa9f7669dd9cf"

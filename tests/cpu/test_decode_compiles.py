@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,72 @@ def test_defaults_fit_every_architecture() -> None:
     assert_all_fit(jobs_of((128,), (("bfloat16", "ieee"),), ARCHS))
 
 
+FEATURED: tuple[dict[str, Any], ...] = (
+    {"window": True, "softcap": True, "sink": True, "paged": True},
+    {"bias": "additive", "alibi": True},
+    {"window": True, "bias": "boolean", "leftpad": True, "indexed": True},
+)
+
+
+def featured_jobs(
+    dims: tuple[int, ...], archs: tuple[str, ...], dtypes: tuple[str, ...]
+) -> list[Job]:
+    specs = [
+        make_spec(dtype, dim, "causal", direction="decode", **features)
+        for dtype, dim, features in product(dtypes, dims, FEATURED)
+    ]
+    return [(spec, default_config(spec), arch) for spec in specs for arch in archs]
+
+
+def test_defaults_with_features_fit() -> None:
+    assert_all_fit(featured_jobs((128,), ("sm_80", "gfx942"), ("bfloat16",))[:4])
+
+
+@pytest.mark.slow
+def test_every_default_with_features_fits() -> None:
+    assert_all_fit(featured_jobs((64, 128, 256), ARCHS, ("bfloat16", "float32")))
+
+
+NARROW: tuple[dict[str, Any], ...] = (
+    {"kv_dtype": "float8_e4m3"},
+    {"kv_dtype": "int8"},
+    {"kv_dtype": "float8_e4m3", "paged": True, "kv_scales": "page"},
+    {"kv_dtype": "int8", "paged": True, "kv_scales": "page"},
+)
+
+
+def narrow_jobs(
+    dims: tuple[int, ...], archs: tuple[str, ...], dtypes: tuple[str, ...]
+) -> list[Job]:
+    """The defaults, and where there is one the GPU's own widening; and what appends to them."""
+    jobs: list[Job] = []
+    for dtype, dim, fields, arch in product(dtypes, dims, NARROW, archs):
+        spec = make_spec(dtype, dim, "causal", direction="decode", **fields)
+        config = default_config(spec)
+        native = replace(config, widening="native") if "8_e4" in spec.kv_dtype else config
+        jobs += [
+            (spec, c, arch)
+            for c in {config, native}
+            if why_illegal(spec, c, SMALLEST[arch]) is None
+        ]
+        append = spec.for_direction("append")
+        jobs.append((append, default_config(append), arch))
+    return jobs
+
+
+def test_defaults_of_narrow_caches_fit() -> None:
+    """Arithmetic on bits everywhere: sm_80 has no e4m3, and gfx942 another one."""
+    jobs = narrow_jobs((128,), ("sm_80",), ("bfloat16",)) + narrow_jobs(
+        (128,), ("sm_89",), ("float16",)
+    )
+    assert_all_fit([job for job in jobs if job[0].direction == "decode" or job[0].paged])
+
+
+@pytest.mark.slow
+def test_every_default_of_narrow_caches_fits() -> None:
+    assert_all_fit(narrow_jobs((64, 128, 256), ARCHS, ("float16", "bfloat16")))
+
+
 @pytest.mark.slow
 def test_every_default_fits_every_architecture() -> None:
     kinds = (("float16", "ieee"), ("float32", "ieee"), ("float32", "tf32"))
@@ -86,6 +153,7 @@ def test_the_first_seed_of_hopper_fits() -> None:
         (make_spec(direction="append"), make_config(16, 32, num_stages=1), "makes no use of bc"),
         (make_spec(direction="combine"), make_config(16, 16, num_stages=1, split_keys=256), "split_keys"),
         (make_spec(head_dim=40, direction="decode"), make_config(16, 16, head_dims="padded"), "powers of two"),
+        (make_spec(direction="decode"), make_config(16, 64, widening="native"), "widening native goes with"),
         (make_spec(head_dim=256, direction="decode"), make_config(64, 256, num_stages=5), "shared memory"),
     ],
 )  # fmt: skip
@@ -93,3 +161,14 @@ def test_what_no_kernel_of_a_cache_does(
     spec: AttentionSpec, config: KernelConfig, what: str
 ) -> None:
     assert what in (why_illegal(spec, config, SMALLEST["sm_90"]) or "")
+
+
+@pytest.mark.parametrize(("arch", "able"), [("sm_80", False), ("sm_89", True), ("gfx942", False)])
+def test_native_widening_needs_the_instruction(arch: str, able: bool) -> None:
+    spec = make_spec(direction="decode", kv_dtype="float8_e4m3")
+    reason = why_illegal(spec, make_config(16, 64, widening="native"), SMALLEST[arch])
+    assert (reason is None) == able
+    assert able or "e4m3 instructions of sm_89" in (reason or "")
+    ways = {config.widening for config in legal_configs(spec, SMALLEST[arch])}
+    assert ways == ({"bits", "native"} if able else {"bits"})
+    assert seed_configs(spec, SMALLEST[arch])[0].widening == ("native" if able else "bits")

@@ -85,6 +85,13 @@ def appends(decode: AttentionSpec) -> list[AttentionSpec]:
     return [replace(append, rotary=rotary) for rotary in ("none", "halves", "interleaved")]
 
 
+def narrow_caches(decode: AttentionSpec) -> list[dict[str, Any]]:
+    if decode.dtype == "float32" or decode.causal:
+        return []
+    scales = ("head", "page") if decode.paged else ("head",)
+    return [{"kv_dtype": kv, "kv_scales": s} for kv in ("float8_e4m3", "int8") for s in scales]
+
+
 def decoding_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
     """The kernels of a cache."""
     found = []
@@ -97,6 +104,16 @@ def decoding_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
         one_stage = make_config(16, 16, num_stages=1, head_dims=head_dims)
         for spec, config in (
             (decode, make_config(16, 32, head_dims=head_dims, split_keys=256 if paged else 1)),
+            (replace(decode, sink=True, alibi=True, leftpad=True), make_config(16, 32)),
+            *(
+                (replace(s, **kv), c)
+                for kv in narrow_caches(decode)
+                for s, c in (
+                    (decode, make_config(16, 32, head_dims=head_dims)),
+                    (decode.for_direction("append"), one_stage),
+                )
+            ),
+            (replace(decode, bias="boolean", window=True, indexed=not paged), make_config(16, 32)),
             (decode.for_direction("combine"), one_stage),
             *((append, one_stage) for append in appends(decode)),
         ):
@@ -110,6 +127,12 @@ GOLDENS = [
     (make_spec("bfloat16", 64, "causal"), make_config(64, 64, order="head_reversal")),
     (make_spec("bfloat16", 128, "causal", direction="decode", paged=True), make_config(16, 64, num_stages=3)),
     (make_spec("float16", 96, direction="decode"), make_config(16, 64, num_stages=3, split_keys=512)),
+    (make_spec("bfloat16", 64, "causal", direction="decode", window=True, softcap=True, sink=True), make_config(16, 64, num_stages=3)),
+    (make_spec("float16", 64, direction="decode", bias="additive", alibi=True, indexed=True, leftpad=True), make_config(16, 32)),
+    (make_spec("bfloat16", 128, direction="decode", kv_dtype="float8_e4m3"), make_config(16, 64, num_stages=3)),
+    (make_spec("float16", 64, direction="decode", paged=True, kv_dtype="float8_e4m3", kv_scales="page"), make_config(16, 64, widening="native")),
+    (make_spec("bfloat16", 64, direction="append", paged=True, kv_dtype="float8_e4m3", kv_scales="page"), make_config(16, 16, num_stages=1)),
+    (make_spec("bfloat16", 64, direction="append", kv_dtype="int8"), make_config(16, 16, num_stages=1)),
     (make_spec("bfloat16", 128, direction="combine"), make_config(16, 32, num_stages=1)),
     (make_spec("bfloat16", 128, direction="append", paged=True, rotary="halves"), make_config(16, 16, num_stages=1)),
     (make_spec("bfloat16", 128, "causal"), make_config(128, 64, num_warps=8, schedule="s_ahead", loads="descriptor", order="longest_first")),
@@ -128,6 +151,8 @@ GOLDENS = [
     (make_spec("bfloat16", 64, "none", bias="additive").for_direction("backward_dbias"), make_config(64, 64)),
     (make_spec("bfloat16", 128, "none", window=True), make_config(128, 64, num_warps=8, loads="descriptor")),
     (make_spec("bfloat16", 64, "causal", window=True, sink=True), make_config(64, 64)),
+    (make_spec("bfloat16", 128, "causal", fp8=True), make_config(128, 64, num_warps=8, loads="descriptor")),
+    (make_spec("float16", 64, "causal", fp8=True, window=True, sink=True), make_config(64, 64)),
     (make_spec("bfloat16", 128, "causal", softcap=True), make_config(128, 64, num_warps=8, loads="descriptor")),
     (make_spec("float16", 64, "none", window=True, softcap=True).for_direction("backward_dkv"), make_config(64, 64)),
     (make_spec("float16", 64, "causal", window=True, softcap=True).for_direction("backward_dq"), make_config(64, 64)),

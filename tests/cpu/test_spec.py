@@ -33,12 +33,19 @@ def test_names_are_distinct_over_all_fields() -> None:
     ]
     specs.append(make_spec("float32", precision="tf32"))
     specs += [make_spec("float16", 64, bias=bias) for bias in ("additive", "boolean")]
-    flags = [feature for feature in FEATURES if feature not in ("bias", "paged", "rotary")]
+    cached_alone = ("paged", "rotary", "indexed", "leftpad", "kv_dtype", "kv_scales")
+    flags = [feature for feature in FEATURES if feature not in ("bias", *cached_alone)]
     specs += [make_spec("float16", 64, **{feature: True}) for feature in flags]
     others = [each for each in get_args(Direction)[1:] if each not in DECODING]
     specs += [with_bias().for_direction(direction) for direction in others]
     cached = make_spec("bfloat16", 64, "causal", direction="decode")
     specs += [cached, dataclasses.replace(cached, paged=True)]
+    specs += [
+        dataclasses.replace(cached, **{flag: True}) for flag in ("indexed", "leftpad", "sink")
+    ]
+    specs += [dataclasses.replace(cached, kv_dtype=kv) for kv in ("float8_e4m3", "int8")]
+    in_pages = dataclasses.replace(cached, paged=True, kv_dtype="int8")
+    specs += [in_pages, dataclasses.replace(in_pages, kv_scales="page")]
     specs += [cached.for_direction(direction) for direction in ("combine", "append")]
     specs.append(dataclasses.replace(specs[-1], rotary="halves"))
     assert len({spec.name for spec in specs}) == len(specs)
@@ -257,7 +264,48 @@ def test_decoding_runs_many_sequences_of_few_queries() -> None:
         ({"direction": "forward", "paged": True}, "paged goes with direction decode and append"),
         ({"direction": "combine", "paged": True}, "paged goes with"),
         ({"direction": "decode", "rotary": "halves"}, "rotary goes with direction append"),
-        ({"direction": "decode", "dropout": True}, "decode goes with no feature"),
+        ({"direction": "decode", "dropout": True}, "dropout goes with training: direction decode"),
+        ({"direction": "forward", "varlen": True, "fp8": True}, "varlen goes without fp8"),
+        ({"direction": "decode", "varlen": True}, "direction decode has the lengths of its cache"),
+        ({"direction": "combine", "sink": True}, "sink goes with direction forward and decode"),
+        (
+            {"direction": "append", "window": True},
+            "append has no scores, so it goes with no feature",
+        ),
+        ({"direction": "append", "leftpad": True}, "leftpad goes with direction decode"),
+        ({"direction": "decode", "indexed": True, "paged": True}, "of a cache that is not paged"),
+        (
+            {"direction": "forward", "indexed": True},
+            "indexed goes with direction decode and append",
+        ),
+        (
+            {"direction": "forward", "kv_dtype": "int8"},
+            "kv_dtype int8 goes with direction decode and append",
+        ),
+        (
+            {"direction": "decode", "dtype": "float32", "kv_dtype": "int8"},
+            "with dtype float16 and bfloat16",
+        ),
+        (
+            {"direction": "decode", "kv_dtype": "fp8"},
+            "kv_dtype must be one of same, float8_e4m3, int8",
+        ),
+        (
+            {"direction": "decode", "kv_dtype": "int8", "kv_scales": "page"},
+            "kv_scales page goes with paged",
+        ),
+        (
+            {"direction": "append", "paged": True, "kv_scales": "page"},
+            "kv_scales page goes with paged and an 8-bit",
+        ),
+        (
+            {"direction": "backward_dq", "fp8": True},
+            "fp8 goes with direction forward, for it has no gradient",
+        ),
+        (
+            {"direction": "forward", "dtype": "float32", "fp8": True},
+            "O of dtype float16 or bfloat16",
+        ),
         ({"direction": "combine", "mask": "causal"}, "combine has no scores"),
         ({"direction": "append", "dtype": "float32", "precision": "tf32"}, "append has no scores"),
         ({"direction": "decode", "paged": 1}, "paged must be true or false"),

@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
+from flashgen.decoding import Cache
+from flashgen.features import Features
+from flashgen.launch_decode import Decode
 from flashgen.problem import Problem
 from flashgen.splits import BUSY_ENOUGH, MOST_SPLITS, NEAR_BEST, split_count, splits_of
 from tests.makers import make_config
@@ -54,3 +58,23 @@ def test_rows_beyond_a_tile_are_more_programs() -> None:
     many = Problem(batch=1, heads=64, kv_heads=8, seq_q=16, seq_k=65536)
     assert splits_of(make_config(16, 64), few, 132) == split_count(8, 1024, 132)
     assert splits_of(make_config(16, 64), many, 132) == split_count(64, 1024, 132)
+
+
+@pytest.mark.parametrize(
+    ("window", "keys"), [(None, 4096), ((100, 0), 104), ((100, -1), 104), ((-1, 5), 4096)]
+)
+def test_splits_are_counted_of_the_keys_that_a_window_leaves(
+    window: tuple[int, int] | None, keys: int
+) -> None:
+    """They are numbers of the call alone, so that the grid is a CUDA graph's."""
+    k = torch.empty(2, 1, 4096, 16)
+    cache = Cache(k=k, v=k, lengths=torch.zeros(2, dtype=torch.int32))
+    call = Decode(
+        q=torch.empty(2, 4, 4, 16),
+        cache=cache,
+        scale=1.0,
+        sms=132,
+        features=Features(window=window),
+    )
+    assert call.streamed.seq_k == keys
+    assert call.problem.seq_k == 4096

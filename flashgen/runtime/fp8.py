@@ -1,0 +1,95 @@
+"""attention() of float8_e4m3 operands: forward alone, on sm_89 and later.
+
+q, k and v come in 8 bits with float32 factors, by the names of FlashAttention-3; both products are
+of e4m3, P too, with float32 accumulation. docs/numerics.md says how right that is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flashgen import launch, reference
+from flashgen.asked import check_scale, from_tensors
+from flashgen.errors import InvalidArgument
+from flashgen.features import Features, Fp8, check_softcap, window_of
+from flashgen.runtime import registry
+from flashgen.runtime.call import Call, Causal, check_plain, check_tensors
+
+OUT_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+Window = tuple[int | None, int | None]
+
+
+@torch.no_grad()
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    causal: Causal = False,
+    scale: float | None = None,
+    bias: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Softmax(scale * Q K^T + bias) V of q (batch, heads, seq_q, head_dim), k (batch, kv_heads,
+    seq_k, head_dim) and v (batch, kv_heads, seq_k, head_dim_v), all torch.float8_e4m3fn.
+
+    q_descale, k_descale, v_descale: float32, what elements are multiplied by: one number, or
+    (kv_heads,), or (batch, kv_heads), those of q by the heads of k; None is 1. Each positive.
+    out_dtype: of O, bfloat16 or float16. The others are as Dispatcher.attention takes them; sinks
+    are float32.
+
+    Returns O (batch, heads, seq_q, head_dim_v) and LSE (batch, heads, seq_q), float32. No gradient.
+    CPU tensors are computed in float32. Raises InvalidArgument, a ValueError, naming the argument,
+    and GeneratedError for a GPU without e4m3 products.
+    """
+    check_tensors(q=q, k=k, v=v)
+    check_plain(q=q, k=k, v=v)
+    if out_dtype not in OUT_DTYPES:
+        raise InvalidArgument(f"out_dtype must be bfloat16 or float16: got {out_dtype}")
+    named = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    factors = {name: _factor(name, x, q, k) for name, x in named.items()}
+    if bias is not None and bias.ndim < 4:
+        bias = bias[(None,) * (4 - bias.ndim)]
+    features = Features(
+        bias=bias,
+        slopes=alibi_slopes,
+        window=window_of(window, causal=causal is not False),
+        softcap=check_softcap(softcap),
+        sinks=sinks,
+        fp8=Fp8(**factors, dtype=OUT_DTYPES[out_dtype]),
+    )
+    from_tensors(q, k, v, causal=causal, features=features)
+    call = Call(causal=causal, scale=check_scale(scale, q.shape[3]))
+    dispatcher = registry.dispatcher_of()
+    if dispatcher.serves_by_torch(q.device):
+        o, lse = reference.attention(
+            q, k, v, scale=call.scale, diagonal=call.diagonal(q, k), features=features
+        )
+        return launch.empty_like_layout(q, v.shape[3], out_dtype).copy_(o), lse.float()
+    return dispatcher.passes.forward(q, k, v, call, features)
+
+
+def _factor(name: str, x: Tensor | None, q: Tensor, k: Tensor) -> Tensor:
+    """A factor as (batch, kv_heads). Raises InvalidArgument."""
+    shape = (q.shape[0], k.shape[1]) if k.ndim == q.ndim == 4 else (1, 1)
+    if x is None:
+        return torch.ones((), device=q.device).expand(shape)
+    check_tensors(**{name: x})
+    fits = x.ndim <= 2 and all(
+        own in (1, asked) for own, asked in zip(x.shape[::-1], shape[::-1], strict=False)
+    )
+    if not fits or x.dtype != torch.float32 or x.device != q.device:
+        raise InvalidArgument(
+            f"{name} must be float32, one number or of shape ({shape[1]},) or {shape}, on the "
+            f"device of q, {q.device}: got {x.dtype} {tuple(x.shape)} on {x.device}"
+        )
+    return x.expand(shape)
