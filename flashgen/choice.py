@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from flashgen.config import KernelConfig
 from flashgen.outcome import Source
 from flashgen.problem import Bucket
-from flashgen.spec import AttentionSpec, Direction
+from flashgen.spec import MAX_BACKWARD_HEAD_DIM, AttentionSpec, Direction
 
 DEFAULT_DIRECTIONS: tuple[Direction, ...] = (
     "forward",
@@ -20,8 +20,12 @@ backward is chosen by its time alone, so an untimed one would never run."""
 
 
 def has_default(spec: AttentionSpec) -> bool:
-    """Whether generated/ holds a default kernel for specs of this kind: those without features."""
-    return spec.direction in DEFAULT_DIRECTIONS and not spec.featured
+    """Whether generated/ holds a default kernel for specs of this kind: those without features, up
+    to the largest head dim that has gradients.
+    """
+    widest = max(spec.head_dim, spec.head_dim_v)
+    shipped = widest <= MAX_BACKWARD_HEAD_DIM  # beyond, as rare as a feature
+    return spec.direction in DEFAULT_DIRECTIONS and not spec.featured and shipped
 
 
 @dataclass(frozen=True, kw_only=True)

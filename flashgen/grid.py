@@ -37,7 +37,8 @@ def grid(
         raise NoEstimate("how often its loop turns depends on how the bias is broadcast")
     if by_keys:
         return _by_keys(spec, config, problem, loops) * (problem.batch * problem.kv_heads)
-    return _by_rows(spec, config, problem, loops) * (problem.batch * problem.heads)
+    blocks = _by_rows(spec, config, problem, loops) * (problem.batch * problem.heads)
+    return [trips for trips in blocks for _ in range(config.v_parts)]
 
 
 def _by_rows(
