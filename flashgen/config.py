@@ -21,7 +21,7 @@ Order = Literal["plain", "longest_first", "head_reversal", "grouped"]
 HeadDims = Literal["exact", "padded"]
 Widening = Literal["bits", "native"]
 
-OPTIONS = ("split_keys", "persistent", "widening")
+OPTIONS = ("split_keys", "persistent", "widening", "v_parts")
 """Fields of a config that tables write out only where they are not at their defaults."""
 
 TILES = (16, 32, 64, 128, 256)
@@ -30,6 +30,7 @@ HOPPER_BR = (128, 192)
 WARPGROUP_ROWS = 64
 WARPS = (1, 2, 4, 8, 16)
 STAGES = (1, 2, 3, 4, 5)
+V_PARTS = (1, 2, 4)
 SPLIT_KEYS = (1, 256, 512, 1024, 2048, 4096)
 
 REGISTERS_PER_THREAD = {"sm": 255, "gfx": 512}
@@ -61,7 +62,9 @@ class KernelConfig:
     arguments and serves every head dim up to the spec's). split_keys: of direction decode, the keys
     a split takes at least, and there are as many splits as that gives; 1: as many as the rule of
     splits.py says. widening: how a decode makes 16-bit elements of float8_e4m3 ones: by arithmetic
-    on their bits, which every GPU does, or by its own instruction. Raises InvalidArgument.
+    on their bits, which every GPU does, or by its own instruction. v_parts: of a forward or decode,
+    the programs that share a tile of rows, each with a part of the columns of V and O, and all of
+    S. Raises InvalidArgument.
     """
 
     br: int
@@ -75,6 +78,7 @@ class KernelConfig:
     split_keys: int = 1
     persistent: bool = False
     widening: Widening = "bits"
+    v_parts: int = 1
 
     def __post_init__(self) -> None:
         for field, values in (
@@ -88,6 +92,7 @@ class KernelConfig:
             ("head_dims", get_args(HeadDims)),
             ("split_keys", SPLIT_KEYS),
             ("widening", get_args(Widening)),
+            ("v_parts", V_PARTS),
         ):
             value = getattr(self, field)
             if value not in values or isinstance(value, bool):
@@ -112,6 +117,8 @@ class KernelConfig:
             parts.append(f"split{self.split_keys}")
         if self.widening != "bits":
             parts.append(self.widening)
+        if self.v_parts > 1:
+            parts.append(f"v{self.v_parts}")
         return "_".join(parts)
 
     @property
@@ -174,7 +181,7 @@ def kernel_name(spec: AttentionSpec, config: KernelConfig) -> str:
 
 
 _Tile = tuple[int, int, int, int]
-_HEAD_DIMS = (16, 32, 64, 128, 256)
+_HEAD_DIMS = (16, 32, 64, 128, 256, 512)
 _DEFAULT_TILES: dict[str, dict[str, tuple[_Tile, ...]]] = {
     # br, bc, num_warps, num_stages for each of _HEAD_DIMS. Compiled with Triton 3.7.1 for sm_80,
     # sm_89, sm_90, sm_100, sm_120 and gfx942, these take at most 64 KiB of shared memory on gfx942,
@@ -219,6 +226,14 @@ _DEFAULT_TILES: dict[str, dict[str, tuple[_Tile, ...]]] = {
         "ieee": ((16, 16, 1, 1), (16, 16, 1, 1), (16, 16, 2, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
     },
 }  # fmt: skip
+_WIDEST_TILES: dict[str, dict[str, _Tile]] = {
+    # The same for head dims above 256, forward and decode in two parts of V: at most 48 KiB of
+    # shared memory on gfx942, 82 KiB elsewhere.
+    "forward": {"half": (32, 32, 8, 2), "tf32": (16, 16, 4, 1), "ieee": (16, 16, 4, 1)},
+    "decode": {"half": (16, 32, 8, 2), "tf32": (16, 16, 4, 1), "ieee": (16, 16, 4, 1)},
+    "combine": {"half": (16, 16, 4, 1), "ieee": (16, 16, 4, 1)},
+    "append": {"half": (16, 16, 4, 1), "ieee": (16, 16, 4, 1)},
+}
 _DEFAULT_TILES["backward_fused"] = {
     # With one stage: dQ passes through shared memory too.
     kind: tuple((br, bc, warps, 1) for br, bc, warps, _ in tiles)
@@ -233,6 +248,8 @@ from L2."""
 
 def default_config(spec: AttentionSpec) -> KernelConfig:
     """The conservative config of the spec's default kernel: legal on every known target."""
+    if default_head_dim(spec) == _HEAD_DIMS[-1]:
+        return _widest_tile(spec)
     kind = "half" if spec.element_bytes == 2 else spec.precision
     place = _HEAD_DIMS.index(default_head_dim(spec))
     br, bc, warps, stages = _DEFAULT_TILES[spec.direction][kind][place]
@@ -241,6 +258,17 @@ def default_config(spec: AttentionSpec) -> KernelConfig:
     # The loads of a block table run a stage ahead of the pages that they name.
     stages += spec.paged and spec.direction in ("decode", "forward")
     return KernelConfig(br=br, bc=bc, num_warps=warps, num_stages=stages, head_dims="padded")
+
+
+def _widest_tile(spec: AttentionSpec) -> KernelConfig:
+    """The default of head dims above 256, whose backward there is none of."""
+    kind = "half" if spec.element_bytes == 2 else spec.precision
+    br, bc, warps, stages = _WIDEST_TILES[spec.direction][kind]
+    stages += spec.paged and spec.direction == "decode"
+    parts = 2 if spec.direction in ("forward", "decode") else 1
+    return KernelConfig(
+        br=br, bc=bc, num_warps=warps, num_stages=stages, head_dims="padded", v_parts=parts
+    )
 
 
 def default_configs(spec: AttentionSpec) -> tuple[KernelConfig, ...]:
@@ -289,6 +317,20 @@ def why_illegal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | No
 
 def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
     """What no GPU changes."""
+    if config.v_parts > 1 and (config.takes_heads or config.order == "head_reversal"):
+        return (
+            "v_parts goes with order plain or longest_first, and not with persistent: "
+            f"got {config.order}{' and persistent' * config.persistent}"
+        )
+    if config.v_parts > 1:
+        ways = (spec.direction, config.schedule, config.loads)
+        if ways not in (("forward", "fa2", "pointer"), ("decode", "fa2", "pointer")):
+            return f"v_parts goes with forward and decode, fa2 and pointer: got {', '.join(ways)}"
+        if padded(spec.head_dim_v) // config.v_parts < 64:
+            return (
+                "a part of V has 64 columns at least: "
+                f"got head_dim_v {spec.head_dim_v} and v_parts {config.v_parts}"
+            )
     if config.widening == "native" and (spec.direction, spec.kv_dtype) != ("decode", "float8_e4m3"):
         return (
             "widening native goes with direction decode and kv_dtype float8_e4m3: "
@@ -455,6 +497,7 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
     dims = padded(spec.head_dim), padded(spec.head_dim_v)
     of_q, of_do = (config.br * dim * spec.operand_bytes for dim in dims)
     of_k, of_v = (config.bc * dim * spec.kv_bytes for dim in dims)
+    of_v //= config.v_parts
     if spec.direction in ("backward_delta", "combine", "append"):
         return 0
     if spec.direction in ("backward_dkv", "backward_fused"):
@@ -526,7 +569,7 @@ def _accumulators(spec: AttentionSpec, config: KernelConfig) -> tuple[str, int]:
         # S of a tile is written while P of the one before, rounded, is being multiplied.
         return "O, S and P", config.br * dim_v + scores + scores // 2
     if spec.direction in ("forward", "decode"):
-        return "O and S", config.br * dim_v + scores
+        return "O and S", config.br * dim_v // config.v_parts + scores
     if spec.direction == "combine":
         return "the parts of O", config.bc * dim_v
     if spec.direction == "append":

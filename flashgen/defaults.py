@@ -13,9 +13,17 @@ from dataclasses import replace
 from typing import get_args
 
 from flashgen.config import FP8_DEPTH
-from flashgen.spec import FEATURE_WORDS, KV_WORDS, AttentionSpec, Direction, Rotary
+from flashgen.spec import (
+    FEATURE_WORDS,
+    KV_WORDS,
+    MAX_HEAD_DIM,
+    AttentionSpec,
+    Direction,
+    Rotary,
+)
 
 DEFAULT_HEAD_DIMS = (16, 32, 64, 128, 256)
+"""Those of all directions; forward and decode without features have MAX_HEAD_DIM, too."""
 DEFAULT_DIRECTIONS: tuple[Direction, ...] = (
     "forward",
     "backward_delta",
@@ -52,6 +60,7 @@ def plain_specs() -> Iterator[AttentionSpec]:
     yield from dict.fromkeys(
         spec.for_direction(direction) for direction in DEFAULT_DIRECTIONS for spec in _forward()
     )
+    yield from _forward((MAX_HEAD_DIM,))
 
 
 def featured_specs(features: FeatureSet) -> Iterator[AttentionSpec]:
@@ -79,10 +88,10 @@ def cache_specs() -> Iterator[AttentionSpec]:
     append.
     """
     found: dict[AttentionSpec, None] = {}
-    for forward in _forward():
+    for forward in _forward((*DEFAULT_HEAD_DIMS, MAX_HEAD_DIM)):
         decode = replace(forward, direction="decode")
         caches = [decode, replace(decode, paged=True)]
-        if forward.dtype != "float32":
+        if forward.dtype != "float32" and forward.head_dim != MAX_HEAD_DIM:
             for kv_dtype, kv_scales in KV_WORDS.values():
                 paged = kv_scales == "page"
                 caches.append(replace(decode, kv_dtype=kv_dtype, kv_scales=kv_scales, paged=paged))
@@ -99,11 +108,11 @@ def in_order(words: Iterable[str]) -> FeatureSet:
     return next(_forward()).with_features(words).feature_words
 
 
-def _forward() -> Iterator[AttentionSpec]:
+def _forward(head_dims: tuple[int, ...] = DEFAULT_HEAD_DIMS) -> Iterator[AttentionSpec]:
     precisions = {"float16": ("ieee",), "bfloat16": ("ieee",), "float32": ("ieee", "tf32")}
     for dtype, of_dtype in precisions.items():
         for precision in of_dtype:
-            for head_dim in DEFAULT_HEAD_DIMS:
+            for head_dim in head_dims:
                 for mask in ("none", "causal"):
                     yield AttentionSpec(
                         dtype=dtype,  # type: ignore[arg-type]

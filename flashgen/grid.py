@@ -47,7 +47,9 @@ def grid(
         return _by_splits(spec, config, problem, loops, gpu.sms)
     if by_keys:
         return _by_keys(spec, config, problem, loops) * (problem.batch * problem.kv_heads)
-    return _in_order(spec, config, problem, _by_rows(spec, config, problem, loops), gpu.l2_bytes)
+    of_a_head = _by_rows(spec, config, problem, loops)
+    blocks = _in_order(spec, config, problem, of_a_head, gpu.l2_bytes)
+    return [trips for trips in blocks for _ in range(config.v_parts)]
 
 
 def _in_order(
@@ -163,7 +165,8 @@ def _by_splits(
             unmasked = max(min(last, max(seen, 0) // config.bc) - first, 0)
             whole = last - first
             found.append((whole,) if loops == 1 else (unmasked, whole - unmasked))
-    return found * (problem.batch * problem.kv_heads)
+    of_parts = [trips for trips in found for _ in range(config.v_parts)]
+    return of_parts * (problem.batch * problem.kv_heads)
 
 
 def bytes_moved(spec: AttentionSpec, problem: Problem) -> float:

@@ -177,6 +177,7 @@ class Plan:
         self.any_dim = config.head_dims == "padded"
         self.fa1 = config.schedule == "fa1"
         self.rows_of_eight = rows_of_eight(spec, config)
+        self.v_parts = config.v_parts
         self.native = config.widening == "native"
         self.dim_pad = padded(spec.head_dim)
         self.dim_v_pad = padded(spec.head_dim_v)
@@ -213,6 +214,7 @@ def _run(
     blocks = batches * heads
     if not plan.fa1:
         blocks *= -(-longest // plan.br)
+    blocks *= plan.v_parts
     if plan.by_descriptor:
         descriptor = describe_for_gluon if plan.hopper else describe
         tensors = [

@@ -138,7 +138,8 @@ def _run_decode(plan: Plan, call: Decode) -> Parts:
         shape = (problem.batch, problem.heads, problem.seq_q, problem.seq_k)
         sizes += feature_arguments(plan, call.features, *shape)
     tiles = -(-problem.group * problem.seq_q // plan.br)
-    _launch(plan, problem.batch * problem.kv_heads * splits * tiles, tensors, strides + sizes)
+    blocks = problem.batch * problem.kv_heads * splits * tiles * plan.v_parts
+    _launch(plan, blocks, tensors, strides + sizes)
     return Parts(o=o, lse=lse)
 
 

@@ -46,7 +46,7 @@ def render(spec: AttentionSpec, config: KernelConfig) -> Rendered:
         config=config,
         rows_of_eight=rows_of_eight(spec, config),
         head_dim_pad=padded(spec.head_dim),
-        head_dim_v_pad=padded(spec.head_dim_v),
+        head_dim_v_pad=padded(spec.head_dim_v) // config.v_parts,
     )
     digest = digest_of(body)
     header = render_text(

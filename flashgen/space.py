@@ -20,7 +20,7 @@ from flashgen.config import (
 )
 from flashgen.gpu import Gpu
 from flashgen.space_decode import decoding_grid, decoding_seeds
-from flashgen.spec import DECODING, AttentionSpec
+from flashgen.spec import DECODING, AttentionSpec, padded
 
 BR = (128, 64, 256, 32, 16)
 BC = (64, 128, 32, 16, 256)
@@ -94,14 +94,14 @@ def legal_configs(
     Triton 3.7.1).
     """
     if spec.direction in DECODING:
-        grid = decoding_grid(spec)
+        grid = in_parts(spec, decoding_grid(spec))
         return tuple(config for config in grid if why_illegal(spec, config, gpu) is None)
     tma = gpu.is_nvidia and gpu.capability >= 90 and not spec.varlen
     return tuple(
         config
         for config in (
             *(_hopper_grid() if on_gpu else ()),
-            *_grid(spec.direction in BY_KEYS),
+            *in_parts(spec, _grid(spec.direction in BY_KEYS)),
             *(_order_grid() if on_gpu and spec.direction == "forward" else ()),
         )
         if not (tma and (config.schedule, config.loads) == ("s_ahead", "pointer"))
@@ -180,7 +180,7 @@ def seed_configs(
     in legal_configs: the first tiles of schedule hopper that are legal lead.
     """
     if spec.direction in DECODING:
-        known = (*decoding_seeds(spec), tuned_default(spec))
+        known = (*in_parts(spec, decoding_seeds(spec)), tuned_default(spec))
         return tuple(dict.fromkeys(c for c in known if why_illegal(spec, c, gpu) is None))
     ordered = spec.causal and spec.direction in ("forward", "backward_dq")
     order: Order = "longest_first" if ordered else "plain"
@@ -201,8 +201,16 @@ def seed_configs(
     if spec.direction == "forward":
         seeds.append(block_rule(spec, gpu))
     seeds.append(tuned_default(spec))
+    seeds = list(in_parts(spec, tuple(seeds)))
     legal = [seed for seed in seeds if why_illegal(spec, seed, gpu) is None]
     return tuple(dict.fromkeys(legal))
+
+
+def in_parts(spec: AttentionSpec, configs: tuple[KernelConfig, ...]) -> tuple[KernelConfig, ...]:
+    """The configs, and where V is wider than 256 first those that have it in parts."""
+    if padded(spec.head_dim_v) <= 256 or spec.direction not in ("forward", "decode"):
+        return configs
+    return tuple(replace(config, v_parts=parts) for parts in (2, 4, 1) for config in configs)
 
 
 def tuned_default(spec: AttentionSpec) -> KernelConfig:

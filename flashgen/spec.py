@@ -77,7 +77,9 @@ _BIAS_SUFFIX: dict[str, str] = {"none": "", "additive": "_bias", "boolean": "_bo
 _KV_SUFFIX: dict[str, str] = {"same": "", "float8_e4m3": "_kv_fp8", "int8": "_kv_int8"}
 _DTYPE_NAMES = {short: name for name, short in SHORT_DTYPE.items()} | {n: n for n in SHORT_DTYPE}
 
-MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_STEP = 16, 256, 8
+MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_STEP = 16, 512, 8
+MAX_BACKWARD_HEAD_DIM = 256
+"""The largest head dim that has gradients: beyond, dK and dV of a tile fill the registers."""
 
 
 def parse_dtype(text: str) -> str:
@@ -165,6 +167,9 @@ class AttentionSpec:
 
     def _check_direction(self) -> None:
         """Raise InvalidArgument for what the direction's kernel cannot be asked."""
+        widest = max(self.head_dim, self.head_dim_v)
+        if self.direction not in ("forward", *DECODING) and widest > MAX_BACKWARD_HEAD_DIM:
+            raise InvalidArgument(no_gradient(widest))
         if self.direction == "backward_dbias" and self.bias != "additive":
             raise InvalidArgument(f"direction backward_dbias needs bias additive: got {self.bias}")
         if self.direction not in ("forward", "decode") and self.sink:
@@ -188,9 +193,15 @@ class AttentionSpec:
                 "precision ieee, no feature and head_dim that of V: "
                 f"got {self.mask}, {self.precision}, {self.head_dim} and {self.head_dim_v}"
             )
+        if self.varlen and max(self.head_dim, self.head_dim_v) > MAX_BACKWARD_HEAD_DIM:
+            raise InvalidArgument(
+                f"varlen goes with head dims to {MAX_BACKWARD_HEAD_DIM}: "
+                f"got {self.head_dim} and {self.head_dim_v}"
+            )
         if self.varlen and self.fp8:
             raise InvalidArgument(
-                "varlen goes without fp8, whose factors are those of a batch: use float16 or bfloat16"
+                "varlen goes without fp8, whose factors are those of a batch: "
+                "use float16 or bfloat16"
             )
         if self.varlen and self.bias != "none":
             raise InvalidArgument(
@@ -420,6 +431,14 @@ class AttentionSpec:
     def masked(self) -> bool:
         """Whether anything but the lengths comes between a query and a key."""
         return self.causal or self.masked_by_feature
+
+
+def no_gradient(head_dim: int) -> str:
+    """Why a head dim has no backward kernel, in one sentence."""
+    return (
+        f"head dims above {MAX_BACKWARD_HEAD_DIM} have no backward kernel: got {head_dim}; "
+        "detach the tensors, or call attention under torch.no_grad"
+    )
 
 
 def check_head_dim(value: int, field: str = "head_dim") -> None:

@@ -42,8 +42,10 @@ def split_count(blocks: int, tiles: int, sms: int) -> int:
 
 
 def row_tiles(config: KernelConfig, problem: Problem) -> int:
-    """Programs to one head of K and V in a split: the group's heads times the queries are rows."""
-    return math.ceil(problem.group * problem.seq_q / config.br)
+    """Programs to one head of K and V in a split: the group's heads times the queries are rows, and
+    each tile of them has as many programs as V has parts.
+    """
+    return math.ceil(problem.group * problem.seq_q / config.br) * config.v_parts
 
 
 def splits_of(config: KernelConfig, problem: Problem, sms: int) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from flashgen.errors import NotDifferentiable
+from flashgen.errors import InvalidArgument, NotDifferentiable
 from flashgen.features import PLAIN, Features
 from flashgen.runtime import modes
 from flashgen.runtime.call import (
@@ -24,12 +24,19 @@ from flashgen.runtime.call import (
     scalars_of,
 )
 from flashgen.runtime.passes import Passes
+from flashgen.spec import MAX_BACKWARD_HEAD_DIM, no_gradient
 
 
 def attention(
     passes: Passes, call: Call, q: Tensor, k: Tensor, v: Tensor, features: Features
 ) -> tuple[Tensor, Tensor]:
-    """O and LSE, both differentiable with respect to q, k, v, an additive bias and sinks."""
+    """O and LSE, both differentiable with respect to q, k, v, an additive bias and sinks.
+
+    Raises InvalidArgument for head dims that have no backward kernel: now, and not in a backward.
+    """
+    widest = max(q.shape[3], v.shape[3])
+    if widest > MAX_BACKWARD_HEAD_DIM:
+        raise InvalidArgument(no_gradient(widest))
     plain = features is PLAIN
     function = _Transformed if modes.transformed() else _Attention
     o, lse = function.apply(  # type: ignore[no-untyped-call]

@@ -20,7 +20,7 @@ from torch.nn import functional
 from flashgen.errors import InvalidArgument
 from flashgen.runtime import modes, registry
 from flashgen.runtime.call import PLAIN_TYPES
-from flashgen.spec import DTYPE_BYTES, HEAD_DIM_STEP, MAX_HEAD_DIM, MIN_HEAD_DIM
+from flashgen.spec import DTYPE_BYTES, HEAD_DIM_STEP, MAX_BACKWARD_HEAD_DIM, MIN_HEAD_DIM
 
 logger = logging.getLogger("flashgen.runtime")
 
@@ -153,7 +153,7 @@ def _why_not_of_shape(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> str 
     if lone or q.shape[:-3] != k.shape[:-3] or k.shape[:-2] != v.shape[:-2]:
         return "batches or heads that broadcast"
     for dim in (q.shape[-1], v.shape[-1]):
-        if dim % HEAD_DIM_STEP or not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM:
+        if dim % HEAD_DIM_STEP or not MIN_HEAD_DIM <= dim <= MAX_BACKWARD_HEAD_DIM:
             return f"head dim {dim}"
     return None
 

@@ -124,6 +124,24 @@ DIGESTS: dict[str, str] = {
     "append_bf16_d32_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
         "sha256:1a033713e9f06901d3099b50f8b05f3e84a6150ed46c3c28d90f81e22ab14253"
     ),
+    "append_bf16_d512_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:9950c77c601e0b3960e2ab358cac6747a6d56cdd5e9a5a4b20de3e8e41beb31a"
+    ),
+    "append_bf16_d512_paged_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:396b27130c3cdb2962427e3ddd838fcc68fa19beb8c415367b0717f46d98859d"
+    ),
+    "append_bf16_d512_paged_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:e1d2662ab9bfabc6ef96de49a3fb68666845ef76e9dfdad6eb69df51533505ca"
+    ),
+    "append_bf16_d512_paged_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:4ec848370f2cebd8cb71fd7f6f3014c19632e354e223c7ae981de1d15a7dd35c"
+    ),
+    "append_bf16_d512_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:10f2e5f6cb9c758c30bf64c3d78e480f3a17ffde84e6acf787761cca2c382828"
+    ),
+    "append_bf16_d512_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:f264f3e982eaae9e70b667197e94e11be3fd66fc166960816b59e735a49c5ccf"
+    ),
     "append_bf16_d64_br16_bc16_w2_s1_fa2_pointer_any_dim": (
         "sha256:c5e32db51c371aaef67c4eb70f9205f8e20f09f0f2d68050a6ee7fd698d928b5"
     ),
@@ -274,6 +292,24 @@ DIGESTS: dict[str, str] = {
     "append_fp16_d32_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
         "sha256:dacf4868f40ff702d43e8d857dfce2994d3830699de17e605691fcc8c5f3f9ff"
     ),
+    "append_fp16_d512_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:9e2f8d3999e775707d22f8eb487e9538e64e4312e91cf879e37a3616615506a6"
+    ),
+    "append_fp16_d512_paged_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:46e3726cdf2b7e03aabce54fe37b6b247ea5b5e03329507ed6cae8f0a98294f6"
+    ),
+    "append_fp16_d512_paged_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:2bdd93887211f9255e47a1b09ef9f3fd9cb06a28efc980952e44dfd309fe1e25"
+    ),
+    "append_fp16_d512_paged_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:bdb7217b8f13f0cdcb2591b8fadb115e97078af235b360624968c39bc734cc23"
+    ),
+    "append_fp16_d512_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:608b4f7603eedda8298d5c6cffe62b3a7fa26f4b5f21cea63e340c869cf928b4"
+    ),
+    "append_fp16_d512_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:759d57eec1dd9c08ac4982c28dc9f68734e0f7af782e7163af7ec61ef07ca4ef"
+    ),
     "append_fp16_d64_br16_bc16_w2_s1_fa2_pointer_any_dim": (
         "sha256:76920af09853a36669ad565ca08c3db7627688bb6713da64f1cb6abe5fd1f58d"
     ),
@@ -375,6 +411,24 @@ DIGESTS: dict[str, str] = {
     ),
     "append_fp32_d32_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
         "sha256:3cabede3b067da0dc0891729260359f17108fe48262c713c2109023129dd2d6c"
+    ),
+    "append_fp32_d512_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:f658cf86cd43da67005c55a0ba1135cd436cf12c85cdbbc2ba6630dde4daf3fc"
+    ),
+    "append_fp32_d512_paged_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:0adc623535ddef56f88ba2868b70ebdb43be4dd8b0803ca98d0783ce76edd599"
+    ),
+    "append_fp32_d512_paged_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:24b7b2eb7ebd560d0148bc22b6c2b0ca2cf97ffef7f602824083210011b73424"
+    ),
+    "append_fp32_d512_paged_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:24a97ddc9dbe4692b779bbf740803c59dd9e145246811de29b132e9add6e7da9"
+    ),
+    "append_fp32_d512_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:fdec2b8e0bfa3299bee1c95da9ca38b9d95f840fb54881b485eca6c6ea9612e1"
+    ),
+    "append_fp32_d512_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:31a4fd80be38a88b02ba114be3815863e4af3d693882e95d3c7ec26cd9c74e33"
     ),
     "append_fp32_d64_br16_bc16_w2_s1_fa2_pointer_any_dim": (
         "sha256:4ca1b072686e418a2629df5f333c24b452fe0e944f2cd2f5e1efdd2824e5c714"
@@ -3301,6 +3355,9 @@ DIGESTS: dict[str, str] = {
     "combine_bf16_d32_br16_bc32_w1_s1_fa2_pointer_any_dim": (
         "sha256:8f7127d5f64efc4e1d84d3c4f3639aac50c9a96a16a466399790ee233831df40"
     ),
+    "combine_bf16_d512_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:8804d2a4d0487dd42e99f4f65f2f6061d961ab85efb65d53b60425858a5a8f90"
+    ),
     "combine_bf16_d64_br16_bc32_w2_s1_fa2_pointer_any_dim": (
         "sha256:735de452ba8f82180c54664c466e3f640f0e77c6c9850545e4b1b7d6a514291c"
     ),
@@ -3316,6 +3373,9 @@ DIGESTS: dict[str, str] = {
     "combine_fp16_d32_br16_bc32_w1_s1_fa2_pointer_any_dim": (
         "sha256:cbf06a19ead4819e051fedbd497ccf2f8e9304c4afa3c450290aba83d67a569b"
     ),
+    "combine_fp16_d512_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:0bb326d019a387b4a0d9a3d45dacc8c8c03dfcaf4e268061774145f9a3b3557b"
+    ),
     "combine_fp16_d64_br16_bc32_w2_s1_fa2_pointer_any_dim": (
         "sha256:adb5ab849d32f23f0acaedebf6a0cff12850e711d4e4ae89070cfadfd386c710"
     ),
@@ -3330,6 +3390,9 @@ DIGESTS: dict[str, str] = {
     ),
     "combine_fp32_d32_br16_bc32_w1_s1_fa2_pointer_any_dim": (
         "sha256:5a9719da590da2012c2d462978b261f1ed4468a6e5ada6956a0eab4e740e7ee6"
+    ),
+    "combine_fp32_d512_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:6631aafce6d647c15f6cc98b72d66abe50172429a61f853dd8fb3743077fbcc3"
     ),
     "combine_fp32_d64_br16_bc32_w2_s1_fa2_pointer_any_dim": (
         "sha256:be946e0ce50976a55b43cc5e23084cb68b267b2ea3396437d77c1b3e2e766d53"
@@ -3621,6 +3684,30 @@ DIGESTS: dict[str, str] = {
     ),
     "decode_bf16_d32_paged_kv_int8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:91cf3451cca57b871cdd04ed92f33600b1aaaf4475f84c2a6f159422f5357521"
+    ),
+    "decode_bf16_d512_br16_bc32_w8_s2_fa2_pointer_any_dim_v2": (
+        "sha256:fbc8724049a5ff684e88e99ddca23e8d06f73ef51f8916436534b3b80f9448fa"
+    ),
+    "decode_bf16_d512_br64_bc32_w8_s2_fa2_pointer_any_dim_v2": (
+        "sha256:0d4f9c8df2f5979ee9b4f18be6b19c1c072680de694e876025dc0579d12800b6"
+    ),
+    "decode_bf16_d512_causal_br16_bc32_w8_s2_fa2_pointer_any_dim_v2": (
+        "sha256:9b372d8c6ef7f1c52c02a96c78cf61b3600d3eaa96c366c005c08ffddc8ecedc"
+    ),
+    "decode_bf16_d512_causal_br64_bc32_w8_s2_fa2_pointer_any_dim_v2": (
+        "sha256:f44996914e1142f2e868ccfdbbe9a64a00d74a4a77f75003a0484749999f5717"
+    ),
+    "decode_bf16_d512_causal_paged_br16_bc32_w8_s3_fa2_pointer_any_dim_v2": (
+        "sha256:f7a188b085d05ed4910c3286dc05f296d6f2ee2e0594b074c011b13f920d115b"
+    ),
+    "decode_bf16_d512_causal_paged_br64_bc32_w8_s3_fa2_pointer_any_dim_v2": (
+        "sha256:2e5f3de568af6c442e97d8ac4fdaa1a757fd28c665f93b983ef11457cc47e696"
+    ),
+    "decode_bf16_d512_paged_br16_bc32_w8_s3_fa2_pointer_any_dim_v2": (
+        "sha256:448f3ecfe1d63a36cc27e2cc07e191a147c9c16d728f4a9d675f7e5a51cc360e"
+    ),
+    "decode_bf16_d512_paged_br64_bc32_w8_s3_fa2_pointer_any_dim_v2": (
+        "sha256:cb57d8a6791453cfcecc6d94240baa78f234b88ec6040c6e5ae24ca69f103e44"
     ),
     "decode_bf16_d64_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:45e438c4b65f0797b1a25773593795c6d5e4dfd24a9aaebcb211455fa1286bfe"
@@ -3982,6 +4069,30 @@ DIGESTS: dict[str, str] = {
     "decode_fp16_d32_paged_kv_int8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:18c6a6e4fede5d5f86c9113450604e2b5f65e8babaa2482d0066163356899265"
     ),
+    "decode_fp16_d512_br16_bc32_w8_s2_fa2_pointer_any_dim_v2": (
+        "sha256:957af6c43e4752b5b54efdd186ec90ae823d925982482fd66559b3275f34dace"
+    ),
+    "decode_fp16_d512_br64_bc32_w8_s2_fa2_pointer_any_dim_v2": (
+        "sha256:22a0f8295ce128da95713650296105264469f06ab384ac7325e3f27e2fe15dbd"
+    ),
+    "decode_fp16_d512_causal_br16_bc32_w8_s2_fa2_pointer_any_dim_v2": (
+        "sha256:7310590020984fa7b0f52ab880c4d6888d274f1f45c54e3975987a522726c42b"
+    ),
+    "decode_fp16_d512_causal_br64_bc32_w8_s2_fa2_pointer_any_dim_v2": (
+        "sha256:db933897a58c61434b197396d19e3c2a21c04f5db222d50f97f29bc2823c252b"
+    ),
+    "decode_fp16_d512_causal_paged_br16_bc32_w8_s3_fa2_pointer_any_dim_v2": (
+        "sha256:3b9ab6f769e21841e66c167b1de818108e4a17a73e1f2ac4646a2f98dab53282"
+    ),
+    "decode_fp16_d512_causal_paged_br64_bc32_w8_s3_fa2_pointer_any_dim_v2": (
+        "sha256:2990d708ee0c185360b55787dd8edf7e3a788d57d528c6117f34d70e3765a684"
+    ),
+    "decode_fp16_d512_paged_br16_bc32_w8_s3_fa2_pointer_any_dim_v2": (
+        "sha256:c56a11173f9b6971cadd2c60a741ca7c69be9cb85bdee7d0005de53e22c342db"
+    ),
+    "decode_fp16_d512_paged_br64_bc32_w8_s3_fa2_pointer_any_dim_v2": (
+        "sha256:438f9bf01c0350d3342b83e89fc25deace3d6495d7dcd8a26db6f85c60c675d8"
+    ),
     "decode_fp16_d64_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:6c1da422dc6517ba11376404b30d70234c4ea053a15da3f72fe917f5be15dce4"
     ),
@@ -4150,6 +4261,30 @@ DIGESTS: dict[str, str] = {
     "decode_fp32_d32_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:3cca40ef72de4bdca61416b1687fff517312070fbf5b3769472a11f66bd02a04"
     ),
+    "decode_fp32_d512_br16_bc16_w4_s1_fa2_pointer_any_dim_v2": (
+        "sha256:dd1368e7dccd180e4c0b3ceb05d12fa05d2f1c6c9275fa63aa413b10eb4c04a4"
+    ),
+    "decode_fp32_d512_br64_bc16_w4_s1_fa2_pointer_any_dim_v2": (
+        "sha256:58f6e9b34b0d4dbeac20614570491813fc553bef50f7d350c6eb2a1671a85911"
+    ),
+    "decode_fp32_d512_causal_br16_bc16_w4_s1_fa2_pointer_any_dim_v2": (
+        "sha256:046cec26adfc8d76a63e053a163931992c71a1d92c39cd6d9f9829b181c52793"
+    ),
+    "decode_fp32_d512_causal_br64_bc16_w4_s1_fa2_pointer_any_dim_v2": (
+        "sha256:8d724a1c11489dcfbb773e2bcdfe0bf3e589b1ee06f24b7caab5cbded38186a7"
+    ),
+    "decode_fp32_d512_causal_paged_br16_bc16_w4_s2_fa2_pointer_any_dim_v2": (
+        "sha256:b45ae2fe0fb31b8bc0cfa6c11e799f609738fa912d4c9d501021ba073b155d73"
+    ),
+    "decode_fp32_d512_causal_paged_br64_bc16_w4_s2_fa2_pointer_any_dim_v2": (
+        "sha256:53d90abe036bfa8c857760943c695996a9d6a14e9d0bc72dffbe32e084ffcf60"
+    ),
+    "decode_fp32_d512_paged_br16_bc16_w4_s2_fa2_pointer_any_dim_v2": (
+        "sha256:0d582ab280fb32245c7d79f8fc424f52635aae13dfada58493637b836d21aeff"
+    ),
+    "decode_fp32_d512_paged_br64_bc16_w4_s2_fa2_pointer_any_dim_v2": (
+        "sha256:5e8a80b054c949272157a9e3503a63f1bc7ec186560e8982f2fb92cbffec9c7d"
+    ),
     "decode_fp32_d64_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:5d80d8843cbf1b1602decdc1d53a4699a7246c87563a053f928f24015e7fa1e0"
     ),
@@ -4269,6 +4404,30 @@ DIGESTS: dict[str, str] = {
     ),
     "decode_tf32_d32_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:859cbdf0f73ece2d3c554197a7a9e74e228a974d3511ca361d09fd9aa21ec11b"
+    ),
+    "decode_tf32_d512_br16_bc16_w4_s1_fa2_pointer_any_dim_v2": (
+        "sha256:433fb84954135c0c43cb9804bb564a3754cfb8d53ba52658536a9d10f486520a"
+    ),
+    "decode_tf32_d512_br64_bc16_w4_s1_fa2_pointer_any_dim_v2": (
+        "sha256:1930b3ba0218734d0a9112027e84c14395f9e91bfa5a00a9a4839b2cfe32f30d"
+    ),
+    "decode_tf32_d512_causal_br16_bc16_w4_s1_fa2_pointer_any_dim_v2": (
+        "sha256:789fe7088dfbbf3c1948fda572e3554a9fbae5cb96a5bbb36b9b7de55346cae0"
+    ),
+    "decode_tf32_d512_causal_br64_bc16_w4_s1_fa2_pointer_any_dim_v2": (
+        "sha256:f36ddb3e4140175061385ca3a88c0a64cfaa1cd7ff23ced9421925de292e9d3a"
+    ),
+    "decode_tf32_d512_causal_paged_br16_bc16_w4_s2_fa2_pointer_any_dim_v2": (
+        "sha256:752b39883cdb47e5cace3770047d8546c75f635070bbd0c55516b7f534a9a70c"
+    ),
+    "decode_tf32_d512_causal_paged_br64_bc16_w4_s2_fa2_pointer_any_dim_v2": (
+        "sha256:c97bf0ee65907f4d3c47deb25334ebefa89e419fcc483f40daeab9943af1b776"
+    ),
+    "decode_tf32_d512_paged_br16_bc16_w4_s2_fa2_pointer_any_dim_v2": (
+        "sha256:3bb287f3a1f321004319b90bd7b6ce0763afa0c7a9bc0fcef59338033279ac9a"
+    ),
+    "decode_tf32_d512_paged_br64_bc16_w4_s2_fa2_pointer_any_dim_v2": (
+        "sha256:018edd8dc4be94a553262003483a257eb8c8b849fb68e8dc49c4a073e4d55af1"
     ),
     "decode_tf32_d64_br16_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:34173ba971e945197873e435ff3037d8318db0a360a4d760e20a0d8bd13830a9"
@@ -4653,6 +4812,12 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:dea310a53c42f92c3bdb45cd331bc51d1d49ec61a2cb926dd24bd51c6bf1d6e1"
+    ),
+    "fwd_bf16_d512_br32_bc32_w8_s2_fa2_pointer_any_dim_v2": (
+        "sha256:d0eab5cf3d95776f339dd9c7747ba30acdde195e4f86186314ea4c606b7f2cc3"
+    ),
+    "fwd_bf16_d512_causal_br32_bc32_w8_s2_fa2_pointer_any_dim_v2": (
+        "sha256:3b057ba2ce16447abdf582fdca3fe5a01fffd8fd56a12eec51db097a4b5fe7d5"
     ),
     "fwd_bf16_d64_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:80be8bc461d3c2c0ecb260ed95e891927ef81edbb9db053b1ad0d1a8e856b4c5"
@@ -5137,6 +5302,12 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:352874cdf4e85db317b703761e577d72c083bf81fe7c7bff572ae0505c086171"
     ),
+    "fwd_fp16_d512_br32_bc32_w8_s2_fa2_pointer_any_dim_v2": (
+        "sha256:659b016679d853e8e356998aec68edcf52eee6bc31ceb3dddb62ffd3e97f5393"
+    ),
+    "fwd_fp16_d512_causal_br32_bc32_w8_s2_fa2_pointer_any_dim_v2": (
+        "sha256:b31d2fa290eff9018d3356f1cd4fdfc7cfde818a015a7c27d1fd38d0a8100f96"
+    ),
     "fwd_fp16_d64_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:06b8073cc7494bfa27b23299a8d19a67bdf85c783ab2510b885ec04bdec287c4"
     ),
@@ -5476,6 +5647,12 @@ DIGESTS: dict[str, str] = {
     "fwd_fp32_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:76c4d8e1953b966929ce48856ffef8b80cd4e79750c5b39150bfeb7d2c3441b0"
     ),
+    "fwd_fp32_d512_br16_bc16_w4_s1_fa2_pointer_any_dim_v2": (
+        "sha256:8433d56a2e94b6a44abdd7c050451c5de5bb9a1d81df64c2233b1893d367094f"
+    ),
+    "fwd_fp32_d512_causal_br16_bc16_w4_s1_fa2_pointer_any_dim_v2": (
+        "sha256:dc47f46e0f5db416417e1bc06a677e2f93db6ad2fb01891e2ba3634a4023ff9e"
+    ),
     "fwd_fp32_d64_alibi_br32_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:d013860bb1842be5f8b69d75e4323b16eddba2ccb046a9bf158c5f3e1b50deb5"
     ),
@@ -5745,6 +5922,12 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_tf32_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:b2d94b22f4fb3ec4ec0dade17fc95d92f9c7b16df892a5ac034b20bfdc22f4d4"
+    ),
+    "fwd_tf32_d512_br16_bc16_w4_s1_fa2_pointer_any_dim_v2": (
+        "sha256:f3a4fd1b8e657da7ba9fc5b1374e84c6c0b15fb6cf7412b53211e5dbd859a25c"
+    ),
+    "fwd_tf32_d512_causal_br16_bc16_w4_s1_fa2_pointer_any_dim_v2": (
+        "sha256:60eb157fca302c5f6fc9d0abef5a0b736221217676f4d2a6ecf37e0f71c0e63f"
     ),
     "fwd_tf32_d64_alibi_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:b5f859e6ec60adc28cb03b0fc85cba302343a44f1e417ef3015b7148140989bd"

@@ -121,7 +121,7 @@ class TestBadInput:
             (
                 "explain --head-dim 20 --seq 1",
                 2,
-                "--head-dim must be a multiple of 8 from 16 to 256",
+                "--head-dim must be a multiple of 8 from 16 to 512",
             ),
             ("explain --head-dim 512 --seq 1", 2, "--head-dim must be a multiple of 8"),
             (

@@ -12,12 +12,13 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from flashgen import decoding
-from flashgen.cli.words import in_pages
+from flashgen.cli.words import in_8_bits, in_pages
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.grid import bytes_moved
 from flashgen.problem import workload
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.select import tune_command
+from flashgen.spec import KV_WORDS
 from flashgen.table import dump, parse
 from generated.defaults import DEFAULTS
 from generated.table import ARCHS, CHOICES
@@ -168,6 +169,84 @@ def test_the_command_that_is_advised_names_the_direction_and_the_pages() -> None
     assert in_pages((make_spec("bfloat16", 128, direction="decode"),)) == (spec,)
     with pytest.raises(InvalidArgument, match="--paged goes with --direction decode"):
         in_pages((make_spec(),))
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "features": {"window": True, "softcap": True, "alibi": True, "sink": True, "bias": "boolean"},
+    "places": {"indexed": True, "leftpad": True},
+    "fp8": {"kv_dtype": "float8_e4m3"},
+    "int8-page": {"kv_dtype": "int8", "paged": True, "kv_scales": "page"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_keeps_features_places_and_elements(kind: str) -> None:
+    spec = make_spec("bfloat16", 128, direction="decode", **KINDS[kind])
+    native = {"widening": "native"} if kind == "fp8" else {}
+    entry = made_entry(spec=spec, config=make_config(16, 64, **native), source="untimed")
+    table = made_table(replace(entry, runners_up=()))
+    text = dump(table)
+    assert parse(text, Path(f"{table.gpu.slug}.yaml")) == table
+    assert ("widening: native" in text) == (kind == "fp8")
+    assert (f"--kv {kind}" in tune_command(spec, 4096)) == ("kv_dtype" in KINDS[kind])
+
+
+def test_the_words_of_narrow_caches() -> None:
+    spec = make_spec("bfloat16", 128, direction="decode", paged=True)
+    for word, (kv_dtype, kv_scales) in KV_WORDS.items():
+        (found,) = in_8_bits((spec,), word)
+        assert (found.kv_dtype, found.kv_scales) == (kv_dtype, kv_scales)
+    with pytest.raises(InvalidArgument, match="--kv must be one of fp8, fp8-page, int8, int8-page"):
+        in_8_bits((spec,), "fp16")
+    with pytest.raises(InvalidArgument, match="--kv goes with --direction decode"):
+        in_8_bits((make_spec(),), "fp8")
+
+
+def test_bytes_of_narrow_caches() -> None:
+    whole = make_spec("bfloat16", 128, direction="decode")
+    narrow = replace(whole, kv_dtype="int8")
+    kv = 2 * 64 * 8 * 4096 * 128
+    assert (
+        bytes_moved(whole, workload(whole, 4096)) - bytes_moved(narrow, workload(whole, 4096)) == kv
+    )
+
+
+NARROW = {"k": K.to(torch.float8_e4m3fn), "v": V.to(torch.float8_e4m3fn), "q": Q.half()}
+ONE = {"k_scale": torch.ones(1), "v_scale": torch.ones(2)}
+REFUSED_NARROW: dict[str, tuple[dict[str, Any], str]] = {
+    "no scales": (NARROW, "k_scale must be a tensor: got NoneType"),
+    "float32 queries": (NARROW | {"q": Q} | ONE, "q must be float16 or bfloat16 over a cache of 8 bits"),
+    "two types": (NARROW | {"v": V.to(torch.int8)} | ONE, "v must have the dtype of q, torch.float16, or with k"),
+    "scales of halves": (ONE, "k_scale and v_scale go with k and v of float8_e4m3fn or int8"),
+    "scales of other heads": (NARROW | ONE | {"v_scale": torch.ones(3)}, r"v_scale must be float32 of shape \(2,\)"),
+    "scales of pages that are none": (NARROW | ONE | {"k_scale": torch.ones(5, 2)}, "k_scale must be float32 of shape"),
+    "half scales": (NARROW | ONE | {"k_scale": torch.ones(2).half()}, "k_scale must be float32"),
+    "the other float8": ({"k": K.to(torch.float8_e5m2), "v": V.to(torch.float8_e5m2), "q": Q.half()}, "or with k be float8_e4m3fn or int8"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED_NARROW)
+def test_misuse_of_narrow_caches_is_named(name: str) -> None:
+    change, sentence = REFUSED_NARROW[name]
+    arguments: dict[str, Any] = {"q": Q, "k": K, "v": V, "lengths": N} | change
+    with pytest.raises(InvalidArgument, match=sentence):
+        DISPATCHER.decode(**arguments)
+
+
+def test_a_narrow_cache_on_a_cpu() -> None:
+    """Over elements times scales, of heads and of pages alike."""
+    scale = torch.tensor([0.5, 2.0])
+    o = DISPATCHER.decode(**NARROW, lengths=N, k_scale=scale, v_scale=scale * 3)
+    k, v = (NARROW[x].float() * scale[:, None, None] for x in "kv")
+    want = DISPATCHER.decode(Q.half().float(), k, 3 * v, lengths=N)
+    torch.testing.assert_close(o.float(), want, rtol=2e-3, atol=2e-3)
+    (pool_k, table), (pool_v, _) = paged(NARROW["k"].float(), 4), paged(NARROW["v"].float(), 4)
+    of_pages = scale.expand(pool_k.shape[0], 2)
+    found = DISPATCHER.decode(
+        NARROW["q"], pool_k.to(torch.float8_e4m3fn), pool_v.to(torch.float8_e4m3fn), lengths=N,
+        block_table=table, k_scale=of_pages, v_scale=of_pages * 3,
+    )  # fmt: skip
+    torch.testing.assert_close(found, o)
 
 
 def test_a_table_keeps_split_keys_and_pages() -> None:

@@ -151,6 +151,8 @@ GOLDENS = [
     (make_spec("bfloat16", 64, "none", bias="additive").for_direction("backward_dbias"), make_config(64, 64)),
     (make_spec("bfloat16", 128, "none", window=True), make_config(128, 64, num_warps=8, loads="descriptor")),
     (make_spec("bfloat16", 64, "causal", window=True, sink=True), make_config(64, 64)),
+    (make_spec("bfloat16", 512, "causal"), make_config(32, 16, v_parts=2)),
+    (make_spec("bfloat16", 320, direction="decode", head_dim_v=512), make_config(16, 32, v_parts=2)),
     (make_spec("bfloat16", 128, "causal", fp8=True), make_config(128, 64, num_warps=8, loads="descriptor")),
     (make_spec("float16", 64, "causal", fp8=True, window=True, sink=True), make_config(64, 64)),
     (make_spec("bfloat16", 128, "causal", softcap=True), make_config(128, 64, num_warps=8, loads="descriptor")),

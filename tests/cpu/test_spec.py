@@ -130,7 +130,7 @@ def test_flops_by_direction(direction: Any) -> None:
         ({"direction": "backward_delta", "head_dim_v": 128}, "backward_delta"),
         ({"dtype": "float64"}, "dtype"),
         ({"head_dim": 12}, "head_dim"),
-        ({"head_dim": 264}, "head_dim"),
+        ({"head_dim": 520}, "head_dim"),
         ({"head_dim": 68}, "head_dim"),
         ({"head_dim_v": 8}, "head_dim_v"),
         ({"mask": "window"}, "mask"),

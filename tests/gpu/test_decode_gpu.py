@@ -30,6 +30,42 @@ def test_kernels_are_right(dtype: str, head_dim: int, mask: str, paged: bool, gp
         assert found.passed, (config.label, found)
 
 
+BESIDE: dict[str, dict[str, Any]] = {
+    "window, cap, sink": {"window": True, "softcap": True, "sink": True},
+    "bias, slopes": {"bias": "additive", "alibi": True},
+    "mask, rows, pads": {"bias": "boolean", "indexed": True, "leftpad": True},
+    "fp8": {"kv_dtype": "float8_e4m3"},
+    "int8 by page": {"kv_dtype": "int8", "paged": True, "kv_scales": "page"},
+    "fp8 by page, window": {
+        "kv_dtype": "float8_e4m3", "paged": True, "kv_scales": "page", "window": True,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("head_dim", [128, 512])
+@pytest.mark.parametrize("name", BESIDE)
+def test_features_and_narrow_caches_are_right(name: str, head_dim: int, gpu: Any) -> None:
+    spec = make_spec("bfloat16", head_dim, "causal", direction="decode", **BESIDE[name])
+    for config in seed_configs(spec, gpu)[:2]:
+        cases = list(nasty_decode_cases(spec, config))
+        found = check_kernel(render(spec, config), spec, config, device="cuda:0", cases=cases)
+        assert found.passed, (config.label, found)
+    if "kv_dtype" in BESIDE[name]:
+        append = spec.for_direction("append")
+        config = default_config(append)
+        assert check_kernel(render(append, config), append, config, device="cuda:0").passed
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256, 512])
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_fp8_operands_and_wide_heads_are_right(mask: str, head_dim: int, gpu: Any) -> None:
+    for fp8 in (False, True) if gpu.is_nvidia and gpu.capability >= 89 else (False,):
+        spec = make_spec("bfloat16", head_dim, mask, fp8=fp8)
+        for config in seed_configs(spec, gpu)[:3]:
+            found = check_kernel(render(spec, config), spec, config, device="cuda:0")
+            assert found.passed, (config.label, found)
+
+
 @pytest.mark.parametrize("rotary", ["none", "halves", "interleaved"])
 @pytest.mark.parametrize("paged", [False, True])
 def test_combine_and_append_are_right(paged: bool, rotary: Any) -> None:

@@ -70,9 +70,13 @@ def test_each_alone(name: str, mask: str, seed: int) -> None:
     prove(decode_spec(mask=mask, **ALONE[name]), make_config(16, 16), seed)
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+@pytest.mark.parametrize(
+    "pair",
+    [pytest.param(p, marks=() if n % 2 else pytest.mark.slow) for n, p in enumerate(PAIRS)],
+    ids="-".join,
+)
 def test_pairs(pair: tuple[str, str], seed: int) -> None:
-    """One case of each; all of them where there is time, below."""
+    """One case of every second; all where there is time, and more cases, below."""
     spec = decode_spec(mask=("none", "causal")[len(pair[0]) % 2], **ALONE[pair[0]] | ALONE[pair[1]])
     case = DecodeCase(lengths=(37, 0, 16), capacity=40, seq_q=3, group=2, splits=3)
     prove(spec, make_config(16, 16), seed, [case])

@@ -105,7 +105,7 @@ def test_drawn_calls(
     prove(spec, make_config(16, 16), drawn, [case])
 
 
-@pytest.mark.parametrize("rotary", ["none", "halves"])
+@pytest.mark.parametrize("rotary", ["none", pytest.param("halves", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CACHES)
 def test_append_quantizes(name: str, rotary: Any, seed: int) -> None:
     """Without rotation to the bit."""
