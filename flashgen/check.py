@@ -88,6 +88,11 @@ def check_kernel(
 
 def not_checkable(config: KernelConfig) -> str:
     """Why a kernel of this config cannot be checked without a GPU."""
+    if config.interpretable:
+        return (
+            f"schedule {config.schedule} is not checkable here: the interpreter does not show what "
+            "the compiler makes of its loop; check it on a GPU"
+        )
     return (
         f"schedule {config.schedule} is not checkable here: it is Gluon, for which Triton has no "
         "interpreter; check it on an sm_90 GPU"

@@ -15,7 +15,7 @@ from flashgen.errors import InvalidArgument
 from flashgen.gpu import TARGETS, Gpu
 from flashgen.spec import DECODING, AttentionSpec, padded
 
-Schedule = Literal["fa1", "fa2", "s_ahead", "hopper"]
+Schedule = Literal["fa1", "fa2", "s_ahead", "hopper", "auto"]
 Loads = Literal["pointer", "descriptor"]
 Order = Literal["plain", "longest_first", "head_reversal", "grouped"]
 HeadDims = Literal["exact", "padded"]
@@ -28,6 +28,10 @@ TILES = (16, 32, 64, 128, 256)
 HOPPER_BR = (128, 192)
 """Rows of Q in schedule hopper: two or three consumer warpgroups, WARPGROUP_ROWS each."""
 WARPGROUP_ROWS = 64
+AUTO_WARPS, AUTO_BLOCK_WARPS = 4, 12
+"""num_warps of schedule auto, and the warps that Triton 3.6 to 3.9 make of them."""
+AUTO_BR = {"sm_90": (64,), "sm_100": (64, 128)}
+"""Rows of Q for which Triton deals out the loop of schedule auto, by architecture."""
 WARPS = (1, 2, 4, 8, 16)
 STAGES = (1, 2, 3, 4, 5)
 V_PARTS = (1, 2, 4)
@@ -52,8 +56,9 @@ class KernelConfig:
     """One way to compute a spec. br rows of Q and bc rows of K/V make a tile, in every direction.
 
     schedule: fa2 (textbook order), s_ahead (the next QK^T issued before this tile's softmax), fa1
-    (FlashAttention-1's loops) or hopper (Gluon: a warp that loads and br / 64 warpgroups that
-    compute; num_warps are those of one warpgroup, num_stages the places of its ring). loads:
+    (FlashAttention-1's loops), auto (fa2 in one loop, which Triton's compiler deals out to warps
+    that load and warps that compute) or hopper (Gluon: a warp that loads and br / 64 warpgroups
+    that compute; num_warps are those of one warpgroup, num_stages the places of its ring). loads:
     pointer, or descriptor (TMA). order: of the tiles of Q, plain, longest_first (within a head),
     head_reversal (so in every second head, a long tile after a short one) or grouped (longest
     first, heads whose K and V fit in L2 together). persistent: as many programs as SMs, each takes
@@ -134,6 +139,13 @@ class KernelConfig:
         return self.schedule != "hopper"
 
     @property
+    def needs_gpu(self) -> bool:
+        """Whether only a GPU can say that the kernel is right: no interpreter runs Gluon, and none
+        shows what the compiler makes of one warp's code when it deals it out to several.
+        """
+        return self.schedule in ("hopper", "auto")
+
+    @property
     def consumers(self) -> int:
         """Warpgroups that compute, in schedule hopper; 0 in all others."""
         return self.br // WARPGROUP_ROWS if self.schedule == "hopper" else 0
@@ -141,8 +153,10 @@ class KernelConfig:
     @property
     def block_warps(self) -> int:
         """Warps of a block: in schedule hopper those of all consumers, and four of which one loads
-        (registers are handed over by whole warpgroups).
+        (registers are handed over by whole warpgroups); in schedule auto as Triton adds them.
         """
+        if self.schedule == "auto":
+            return AUTO_BLOCK_WARPS
         return 4 * (self.consumers + 1) if self.schedule == "hopper" else self.num_warps
 
     @property
@@ -371,6 +385,8 @@ def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
         )
     if spec.paged and config.schedule != "fa2":
         return f"paged goes with schedule fa2: got {config.schedule}"
+    if config.schedule == "auto" and (reason := _illegal_auto(spec, config)) is not None:
+        return reason
     if config.schedule != "fa2":
         if spec.direction != "forward":
             return f"direction {spec.direction} has schedule fa2 alone: got {config.schedule}"
@@ -378,6 +394,21 @@ def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
             features = " and ".join(word for word in spec.feature_words if word != "varlen")
             return f"features ({features}) go with schedule fa2: got {config.schedule}"
     return _illegal_backward(spec, config)
+
+
+def _illegal_auto(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """What Triton does not deal out to warps, whatever the GPU (docs/hopper.md has what does)."""
+    if config.loads != "descriptor":
+        return f"schedule auto goes with descriptor loads: got {config.loads}"
+    if spec.element_bytes != 2:
+        return f"schedule auto multiplies 16-bit operands: got {spec.dtype}"
+    if config.num_warps != AUTO_WARPS:
+        return f"schedule auto has num_warps {AUTO_WARPS}: got {config.num_warps}"
+    if config.num_stages < 2:
+        return "schedule auto needs num_stages 2 at least: its loads run ahead"
+    if min(spec.head_dim, spec.head_dim_v) < 33 or config.bc < 64:
+        return "schedule auto has head dims padded to 64 and more, and tiles of 64 keys and more"
+    return None
 
 
 def _illegal_order(spec: AttentionSpec, config: KernelConfig) -> str | None:
@@ -478,6 +509,9 @@ def _illegal_arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | 
             f"widening native needs the e4m3 instructions of sm_89 and later: {gpu.slug} is "
             f"{gpu.arch}"
         )
+    if config.schedule == "auto" and config.br not in AUTO_BR.get(gpu.arch, ()):
+        known = " or ".join(f"br {max(br)} at most on {arch}" for arch, br in AUTO_BR.items())
+        return f"schedule auto needs {known}: got br={config.br}, and {gpu.slug} is {gpu.arch}"
     if spec.precision == "tf32" and gpu.arch == "gfx950":
         return "precision tf32 needs tf32 matrix instructions: gfx950 has none"
     threads = config.block_warps * gpu.warp_size
@@ -543,6 +577,8 @@ def _too_much_shared(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str
 
 
 def _too_many_registers(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
+    if config.schedule == "auto" and gpu.arch == "sm_100":
+        return None  # accumulators lie in tensor memory, which Triton reads by parts
     threads = config.num_warps * gpu.warp_size * max(1, config.consumers)
     what, elements = _accumulators(spec, config)
     need = elements // threads

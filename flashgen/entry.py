@@ -139,8 +139,8 @@ def _check_positive(field: str, value: float | None) -> None:
 
 
 def _check_ran(config: KernelConfig, source: Source) -> None:
-    """No interpreter runs Gluon: such a kernel is known to be right only where it was measured."""
-    if not config.interpretable and source != "measured":
+    """What only a GPU proves is known to be right only where it was measured."""
+    if config.needs_gpu and source != "measured":
         raise InvalidArgument(
             f"schedule {config.schedule} needs source measured, which only a GPU gives: "
             f"got {source}"

@@ -322,14 +322,19 @@ def estimate(
 ) -> Timing:
     """The time of one launch of a flashgen kernel in microseconds.
 
-    Raises NoEstimate where gpu's architecture or rates are not known, for schedules fa1 and hopper,
-    and where the kernel has not the main loops its template has.
+    Raises NoEstimate where gpu's architecture or rates are not known, for schedules fa1, hopper
+    and auto, and where the kernel has not the main loops its template has.
     """
     if config.schedule == "fa1":
         raise NoEstimate("the estimator has no model of schedule fa1, which rewrites O in memory")
     if config.schedule == "hopper":
         raise NoEstimate(
             "the estimator counts no trips of schedule hopper, whose warps have loops of their own"
+        )
+    if config.schedule == "auto":
+        raise NoEstimate(
+            "the estimator does not know which warps of schedule auto wait for which: its compiler "
+            "deals them out"
         )
     machine_of(gpu)
     if problem.empty:

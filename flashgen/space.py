@@ -10,6 +10,7 @@ import math
 from dataclasses import replace
 
 from flashgen.config import (
+    AUTO_WARPS,
     BY_KEYS,
     KernelConfig,
     Loads,
@@ -60,6 +61,9 @@ HOPPER_TILES = (
 )
 """Of schedule hopper, which no interpreter runs: tried only where a GPU checks and measures."""
 
+AUTO_TILES = ((128, 128, 2), (128, 64, 3), (128, 64, 2), (64, 128, 2), (64, 64, 3), (64, 64, 2))
+"""br, bc, num_stages of schedule auto. Compiled with Triton 3.6 to 3.9; none was measured."""
+
 KNOWN_GOOD = (
     # br, bc, num_warps, num_stages: after what others publish for some GPU or head dim (PyTorch
     # FlexAttention's heuristics in torch 2.13, FlashAttention-2's launch templates), and the same
@@ -85,7 +89,7 @@ def legal_configs(
     """Every config of the space that why_illegal passes, the likely ones first.
 
     on_gpu: they will be checked and measured on that GPU. Only then the space has the kernels that
-    no interpreter runs (schedule hopper), before all others: nothing else could say they are right;
+    only a GPU proves (schedules hopper and auto), before all others;
     and the orders of tiles that pay by the L2 and by persistence, which no estimate tells.
 
     s_ahead by pointer is tried only where there are no descriptors, of packed sequences among them
@@ -101,6 +105,7 @@ def legal_configs(
         config
         for config in (
             *(_hopper_grid() if on_gpu else ()),
+            *(_auto_grid() if on_gpu else ()),
             *in_parts(spec, _grid(spec.direction in BY_KEYS)),
             *(_order_grid() if on_gpu and spec.direction == "forward" else ()),
         )
@@ -128,6 +133,23 @@ def _grid(by_keys: bool) -> tuple[KernelConfig, ...]:
             BR, BC, WAYS, NUM_WARPS, NUM_STAGES, ORDERS
         )
         if warps <= owned // 8
+    )
+
+
+@functools.cache
+def _auto_grid() -> tuple[KernelConfig, ...]:
+    """Schedule auto in the tiles that Triton deals out to warps on some architecture."""
+    return tuple(
+        KernelConfig(
+            br=br,
+            bc=bc,
+            num_warps=AUTO_WARPS,
+            num_stages=stages,
+            schedule="auto",
+            loads="descriptor",
+            order=order,
+        )
+        for (br, bc, stages), order in itertools.product(AUTO_TILES, reversed(ORDERS))
     )
 
 

@@ -26,7 +26,7 @@ from flashgen.outcome import Outcome
 from flashgen.problem import bucket_of
 from flashgen.render import render
 from flashgen.runtime.select import Served, relatives
-from flashgen.space import HOPPER_TILES, KNOWN_GOOD
+from flashgen.space import AUTO_TILES, HOPPER_TILES, KNOWN_GOOD
 from flashgen.table import write_text
 
 
@@ -54,8 +54,9 @@ class Step:
     def candidates(self, case: Case) -> Iterator[KernelConfig]:
         """The tiles that others found good, restricted to this step."""
         tiles: Sequence[tuple[int, int, int, int]] = KNOWN_GOOD
-        if self.schedule == "hopper":
-            tiles = [(br, bc, 4, stages) for br, bc, stages in HOPPER_TILES]
+        if self.schedule in ("hopper", "auto"):
+            rolled = HOPPER_TILES if self.schedule == "hopper" else AUTO_TILES
+            tiles = [(br, bc, 4, stages) for br, bc, stages in rolled]
         for br, bc, warps, stages in tiles:
             yield KernelConfig(
                 br=br,
@@ -79,6 +80,7 @@ STEPS = (
     Step(name="head reversal", schedule="s_ahead", loads="descriptor", order="head_reversal"),
     Step(name="grouped", schedule="s_ahead", loads="descriptor", order="grouped"),
     Step(name="persistent", schedule="s_ahead", loads="descriptor", order=None, persistent=True),
+    Step(name="auto", schedule="auto", loads="descriptor", order=None),
     Step(name="hopper", schedule="hopper", loads="descriptor", order=None),
 )
 

@@ -96,7 +96,7 @@ class OfflineEvaluator:
         pending: dict[str, Future[Answer]] = {}
         for config, drafted in zip(configs, drafts, strict=True):
             digest = drafted.digest
-            if not config.interpretable:
+            if config.needs_gpu:
                 continue
             if digest and digest not in pending and self._recall(digest) is None:
                 pending[digest] = self._submit(request.spec, config)
@@ -123,7 +123,7 @@ class OfflineEvaluator:
         rendered = drafted.rendered
         if rendered is None:
             return request.outcome(config, drafted.status, drafted.detail, digest="")
-        if not config.interpretable:
+        if config.needs_gpu:
             why = check.not_checkable(config)
             return request.outcome(config, Status.UNCHECKABLE, why, digest=rendered.digest)
         result = self._recall(rendered.digest)

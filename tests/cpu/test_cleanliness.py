@@ -59,5 +59,5 @@ def test_environment_is_read_in_one_place() -> None:
         for name in own.findall(path.read_text())
     }
     assert readers == {
-        ("settings.py", f"FLASHGEN_{name}") for name in ("AOT", "CONFIGS", "GPU", "LOG")
+        ("settings.py", f"FLASHGEN_{name}") for name in ("AOT", "CONFIGS", "DIRECT", "GPU", "LOG")
     }

@@ -93,12 +93,14 @@ def test_only_a_search_on_a_gpu_has_it_in_its_space() -> None:
     offline, measured = legal_configs(SPEC, H200), legal_configs(SPEC, H200, on_gpu=True)
     assert all(config.interpretable for config in (*offline, *seed_configs(SPEC, H200)))
     more = [config for config in measured if not config.interpretable]
-    assert measured == (*more, *offline)
+    assert measured[: len(more)] == tuple(more)  # before all others
+    assert [config for config in measured if config in offline] == list(offline)
     assert {config.br for config in more} == {128, 192}
     assert {config.order for config in more} == {"plain", "longest_first"}
     assert seed_configs(SPEC, H200, on_gpu=True)[0].schedule == "hopper"
     for other in (A100, B200):
-        assert legal_configs(SPEC, other, on_gpu=True) == legal_configs(SPEC, other)
+        found = legal_configs(SPEC, other, on_gpu=True)
+        assert "hopper" not in {config.schedule for config in found}
     goals = [goal_for(SPEC, PROBLEM, H200, on_gpu=on_gpu) for on_gpu in (False, True)]
     assert [goal.legal for goal in goals] == [offline, measured]
     assert not any(config.schedule == "hopper" for config in goals[0].space)

@@ -29,7 +29,7 @@ def variants() -> list[tuple[AttentionSpec, KernelConfig]]:
     """Every structural variant of the templates once: mask, schedule, loads, order, head dims, dtype."""
     found = []
     for mask, schedule, loads, order, (d, dv) in itertools.product(
-        ("none", "causal"), ("fa1", "fa2", "s_ahead"), ("pointer", "descriptor"),
+        ("none", "causal"), ("fa1", "fa2", "s_ahead", "auto"), ("pointer", "descriptor"),
         ("plain", "longest_first", "head_reversal", "grouped"), ((40, 40), (64, 64), (96, 96), (128, 96)),
     ):  # fmt: skip
         spec = make_spec("bfloat16", d, mask, head_dim_v=dv)
@@ -123,6 +123,7 @@ def decoding_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
 
 
 GOLDENS = [
+    (make_spec("bfloat16", 128, "causal"), make_config(64, 128, schedule="auto", loads="descriptor", order="longest_first")),
     (make_spec("bfloat16", 128, "causal"), make_config(128, 64, num_warps=8, schedule="s_ahead", loads="descriptor", order="grouped", persistent=True)),
     (make_spec("bfloat16", 64, "causal"), make_config(64, 64, order="head_reversal")),
     (make_spec("bfloat16", 128, "causal", direction="decode", paged=True), make_config(16, 64, num_stages=3)),

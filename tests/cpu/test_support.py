@@ -17,7 +17,9 @@ def test_the_page_is_the_one_that_is_committed() -> None:
 def test_what_nothing_proves_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     unproven = tuple((s, c) for s, c in support._all() if not (s.window and s.softcap))
     monkeypatch.setattr(support, "_all", lambda: unproven)
-    with pytest.raises(FlashgenError, match=r"nothing in tests/pairs.py proves {.*}, which renders"):
+    with pytest.raises(
+        FlashgenError, match=r"nothing in tests/pairs.py proves {.*}, which renders"
+    ):
         support.page()
 
 

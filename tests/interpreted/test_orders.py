@@ -160,3 +160,11 @@ def test_each_tile_is_done_once_and_by_few_programs(monkeypatch: pytest.MonkeyPa
         assert torch.equal(counts(source, Path(folder)), torch.ones(2, 6, 70))
         twice = source.replace(*MUTANTS["first tile"])
         assert counts(twice, Path(folder)).max() == 5  # every program does all
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_the_one_loop_of_schedule_auto(mask: str, seed: int) -> None:
+    """As it is written; what the compiler makes of it only a GPU shows."""
+    config = make_config(64, 64, schedule="auto", loads="descriptor")
+    prove(make_spec("bfloat16", 64, mask), config, seed, [*nasty_cases(64, 64)[::3], MANY])
