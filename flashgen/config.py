@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from flashgen.block_mask import BLOCK
 from flashgen.errors import InvalidArgument
 from flashgen.gpu import Gpu
 from flashgen.spec import DECODING, AttentionSpec, padded
@@ -263,12 +264,14 @@ def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
             "varlen goes with pointer loads, for a tile must end where its sequence does, and with "
             f"schedules fa2 and s_ahead: got {config.loads} and {config.schedule}"
         )
+    if spec.block_mask and 256 in (config.br, config.bc):
+        return f"block_mask has blocks of {BLOCK}, which tiles divide: got {config.br}x{config.bc}"
     if spec.paged and config.schedule != "fa2":
         return f"paged goes with schedule fa2: got {config.schedule}"
     if config.schedule != "fa2":
         if spec.direction != "forward":
             return f"direction {spec.direction} has schedule fa2 alone: got {config.schedule}"
-        if spec.scores_featured:
+        if spec.scores_featured or spec.block_mask:
             features = " and ".join(word for word in spec.feature_words if word != "varlen")
             return f"features ({features}) go with schedule fa2: got {config.schedule}"
     return _illegal_backward(spec, config)

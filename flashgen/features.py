@@ -1,5 +1,6 @@
 """Features: what a call may bring beside q, k and v: a bias or mask, ALiBi slopes, dropout, a
-sliding window, a cap of the scores, attention sinks, sequences of several lengths.
+sliding window, a cap of the scores, attention sinks, sequences of several lengths, block
+masks.
 
 What each means, in one place, for the reference, the kernels and the runtime. torch is not
 imported: tensors are read by their attributes.
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Literal
 
+from flashgen.block_mask import BlockMask, check_block_mask
 from flashgen.errors import InvalidArgument
 from flashgen.sequences import Sequences, check_sequences
 
@@ -52,6 +54,7 @@ class Features:
                 a head sees, whatever its masks (gpt-oss). LSE includes it
     sequences   where the sequences of packed q, k and v are: a query sees the keys of its own one
                 alone, and diagonal is that of its sequence; B of slopes counts sequences
+    block_mask  which queries see which keys, in place of a causal mask, window and bias
     """
 
     bias: Tensor | None = None
@@ -62,6 +65,7 @@ class Features:
     softcap: float = 0.0
     sinks: Tensor | None = None
     sequences: Sequences | None = None
+    block_mask: BlockMask | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.dropout_p <= 1.0:
@@ -144,6 +148,8 @@ def check_features(features: Features, q: Tensor, k: Tensor) -> None:
     if features.sequences is not None:
         check_sequences(features.sequences, q, k)
         shape = (features.sequences.count, *shape[1:])
+    if features.block_mask is not None:
+        check_block_mask(features.block_mask, q, k)
     tensors = {
         "bias": features.bias,
         "alibi_slopes": features.slopes,

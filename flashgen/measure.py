@@ -34,11 +34,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from flashgen.asked import check_scale, diagonal_of
+from flashgen.block_mask import BlockMask
 from flashgen.config import KernelConfig
 from flashgen.errors import FlashgenError
 from flashgen.features import Features, window_of
 from flashgen.outcome import Timing
-from flashgen.problem import TUNED_WINDOW, Problem
+from flashgen.problem import TUNED_DOCUMENT, TUNED_WINDOW, Problem
 from flashgen.render import render
 from flashgen.sequences import Sequences, from_bounds
 from flashgen.space import tuned_default
@@ -280,7 +281,7 @@ def make_inputs(
 def make_features(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> Features:
     """The spec's features: a bias or mask shared by batches and heads, slopes by head, a tenth
     dropped, a window of TUNED_WINDOW keys, Gemma 2's cap of 50, sinks by head; packed sequences of
-    equal lengths.
+    equal lengths; documents of TUNED_DOCUMENT tokens under a causal mask.
     """
     import torch
 
@@ -301,7 +302,20 @@ def make_features(spec: AttentionSpec, problem: Problem, seed: int, device: str)
         softcap=50.0 if spec.softcap else 0.0,
         sinks=torch.randn(problem.heads, generator=generator, device=device) if spec.sink else None,
         sequences=_equal_sequences(spec, problem, seed, device) if spec.varlen else None,
+        block_mask=_documents(problem, device) if spec.block_mask else None,
     )
+
+
+def _documents(problem: Problem, device: str) -> BlockMask:
+    import torch
+
+    from flashgen.masking import document
+
+    of_q, of_k = (
+        torch.arange(length, device=device) // TUNED_DOCUMENT
+        for length in (problem.seq_q, problem.seq_k)
+    )
+    return document(of_q, of_k, causal=True)
 
 
 def _equal_sequences(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> Sequences:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flashgen.features import MASKED_BELOW, PLAIN, Features
+from flashgen.masking import dense, draw_mask
 from flashgen.philox import keep_mask
 from flashgen.places import own_positions, places
 from flashgen.problem import Problem
@@ -101,6 +102,8 @@ def scores(q: Tensor, k: Tensor, scale: float, diagonal: int | None, features: F
         s = s.masked_fill(~at.in_window(features.window), float("-inf"))
     if at.together is not None:
         s = s.masked_fill(~at.together, float("-inf"))
+    if features.block_mask is not None:
+        s = s.masked_fill(~dense(features.block_mask), float("-inf"))
     return s
 
 
@@ -351,6 +354,7 @@ def make_features(
         softcap=SOFTCAPS[seed % len(SOFTCAPS)] if spec.softcap else 0.0,
         sinks=sinks,
         sequences=packed,
+        block_mask=draw_mask(p, seed, device) if spec.block_mask else None,
     )
 
 

@@ -34,7 +34,8 @@ and 2i + 1."""
 DTYPE_BYTES: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 SHORT_DTYPE: dict[str, str] = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 FEATURES = (
-    "dropout", "bias", "alibi", "window", "softcap", "sink", "varlen", "paged", "rotary",
+    "dropout", "bias", "alibi", "window", "softcap", "sink", "varlen", "block_mask", "paged",
+    "rotary",
 )  # fmt: skip
 """Fields of a spec that tables write out only where they are on."""
 FEATURE_WORDS: dict[str, tuple[str, bool | str]] = {
@@ -46,6 +47,7 @@ FEATURE_WORDS: dict[str, tuple[str, bool | str]] = {
     "softcap": ("softcap", True),
     "sink": ("sink", True),
     "varlen": ("varlen", True),
+    "block-mask": ("block_mask", True),
 }
 """What --feature calls the features: the field of a spec, and its value."""
 
@@ -91,7 +93,8 @@ class AttentionSpec:
     float32 operands are multiplied (16-bit ones have one way, "ieee"). dropout, bias, alibi,
     window, softcap and sink are the features of features.py, each a kernel of its own; how wide the
     window is and where the cap lies, a kernel is told when it runs. varlen: sequences of several
-    lengths are packed one behind the other, as sequences.py says. paged: the cache that decode, or
+    lengths are packed one behind the other, as sequences.py says. block_mask: tiles are those that
+    a block mask lists, as block_mask.py says. paged: the cache that decode, or
     a forward with varlen, reads, or append writes, lies in pages; rotary: append rotates new keys,
     and queries. Raises InvalidArgument, naming the field.
     """
@@ -109,6 +112,7 @@ class AttentionSpec:
     softcap: bool = False
     sink: bool = False
     varlen: bool = False
+    block_mask: bool = False
     paged: bool = False
     rotary: Rotary = "none"
 
@@ -129,7 +133,16 @@ class AttentionSpec:
             check_head_dim(getattr(self, field), field)
         if self.precision == "tf32" and self.dtype != "float32":
             raise InvalidArgument(f"precision tf32 goes with dtype float32: got {self.dtype}")
-        for field in ("dropout", "alibi", "window", "softcap", "sink", "varlen", "paged"):
+        for field in (
+            "dropout",
+            "alibi",
+            "window",
+            "softcap",
+            "sink",
+            "varlen",
+            "block_mask",
+            "paged",
+        ):
             if not isinstance(getattr(self, field), bool):
                 raise InvalidArgument(
                     f"{field} must be true or false: got {getattr(self, field)!r}"
@@ -158,6 +171,11 @@ class AttentionSpec:
         if self.varlen and self.bias != "none":
             raise InvalidArgument(
                 f"varlen goes with bias none, for packed sequences share no scores: got {self.bias}"
+            )
+        if self.block_mask and (self.causal or self.window or self.varlen or self.bias != "none"):
+            raise InvalidArgument(
+                "block_mask goes with mask none, and without window, varlen and bias: it says "
+                f"itself who sees whom; got {self.name}"
             )
         self._check_decoding()
 
@@ -236,7 +254,7 @@ class AttentionSpec:
         features = _BIAS_SUFFIX[self.bias]
         features += "_alibi" * self.alibi + "_dropout" * self.dropout + "_window" * self.window
         features += "_softcap" * self.softcap + "_sink" * self.sink + "_varlen" * self.varlen
-        features += "_paged" * self.paged
+        features += "_blockmask" * self.block_mask + "_paged" * self.paged
         features += "" if self.rotary == "none" else f"_rotary_{self.rotary}"
         return f"{_PREFIX[self.direction]}_{dtype}_{dims}{mask}{features}"
 
@@ -257,6 +275,7 @@ class AttentionSpec:
             self.softcap,
             self.sink,
             self.varlen,
+            self.block_mask,
             self.paged,
             self.rotary,
         )
@@ -300,17 +319,18 @@ class AttentionSpec:
     @property
     def featured(self) -> bool:
         """Whether any feature is on."""
-        return self.scores_featured or self.varlen
+        return self.scores_featured or self.varlen or self.block_mask
 
     @property
     def scores_featured(self) -> bool:
         """Whether a feature changes the scores of a query and a key, or the sum of a row."""
-        return self.masked_by_feature or self.softcap or self.sink
+        positions = self.bias != "none" or self.alibi or self.dropout or self.window
+        return positions or self.softcap or self.sink
 
     @property
     def masked_by_feature(self) -> bool:
         """Whether a feature asks for the positions of queries or keys."""
-        return self.bias != "none" or self.alibi or self.dropout or self.window
+        return self.bias != "none" or self.alibi or self.dropout or self.window or self.block_mask
 
     @property
     def masked(self) -> bool:

@@ -192,7 +192,7 @@ def _key_of(q: Tensor, v: Tensor, call: Call, features: Features) -> tuple[objec
 def _kinds(features: Features) -> tuple[object, ...]:
     """What of the features makes another kernel."""
     if features is PLAIN:
-        return (None, False, False, False, False, False, None)
+        return (None, False, False, False, False, False, None, False)
     bias = features.bias
     masks = None if bias is None else bias.dtype is torch.bool
     return (
@@ -203,4 +203,5 @@ def _kinds(features: Features) -> tuple[object, ...]:
         features.softcap > 0.0,
         features.sinks is not None,
         None if features.sequences is None else features.sequences.paged,
+        features.block_mask is not None,
     )
