@@ -43,7 +43,7 @@ def case(seq_q: int, seq_k: int, batch: int = 1, heads: int = 1, kv_heads: int =
     return Case(problem=problem, layout="bshd")
 
 
-RAGGED = case(133, 263, batch=2, heads=2)
+RAGGED = case(133, 263, batch=2)
 
 
 def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = None) -> None:
@@ -59,8 +59,15 @@ def test_each_kind(direction: Any, kind: int, seed: int) -> None:
     prove(spec, make_config(64, 64), seed // 4 * 4 + kind, [RAGGED])
 
 
-@pytest.mark.parametrize("loads", ["pointer", "descriptor"])
-@pytest.mark.parametrize("tile", [(128, 32), (32, 128)])
+@pytest.mark.parametrize(
+    ("tile", "loads"),
+    [
+        ((128, 32), "pointer"),
+        ((32, 128), "descriptor"),
+        pytest.param((128, 32), "descriptor", marks=pytest.mark.slow),
+        pytest.param((32, 128), "pointer", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_tiles_of_a_block(direction: Any, tile: tuple[int, int], loads: str, seed: int) -> None:
     """Several tiles to a block of either side, by descriptors too, which are addressed as well."""
@@ -115,12 +122,9 @@ def test_mutant_is_caught(name: str) -> None:
     rendered = render(spec, config)
     assert line in rendered.source, f"the mutated line is not in the kernel: {line}"
     mutant = dataclasses.replace(rendered, source=rendered.source.replace(line, broken))
-    # Three seeds of the kind that is random by batch and head.
-    found = [
-        check_kernel(mutant, spec, config, seed=3 + 4 * n, cases=[case(263, 263, 2, 2, 2)]).passed
-        for n in range(2)
-    ]
-    assert not all(found)
+    # Of the kind that is random by batch and head.
+    found = check_kernel(mutant, spec, config, seed=3, cases=[case(263, 263, 2, 2, 2)])
+    assert not found.passed
 
 
 @pytest.fixture
@@ -149,7 +153,9 @@ def masks() -> dict[str, tuple[BlockMask, Tensor]]:
     }
 
 
-@pytest.mark.parametrize("name", ["prefix", "documents", "boolean"])
+@pytest.mark.parametrize(
+    "name", ["documents", *(pytest.param(n, marks=pytest.mark.slow) for n in ("prefix", "boolean"))]
+)
 def test_the_public_call_is_a_boolean_mask(
     dispatcher: Dispatcher, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
