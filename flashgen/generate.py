@@ -22,7 +22,7 @@ from flashgen.entry import Entry
 from flashgen.errors import FlashgenError, GeneratedError, InvalidArgument
 from flashgen.outcome import STRENGTH
 from flashgen.render import Rendered, render, render_text
-from flashgen.spec import AttentionSpec, Direction
+from flashgen.spec import UNMASKED, AttentionSpec, Direction
 from flashgen.table import Table, figure, load_folders, write_text
 
 DEFAULT_HEAD_DIMS = (16, 32, 64, 128, 256)
@@ -79,7 +79,7 @@ def featured_specs(features: FeatureSet) -> Iterator[AttentionSpec]:
     """
     found: dict[AttentionSpec, None] = {}
     for plain in default_specs():
-        if plain.direction == "forward":
+        if plain.direction == "forward" and not (plain.causal and set(UNMASKED) & set(features)):
             spec = plain.with_features(features)
             of_bias: tuple[Direction, ...] = ("backward_dbias",) if spec.bias == "additive" else ()
             for direction in (*DEFAULT_DIRECTIONS, *of_bias):

@@ -50,6 +50,8 @@ FEATURE_WORDS: dict[str, tuple[str, bool | str]] = {
     "block-mask": ("block_mask", True),
 }
 """What --feature calls the features: the field of a spec, and its value."""
+UNMASKED = ("block-mask",)
+"""Those that go with mask none alone."""
 
 _PREFIX: dict[str, str] = {
     "forward": "fwd",
