@@ -99,6 +99,7 @@ def from_tensors(
         softcap=features.softcap > 0.0,
         sink=features.sinks is not None,
         varlen=packed is not None,
+        block_mask=features.block_mask is not None,
         paged=packed is not None and packed.paged,
         fp8=features.fp8 is not None,
     )

@@ -14,6 +14,7 @@ import torch
 
 from flashgen import gradients, interpreter, reference
 from flashgen.asked import check_scale
+from flashgen.block_mask import BLOCK
 from flashgen.check_decode import DecodeCase, decoding_cases, run_decoding
 from flashgen.check_varlen import in_pages, varlen_cases
 from flashgen.config import KernelConfig
@@ -55,7 +56,26 @@ def cases_of(spec: AttentionSpec, config: KernelConfig) -> tuple[AnyCase, ...]:
     """The cases every candidate of a direction must pass."""
     if spec.direction in DECODING:
         return decoding_cases(spec, config)
+    if spec.block_mask:
+        return block_mask_cases()
     return varlen_cases(config) if spec.varlen else check_cases(config)
+
+
+def block_mask_cases() -> tuple[Case, ...]:
+    """Several blocks of queries and keys, ragged and whole ones; four, so that each kind of mask is
+    had, whatever the first seed.
+    """
+
+    def case(sq: int, sk: int, batch: int = 1, heads: int = 1, kv: int = 1, **options: str) -> Case:
+        problem = Problem(batch=batch, heads=heads, kv_heads=kv, seq_q=sq, seq_k=sk)
+        return Case(problem=problem, **options)
+
+    return (
+        case(BLOCK + 5, 2 * BLOCK + 7, batch=2, heads=2, layout="bshd"),
+        case(2 * BLOCK, BLOCK + 1, heads=2, kv=2),
+        case(BLOCK + 1, 2 * BLOCK, batch=2),
+        case(3, 3 * BLOCK - 1, heads=2),
+    )
 
 
 def check_kernel(

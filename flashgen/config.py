@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from flashgen.block_mask import BLOCK
 from flashgen.errors import InvalidArgument
 from flashgen.gpu import TARGETS, Gpu
 from flashgen.spec import DECODING, AttentionSpec, padded
@@ -383,6 +384,8 @@ def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
             "varlen goes with pointer loads, for a tile must end where its sequence does, and with "
             f"schedules fa2 and s_ahead: got {config.loads} and {config.schedule}"
         )
+    if spec.block_mask and 256 in (config.br, config.bc):
+        return f"block_mask has blocks of {BLOCK}, which tiles divide: got {config.br}x{config.bc}"
     if spec.paged and config.schedule != "fa2":
         return f"paged goes with schedule fa2: got {config.schedule}"
     if config.schedule == "auto" and (reason := _illegal_auto(spec, config)) is not None:
@@ -390,7 +393,7 @@ def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
     if config.schedule != "fa2":
         if spec.direction != "forward":
             return f"direction {spec.direction} has schedule fa2 alone: got {config.schedule}"
-        if spec.scores_featured:
+        if spec.scores_featured or spec.block_mask:
             features = " and ".join(word for word in spec.feature_words if word != "varlen")
             return f"features ({features}) go with schedule fa2: got {config.schedule}"
     return _illegal_backward(spec, config)
@@ -414,6 +417,8 @@ def _illegal_auto(spec: AttentionSpec, config: KernelConfig) -> str | None:
 def _illegal_order(spec: AttentionSpec, config: KernelConfig) -> str | None:
     """What only the plain forward template has a variant of."""
     plainly = spec.direction == "forward" and config.schedule in ("fa2", "s_ahead")
+    if spec.block_mask and config.persistent:
+        return "block_mask goes without persistent"
     if spec.varlen and (config.takes_heads or config.order == "head_reversal"):
         return (
             "varlen goes with order plain or longest_first, and not with persistent, for its tiles "

@@ -17,6 +17,7 @@ from flashgen.spec import (
     FEATURE_WORDS,
     KV_WORDS,
     MAX_HEAD_DIM,
+    UNMASKED,
     AttentionSpec,
     Direction,
     Rotary,
@@ -70,6 +71,8 @@ def featured_specs(features: FeatureSet) -> Iterator[AttentionSpec]:
     found: dict[AttentionSpec, None] = {}
     for plain in _forward():
         if "fp8" in features and unfit_for_fp8(plain):
+            continue
+        if plain.causal and set(UNMASKED) & set(features):
             continue
         spec = plain.with_features(features)
         of_bias: tuple[Direction, ...] = ("backward_dbias",) if spec.bias == "additive" else ()

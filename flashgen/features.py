@@ -1,5 +1,6 @@
 """Features: what a call may bring beside q, k and v: a bias or mask, ALiBi slopes, dropout, a
-sliding window, a cap of the scores, attention sinks, sequences of several lengths.
+sliding window, a cap of the scores, attention sinks, sequences of several lengths, block
+masks.
 
 What each means, in one place, for the reference, the kernels and the runtime. torch is not
 imported: tensors are read by their attributes.
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Literal
 
+from flashgen.block_mask import BlockMask, check_block_mask
 from flashgen.errors import InvalidArgument
 from flashgen.sequences import Sequences, check_sequences
 
@@ -71,6 +73,7 @@ class Features:
     sequences   where the sequences of packed q, k and v are: a query sees the keys of its own one
                 alone, and diagonal is that of its sequence; B of slopes counts sequences
     fp8         the factors of float8_e4m3 Q, K and V
+    block_mask  which queries see which keys, in place of a causal mask, window and bias
     """
 
     bias: Tensor | None = None
@@ -82,6 +85,7 @@ class Features:
     sinks: Tensor | None = None
     sequences: Sequences | None = None
     fp8: Fp8 | None = None
+    block_mask: BlockMask | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.dropout_p <= 1.0:
@@ -163,6 +167,8 @@ def check_features(features: Features, q: Tensor, k: Tensor) -> None:
     keys = k.shape[2]
     if features.sequences is not None:
         check_sequences(features.sequences, q, k)
+    if features.block_mask is not None:
+        check_block_mask(features.block_mask, q, k)
     check_for_keys(features, q, keys)
 
 

@@ -1,18 +1,20 @@
 """What the blocks of a launch do: how often each one's main loops turn, and the bytes of them all.
 
 It says of the templates what their loops' bounds say; the causal diagonal is the bottom-right one,
-and a window has the length that tuning runs, spec.TUNED_WINDOW.
+and a window has the length that tuning runs, problem.TUNED_WINDOW, as a document of a block mask
+has TUNED_DOCUMENT.
 """
 
 from __future__ import annotations
 
 import math
 
+from flashgen.block_mask import BLOCK
 from flashgen.config import BY_KEYS, KernelConfig
 from flashgen.errors import NoEstimate
 from flashgen.gpu import Gpu
 from flashgen.order import heads_together
-from flashgen.problem import TUNED_WINDOW, Problem
+from flashgen.problem import TUNED_DOCUMENT, TUNED_WINDOW, Problem
 from flashgen.spec import DECODING, AttentionSpec
 from flashgen.splits import row_tiles, splits_of
 
@@ -45,6 +47,9 @@ def grid(
         raise NoEstimate("how often its loop turns depends on how the bias is broadcast")
     if spec.direction == "decode":
         return _by_splits(spec, config, problem, loops, gpu.sms)
+    if spec.block_mask:
+        heads = problem.kv_heads if by_keys else problem.heads
+        return _by_blocks(spec, config, problem, loops) * (problem.batch * heads)
     if by_keys:
         return _by_keys(spec, config, problem, loops) * (problem.batch * problem.kv_heads)
     of_a_head = _by_rows(spec, config, problem, loops)
@@ -99,6 +104,27 @@ def _by_rows(
             tiles = max(tiles - 1, 0)
             unmasked = min(unmasked, tiles)
         found.append((tiles,) if loops == 1 else (unmasked, tiles - unmasked))
+    return found
+
+
+def _by_blocks(
+    spec: AttentionSpec, config: KernelConfig, problem: Problem, loops: int
+) -> list[tuple[int, ...]]:
+    """Of documents under a causal mask: the tiles of whole blocks, then those of the one partial
+    block, on the diagonal.
+    """
+    if problem.seq_q != problem.seq_k:
+        raise NoEstimate("documents are tuned with as many queries as keys")
+    by_keys = spec.direction in BY_KEYS
+    own, walked = (config.bc, config.br) if by_keys else (config.br, config.bc)
+    times = BLOCK // walked * (problem.group if by_keys else 1)
+    found: list[tuple[int, ...]] = []
+    for start in range(0, problem.seq_q, own):
+        begin = start // TUNED_DOCUMENT * TUNED_DOCUMENT
+        end = min(begin + TUNED_DOCUMENT, problem.seq_q)
+        whole = (end - 1) // BLOCK - start // BLOCK if by_keys else (start - begin) // BLOCK
+        trips = (whole * times, times)
+        found.append((sum(trips),) if loops == 1 else trips)
     return found
 
 

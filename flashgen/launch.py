@@ -22,7 +22,7 @@ from torch import Tensor
 
 from flashgen import gpu as gpu_facts
 from flashgen import interpreter, order
-from flashgen.config import WARPGROUP_ROWS, KernelConfig, rows_of_eight
+from flashgen.config import BY_KEYS, WARPGROUP_ROWS, KernelConfig, rows_of_eight
 from flashgen.direct import Direct
 from flashgen.errors import FlashgenError, NoGpuError, ToolchainError
 from flashgen.features import PLAIN, Features
@@ -170,6 +170,7 @@ class Plan:
         self.has_features = spec.featured
         self.takes_sink = spec.sink
         self.varlen = spec.varlen
+        self.by_keys = spec.direction in BY_KEYS
         self.counts_keys = spec.counts_keys
         self.outer = 1 if spec.varlen else 0  # the first stride of what is packed
         self.outer_k = 1 if spec.varlen and not spec.paged else 0
@@ -375,6 +376,10 @@ def feature_arguments(
         arguments += [*packed.bounds, packed.count]
         if (table := packed.block_table) is not None:
             arguments += [table, table.stride(0), packed.page_bits]
+    if (mask := features.block_mask) is not None:
+        *_, rows, keys = mask.shape
+        own, other = (keys, rows) if plan.by_keys else (rows, keys)
+        arguments += [*mask.listed(by_keys=plan.by_keys), *mask.steps, own, other]
     return arguments
 
 

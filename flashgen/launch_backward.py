@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgen.config import BY_KEYS, KernelConfig
+from flashgen.config import KernelConfig
 from flashgen.features import PLAIN, Features
 from flashgen.launch import (
     LOG2_E,
@@ -210,7 +210,7 @@ def _sizes(plan: Plan, call: Backward, scale: float) -> list[Any]:
         sizes.append(seq_k)
     if (packed := call.features.sequences) is not None:
         batch = packed.count
-        sizes.append(max(1, packed.max_k if plan.direction in BY_KEYS else packed.max_q))
+        sizes.append(max(1, packed.max_k if plan.by_keys else packed.max_q))
     if plan.takes_diagonal:
         sizes.append(diagonal_argument(call.diagonal, seq_q, seq_k, packed))
     if plan.any_dim:
@@ -222,7 +222,7 @@ def _sizes(plan: Plan, call: Backward, scale: float) -> list[Any]:
 
 def _blocks(plan: Plan, call: Backward) -> int:
     """Programs of a launch: as many for each sequence and head as the longest has tiles."""
-    by_keys, packed = plan.direction in BY_KEYS, call.features.sequences
+    by_keys, packed = plan.by_keys, call.features.sequences
     owned, tile = (call.k, plan.bc) if by_keys else (call.q, plan.br)
     batches, heads, longest, _ = owned.shape
     if packed is not None:

@@ -32,13 +32,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from flashgen.asked import check_scale, diagonal_of
+from flashgen.block_mask import BlockMask
 from flashgen.conditions import Conditions as Conditions
 from flashgen.conditions import clocks_and_power as clocks_and_power
 from flashgen.config import KernelConfig
 from flashgen.errors import FlashgenError
 from flashgen.features import Features, Fp8, window_of
 from flashgen.outcome import Timing
-from flashgen.problem import TUNED_WINDOW, Problem
+from flashgen.problem import TUNED_DOCUMENT, TUNED_WINDOW, Problem
 from flashgen.render import render
 from flashgen.sequences import Sequences, from_bounds
 from flashgen.space import tuned_default
@@ -280,7 +281,7 @@ def make_inputs(
 def make_features(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> Features:
     """The spec's features: a bias or mask shared by batches and heads, slopes by head, a tenth
     dropped, a window of TUNED_WINDOW keys, Gemma 2's cap of 50, sinks by head; packed sequences of
-    equal lengths.
+    equal lengths; documents of TUNED_DOCUMENT tokens under a causal mask.
     """
     import torch
 
@@ -302,7 +303,20 @@ def make_features(spec: AttentionSpec, problem: Problem, seed: int, device: str)
         sinks=torch.randn(problem.heads, generator=generator, device=device) if spec.sink else None,
         fp8=ones_of_fp8(spec, problem, device) if spec.fp8 else None,
         sequences=_equal_sequences(spec, problem, seed, device) if spec.varlen else None,
+        block_mask=_documents(problem, device) if spec.block_mask else None,
     )
+
+
+def _documents(problem: Problem, device: str) -> BlockMask:
+    import torch
+
+    from flashgen.masking import document
+
+    of_q, of_k = (
+        torch.arange(length, device=device) // TUNED_DOCUMENT
+        for length in (problem.seq_q, problem.seq_k)
+    )
+    return document(of_q, of_k, causal=True)
 
 
 def _equal_sequences(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> Sequences:

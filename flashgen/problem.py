@@ -117,9 +117,16 @@ are tuned as if unmasked on that side.
 """
 
 
+TUNED_DOCUMENT = 1024
+"""Tokens of each document of the mask that a spec with a block mask is measured and estimated with,
+a causal one beside it: packed training texts. A Problem names none.
+"""
+
+
 def flops(spec: AttentionSpec, problem: Problem) -> float:
     """Floating-point operations of the kernel's matrix products, halved for a causal mask; of a
-    windowed spec those inside a window of TUNED_WINDOW.
+    windowed spec those inside a window of TUNED_WINDOW, of a block mask those inside documents of
+    TUNED_DOCUMENT.
 
     Forward: 4 * batch * heads * seq_q * seq_k * head_dim (FlashAttention-2, section 4.1). The
     backward kernels count every product they make, recomputed ones too: S and dP in each, so the
@@ -132,6 +139,8 @@ def flops(spec: AttentionSpec, problem: Problem) -> float:
         return rows * problem.seq_k * spec.head_dim_v if spec.direction == "combine" else 0.0
     dims, dims_v = PRODUCTS[spec.direction]
     full = rows * problem.seq_k * (dims * spec.head_dim + dims_v * spec.head_dim_v)
+    if spec.block_mask:  # documents, and half of each
+        return full * min(1.0, TUNED_DOCUMENT / max(1, problem.seq_k)) / 2
     if spec.window:
         full *= 1 - _share_outside(spec, problem)
     # The few queries of a decode stand at the end, and see nearly all keys.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flashgen.features import MASKED_BELOW, PLAIN, Features, Fp8
+from flashgen.masking import dense, draw_mask
 from flashgen.philox import keep_mask
 from flashgen.places import own_positions, places
 from flashgen.problem import Problem
@@ -118,6 +119,8 @@ def scores(q: Tensor, k: Tensor, scale: float, diagonal: int | None, features: F
         s = s.masked_fill(~at.in_window(features.window), float("-inf"))
     if at.together is not None:
         s = s.masked_fill(~at.together, float("-inf"))
+    if features.block_mask is not None:
+        s = s.masked_fill(~dense(features.block_mask), float("-inf"))
     return s
 
 
@@ -371,6 +374,7 @@ def make_features(
         sinks=sinks,
         sequences=packed,
         fp8=make_fp8(spec, p, generator, device) if spec.fp8 else None,
+        block_mask=draw_mask(p, seed, device) if spec.block_mask else None,
     )
 
 

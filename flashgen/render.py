@@ -109,7 +109,8 @@ def _serves(spec: AttentionSpec, config: KernelConfig) -> str:
     features = {"none": "", "additive": ", bias", "boolean": ", boolean mask"}[spec.bias]
     features += ", ALiBi" * spec.alibi + ", dropout" * spec.dropout + ", window" * spec.window
     features += ", softcap" * spec.softcap + ", sink" * spec.sink
-    features += ", several lengths" * spec.varlen + ", paged" * spec.paged
+    features += ", several lengths" * spec.varlen + ", block mask" * spec.block_mask
+    features += ", paged" * spec.paged
     features += "" if spec.rotary == "none" else f", rotary {spec.rotary}"
     features += ", indexed" * spec.indexed + ", leftpad" * spec.leftpad
     features += ", fp8" * spec.fp8

@@ -69,7 +69,7 @@ def compile_signature(spec: AttentionSpec, config: KernelConfig) -> Signature:
         types |= {"acc_ptr": "*fp32", "sum_ptr": "*fp32", "max_ptr": "*fp32"}
     if spec.direction == "backward_dbias":
         types |= dict.fromkeys(DBIAS_SIZES, "i32")
-    types |= _sequences(spec)
+    types |= _sequences(spec) | _block_mask(spec)
     constexprs: dict[str, object] = {"stride_bias_k": 1} if spec.bias != "none" else {}
     types |= dict.fromkeys(constexprs, "constexpr")
     aligned = [i for i, (name, kind) in enumerate(types.items()) if aligns(spec, name, kind)]
@@ -177,6 +177,15 @@ def _sequences(spec: AttentionSpec) -> dict[str, str]:
     if spec.paged:
         types |= {"table_ptr": "*i32", "stride_table": "i32", "page_bits": "i32"}
     return types
+
+
+def _block_mask(spec: AttentionSpec) -> dict[str, str]:
+    """The lists of a block mask, and its elements."""
+    if not spec.block_mask:
+        return {}
+    lists = ("block_counts_ptr", "blocks_ptr", "block_tiles_ptr")
+    numbers = ("mask_step_b", "mask_step_h", "own_blocks", "listed")
+    return dict.fromkeys(lists, "*i32") | {"tiles_ptr": "*u8"} | dict.fromkeys(numbers, "i32")
 
 
 def _aligned(spec: AttentionSpec, name: str, kind: str) -> bool:

@@ -38,7 +38,7 @@ and 2i + 1."""
 DTYPE_BYTES: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 SHORT_DTYPE: dict[str, str] = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 FEATURES = (
-    "dropout", "bias", "alibi", "window", "softcap", "sink", "varlen",
+    "dropout", "bias", "alibi", "window", "softcap", "sink", "varlen", "block_mask",
     "paged", "rotary", "indexed", "leftpad", "kv_dtype", "kv_scales", "fp8",
 )  # fmt: skip
 """Fields of a spec that tables write out only where they are on."""
@@ -52,8 +52,11 @@ FEATURE_WORDS: dict[str, tuple[str, bool | str]] = {
     "sink": ("sink", True),
     "varlen": ("varlen", True),
     "fp8": ("fp8", True),
+    "block-mask": ("block_mask", True),
 }
 """What --feature calls the features: the field of a spec, and its value."""
+UNMASKED = ("block-mask",)
+"""Those that go with mask none alone."""
 KV_WORDS: dict[str, tuple[KvDType, KvScales]] = {
     "fp8": ("float8_e4m3", "head"),
     "fp8-page": ("float8_e4m3", "page"),
@@ -107,7 +110,8 @@ class AttentionSpec:
     float32 operands are multiplied (16-bit ones have one way, "ieee"). dropout, bias, alibi,
     window, softcap and sink are the features of features.py, each a kernel of its own; how wide the
     window is and where the cap lies, a kernel is told when it runs. varlen: sequences of several
-    lengths are packed one behind the other, as sequences.py says. paged: the cache that decode, or
+    lengths are packed one behind the other, as sequences.py says. block_mask: tiles are those that
+    a block mask lists, as block_mask.py says. paged: the cache that decode, or
     a forward with varlen, reads, or append writes, lies in pages; rotary: append rotates new keys,
     and queries; indexed: a tensor says which row of the cache is whose; leftpad: another, where the
     keys that decode reads begin; kv_dtype and kv_scales: the elements of the cache, and what of it
@@ -128,6 +132,7 @@ class AttentionSpec:
     softcap: bool = False
     sink: bool = False
     varlen: bool = False
+    block_mask: bool = False
     paged: bool = False
     rotary: Rotary = "none"
     indexed: bool = False
@@ -156,7 +161,7 @@ class AttentionSpec:
         if self.precision == "tf32" and self.dtype != "float32":
             raise InvalidArgument(f"precision tf32 goes with dtype float32: got {self.dtype}")
         for field in (
-            "dropout", "alibi", "window", "softcap", "sink", "varlen",
+            "dropout", "alibi", "window", "softcap", "sink", "varlen", "block_mask",
             "paged", "indexed", "leftpad", "fp8",
         ):  # fmt: skip
             if not isinstance(getattr(self, field), bool):
@@ -207,6 +212,11 @@ class AttentionSpec:
             raise InvalidArgument(
                 f"varlen goes with bias none, for packed sequences share no scores: got {self.bias}"
             )
+        if self.block_mask and (self.causal or self.window or self.varlen or self.bias != "none"):
+            raise InvalidArgument(
+                "block_mask goes with mask none, and without window, varlen and bias: it says "
+                f"itself who sees whom: got {self.name}"
+            )
         self._check_decoding()
 
     def _check_decoding(self) -> None:
@@ -231,10 +241,10 @@ class AttentionSpec:
         self._check_kv()
         if self.direction not in DECODING:
             return
-        if self.varlen:
+        if self.varlen or self.block_mask:
             raise InvalidArgument(
-                f"varlen goes with attention and its gradients: direction {self.direction} has the "
-                "lengths of its cache"
+                f"{'varlen' if self.varlen else 'block_mask'} goes with attention and its "
+                f"gradients: direction {self.direction} has the lengths of its cache"
             )
         if self.dropout:
             raise InvalidArgument(
@@ -320,7 +330,7 @@ class AttentionSpec:
         features = _BIAS_SUFFIX[self.bias]
         features += "_alibi" * self.alibi + "_dropout" * self.dropout + "_window" * self.window
         features += "_softcap" * self.softcap + "_sink" * self.sink + "_varlen" * self.varlen
-        features += "_paged" * self.paged
+        features += "_blockmask" * self.block_mask + "_paged" * self.paged
         features += "" if self.rotary == "none" else f"_rotary_{self.rotary}"
         features += "_indexed" * self.indexed + "_leftpad" * self.leftpad
         features += "_fp8" * self.fp8
@@ -344,6 +354,7 @@ class AttentionSpec:
             self.softcap,
             self.sink,
             self.varlen,
+            self.block_mask,
             self.paged,
             self.rotary,
             self.indexed,
@@ -415,17 +426,18 @@ class AttentionSpec:
     @property
     def featured(self) -> bool:
         """Whether any feature is on."""
-        return self.scores_featured or self.varlen
+        return self.scores_featured or self.varlen or self.block_mask
 
     @property
     def scores_featured(self) -> bool:
         """Whether a feature changes the scores of a query and a key, or the sum of a row."""
-        return self.masked_by_feature or self.softcap or self.sink or self.fp8
+        positions = self.bias != "none" or self.alibi or self.dropout or self.window
+        return positions or self.softcap or self.sink or self.fp8
 
     @property
     def masked_by_feature(self) -> bool:
         """Whether a feature asks for the positions of queries or keys."""
-        return self.bias != "none" or self.alibi or self.dropout or self.window
+        return self.bias != "none" or self.alibi or self.dropout or self.window or self.block_mask
 
     @property
     def masked(self) -> bool:

@@ -2056,4 +2056,78 @@ DEFAULTS: tuple[Choice, ...] = (
     *serve(spec("forward", "float16", 128, "causal", fp8=True), tile(64, 32, 4, 2)),
     *serve(spec("forward", "float16", 256, "none", fp8=True), tile(32, 32, 8, 2)),
     *serve(spec("forward", "float16", 256, "causal", fp8=True), tile(32, 32, 8, 2)),
+    *serve(spec("forward", "bfloat16", 16, "none", block_mask=True), tile(64, 64, 4, 2)),
+    *serve(spec("forward", "bfloat16", 32, "none", block_mask=True), tile(64, 64, 4, 2)),
+    *serve(spec("forward", "bfloat16", 64, "none", block_mask=True), tile(64, 64, 4, 2)),
+    *serve(spec("forward", "bfloat16", 128, "none", block_mask=True), tile(64, 32, 4, 2)),
+    *serve(spec("forward", "bfloat16", 256, "none", block_mask=True), tile(32, 32, 8, 2)),
+    *serve(spec("forward", "float16", 16, "none", block_mask=True), tile(64, 64, 4, 2)),
+    *serve(spec("forward", "float16", 32, "none", block_mask=True), tile(64, 64, 4, 2)),
+    *serve(spec("forward", "float16", 64, "none", block_mask=True), tile(64, 64, 4, 2)),
+    *serve(spec("forward", "float16", 128, "none", block_mask=True), tile(64, 32, 4, 2)),
+    *serve(spec("forward", "float16", 256, "none", block_mask=True), tile(32, 32, 8, 2)),
+    *serve(spec("forward", "float32", 16, "none", block_mask=True), tile(64, 64, 4, 2)),
+    *serve(spec("forward", "float32", 32, "none", block_mask=True), tile(64, 64, 4, 2)),
+    *serve(spec("forward", "float32", 64, "none", block_mask=True), tile(32, 16, 4, 2)),
+    *serve(spec("forward", "float32", 128, "none", block_mask=True), tile(16, 16, 4, 2)),
+    *serve(spec("forward", "float32", 256, "none", block_mask=True), tile(16, 16, 4, 1)),
+    *serve(spec("forward", "float32", 16, "none", "tf32", block_mask=True), tile(64, 64, 4, 2)),
+    *serve(spec("forward", "float32", 32, "none", "tf32", block_mask=True), tile(64, 64, 4, 2)),
+    *serve(spec("forward", "float32", 64, "none", "tf32", block_mask=True), tile(64, 32, 4, 2)),
+    *serve(spec("forward", "float32", 128, "none", "tf32", block_mask=True), tile(32, 32, 4, 2)),
+    *serve(spec("forward", "float32", 256, "none", "tf32", block_mask=True), tile(16, 16, 4, 1)),
+    *serve(spec("backward_dkv", "bfloat16", 16, "none", block_mask=True), tile(64, 64, 4, 2)),
+    *serve(spec("backward_dkv", "bfloat16", 32, "none", block_mask=True), tile(64, 64, 4, 2)),
+    *serve(spec("backward_dkv", "bfloat16", 64, "none", block_mask=True), tile(32, 64, 4, 2)),
+    *serve(spec("backward_dkv", "bfloat16", 128, "none", block_mask=True), tile(32, 32, 4, 2)),
+    *serve(spec("backward_dkv", "bfloat16", 256, "none", block_mask=True), tile(16, 32, 8, 2)),
+    *serve(spec("backward_dkv", "float16", 16, "none", block_mask=True), tile(64, 64, 4, 2)),
+    *serve(spec("backward_dkv", "float16", 32, "none", block_mask=True), tile(64, 64, 4, 2)),
+    *serve(spec("backward_dkv", "float16", 64, "none", block_mask=True), tile(32, 64, 4, 2)),
+    *serve(spec("backward_dkv", "float16", 128, "none", block_mask=True), tile(32, 32, 4, 2)),
+    *serve(spec("backward_dkv", "float16", 256, "none", block_mask=True), tile(16, 32, 8, 2)),
+    *serve(spec("backward_dkv", "float32", 16, "none", block_mask=True), tile(32, 64, 4, 2)),
+    *serve(spec("backward_dkv", "float32", 32, "none", block_mask=True), tile(32, 32, 4, 2)),
+    *serve(spec("backward_dkv", "float32", 64, "none", block_mask=True), tile(16, 32, 4, 2)),
+    *serve(spec("backward_dkv", "float32", 128, "none", block_mask=True), tile(16, 16, 4, 2)),
+    *serve(spec("backward_dkv", "float32", 256, "none", block_mask=True), tile(16, 16, 4, 1)),
+    *serve(
+        spec("backward_dkv", "float32", 16, "none", "tf32", block_mask=True), tile(64, 64, 4, 2)
+    ),
+    *serve(
+        spec("backward_dkv", "float32", 32, "none", "tf32", block_mask=True), tile(32, 64, 4, 2)
+    ),
+    *serve(
+        spec("backward_dkv", "float32", 64, "none", "tf32", block_mask=True), tile(32, 32, 4, 2)
+    ),
+    *serve(
+        spec("backward_dkv", "float32", 128, "none", "tf32", block_mask=True), tile(16, 32, 4, 2)
+    ),
+    *serve(
+        spec("backward_dkv", "float32", 256, "none", "tf32", block_mask=True), tile(16, 16, 4, 1)
+    ),
+    *serve(spec("backward_dq", "bfloat16", 16, "none", block_mask=True), tile(64, 64, 4, 2)),
+    *serve(spec("backward_dq", "bfloat16", 32, "none", block_mask=True), tile(64, 64, 4, 2)),
+    *serve(spec("backward_dq", "bfloat16", 64, "none", block_mask=True), tile(64, 64, 4, 2)),
+    *serve(spec("backward_dq", "bfloat16", 128, "none", block_mask=True), tile(32, 32, 4, 2)),
+    *serve(spec("backward_dq", "bfloat16", 256, "none", block_mask=True), tile(32, 16, 8, 1)),
+    *serve(spec("backward_dq", "float16", 16, "none", block_mask=True), tile(64, 64, 4, 2)),
+    *serve(spec("backward_dq", "float16", 32, "none", block_mask=True), tile(64, 64, 4, 2)),
+    *serve(spec("backward_dq", "float16", 64, "none", block_mask=True), tile(64, 64, 4, 2)),
+    *serve(spec("backward_dq", "float16", 128, "none", block_mask=True), tile(32, 32, 4, 2)),
+    *serve(spec("backward_dq", "float16", 256, "none", block_mask=True), tile(32, 16, 8, 1)),
+    *serve(spec("backward_dq", "float32", 16, "none", block_mask=True), tile(64, 32, 4, 2)),
+    *serve(spec("backward_dq", "float32", 32, "none", block_mask=True), tile(32, 32, 4, 2)),
+    *serve(spec("backward_dq", "float32", 64, "none", block_mask=True), tile(32, 16, 4, 2)),
+    *serve(spec("backward_dq", "float32", 128, "none", block_mask=True), tile(16, 16, 8, 1)),
+    *serve(spec("backward_dq", "float32", 256, "none", block_mask=True), tile(16, 16, 8, 2)),
+    *serve(spec("backward_dq", "float32", 16, "none", "tf32", block_mask=True), tile(64, 64, 4, 2)),
+    *serve(spec("backward_dq", "float32", 32, "none", "tf32", block_mask=True), tile(64, 32, 4, 2)),
+    *serve(spec("backward_dq", "float32", 64, "none", "tf32", block_mask=True), tile(32, 32, 4, 2)),
+    *serve(
+        spec("backward_dq", "float32", 128, "none", "tf32", block_mask=True), tile(16, 32, 4, 1)
+    ),
+    *serve(
+        spec("backward_dq", "float32", 256, "none", "tf32", block_mask=True), tile(16, 16, 4, 1)
+    ),
 )

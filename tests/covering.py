@@ -13,7 +13,7 @@ from typing import Any
 
 Row = dict[str, Any]
 Pair = tuple[tuple[str, Any], tuple[str, Any]]
-TRIES = 60
+TRIES = 3000
 """Completions of a pair that are tried. A pair that none of them makes valid is left out."""
 COMPARED = 12
 """Valid completions of a pair, of which the one is taken that covers the most."""

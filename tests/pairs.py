@@ -30,8 +30,11 @@ ATTENTION: dict[str, tuple[Any, ...]] = {
     "softcap": ON_OFF,
     "sink": ON_OFF,
     "varlen": ON_OFF,
+    "block_mask": ON_OFF,
     "fp8": ON_OFF,
     "loads": ("pointer", "descriptor"),
+    "order": ("plain", "longest_first", "head_reversal", "grouped"),
+    "persistent": ON_OFF,
 }
 """Factors of attention() and its backward."""
 CACHE: dict[str, tuple[Any, ...]] = {
@@ -70,7 +73,8 @@ Proven = tuple[AttentionSpec, KernelConfig]
 
 def spec_of(row: Row) -> AttentionSpec:
     """The spec that a row describes. Raises InvalidArgument where there is none."""
-    fields = {name: value for name, value in row.items() if name not in ("dims", "loads")}
+    of_spec = row.keys() - {"dims", "loads", "order", "persistent"}
+    fields = {name: row[name] for name in of_spec}
     if fields["dtype"] == "tf32":
         fields |= {"dtype": "float32", "precision": "tf32"}
     return AttentionSpec(head_dim=row["dims"][0], head_dim_v=row["dims"][1], **fields)
@@ -85,6 +89,8 @@ def config_of(row: Row) -> KernelConfig:
         num_warps=4,
         num_stages=1 if copies else 2,
         loads=row.get("loads", "pointer"),
+        order=row.get("order", "plain"),
+        persistent=row.get("persistent", False),
     )
 
 

@@ -20,7 +20,7 @@ from flashgen.config import KernelConfig, default_config, default_spec, why_ille
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.gpu import TARGETS
 from flashgen.render import render
-from flashgen.spec import FEATURE_WORDS, KV_WORDS, AttentionSpec
+from flashgen.spec import FEATURE_WORDS, KV_WORDS, UNMASKED, AttentionSpec
 from tests.pairs import ATTENTION, CACHE, H200, Proven, alone, in_pairs, spec_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "support.md"
@@ -44,8 +44,12 @@ WAYS: dict[str, Fields] = {
     "fa2": {},
     "fa2, descriptor": {"loads": "descriptor"},
     "fa2, longest_first": {"order": "longest_first"},
+    "fa2, head_reversal": {"order": "head_reversal"},
+    "fa2, grouped": {"order": "grouped"},
+    "fa2, persistent": {"persistent": True},
     "s_ahead": {"schedule": "s_ahead"},
     "s_ahead, descriptor": {"schedule": "s_ahead", "loads": "descriptor"},
+    "auto": {"schedule": "auto", "loads": "descriptor"},
     "hopper": {"schedule": "hopper", "loads": "descriptor"},
     "fa1": {"schedule": "fa1"},
 }
@@ -85,8 +89,8 @@ def page() -> str:
         *_pairs(),
         "## Features by schedule and loads",
         "Forward, bfloat16, head dim 64, as on an H200. A schedule that goes is rendered here; its proofs are in\n"
-        "`tests/interpreted/test_kernels.py`, those of `hopper`, which no interpreter runs, in\n"
-        "`tests/cpu/test_hopper_model.py`.",
+        "`tests/interpreted/test_kernels.py` and `test_orders.py`, those of `hopper`, which no interpreter runs,\n"
+        "in `tests/cpu/test_hopper_model.py`; `auto` is proven by a GPU alone.",
         *_ways(),
         "## Dtypes by GPU",
         "The default kernel of head dim 128.",
@@ -121,11 +125,12 @@ def _pairs() -> list[str]:
 
 def _ways() -> list[str]:
     def cell(row: str, column: str, notes: Notes) -> str:
-        fields = {"direction": "forward", "mask": "causal", **FEATURES.get(column, {})}
+        mask = "none" if column in UNMASKED else "causal"
+        fields = {"direction": "forward", "mask": mask, **FEATURES.get(column, {})}
         spec = _spec(fields | {"dims": (64, 64)})
         config = KernelConfig(br=128, bc=64, num_warps=8, num_stages=2, **WAYS[row])
-        if WAYS[row].get("schedule") == "hopper":
-            config = replace(config, num_warps=4)
+        if config.schedule in ("hopper", "auto"):
+            config = replace(config, br=128 if config.schedule == "hopper" else 64, num_warps=4)
         reason = why_illegal(spec, config, H200)
         if reason is not None:
             return notes.mark(reason.replace(f" ({column})", ""))

@@ -39,7 +39,7 @@ from flashgen.cli.words import (
 from flashgen.errors import InvalidArgument
 from flashgen.gpu import known_target
 from flashgen.problem import Problem
-from flashgen.spec import AttentionSpec
+from flashgen.spec import UNMASKED, AttentionSpec
 
 
 def tune(
@@ -173,6 +173,8 @@ def _specs(
 ) -> tuple[AttentionSpec, ...]:
     """All specs that the options name together."""
     masks = (False, True) if causal is None else (causal,)
+    if causal is None and set(UNMASKED) & set(features or ()):
+        masks = (False,)
     kernels = named_directions(direction or ["forward"])
     if "backward" in (direction or ()) and "bias" in (features or ()):
         kernels += [] if "backward_dbias" in kernels else ["backward_dbias"]

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from flashgen.asked import diagonal_of
+from flashgen.block_mask import BlockMask
 from flashgen.errors import InvalidArgument
 from flashgen.features import PLAIN, Features
 from flashgen.sequences import Sequences
@@ -38,13 +39,14 @@ class Call:
 @dataclass(frozen=True, kw_only=True)
 class Scalars:
     """The features of a call that are no tensors, as Features holds them. packed: of packed
-    sequences, max_q, max_k and bottom_right.
+    sequences, max_q, max_k and bottom_right. A block mask is made once, and never changed.
     """
 
     dropout_p: float = 0.0
     window: tuple[int, int] | None = None
     softcap: float = 0.0
     packed: tuple[int, int, bool] | None = None
+    block_mask: BlockMask | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,6 +92,7 @@ def features_of(
     """The features as one value; PLAIN where there are none. bounds: what bounds_of gave."""
     if (
         scalars.packed is None
+        and scalars.block_mask is None
         and bias is None
         and slopes is None
         and rng is None
@@ -107,6 +110,7 @@ def features_of(
         window=scalars.window,
         softcap=scalars.softcap,
         sequences=_sequences_of(scalars.packed, bounds),
+        block_mask=scalars.block_mask,
     )
 
 
@@ -144,6 +148,7 @@ def scalars_of(features: Features) -> Scalars:
         window=features.window,
         softcap=features.softcap,
         packed=None if packed is None else (packed.max_q, packed.max_k, packed.bottom_right),
+        block_mask=features.block_mask,
     )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flashgen import settings
 from flashgen.asked import check_scale, diagonal_of, from_tensors
+from flashgen.block_mask import BlockMask
 from flashgen.choice import Choice
 from flashgen.config import kernel_name
 from flashgen.errors import InvalidArgument
@@ -89,7 +90,8 @@ class Dispatcher:
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: Causal = ..., scale: float | None = ...,
         bias: Tensor | None = ..., alibi_slopes: Tensor | None = ..., dropout_p: float = ...,
         window: Window | None = ..., softcap: float | None = ..., sinks: Tensor | None = ...,
-        deterministic: bool = ..., precision: str = ..., return_lse: Literal[False] = ...,
+        block_mask: BlockMask | None = ..., deterministic: bool = ..., precision: str = ...,
+        return_lse: Literal[False] = ...,
     ) -> Tensor: ...  # fmt: skip
 
     @overload
@@ -97,7 +99,8 @@ class Dispatcher:
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: Causal = ..., scale: float | None = ...,
         bias: Tensor | None = ..., alibi_slopes: Tensor | None = ..., dropout_p: float = ...,
         window: Window | None = ..., softcap: float | None = ..., sinks: Tensor | None = ...,
-        deterministic: bool = ..., precision: str = ..., return_lse: Literal[True],
+        block_mask: BlockMask | None = ..., deterministic: bool = ..., precision: str = ...,
+        return_lse: Literal[True],
     ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
     def attention(
@@ -114,6 +117,7 @@ class Dispatcher:
         window: Window | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        block_mask: BlockMask | None = None,
         deterministic: bool = True,
         precision: str = "ieee",
         return_lse: bool = False,
@@ -131,7 +135,8 @@ class Dispatcher:
         causal mask, the bottom-right one; None or -1 is no end. softcap: the scores become
         softcap * tanh(score / softcap), before bias and masks; 0 or None is no cap. sinks:
         (heads,), float32 or of the dtype of q, a score that each row of a head sums beside its
-        keys'.
+        keys'. block_mask: of flashgen.runtime.block_mask, which queries see which keys; then causal
+        is False, and there are neither window nor bias.
         deterministic: False admits a backward that adds dQ up in any order. precision: how float32
         is multiplied, "ieee" or "tf32".
 
@@ -142,12 +147,13 @@ class Dispatcher:
         """
         if (
             bias is not None or alibi_slopes is not None or dropout_p != 0.0
-            or window is not None or softcap is not None or sinks is not None or modes.special(q)
+            or window is not None or softcap is not None or sinks is not None
+            or block_mask is not None or modes.special(q)
         ):  # fmt: skip
             o, lse = self._rare(
                 q, k, v, causal=causal, scale=scale, bias=bias, slopes=alibi_slopes,
                 dropout_p=dropout_p, window=window, softcap=softcap, sinks=sinks,
-                deterministic=deterministic, precision=precision,
+                block_mask=block_mask, deterministic=deterministic, precision=precision,
             )  # fmt: skip
             return (o, lse) if return_lse else o
         launcher = self.lookup(q, v, causal is not False, precision) if _agree(q, k, v) else None
@@ -295,6 +301,7 @@ class Dispatcher:
         window: Window | None,
         softcap: float | None,
         sinks: Tensor | None,
+        block_mask: BlockMask | None,
         deterministic: bool,
         precision: str,
     ) -> tuple[Tensor, Tensor]:
@@ -318,6 +325,8 @@ class Dispatcher:
         rng = modes.draw_rng(dropout_p, q.device)
         if not torch.compiler.is_compiling():
             modes.refuse_tangents(q, k, v, bias, sinks)
+        if block_mask is not None:
+            _check_block_mask(block_mask, traced=modes.traced(q))
         if modes.traced(q):
             word = "none" if causal is False else "bottom_right" if causal is True else causal
             o, lse = operators.attention_forward(
@@ -333,7 +342,9 @@ class Dispatcher:
             precision=precision,
             deterministic=deterministic,
         )
-        scalars = Scalars(dropout_p=dropout_p, window=left_right, softcap=cap)
+        scalars = Scalars(
+            dropout_p=dropout_p, window=left_right, softcap=cap, block_mask=block_mask
+        )
         features = features_of(bias, slopes, rng, sinks, scalars)
         self.check(q, k, v, call, features)
         if self._resolver.left_to_torch(q.device):
@@ -411,6 +422,20 @@ class Dispatcher:
             )
         )
         return "sha256:" + hashlib.sha256((text + repr(settings.served_gpu())).encode()).hexdigest()
+
+
+def _check_block_mask(mask: object, *, traced: bool) -> None:
+    """Raise InvalidArgument for what is no block mask, and where operators know none."""
+    if not isinstance(mask, BlockMask):
+        raise InvalidArgument(
+            "block_mask must be made by flashgen.runtime.block_mask, by from_boolean for example: "
+            f"got {type(mask).__name__}"
+        )
+    if traced:
+        raise InvalidArgument(
+            "block_mask must be None where torch traces: call attention under "
+            "torch.compiler.disable"
+        )
 
 
 def _agree(q: Tensor, k: Tensor, v: Tensor) -> bool:

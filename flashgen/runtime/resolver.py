@@ -192,7 +192,7 @@ def _key_of(q: Tensor, v: Tensor, call: Call, features: Features) -> tuple[objec
 def _kinds(features: Features) -> tuple[object, ...]:
     """What of the features makes another kernel."""
     if features is PLAIN:
-        return (None, False, False, False, False, False, None)
+        return (None, False, False, False, False, False, None, False)
     bias = features.bias
     masks = None if bias is None else bias.dtype is torch.bool
     return (
@@ -204,4 +204,5 @@ def _kinds(features: Features) -> tuple[object, ...]:
         features.sinks is not None,
         None if features.sequences is None else features.sequences.paged,
         None if features.fp8 is None else features.fp8.dtype,
+        features.block_mask is not None,
     )

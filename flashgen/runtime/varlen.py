@@ -109,8 +109,8 @@ def attention_varlen(
     diagonal_of(causal, 0, 0)
     packed = from_bounds(
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=seqused_q,
-        seqused_k=seqused_k, block_table=block_table, page_size=k.shape[1],
-        bottom_right=causal != "top_left",
+        seqused_k=seqused_k, block_table=block_table,
+        page_size=1 if block_table is None else k.shape[1], bottom_right=causal != "top_left",
     )  # fmt: skip
     if modes.autocasts():
         q, k, v = modes.autocast(q), modes.autocast(k), modes.autocast(v)

@@ -661,6 +661,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d128_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:2896a627571e532dc2c7264b4fa9d175adee5dd4c9b17dbdd843083ea7e6a482"
     ),
+    "bwd_dkv_bf16_d128_blockmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:4419cba66c1a538d51c61db5a49ca1e5169efe5e2d1dfad75938fadcf930d36e"
+    ),
     "bwd_dkv_bf16_d128_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:4087f9632897ac44d4f4cf272827eace756c42b9307b36f77443fbaf3ea79e60"
     ),
@@ -733,6 +736,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:5ed3b7e688fe19c8a4460c8f9fe061e703561a42c745070eb3b4eba5456784d7"
     ),
+    "bwd_dkv_bf16_d16_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:db43d34576f97d041c66beb69c27af80d8d7acc54b686bb07890703aa25c040e"
+    ),
     "bwd_dkv_bf16_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:76c40e2dbfe15d4273c488426c31f6cbfb6ded5af1aa631be62e91bdc46aeb88"
     ),
@@ -798,6 +804,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_bf16_d256_bias_br16_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:83cb7d30d0544fe1097047e7990c745651a004fe975c48b6526acd37a99d2b06"
+    ),
+    "bwd_dkv_bf16_d256_blockmask_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:a713ec71a3591096576f98bb200862b92a16d77324f0e2b484d6347402714033"
     ),
     "bwd_dkv_bf16_d256_boolmask_br16_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:65db77158f12227a0b027af02a365b64c0b008fd99d1a4fb32498bd70072cae3"
@@ -865,6 +874,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:70e11c022a5126cb2320c82d7f6e43ed62e9d6f1d6e6e9765bb5554b206500b9"
     ),
+    "bwd_dkv_bf16_d32_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:cc9ec774e99c3b5252d938caf9cf541e22878473f22edc4501ca3fb609529505"
+    ),
     "bwd_dkv_bf16_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:4ec48c0240faf03827efc802fe52922eeff3b6380af5deefd9de4542ba19300b"
     ),
@@ -912,6 +924,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_bf16_d64_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:3215b6fd7e7e7df9e33131b424fefb2ce370562b23a8115921bcbeed2c1ca22b"
+    ),
+    "bwd_dkv_bf16_d64_blockmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b30f9f52f0b918f666b7cc3ffe77fc60690c0e857c939b61c86f53b22e21cd8f"
     ),
     "bwd_dkv_bf16_d64_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:9abe6c04a1edee9b30a0d439c0080f4ee22c88d084f5d4b2fced97e2bef44420"
@@ -1006,6 +1021,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d128_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:452417f95b24cc7712db334bd360542c14e15a6d513c922fabb77afe44587378"
     ),
+    "bwd_dkv_fp16_d128_blockmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8880e028fd7161a027821869bf950e7d20a144e28c02817589b46d9d3b8cbeef"
+    ),
     "bwd_dkv_fp16_d128_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:5d3dccc4cc512f77acb2be88a772571736277bf1f90bdf184f8ac61155f444ef"
     ),
@@ -1078,6 +1096,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:e3549a5e745952f87bcfaa09ece702a7d6a7c05b2f552ec85ded7a9d822ad8f2"
     ),
+    "bwd_dkv_fp16_d16_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:2168ecb70f8b8f443a0cdefa614f40f162cd9003723adc21ef66776d8efed591"
+    ),
     "bwd_dkv_fp16_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:b80d95b4d55e677e9e0beac9641c31e79bd7a46e09603c37eae9bfd0dca5aecc"
     ),
@@ -1143,6 +1164,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_fp16_d256_bias_br16_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:337e26dd1382491621792ca3f5be2dec0302e0edc99001e068d92abe1dc1842e"
+    ),
+    "bwd_dkv_fp16_d256_blockmask_br16_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:dbfa075fff727693c2c39cadc0219ae84d34e8ecf098a075dde3f4cb3f1d67ca"
     ),
     "bwd_dkv_fp16_d256_boolmask_br16_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:6dacfe053da0b52c436f6ab5683b9f80328b092a1ec881db95d13dfcf4296ca4"
@@ -1210,6 +1234,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:17e1511c07f9eb816098da8b95672128a3cb9793327f6193bf81a95fdc3af9a4"
     ),
+    "bwd_dkv_fp16_d32_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:74455cd4b997c9f11411451b32d7051d155f43498fbcb96e8939e37effc1b5ea"
+    ),
     "bwd_dkv_fp16_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:474033c8b36cbb74334ec4e7bfeeabe2e49f6bb2fb8baf0f68bbbb21f217fd5d"
     ),
@@ -1257,6 +1284,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_fp16_d64_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:53b0b9c2ffe4832da55a8919f4b0d24f3eaa5ab039336929e63ec145c3a771b3"
+    ),
+    "bwd_dkv_fp16_d64_blockmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f4931e69d37a13a129d27c12440340ddeac808d523bf523fa9624a435abca761"
     ),
     "bwd_dkv_fp16_d64_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:3522be954fd9a4d4a1f92176ecf928958e98e9ad585ad11eb3ebefddbb39120b"
@@ -1351,6 +1381,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp32_d128_bias_br16_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:55c6ac69e420e1ecb33095de43e76a1360a6415cdd6fcabfb8aef1dfd5a6e536"
     ),
+    "bwd_dkv_fp32_d128_blockmask_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6485b0ebaf344e856512f9f8833bc7f9ec3b355352d775e003bed15c728f4247"
+    ),
     "bwd_dkv_fp32_d128_boolmask_br16_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:b1b5c7fde63c175c5e06a029f52aebca64632c9036a698fc5e3c2cf002db573e"
     ),
@@ -1398,6 +1431,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_fp32_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:9194a2d78163d5c7a28d530b8caa82b1cf4f992d1786738cc9ec764145474d35"
+    ),
+    "bwd_dkv_fp32_d16_blockmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:7f91cfcf133de7d4b94e5efaa3795a5898d3bbac61bbee66646a7da8924921cd"
     ),
     "bwd_dkv_fp32_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:ff872dfee74d3ee91a87bcbd098f09df0ddad0ed0f4d121b749a71b49ac76a12"
@@ -1447,6 +1483,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp32_d256_bias_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:23b788e33d059b11afbc81b0a08290f0cf8010f18c82b597d792854eadbd9519"
     ),
+    "bwd_dkv_fp32_d256_blockmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:b13ddf83740847230dfc4c762376e73f1ffb5aa78f9f73cd64123155ce486e7a"
+    ),
     "bwd_dkv_fp32_d256_boolmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:d58022b44542b6e2f0f3768de83647771c2c6c4219788e7243c3f1b346c72f7b"
     ),
@@ -1494,6 +1533,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_fp32_d32_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:4f8bd92ddc1b2d646c2e7f95786ef0e93fbd554ebccb93ff8f42d898eee8a130"
+    ),
+    "bwd_dkv_fp32_d32_blockmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:541dec21eaabaa69d4134ebe39f095dcaa109cdb172697022ad77f480cad2603"
     ),
     "bwd_dkv_fp32_d32_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:e5325c1039404bca86f633630074aab390ea6c8c7c11cabf6542139c0270fcd1"
@@ -1543,6 +1585,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp32_d64_bias_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:8c11e979e6244a4573cb62736b6005548c3f7dc8c89c8738b963dcde880815fd"
     ),
+    "bwd_dkv_fp32_d64_blockmask_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:bb5a6f72cebb41a0116f3ab954e4c82a70f2c603525632692dfe28711f8fc9d9"
+    ),
     "bwd_dkv_fp32_d64_boolmask_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:cee8dd39ea54409b3dab6c0ce2fb34b33e21ce7e9473f012d39cd8bda081d111"
     ),
@@ -1590,6 +1635,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_tf32_d128_bias_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:23940159f65b9d8e83045bf2bdb0f10c6d6c49a3caaac916a4f87521e7f7bb7b"
+    ),
+    "bwd_dkv_tf32_d128_blockmask_br16_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:9943881813a19785f48eb06388d95e56aff55b92491a5edd505516c7a2a0b812"
     ),
     "bwd_dkv_tf32_d128_boolmask_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:80e281a42dc03552d0e44e66df9ab86788041fee8a2a2f088c506d33fad450ea"
@@ -1639,6 +1687,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_tf32_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:3f651ff8c66ee8a4652d4230b7ec42a206ad2e35bca5070d781085e45a10c32c"
     ),
+    "bwd_dkv_tf32_d16_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:69676d04a797c6510816de321b5e66973a4454b6c8096672ba5f95805f75277d"
+    ),
     "bwd_dkv_tf32_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:9008483c20c6cb03e1e3007482304f5f209752c3ef07d54e9fa16f37a4cfd45f"
     ),
@@ -1686,6 +1737,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_tf32_d256_bias_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:b29c7932fdb77ddfc74d860eced0681e0147c4e3adcd0e8f4ca7cbdd842cf26c"
+    ),
+    "bwd_dkv_tf32_d256_blockmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:06a03800a0ac7ad5f6b6c3ccfdfc17f98eb10abac4c771b1fdecfbd27211ca54"
     ),
     "bwd_dkv_tf32_d256_boolmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:c34d06b157e9d714915c0f65e557707800488213ccdd1c972f827bfb52fd1614"
@@ -1735,6 +1789,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_tf32_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:e05345888086098ac2a292b1e737e3562a1a714d13e0f1a6f4649896efd00c1f"
     ),
+    "bwd_dkv_tf32_d32_blockmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:8fe4d45360c0b920f06e9e71cb1d386fcd358f6e4d81815de6617e4de74c746d"
+    ),
     "bwd_dkv_tf32_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:36937d5821909c5dba54064a7549f512f472398a5ec3b1d979d5962c5cd2069b"
     ),
@@ -1783,6 +1840,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_tf32_d64_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:48ec53891941e1d0473f1cc4058518bf61b6ba28a74cb5c11a6c6ceff321586c"
     ),
+    "bwd_dkv_tf32_d64_blockmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a52137b08485789206374379441f16fb84cf3a5d964e7bc2d31d878fae7aeb1f"
+    ),
     "bwd_dkv_tf32_d64_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:258723a4296b040527c2da89c99c22dd8bf080aa749ff03e8b2e469b2ababd02"
     ),
@@ -1830,6 +1890,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_bf16_d128_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:3029b64c3198dce0cbf8e16c5ef75c5a030e1e048005ab1333b8bcb0db87b6fd"
+    ),
+    "bwd_dq_bf16_d128_blockmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ba13f9513d867d09128d34e27e05a367f4eb0d8b7048f1437f8825db15f38d73"
     ),
     "bwd_dq_bf16_d128_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:07d25f71f0b839c7885710078d2b2f94cca8d4636565b3dae8ec99758173b451"
@@ -1902,6 +1965,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_bf16_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:284d0ad9cf4a694cffd6212b0d02772008a253fdf306f409a55e9dc751d6b667"
+    ),
+    "bwd_dq_bf16_d16_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:29647b0599e110bdfe1b8c8cf8b795d7436eb8d7714c8be774fdb0ec902235de"
     ),
     "bwd_dq_bf16_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:cab6113d294410d449468dd99f6a13c5dab837c684264fbc3b598cb03cf1679e"
@@ -1987,6 +2053,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d256_bias_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:5ea99c534d452ed8a4f19621b76b7eda563258cc53c3b0810ebe10f83c6dbdc8"
     ),
+    "bwd_dq_bf16_d256_blockmask_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:24dea069c17d35f7db0e79c96c62b9b79b485a98f0ad514fe6e2077ca6cef895"
+    ),
     "bwd_dq_bf16_d256_boolmask_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:45f145126b65f869f755d3be3de4dcd1053a7df79cf26d5c5991e9384a8341f0"
     ),
@@ -2071,6 +2140,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:917cfa867fbac32a28c89333314616e20d985850c58535fd2adebe020ea70eed"
     ),
+    "bwd_dq_bf16_d32_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:748533fea55e903229fe4a2678d1b84b2cf9ca99865c98e2de9de32b8f6bdb0f"
+    ),
     "bwd_dq_bf16_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:eb29ff1b1fc8aa44bd3015fc837c9d6ea1b93d627301fbeccc1e750707eaa47e"
     ),
@@ -2118,6 +2190,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_bf16_d64_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:71a42969a32c51c79ca12261750174933b565fc3c97dbe6f8a985813a7d27539"
+    ),
+    "bwd_dq_bf16_d64_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:24987e8d154d2ed36b457674d2ff6dea8101486037ef3db1e2265f897474914e"
     ),
     "bwd_dq_bf16_d64_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:2e2fffb7017fdf4e40f31c51e9e01f15d5478e07599a4c539c58c0969dcddb7f"
@@ -2230,6 +2305,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d128_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:a109bf2cc6c14ae427a38c1c8fbe7bb7444dd66d0b1e4eb23573d5c947760c5d"
     ),
+    "bwd_dq_fp16_d128_blockmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f98197811b86fa03f6f12cda68b3b680a5baf34c31dc104d2a791b47659cd1c7"
+    ),
     "bwd_dq_fp16_d128_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:daca24e151d9c7b7b35dc57b0b5095ff94a97961c9d49089de006166590cd8d4"
     ),
@@ -2301,6 +2379,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_fp16_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:8c136ec6fd7c6265857b69b3ab296cdbb69c75bf9326ef0e27bf74b227c35ba7"
+    ),
+    "bwd_dq_fp16_d16_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:248a98c42990d438272e26c58379c6fca1f1b1d2b6b51fa5bcef93a963ff12be"
     ),
     "bwd_dq_fp16_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:075828cf953dc4006b02510d489ef3ad748197b23663ad4de942f5f8c9d46635"
@@ -2386,6 +2467,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d256_bias_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:d526ef3c526f75e711c7af7be4fa12aa2435c2491899a4c1b94a91eea01d4cd4"
     ),
+    "bwd_dq_fp16_d256_blockmask_br32_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:26e1d40ac6004106b63eb2ff39d458a002948afecfed179c03026c2f7a433df3"
+    ),
     "bwd_dq_fp16_d256_boolmask_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:8f2329267bb21e75262c08494fb9720781e78c72f3d4c677a9c2ef8f80e121bf"
     ),
@@ -2470,6 +2554,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:e4c2a8abd846b898b585dba007ecb366bb884312404223c65f9b7877f1bd1a7b"
     ),
+    "bwd_dq_fp16_d32_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5280f6e5d319c8ed6c06552602d785816750cb07a50b79d395926b8c4f07fd51"
+    ),
     "bwd_dq_fp16_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:657412cbac6a9f3e6fcfc569a4169b1f3a4a167f843f8204b85b1955fcc90924"
     ),
@@ -2517,6 +2604,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_fp16_d64_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:487202bd12b80bcd3a9d01747b021e04b535955e88fb63abcac51f5f0bb3e768"
+    ),
+    "bwd_dq_fp16_d64_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:846943fcc79486d796e9b141fbcb4bdf49cc9e2147a16a21ab032b34c3d60c37"
     ),
     "bwd_dq_fp16_d64_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:b620769c23c82f3ccca9c1e0faf375df5a1c95e63ede754218f784828be5eb15"
@@ -2629,6 +2719,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp32_d128_bias_br16_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:c5f7a14d28aa85046bec19706502a00b9ea08667fe64468b8968f989fba568a1"
     ),
+    "bwd_dq_fp32_d128_blockmask_br16_bc16_w8_s1_fa2_pointer_any_dim": (
+        "sha256:d1e7703a048d10c7dd59272a6cbff77f34b48b5178bc77f88fefd1e979a7fce3"
+    ),
     "bwd_dq_fp32_d128_boolmask_br16_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:bdc705f9f8d4ddafc857089fcb9561b2511fae3ead7bb1dbc7d906e95f265038"
     ),
@@ -2676,6 +2769,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_fp32_d16_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:c3852ad3861da45a7dfe11f586621420a27b725e42ab1fa49d7068c9be882494"
+    ),
+    "bwd_dq_fp32_d16_blockmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:14fab1d383304724c9957272f3668a6c61a8c55dae0762a3de702b93ba454fba"
     ),
     "bwd_dq_fp32_d16_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:596b11c83116d503562df9174f3557f18b897832927dccf37c987c14ad79ba34"
@@ -2725,6 +2821,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp32_d256_bias_br16_bc16_w8_s2_fa2_pointer_any_dim": (
         "sha256:2c2cda7a2130eb08c5748573c8bd1887a53564dba768343d3990f6402bd65dc9"
     ),
+    "bwd_dq_fp32_d256_blockmask_br16_bc16_w8_s2_fa2_pointer_any_dim": (
+        "sha256:b59f97f6b70306c0eb64b888fc8e5ff06cd67a37b5c66ed21c8299ca9d76d7bf"
+    ),
     "bwd_dq_fp32_d256_boolmask_br16_bc16_w8_s2_fa2_pointer_any_dim": (
         "sha256:a83509f0b3d1bd6ca849967e3fe8045ec46fbe37761ad0357d17954ea177723c"
     ),
@@ -2772,6 +2871,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_fp32_d32_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:eb6f72a62bcd3cbd01832b47524cf25dbff033087e9eb7ff424b3c6eb8815e72"
+    ),
+    "bwd_dq_fp32_d32_blockmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:413d5df1e37d70bb702dd89a6b39d0aa0275f64a1455b34e3f5cb9b3377ed638"
     ),
     "bwd_dq_fp32_d32_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:bed89b356aadb0a52b47f16dd2e50c735eea639de2f009dfaa8a8b3678de2c56"
@@ -2821,6 +2923,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp32_d64_bias_br32_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:283b520d07e66113845e9a9f3a4d8831e4202423db8c5fd9d1448374c92866f0"
     ),
+    "bwd_dq_fp32_d64_blockmask_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:6725da65e35b222efec772fc0fcc903b304d03eba9647915b3523afe344cba13"
+    ),
     "bwd_dq_fp32_d64_boolmask_br32_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:714fd9694d58bc3b8e0dcb3bd0526bb674171481c31172c7d904555c803ebbe7"
     ),
@@ -2868,6 +2973,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_tf32_d128_bias_br16_bc32_w4_s1_fa2_pointer_any_dim": (
         "sha256:4d4a1a506e0568893377e375756b6c13ba18a1225812ccb234c04f66fcbcbfdd"
+    ),
+    "bwd_dq_tf32_d128_blockmask_br16_bc32_w4_s1_fa2_pointer_any_dim": (
+        "sha256:49a8f6f037ed602149e7efe8deb1bbbe64622eb3e26ddfb8178f18ae71854632"
     ),
     "bwd_dq_tf32_d128_boolmask_br16_bc32_w4_s1_fa2_pointer_any_dim": (
         "sha256:6fbf26ff6598de06f325e42c569afcbdb9efc98d63e25be40fa11e23cc8efcc0"
@@ -2917,6 +3025,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_tf32_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:69ecc924467eecec149cd307032b9e8729ccd843799f9e6d0abcfcfa6e62f558"
     ),
+    "bwd_dq_tf32_d16_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:35cef981d92445c7d195c06a9f36a580e59a06dc140430e64fce96991c21b8a5"
+    ),
     "bwd_dq_tf32_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:517c38c972e05e9f26778fa396cc457d7371c1d1b724749701a1317a6cb7313f"
     ),
@@ -2964,6 +3075,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_tf32_d256_bias_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:8e984db349eadc5bd51311a0aba78e843533dbf5c08ae090bca8df008600e98b"
+    ),
+    "bwd_dq_tf32_d256_blockmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:dfa70180e5164e07d0510ddb803897ab84407ec019c2e00ce148734b315f1322"
     ),
     "bwd_dq_tf32_d256_boolmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:10c78718fe6a0d7cd98fdb7e1c1d083c092e6247bed0e6cc5e2218bf05484662"
@@ -3013,6 +3127,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_tf32_d32_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:dc5d7f4592ad574c2f5210af79a72ab81d8c6687a3ce5223468d386bdb613917"
     ),
+    "bwd_dq_tf32_d32_blockmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a097c7841300312e90612fe498530850786badef2e50491278bac63830e65d7b"
+    ),
     "bwd_dq_tf32_d32_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:11a85b6335905d5d5c67bae4c2ec73b1b59233af76e10d0f9300d794ee856910"
     ),
@@ -3060,6 +3177,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_tf32_d64_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:3e95f39d21ed7fc214cffdd8072a553518f109a25f494a07f7f63d292434d898"
+    ),
+    "bwd_dq_tf32_d64_blockmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:f6631ad4f5a9baaa45dd2c51ebed8ee7a65b354517cc71b10fb1a63ea02f68ec"
     ),
     "bwd_dq_tf32_d64_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:bf35268fdbdfec4a82d9ca9f4300ee53f20745b75a29b0dcffd636a5b9292895"
@@ -4459,6 +4579,9 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d128_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:15c1fbea86dc6c3a929d65c80e9db26870306814b59ac1b18f510768c2b0f48c"
     ),
+    "fwd_bf16_d128_blockmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:5c17d118e9f49bafab9c0f5e9fa2c9bee652d43c2755f1db58b46ab192d5d82c"
+    ),
     "fwd_bf16_d128_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:4dc8bbd3cb035c4a4fe0107a5afd6dee151898c7b5e6e67c5115fed8d2880c87"
     ),
@@ -4548,6 +4671,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:37a49894685bbbbe62fcd8f2a98e706eba12effbef93b70362f73f59d84b8c8e"
+    ),
+    "fwd_bf16_d16_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:a005bff9b92da5bcc2f6ba3c170ae93a85ba17b0065dfe9b64a660dd7173d9b6"
     ),
     "fwd_bf16_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:095b17c42c17135d7d7d73affddb36178b4a6d3075ae8ff8e37f831d4e3712ff"
@@ -4650,6 +4776,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d256_bias_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:8360ada00f68557e082e02c7910488a47bd238e79eac2d6448153880128587cb"
+    ),
+    "fwd_bf16_d256_blockmask_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:b3736529e8385122e4114c9e48991e04a7850a5226e69eb161b0a7098c7e1cc6"
     ),
     "fwd_bf16_d256_boolmask_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:e73780a753c97b6a469b6a7a60481baa1787a79db96ca63bf042f9536abfa917"
@@ -4759,6 +4888,9 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:806eec3556d5751a309195f4618795ef8b33df91126cc17427809ecb07481bcf"
     ),
+    "fwd_bf16_d32_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b0fe594f558617a7d26a1e3ebd0f7c36428a0e66d300e04392d7ff24ecf52bd2"
+    ),
     "fwd_bf16_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:f8dad767a498e0a7899f97d84ff1a0643132edcd9092361f9c3db7ab2d83b2f8"
     ),
@@ -4824,6 +4956,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d64_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:b6495f3bac41f0044d441862035271c09d0f1350c7c4ea3335fee265e2ed86b2"
+    ),
+    "fwd_bf16_d64_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:04976284040118a0cb470bf97781f17090000f7a6c33d4a3a5b83be74a5189b9"
     ),
     "fwd_bf16_d64_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:a00f076bfded4e72865e5933af4485598f0df960d7434c110610cfab5cb111d4"
@@ -4948,6 +5083,9 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d128_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:a3422fed3fae30ee3774e6a55f4c407c27fcc7092445200f1f79a9085fcc2780"
     ),
+    "fwd_fp16_d128_blockmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:cd6f9e8480d54506a77c86516c8174876c285af84e78685b19d451e85b357706"
+    ),
     "fwd_fp16_d128_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:0977b55e63fb4b1267c3a889cf9388fa9b8070e41a41fc84526f71992b1fbacb"
     ),
@@ -5037,6 +5175,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp16_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:e31d71084122579f9a49c0473e44846759d28609265c27c772b4b877ae012895"
+    ),
+    "fwd_fp16_d16_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e55621c66b33f40c35b270f8f9f58550c14488e657a6836aa97ed32232b23248"
     ),
     "fwd_fp16_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:ce6c1e8ed918344e05a41e2ad47ea9890935bdc021835da4a6312ca5465e8ac4"
@@ -5139,6 +5280,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp16_d256_bias_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:28214ce0b142c5e23053901381f62242f098dff4c8910630eeb3227b61aa0048"
+    ),
+    "fwd_fp16_d256_blockmask_br32_bc32_w8_s2_fa2_pointer_any_dim": (
+        "sha256:00aebd754bd3965b17621e556e8f218ef90a4b431fe1949159814a87bff7169d"
     ),
     "fwd_fp16_d256_boolmask_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:22c79f4bf91d3e474bd108e926bad3f195f28cf98c268028c3e47eb843bb85aa"
@@ -5248,6 +5392,9 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:4cb1f66da7856b3a0127076c13e4f63e37c6ee65ee6c05c39a4781f23b4d73d7"
     ),
+    "fwd_fp16_d32_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e0a5abc899bf8aae40f4d01973e6e798eb8633a3ef685571271c97178cf9b7aa"
+    ),
     "fwd_fp16_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:c036b2a95559430043d9ef7da2622d9f94ebf84373aaab503793c47ba9573f08"
     ),
@@ -5313,6 +5460,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp16_d64_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:a4680cdfad5c61553540ce6f04878ebf5b80ff0e7f5031d9c89cce61871809ec"
+    ),
+    "fwd_fp16_d64_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:3f85a1143e7e6597aa8ed24accd2dc66585d1a4089a76135f73a8ef03de7d016"
     ),
     "fwd_fp16_d64_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:86d46c74235240fc11e9c2c49987d1260be65c17fec3995fc5142290799fcf23"
@@ -5437,6 +5587,9 @@ DIGESTS: dict[str, str] = {
     "fwd_fp32_d128_bias_br16_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:360050d374e9cad18f5cb0b8e8f5060041ad3036b5fb52a106d70c259e953632"
     ),
+    "fwd_fp32_d128_blockmask_br16_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d45daaf974e3ba56aff4cca36c5824b0169fc5d4737619d856521860ac273fc1"
+    ),
     "fwd_fp32_d128_boolmask_br16_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:1b93c69c248b471963304214f7eb43e1fa2e32d5d773da3b22315fc400fd97e2"
     ),
@@ -5490,6 +5643,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp32_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:ead1fe3d906f91d0e75d70a040c20c8084dd4457dbffd58a62a38ba13d80705f"
+    ),
+    "fwd_fp32_d16_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:7acd88393c7923d9285a9e184ee6f882377998126c9a448187f231cf7bcb17ac"
     ),
     "fwd_fp32_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:c83018ae53c3c7763132dc793845187524901025410616773f6056ea71358ef3"
@@ -5545,6 +5701,9 @@ DIGESTS: dict[str, str] = {
     "fwd_fp32_d256_bias_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:32aea59855f4b1569a8781fb860484e1ea1d202726671e2d944b4e498e67f0a1"
     ),
+    "fwd_fp32_d256_blockmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:1196c1e9cc5430da72eee6468fd22eb24c24867b38f6e4e20a6332c88d4e1522"
+    ),
     "fwd_fp32_d256_boolmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:24ef1efeab4c357b4433d6994d692269ebbbd3c6a6dfc6e57add7f54c76f0015"
     ),
@@ -5598,6 +5757,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp32_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:42ec0f144adaa729d0193fd0a90f7c908fa30735ffca304137f8840cf8d1e337"
+    ),
+    "fwd_fp32_d32_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:b7b0247556dbb7d7c64a380d15034b2697186cf8996667ca6afd2b8b2eba4b48"
     ),
     "fwd_fp32_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:b585c4005807482a60c5e6e2aba2a3a9300020f5d97613e0b8ae081ccdf47775"
@@ -5659,6 +5821,9 @@ DIGESTS: dict[str, str] = {
     "fwd_fp32_d64_bias_br32_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:ee922e1c7a70d4ac016cdefc9b61b5a29d7f17b0f8469d77203baea07c4fa7ac"
     ),
+    "fwd_fp32_d64_blockmask_br32_bc16_w4_s2_fa2_pointer_any_dim": (
+        "sha256:35d0307ac709b81f25ee63a59bfdc62779c688ff8ae55d9c0a2394bfdb919287"
+    ),
     "fwd_fp32_d64_boolmask_br32_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:00e65aab47468553e01ca7011fa56f16e39f53c967aee17b35073b304f6848c5"
     ),
@@ -5712,6 +5877,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_tf32_d128_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:bfc301d5673c24fc4a071d07a68f6292a0aaffe6975e9ea19cb91a7824c3d859"
+    ),
+    "fwd_tf32_d128_blockmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:1bed6bd36bc0fa97a96fb870f5bba0feba8b4623a4966ad384d699792d2efd65"
     ),
     "fwd_tf32_d128_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:323be3770f604fee68af3b5c611c320e6ebc9e6ccb95b117306972a4dbe2612c"
@@ -5767,6 +5935,9 @@ DIGESTS: dict[str, str] = {
     "fwd_tf32_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:c147b0db6c83a907b2ba2c92a56e4ce9176e24916468f0d5e0df123f52cc2bb2"
     ),
+    "fwd_tf32_d16_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:d265dfb39f321ca5a1845a29463dc98cf7a62ddecee1794512e71ea40cf2c077"
+    ),
     "fwd_tf32_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:1fbdc4caea437d2c325c1f5d9191a2ae098a14f644919b7bb8fba9f1d64fe326"
     ),
@@ -5821,6 +5992,9 @@ DIGESTS: dict[str, str] = {
     "fwd_tf32_d256_bias_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:4ee488cb132810a5916ea1d4de664965eda9a1109cceebf86707115e860df7f0"
     ),
+    "fwd_tf32_d256_blockmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
+        "sha256:95d0eac8ffd386735da480832d169c4914e352a3b39ed3cbb7151085d1b835c2"
+    ),
     "fwd_tf32_d256_boolmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:4b9a3efffc817d41281bd9c04dd8c18b27e3b2d8e72f5094216b2cf85637ae82"
     ),
@@ -5874,6 +6048,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_tf32_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:cff62b1ddf00a19230b23e071d21f19fa3f0b7fb4d882a7a5e22bb175bc524e7"
+    ),
+    "fwd_tf32_d32_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
+        "sha256:ca9b9bd8ba006a8581a29d833e6713e0b7ce632521c2b20e3c5c729b1e2ffcb4"
     ),
     "fwd_tf32_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:573208aa1340eee3d1f201663d024c53b5da1a7b9ccd2604ef2ac63f22e771d7"
@@ -5934,6 +6111,9 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_tf32_d64_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:6e55475495f15e6855035a62326b9a73ee99a335a6f00a239dc5813150810a17"
+    ),
+    "fwd_tf32_d64_blockmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
+        "sha256:e2eae21212f64a91a3913979af792296f87dbeb8c7fdb238f69a31b5a899f78a"
     ),
     "fwd_tf32_d64_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:6f4073a6b7b63cf4ce581c04b0ffcf987962d3274993d7568de9bb8bec85fd9d"

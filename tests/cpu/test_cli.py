@@ -285,6 +285,11 @@ class TestTune:
         (alone,) = options("--feature sink --causal --head-dim 64").specs
         assert alone.name == "fwd_bf16_d64_causal_sink"
 
+    def test_a_block_mask_has_no_causal_one_beside_it(self, options) -> None:
+        assert {spec.mask for spec in options("--feature block-mask").specs} == {"none"}
+        with pytest.raises(AssertionError, match="block_mask goes with mask none"):
+            options("--feature block-mask --causal")  # what run() printed
+
     def test_no_causal_is_one_mask_too(self, options) -> None:
         assert {spec.mask for spec in options("--no-causal").specs} == {"none"}
 

@@ -26,6 +26,7 @@ from flashgen.errors import FlashgenError, GeneratedError
 from flashgen.generate import (
     check,
     demand_agreement,
+    featured_specs,
     is_stale,
     kernels_of,
     plan,
@@ -88,6 +89,14 @@ def all_specs() -> Iterator[AttentionSpec]:
     dims = range(16, 257, 40), range(16, 257, 40)
     for (dtype, precision), mask, d, dv in itertools.product(kinds, ("none", "causal"), *dims):
         yield AttentionSpec(dtype=dtype, precision=precision, mask=mask, head_dim=d, head_dim_v=dv)
+
+
+@pytest.mark.parametrize("word", ["varlen", "block-mask"])
+def test_a_feature_has_defaults_of_the_masks_that_it_goes_with(word: str) -> None:
+    specs = list(featured_specs((word,)))
+    assert {spec.mask for spec in specs} == ({"none", "causal"} if word == "varlen" else {"none"})
+    assert {spec.direction for spec in specs} == {"forward", "backward_dkv", "backward_dq"}
+    assert all(spec.feature_words == (word,) for spec in specs)
 
 
 def test_with_no_table_every_spec_without_features_still_has_its_default_kernels() -> None:

@@ -16,11 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "flashgen"
 
 STANDARD_LIBRARY_ONLY = (
-    "flashgen", "errors", "settings", "paths", "sequences", "features", "spec", "problem", "asked", "gpu", "config", "order", "splits", "outcome", "choice", "defaults",
+    "flashgen", "errors", "settings", "paths", "sequences", "block_mask", "features", "spec", "problem", "asked", "gpu", "config", "order", "splits", "outcome", "choice", "defaults",
     "space_decode", "space",
 )  # fmt: skip
 KERNELS_AND_TRUTH = (
-    "places", "philox", "reference", "gradients", "decoding", "interpreter", "signature_decode", "signature", "direct", "launch",
+    "places", "masking", "philox", "reference", "gradients", "decoding", "interpreter", "signature_decode", "signature", "direct", "launch",
     "launch_backward", "launch_decode", "launch_append",
 )  # fmt: skip
 TOOL = (

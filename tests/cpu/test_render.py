@@ -50,6 +50,7 @@ FEATURES: tuple[dict[str, Any], ...] = (
     {"alibi": True}, {"bias": "additive"}, {"window": True}, {"softcap": True}, {"sink": True},
     {"bias": "additive", "alibi": True, "dropout": True, "window": True, "softcap": True},
     {"varlen": True}, {"varlen": True, "alibi": True, "dropout": True, "window": True},
+    {"block_mask": True}, {"block_mask": True, "alibi": True, "dropout": True, "softcap": True},
 )  # fmt: skip
 
 
@@ -62,6 +63,8 @@ def backward_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
     ):  # fmt: skip
         if direction == "backward_dbias" and features.get("bias") != "additive":
             continue
+        if features.get("block_mask") and mask == "causal":
+            continue  # the mask says it
         if direction != "forward" and features == {"sink": True}:
             continue  # the plain kernel
         if direction == "backward_delta" and (features or mask == "causal" or precision == "tf32"):
@@ -161,6 +164,8 @@ GOLDENS = [
     (make_spec("float16", 64, "causal", window=True, softcap=True).for_direction("backward_dq"), make_config(64, 64)),
     (make_spec("bfloat16", 128, "causal", varlen=True), make_config(128, 64, num_warps=8)),
     (make_spec("bfloat16", 64, "causal", varlen=True).for_direction("backward_dkv"), make_config(64, 64)),
+    (make_spec("bfloat16", 128, "none", block_mask=True), make_config(128, 64, num_warps=8, loads="descriptor")),
+    (make_spec("bfloat16", 64, "none", block_mask=True).for_direction("backward_dkv"), make_config(64, 64)),
 ]  # fmt: skip
 
 

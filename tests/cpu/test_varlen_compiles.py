@@ -1,5 +1,5 @@
-"""Kernels of packed sequences compile and fit on every architecture, as fast in their loops as those
-of one length: their bounds are read before them."""
+"""Kernels of packed sequences and of block masks compile and fit on every architecture; those of
+packed sequences with the loops of one length, for their bounds are read before them."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ def compiled(spec: AttentionSpec, config: KernelConfig, arch: str) -> Compiled:
 
 
 def of_kind(kind: str, **fields: Any) -> AttentionSpec:
+    if kind == "block mask":
+        return default_spec(make_spec(block_mask=True, **fields))
     spec = default_spec(make_spec(mask="causal", varlen=True, **fields))
     return replace(spec, paged=True) if kind == "paged" else spec.for_direction(kind)  # type: ignore[arg-type]
 
@@ -43,7 +45,12 @@ def assert_fits(spec: AttentionSpec, arch: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "arch"),
-    [("forward", "gfx942"), ("forward", "sm_120"), ("paged", "sm_80"), ("backward_dkv", "sm_89")],
+    [
+        ("forward", "gfx942"),
+        ("paged", "sm_80"),
+        ("backward_dkv", "sm_120"),
+        ("block mask", "sm_90"),
+    ],
 )
 def test_defaults_fit(kind: str, arch: str) -> None:
     assert_fits(of_kind(kind, head_dim=128), arch)
@@ -56,6 +63,10 @@ def test_defaults_fit_every_architecture(arch: str) -> None:
     types = (("bfloat16", "ieee"), ("float32", "tf32"))
     for kind, (dtype, precision), dim in product(kinds, types, (64, 128, 256)):
         assert_fits(of_kind(kind, dtype=dtype, head_dim=dim, precision=precision), arch)
+    for (dtype, precision), dim, direction in product(types, (64, 128, 256), kinds[2:]):
+        masked = of_kind("block mask", dtype=dtype, head_dim=dim, precision=precision)
+        assert_fits(masked, arch)
+        assert_fits(masked.for_direction(direction), arch)  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")

@@ -1,4 +1,4 @@
-"""Packed sequences on a GPU: right by the oracle, and replayed by a CUDA graph with other bounds."""
+"""Packed sequences and block masks on a GPU: right by the oracle; a CUDA graph with other bounds."""
 
 from __future__ import annotations
 
@@ -71,3 +71,12 @@ def test_a_graph_is_replayed_with_other_bounds() -> None:
             features=Features(sequences=from_bounds(cu, cu, places, places)),
         )  # fmt: skip
         assert verdict.passed, (bounds, verdict)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward_dkv", "backward_dq", "backward_fused"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_block_masks_are_right(dtype: str, direction: Any, gpu: Any) -> None:
+    spec = make_spec(dtype, 128, block_mask=True).for_direction(direction)
+    for config in seed_configs(spec, gpu)[:3]:
+        found = check_kernel(render(spec, config), spec, config, device="cuda:0")
+        assert found.passed, (config.label, found)

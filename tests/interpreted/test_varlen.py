@@ -87,7 +87,7 @@ def test_longest_first_and_any_dim(direction: Any, dtype: str, seed: int) -> Non
         for m, d in enumerate(DIRECTIONS)
     ],
 )
-@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize("mask", [pytest.param("none", marks=pytest.mark.slow), "causal"])
 def test_beside_other_features(beside: str, direction: Any, mask: str, seed: int) -> None:
     spec = make_spec("float16", 16, mask, varlen=True, **BESIDE[beside])
     prove(spec.for_direction(direction), make_config(16, 32), seed)
@@ -215,8 +215,7 @@ def by_slices(
     return torch.cat(o), torch.cat(lse, 1)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.parametrize(("causal", "index"), [(False, torch.int64), (True, torch.int32)])
 def test_the_public_call_is_each_sequence_alone(
     dispatcher: Dispatcher, causal: bool, index: torch.dtype
 ) -> None:
