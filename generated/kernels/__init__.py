@@ -4634,7 +4634,7 @@ DIGESTS: dict[str, str] = {
         "sha256:40e80e07ed56a2f67487b665ead794cf4b58bd30b1da359beddeeb72280ce878"
     ),
     "fwd_bf16_d128_causal_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e4df664c86574285372ace20850ba158ea149c7232a1491afaed932270665cb3"
+        "sha256:1a4fb4c733ef6459aa755e4279a018b0d1911ebdfc8a11598314e6b6b6e4551e"
     ),
     "fwd_bf16_d128_causal_sink_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:f02f681f810ed217c0c284200ff800348303a74b906f8f2c6108f6bd8b99d72a"
@@ -4652,7 +4652,7 @@ DIGESTS: dict[str, str] = {
         "sha256:908b259403e488f8708507ef389036fc36759d0cf6a76bf6a087daca7b15365a"
     ),
     "fwd_bf16_d128_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:06752cd9aaf5efea2e0737d51c741ee930b76edbe511d580b152152439acf02c"
+        "sha256:5c699185e88d8f2224b37088b5a9ebbe60dae2fc9b59b8b7c82aae3d978e62c1"
     ),
     "fwd_bf16_d128_sink_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:aa922150843f7b2d75828fc321719ede8be87fb42b647eb90f2faabc65b26dbd"
@@ -4850,7 +4850,7 @@ DIGESTS: dict[str, str] = {
         "sha256:fea4c7a60210731c051bf083c4ec90407df1fa6b244f864553d318ee12144d43"
     ),
     "fwd_bf16_d256_causal_fp8_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:77b883126ce630d6b193ae5fe85705d7f5c3fef6a953792db793ee327d8c60b8"
+        "sha256:0dd5cb50ef1fa06141b449354bb6665ad1bcd85773342f9979a172307730cc5f"
     ),
     "fwd_bf16_d256_causal_sink_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:634ff4ab22ce5597f0ccdc7e4c1eeddc53fdb293a9b0fbf4b6825a0bdb6ff1a9"
@@ -4868,7 +4868,7 @@ DIGESTS: dict[str, str] = {
         "sha256:ca8acb90142bb17dae785b644ebfeb7b1a1bb03b30af978045eb96e96e3af185"
     ),
     "fwd_bf16_d256_fp8_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:33109625dfbddcf4d9ed115709b6b97a03bc7ba1f4eae9cf8a130674cbbc4a7f"
+        "sha256:d42c5fe8665e70da5be85cbb45e041dcaf3bec017d6b113510603185550aaf2f"
     ),
     "fwd_bf16_d256_sink_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:d9712f95f6e0277efe090145c6b2ae0c5170d1f2bc183f9a8614e0aa146101f8"
@@ -4913,7 +4913,7 @@ DIGESTS: dict[str, str] = {
         "sha256:0a4ebbd95766a61a7ed482e6067dd6510b1aec913a4a8cf219855153a5fe2284"
     ),
     "fwd_bf16_d32_causal_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:775b0bc64728bef4f5b84913ea40b68295de00ac42fb64c78aea88b8097fbbe9"
+        "sha256:4438d23633d5369c7fe4e2752f20a57670c7836fb15441a68dcd303d4690e996"
     ),
     "fwd_bf16_d32_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:6417eeca3af00d2a901a221e361619121a30597e648ae60d39626b541f2904d8"
@@ -4931,7 +4931,7 @@ DIGESTS: dict[str, str] = {
         "sha256:138807ba6a9343a073daa3b0bc1fd0b1a3965e374d4af3ddad53522964876768"
     ),
     "fwd_bf16_d32_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:be1da56989415c4676b722eda508df059c0830261b262f47f24f963a79091a44"
+        "sha256:aa94f9f1455a53a4de1affc27e732ff73e1804bd786f736146910737dbbe122a"
     ),
     "fwd_bf16_d32_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:3c0f854dbb5dbcd696230695f08aa8180d670e3e97e1ef2246e9e8bac9659a29"
@@ -5012,7 +5012,7 @@ DIGESTS: dict[str, str] = {
         "sha256:5d5485739dcaf1b251dfe4c02de0bacc50d150b08146294523d5be0be09c678f"
     ),
     "fwd_bf16_d64_causal_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5067b6f2fe2b802741857a89a9a6a4c551607511b6b56bc9439e6cc6e5569576"
+        "sha256:2050745a3781d94126107d485927181ef1fdce27854d70b1005dab2d44bbcd6e"
     ),
     "fwd_bf16_d64_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:69c3da7fe7d9aa93fc5929e0e8282f65bea51e87b7317b662259dadd1f8a87e7"
@@ -5030,7 +5030,7 @@ DIGESTS: dict[str, str] = {
         "sha256:5f20781ff99311c141404e6334baa02a65075466024a91d5a2258990f6ddbe19"
     ),
     "fwd_bf16_d64_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6e5453260e79cdba8545d8af03c4cccfffdabf54c718a27978b8f0c9bac02250"
+        "sha256:acc5a49c7485ebfb151345d1cb123ca5400e8e1d82936f483c5fa91e55f03211"
     ),
     "fwd_bf16_d64_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:b759b0dba1baf46a8c4a1e47497add79564c2e1cefe8a8579cb10792f54886af"
@@ -5138,7 +5138,7 @@ DIGESTS: dict[str, str] = {
         "sha256:de6de928b6c94a2e7a9409eb42f1ad802abbdb62aedc9be675de8a1e03f85ec5"
     ),
     "fwd_fp16_d128_causal_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6c7f3d65a24325f46b176f2ef92ad483354655f75b2bd7a2b0ed54adb25acfa9"
+        "sha256:40088c160d850cab5881286263f187f0dccfa6ff9adfb178be0ce5a44c0194f5"
     ),
     "fwd_fp16_d128_causal_sink_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:9af3101bb770c24b3269699af35d27c812464530e0dfa61050fce4c12c2d11a0"
@@ -5156,7 +5156,7 @@ DIGESTS: dict[str, str] = {
         "sha256:5d884e02fa81f19f1ba4d31e01bd9a659a3708ed82e9601305df0a1a14f0afc5"
     ),
     "fwd_fp16_d128_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:724a401f37549888e3d51a438e0457e62da3dcfd57318b9f58102c6105af4839"
+        "sha256:847267e9a78787cc3f9b2a797a6254910d9ed80ac3fbdbee8ffefc68ce6b19e3"
     ),
     "fwd_fp16_d128_sink_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:829ba174b323c2aa1512a5fe640ee7cfcdf313754d49a24ac330b8a13a5452c3"
@@ -5354,7 +5354,7 @@ DIGESTS: dict[str, str] = {
         "sha256:52c428fe2faeae59da0ee96a0c093231d005bbb607bf0621c40efb9b629c15ed"
     ),
     "fwd_fp16_d256_causal_fp8_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:f14c0d8b21496e8de650c3c9dbe627060d49adae08dd882811e93bc750b1d4f3"
+        "sha256:9c13a8b72885c153e550bcadca0109d17e8f746172e9fe52ecb352c57207e22b"
     ),
     "fwd_fp16_d256_causal_sink_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:9ac7a9290707737914a37b90aa89c57d3a9052b1a4ef8430a90daaa2bb8196a9"
@@ -5372,7 +5372,7 @@ DIGESTS: dict[str, str] = {
         "sha256:d3dace0d3fb7d88ba2c77ceab80b74539e4ddb242caf855be6d32c41d5fa3bce"
     ),
     "fwd_fp16_d256_fp8_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:e64be275eb3e35ef37d4bd7b4de509c87f945f73a4a4cf0a27efd7ba188d9a34"
+        "sha256:5baf39dd34a1189ed931d6029e4b197e2af4fd9e108e361733a849341fa47c4d"
     ),
     "fwd_fp16_d256_sink_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:7b7fe76ad241f8e3ff7cb84ace6e347d8758e0b8f3f961a48d48224d10b50f80"
@@ -5417,7 +5417,7 @@ DIGESTS: dict[str, str] = {
         "sha256:d09d28b860f3f740def5eb65ee5d597e6a81aed3b4d0877d0debbdbd45129c83"
     ),
     "fwd_fp16_d32_causal_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4bdc8a2f3578898a030aeef4da92cb11617f72b74d33f171a4f6b982c07ab842"
+        "sha256:2178291f15f25b7c492fd1d124201e561c74f0db6ec93e73d10757184f5d864e"
     ),
     "fwd_fp16_d32_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:bd957bf5d36c24e10024526e624666f820ed2216ad932aaf5440579e37352fa1"
@@ -5435,7 +5435,7 @@ DIGESTS: dict[str, str] = {
         "sha256:3ca992cf06e6c730185bdc94feaac77db6f65c81dc6ac00e783c448ffdfdaa7c"
     ),
     "fwd_fp16_d32_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3096defd4ff506605a3efd0fd993010639b9b367ff9b42fa53704c941e2a1965"
+        "sha256:857c3db966327cb8e4ff4b6b5505426680d5ca789ccc0b241e21f7bf8a32b983"
     ),
     "fwd_fp16_d32_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:ced491eafdfddadb512efe82576640d82ec55be986f27b390c6539514716241e"
@@ -5516,7 +5516,7 @@ DIGESTS: dict[str, str] = {
         "sha256:dd0e658868f8de40ba8714ebf64de22c4c595220558a6d628c0c12534dca39f2"
     ),
     "fwd_fp16_d64_causal_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:997dfec2352b0f102aea8e614e123c39135989640bfdef47867daac4e4a70d4f"
+        "sha256:5c19d5a66965ac49261978f56f1b2140cb825d582608e33891afa82cb70c80fa"
     ),
     "fwd_fp16_d64_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:f090f75beeb292a2667e75822dd4efb247af429095c55b9d1ee5043ff2c5f3c3"
@@ -5534,7 +5534,7 @@ DIGESTS: dict[str, str] = {
         "sha256:318dd833323cf480f4d97c01ec7c228405c53ba149dee1ad0002b450b0c60d6f"
     ),
     "fwd_fp16_d64_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8702828d20fd639fb47d5fd7bf09822e0a43a2a12ce7d4a217fd2b077bcdbe94"
+        "sha256:67e613832f6e7b3bf994a9bd1194f3668ac693feb2eed4b2c32793605cc9ce40"
     ),
     "fwd_fp16_d64_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:b1de5c29552ab9e1fd4eb9d13c55ad378cddd7c5a2a428a6222aa9f7669dd9cf"
