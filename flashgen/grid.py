@@ -16,7 +16,7 @@ from flashgen.gpu import Gpu
 from flashgen.order import heads_together
 from flashgen.problem import TUNED_DOCUMENT, TUNED_WINDOW, Problem
 from flashgen.spec import DECODING, AttentionSpec
-from flashgen.splits import row_tiles, splits_of
+from flashgen.splits import splits_of
 
 
 def grid(
@@ -178,7 +178,8 @@ def _by_splits(
     """Decode: one block a split and tile of rows; the unmasked tiles of its keys, then the masked
     ones. Every sequence has all the keys there is room for, as when it is timed.
     """
-    splits, rows = splits_of(config, problem, sms), row_tiles(config, problem)
+    splits = splits_of(config, problem, sms)
+    rows = math.ceil(problem.group * problem.seq_q / config.br)
     tiles = math.ceil(problem.seq_k / config.bc)
     each = max(math.ceil(tiles / splits), config.split_keys // config.bc)
     found: list[tuple[int, ...]] = []

@@ -13,7 +13,7 @@ from typing import Any
 
 Row = dict[str, Any]
 Pair = tuple[tuple[str, Any], tuple[str, Any]]
-TRIES = 3000
+TRIES = 400
 """Completions of a pair that are tried. A pair that none of them makes valid is left out."""
 COMPARED = 12
 """Valid completions of a pair, of which the one is taken that covers the most."""
@@ -32,7 +32,7 @@ def covering(
         pair = next(iter(missing))
         found: list[Row] = []
         for _ in range(TRIES):
-            row = {name: draw.choice(values) for name, values in factors.items()} | dict(pair)
+            row = {name: _drawn(draw, values) for name, values in factors.items()} | dict(pair)
             if valid(row):
                 found.append(row)
             if len(found) == COMPARED:
@@ -44,6 +44,11 @@ def covering(
             for covered in pairs_of(best):
                 missing.pop(covered, None)
     return rows
+
+
+def _drawn(draw: random.Random, values: Sequence[Any]) -> Any:
+    """The first value, which asks for nothing, every third time: so more rows are valid."""
+    return values[0] if draw.random() < 1 / 3 else draw.choice(values)
 
 
 def all_pairs(factors: Mapping[str, Sequence[Any]]) -> list[Pair]:

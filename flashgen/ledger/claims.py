@@ -183,9 +183,12 @@ class Page:
         """Add a running trial that claims a unit. A final round has no config of its own."""
         _, me = self._alive(())
         attributes = {"key": unit.key, "claim": f"{me} {mark}"}
-        params, shapes = {}, {}
+        params: dict[str, Any] = {}
+        shapes: dict[str, Any] = {}
         if len(unit.configs) == 1:
-            params, shapes = asdict(unit.configs[0]), _distributions()
+            held = asdict(unit.configs[0])
+            params = {name: str(v) if isinstance(v, bool) else v for name, v in held.items()}
+            shapes = _distributions()
         else:
             attributes["configs"] = ", ".join(config.label for config in unit.configs)
         self._storage.add(self._study, self._states.RUNNING, attributes, params, shapes)
@@ -210,10 +213,15 @@ def _owner(trial: FrozenTrial) -> str:
 
 
 def fields_of_configs() -> dict[str, list[str]]:
-    """The fields of a config and the words that each may hold; none for numbers."""
+    """The fields of a config and the words that each may hold, of one that is on or off "False" and
+    "True"; none for numbers.
+    """
     hints = typing.get_type_hints(KernelConfig)
-    words = {field.name: typing.get_args(hints[field.name]) for field in fields(KernelConfig)}
-    return {name: list(map(str, choices)) for name, choices in words.items()}
+    found: dict[str, list[str]] = {}
+    for field in fields(KernelConfig):
+        hint = hints[field.name]
+        found[field.name] = list(map(str, (False, True) if hint is bool else typing.get_args(hint)))
+    return found
 
 
 @functools.cache

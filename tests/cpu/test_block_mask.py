@@ -180,9 +180,9 @@ def test_trips_are_those_of_the_mask_that_is_tuned(direction: Any, seq: int) -> 
     times = BLOCK // walked * (2 if by_keys else 1)
     # A ragged block is listed as partial; in the estimate it is as whole as the others.
     expected = [sum(side.counts[0, 0, n // BLOCK].tolist()) * times for n in range(0, seq, own)]
-    trips = grid(spec, config, problem, loops=2)
+    trips = grid(spec, config, problem, TARGETS["nvidia_h200"], loops=2)
     assert [sum(both) for both in trips[: len(expected)]] == expected
-    assert grid(spec, config, problem, loops=1)[0] == (expected[0],)
+    assert grid(spec, config, problem, TARGETS["nvidia_h200"], loops=1)[0] == (expected[0],)
 
 
 def test_flops_count_what_lies_inside_documents() -> None:

@@ -123,7 +123,7 @@ class TestBadInput:
                 2,
                 "--head-dim must be a multiple of 8 from 16 to 512",
             ),
-            ("explain --head-dim 512 --seq 1", 2, "--head-dim must be a multiple of 8"),
+            ("explain --head-dim 520 --seq 1", 2, "--head-dim must be a multiple of 8"),
             (
                 "explain --head-dim 64x --seq 1",
                 2,
@@ -405,7 +405,7 @@ class TestPrecompiling:
         code, _, errors = run("warmup", "--out", out)
         assert code == 1  # here pointer kernels do not compile, and there are no others
         assert "kernels compiled: the lines above say why" in errors
-        assert all(name.endswith("any_dim") for _, name in built)
+        assert all("_any_dim" in name for _, name in built)
 
 
 def test_a_folder_that_is_not_there_holds_no_table(run, tmp_path: Path) -> None:

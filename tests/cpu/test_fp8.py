@@ -79,7 +79,7 @@ def test_generate_makes_forwards_alone() -> None:
 
 def test_no_estimate_and_its_bytes() -> None:
     with pytest.raises(NoEstimate, match="no rate in the model"):
-        grid(SPEC, make_config(64, 64), workload(SPEC, 2048), loops=2)
+        grid(SPEC, make_config(64, 64), workload(SPEC, 2048), TARGETS["nvidia_h200"], loops=2)
     problem = Problem(batch=1, heads=1, kv_heads=1, seq_q=10, seq_k=20)
     assert bytes_moved(SPEC, problem) == 10 * 128 + 2 * 20 * 128 + 10 * 128 * 2 + 10 * 4
 

@@ -272,7 +272,7 @@ def test_the_spec_of_a_call() -> None:
         ({"paged": True}, "paged goes with"),
         ({"varlen": True, "paged": True, "dropout": True}, "without dropout"),
         ({"varlen": True, "paged": True, "direction": "backward_dq"}, "paged goes with"),
-        ({"varlen": True, "direction": "decode"}, "no feature"),
+        ({"varlen": True, "direction": "decode"}, "has the lengths of its cache"),
     ],
 )
 def test_what_no_kernel_is_of(fields: dict[str, Any], message: str) -> None:

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashgen.choice import has_default
 from flashgen.config import default_config, default_spec, why_illegal
+from flashgen.defaults import has_default, shipped_specs
 from flashgen.errors import InvalidArgument
 from flashgen.features import PLAIN
-from flashgen.generate import default_specs
 from flashgen.gpu import TARGETS
 from flashgen.grid import grid
 from flashgen.problem import Problem
@@ -68,13 +67,18 @@ def test_programs_are_as_many_as_parts() -> None:
     one, two = make_config(16, 16), make_config(16, 16, v_parts=2)
     assert row_tiles(two, problem) == 2 * row_tiles(one, problem)
     longer = replace(problem, seq_q=300)
-    assert len(grid(WIDE, two, longer, loops=2)) == 2 * len(grid(WIDE, one, longer, loops=2))
+    assert len(grid(WIDE, two, longer, H200, loops=2)) == 2 * len(
+        grid(WIDE, one, longer, H200, loops=2)
+    )
 
 
-def test_none_ships_and_each_is_rendered() -> None:
-    assert not has_default(WIDE)
-    assert has_default(replace(WIDE, head_dim=256, head_dim_v=256))
-    assert max(spec.head_dim for spec in default_specs()) == 256
+def test_the_default_of_the_widest_ships() -> None:
+    assert has_default(WIDE)
+    assert has_default(WIDE.for_direction("decode"))
+    assert not has_default(replace(WIDE, window=True))
+    assert {s.direction for s in shipped_specs() if s.head_dim > 256} == {
+        "forward", "decode", "combine", "append",
+    }  # fmt: skip
 
 
 def test_a_table_keeps_parts() -> None:
@@ -131,4 +135,10 @@ def test_defaults_fit() -> None:
 
 @pytest.mark.slow
 def test_every_default_fits() -> None:
-    assert_all_fit(jobs_of(("bfloat16", "float32", "tf32"), ARCHS))
+    """But decode over pages with window, cap and sink, in bfloat16 on gfx942, spills: no such kernel
+    ships.
+    """
+    jobs = jobs_of(("bfloat16", "float32", "tf32"), ARCHS)
+    spills = [spec.featured and spec.element_bytes == 2 and a == "gfx942" for spec, _, a in jobs]
+    assert sum(spills) == 1
+    assert_all_fit([job for job, left_out in zip(jobs, spills, strict=True) if not left_out])
