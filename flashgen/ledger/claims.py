@@ -183,12 +183,9 @@ class Page:
         """Add a running trial that claims a unit. A final round has no config of its own."""
         _, me = self._alive(())
         attributes = {"key": unit.key, "claim": f"{me} {mark}"}
-        params: dict[str, Any] = {}
-        shapes: dict[str, Any] = {}
+        params, shapes = {}, {}
         if len(unit.configs) == 1:
-            held = asdict(unit.configs[0])
-            params = {name: str(v) if isinstance(v, bool) else v for name, v in held.items()}
-            shapes = _distributions()
+            params, shapes = asdict(unit.configs[0]), _distributions()
         else:
             attributes["configs"] = ", ".join(config.label for config in unit.configs)
         self._storage.add(self._study, self._states.RUNNING, attributes, params, shapes)
@@ -229,7 +226,10 @@ def _distributions() -> dict[str, Any]:
     """What Optuna is told of a config's fields: numbers on a scale of powers, and words."""
     from optuna.distributions import CategoricalDistribution, IntDistribution
 
+    switch = {"False": False, "True": True}
     return {
-        name: CategoricalDistribution(words) if words else IntDistribution(1, LARGEST, log=True)
+        name: CategoricalDistribution([switch.get(word, word) for word in words])
+        if words
+        else IntDistribution(1, LARGEST, log=True)
         for name, words in fields_of_configs().items()
     }
