@@ -114,6 +114,7 @@ def narrow_jobs(
     return jobs
 
 
+@pytest.mark.slow
 def test_defaults_of_narrow_caches_fit() -> None:
     """Arithmetic on bits everywhere: sm_80 has no e4m3, and gfx942 another one."""
     jobs = narrow_jobs((128,), ("sm_80",), ("bfloat16",)) + narrow_jobs(

@@ -27,6 +27,7 @@ def test_a_page_that_differs_fails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(support, "PAGE", tmp_path / "support.md")
+    monkeypatch.setattr(support, "page", lambda: "as the templates say")
     assert support.main(["--check"]) == 1
     assert support.COMMAND in capsys.readouterr().err
     assert support.main([]) == 0
