@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgen import decoding
+from flashgen import decoding, settings
 from flashgen.asked import check_scale
 from flashgen.config import WIDEST_DECODE, KernelConfig, kernel_name, why_illegal
 from flashgen.decoding import Cache
@@ -147,7 +147,8 @@ class Decoder:
         self, spec: AttentionSpec, q: Tensor, cache: Cache
     ) -> tuple[DecodeLauncher, CombineLauncher, int]:
         rows = q.shape[1] // max(1, cache.k.shape[1]) * q.shape[2]
-        wanted = (spec, q.device, bucket_of(cache.capacity), rows_together(rows))
+        wanted: tuple[object, ...] = (spec, q.device, bucket_of(cache.capacity))
+        wanted += (rows_together(rows), *settings.serving())
         found = self._found.get(wanted)
         if found is None:
             resolver, merging = self._resolver, spec.for_direction("combine")

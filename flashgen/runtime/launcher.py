@@ -14,7 +14,14 @@ from typing import Any
 
 from torch import Tensor
 
-from flashgen import interpreter, launch, launch_append, launch_backward, launch_decode
+from flashgen import (
+    interpreter,
+    launch,
+    launch_again,
+    launch_append,
+    launch_backward,
+    launch_decode,
+)
 from flashgen.config import KernelConfig, kernel_name
 from flashgen.errors import GeneratedError, LaunchError
 from flashgen.features import PLAIN, Features
@@ -71,6 +78,15 @@ class Launcher(KernelLauncher):
         o, lse = self._steps(q, k, v).run(q, k, v, scale, diagonal, features)
         return o, lse
 
+    def again(
+        self, tensors: tuple[Tensor, ...], scale: float, diagonal: int | None
+    ) -> launch_again.Forward | None:
+        """Launches again, for calls like this one without features: of q, k, v, its O and LSE."""
+        bound = self._steps(*tensors[:3]).bound
+        if not isinstance(bound, launch.Bound):
+            return None
+        return launch_again.forward(bound.plan, tensors, scale, diagonal)
+
 
 class DeltaLauncher(KernelLauncher):
     """Of backward_delta kernels, as flashgen.launch_backward.bind_delta describes them."""
@@ -107,6 +123,11 @@ class _Steps:
     def config(self) -> KernelConfig:
         return self._steps[0][1]
 
+    @property
+    def bound(self) -> Callable[..., Any] | None:
+        """The kernel that was launched last, if one was."""
+        return self._bound
+
     def run(self, *arguments: Any) -> Any:
         bound = self._bound
         while True:
@@ -131,6 +152,8 @@ class _Steps:
             if len(self._steps) == 1:
                 raise LaunchError(f"no kernel fits this GPU: {name}: {error}") from error
             del self._steps[0]
+            if isinstance(failed, launch.Bound):
+                failed.plan.start.retire()
             following = kernel_name(self.selection.choice.spec, self.config)
             logger.warning("%s does not fit this GPU (%s); taking %s", name, error, following)
             self._bound = self._bind()
