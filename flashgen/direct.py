@@ -91,7 +91,7 @@ class Direct:
 
     def __call__(self, blocks: int, arguments: Sequence[Any]) -> None:
         """Launch `blocks` programs on the current device and stream. Raises what Triton raises."""
-        if not self._on or not self.undisturbed():
+        if not self.undisturbed():
             self._kernel[(blocks,)](*arguments, **self._options)
             return
         driver = self.driver.active
@@ -112,7 +112,7 @@ class Direct:
         given anew each time, and must be of the same classes; None where nothing of the kind was
         launched before, or is Triton's to launch.
         """
-        if not self._on or not self.undisturbed():
+        if not self.undisturbed():
             return None
         device = self.driver.active.get_current_device()
         ready = self._ready.get((device, *[_kind(argument) for argument in arguments]))
@@ -124,8 +124,10 @@ class Direct:
 
     def undisturbed(self) -> bool:
         """Whether nobody has asked to see, or to change, what Triton does at a launch."""
+        if not self._on:
+            return False
         knobs = self._knobs
-        return self._on and not (
+        return not (
             knobs.debug
             or knobs.add_stages_inspection_hook is not None
             or self._kernel.pre_run_hooks

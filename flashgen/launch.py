@@ -372,13 +372,18 @@ def in_eights(x: Tensor) -> Tensor:
     """x, copied if its strides are no multiples of 8 elements: kernels of such head dims rely on
     it.
     """
-    if all(
-        length <= 1 or stride % 8 == 0
-        for length, stride in zip(x.shape[:3], x.stride()[:3], strict=True)
-    ):
+    if lies_in_eights(x):
         return x
     _say_copied()
     return x.contiguous()
+
+
+def lies_in_eights(x: Tensor) -> bool:
+    """Whether all its strides but the last are multiples of 8 elements."""
+    return all(
+        length <= 1 or stride % 8 == 0
+        for length, stride in zip(x.shape[:3], x.stride()[:3], strict=True)
+    )
 
 
 @functools.cache

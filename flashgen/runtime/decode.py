@@ -23,6 +23,7 @@ from flashgen.launch_decode import Decode, Parts
 from flashgen.problem import bucket_of
 from flashgen.runtime import modes
 from flashgen.runtime.call import Scalars, check_plain, check_tensors, features_of
+from flashgen.runtime.decode_repeats import DecodeRepeats
 from flashgen.runtime.launcher import KernelLauncher
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.select import Ladder, Selection
@@ -51,6 +52,20 @@ class Beside:
     window: Window | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether there are lengths, and at most a block table beside them."""
+        others = (
+            self.cache_batch_idx, self.cache_leftpad, self.k_scale, self.v_scale, self.bias,
+            self.alibi_slopes, self.window, self.softcap, self.sinks,
+        )  # fmt: skip
+        return self.lengths is not None and all(x is None for x in others)
+
+    @property
+    def where(self) -> tuple[Tensor, ...]:
+        """Lengths and the block table, as far as they are there."""
+        return tuple(x for x in (self.lengths, self.block_table) if x is not None)
 
     def features(self, q: Tensor, cache: Cache, *, causal: bool) -> Features:
         """The features of a call. Raises InvalidArgument, naming the argument."""
@@ -98,6 +113,7 @@ class Decoder:
 
     def __init__(self, resolver: Resolver) -> None:
         self._resolver = resolver
+        self.repeats = DecodeRepeats()
         self._found: dict[tuple[object, ...], tuple[DecodeLauncher, CombineLauncher, int]] = {}
 
     def decode(
@@ -133,7 +149,12 @@ class Decoder:
             features=features,
         )  # fmt: skip
         parts = decode(call)
-        return (parts.o, parts.lse) if parts.whole else combine(parts, q)
+        result = (parts.o, parts.lse) if parts.whole else combine(parts, q)
+        if beside.plain and splits is None:
+            options = (causal, scale, precision)
+            launchers = (decode, combine)
+            self.repeats.keep((q, k, v, *beside.where), options, call, launchers, (parts, result))
+        return result
 
     def ladder(self, spec: AttentionSpec, q: Tensor, cache: Cache) -> Ladder:
         """The kernels that may serve a call, best first."""

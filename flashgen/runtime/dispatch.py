@@ -258,6 +258,15 @@ class Dispatcher:
         float32, natural logarithm. A query with no key to attend has O = 0 and LSE = -inf, or its
         sink. There is no gradient. Raises InvalidArgument, a ValueError, naming the argument.
         """
+        if lengths is not None and not (
+            cache_batch_idx is not None or cache_leftpad is not None or k_scale is not None
+            or v_scale is not None or bias is not None or alibi_slopes is not None
+            or window is not None or softcap is not None or sinks is not None
+        ):  # fmt: skip
+            where = (lengths,) if block_table is None else (lengths, block_table)
+            found = self.decoder.repeats.run((q, k, v, *where), (causal, scale, precision))
+            if found is not None:
+                return found if return_lse else found[0]
         o, lse = self.decoder.decode(
             q, k, v,
             Beside(

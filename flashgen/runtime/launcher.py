@@ -46,6 +46,11 @@ class KernelLauncher:
             twins = [(rung, rung.choice.config.pointer_twin()) for rung in rungs]
             self._unaligned = _Steps(package, twins)
 
+    def plan(self, *tensors: Tensor) -> launch.Plan | None:
+        """What launched these tensors last, if it can launch again."""
+        bound = self._steps(*tensors).bound
+        return getattr(bound, "plan", None)
+
     @property
     def selection(self) -> Selection:
         """The rung that serves aligned tensors now."""
@@ -82,10 +87,8 @@ class Launcher(KernelLauncher):
         self, tensors: tuple[Tensor, ...], scale: float, diagonal: int | None
     ) -> launch_again.Forward | None:
         """Launches again, for calls like this one without features: of q, k, v, its O and LSE."""
-        bound = self._steps(*tensors[:3]).bound
-        if not isinstance(bound, launch.Bound):
-            return None
-        return launch_again.forward(bound.plan, tensors, scale, diagonal)
+        plan = self.plan(*tensors[:3])
+        return None if plan is None else launch_again.forward(plan, tensors, scale, diagonal)
 
 
 class DeltaLauncher(KernelLauncher):
@@ -152,8 +155,8 @@ class _Steps:
             if len(self._steps) == 1:
                 raise LaunchError(f"no kernel fits this GPU: {name}: {error}") from error
             del self._steps[0]
-            if isinstance(failed, launch.Bound):
-                failed.plan.start.retire()
+            if (plan := getattr(failed, "plan", None)) is not None:
+                plan.start.retire()
             following = kernel_name(self.selection.choice.spec, self.config)
             logger.warning("%s does not fit this GPU (%s); taking %s", name, error, following)
             self._bound = self._bind()

@@ -14,14 +14,10 @@ from torch import Tensor
 from flashgen import launch_again, settings
 from flashgen.features import PLAIN, Features
 from flashgen.runtime import autograd
-from flashgen.runtime.call import PLAIN_TYPES, Call, Causal, Gradients, Saved, Wanted
+from flashgen.runtime.call import Call, Causal, Gradients, Saved, Wanted
+from flashgen.runtime.kinds import Key, Kinds
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.passes import Passes
-
-MOST = 2048
-"""Kinds of call in each of the two halves of what is kept: see Repeats."""
-
-Key = tuple[object, ...]
 
 
 class Again:
@@ -60,24 +56,10 @@ class Again:
 
 
 class Repeats:
-    """The kinds of call met before: at most 2 * MOST, those used least recently forgotten first.
+    """The kinds of plain calls that were met before."""
 
-    They are kept in two halves. What is met goes to the young half; when that is full it becomes
-    the old one, whose kinds come back when they are met again. Unlike a list in order of use, this
-    costs a call nothing that finds its kind among the young.
-    """
-
-    def __init__(self, most: int = MOST) -> None:
-        self._most = most
-        self._young: dict[Key, Again] = {}
-        self._old: dict[Key, Again] = {}
-
-    def __len__(self) -> int:
-        return len(self._young) + len(self._old)
-
-    def clear(self) -> None:
-        """Forget all."""
-        self._young, self._old = {}, {}
+    def __init__(self) -> None:
+        self.kinds: Kinds[Again] = Kinds()
 
     def find(
         self,
@@ -88,12 +70,11 @@ class Repeats:
         scale: float | None,
         precision: str,
     ) -> Again | None:
-        """The kind of a call, if it was met."""
-        if not self._young:
+        """What is kept of a call's kind."""
+        if not self.kinds.young:  # torch serves, perhaps
             return None
         try:
-            key = _key(q, k, v, causal, scale, precision)
-            return self._young.get(key) or self._return(key)
+            return self.kinds.get(_key(q, k, v, causal, scale, precision))
         except (AttributeError, RuntimeError, TypeError):
             return None  # no tensors, none with strides, or options that no key can hold
 
@@ -105,28 +86,18 @@ class Repeats:
         tensors: tuple[Tensor, ...],
         options: tuple[Causal, float | None, str],
     ) -> None:
-        """Keep the kind of a call that was made, of q, k, v, its O and its LSE, if it can be."""
+        """Keep the kind of a call that was made, of q, k, v, its O and its LSE, if it can be, and
+        is met for the second time.
+        """
         q, k, v, *_ = tensors
         causal, scale, precision = options
         if type(causal) not in (bool, str) or (scale is not None and type(scale) is not float):
             return
-        if not all(type(x) in PLAIN_TYPES for x in (q, k, v)):
-            return
-        forward = launcher.again(tensors, call.scale, call.diagonal(q, k))
-        if forward is not None:
-            self._put(_key(q, k, v, causal, scale, precision), Again(forward, passes, call))
-
-    def _return(self, key: Key) -> Again | None:
-        """Move a kind from the old half to the young."""
-        found = self._old.get(key)
-        if found is not None:
-            self._put(key, found)
-        return found
-
-    def _put(self, key: Key, found: Again) -> None:
-        if len(self._young) >= self._most:
-            self._old, self._young = self._young, {}
-        self._young[key] = found
+        key = _key(q, k, v, causal, scale, precision)
+        if self.kinds.meet(key):
+            forward = launcher.again(tensors, call.scale, call.diagonal(q, k))
+            if forward is not None:
+                self.kinds.keep(key, Again(forward, passes, call))
 
 
 def _key(

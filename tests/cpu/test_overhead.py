@@ -25,6 +25,7 @@ def measured(file: Path) -> dict[str, float]:
         "direct launch",
         "call by Triton",
         "new kind",
+        "second call",
         "call",
         "torch SDPA",
         "call, graph",
@@ -44,7 +45,7 @@ def test_lookup_of_a_resolved_spec_is_cheap(tmp_path: Path) -> None:
     assert min(run["lookup"] for run in runs) < LOOKUP_US, runs
     # A call holds more work than a lookup, or it measured nothing; one of a kind that was met holds
     # far less than one that was not.
-    assert all(run["lookup"] < run["call"] for run in runs)
-    assert all(2 * run["call"] < run["new kind"] for run in runs)
+    assert all(run["lookup"] < run["call"] < run["new kind"] < run["second call"] for run in runs)
+    assert all(1.5 * run["call"] < run["new kind"] for run in runs)
     # What a direct launch leaves out is most of a launch, on any machine.
     assert all(run["direct launch"] < run["Triton launch"] for run in runs)
