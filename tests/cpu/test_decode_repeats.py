@@ -70,6 +70,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "dim_v": flat(dim_v=128),
     "any dim": flat(dim=24, dim_v=24),
     "float16": flat(dtype=torch.float16),
+    "q cut": but(flat(seq_q=4), q=lambda x: x[:, :, :2]),  # of the same strides
+    "scale 0.25": but(flat(), scale=0.25),
     "q strides": but(flat(seq_q=4), q=seq_first),
     "k strides": but(flat(), k=seq_first),
     "v strides": but(flat(), v=seq_first),
@@ -84,6 +86,7 @@ NEVER: dict[str, dict[str, Any]] = {
     "k base": but(flat(), k=moved),
     "v base": but(flat(), v=moved),
     "lengths base": but(flat(), lengths=moved),
+    "lengths base beside pages": but(paged(), lengths=moved),
     "table base": but(paged(), block_table=moved),
     "scale": but(flat(), scale=-1.0),
     "whole scale": but(flat(), scale=1),

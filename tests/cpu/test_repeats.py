@@ -110,6 +110,7 @@ CALLS: dict[str, tuple[list[Tensor], dict[str, Any]]] = {
     "float16": (tensors(dtype=torch.float16), {"causal": True}),
     "float32": (tensors(dtype=torch.float32), {"causal": True}),
     "tf32": (tensors(dtype=torch.float32), {"causal": True, "precision": "tf32"}),
+    "q cut": (with_(0, lambda x: x[:, :, :32]), {"causal": True}),  # of the same strides
     "q strides": (with_(0, seq_first), {"causal": True}),
     "q rows": (with_(0, spaced), {"causal": True}),
     "k strides": (with_(1, seq_first), {"causal": True}),
@@ -119,9 +120,11 @@ CALLS: dict[str, tuple[list[Tensor], dict[str, Any]]] = {
     "top_left": (tensors(seq_k=64), {"causal": "top_left"}),
     "bottom_right": (tensors(seq_k=64), {"causal": "bottom_right"}),
     "scale": (tensors(), {"causal": True, "scale": 0.5}),
+    "another scale": (tensors(), {"causal": True, "scale": 0.25}),
 }
 NEVER: dict[str, tuple[list[Tensor], dict[str, Any]]] = {
     "q base": (with_(0, moved), {"causal": True}),
+    "q base of pointers": (with_(0, moved, dim=24, dim_v=24), {"causal": True}),
     "k base": (with_(1, moved), {"causal": True}),
     "v base": (with_(2, moved), {"causal": True}),
     "no query": (tensors(seq_q=0), {"causal": True}),
@@ -187,6 +190,8 @@ WRONG: dict[str, tuple[Callable[[], list[Any]], dict[str, Any]]] = {
     "precision": (tensors, {"causal": True, "precision": "half"}),
     "nan": (tensors, {"causal": True, "scale": float("nan")}),
     "huge": (tensors, {"causal": True, "scale": 1e300}),
+    "q dtype": (lambda: with_(0, lambda x: x.half()), {"causal": True}),
+    "q device": (lambda: with_(0, lambda x: x.to("meta")), {"causal": True}),
     "k dtype": (lambda: with_(1, lambda x: x.half()), {"causal": True}),
     "v dtype": (lambda: with_(2, lambda x: x.half()), {"causal": True}),
     "k device": (lambda: with_(1, lambda x: x.to("meta")), {"causal": True}),
@@ -290,7 +295,8 @@ def test_gradients_are_recorded_and_only_where_they_are_asked_for(
             assert (one[0], one[2], one[4]) == (made[0][0], made[0][2], made[0][4])
             assert repeated == 1
             o, lse = call(own)
-            assert o.requires_grad and lse.requires_grad
+            assert o.requires_grad
+            assert lse.requires_grad
             assert o.grad_fn.options[1].deterministic is deterministic
             assert o.grad_fn.next_functions[i][0] is not None
         with torch.no_grad():
@@ -361,27 +367,28 @@ def test_who_listens_is_heard(what: str, driver: Written, own: Dispatcher) -> No
     assert by_launch(driver, own, call, 1)[1] == 1
 
 
-def test_outputs_that_are_not_aligned_are_launched_anew(driver: Written, own: Dispatcher) -> None:
+@pytest.mark.parametrize("place", [0, 1])
+def test_outputs_that_are_not_aligned_are_launched_anew(
+    place: int, driver: Written, own: Dispatcher
+) -> None:
     """As torch's allocator never has them; another may."""
     call = attention(tensors(dim=24, dim_v=24), causal=True)
     by_launch(driver, own, call, 3)
     empty = torch.empty_strided
-    for place in (0, 1):
-        given: list[Tensor] = []
+    given: list[Tensor] = []
 
-        def unaligned(shape: Any, strides: Any, **kind: Any) -> Tensor:
-            made = empty(shape, strides, **kind)
-            given.append(made)
-            return moved(made) if len(given) == place + 1 else made
+    def unaligned(shape: Any, strides: Any, **kind: Any) -> Tensor:
+        given.append(empty(shape, strides, **kind))
+        return moved(given[-1]) if len(given) == place + 1 else given[-1]
 
-        own.repeats.kinds.clear()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch, "empty_strided", unaligned)
-            by_launch(driver, own, call, 2)
-            launches = len(driver.launches)
-            made, repeated = by_launch(driver, own, call, 1)
-        assert (repeated, len(driver.launches) - launches) == (0, 1)
-        assert given
+    own.repeats.kinds.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty_strided", unaligned)
+        by_launch(driver, own, call, 2)
+        launches = len(driver.launches)
+        _, repeated = by_launch(driver, own, call, 1)
+    assert (repeated, len(driver.launches) - launches) == (0, 1)
+    assert len(given) == 2
 
 
 def test_a_kernel_that_lost_its_place_is_not_launched_again(
