@@ -74,10 +74,18 @@ class DecodeRepeats:
 
 
 def _key(tensors: tuple[Tensor, ...], options: Options) -> Key:
+    """All that a call's launches follow from. Written out, for a loop takes longer."""
+    q, k, v, lengths, *table = tensors
     causal, scale, precision = options
-    of_tensors = [
-        part for x in tensors for part in (x.shape, x.stride(), x.dtype, x.device, type(x))
-    ]
-    return (
-        *of_tensors, causal, type(causal), scale, type(scale), precision, *settings.serving(),
+    key = (
+        q.shape, k.shape, v.shape, lengths.shape,
+        q.stride(), k.stride(), v.stride(), lengths.stride(),
+        q.dtype, k.dtype, v.dtype, lengths.dtype,
+        q.device, k.device, v.device, lengths.device,
+        type(q), type(k), type(v), type(lengths),
+        causal, type(causal), scale, type(scale), precision, *settings.serving(),
     )  # fmt: skip
+    if not table:
+        return key
+    (pages,) = table
+    return (*key, pages.shape, pages.stride(), pages.dtype, pages.device, type(pages))
