@@ -14,11 +14,9 @@ from torch import Tensor
 
 from flashgen import decoding, settings
 from flashgen.asked import check_scale
-from flashgen.config import WIDEST_DECODE, KernelConfig, kernel_name, why_illegal
 from flashgen.decoding import Cache
 from flashgen.errors import InvalidArgument
 from flashgen.features import PLAIN, Features, check_for_keys, check_softcap, window_of
-from flashgen.gpu import Gpu
 from flashgen.launch_decode import Decode, Parts
 from flashgen.problem import bucket_of
 from flashgen.runtime import modes
@@ -26,7 +24,8 @@ from flashgen.runtime.call import Scalars, check_plain, check_tensors, features_
 from flashgen.runtime.decode_repeats import DecodeRepeats
 from flashgen.runtime.launcher import KernelLauncher
 from flashgen.runtime.resolver import Resolver
-from flashgen.runtime.select import Ladder, Selection
+from flashgen.runtime.room import by_room, rows_together, widened
+from flashgen.runtime.select import Ladder
 from flashgen.spec import DTYPE_BYTES, AttentionSpec, check_head_dim
 
 Names = tuple[str, str, str, str]
@@ -179,41 +178,6 @@ class Decoder:
             found = decode, combine, resolver.served_as(q.device)[1].sms
             self._found[wanted] = found
         return found
-
-
-def rows_together(rows: int) -> int:
-    """The br of a rendered default for so many rows: a power of two, from 16 to WIDEST_DECODE."""
-    return min(WIDEST_DECODE, max(16, 1 << (max(rows, 1) - 1).bit_length()))
-
-
-def widened(selection: Selection, rows: int, gpu: Gpu) -> Selection:
-    """A rendered default with room for all rows of a head, as far as it may have it, and with the
-    GPU's own widening of float8 elements; any other selection as it is.
-    """
-    choice = selection.choice
-    if selection.rung != "rendered":
-        return selection
-    if choice.spec.kv_dtype == "float8_e4m3":
-        native = replace(choice.config, widening="native")
-        if why_illegal(choice.spec, native, gpu) is None:
-            choice = replace(choice, config=native, kernel=kernel_name(choice.spec, native))
-            selection = replace(selection, choice=choice)
-    for br in (64, 32):
-        config: KernelConfig = replace(choice.config, br=br)
-        if br <= rows_together(rows) and why_illegal(choice.spec, config, gpu) is None:
-            name = kernel_name(choice.spec, config)
-            return replace(selection, choice=replace(choice, config=config, kernel=name))
-    return selection
-
-
-def by_room(selection: Selection, rows: int) -> tuple[int, ...]:
-    """Orders the defaults of one precision, and nothing else: first the narrowest that has room for
-    all rows of a head, of those that have none the widest.
-    """
-    if selection.rung != "default":
-        return (selection.rung == "rendered",)
-    br, wanted = selection.choice.config.br, rows_together(rows)
-    return 0, selection.choice.spec.precision == "ieee", br < wanted, abs(br - wanted)
 
 
 def spec_of(

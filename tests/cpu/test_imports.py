@@ -20,7 +20,7 @@ STANDARD_LIBRARY_ONLY = (
     "space_decode", "space",
 )  # fmt: skip
 KERNELS_AND_TRUTH = (
-    "places", "masking", "philox", "reference", "gradients", "decoding", "interpreter", "signature_decode", "signature", "direct", "descriptors", "launch",
+    "places", "masking", "philox", "reference", "gradients", "decoding", "interpreter", "signature_decode", "signature", "direct", "descriptors", "arguments", "launch",
     "launch_backward", "launch_decode", "launch_append", "launch_again",
 )  # fmt: skip
 TOOL = (
