@@ -6,13 +6,17 @@ Rows, each the time of one call on tensors of shape (1, 1, 16, 64), the median a
 many batches:
 
     lookup           Dispatcher.lookup: from the tensors of a resolved spec to its launcher
-    attention        attention() with the launcher replaced by one that returns at once: argument
-                     checks, specification, strides, lookup
     Triton launch    kernel[grid](...) of a kernel with pointers: Triton's own way to its driver
     direct launch    the same kernel, launched by flashgen/direct.py
     call by Triton   attention() as a whole, its kernels launched by Triton: FLASHGEN_DIRECT=0
-    call             attention() as a whole
+    new kind         attention() for a kind of call not met before, of a resolved spec: launched
+                     directly
+    second call      the same of a kind that was met once, which is kept for the next
+    call             attention() as a whole, of a kind that was met
     torch SDPA       scaled_dot_product_attention as it is
+    call, graph      the same two where q requires gradients
+    SDPA, graph
+    decode           decode() over a cache in pages: a kernel of splits, and the one that merges
 
 On a GPU these are what a program waits for: kernels are queued, and awaited between the batches.
 Without one the driver is one that launches nothing, so that what CUDA's driver takes is in no row
@@ -47,15 +51,14 @@ import flashgen
 from flashgen.config import default_config, default_spec
 from flashgen.direct import Direct
 from flashgen.runtime import Dispatcher
-from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver
 from flashgen.spec import AttentionSpec
 from generated.defaults import DEFAULTS
 from generated.table import ARCHS, CHOICES
 
 SHAPE = (1, 1, 16, 64)
-BATCH = 500  # fewer than fit CUDA's queue of launches, or a full queue would be timed
-BATCHES = 25
+BATCH = 100  # few, so that some batch meets no other process; far from filling CUDA's queue
+BATCHES = 125
 SERVED_AS = "nvidia_h200"
 
 
@@ -73,7 +76,8 @@ class NoLaunch:
 
     utils = SimpleNamespace(
         get_device_properties=lambda device: {"max_shared_mem": 232448, "max_num_regs": 65536},
-        load_binary=lambda *_: (None, None, 0, 0, 1024),
+        load_binary=lambda *_: (object(), None, 0, 0, 1024),  # without a module it is loaded again
+        unload_module=lambda module: None,
     )
 
     @staticmethod
@@ -112,9 +116,8 @@ def cost(name: str, call: Callable[[], object]) -> Cost:
     return Cost(name=name, median_us=statistics.median(means), least_us=min(means))
 
 
-def dispatcher(*, direct: bool) -> Dispatcher:
-    """One whose kernels are launched so."""
-    os.environ["FLASHGEN_DIRECT"] = str(int(direct))  # read when a kernel is bound
+def dispatcher() -> Dispatcher:
+    """One that has resolved what is timed."""
     made = Dispatcher(package="generated", archs=ARCHS, choices=CHOICES, defaults=DEFAULTS)
     made.attention(*tensors(), causal=True)
     return made
@@ -130,23 +133,45 @@ def costs() -> list[Cost]:
     """All rows."""
     torch.set_num_threads(1)
     q, k, v = tensors()
-    by_triton, directly = dispatcher(direct=False), dispatcher(direct=True)
-    if directly.lookup(q, v, True, "ieee") is None:
+    served = dispatcher()
+    if served.lookup(q, v, True, "ieee") is None:
         raise SystemExit("the spec was not resolved, so that there is no look-up to measure")
-    rows = [cost("lookup", lambda: directly.lookup(q, v, True, "ieee"))]
-    result = directly.attention(q, k, v, causal=True, return_lse=True)
-    # A function and no mock: mocks record their calls, which costs more than what is timed.
-    with mock.patch.object(Launcher, "__call__", _returns(result)):
-        rows.append(cost("attention", lambda: directly.attention(q, k, v, causal=True)))
+
+    def call() -> object:
+        return served.attention(q, k, v, causal=True)
+
+    def as_new() -> object:
+        kinds.clear()
+        return call()
+
+    def as_second() -> object:
+        kinds.young = dict.fromkeys(kinds.young)
+        return call()
+
+    rows = [cost("lookup", lambda: served.lookup(q, v, True, "ieee"))]
     rows += plain_launches(q, k, v)
-    rows.append(cost("call by Triton", lambda: by_triton.attention(q, k, v, causal=True)))
-    rows.append(cost("call", lambda: directly.attention(q, k, v, causal=True)))
+    with mock.patch.dict(os.environ, {"FLASHGEN_DIRECT": "0"}):
+        rows.append(cost("call by Triton", call))
+    kinds = served.repeats.kinds
+    rows += [cost("new kind", as_new), cost("second call", as_second), cost("call", call)]
     rows.append(cost("torch SDPA", lambda: sdpa(q, k, v)))
+    with torch.enable_grad():
+        q.requires_grad_()
+        rows.append(cost("call, graph", call))
+        rows.append(cost("SDPA, graph", lambda: sdpa(q, k, v)))
+        q.requires_grad_(False)
+    rows.append(decoding(served))
     return rows
 
 
-def _returns(result: object) -> Callable[..., object]:
-    return lambda *_: result
+def decoding(served: Dispatcher) -> Cost:
+    """The row of decode(): one sequence of 8192 keys in pages of 64."""
+    q, _, _ = tensors()
+    q = q[:, :, :1].contiguous()
+    pool = torch.zeros((128, 64, 1, 64), dtype=q.dtype, device=q.device)
+    pages = torch.arange(128, dtype=torch.int32, device=q.device)[None]
+    lengths = torch.full((1,), 8192, dtype=torch.int32, device=q.device)
+    return cost("decode", lambda: served.decode(q, pool, pool, lengths=lengths, block_table=pages))
 
 
 def plain_launches(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[Cost]:
@@ -173,6 +198,7 @@ def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    os.environ.pop("FLASHGEN_DIRECT", None)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     options = parser.parse_args()
     on_gpu = torch.cuda.is_available()

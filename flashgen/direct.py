@@ -39,6 +39,40 @@ class _Ready:
     run: Callable[..., object]
     function: object
     packed_metadata: object
+    compiled: object  # which, from Triton 3.8 on, unloads the function when nobody holds it
+
+
+class Repeated:
+    """A kernel's launches with all settled but the arguments that come first."""
+
+    __slots__ = ("device", "direct", "function", "grid", "metadata", "rest", "run")
+
+    def __init__(
+        self, direct: Direct, ready: _Ready, device: int, blocks: int, rest: Sequence[Any]
+    ) -> None:
+        self.direct = direct
+        self.run, self.function, self.metadata = ready.run, ready.function, ready.packed_metadata
+        self.device = device
+        self.grid = blocks
+        self.rest = tuple(rest)
+
+    def stream(self) -> int | None:
+        """The current stream, to launch upon; None where the launch must be made anew, for another
+        device is current, or somebody listens.
+        """
+        direct = self.direct
+        driver = direct.driver.active
+        if driver.get_current_device() != self.device or not direct.undisturbed():
+            return None
+        stream: int = driver.get_current_stream(self.device)
+        return stream
+
+    def launch(self, stream: int, *first: Any) -> None:
+        """Launch on a stream that stream() gave."""
+        self.run(
+            self.grid, 1, 1, stream, self.function, self.metadata, None, None, None,
+            *first, *self.rest,
+        )  # fmt: skip
 
 
 class Direct:
@@ -53,14 +87,14 @@ class Direct:
             from triton import knobs
             from triton.runtime import driver
 
-            self._knobs, self._driver = knobs.runtime, driver
+            self._knobs, self.driver = knobs.runtime, driver
 
     def __call__(self, blocks: int, arguments: Sequence[Any]) -> None:
         """Launch `blocks` programs on the current device and stream. Raises what Triton raises."""
-        if not self._on or not self._undisturbed():
+        if not self.undisturbed():
             self._kernel[(blocks,)](*arguments, **self._options)
             return
-        driver = self._driver.active
+        driver = self.driver.active
         device = driver.get_current_device()
         kind = (device, *[_kind(argument) for argument in arguments])
         ready = self._ready.get(kind)
@@ -73,14 +107,32 @@ class Direct:
             None, None, None, *arguments,
         )  # fmt: skip
 
-    def _undisturbed(self) -> bool:
+    def repeated(self, blocks: int, arguments: Sequence[Any], first: int) -> Repeated | None:
+        """Launches of so many programs with these arguments but the `first` of them, which are
+        given anew each time, and must be of the same classes; None where nothing of the kind was
+        launched before, or is Triton's to launch.
+        """
+        if not self.undisturbed():
+            return None
+        device = self.driver.active.get_current_device()
+        ready = self._ready.get((device, *[_kind(argument) for argument in arguments]))
+        return None if ready is None else Repeated(self, ready, device, blocks, arguments[first:])
+
+    def retire(self) -> None:
+        """Leave all further launches to Triton: another kernel takes this one's place."""
+        self._on = False
+
+    def undisturbed(self) -> bool:
         """Whether nobody has asked to see, or to change, what Triton does at a launch."""
+        if not self._on:
+            return False
         knobs = self._knobs
         return not (
             knobs.debug
+            or knobs.add_stages_inspection_hook is not None
             or self._kernel.pre_run_hooks
-            or _listens(knobs.launch_enter_hook)
-            or _listens(knobs.launch_exit_hook)
+            or ((hook := knobs.launch_enter_hook) is not None and getattr(hook, "calls", True))
+            or ((hook := knobs.launch_exit_hook) is not None and getattr(hook, "calls", True))
         )
 
     def _keep(self, kind: tuple[object, ...], compiled: Any) -> None:
@@ -89,12 +141,14 @@ class Direct:
             return
         if len(kind) - 1 != len(self._kernel.params):  # Triton would fill defaults in
             return
-        if self._driver.active.get_current_target().backend != "cuda":
+        if self.driver.active.get_current_target().backend != "cuda":
             self._on = False
             return
         if len(self._ready) >= MOST:
             self._ready.clear()
-        self._ready[kind] = _Ready(compiled.run, compiled.function, compiled.packed_metadata)
+        self._ready[kind] = _Ready(
+            compiled.run, compiled.function, compiled.packed_metadata, compiled
+        )
 
 
 def _is_known(kernel: Any) -> bool:
@@ -103,11 +157,6 @@ def _is_known(kernel: Any) -> bool:
         hasattr(kernel, name)
         for name in ("pre_run_hooks", "used_global_vals", "params", "device_caches")
     )
-
-
-def _listens(hook: Any) -> bool:
-    """Whether a hook, or a chain of them, has anything to call."""
-    return hook is not None and bool(getattr(hook, "calls", True))
 
 
 def _kind(argument: Any) -> object:

@@ -12,7 +12,6 @@ import importlib.util
 import logging
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,26 +21,43 @@ from torch import Tensor
 
 from flashgen import gpu as gpu_facts
 from flashgen import interpreter, order
+from flashgen.arguments import (
+    LOG2_E,
+    diagonal_argument,
+    feature_arguments,
+    in_eights,
+    lies_in_eights,
+    positive_scale,
+)
 from flashgen.config import BY_KEYS, WARPGROUP_ROWS, KernelConfig, rows_of_eight
+from flashgen.descriptors import describe, describe_for_gluon, take_descriptors, takes_descriptor
 from flashgen.direct import Direct
 from flashgen.errors import FlashgenError, NoGpuError, ToolchainError
 from flashgen.features import PLAIN, Features
 from flashgen.gpu import Gpu
-from flashgen.sequences import Sequences
 from flashgen.signature import Signature, compile_signature
 from flashgen.spec import AttentionSpec, padded
 
 __all__ = [
+    "LOG2_E",
     "Bound",
     "Kernel",
     "Signature",
+    "arguments_of",
     "bind",
     "compile_signature",
+    "describe",
+    "describe_for_gluon",
     "device_gpu",
+    "diagonal_argument",
     "empty_like_layout",
+    "feature_arguments",
+    "in_eights",
     "kernel_of",
     "launch",
+    "lies_in_eights",
     "load_kernel",
+    "positive_scale",
     "take_descriptors",
     "takes_descriptor",
     "toolchain_error",
@@ -49,9 +65,6 @@ __all__ = [
 
 logger = logging.getLogger("flashgen.launch")
 
-LOG2_E = 1.4426950408889634
-DESCRIPTOR_ALIGNMENT = 16
-"""Bytes to which a descriptor's base and strides must be aligned (CUDA driver API, tensor maps)."""
 
 Kernel = Any  # a triton.runtime.JITFunction, or its interpreted twin
 
@@ -137,14 +150,30 @@ def launch(
     return bind(kernel, spec, config)(q, k, v, scale, diagonal, features)
 
 
-Bound = Callable[..., tuple[Tensor, Tensor]]
+class Bound:
+    """A forward kernel with all settled that does not depend on the call."""
+
+    __slots__ = ("plan",)
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        diagonal: int | None,
+        features: Features = PLAIN,
+    ) -> tuple[Tensor, Tensor]:
+        """O and LSE, as launch() describes them."""
+        return _run(self.plan, q, k, v, scale, diagonal, features)
 
 
 def bind(kernel: Kernel, spec: AttentionSpec, config: KernelConfig) -> Bound:
-    """All that does not depend on the call, settled once: the result takes (q, k, v, scale,
-    diagonal) and, where the spec has any, features.
-    """
-    return functools.partial(_run, Plan(kernel, spec, config))
+    """All that does not depend on the call, settled once."""
+    return Bound(Plan(kernel, spec, config))
 
 
 class Plan:
@@ -193,8 +222,8 @@ def _run(
     diagonal: int | None,
     features: Features = PLAIN,
 ) -> tuple[Tensor, Tensor]:
-    batch, heads, seq_q, head_dim = q.shape
-    _, kv_heads, seq_k, head_dim_v = v.shape
+    batch, heads, seq_q, _ = q.shape
+    _, _, seq_k, head_dim_v = v.shape
     of_o = None if features.fp8 is None else getattr(torch, features.fp8.dtype)
     o = empty_like_layout(q, head_dim_v, of_o)
     lse = torch.empty((batch, heads, seq_q), dtype=torch.float32, device=q.device)
@@ -207,24 +236,39 @@ def _run(
     q, scale = positive_scale(q, scale)
     if plan.rows_of_eight:
         q, k, v = in_eights(q), in_eights(k), in_eights(v)
+    if features.sequences is not None and features.sequences.count == 0:
+        return o.zero_(), lse.fill_(-math.inf)
+    blocks, arguments = arguments_of(plan, q, k, v, o, lse, scale, diagonal, features)
+    with on_device(q):
+        plan.start(blocks, arguments)
+    return o, lse
+
+
+def arguments_of(
+    plan: Plan,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    scale: float,
+    diagonal: int | None,
+    features: Features = PLAIN,
+) -> tuple[int, list[Any]]:
+    """How many programs a forward launch has, none of its tensors empty, and what they are handed:
+    first q, k, v, o and lse, or descriptors of the first four.
+    """
+    batch, heads, seq_q, head_dim = q.shape
+    _, kv_heads, seq_k, head_dim_v = v.shape
     batches, longest = batch, seq_q
     if (packed := features.sequences) is not None:
         batches, longest = packed.count, max(1, packed.max_q)
-        if batches == 0:
-            return o.zero_(), lse.fill_(-math.inf)
     blocks = batches * heads
     if not plan.fa1:
         blocks *= -(-longest // plan.br)
     blocks *= plan.v_parts
     if plan.by_descriptor:
-        descriptor = describe_for_gluon if plan.hopper else describe
-        tensors = [
-            descriptor(q, plan.block_rows, plan.dim_pad),
-            descriptor(k, plan.bc, plan.dim_pad),
-            descriptor(v, plan.bc, plan.dim_v_pad),
-            descriptor(o, plan.block_rows, plan.dim_v_pad),
-            lse,
-        ]
+        tensors: list[Any] = [*described(plan, q, k, v, o), lse]
     else:
         tensors = [
             q,
@@ -252,9 +296,18 @@ def _run(
         blocks = _in_order(plan, blocks, q, v, sizes)
     if plan.fa1:
         sizes += _scratch(plan, q)
-    with on_device(q):
-        plan.start(blocks, [*tensors, *sizes])
-    return o, lse
+    return blocks, [*tensors, *sizes]
+
+
+def described(plan: Plan, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> list[Any]:
+    """The descriptors of a forward kernel."""
+    descriptor = describe_for_gluon if plan.hopper else describe
+    return [
+        descriptor(q, plan.block_rows, plan.dim_pad),
+        descriptor(k, plan.bc, plan.dim_pad),
+        descriptor(v, plan.bc, plan.dim_v_pad),
+        descriptor(o, plan.block_rows, plan.dim_v_pad),
+    ]
 
 
 def _in_order(plan: Plan, blocks: int, q: Tensor, v: Tensor, sizes: list[Any]) -> int:
@@ -315,85 +368,6 @@ def empty_like_layout(q: Tensor, head_dim_v: int, dtype: torch.dtype | None = No
     return torch.empty((batch, heads, seq, head_dim_v), dtype=dtype, device=q.device)
 
 
-def positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
-    """The kernels take a scale above 0: a negative one is carried by q, and 0 makes q 0, both
-    exactly.
-    """
-    if scale > 0:
-        return q, scale
-    if q.element_size() == 1:  # torch has no minus of float8, but their bytes have a sign
-        turned = (q.view(torch.uint8) ^ 128).view(q.dtype)
-        return (turned, -scale) if scale < 0 else (torch.zeros_like(q), 1.0)
-    return (-q, -scale) if scale < 0 else (torch.zeros_like(q), 1.0)
-
-
-def in_eights(x: Tensor) -> Tensor:
-    """x, copied if its strides are no multiples of 8 elements: kernels of such head dims rely on
-    it.
-    """
-    if all(
-        length <= 1 or stride % 8 == 0
-        for length, stride in zip(x.shape[:3], x.stride()[:3], strict=True)
-    ):
-        return x
-    _say_copied()
-    return x.contiguous()
-
-
-@functools.cache
-def _say_copied() -> None:
-    """Once a process, whatever the lengths."""
-    logger.warning("tensors are copied whose strides are no multiples of 8 elements")
-
-
-def feature_arguments(
-    plan: Plan, features: Features, batch: int, heads: int, seq_q: int, seq_k: int
-) -> list[Any]:
-    """What a kernel takes of the features there are, in the order of its arguments."""
-    arguments: list[Any] = []
-    if features.bias is not None:
-        bias = features.bias.expand(batch, heads, seq_q, seq_k)
-        if bias.dtype is torch.bool:
-            bias = bias.view(torch.uint8)
-        arguments += [bias, *bias.stride()]
-    if features.slopes is not None:
-        slopes = features.slopes.expand(batch, heads)
-        arguments += [slopes, *slopes.stride()]
-    if features.rng is not None:
-        arguments += [features.rng, features.dropout_threshold, features.keep_scale]
-    if features.window is not None:
-        left, right = features.bounds(seq_q, seq_k)
-        arguments += [left] if plan.causal else [left, right]
-    if features.softcap > 0.0:
-        cap_log2e = features.softcap * LOG2_E
-        arguments += [cap_log2e, 1.0 / cap_log2e]
-    if plan.takes_sink and features.sinks is not None:
-        arguments.append(features.sinks.contiguous())
-    if features.fp8 is not None:
-        factors = features.fp8.factors
-        arguments += [*factors, *(stride for x in factors for stride in x.stride())]
-    if (packed := features.sequences) is not None:
-        arguments += [*packed.bounds, packed.count]
-        if (table := packed.block_table) is not None:
-            arguments += [table, table.stride(0), packed.page_bits]
-    if (mask := features.block_mask) is not None:
-        *_, rows, keys = mask.shape
-        own, other = (keys, rows) if plan.by_keys else (rows, keys)
-        arguments += [*mask.listed(by_keys=plan.by_keys), *mask.steps, own, other]
-    return arguments
-
-
-def diagonal_argument(
-    diagonal: int | None, seq_q: int, seq_k: int, packed: Sequences | None
-) -> int:
-    """What a kernel that takes a diagonal is told: where it is, or of packed sequences, each of
-    which has its own, at which end it is.
-    """
-    if packed is not None:
-        return int(diagonal is None or packed.bottom_right)
-    return seq_k - seq_q if diagonal is None else diagonal
-
-
 def _scratch(plan: Plan, q: Tensor) -> list[Tensor]:
     """FlashAttention-1's state in memory: O, row sum and row maximum, float32."""
     batch, heads, seq_q, _ = q.shape
@@ -403,95 +377,3 @@ def _scratch(plan: Plan, q: Tensor) -> list[Tensor]:
 
     rows = (batch, heads, seq_q)
     return [empty(*rows, plan.dim_v_pad), empty(*rows), empty(*rows)]
-
-
-def takes_descriptor(tensor: Tensor) -> bool:
-    """Whether the TMA unit can address this 4-D tensor: aligned base, aligned strides, none of them
-    0.
-    """
-    return tensor.data_ptr() % DESCRIPTOR_ALIGNMENT == 0 and _strides_fit(
-        tensor.shape, tensor.stride(), tensor.element_size()
-    )
-
-
-@functools.lru_cache(maxsize=1024)
-def _strides_fit(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> bool:
-    if strides[3] != 1:
-        return False
-    return all(
-        length <= 1 or (stride > 0 and stride * size % DESCRIPTOR_ALIGNMENT == 0)
-        for length, stride in zip(shape[:3], strides[:3], strict=True)
-    )
-
-
-def take_descriptors(*tensors: Tensor) -> bool:
-    """Whether the TMA unit can address all of them."""
-    return all(map(takes_descriptor, tensors))
-
-
-def describe(tensor: Tensor, rows: int, dim: int) -> Any:
-    """The descriptor of a tensor (batch, heads, seq, head_dim) in blocks of `rows` by `dim`."""
-    return _described(tensor, rows, dim, _descriptor)
-
-
-def describe_for_gluon(tensor: Tensor, rows: int, dim: int) -> Any:
-    """describe() for a Gluon kernel, which is told how a block lies in shared memory."""
-    return _described(tensor, rows, dim, _gluon_descriptor)
-
-
-_Layout = tuple[object, ...]
-_DESCRIBED: dict[_Layout, tuple[type, dict[str, Any]]] = {}
-_MOST_DESCRIBED = 1024
-
-
-def _described(tensor: Tensor, rows: int, dim: int, make: Callable[[Tensor, int, int], Any]) -> Any:
-    """A descriptor as `make` makes it. What does not depend on where the tensor lies is kept, and
-    Triton's tests of it are made once.
-    """
-    layout = (make, tensor.shape, tensor.stride(), tensor.dtype, rows, dim)
-    kept = _DESCRIBED.get(layout)
-    if kept is None or tensor.data_ptr() % DESCRIPTOR_ALIGNMENT:
-        made = make(tensor, rows, dim)
-        if len(_DESCRIBED) >= _MOST_DESCRIBED:
-            _DESCRIBED.clear()
-        # Without the tensor, whose memory would be kept alive.
-        fields = {name: value for name, value in vars(made).items() if name != "base"}
-        _DESCRIBED[layout] = type(made), fields
-        return made
-    kind, fields = kept
-    twin: Any = object.__new__(kind)
-    vars(twin).update(fields, base=tensor)
-    return twin
-
-
-def _descriptor(tensor: Tensor, rows: int, dim: int) -> Any:
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    return TensorDescriptor(tensor, *_extents(tensor, dim), [1, 1, rows, dim])
-
-
-def _gluon_descriptor(tensor: Tensor, rows: int, dim: int) -> Any:
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    block = [1, 1, rows, dim]
-    return TensorDescriptor(tensor, *_extents(tensor, dim), block, gluon_layout())
-
-
-@functools.cache
-def gluon_layout() -> Any:
-    """The layout that signature.gluon_layout_text() names."""
-    from triton.experimental.gluon.language import NVMMASharedLayout
-
-    return NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-
-
-def _extents(tensor: Tensor, dim: int) -> tuple[list[int], list[int]]:
-    """Shape and strides of a descriptor."""
-    shape = list(tensor.shape)
-    # The stride of a dimension of one element means nothing, and may be unaligned: any other will
-    # do.
-    strides = [
-        stride if length > 1 else dim for length, stride in zip(shape, tensor.stride(), strict=True)
-    ]
-    strides[3] = 1
-    return shape, strides

@@ -8,7 +8,6 @@ captured a launch can be replayed with other lengths.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,20 +81,40 @@ class Parts:
         return self.lse.ndim == 3
 
 
-DecodeBound = Callable[[Decode], Parts]
-CombineBound = Callable[[Parts, Tensor], tuple[Tensor, Tensor]]
+class DecodeBound:
+    """A decode kernel with all settled that does not depend on the call."""
+
+    __slots__ = ("plan",)
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def __call__(self, call: Decode) -> Parts:
+        """O and LSE of each split, or of all keys."""
+        return _run_decode(self.plan, call)
+
+
+class CombineBound:
+    """A combine kernel with all settled that does not depend on the call."""
+
+    __slots__ = ("plan",)
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def __call__(self, parts: Parts, q: Tensor) -> tuple[Tensor, Tensor]:
+        """O (B, H, Sq, d_v) of q's dtype, laid out in memory as q is, and LSE (B, H, Sq)."""
+        return _run_combine(self.plan, parts, q)
 
 
 def bind_decode(kernel: Kernel, spec: AttentionSpec, config: KernelConfig) -> DecodeBound:
     """The launcher of a decode kernel: takes a Decode, returns its Parts."""
-    return functools.partial(_run_decode, Plan(kernel, spec, config))
+    return DecodeBound(Plan(kernel, spec, config))
 
 
 def bind_combine(kernel: Kernel, spec: AttentionSpec, config: KernelConfig) -> CombineBound:
-    """The launcher of a combine kernel: takes Parts and the q they are of, returns O (B, H, Sq,
-    d_v) of q's dtype, laid out in memory as q is, and LSE (B, H, Sq).
-    """
-    return functools.partial(_run_combine, Plan(kernel, spec, config))
+    """The launcher of a combine kernel: takes Parts and the q they are of."""
+    return CombineBound(Plan(kernel, spec, config))
 
 
 def _run_decode(plan: Plan, call: Decode) -> Parts:
@@ -111,10 +130,23 @@ def _run_decode(plan: Plan, call: Decode) -> Parts:
             unseen = -torch.inf if sinks is None else sinks[:, None].expand(rows)
             lse[...] = unseen
             return Parts(o=o.zero_(), lse=lse)
-        out = [*o.stride()[:3], 0, 0]
     else:
         o, lse = empty((splits, *rows, head_dim_v)), empty((splits, *rows))
-        out = [*o.stride()[1:4], o.stride(0), lse.stride(0)]
+    parts = Parts(o=o, lse=lse)
+    _launch(plan, q, *arguments_of_decode(plan, call, parts))
+    return parts
+
+
+def arguments_of_decode(plan: Plan, call: Decode, parts: Parts) -> tuple[int, list[Any]]:
+    """How many programs a decode launch has, whose tensors are not empty, and what they are handed:
+    first q, k, v, o, lse, lengths and, of pages, the block table.
+    """
+    q, cache, problem = call.q, call.cache, call.problem
+    o, lse, head_dim_v = parts.o, parts.lse, cache.v.shape[3]
+    if parts.whole:
+        splits, out = 1, [*o.stride()[:3], 0, 0]
+    else:
+        splits, out = o.shape[0], [*o.stride()[1:4], o.stride(0), lse.stride(0)]
     q, scale = positive_scale(q, call.scale)
     k, v = cache.k, cache.v
     if plan.rows_of_eight:
@@ -139,24 +171,31 @@ def _run_decode(plan: Plan, call: Decode) -> Parts:
         sizes += feature_arguments(plan, call.features, *shape)
     tiles = -(-problem.group * problem.seq_q // plan.br)
     blocks = problem.batch * problem.kv_heads * splits * tiles * plan.v_parts
-    _launch(plan, blocks, tensors, strides + sizes)
-    return Parts(o=o, lse=lse)
+    return blocks, [*tensors, *strides, *sizes]
 
 
 def _run_combine(plan: Plan, parts: Parts, q: Tensor) -> tuple[Tensor, Tensor]:
-    count, batch, heads, seq_q, head_dim_v = parts.o.shape
+    _, batch, heads, seq_q, head_dim_v = parts.o.shape
     o = empty_like_layout(q, head_dim_v)
     lse = torch.empty((batch, heads, seq_q), dtype=torch.float32, device=q.device)
     if o.numel() == 0:
         return o, lse
+    _launch(plan, q, *arguments_of_combine(plan, parts, o, lse))
+    return o, lse
+
+
+def arguments_of_combine(plan: Plan, parts: Parts, o: Tensor, lse: Tensor) -> tuple[int, list[Any]]:
+    """How many programs a combine launch has, and what they are handed: first O and LSE of the
+    parts, and of the result.
+    """
+    count, batch, heads, seq_q, head_dim_v = parts.o.shape
     strides = [parts.o.stride(0), parts.lse.stride(0), *o.stride()[:3]]
     sizes = [heads, seq_q, count]
     if plan.any_dim:
         sizes.append(head_dim_v)
-    _launch(plan, batch * heads * seq_q, [parts.o, parts.lse, o, lse], strides + sizes)
-    return o, lse
+    return batch * heads * seq_q, [parts.o, parts.lse, o, lse, *strides, *sizes]
 
 
-def _launch(plan: Plan, blocks: int, tensors: list[Any], numbers: list[Any]) -> None:
-    with on_device(tensors[0]):
-        plan.start(blocks, [*tensors, *numbers])
+def _launch(plan: Plan, q: Tensor, blocks: int, arguments: list[Any]) -> None:
+    with on_device(q):
+        plan.start(blocks, arguments)

@@ -4,7 +4,7 @@ less than a registered operator.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from flashgen.errors import InvalidArgument, NotDifferentiable
 from flashgen.features import PLAIN, Features
 from flashgen.runtime import modes
 from flashgen.runtime.call import (
+    NO_SCALARS,
     Call,
     Gradients,
     Saved,
@@ -23,12 +24,25 @@ from flashgen.runtime.call import (
     features_of,
     scalars_of,
 )
-from flashgen.runtime.passes import Passes
 from flashgen.spec import MAX_BACKWARD_HEAD_DIM, no_gradient
 
 
+class TwoPasses(Protocol):
+    """What a graph is made of: passes.py's Passes, or those of calls that are alike."""
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features = ...
+    ) -> tuple[Tensor, Tensor]:
+        """As Passes.forward."""
+        ...
+
+    def backward(self, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted) -> Gradients:
+        """As Passes.backward."""
+        ...
+
+
 def attention(
-    passes: Passes, call: Call, q: Tensor, k: Tensor, v: Tensor, features: Features
+    passes: TwoPasses, call: Call, q: Tensor, k: Tensor, v: Tensor, features: Features
 ) -> tuple[Tensor, Tensor]:
     """O and LSE, both differentiable with respect to q, k, v, an additive bias and sinks.
 
@@ -37,26 +51,24 @@ def attention(
     widest = max(q.shape[3], v.shape[3])
     if widest > MAX_BACKWARD_HEAD_DIM:
         raise InvalidArgument(no_gradient(widest))
-    plain = features is PLAIN
-    function = _Transformed if modes.transformed() else _Attention
-    o, lse = function.apply(  # type: ignore[no-untyped-call]
+    if modes.transformed():
+        function: Any = _Transformed
+    elif features is PLAIN:  # torch looks at each argument
+        return _Plain.apply(passes, call, q, k, v)  # type: ignore[no-any-return, no-untyped-call]
+    else:
+        function = _Attention
+    o, lse = function.apply(
         passes,
         call,
         scalars_of(features),
         q,
         k,
         v,
-        *(
-            (None, None, None, None)
-            if plain
-            else (
-                features.bias,
-                features.slopes,
-                features.rng,
-                features.sinks,
-                *bounds_of(features),
-            )
-        ),
+        features.bias,
+        features.slopes,
+        features.rng,
+        features.sinks,
+        *bounds_of(features),
     )
     return o, lse
 
@@ -76,7 +88,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: FunctionCtx,
-        passes: Passes,
+        passes: TwoPasses,
         call: Call,
         scalars: Scalars,
         q: Tensor,
@@ -101,23 +113,45 @@ class _Attention(torch.autograd.Function):
         bounds = (None,) * (len(ctx.needs_input_grad) - 10)  # have none
         if do is None and dlse is None:
             return (*none, *none, *none, None, *bounds)
-        modes.check_gradients(do, dlse)
         wanted = Wanted(
             **dict(zip(("q", "k", "v", "bias"), ctx.needs_input_grad[3:7], strict=True)),
             sinks=ctx.needs_input_grad[9],
         )
-        saved = ctx.saved_tensors
-        do = torch.zeros_like(saved[3]) if do is None else do
-        if torch.is_grad_enabled():  # create_graph: somebody may differentiate once more
-            found = _Gradients.apply(*ctx.options, wanted, do, dlse, *saved)  # type: ignore[no-untyped-call]
-        else:
-            found = _gradients(*ctx.options, wanted, do, dlse, *saved)
-        *found, dsinks = found
+        *found, dsinks = _backward(ctx.options, wanted, do, dlse, ctx.saved_tensors)
         return (*none, *found, None, None, dsinks, *bounds)
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> NoReturn:
         modes.refuse_forward_mode()
+
+
+class _Plain(torch.autograd.Function):
+    """The same without features."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, passes: TwoPasses, call: Call, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        o, lse = passes.forward(q, k, v, call)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.options = (passes, call, NO_SCALARS)  # type: ignore[attr-defined]
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        if do is None and dlse is None:
+            return (None,) * 5
+        wanted = Wanted(
+            **dict(zip(("q", "k", "v"), ctx.needs_input_grad[2:], strict=True)),
+            bias=False,
+            sinks=False,
+        )
+        saved = (*ctx.saved_tensors, None, None, None, None)  # no tensor of a feature
+        dq, dk, dv, *_ = _backward(ctx.options, wanted, do, dlse, saved)
+        return None, None, dq, dk, dv
+
+    jvp = _Attention.jvp
 
 
 class _Transformed(torch.autograd.Function):
@@ -126,7 +160,7 @@ class _Transformed(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(passes: Passes, call: Call, scalars: Scalars, *tensors: Any) -> Any:
+    def forward(passes: TwoPasses, call: Call, scalars: Scalars, *tensors: Any) -> Any:
         q, k, v, bias, slopes, rng, sinks, *bounds = tensors
         features = features_of(bias, slopes, rng, sinks, scalars, tuple(bounds))
         return passes.forward(q, k, v, call, features)
@@ -168,8 +202,24 @@ class _Gradients(torch.autograd.Function):
         modes.refuse_vmap()
 
 
+def _backward(
+    options: tuple[TwoPasses, Call, Scalars],
+    wanted: Wanted,
+    do: Tensor | None,
+    dlse: Tensor | None,
+    saved: tuple[Any, ...],
+) -> Gradients:
+    """The gradients of what a forward saved, one of do and dlse being a tensor."""
+    modes.check_gradients(do, dlse)
+    do = torch.zeros_like(saved[3]) if do is None else do
+    if torch.is_grad_enabled():  # create_graph: somebody may differentiate once more
+        found: Gradients = _Gradients.apply(*options, wanted, do, dlse, *saved)  # type: ignore[no-untyped-call]
+        return found
+    return _gradients(*options, wanted, do, dlse, *saved)
+
+
 def _gradients(
-    passes: Passes,
+    passes: TwoPasses,
     call: Call,
     scalars: Scalars,
     wanted: Wanted,

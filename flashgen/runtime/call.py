@@ -171,3 +171,41 @@ def check_plain(**named: object) -> None:
                 f"{name} must be a plain tensor, as q is: got {type(x).__name__}; "
                 "unwrap it, or wrap q likewise"
             )
+
+
+def agree(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether three tensors surely fit together: what a call of a resolved spec must still check.
+
+    False asks from_tensors, which judges the odd cases and names what is wrong.
+    """
+    try:
+        a, b, c = q.shape, k.shape, v.shape
+    except (AttributeError, RuntimeError):  # no tensor, or a nested one
+        return False
+    return (
+        len(a) == len(b) == len(c) == 4
+        and a[0] == b[0] == c[0]
+        and b[1] == c[1]
+        and b[1] > 0
+        and a[1] % b[1] == 0
+        and b[2] == c[2]
+        and a[3] == b[3]
+        and q.dtype == k.dtype == v.dtype
+        and q.device == k.device == v.device
+        and type(k) in PLAIN_TYPES
+        and type(v) in PLAIN_TYPES
+    )
+
+
+def check_block_mask(mask: object, *, traced: bool) -> None:
+    """Raise InvalidArgument for what is no block mask, and where operators know none."""
+    if not isinstance(mask, BlockMask):
+        raise InvalidArgument(
+            "block_mask must be made by flashgen.runtime.block_mask, by from_boolean for example: "
+            f"got {type(mask).__name__}"
+        )
+    if traced:
+        raise InvalidArgument(
+            "block_mask must be None where torch traces: call attention under "
+            "torch.compiler.disable"
+        )

@@ -12,20 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgen import decoding
+from flashgen import decoding, settings
 from flashgen.asked import check_scale
-from flashgen.config import WIDEST_DECODE, KernelConfig, kernel_name, why_illegal
 from flashgen.decoding import Cache
 from flashgen.errors import InvalidArgument
 from flashgen.features import PLAIN, Features, check_for_keys, check_softcap, window_of
-from flashgen.gpu import Gpu
 from flashgen.launch_decode import Decode, Parts
 from flashgen.problem import bucket_of
 from flashgen.runtime import modes
 from flashgen.runtime.call import Scalars, check_plain, check_tensors, features_of
+from flashgen.runtime.decode_repeats import DecodeRepeats
 from flashgen.runtime.launcher import KernelLauncher
 from flashgen.runtime.resolver import Resolver
-from flashgen.runtime.select import Ladder, Selection
+from flashgen.runtime.room import by_room, rows_together, widened
+from flashgen.runtime.select import Ladder
 from flashgen.spec import DTYPE_BYTES, AttentionSpec, check_head_dim
 
 Names = tuple[str, str, str, str]
@@ -51,6 +51,20 @@ class Beside:
     window: Window | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether there are lengths, and at most a block table beside them."""
+        others = (
+            self.cache_batch_idx, self.cache_leftpad, self.k_scale, self.v_scale, self.bias,
+            self.alibi_slopes, self.window, self.softcap, self.sinks,
+        )  # fmt: skip
+        return self.lengths is not None and all(x is None for x in others)
+
+    @property
+    def where(self) -> tuple[Tensor, ...]:
+        """Lengths and the block table, as far as they are there."""
+        return tuple(x for x in (self.lengths, self.block_table) if x is not None)
 
     def features(self, q: Tensor, cache: Cache, *, causal: bool) -> Features:
         """The features of a call. Raises InvalidArgument, naming the argument."""
@@ -98,6 +112,7 @@ class Decoder:
 
     def __init__(self, resolver: Resolver) -> None:
         self._resolver = resolver
+        self.repeats = DecodeRepeats()
         self._found: dict[tuple[object, ...], tuple[DecodeLauncher, CombineLauncher, int]] = {}
 
     def decode(
@@ -133,7 +148,12 @@ class Decoder:
             features=features,
         )  # fmt: skip
         parts = decode(call)
-        return (parts.o, parts.lse) if parts.whole else combine(parts, q)
+        result = (parts.o, parts.lse) if parts.whole else combine(parts, q)
+        if beside.plain and splits is None:
+            options = (causal, scale, precision)
+            launchers = (decode, combine)
+            self.repeats.keep((q, k, v, *beside.where), options, call, launchers, (parts, result))
+        return result
 
     def ladder(self, spec: AttentionSpec, q: Tensor, cache: Cache) -> Ladder:
         """The kernels that may serve a call, best first."""
@@ -147,7 +167,8 @@ class Decoder:
         self, spec: AttentionSpec, q: Tensor, cache: Cache
     ) -> tuple[DecodeLauncher, CombineLauncher, int]:
         rows = q.shape[1] // max(1, cache.k.shape[1]) * q.shape[2]
-        wanted = (spec, q.device, bucket_of(cache.capacity), rows_together(rows))
+        wanted: tuple[object, ...] = (spec, q.device, bucket_of(cache.capacity))
+        wanted += (rows_together(rows), *settings.serving())
         found = self._found.get(wanted)
         if found is None:
             resolver, merging = self._resolver, spec.for_direction("combine")
@@ -157,41 +178,6 @@ class Decoder:
             found = decode, combine, resolver.served_as(q.device)[1].sms
             self._found[wanted] = found
         return found
-
-
-def rows_together(rows: int) -> int:
-    """The br of a rendered default for so many rows: a power of two, from 16 to WIDEST_DECODE."""
-    return min(WIDEST_DECODE, max(16, 1 << (max(rows, 1) - 1).bit_length()))
-
-
-def widened(selection: Selection, rows: int, gpu: Gpu) -> Selection:
-    """A rendered default with room for all rows of a head, as far as it may have it, and with the
-    GPU's own widening of float8 elements; any other selection as it is.
-    """
-    choice = selection.choice
-    if selection.rung != "rendered":
-        return selection
-    if choice.spec.kv_dtype == "float8_e4m3":
-        native = replace(choice.config, widening="native")
-        if why_illegal(choice.spec, native, gpu) is None:
-            choice = replace(choice, config=native, kernel=kernel_name(choice.spec, native))
-            selection = replace(selection, choice=choice)
-    for br in (64, 32):
-        config: KernelConfig = replace(choice.config, br=br)
-        if br <= rows_together(rows) and why_illegal(choice.spec, config, gpu) is None:
-            name = kernel_name(choice.spec, config)
-            return replace(selection, choice=replace(choice, config=config, kernel=name))
-    return selection
-
-
-def by_room(selection: Selection, rows: int) -> tuple[int, ...]:
-    """Orders the defaults of one precision, and nothing else: first the narrowest that has room for
-    all rows of a head, of those that have none the widest.
-    """
-    if selection.rung != "default":
-        return (selection.rung == "rendered",)
-    br, wanted = selection.choice.config.br, rows_together(rows)
-    return 0, selection.choice.spec.precision == "ieee", br < wanted, abs(br - wanted)
 
 
 def spec_of(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Literal, overload
 
 import torch
@@ -23,46 +23,24 @@ from flashgen.errors import InvalidArgument
 from flashgen.features import PLAIN, UNBOUNDED, Features, check_features, check_softcap, window_of
 from flashgen.runtime import autograd, cpu, modes, operators, registry
 from flashgen.runtime.call import (
-    PLAIN_TYPES,
     Call,
     Causal,
     Scalars,
+    agree,
+    check_block_mask,
     check_plain,
     check_tensors,
     features_of,
 )
 from flashgen.runtime.decode import Beside, Decoder, Window, check_call, spec_of
+from flashgen.runtime.explanation import Explanation
 from flashgen.runtime.kv_cache import Appender
 from flashgen.runtime.launcher import KernelLauncher, Launcher
 from flashgen.runtime.passes import Passes
+from flashgen.runtime.repeats import Repeats
 from flashgen.runtime.resolver import Resolver, addressable, key
-from flashgen.runtime.select import Selection, Served
-from flashgen.spec import AttentionSpec, Direction
-
-
-@dataclass(frozen=True, kw_only=True)
-class Explanation:
-    """What would serve a call, from where and why; str() gives it as text."""
-
-    spec: AttentionSpec
-    selection: Selection | None  # None: CPU tensors, served by torch
-    skipped: tuple[str, ...]
-    hint: str | None
-    twin: str | None = None  # the pointer twin that is launched in the choice's place
-
-    def __str__(self) -> str:
-        if self.selection is None:
-            return f"{self.spec.name}: CPU tensors are served by torch, with no kernel of flashgen"
-        choice, lines = self.selection.choice, []
-        timing = "" if choice.median_us is None else f", {choice.median_us:.1f} us"
-        lines.append(f"{self.spec.name}: {choice.kernel} ({choice.source}{timing})")
-        lines.append(f"  {self.selection.rung}: {self.selection.reason}")
-        if self.twin:
-            lines.append(f"  its pointer twin runs: no descriptor takes these tensors: {self.twin}")
-        lines += [f"  skipped {sentence}" for sentence in self.skipped]
-        if self.hint:
-            lines.append(f"  to improve it: {self.hint}")
-        return "\n".join(lines)
+from flashgen.runtime.select import Served
+from flashgen.spec import Direction
 
 
 class Dispatcher:
@@ -81,6 +59,7 @@ class Dispatcher:
         self._resolver = Resolver(package, self.served)
         self._launchers = self._resolver.plain
         self.passes = Passes(self._resolver)
+        self.repeats = Repeats()
         self.decoder = Decoder(self._resolver)
         self.appender = Appender(self._resolver)
         registry.register(package, self)
@@ -156,26 +135,31 @@ class Dispatcher:
                 block_mask=block_mask, deterministic=deterministic, precision=precision,
             )  # fmt: skip
             return (o, lse) if return_lse else o
-        launcher = self.lookup(q, v, causal is not False, precision) if _agree(q, k, v) else None
+        again = self.repeats.find(q, k, v, causal, scale, precision)
+        if again is not None and (found := again(q, k, v, deterministic)) is not None:
+            return found if return_lse else found[0]
+        launcher = self.lookup(q, v, causal is not False, precision) if agree(q, k, v) else None
         if launcher is None:
             check_tensors(q=q, k=k, v=v)
             check_plain(k=k, v=v)
             launcher = self._resolver.forward(q, k, v, causal, precision)
         number = check_scale(scale, q.shape[3])
         diagonal = diagonal_of(causal, q.shape[2], k.shape[2])
+        call = Call(causal=causal, scale=number, precision=precision, deterministic=deterministic)
         if launcher is None:
-            call = Call(causal=causal, scale=number)
             o, maybe = cpu.attention(q, k, v, call, return_lse=return_lse)
             return o if maybe is None else (o, maybe)
-        if not (addressable(q) and addressable(k) and addressable(v)):
+        addressed = addressable(q) and addressable(k) and addressable(v)
+        if not addressed:
             q, k, v = self._addressed(q, k, v)
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            call = Call(
-                causal=causal, scale=number, precision=precision, deterministic=deterministic
-            )
             o, lse = autograd.attention(self.passes, call, q, k, v, PLAIN)
         else:
             o, lse = launcher(q, k, v, number, diagonal)
+        if addressed and again is None:
+            lasting = call if deterministic else replace(call, deterministic=True)
+            options = (causal, scale, precision)
+            self.repeats.keep(launcher, self.passes, lasting, (q, k, v, o, lse), options)
         return (o, lse) if return_lse else o
 
     @overload
@@ -251,6 +235,15 @@ class Dispatcher:
         float32, natural logarithm. A query with no key to attend has O = 0 and LSE = -inf, or its
         sink. There is no gradient. Raises InvalidArgument, a ValueError, naming the argument.
         """
+        if lengths is not None and not (
+            cache_batch_idx is not None or cache_leftpad is not None or k_scale is not None
+            or v_scale is not None or bias is not None or alibi_slopes is not None
+            or window is not None or softcap is not None or sinks is not None
+        ):  # fmt: skip
+            where = (lengths,) if block_table is None else (lengths, block_table)
+            found = self.decoder.repeats.run((q, k, v, *where), (causal, scale, precision))
+            if found is not None:
+                return found if return_lse else found[0]
         o, lse = self.decoder.decode(
             q, k, v,
             Beside(
@@ -326,7 +319,7 @@ class Dispatcher:
         if not torch.compiler.is_compiling():
             modes.refuse_tangents(q, k, v, bias, sinks)
         if block_mask is not None:
-            _check_block_mask(block_mask, traced=modes.traced(q))
+            check_block_mask(block_mask, traced=modes.traced(q))
         if modes.traced(q):
             word = "none" if causal is False else "bottom_right" if causal is True else causal
             o, lse = operators.attention_forward(
@@ -361,7 +354,7 @@ class Dispatcher:
     def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features) -> None:
         """Raise InvalidArgument, naming the argument, unless kernels can be asked this."""
         known = self._resolver.knows(q, v, call, features)
-        if not known or not _agree(q, k, v):
+        if not known or not agree(q, k, v):
             from_tensors(q, k, v, causal=call.causal, precision=call.precision, features=features)
         elif features is not PLAIN:
             check_features(features, q, k)
@@ -422,41 +415,3 @@ class Dispatcher:
             )
         )
         return "sha256:" + hashlib.sha256((text + repr(settings.served_gpu())).encode()).hexdigest()
-
-
-def _check_block_mask(mask: object, *, traced: bool) -> None:
-    """Raise InvalidArgument for what is no block mask, and where operators know none."""
-    if not isinstance(mask, BlockMask):
-        raise InvalidArgument(
-            "block_mask must be made by flashgen.runtime.block_mask, by from_boolean for example: "
-            f"got {type(mask).__name__}"
-        )
-    if traced:
-        raise InvalidArgument(
-            "block_mask must be None where torch traces: call attention under "
-            "torch.compiler.disable"
-        )
-
-
-def _agree(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether three tensors surely fit together: what a call of a resolved spec must still check.
-
-    False asks from_tensors, which judges the odd cases and names what is wrong.
-    """
-    try:
-        a, b, c = q.shape, k.shape, v.shape
-    except (AttributeError, RuntimeError):  # no tensor, or a nested one
-        return False
-    return (
-        len(a) == len(b) == len(c) == 4
-        and a[0] == b[0] == c[0]
-        and b[1] == c[1]
-        and b[1] > 0
-        and a[1] % b[1] == 0
-        and b[2] == c[2]
-        and a[3] == b[3]
-        and q.dtype == k.dtype == v.dtype
-        and q.device == k.device == v.device
-        and type(k) in PLAIN_TYPES
-        and type(v) in PLAIN_TYPES
-    )

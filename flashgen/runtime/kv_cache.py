@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flashgen import decoding
+from flashgen import decoding, settings
 from flashgen.decoding import Cache
 from flashgen.errors import InvalidArgument
 from flashgen.launch_append import Append, Rotation
@@ -56,12 +56,11 @@ class Appender:
             indexed=call.cache.rows is not None,
             **kv_fields(call.cache),
         )
-        launcher = self._found.get((spec, device))
+        wanted = (spec, device, *settings.serving())
+        launcher = self._found.get(wanted)
         if launcher is None:
             ladder = self._resolver.ladder(spec, 1, device)
-            launcher = self._found[spec, device] = AppendLauncher(
-                self._resolver.package, ladder.rungs
-            )
+            launcher = self._found[wanted] = AppendLauncher(self._resolver.package, ladder.rungs)
         addressed = self._resolver.addressed
         rotation = call.rotation
         if rotation is not None:

@@ -14,7 +14,14 @@ from typing import Any
 
 from torch import Tensor
 
-from flashgen import interpreter, launch, launch_append, launch_backward, launch_decode
+from flashgen import (
+    interpreter,
+    launch,
+    launch_again,
+    launch_append,
+    launch_backward,
+    launch_decode,
+)
 from flashgen.config import KernelConfig, kernel_name
 from flashgen.errors import GeneratedError, LaunchError
 from flashgen.features import PLAIN, Features
@@ -38,6 +45,11 @@ class KernelLauncher:
         if any(rung.choice.config.loads == "descriptor" for rung in rungs):
             twins = [(rung, rung.choice.config.pointer_twin()) for rung in rungs]
             self._unaligned = _Steps(package, twins)
+
+    def plan(self, *tensors: Tensor) -> launch.Plan | None:
+        """What launched these tensors last, if it can launch again."""
+        bound = self._steps(*tensors).bound
+        return getattr(bound, "plan", None)
 
     @property
     def selection(self) -> Selection:
@@ -70,6 +82,13 @@ class Launcher(KernelLauncher):
         """O (B, H, Sq, d_v) and LSE (B, H, Sq)."""
         o, lse = self._steps(q, k, v).run(q, k, v, scale, diagonal, features)
         return o, lse
+
+    def again(
+        self, tensors: tuple[Tensor, ...], scale: float, diagonal: int | None
+    ) -> launch_again.Forward | None:
+        """Launches again, for calls like this one without features: of q, k, v, its O and LSE."""
+        plan = self.plan(*tensors[:3])
+        return None if plan is None else launch_again.forward(plan, tensors, scale, diagonal)
 
 
 class DeltaLauncher(KernelLauncher):
@@ -107,6 +126,11 @@ class _Steps:
     def config(self) -> KernelConfig:
         return self._steps[0][1]
 
+    @property
+    def bound(self) -> Callable[..., Any] | None:
+        """The kernel that was launched last, if one was."""
+        return self._bound
+
     def run(self, *arguments: Any) -> Any:
         bound = self._bound
         while True:
@@ -131,6 +155,8 @@ class _Steps:
             if len(self._steps) == 1:
                 raise LaunchError(f"no kernel fits this GPU: {name}: {error}") from error
             del self._steps[0]
+            if (plan := getattr(failed, "plan", None)) is not None:
+                plan.start.retire()
             following = kernel_name(self.selection.choice.spec, self.config)
             logger.warning("%s does not fit this GPU (%s); taking %s", name, error, following)
             self._bound = self._bind()

@@ -69,6 +69,12 @@ class Resolver:
         features: Features,
     ) -> AnyLauncher:
         """The launcher of any direction and features, for tensors on a GPU or interpreted."""
+        found: KernelLauncher | None
+        if direction == "forward" and features is PLAIN:  # those that attention() finds
+            found = self.plain.get(key(q, v, call.causal is not False, call.precision))
+            found = found or self.forward(q, k, v, call.causal, call.precision)
+            assert isinstance(found, kind)  # torch serves no tensor that comes here
+            return found
         wanted = (direction, *_kinds(features), *_key_of(q, v, call, features))
         found = self._others.get(wanted)
         if found is None:
@@ -83,6 +89,8 @@ class Resolver:
 
     def knows(self, q: Tensor, v: Tensor, call: Call, features: Features) -> bool:
         """Whether a forward of this kind was resolved before, so that its spec is a good one."""
+        if features is PLAIN:
+            return key(q, v, call.causal is not False, call.precision) in self.plain
         wanted = ("forward", *_kinds(features), *_key_of(q, v, call, features))
         return wanted in self._others
 
@@ -180,7 +188,9 @@ def key(q: Tensor, v: Tensor, causal: bool, precision: str) -> tuple[object, ...
     """What a launcher depends on. The bucket is told by how many bounds seq_k reaches."""
     seq_k = v.shape[2]
     bucket = (seq_k >= _LOW) + (seq_k >= _MIDDLE) + (seq_k >= _HIGH)
-    return (q.device, q.dtype, q.shape[3], v.shape[3], causal, bucket, precision)
+    return (
+        q.device, q.dtype, q.shape[3], v.shape[3], causal, bucket, precision, *settings.serving(),
+    )  # fmt: skip
 
 
 def _key_of(q: Tensor, v: Tensor, call: Call, features: Features) -> tuple[object, ...]:

@@ -20,8 +20,8 @@ STANDARD_LIBRARY_ONLY = (
     "space_decode", "space",
 )  # fmt: skip
 KERNELS_AND_TRUTH = (
-    "places", "masking", "philox", "reference", "gradients", "decoding", "interpreter", "signature_decode", "signature", "direct", "launch",
-    "launch_backward", "launch_decode", "launch_append",
+    "places", "masking", "philox", "reference", "gradients", "decoding", "interpreter", "signature_decode", "signature", "direct", "descriptors", "arguments", "launch",
+    "launch_backward", "launch_decode", "launch_append", "launch_again",
 )  # fmt: skip
 TOOL = (
     "render", "residency", "sass", "flow", "facts", "compile", "check_append", "check_decode", "check_varlen", "check", "stopwatch", "conditions", "measure", "measure_decode",

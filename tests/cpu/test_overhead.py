@@ -21,12 +21,16 @@ def measured(file: Path) -> dict[str, float]:
     record = json.loads(file.read_text())
     assert [row["name"] for row in record["rows"]] == [
         "lookup",
-        "attention",
         "Triton launch",
         "direct launch",
         "call by Triton",
+        "new kind",
+        "second call",
         "call",
         "torch SDPA",
+        "call, graph",
+        "SDPA, graph",
+        "decode",
     ]
     assert all(row["name"] in done.stdout for row in record["rows"])
     return {row["name"]: row["median_us"] for row in record["rows"]}
@@ -39,7 +43,9 @@ def test_lookup_of_a_resolved_spec_is_cheap(tmp_path: Path) -> None:
         if runs[-1]["lookup"] < LOOKUP_US:
             break
     assert min(run["lookup"] for run in runs) < LOOKUP_US, runs
-    # The other rows hold more work than a lookup, or they measured nothing.
-    assert all(run["lookup"] < run["attention"] for run in runs)
+    # A call holds more work than a lookup, or it measured nothing; one of a kind that was met holds
+    # far less than one that was not.
+    assert all(run["lookup"] < run["call"] < run["new kind"] < run["second call"] for run in runs)
+    assert all(1.5 * run["call"] < run["new kind"] for run in runs)
     # What a direct launch leaves out is most of a launch, on any machine.
     assert all(run["direct launch"] < run["Triton launch"] for run in runs)

@@ -24,7 +24,7 @@ from flashgen.measure_decode import decode_run, make_decode
 from flashgen.problem import Problem
 from flashgen.render import render
 from flashgen.runtime import Dispatcher, select
-from flashgen.runtime.decode import rows_together
+from flashgen.runtime.room import rows_together
 from flashgen.spec import AttentionSpec
 from tests.makers import make_config, make_spec
 from tests.serving import record_directions, serve

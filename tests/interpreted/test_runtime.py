@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashgen import launch
+from flashgen import arguments, launch
 from flashgen.errors import GeneratedError, InvalidArgument, LaunchError, ToolchainError
 from flashgen.problem import BUCKETS
 from flashgen.reference import judge
@@ -281,7 +281,7 @@ def test_strides_that_a_narrow_kernel_cannot_take_are_copied(
     spec = make_spec("bfloat16", 40)
     choices = [make_choice(spec, make_config(64, 32), BUCKETS[0])]
     dispatcher = make_dispatcher(tmp_path, "nvidia_h200", "sm_90", choices, [make_default(spec)])
-    launch._say_copied.cache_clear()  # said once a process
+    arguments._say_copied.cache_clear()  # said once a process
     q, k, v = draw(dim=40)
     wide = torch.randn(1, 2, 90, 43).bfloat16()[..., 1:41]
     assert_right(dispatcher, q, wide, v)

@@ -1,0 +1,108 @@
+"""Descriptors: what a kernel that loads by the TMA unit is handed in place of a tensor.
+
+What of a descriptor does not depend on where its tensor lies is made once a layout, and Triton's
+tests of it with that.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+DESCRIPTOR_ALIGNMENT = 16
+"""Bytes to which a descriptor's base and strides must be aligned (CUDA driver API, tensor maps)."""
+
+
+def takes_descriptor(tensor: Tensor) -> bool:
+    """Whether the TMA unit can address this 4-D tensor: aligned base, aligned strides, none of them
+    0.
+    """
+    return tensor.data_ptr() % DESCRIPTOR_ALIGNMENT == 0 and _strides_fit(
+        tensor.shape, tensor.stride(), tensor.element_size()
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _strides_fit(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> bool:
+    if strides[3] != 1:
+        return False
+    return all(
+        length <= 1 or (stride > 0 and stride * size % DESCRIPTOR_ALIGNMENT == 0)
+        for length, stride in zip(shape[:3], strides[:3], strict=True)
+    )
+
+
+def take_descriptors(*tensors: Tensor) -> bool:
+    """Whether the TMA unit can address all of them."""
+    return all(map(takes_descriptor, tensors))
+
+
+def describe(tensor: Tensor, rows: int, dim: int) -> Any:
+    """The descriptor of a tensor (batch, heads, seq, head_dim) in blocks of `rows` by `dim`."""
+    return _described(tensor, rows, dim, _descriptor)
+
+
+def describe_for_gluon(tensor: Tensor, rows: int, dim: int) -> Any:
+    """describe() for a Gluon kernel, which is told how a block lies in shared memory."""
+    return _described(tensor, rows, dim, _gluon_descriptor)
+
+
+_Layout = tuple[object, ...]
+_DESCRIBED: dict[_Layout, tuple[type, dict[str, Any]]] = {}
+_MOST_DESCRIBED = 1024
+
+
+def _described(tensor: Tensor, rows: int, dim: int, make: Callable[[Tensor, int, int], Any]) -> Any:
+    """A descriptor as `make` makes it. What does not depend on where the tensor lies is kept, and
+    Triton's tests of it are made once.
+    """
+    layout = (make, tensor.shape, tensor.stride(), tensor.dtype, rows, dim)
+    kept = _DESCRIBED.get(layout)
+    if kept is None or tensor.data_ptr() % DESCRIPTOR_ALIGNMENT:
+        made = make(tensor, rows, dim)
+        if len(_DESCRIBED) >= _MOST_DESCRIBED:
+            _DESCRIBED.clear()
+        # Without the tensor, whose memory would be kept alive.
+        fields = {name: value for name, value in vars(made).items() if name != "base"}
+        _DESCRIBED[layout] = type(made), fields
+        return made
+    kind, fields = kept
+    twin: Any = object.__new__(kind)
+    vars(twin).update(fields, base=tensor)
+    return twin
+
+
+def _descriptor(tensor: Tensor, rows: int, dim: int) -> Any:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor(tensor, *_extents(tensor, dim), [1, 1, rows, dim])
+
+
+def _gluon_descriptor(tensor: Tensor, rows: int, dim: int) -> Any:
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    block = [1, 1, rows, dim]
+    return TensorDescriptor(tensor, *_extents(tensor, dim), block, gluon_layout())
+
+
+@functools.cache
+def gluon_layout() -> Any:
+    """The layout that signature.gluon_layout_text() names."""
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    return NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+
+
+def _extents(tensor: Tensor, dim: int) -> tuple[list[int], list[int]]:
+    """Shape and strides of a descriptor."""
+    shape = list(tensor.shape)
+    # The stride of a dimension of one element means nothing, and may be unaligned: any other will
+    # do.
+    strides = [
+        stride if length > 1 else dim for length, stride in zip(shape, tensor.stride(), strict=True)
+    ]
+    strides[3] = 1
+    return shape, strides
