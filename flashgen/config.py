@@ -397,7 +397,7 @@ def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
         if spec.direction != "forward" and (
             config.schedule != "s_ahead" or spec.direction not in AHEAD
         ):
-            has = "fa2 and s_ahead" if spec.direction in AHEAD else "fa2"
+            has = "schedules fa2 and s_ahead" if spec.direction in AHEAD else "schedule fa2"
             return f"direction {spec.direction} has {has} alone: got {config.schedule}"
         packed = spec.varlen and spec.direction != "forward"
         if spec.scores_featured or spec.block_mask or packed:
