@@ -12,7 +12,8 @@ loop does for one tile, and the last column what of it breaks flashgen's rules:
     arrives       WARPGROUP.ARRIVE of a tile, at most one a product: more, and ptxas has cut the
                   batches that wgmma would run at once
     exp2 under    share of exp2 that is issued while a wgmma of the same warpgroup runs; a kernel of
-                  schedule s_ahead needs LEAST_OVERLAP of it, one of hopper HOPPER_OVERLAP
+                  schedule s_ahead needs LEAST_OVERLAP of it, in the backward
+                  BACKWARD_OVERLAP, one of hopper HOPPER_OVERLAP
     advisories    remarks C7510 to C7518 of ptxas: it made wgmma wait
 """
 
@@ -91,7 +92,7 @@ def line(built: Compiled, spec: AttentionSpec, config: KernelConfig) -> str:
     broken = [
         *(["spills"] * bool(spills)),
         *(["serialized"] * (bool(built.advisories) or arrives > spec.products)),
-        *(["no overlap"] * ((under or 0.0) < least_overlap(config))),
+        *(["no overlap"] * ((under or 0.0) < least_overlap(spec, config))),
     ]
     cells = [
         str(built.registers),

@@ -50,13 +50,16 @@ FP8_DEPTH = 32
 
 BY_KEYS = ("backward_dkv", "backward_fused")
 """Directions whose programs own a tile of keys, and walk the rows of Q."""
+AHEAD = ("forward", "backward_dq", *BY_KEYS)
+"""Directions that have schedule s_ahead."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelConfig:
     """One way to compute a spec. br rows of Q and bc rows of K/V make a tile, in every direction.
 
-    schedule: fa2 (textbook order), s_ahead (the next QK^T issued before this tile's softmax), fa1
+    schedule: fa2 (textbook order), s_ahead (a product issued before the exp2 that need not wait for
+    it: the next QK^T in the forward, dO V^T of the same tile in the backward), fa1
     (FlashAttention-1's loops), auto (fa2 in one loop, which Triton's compiler deals out to warps
     that load and warps that compute) or hopper (Gluon: a warp that loads and br / 64 warpgroups
     that compute; num_warps are those of one warpgroup, num_stages the places of its ring). loads:
@@ -391,10 +394,15 @@ def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
     if config.schedule == "auto" and (reason := _illegal_auto(spec, config)) is not None:
         return reason
     if config.schedule != "fa2":
-        if spec.direction != "forward":
-            return f"direction {spec.direction} has schedule fa2 alone: got {config.schedule}"
-        if spec.scores_featured or spec.block_mask:
-            features = " and ".join(word for word in spec.feature_words if word != "varlen")
+        if spec.direction != "forward" and (
+            config.schedule != "s_ahead" or spec.direction not in AHEAD
+        ):
+            has = "schedules fa2 and s_ahead" if spec.direction in AHEAD else "schedule fa2"
+            return f"direction {spec.direction} has {has} alone: got {config.schedule}"
+        packed = spec.varlen and spec.direction != "forward"
+        if spec.scores_featured or spec.block_mask or packed:
+            words = (word for word in spec.feature_words if packed or word != "varlen")
+            features = " and ".join(words)
             return f"features ({features}) go with schedule fa2: got {config.schedule}"
     return _illegal_backward(spec, config)
 
@@ -529,9 +537,9 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
     """A lower bound of the shared memory the compiled kernel takes, in bytes.
 
     A pipelined loop of n stages keeps n tiles of what it walks where wgmma reads them from shared
-    memory, beside the tiles it holds, and s_ahead one more of K; elsewhere it keeps n - 1. Forward
-    and dQ hold br rows (Q, and dO) and walk K and V; dK and dV hold K and V and walk Q and dO. Seen
-    in kernels compiled with Triton 3.7.1.
+    memory, beside the tiles it holds, and the forward's s_ahead one more of K; elsewhere it keeps
+    n - 1. Forward and dQ hold br rows (Q, and dO) and walk K and V; dK and dV hold K and V and walk
+    Q and dO. Seen in kernels compiled with Triton 3.7.1.
     """
     dims = padded(spec.head_dim), padded(spec.head_dim_v)
     of_q, of_do = (config.br * dim * spec.operand_bytes for dim in dims)
@@ -552,7 +560,8 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
     if spec.paged:  # the table is a load ahead of the pages, and takes stages for itself
         return max(walked)
     if _uses_wgmma(spec, config, gpu):
-        ahead = of_k if config.schedule == "s_ahead" and config.loads == "descriptor" else 0
+        next_k = ("forward", "s_ahead", "descriptor")
+        ahead = of_k if (spec.direction, config.schedule, config.loads) == next_k else 0
         # O of a tile is stored from a place of its own while Q of the next is loaded.
         stored = of_do if config.persistent and config.loads == "descriptor" else 0
         return held + config.num_stages * sum(walked) + ahead + stored

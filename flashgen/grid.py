@@ -88,7 +88,7 @@ def _by_rows(
     """Forward and dQ: one block a tile of rows; the unmasked tiles of keys, then the masked ones. A
     window has masked ones before them, too.
 
-    s_ahead runs its last tile after the loops.
+    The forward's s_ahead runs its last tile after the loops.
     """
     if spec.window:
         return _by_rows_of_window(spec, config, problem, loops)
@@ -100,7 +100,7 @@ def _by_rows(
             end = min(max(start + config.br + shift, 0), end)
             whole = min(max(start + shift + 1, 0), whole)
         tiles, unmasked = math.ceil(end / config.bc), whole // config.bc
-        if config.schedule == "s_ahead":
+        if (spec.direction, config.schedule) == ("forward", "s_ahead"):
             tiles = max(tiles - 1, 0)
             unmasked = min(unmasked, tiles)
         found.append((tiles,) if loops == 1 else (unmasked, tiles - unmasked))

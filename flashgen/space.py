@@ -95,12 +95,12 @@ def legal_configs(
     s_ahead by pointer is tried only where there are no descriptors, of packed sequences among them
     (their pointers keep the overlap at head dim 128): pointers take the registers
     that carry the next scores, and ptxas often gives up the overlap (kernels compiled for sm_90,
-    Triton 3.7.1).
+    Triton 3.7.1). That of the backward is tried where it was seen to bring something: on sm_90, by
+    descriptor.
     """
     if spec.direction in DECODING:
         grid = in_parts(spec, decoding_grid(spec))
         return tuple(config for config in grid if why_illegal(spec, config, gpu) is None)
-    tma = gpu.is_nvidia and gpu.capability >= 90 and not spec.varlen
     return tuple(
         config
         for config in (
@@ -109,9 +109,18 @@ def legal_configs(
             *in_parts(spec, _grid(spec.direction in BY_KEYS)),
             *(_order_grid() if on_gpu and spec.direction == "forward" else ()),
         )
-        if not (tma and (config.schedule, config.loads) == ("s_ahead", "pointer"))
-        and why_illegal(spec, config, gpu) is None
+        if _worth_trying(spec, config, gpu) and why_illegal(spec, config, gpu) is None
     )
+
+
+def _worth_trying(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> bool:
+    """Whether s_ahead may bring something there; True of all other schedules."""
+    if config.schedule != "s_ahead":
+        return True
+    if spec.direction != "forward":
+        return gpu.arch == "sm_90" and config.loads == "descriptor"
+    tma = gpu.is_nvidia and gpu.capability >= 90 and not spec.varlen
+    return not tma or config.loads == "descriptor"
 
 
 @functools.cache
@@ -224,6 +233,9 @@ def seed_configs(
         seeds.append(block_rule(spec, gpu))
     seeds.append(tuned_default(spec))
     seeds = list(in_parts(spec, tuple(seeds)))
+    seeds = [
+        seed for seed in seeds if spec.direction == "forward" or _worth_trying(spec, seed, gpu)
+    ]
     legal = [seed for seed in seeds if why_illegal(spec, seed, gpu) is None]
     return tuple(dict.fromkeys(legal))
 

@@ -32,6 +32,11 @@ SPECS = [make_spec("bfloat16", d, mask) for d in (64, 96, 256) for mask in ("non
 
 
 DELTA, DKV = BACKWARD[0], BACKWARD[1]
+PLAIN = {
+    direction: make_spec("bfloat16", 64, "causal").for_direction(direction)
+    for direction in ("backward_delta", "backward_dkv", "backward_dq", "backward_fused")
+}
+PACKED = make_spec("bfloat16", 64, varlen=True).for_direction("backward_dkv")
 
 
 def test_a_name_holds_every_field() -> None:
@@ -74,7 +79,13 @@ def test_a_bad_field_is_named(field: str) -> None:
         (make_spec(mask="causal"), make_config(schedule="fa1", order="longest_first"), H200, "fa1"),
         (make_spec(), make_config(256, 64, num_warps=16), TARGETS["amd_instinct_mi300x"], None),
         (make_spec(dropout=True), make_config(schedule="s_ahead"), H200, "dropout"),
-        (DKV, make_config(schedule="s_ahead"), H200, "fa2 alone"),
+        (PLAIN["backward_dkv"], make_config(schedule="s_ahead"), H200, None),
+        (PLAIN["backward_dq"], make_config(schedule="s_ahead", loads="descriptor"), H200, None),
+        (PLAIN["backward_fused"], make_config(schedule="s_ahead"), A100, None),
+        (PLAIN["backward_dkv"], make_config(schedule="fa1"), H200, "fa2 and s_ahead alone"),
+        (PLAIN["backward_delta"], make_config(schedule="s_ahead"), H200, "fa2 alone"),
+        (DKV, make_config(schedule="s_ahead"), H200, "features (bias)"),
+        (PACKED, make_config(schedule="s_ahead"), H200, "features (varlen)"),
         (DKV, make_config(order="longest_first"), H200, "plain alone"),
         (DKV, make_config(64, 128, num_warps=8), H200, None),
         (DKV, make_config(64, 128, num_warps=4), H200, "registers"),
@@ -147,6 +158,21 @@ def test_the_space_of_a_backward_kernel(spec: Any, gpu: Any) -> None:
     assert min(owned) >= 64
 
 
+@pytest.mark.parametrize("slug", list(TARGETS))
+@pytest.mark.parametrize("direction", list(PLAIN))
+def test_the_backwards_s_ahead_is_tried_where_it_was_seen_to_overlap(
+    direction: str, slug: str
+) -> None:
+    spec, gpu = PLAIN[direction], TARGETS[slug]
+    tried = [
+        config
+        for config in (*legal_configs(spec, gpu), *seed_configs(spec, gpu))
+        if config.schedule == "s_ahead"
+    ]
+    assert bool(tried) is (gpu.arch == "sm_90" and direction != "backward_delta")
+    assert {config.loads for config in tried} <= {"descriptor"}
+
+
 @pytest.mark.parametrize("gpu", [H200, A100, L4], ids=lambda gpu: gpu.slug)
 def test_seeds_hold_the_default_and_the_block_rule(gpu: object) -> None:
     for spec in SPECS:
@@ -160,6 +186,17 @@ def test_block_rule_is_the_papers() -> None:
     # A100: M = 163 KiB / 2 bytes = 83456 elements, d = 64: B_c = 326 -> 256, B_r = min(326, 64) = 64.
     rule = block_rule(make_spec(head_dim=64), A100)
     assert (rule.br, rule.bc) == (64, 256)
+
+
+def test_only_the_forwards_s_ahead_holds_a_tile_more() -> None:
+    def bound(spec: Any, schedule: Any) -> int:
+        config = make_config(64, 128, num_warps=8, schedule=schedule, loads="descriptor")
+        return shared_bound_bytes(spec, config, H200)
+
+    for spec in (PLAIN["backward_dkv"], PLAIN["backward_dq"], PLAIN["backward_fused"]):
+        assert bound(spec, "s_ahead") == bound(spec, "fa2")
+    forward = make_spec("bfloat16", 64, "causal")
+    assert bound(forward, "s_ahead") == bound(forward, "fa2") + 128 * 64 * 2
 
 
 def test_shared_bound_counts_stages() -> None:

@@ -230,6 +230,18 @@ def test_kernels_of_ours_that_get_no_estimate(found: Replay, config: Any, says: 
         estimate(found, SPEC, config, workload(SPEC, 2048), H200)
 
 
+@pytest.mark.parametrize("direction", ["backward_dkv", "backward_dq", "backward_fused"])
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_the_backwards_s_ahead_turns_as_often_as_fa2(mask: str, direction: Any) -> None:
+    """No tile is carried over to the next turn, so none comes after the loops."""
+    spec = make_spec(mask=mask).for_direction(direction)
+    problem = Problem(batch=2, heads=4, kv_heads=2, seq_q=1000, seq_k=777)
+    fa2, ahead = (make_config(64, 64, schedule=way) for way in ("fa2", "s_ahead"))
+    for loops in (1, 2):
+        expected = grid(spec, fa2, problem, H200, loops=loops)
+        assert grid(spec, ahead, problem, H200, loops=loops) == expected
+
+
 @pytest.mark.parametrize("schedule", ["fa2", "s_ahead"])
 @pytest.mark.parametrize("mask", ["none", "causal"])
 @pytest.mark.parametrize(("br", "bc"), [(128, 64), (64, 128), (32, 32)])

@@ -72,7 +72,12 @@ def test_its_name_and_its_twin() -> None:
         (make_spec("bfloat16", 128, dropout=True), CONFIG, H200, "dropout"),
         (make_spec("bfloat16", 256), CONFIG, H200, "shared memory"),
         (make_spec("bfloat16", 128), replace(CONFIG, order="longest_first"), H200, "causal"),
-        (replace(make_spec("bfloat16", 128), direction="backward_dq"), CONFIG, H200, "fa2 alone"),
+        (
+            replace(make_spec("bfloat16", 128), direction="backward_dq"),
+            CONFIG,
+            H200,
+            "s_ahead alone",
+        ),
     ],
 )
 def test_what_is_illegal(spec: AttentionSpec, config: KernelConfig, gpu: object, word: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import triton
 
 from flashgen import sass
-from flashgen.compile import Compiled, cache_file, compile_kernel, judge
+from flashgen.compile import BACKWARD_OVERLAP, Compiled, cache_file, compile_kernel, judge
 from flashgen.config import (
     KernelConfig,
     default_config,
@@ -204,6 +205,43 @@ def test_backward_kernels_of_hopper_do_not_spill(mask: str) -> None:
         assert not compiled.advisories
         # Of the causal dK and dV, two registers are put aside outside the loops.
         assert compiled.spill_bytes <= 8 * (mask == "causal")
+
+
+# Whether the causal kernel keeps the schedule too, and does not spill.
+AHEAD_BACKWARD = [
+    ("backward_dkv", 64, make_config(64, 64, num_warps=4), True),
+    ("backward_dkv", 64, make_config(64, 128, num_warps=8), True),
+    ("backward_dkv", 128, make_config(64, 128, num_warps=8), False),
+    ("backward_dq", 64, make_config(128, 64, num_warps=8), True),
+    ("backward_dq", 128, make_config(128, 64, num_warps=8), True),
+    ("backward_fused", 64, make_config(64, 128, num_warps=8), True),
+]
+
+
+@pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_s_ahead_of_the_backward_puts_exp2_under_a_product(mask: str) -> None:
+    jobs: list[Job] = []
+    for direction, head_dim, tile, causal_too in AHEAD_BACKWARD:
+        spec = make_spec("bfloat16", head_dim, mask).for_direction(direction)  # type: ignore[arg-type]
+        if mask == "none" or causal_too:
+            config = replace(tile, loads="descriptor")
+            jobs += [(spec, replace(config, schedule=way), "sm_90") for way in ("fa2", "s_ahead")]
+    for (spec, config, _), compiled in zip(jobs, compile_all(jobs), strict=True):
+        assert judge(compiled, spec, config, H200) == (Status.OK, "")
+        shares = [loop.exp2_under_matrix or 0.0 for loop in compiled.loops]
+        if config.schedule == "fa2":
+            assert max(shares) == 0.0
+        else:
+            assert min(shares) >= BACKWARD_OVERLAP
+
+
+@pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")
+def test_a_backward_that_loses_the_overlap_is_refused() -> None:
+    spec = make_spec("bfloat16", 128, "causal").for_direction("backward_dkv")
+    config = make_config(32, 128, num_warps=8, schedule="s_ahead", loads="descriptor")
+    compiled = compile_job((spec, config, "sm_90"))
+    assert judge(compiled, spec, config, H200)[0] is Status.NO_OVERLAP
 
 
 def feature_jobs(archs: dict[str, tuple[str, ...]]) -> list[Job]:

@@ -152,6 +152,8 @@ GOLDENS = [
     (make_spec("bfloat16", 128, "causal").for_direction("backward_dq"), make_config(128, 64, num_warps=8, loads="descriptor", order="longest_first")),
     (make_spec("float16", 64, "none", dropout=True).for_direction("backward_dq"), make_config(64, 64)),
     (make_spec("bfloat16", 64, "causal").for_direction("backward_fused"), make_config(64, 64)),
+    (make_spec("bfloat16", 64, "causal").for_direction("backward_dkv"), make_config(64, 128, num_warps=8, schedule="s_ahead", loads="descriptor")),
+    (make_spec("bfloat16", 128, "causal").for_direction("backward_dq"), make_config(128, 64, num_warps=8, schedule="s_ahead", loads="descriptor", order="longest_first")),
     (make_spec("bfloat16", 64, "none", bias="additive").for_direction("backward_dbias"), make_config(64, 64)),
     (make_spec("bfloat16", 128, "none", window=True), make_config(128, 64, num_warps=8, loads="descriptor")),
     (make_spec("bfloat16", 64, "causal", window=True, sink=True), make_config(64, 64)),

@@ -74,6 +74,19 @@ def test_gradients_are_right_to_the_floor(
 
 
 @pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize("direction", ["backward_dkv", "backward_dq", "backward_fused"])
+def test_s_ahead_is_right(direction: Direction, mask: str) -> None:
+    """By descriptor, where the GPU has a TMA unit, and with the products under way that it is for."""
+    spec = make_spec("bfloat16", 64, mask).for_direction(direction)
+    owned = (128, 64) if direction == "backward_dq" else (64, 128)
+    config = make_config(*owned, num_warps=8, schedule="s_ahead", loads="descriptor")
+    if (reason := why_illegal(spec, config, device_gpu())) is not None:
+        pytest.skip(reason)
+    result = check.check_kernel(render(spec, config), spec, config, device="cuda")
+    assert result.passed, result
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
 @pytest.mark.parametrize("loads", ["pointer", "descriptor"])
 @pytest.mark.parametrize(
     "direction", ["backward_delta", "backward_dkv", "backward_dq", "backward_fused"]

@@ -21,7 +21,7 @@ from flashgen.launch_backward import Backward, bind_backward, bind_delta
 from flashgen.philox import keep_mask
 from flashgen.problem import Problem
 from flashgen.reference import Case
-from flashgen.render import render
+from flashgen.render import HEADER_LINES, render
 from flashgen.spec import AttentionSpec
 from tests.makers import make_config, make_spec
 
@@ -83,6 +83,28 @@ def test_every_dtype(dtype: str, direction: Any, mask: str, seed: int) -> None:
 def test_descriptors(direction: Any, mask: str, seed: int) -> None:
     spec = make_spec("bfloat16", 40, mask, head_dim_v=24).for_direction(direction)
     prove(spec, make_config(16, 32, loads="descriptor"), seed)
+
+
+@pytest.mark.parametrize("loads", ["pointer", "descriptor"])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("direction", [*GRADIENTS, "backward_fused"])
+def test_s_ahead(direction: Any, mask: str, loads: str, seed: int) -> None:
+    spec = make_spec("bfloat16", 40, mask, head_dim_v=24).for_direction(direction)
+    prove(spec, make_config(16, 32, schedule="s_ahead", loads=loads), seed)
+
+
+@pytest.mark.parametrize("direction", GRADIENTS)
+def test_s_ahead_is_fa2_in_another_order(direction: Any) -> None:
+    """The same statements, dP before P: so the same bits."""
+    spec, texts = make_spec("float16", 64, "causal").for_direction(direction), []
+    for way in ("fa2", "s_ahead"):
+        rendered = render(spec, make_config(64, 64, schedule=way))  # type: ignore[arg-type]
+        text = rendered.source.replace(rendered.name, "kernel")
+        texts.append([line.strip() for line in text.splitlines()[HEADER_LINES:] if line.strip()])
+    fa2, ahead = texts
+    assert sorted(fa2) == sorted(ahead)
+    of_a_tile = [line for line in ahead if " = tl.dot(" in line or " = tl.exp2(" in line][:3]
+    assert [line.split()[0].removesuffix("_t") for line in of_a_tile] == ["s", "dp", "p"]
 
 
 @pytest.mark.parametrize("mask", MASKS)

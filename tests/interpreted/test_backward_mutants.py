@@ -107,6 +107,27 @@ def test_mutant_is_caught(name: str) -> None:
     assert not check_kernel(mutant, spec, config, seed=1).passed
 
 
+AHEAD_MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
+    "dP of the tile before": (DQ, "v_base += BC * stride_vs", "v_base += 0 * stride_vs"),
+    "dP of Q": (DQ, "dp = tl.dot(do, tl.trans(v))", "dp = tl.dot(q, tl.trans(v))"),
+    "LSE of the first rows": (DKV, "lse_base + rows", "lse_base + rows_in_tile"),
+    "dV of another tile": (DKV, "do_base += BR * stride_dos", "do_base += 0 * stride_dos"),
+    "mask dropped": (DKV_CAUSAL, SEEN_BY, "s_t = s_t"),
+    "dS of P alone": (DKV_CAUSAL, "ds_t = p_t * (dp_t - delta[None, :])", "ds_t = p_t * dp_t"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", AHEAD_MUTANTS)
+def test_s_ahead_mutant_is_caught(name: str) -> None:
+    spec, line, broken = AHEAD_MUTANTS[name]
+    config = make_config(16, 32, schedule="s_ahead")
+    rendered = render(spec, config)
+    assert line in rendered.source, f"the mutated line is not in the kernel: {line}"
+    mutant = dataclasses.replace(rendered, source=rendered.source.replace(line, broken))
+    assert not check_kernel(mutant, spec, config, seed=1).passed
+
+
 def test_d_of_a_wrong_o_is_caught(tmp_path: Path) -> None:
     """The kernels are right, and are given what another O would have left."""
     spec, config = DQ, make_config(16, 32)
