@@ -291,7 +291,8 @@ def _widest_tile(spec: AttentionSpec) -> KernelConfig:
 
 def default_configs(spec: AttentionSpec) -> tuple[KernelConfig, ...]:
     """The configs of all default kernels of a spec: default_config, and for decode a wider one
-    where it is legal on all known targets that the first is.
+    where it is legal on all known targets that the first is; of a float8 cache both once more, by
+    the instruction that widens its elements where there is one.
     """
     first = default_config(spec)
     if spec.direction != "decode":
@@ -301,7 +302,10 @@ def default_configs(spec: AttentionSpec) -> tuple[KernelConfig, ...]:
         why_illegal(spec, wide, gpu) is None or why_illegal(spec, first, gpu) is not None
         for gpu in TARGETS.values()
     )
-    return (first, wide) if fits else (first,)
+    found: tuple[KernelConfig, ...] = (first, wide) if fits else (first,)
+    if spec.kv_dtype == "float8_e4m3":
+        found += tuple(replace(config, widening="native") for config in found)
+    return found
 
 
 def default_head_dim(spec: AttentionSpec) -> int:

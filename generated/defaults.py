@@ -211,7 +211,11 @@ DEFAULTS: tuple[Choice, ...] = (
     *serve(spec("forward", "float32", 512, "causal", "tf32"), tile(16, 16, 4, 1, v_parts=2)),
     *serve(spec("decode", "bfloat16", 16, "none"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
     *serve(
-        spec("decode", "bfloat16", 16, "none", kv="fp8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+        spec("decode", "bfloat16", 16, "none", kv="fp8"),
+        tile(16, 64, 4, 3),
+        tile(64, 64, 4, 3),
+        tile(16, 64, 4, 3, widening="native"),
+        tile(64, 64, 4, 3, widening="native"),
     ),
     *serve(
         spec("decode", "bfloat16", 16, "none", kv="int8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
@@ -223,6 +227,8 @@ DEFAULTS: tuple[Choice, ...] = (
         spec("decode", "bfloat16", 16, "none", paged=True, kv="fp8-page"),
         tile(16, 64, 4, 4),
         tile(64, 64, 4, 4),
+        tile(16, 64, 4, 4, widening="native"),
+        tile(64, 64, 4, 4, widening="native"),
     ),
     *serve(
         spec("decode", "bfloat16", 16, "none", paged=True, kv="int8-page"),
@@ -231,7 +237,11 @@ DEFAULTS: tuple[Choice, ...] = (
     ),
     *serve(spec("decode", "bfloat16", 16, "causal"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
     *serve(
-        spec("decode", "bfloat16", 16, "causal", kv="fp8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+        spec("decode", "bfloat16", 16, "causal", kv="fp8"),
+        tile(16, 64, 4, 3),
+        tile(64, 64, 4, 3),
+        tile(16, 64, 4, 3, widening="native"),
+        tile(64, 64, 4, 3, widening="native"),
     ),
     *serve(
         spec("decode", "bfloat16", 16, "causal", kv="int8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
@@ -245,6 +255,8 @@ DEFAULTS: tuple[Choice, ...] = (
         spec("decode", "bfloat16", 16, "causal", paged=True, kv="fp8-page"),
         tile(16, 64, 4, 4),
         tile(64, 64, 4, 4),
+        tile(16, 64, 4, 4, widening="native"),
+        tile(64, 64, 4, 4, widening="native"),
     ),
     *serve(
         spec("decode", "bfloat16", 16, "causal", paged=True, kv="int8-page"),
@@ -253,7 +265,11 @@ DEFAULTS: tuple[Choice, ...] = (
     ),
     *serve(spec("decode", "bfloat16", 32, "none"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
     *serve(
-        spec("decode", "bfloat16", 32, "none", kv="fp8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+        spec("decode", "bfloat16", 32, "none", kv="fp8"),
+        tile(16, 64, 4, 3),
+        tile(64, 64, 4, 3),
+        tile(16, 64, 4, 3, widening="native"),
+        tile(64, 64, 4, 3, widening="native"),
     ),
     *serve(
         spec("decode", "bfloat16", 32, "none", kv="int8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
@@ -265,6 +281,8 @@ DEFAULTS: tuple[Choice, ...] = (
         spec("decode", "bfloat16", 32, "none", paged=True, kv="fp8-page"),
         tile(16, 64, 4, 4),
         tile(64, 64, 4, 4),
+        tile(16, 64, 4, 4, widening="native"),
+        tile(64, 64, 4, 4, widening="native"),
     ),
     *serve(
         spec("decode", "bfloat16", 32, "none", paged=True, kv="int8-page"),
@@ -273,7 +291,11 @@ DEFAULTS: tuple[Choice, ...] = (
     ),
     *serve(spec("decode", "bfloat16", 32, "causal"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
     *serve(
-        spec("decode", "bfloat16", 32, "causal", kv="fp8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+        spec("decode", "bfloat16", 32, "causal", kv="fp8"),
+        tile(16, 64, 4, 3),
+        tile(64, 64, 4, 3),
+        tile(16, 64, 4, 3, widening="native"),
+        tile(64, 64, 4, 3, widening="native"),
     ),
     *serve(
         spec("decode", "bfloat16", 32, "causal", kv="int8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
@@ -287,6 +309,8 @@ DEFAULTS: tuple[Choice, ...] = (
         spec("decode", "bfloat16", 32, "causal", paged=True, kv="fp8-page"),
         tile(16, 64, 4, 4),
         tile(64, 64, 4, 4),
+        tile(16, 64, 4, 4, widening="native"),
+        tile(64, 64, 4, 4, widening="native"),
     ),
     *serve(
         spec("decode", "bfloat16", 32, "causal", paged=True, kv="int8-page"),
@@ -295,7 +319,11 @@ DEFAULTS: tuple[Choice, ...] = (
     ),
     *serve(spec("decode", "bfloat16", 64, "none"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
     *serve(
-        spec("decode", "bfloat16", 64, "none", kv="fp8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+        spec("decode", "bfloat16", 64, "none", kv="fp8"),
+        tile(16, 64, 4, 3),
+        tile(64, 64, 4, 3),
+        tile(16, 64, 4, 3, widening="native"),
+        tile(64, 64, 4, 3, widening="native"),
     ),
     *serve(
         spec("decode", "bfloat16", 64, "none", kv="int8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
@@ -307,6 +335,8 @@ DEFAULTS: tuple[Choice, ...] = (
         spec("decode", "bfloat16", 64, "none", paged=True, kv="fp8-page"),
         tile(16, 64, 4, 4),
         tile(64, 64, 4, 4),
+        tile(16, 64, 4, 4, widening="native"),
+        tile(64, 64, 4, 4, widening="native"),
     ),
     *serve(
         spec("decode", "bfloat16", 64, "none", paged=True, kv="int8-page"),
@@ -315,7 +345,11 @@ DEFAULTS: tuple[Choice, ...] = (
     ),
     *serve(spec("decode", "bfloat16", 64, "causal"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
     *serve(
-        spec("decode", "bfloat16", 64, "causal", kv="fp8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+        spec("decode", "bfloat16", 64, "causal", kv="fp8"),
+        tile(16, 64, 4, 3),
+        tile(64, 64, 4, 3),
+        tile(16, 64, 4, 3, widening="native"),
+        tile(64, 64, 4, 3, widening="native"),
     ),
     *serve(
         spec("decode", "bfloat16", 64, "causal", kv="int8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
@@ -329,6 +363,8 @@ DEFAULTS: tuple[Choice, ...] = (
         spec("decode", "bfloat16", 64, "causal", paged=True, kv="fp8-page"),
         tile(16, 64, 4, 4),
         tile(64, 64, 4, 4),
+        tile(16, 64, 4, 4, widening="native"),
+        tile(64, 64, 4, 4, widening="native"),
     ),
     *serve(
         spec("decode", "bfloat16", 64, "causal", paged=True, kv="int8-page"),
@@ -337,7 +373,11 @@ DEFAULTS: tuple[Choice, ...] = (
     ),
     *serve(spec("decode", "bfloat16", 128, "none"), tile(16, 64, 4, 2), tile(64, 64, 4, 2)),
     *serve(
-        spec("decode", "bfloat16", 128, "none", kv="fp8"), tile(16, 64, 4, 2), tile(64, 64, 4, 2)
+        spec("decode", "bfloat16", 128, "none", kv="fp8"),
+        tile(16, 64, 4, 2),
+        tile(64, 64, 4, 2),
+        tile(16, 64, 4, 2, widening="native"),
+        tile(64, 64, 4, 2, widening="native"),
     ),
     *serve(
         spec("decode", "bfloat16", 128, "none", kv="int8"), tile(16, 64, 4, 2), tile(64, 64, 4, 2)
@@ -349,6 +389,8 @@ DEFAULTS: tuple[Choice, ...] = (
         spec("decode", "bfloat16", 128, "none", paged=True, kv="fp8-page"),
         tile(16, 64, 4, 3),
         tile(64, 64, 4, 3),
+        tile(16, 64, 4, 3, widening="native"),
+        tile(64, 64, 4, 3, widening="native"),
     ),
     *serve(
         spec("decode", "bfloat16", 128, "none", paged=True, kv="int8-page"),
@@ -357,7 +399,11 @@ DEFAULTS: tuple[Choice, ...] = (
     ),
     *serve(spec("decode", "bfloat16", 128, "causal"), tile(16, 64, 4, 2), tile(64, 64, 4, 2)),
     *serve(
-        spec("decode", "bfloat16", 128, "causal", kv="fp8"), tile(16, 64, 4, 2), tile(64, 64, 4, 2)
+        spec("decode", "bfloat16", 128, "causal", kv="fp8"),
+        tile(16, 64, 4, 2),
+        tile(64, 64, 4, 2),
+        tile(16, 64, 4, 2, widening="native"),
+        tile(64, 64, 4, 2, widening="native"),
     ),
     *serve(
         spec("decode", "bfloat16", 128, "causal", kv="int8"),
@@ -373,6 +419,8 @@ DEFAULTS: tuple[Choice, ...] = (
         spec("decode", "bfloat16", 128, "causal", paged=True, kv="fp8-page"),
         tile(16, 64, 4, 3),
         tile(64, 64, 4, 3),
+        tile(16, 64, 4, 3, widening="native"),
+        tile(64, 64, 4, 3, widening="native"),
     ),
     *serve(
         spec("decode", "bfloat16", 128, "causal", paged=True, kv="int8-page"),
@@ -381,7 +429,11 @@ DEFAULTS: tuple[Choice, ...] = (
     ),
     *serve(spec("decode", "bfloat16", 256, "none"), tile(16, 32, 4, 2), tile(64, 32, 4, 2)),
     *serve(
-        spec("decode", "bfloat16", 256, "none", kv="fp8"), tile(16, 32, 4, 2), tile(64, 32, 4, 2)
+        spec("decode", "bfloat16", 256, "none", kv="fp8"),
+        tile(16, 32, 4, 2),
+        tile(64, 32, 4, 2),
+        tile(16, 32, 4, 2, widening="native"),
+        tile(64, 32, 4, 2, widening="native"),
     ),
     *serve(
         spec("decode", "bfloat16", 256, "none", kv="int8"), tile(16, 32, 4, 2), tile(64, 32, 4, 2)
@@ -393,6 +445,8 @@ DEFAULTS: tuple[Choice, ...] = (
         spec("decode", "bfloat16", 256, "none", paged=True, kv="fp8-page"),
         tile(16, 32, 4, 3),
         tile(64, 32, 4, 3),
+        tile(16, 32, 4, 3, widening="native"),
+        tile(64, 32, 4, 3, widening="native"),
     ),
     *serve(
         spec("decode", "bfloat16", 256, "none", paged=True, kv="int8-page"),
@@ -401,7 +455,11 @@ DEFAULTS: tuple[Choice, ...] = (
     ),
     *serve(spec("decode", "bfloat16", 256, "causal"), tile(16, 32, 4, 2), tile(64, 32, 4, 2)),
     *serve(
-        spec("decode", "bfloat16", 256, "causal", kv="fp8"), tile(16, 32, 4, 2), tile(64, 32, 4, 2)
+        spec("decode", "bfloat16", 256, "causal", kv="fp8"),
+        tile(16, 32, 4, 2),
+        tile(64, 32, 4, 2),
+        tile(16, 32, 4, 2, widening="native"),
+        tile(64, 32, 4, 2, widening="native"),
     ),
     *serve(
         spec("decode", "bfloat16", 256, "causal", kv="int8"),
@@ -417,6 +475,8 @@ DEFAULTS: tuple[Choice, ...] = (
         spec("decode", "bfloat16", 256, "causal", paged=True, kv="fp8-page"),
         tile(16, 32, 4, 3),
         tile(64, 32, 4, 3),
+        tile(16, 32, 4, 3, widening="native"),
+        tile(64, 32, 4, 3, widening="native"),
     ),
     *serve(
         spec("decode", "bfloat16", 256, "causal", paged=True, kv="int8-page"),
@@ -444,7 +504,13 @@ DEFAULTS: tuple[Choice, ...] = (
         tile(64, 32, 8, 3, v_parts=2),
     ),
     *serve(spec("decode", "float16", 16, "none"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
-    *serve(spec("decode", "float16", 16, "none", kv="fp8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
+    *serve(
+        spec("decode", "float16", 16, "none", kv="fp8"),
+        tile(16, 64, 4, 3),
+        tile(64, 64, 4, 3),
+        tile(16, 64, 4, 3, widening="native"),
+        tile(64, 64, 4, 3, widening="native"),
+    ),
     *serve(
         spec("decode", "float16", 16, "none", kv="int8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
     ),
@@ -455,6 +521,8 @@ DEFAULTS: tuple[Choice, ...] = (
         spec("decode", "float16", 16, "none", paged=True, kv="fp8-page"),
         tile(16, 64, 4, 4),
         tile(64, 64, 4, 4),
+        tile(16, 64, 4, 4, widening="native"),
+        tile(64, 64, 4, 4, widening="native"),
     ),
     *serve(
         spec("decode", "float16", 16, "none", paged=True, kv="int8-page"),
@@ -463,7 +531,11 @@ DEFAULTS: tuple[Choice, ...] = (
     ),
     *serve(spec("decode", "float16", 16, "causal"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
     *serve(
-        spec("decode", "float16", 16, "causal", kv="fp8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+        spec("decode", "float16", 16, "causal", kv="fp8"),
+        tile(16, 64, 4, 3),
+        tile(64, 64, 4, 3),
+        tile(16, 64, 4, 3, widening="native"),
+        tile(64, 64, 4, 3, widening="native"),
     ),
     *serve(
         spec("decode", "float16", 16, "causal", kv="int8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
@@ -475,6 +547,8 @@ DEFAULTS: tuple[Choice, ...] = (
         spec("decode", "float16", 16, "causal", paged=True, kv="fp8-page"),
         tile(16, 64, 4, 4),
         tile(64, 64, 4, 4),
+        tile(16, 64, 4, 4, widening="native"),
+        tile(64, 64, 4, 4, widening="native"),
     ),
     *serve(
         spec("decode", "float16", 16, "causal", paged=True, kv="int8-page"),
@@ -482,7 +556,13 @@ DEFAULTS: tuple[Choice, ...] = (
         tile(64, 64, 4, 4),
     ),
     *serve(spec("decode", "float16", 32, "none"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
-    *serve(spec("decode", "float16", 32, "none", kv="fp8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
+    *serve(
+        spec("decode", "float16", 32, "none", kv="fp8"),
+        tile(16, 64, 4, 3),
+        tile(64, 64, 4, 3),
+        tile(16, 64, 4, 3, widening="native"),
+        tile(64, 64, 4, 3, widening="native"),
+    ),
     *serve(
         spec("decode", "float16", 32, "none", kv="int8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
     ),
@@ -493,6 +573,8 @@ DEFAULTS: tuple[Choice, ...] = (
         spec("decode", "float16", 32, "none", paged=True, kv="fp8-page"),
         tile(16, 64, 4, 4),
         tile(64, 64, 4, 4),
+        tile(16, 64, 4, 4, widening="native"),
+        tile(64, 64, 4, 4, widening="native"),
     ),
     *serve(
         spec("decode", "float16", 32, "none", paged=True, kv="int8-page"),
@@ -501,7 +583,11 @@ DEFAULTS: tuple[Choice, ...] = (
     ),
     *serve(spec("decode", "float16", 32, "causal"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
     *serve(
-        spec("decode", "float16", 32, "causal", kv="fp8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+        spec("decode", "float16", 32, "causal", kv="fp8"),
+        tile(16, 64, 4, 3),
+        tile(64, 64, 4, 3),
+        tile(16, 64, 4, 3, widening="native"),
+        tile(64, 64, 4, 3, widening="native"),
     ),
     *serve(
         spec("decode", "float16", 32, "causal", kv="int8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
@@ -513,6 +599,8 @@ DEFAULTS: tuple[Choice, ...] = (
         spec("decode", "float16", 32, "causal", paged=True, kv="fp8-page"),
         tile(16, 64, 4, 4),
         tile(64, 64, 4, 4),
+        tile(16, 64, 4, 4, widening="native"),
+        tile(64, 64, 4, 4, widening="native"),
     ),
     *serve(
         spec("decode", "float16", 32, "causal", paged=True, kv="int8-page"),
@@ -520,7 +608,13 @@ DEFAULTS: tuple[Choice, ...] = (
         tile(64, 64, 4, 4),
     ),
     *serve(spec("decode", "float16", 64, "none"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
-    *serve(spec("decode", "float16", 64, "none", kv="fp8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
+    *serve(
+        spec("decode", "float16", 64, "none", kv="fp8"),
+        tile(16, 64, 4, 3),
+        tile(64, 64, 4, 3),
+        tile(16, 64, 4, 3, widening="native"),
+        tile(64, 64, 4, 3, widening="native"),
+    ),
     *serve(
         spec("decode", "float16", 64, "none", kv="int8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
     ),
@@ -531,6 +625,8 @@ DEFAULTS: tuple[Choice, ...] = (
         spec("decode", "float16", 64, "none", paged=True, kv="fp8-page"),
         tile(16, 64, 4, 4),
         tile(64, 64, 4, 4),
+        tile(16, 64, 4, 4, widening="native"),
+        tile(64, 64, 4, 4, widening="native"),
     ),
     *serve(
         spec("decode", "float16", 64, "none", paged=True, kv="int8-page"),
@@ -539,7 +635,11 @@ DEFAULTS: tuple[Choice, ...] = (
     ),
     *serve(spec("decode", "float16", 64, "causal"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)),
     *serve(
-        spec("decode", "float16", 64, "causal", kv="fp8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
+        spec("decode", "float16", 64, "causal", kv="fp8"),
+        tile(16, 64, 4, 3),
+        tile(64, 64, 4, 3),
+        tile(16, 64, 4, 3, widening="native"),
+        tile(64, 64, 4, 3, widening="native"),
     ),
     *serve(
         spec("decode", "float16", 64, "causal", kv="int8"), tile(16, 64, 4, 3), tile(64, 64, 4, 3)
@@ -551,6 +651,8 @@ DEFAULTS: tuple[Choice, ...] = (
         spec("decode", "float16", 64, "causal", paged=True, kv="fp8-page"),
         tile(16, 64, 4, 4),
         tile(64, 64, 4, 4),
+        tile(16, 64, 4, 4, widening="native"),
+        tile(64, 64, 4, 4, widening="native"),
     ),
     *serve(
         spec("decode", "float16", 64, "causal", paged=True, kv="int8-page"),
@@ -559,7 +661,11 @@ DEFAULTS: tuple[Choice, ...] = (
     ),
     *serve(spec("decode", "float16", 128, "none"), tile(16, 64, 4, 2), tile(64, 64, 4, 2)),
     *serve(
-        spec("decode", "float16", 128, "none", kv="fp8"), tile(16, 64, 4, 2), tile(64, 64, 4, 2)
+        spec("decode", "float16", 128, "none", kv="fp8"),
+        tile(16, 64, 4, 2),
+        tile(64, 64, 4, 2),
+        tile(16, 64, 4, 2, widening="native"),
+        tile(64, 64, 4, 2, widening="native"),
     ),
     *serve(
         spec("decode", "float16", 128, "none", kv="int8"), tile(16, 64, 4, 2), tile(64, 64, 4, 2)
@@ -571,6 +677,8 @@ DEFAULTS: tuple[Choice, ...] = (
         spec("decode", "float16", 128, "none", paged=True, kv="fp8-page"),
         tile(16, 64, 4, 3),
         tile(64, 64, 4, 3),
+        tile(16, 64, 4, 3, widening="native"),
+        tile(64, 64, 4, 3, widening="native"),
     ),
     *serve(
         spec("decode", "float16", 128, "none", paged=True, kv="int8-page"),
@@ -579,7 +687,11 @@ DEFAULTS: tuple[Choice, ...] = (
     ),
     *serve(spec("decode", "float16", 128, "causal"), tile(16, 64, 4, 2), tile(64, 64, 4, 2)),
     *serve(
-        spec("decode", "float16", 128, "causal", kv="fp8"), tile(16, 64, 4, 2), tile(64, 64, 4, 2)
+        spec("decode", "float16", 128, "causal", kv="fp8"),
+        tile(16, 64, 4, 2),
+        tile(64, 64, 4, 2),
+        tile(16, 64, 4, 2, widening="native"),
+        tile(64, 64, 4, 2, widening="native"),
     ),
     *serve(
         spec("decode", "float16", 128, "causal", kv="int8"), tile(16, 64, 4, 2), tile(64, 64, 4, 2)
@@ -593,6 +705,8 @@ DEFAULTS: tuple[Choice, ...] = (
         spec("decode", "float16", 128, "causal", paged=True, kv="fp8-page"),
         tile(16, 64, 4, 3),
         tile(64, 64, 4, 3),
+        tile(16, 64, 4, 3, widening="native"),
+        tile(64, 64, 4, 3, widening="native"),
     ),
     *serve(
         spec("decode", "float16", 128, "causal", paged=True, kv="int8-page"),
@@ -601,7 +715,11 @@ DEFAULTS: tuple[Choice, ...] = (
     ),
     *serve(spec("decode", "float16", 256, "none"), tile(16, 32, 4, 2), tile(64, 32, 4, 2)),
     *serve(
-        spec("decode", "float16", 256, "none", kv="fp8"), tile(16, 32, 4, 2), tile(64, 32, 4, 2)
+        spec("decode", "float16", 256, "none", kv="fp8"),
+        tile(16, 32, 4, 2),
+        tile(64, 32, 4, 2),
+        tile(16, 32, 4, 2, widening="native"),
+        tile(64, 32, 4, 2, widening="native"),
     ),
     *serve(
         spec("decode", "float16", 256, "none", kv="int8"), tile(16, 32, 4, 2), tile(64, 32, 4, 2)
@@ -613,6 +731,8 @@ DEFAULTS: tuple[Choice, ...] = (
         spec("decode", "float16", 256, "none", paged=True, kv="fp8-page"),
         tile(16, 32, 4, 3),
         tile(64, 32, 4, 3),
+        tile(16, 32, 4, 3, widening="native"),
+        tile(64, 32, 4, 3, widening="native"),
     ),
     *serve(
         spec("decode", "float16", 256, "none", paged=True, kv="int8-page"),
@@ -621,7 +741,11 @@ DEFAULTS: tuple[Choice, ...] = (
     ),
     *serve(spec("decode", "float16", 256, "causal"), tile(16, 32, 4, 2), tile(64, 32, 4, 2)),
     *serve(
-        spec("decode", "float16", 256, "causal", kv="fp8"), tile(16, 32, 4, 2), tile(64, 32, 4, 2)
+        spec("decode", "float16", 256, "causal", kv="fp8"),
+        tile(16, 32, 4, 2),
+        tile(64, 32, 4, 2),
+        tile(16, 32, 4, 2, widening="native"),
+        tile(64, 32, 4, 2, widening="native"),
     ),
     *serve(
         spec("decode", "float16", 256, "causal", kv="int8"), tile(16, 32, 4, 2), tile(64, 32, 4, 2)
@@ -635,6 +759,8 @@ DEFAULTS: tuple[Choice, ...] = (
         spec("decode", "float16", 256, "causal", paged=True, kv="fp8-page"),
         tile(16, 32, 4, 3),
         tile(64, 32, 4, 3),
+        tile(16, 32, 4, 3, widening="native"),
+        tile(64, 32, 4, 3, widening="native"),
     ),
     *serve(
         spec("decode", "float16", 256, "causal", paged=True, kv="int8-page"),

@@ -36,9 +36,11 @@ def widened(selection: Selection, rows: int, gpu: Gpu) -> Selection:
 
 def by_room(selection: Selection, rows: int) -> tuple[int, ...]:
     """Orders the defaults of one precision, and nothing else: first the narrowest that has room for
-    all rows of a head, of those that have none the widest.
+    all rows of a head, of those that have none the widest; of two as wide that with an instruction
+    of the GPU's own.
     """
     if selection.rung != "default":
         return (selection.rung == "rendered",)
-    br, wanted = selection.choice.config.br, rows_together(rows)
-    return 0, selection.choice.spec.precision == "ieee", br < wanted, abs(br - wanted)
+    config, wanted = selection.choice.config, rows_together(rows)
+    place = (config.br < wanted, abs(config.br - wanted), config.widening != "native")
+    return 0, selection.choice.spec.precision == "ieee", *place

@@ -3532,8 +3532,14 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d128_causal_kv_fp8_br16_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:e596e3890954fb8f64c4d775fd17ee8fe5eaf5eb12f712e2ba61e612d21fb805"
     ),
+    "decode_bf16_d128_causal_kv_fp8_br16_bc64_w4_s2_fa2_pointer_any_dim_native": (
+        "sha256:32296463e70d0480e8dcbe56e223025cea5f0e12e84f9834dcd33bb50317c6d5"
+    ),
     "decode_bf16_d128_causal_kv_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:8992cf1bd7057ce4e3e73b419e37d32797829ed097f622462e441ce57f30a2cf"
+    ),
+    "decode_bf16_d128_causal_kv_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim_native": (
+        "sha256:a8a5d26dd498bbdddf72de02bc22ced74d323e77c2ac94e32689dd15844ea19c"
     ),
     "decode_bf16_d128_causal_kv_int8_br16_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:2979f29e26c444db99454d8f374b492cf2e5bfaba489fd1679c7c3feeadf67a2"
@@ -3550,8 +3556,14 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d128_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:4dccd6ebda2baae7010954439c2f378fc01af04487fa402125120890769dc1c1"
     ),
+    "decode_bf16_d128_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:88cfa972853313ef50eb9f811857328b627f354316d35aed15b2666b4594dbeb"
+    ),
     "decode_bf16_d128_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:6fdd59c171496e695104a1db2e1c6fe54d4bc6f2fac1ab47834ff98a8328eaa3"
+    ),
+    "decode_bf16_d128_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:43ecf9caea9a8794e4a37f9d826c7f2807a412f541b15101ce165045395cb171"
     ),
     "decode_bf16_d128_causal_paged_kv_int8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:d057f1cbeea6fa88b610319ef4ee2ca6769db34eae08a288597de336f54933bc"
@@ -3562,8 +3574,14 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d128_kv_fp8_br16_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:8d6c9b63c8d22612900b6e6dc84c86051ac07457e97e9e44d38223daf849f20d"
     ),
+    "decode_bf16_d128_kv_fp8_br16_bc64_w4_s2_fa2_pointer_any_dim_native": (
+        "sha256:1c7e45621f76dfb6b5c99abd298814d1580c8f3f14e1f1b4dfa116f15150ef39"
+    ),
     "decode_bf16_d128_kv_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:021b944d93c79dcb212d326704bea282869c14fe2114492a1a5934e801511726"
+    ),
+    "decode_bf16_d128_kv_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim_native": (
+        "sha256:7d68d49349ad975c1e7e6171609564d677e53649a695b0345b6ff3cdcd44f10f"
     ),
     "decode_bf16_d128_kv_int8_br16_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:317fd192146ae11435e19ba41dd8bd7043a4ee443e71aec5f54ef3d7fcc7db57"
@@ -3580,8 +3598,14 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d128_paged_kv_fp8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:a9cacf93439fe5ed60b4071e58eea890b00c43c42b6a8dda9f45cec12c712237"
     ),
+    "decode_bf16_d128_paged_kv_fp8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:a9be5cd9c674e94eb8891544521a9475d558b818a1f64a2b54b6089029f413d0"
+    ),
     "decode_bf16_d128_paged_kv_fp8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:b664f95d33734b9a91c72bcd9e00fada870b0ec489900fbc2df3ff9fe5b1d3d6"
+    ),
+    "decode_bf16_d128_paged_kv_fp8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:6de0534ac3b0da107ae3b846e3417231944111151843560cd764d5748c97ae5f"
     ),
     "decode_bf16_d128_paged_kv_int8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:0f83bdf380a66f26e1a77a729d765eee7cf8d9ba410d150cc57a1cc6a7765a3d"
@@ -3604,8 +3628,14 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d16_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:8725047ed03b44293a968a811c34cd3522efc221cbef3fd3c6504b488f06989b"
     ),
+    "decode_bf16_d16_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:25dc6d98d87f980e26a330022fe6a658364d220ea0da5a6baa4fcd5ac69f7019"
+    ),
     "decode_bf16_d16_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:e5974b40947d844bca75c0672d6fed7ac73ea2b7dbcff0f2e6bbf4bb549a031f"
+    ),
+    "decode_bf16_d16_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:8a68a0413407c2ef646b04b0cc5b8bed500ede1759b660acea47c533d12661ca"
     ),
     "decode_bf16_d16_causal_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:23c4a82dfa8fe724644b4e20b81cfd6548bd343f31c4ca13eca738e7c22f3293"
@@ -3622,8 +3652,14 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d16_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:993adbdadcbec15e62f3ea3df8f51d84486e7ad4933806a3242165430f412478"
     ),
+    "decode_bf16_d16_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim_native": (
+        "sha256:35ea06a810cab6087d43fa2377ddbe054e7a0278097b671b2ff37b28f8adf5c5"
+    ),
     "decode_bf16_d16_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:c6e0ecf25309f2f55686bf166165b7250166c26504c2fb5bcb4906f99471e2b1"
+    ),
+    "decode_bf16_d16_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim_native": (
+        "sha256:3c5b533db0932c5581d0e1676fcfc4890b191a2fe1f210d53a4693537eab0602"
     ),
     "decode_bf16_d16_causal_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:e8a7c2232a9b0f8800675a14d68f6104993973eaa34bf6ffcee89d284f4023ce"
@@ -3634,8 +3670,14 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d16_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:b58e90381e459cf1a374a922e5cd76df783d4a8d0e5e704d2809b84dd6858825"
     ),
+    "decode_bf16_d16_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:91fc68f5a2a6c20f4f8f5595e6e65aefd01fa9b445a733a001fbdde41544b00f"
+    ),
     "decode_bf16_d16_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:9dcd408ebe00ff94aa7296b752ac786e539cc09bd58ddb13fe36ca3ff1453da2"
+    ),
+    "decode_bf16_d16_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:eff6695cf570329e2e09817c0d1663acaa6a8697b991d9ceac36ff92bab61bd0"
     ),
     "decode_bf16_d16_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:62c735f4a2d13249f547ad37714a8ab4a27dd8477f8f71e8872746ab74385349"
@@ -3652,8 +3694,14 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d16_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:596991b33a931457b097937691e0533e434b6626a6a905b1656052862b5a98d8"
     ),
+    "decode_bf16_d16_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim_native": (
+        "sha256:8f2b350fe128ab6ed55bd50221411168c6fe8f6102d8742bcb6fc79e5422022a"
+    ),
     "decode_bf16_d16_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:48ccee4c1ad7d377f28cabe8fd1cbc37bfbf180842dbc45130f5282b606fcc4a"
+    ),
+    "decode_bf16_d16_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim_native": (
+        "sha256:00d2f1b71fed0a71677f5b78c14d39f66548ad6eca7b36ab09ac6d8e65c33a74"
     ),
     "decode_bf16_d16_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:e8eb171d17fc2f5a69eb6f46fe220d06193d8f869c194488feda58152b103614"
@@ -3676,8 +3724,14 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d256_causal_kv_fp8_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:b526b30bb971a59112a1d657268e03ffb8defc062b8682c496a1d65b08955fc8"
     ),
+    "decode_bf16_d256_causal_kv_fp8_br16_bc32_w4_s2_fa2_pointer_any_dim_native": (
+        "sha256:f8e44ad406d0647313aa6b14d29b6b490db6e5b4c5e97b726127001812a8ef35"
+    ),
     "decode_bf16_d256_causal_kv_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:b57fa9d96acc2454c2a6429137f5cca9182cfefaf031a5e00aade9c6a47fd7c2"
+    ),
+    "decode_bf16_d256_causal_kv_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim_native": (
+        "sha256:849a29fa743f077d9cae5c93a2b9b4c07bb927ae54caf21493a83da0f936e0dd"
     ),
     "decode_bf16_d256_causal_kv_int8_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:be171108306d536522136a9c41c0188a1940fc31407cd2e93f440c62e905a063"
@@ -3694,8 +3748,14 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d256_causal_paged_kv_fp8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim": (
         "sha256:d63b9e88ffcddf4e5d7a7ac83b1bd48912f5f075449781ec32eaba9b9d71e0c0"
     ),
+    "decode_bf16_d256_causal_paged_kv_fp8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:19d9687370dc6985232d65cce671d6e78cb1fe06df760d4a081891e255c344ec"
+    ),
     "decode_bf16_d256_causal_paged_kv_fp8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim": (
         "sha256:8fe06553f74741ef61697a034171d525214df7a253d0f2204f1389f8fbc2c92e"
+    ),
+    "decode_bf16_d256_causal_paged_kv_fp8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:dd06fc6e958b2dc1ac32b8df88f483618c95954dd3e0661c826120805f74d26e"
     ),
     "decode_bf16_d256_causal_paged_kv_int8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim": (
         "sha256:2c73466cd04581f94d3617a769740109a622315fd56b094d988487b6b73082e1"
@@ -3706,8 +3766,14 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d256_kv_fp8_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:77aa6fbaf443e95a67f80a10485487a2ac2b7d6f43142074a9387fcb8eaf9eeb"
     ),
+    "decode_bf16_d256_kv_fp8_br16_bc32_w4_s2_fa2_pointer_any_dim_native": (
+        "sha256:be7e02bbac3771239c2eaa8e5483df7a0bca99f1f930972067d854def284b8da"
+    ),
     "decode_bf16_d256_kv_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:98d4fe5376b4a64d90e073855378cc0c40dda4527fc0f3156a39ca7738758ecc"
+    ),
+    "decode_bf16_d256_kv_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim_native": (
+        "sha256:ed7fa0fb7f315d0b2337a35fbf6ca738b80be4327980735ac96ed283a6dc5dde"
     ),
     "decode_bf16_d256_kv_int8_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:a79cdcee003670551e5d5f793955b4d121e9ee8fec889b5797f7cc4687a99f92"
@@ -3724,8 +3790,14 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d256_paged_kv_fp8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim": (
         "sha256:502f6328e168ef18b599753e83f71896234cbb6dd908589c846d7e0250200bab"
     ),
+    "decode_bf16_d256_paged_kv_fp8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:86f00be388baf859d0b48e660d4af4e1304a6c09a12df342231bc8ab4d47f1b1"
+    ),
     "decode_bf16_d256_paged_kv_fp8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim": (
         "sha256:060c8d578a47e63d86e4f6bb31f2648db94e2e164fa911063dd0e1cb53b170ea"
+    ),
+    "decode_bf16_d256_paged_kv_fp8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:57475bdf8a78b68fb55cabe1b62c9ee0d910cd6d63e50680107968189beb0386"
     ),
     "decode_bf16_d256_paged_kv_int8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim": (
         "sha256:df92bc90dbd90cac2840bddc6475fbeb2145d523e33adf23d533d7032b0e5bba"
@@ -3748,8 +3820,14 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d32_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:1287ab4db4c32205f9d1f24c550afe314442e16d6644b80cabb81def08bd8121"
     ),
+    "decode_bf16_d32_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:65c5c02563bb211287686b679698e5060bbd49e9b90365d23fdee9922e30b478"
+    ),
     "decode_bf16_d32_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:32b77206f556f50d4cbf57a97f5d26f276c4bf59f8052ffc77bfc0a589340143"
+    ),
+    "decode_bf16_d32_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:c0c844718a7dde6f69fe13cbfcfa585385645f72a1179b3d1be3962f2a28c5c4"
     ),
     "decode_bf16_d32_causal_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:10ebd62e7ebd19a2752a9dbf49288057b0cfc9e525cbda7bc4b05b032693c8fd"
@@ -3766,8 +3844,14 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d32_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:9446e01d91305b7a79da0ef5b48d279d059a14c47b7b3b8749d92b2e80fbd59d"
     ),
+    "decode_bf16_d32_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim_native": (
+        "sha256:fc1ca8ba5f47f975a113a08f9ad0f14f58eea6227d859d392840f6fb1804c5f2"
+    ),
     "decode_bf16_d32_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:a32c6c36a25d30eac14987ed890a7584fbfaabba9eca4f19a1c960ae3d7e2363"
+    ),
+    "decode_bf16_d32_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim_native": (
+        "sha256:6c989f8fb03193cd2488bc5dd71931b3d42781deb92a68697e652b68d4e9e6d4"
     ),
     "decode_bf16_d32_causal_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:17a0d0cf0ccd9dd959593359b35be353755b5e5824912904827f4dcead3a635e"
@@ -3778,8 +3862,14 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d32_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:2e3fa578c6a4edf063d051de3b82b45a01d46e21aeca2d392fa3b65fc39ef3ec"
     ),
+    "decode_bf16_d32_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:835246880db273a09e6f68186c381340c9dd114dc425acd4fc956fa7cb944d80"
+    ),
     "decode_bf16_d32_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:eac617a73ae5b8d714fb2d8598c1d6295009968215eca72f65090455833d3add"
+    ),
+    "decode_bf16_d32_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:a034e4f60691e7f383042fc9aa83eaed32ab68babf9e50f9f7485ad362127844"
     ),
     "decode_bf16_d32_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:79c30738a5d69c8a079b001c13f3a7bb848615086cc004085da30e568b958631"
@@ -3796,8 +3886,14 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d32_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:0f7238716c8bf3d7917b7ea3f922feee89efaf6b6191111d1ae73858a3bc32ef"
     ),
+    "decode_bf16_d32_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim_native": (
+        "sha256:113315486d2d443b5158b4dc693345acef50510ab0da5a5d3b3007199f4a3c76"
+    ),
     "decode_bf16_d32_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:b5a131a02f8bc0344061d9522871c9eda029555bcb0f0c08cda6a24419b33ca2"
+    ),
+    "decode_bf16_d32_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim_native": (
+        "sha256:00e5257825634163483b004df54ae3453c41eb53ae0b53bdfe37434fc668dad0"
     ),
     "decode_bf16_d32_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:985cf87e8fed3e927490a1434ddf6dc84eb0c384e66f861e93088ce2274dedb4"
@@ -3844,8 +3940,14 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d64_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:42cb8f210ef7fd90672e43ae31f6187ce91a2d2ad54a8b60a1f14c58535427c1"
     ),
+    "decode_bf16_d64_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:70e11daf46bf92f28c1ba5478ab89c1b64cbe43582c152c0b810982e7a3cc3b5"
+    ),
     "decode_bf16_d64_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:da9dc257f28d7cb643e10ad1f360025a9582b2b90ce073202d2ccf60cb5f5fcb"
+    ),
+    "decode_bf16_d64_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:b623384bea5b57ada418c76cbd789aa42ec0db150b94fae17b5c89c4a7b1bf62"
     ),
     "decode_bf16_d64_causal_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:c2df445e37a020c563dac422242db4298d4f1497635a2dcf77c856885f91b867"
@@ -3862,8 +3964,14 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d64_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:01951930c8bdbdeab3b0d945c6b0003bcff6124820ebb010742fdd9349baf65f"
     ),
+    "decode_bf16_d64_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim_native": (
+        "sha256:4cc59ce62ad58f76ae48c67bb2ac3178c9ebece991e303e42f28db8016bbc0fd"
+    ),
     "decode_bf16_d64_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:9921c84c55685026b7959997b1c5d4efa63f6b007cd1be5d1aae2b5c17637b0b"
+    ),
+    "decode_bf16_d64_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim_native": (
+        "sha256:d3fbad78e7ebd249ca0126f03ba5a505823360ce2e32de5155c28b183f7b3493"
     ),
     "decode_bf16_d64_causal_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:542f38e5c8a2643e9b2de8268637246c6a89fa4ee4fc9615c0d617e28007fb43"
@@ -3874,8 +3982,14 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d64_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:955df58db504b474bf78f58d1bbb165a5e622f4d592c2ea081d061ecaa1d11d4"
     ),
+    "decode_bf16_d64_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:e7d46238dee54b4bcc2a7293e911f1d21b6bdd4e434d09c57afad641add2e22a"
+    ),
     "decode_bf16_d64_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:3382642f0216eac077374ba068efd948fdf9fee240cccc67250edcb740bf9289"
+    ),
+    "decode_bf16_d64_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:c99267d6be46848200a1cb3e268aaa767140e53a32c83f1a5e59fe0e3c3100a0"
     ),
     "decode_bf16_d64_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:e37933971665c5c0119dfea06c7350d1e6c8c3e2dbd36a80354e79b2201aa52b"
@@ -3892,8 +4006,14 @@ DIGESTS: dict[str, str] = {
     "decode_bf16_d64_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:1831a90774ba80cf5205e99725db3ef7bb08bd00741f96bf297a3e3179438e2d"
     ),
+    "decode_bf16_d64_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim_native": (
+        "sha256:9ee62d66b97cb3d7cd5cbb72e98cba7003b34c7b34792c79e3cc896da18d2487"
+    ),
     "decode_bf16_d64_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:ee82281e4449d3f9ccb9c5b3da63d5596fd7afe42094b794573e37a20d8a22e5"
+    ),
+    "decode_bf16_d64_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim_native": (
+        "sha256:ee1ac63b04a0950ae5a4b728f4c0bf0e4987040bdb1c53f9533befafa93358f0"
     ),
     "decode_bf16_d64_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:77e34ece7e8ad7e691d3213921ba7586430cce1b7f75e34d5dc4756be32b0fd3"
@@ -3916,8 +4036,14 @@ DIGESTS: dict[str, str] = {
     "decode_fp16_d128_causal_kv_fp8_br16_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:71e7322eea67102bd842d8dd3e75dd09d18d9ee9f2687195da15d3b5e3c97f29"
     ),
+    "decode_fp16_d128_causal_kv_fp8_br16_bc64_w4_s2_fa2_pointer_any_dim_native": (
+        "sha256:36169d0c9a5a1a5088c04b424de649d1e6490b42c0fa257945051231ef914358"
+    ),
     "decode_fp16_d128_causal_kv_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:c3705fa3aa51f30495bb2b73cedde0007e5ab73a307ff96353fa7c28a365e03a"
+    ),
+    "decode_fp16_d128_causal_kv_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim_native": (
+        "sha256:dfb5a9d52547f71d314f27533735f2f3d4ed53fc00eb9f6832cfa15e2358e4bd"
     ),
     "decode_fp16_d128_causal_kv_int8_br16_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:cbde4145e6d19d9ac573c8c34b10e2a725c1f3986bb1deb2354dc8f471fe9add"
@@ -3934,8 +4060,14 @@ DIGESTS: dict[str, str] = {
     "decode_fp16_d128_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:ff2856426d9c0bc86bcb3d05772d5de74a89d35899a4c8e21486e156533a3ea5"
     ),
+    "decode_fp16_d128_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:dabe3ac26db18a8102aa48745b35a73e4871a456108a24d437eb82f409fac2fb"
+    ),
     "decode_fp16_d128_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:634cd0110809c6be7bc2e34e16e2bab63023b400745e8acce60e76acb9d671ad"
+    ),
+    "decode_fp16_d128_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:fc3897e345854425bc12215c79482505122161f7d55d1da8861a113fe04fcde6"
     ),
     "decode_fp16_d128_causal_paged_kv_int8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:a95f3927e011e79a05aee0fecaede5055719e6e6f37aefe19a77666bf92e2e5c"
@@ -3946,8 +4078,14 @@ DIGESTS: dict[str, str] = {
     "decode_fp16_d128_kv_fp8_br16_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:4965e63d32b979c6a617a96d449a71a033e99b5d65809562de4a3ec51b8468d3"
     ),
+    "decode_fp16_d128_kv_fp8_br16_bc64_w4_s2_fa2_pointer_any_dim_native": (
+        "sha256:28d7b0d5e26284193424a95950d150b677ad5599b64ea0ab23a98693ffb5006a"
+    ),
     "decode_fp16_d128_kv_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:4aed1670515f617f67141ab004b8281f3969552a16ad70159b6247daa9f715b4"
+    ),
+    "decode_fp16_d128_kv_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim_native": (
+        "sha256:ba8619b6a15daf50eb0e9ad85115a88af2a197759c58b2cbc8fbb9990eecf1c4"
     ),
     "decode_fp16_d128_kv_int8_br16_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:5e39f6fc61773fdc8457a3e8e8ed0c82d91de7acb72c15f49f64d2270fbe5b67"
@@ -3964,8 +4102,14 @@ DIGESTS: dict[str, str] = {
     "decode_fp16_d128_paged_kv_fp8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:25652721baf831a98831dd348652c21f494bcb88bc3e08e0e67bb85e57188cea"
     ),
+    "decode_fp16_d128_paged_kv_fp8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:dba7e5d459d9d96d2a34a446b778998a8d5afccf6facea8ad3be0294ae080268"
+    ),
     "decode_fp16_d128_paged_kv_fp8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:88388277b98bc78539fa1871af0adadadb511403d61dba021660da322b825f1c"
+    ),
+    "decode_fp16_d128_paged_kv_fp8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:cb04e23f507e4dcce7edbf07cc2bc50ee96d573ae9c80e341b5c498cf0a32871"
     ),
     "decode_fp16_d128_paged_kv_int8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:35f8bb1eea5fbb5302b167ff8db20e66d3c53ecbd2df920fbd73738b1f6595d0"
@@ -3988,8 +4132,14 @@ DIGESTS: dict[str, str] = {
     "decode_fp16_d16_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:e2aca095db6e2dc59547a0dedc64016126916d83a116f92f679d4ac23235dd33"
     ),
+    "decode_fp16_d16_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:fc0b17d8231db0004682157da7adc076ee2fc8bf59667cbae109fa072ed91270"
+    ),
     "decode_fp16_d16_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:87a3cb12c9ffdf2fc8457d5c31117262469441577adf21338349ce6643fcf45d"
+    ),
+    "decode_fp16_d16_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:78d98bad750fa0736408a260cb19f6d582fd1b756213fece9bd6069281dbb85f"
     ),
     "decode_fp16_d16_causal_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:a03e6e662b2f8b0c2f5df64b53b8b24395a9313803986ac9c71396df034d7b3f"
@@ -4006,8 +4156,14 @@ DIGESTS: dict[str, str] = {
     "decode_fp16_d16_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:fe1d3487079938309369b9148f7f783f61a6efd23b2314fcbb4ce203f2c6c10e"
     ),
+    "decode_fp16_d16_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim_native": (
+        "sha256:049a54dfb6404bb00fd660bb77d059f953cb8d6fde54e96dbf3df5e89404e54d"
+    ),
     "decode_fp16_d16_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:a64c3376a414dc98099a6efa56f47536ade3db09400512950389ae47fa9e404c"
+    ),
+    "decode_fp16_d16_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim_native": (
+        "sha256:ad4c2976000fc326c73ff0561bcb527538a386e385a5c7e3d4aa6de95323c7e3"
     ),
     "decode_fp16_d16_causal_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:a04789af6114a90b5f291db8897300ddfd3722a2c9407901cf085e41d8932637"
@@ -4018,8 +4174,14 @@ DIGESTS: dict[str, str] = {
     "decode_fp16_d16_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:e3ebe09b48abd03c1455dce149093464a99a5846de2b4431bbcfd6321a448212"
     ),
+    "decode_fp16_d16_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:9c9d7cbc170c574650cb6a680d3bf8875628317e52c7815966baaf4cc4bea729"
+    ),
     "decode_fp16_d16_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:1eef918d9384fd8a9929c80dbba5ee2665be8eadf86493f4211ee5490d7322fe"
+    ),
+    "decode_fp16_d16_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:f698969bd9095be6e247dbb8d4ec8ac48d3b090bf1ec4a62d0922b96a3cfa70b"
     ),
     "decode_fp16_d16_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:30852e72f82fe4c6e9e2a8cf3370c303e0e8c1fe3b5f20570f04d81354724236"
@@ -4036,8 +4198,14 @@ DIGESTS: dict[str, str] = {
     "decode_fp16_d16_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:33b01567c92ca2e02fdc91f7005d9f9fbf3f97e383bd011f2fc81c44d536f402"
     ),
+    "decode_fp16_d16_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim_native": (
+        "sha256:ee2df2ad656dbe47dad6434fdefa6a7e866e20b94e3d695ae016db2d2c4877c8"
+    ),
     "decode_fp16_d16_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:b2be75bf63a7b032dae96233d3e452b90d1b4a1e75c26884c0fac9500b35d9eb"
+    ),
+    "decode_fp16_d16_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim_native": (
+        "sha256:7ba4ab719e14e9065dc88615952d05c7d7503575f5a09b41e267a70822782cc4"
     ),
     "decode_fp16_d16_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:4afebcc14db765ce7cb5211aa8ae71a0c6ed1cd48a62f6afd976cd45d7553c1a"
@@ -4060,8 +4228,14 @@ DIGESTS: dict[str, str] = {
     "decode_fp16_d256_causal_kv_fp8_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:f047c30e92fcaa8f470a2668b414a66d95e6d9fde08a5280a754cd75ab836ee6"
     ),
+    "decode_fp16_d256_causal_kv_fp8_br16_bc32_w4_s2_fa2_pointer_any_dim_native": (
+        "sha256:21a548747016ddd7e5deb48def5b262becea5ce230888299fbaeb45dd822d5ff"
+    ),
     "decode_fp16_d256_causal_kv_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:70c7988bb1a1125712f6ab4ca662657358006e3cd17c7f5da9f99d75ede9166e"
+    ),
+    "decode_fp16_d256_causal_kv_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim_native": (
+        "sha256:17cb51f776ea2bb691dd0ce5d7e4ef051d57bdb6494ca69f1b5e117c2c893a21"
     ),
     "decode_fp16_d256_causal_kv_int8_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:f2c76af924f2fc9c287d6e77487a6d5a7b29d5009cc32d1778460ce24a88ad69"
@@ -4078,8 +4252,14 @@ DIGESTS: dict[str, str] = {
     "decode_fp16_d256_causal_paged_kv_fp8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim": (
         "sha256:bb66c84ecd3d39e622b68972fc26732fd05e93418251110ad16468e4175cae87"
     ),
+    "decode_fp16_d256_causal_paged_kv_fp8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:014a4c0b3f8ff5031964cfa71dcb0dfc6613b58c6df88a9674848778c3df0f9b"
+    ),
     "decode_fp16_d256_causal_paged_kv_fp8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim": (
         "sha256:1aea028e6bf3cf43487d0c4facdfc2577c0b4cc34f932a224e1b202bb37cce59"
+    ),
+    "decode_fp16_d256_causal_paged_kv_fp8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:c7b13510bd075ed9b6fd9cb534ad190846f5d4b01815b0e7e4e8cd31f7f0317c"
     ),
     "decode_fp16_d256_causal_paged_kv_int8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim": (
         "sha256:7720cab60c250d5e9ef60acabede4abc31a3da0a663c8a262e1d22cf9fae09b1"
@@ -4090,8 +4270,14 @@ DIGESTS: dict[str, str] = {
     "decode_fp16_d256_kv_fp8_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:ed4ad9b69963814f026ee458662ba6a12036a28d0a4a5f34613d853ef1ea01e6"
     ),
+    "decode_fp16_d256_kv_fp8_br16_bc32_w4_s2_fa2_pointer_any_dim_native": (
+        "sha256:3b3db660838654058d99fbb279fa9a047a68479c56e9d17c4339f10dd2ee0bfd"
+    ),
     "decode_fp16_d256_kv_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:9d400a85cd78dee809999a955c7af32973f0efbaa96a5d8fc696a2a7b61c9fd3"
+    ),
+    "decode_fp16_d256_kv_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim_native": (
+        "sha256:8ba3040dcc7e38e57ad7bcef5ccb3157645848a9463af4f3b6fbd04f127ce3b6"
     ),
     "decode_fp16_d256_kv_int8_br16_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:7d23d72eeee3a4f52fc24ec90b2641b7796bd16eb9c93940ac2fb976e0f042fa"
@@ -4108,8 +4294,14 @@ DIGESTS: dict[str, str] = {
     "decode_fp16_d256_paged_kv_fp8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim": (
         "sha256:81df1f790ce9a967bfbe8fd6d5af53e7ec173bcea27694df026f60eda1ca1c82"
     ),
+    "decode_fp16_d256_paged_kv_fp8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:40c06365a61c4b8ae6eb4c16667174b4facb4008ce9816d8057ffd5b8173d858"
+    ),
     "decode_fp16_d256_paged_kv_fp8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim": (
         "sha256:1a18e0327a9bbc029f48121c4f8b67cb258632d6b945ca0c73da299fc96b3857"
+    ),
+    "decode_fp16_d256_paged_kv_fp8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:9c856763df5ebc738324dd60da1ae7f478427ed87bf33e64bcb648302362045d"
     ),
     "decode_fp16_d256_paged_kv_int8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim": (
         "sha256:7d98827c3212884f1be5b11383e389970ae135b6072a425838f13f00f13b9794"
@@ -4132,8 +4324,14 @@ DIGESTS: dict[str, str] = {
     "decode_fp16_d32_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:ae490d3ba1f190802d8ef40a4c42407b1e39334e219c6548b74852e9e9b355c4"
     ),
+    "decode_fp16_d32_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:d6f5a083c25742d6ae72c7b02c0f3277d70e12c4ac32424e5fcc8b3d07b59e93"
+    ),
     "decode_fp16_d32_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:a33c239c268ab173b542e8d881fd173fdfeec6f3a06b5f30c5120cc0650b29e1"
+    ),
+    "decode_fp16_d32_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:6c7ca51e62007a3cfec4b00b961090b948c119e8445948d46707f5be5a9f958d"
     ),
     "decode_fp16_d32_causal_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:53340f4653b3a9364bd16e873b62294097e2e94c7bfe4db8081e764330247c9e"
@@ -4150,8 +4348,14 @@ DIGESTS: dict[str, str] = {
     "decode_fp16_d32_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:063879157e79261220598538b474b6809cc92caa28d58fdde169b16f28612f21"
     ),
+    "decode_fp16_d32_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim_native": (
+        "sha256:ed84cb21a5cc61e358d8ea100983d2336218acc3033d3ef5f25e306f699baa93"
+    ),
     "decode_fp16_d32_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:1b1b149021db4fcbc53ff57f629c3884c2578cccebcd892ce9762a3253b18adb"
+    ),
+    "decode_fp16_d32_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim_native": (
+        "sha256:4094a914e6f4a598f580b6bd4b183a38587e236b9d5c4d90fd5adc8f8b383c46"
     ),
     "decode_fp16_d32_causal_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:c2d085bc8dc5a77ecf80f06d3c9d5f050959fcdeee6d6389b6ef624eb2c6afd4"
@@ -4162,8 +4366,14 @@ DIGESTS: dict[str, str] = {
     "decode_fp16_d32_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:e3a2ba2d93f24c17a0ecec18d8e5e03e7864252353961358ff5096c0427637b0"
     ),
+    "decode_fp16_d32_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:d70d217c691f59da7378056f5c1ff1b77844a2696401b60e0446388c0c8a149d"
+    ),
     "decode_fp16_d32_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:8460601bfe286094155ed15a4a57cec87cf05b7c83accb055b5904f7907bfad4"
+    ),
+    "decode_fp16_d32_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:99801bfdc797aecbaba3098f827d33465e3b49f7cbdce4b5f06c71e814e1419c"
     ),
     "decode_fp16_d32_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:bc8b7f766b3163954d54db6aa5f635c3f191c5f2358a3193fe6807cd76ae37f2"
@@ -4180,8 +4390,14 @@ DIGESTS: dict[str, str] = {
     "decode_fp16_d32_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:8286c74402c92643b485ca6f2d57a893c294e2f95b7b0d7b23236d16c444f046"
     ),
+    "decode_fp16_d32_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim_native": (
+        "sha256:fff6a46ef14aba9aa256aac7b2be7653dd2175641e3358376f29eaede297fee0"
+    ),
     "decode_fp16_d32_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:23cb20800726dc11af973b9368f6f9cb7304adcc98e1a61a5ad8cb44bf50894c"
+    ),
+    "decode_fp16_d32_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim_native": (
+        "sha256:d589e5a643c8330d0f4b66d27833607e60f31c31907572c0e4d04c14e1a85f19"
     ),
     "decode_fp16_d32_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:5f5e19dbc71e12ddd3c1e9b88a09ddbecf62f5e51059f897bdb99f658cb48ec4"
@@ -4228,8 +4444,14 @@ DIGESTS: dict[str, str] = {
     "decode_fp16_d64_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:b6e572de8cc49fbf03a315754365ea73635ccc22ed9049c20462f82078ee3cd7"
     ),
+    "decode_fp16_d64_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:d1211e4e314661871a377d35f3e9813310fd4689f65cba7e825e56ed76114413"
+    ),
     "decode_fp16_d64_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:58fc04201833d16a5e992f2ba975cd60bd49ba518fc1865a6dc5e5538c5b9dcc"
+    ),
+    "decode_fp16_d64_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:c1833da7133a5409c35329c5c2f65f4be6adeb6a4eeb76583996092e676a4957"
     ),
     "decode_fp16_d64_causal_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:b6ddcf2afbdce8b2181f5bc6c779c7a16a201b94cd3a9786ede18b6aaac549b9"
@@ -4246,8 +4468,14 @@ DIGESTS: dict[str, str] = {
     "decode_fp16_d64_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:8b622286f6147be6f868e712b389b07bd4b799a3d1eceb827acec3eb328d8519"
     ),
+    "decode_fp16_d64_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim_native": (
+        "sha256:5cf7936155a230df077a37ce9bd49af3c409e3cf5639972e2fb001e618f072e9"
+    ),
     "decode_fp16_d64_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:94c229f17f57070d817ba98e63405c9ba5bfe1f072450c7fe45fc0b14aae03d3"
+    ),
+    "decode_fp16_d64_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim_native": (
+        "sha256:c27746420ad27992218eaba3ebc93748a3480963a0181a87da8cfbccee65bea6"
     ),
     "decode_fp16_d64_causal_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:6b329241eb5d907f05e4da730e5d5b226cc716271836c1bee7108868b19786d2"
@@ -4258,8 +4486,14 @@ DIGESTS: dict[str, str] = {
     "decode_fp16_d64_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:0fd4fedd95fddc6c4c187938593143e2765a67639b4d4336ec9f4954e59f8a3f"
     ),
+    "decode_fp16_d64_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:2eb06ea1f5f31c8919b934bd4a8e090ea217e801b7cf1e7bcef3afff3483450e"
+    ),
     "decode_fp16_d64_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:a4ebe38087ee3c3e8db50d9949f11b3338f15ea8319d519f9a832b1e17f09df5"
+    ),
+    "decode_fp16_d64_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
+        "sha256:883962f92967784cff77c01191f93a0cb61862f70c7756360c2998c937b28ca7"
     ),
     "decode_fp16_d64_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
         "sha256:82dafb52d10a908007cf9b557be508b6c8e567fcba884051064ea2f5ea819c02"
@@ -4276,8 +4510,14 @@ DIGESTS: dict[str, str] = {
     "decode_fp16_d64_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:63bec0afd5493b16751bd5713f856073c32613a0efdd0912329eb7e294565a4f"
     ),
+    "decode_fp16_d64_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim_native": (
+        "sha256:5da88205328921513904c925fedd74423e9716081cd7f4edf1b2247ef53d5c68"
+    ),
     "decode_fp16_d64_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:430ce825fc4c815053697252dbe6bbde5625f71153db7c8e466138794ce7a1cc"
+    ),
+    "decode_fp16_d64_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim_native": (
+        "sha256:f347a1bd7cb44a52b77493735239f081e64e3c1d99dd7c483347d37c81aa78a9"
     ),
     "decode_fp16_d64_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
         "sha256:ec817a32f075fbe8cf85f7b665bb22824a8da572565f121092bf885c7d1b967c"
