@@ -94,7 +94,7 @@ def write(tables: Mapping[str, Table], out: Path, add: FeatureSet = ()) -> list[
     files = plan(tables, [*feature_sets(out), *([add] if add else [])])
     changed = [path for path, text in files.items() if _text_of(out / path) != text]
     for path in sorted(changed, key=lambda path: (path.parent == Path(), path)):
-        write_text(out / path, files[path])
+        write_text(out / path, files[path], durable=False)
     orphans = [path for path in _orphans(files, out) if _is_ours(out / path)]
     for path in orphans:
         try:

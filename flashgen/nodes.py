@@ -6,6 +6,7 @@ type.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
@@ -100,7 +101,7 @@ class Nodes:
 
         Keys `beside` them are required, too, and left for the caller to read.
         """
-        types = get_type_hints(kind)
+        types = _types(kind)
         names = tuple(field.name for field in fields(kind))
         parts = self.keys(node, (*names, *beside), optional)
         values = {n: self.value(parts[n], types[n], n) for n in names if n in parts}
@@ -134,6 +135,12 @@ _SCALARS: dict[type, tuple[tuple[str, ...], str, str]] = {
     float: ((f"{_TAG}int", f"{_TAG}float"), r"\d+(\.\d+)?", "a number; write it like 12.5"),
     str: ((f"{_TAG}str",), r".+", "text; put it in double quotes"),
 }
+
+
+@functools.cache
+def _types(kind: type) -> dict[str, Any]:
+    """The types of a dataclass, resolved once: a table asks for them ten thousand times."""
+    return get_type_hints(kind)
 
 
 def _shown(node: yaml.Node) -> str:

@@ -141,15 +141,20 @@ def save(table: Table, path: Path) -> None:
     write_text(path, dump(table))
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file by way of a temporary one beside it. Raises FlashgenError, leaving nothing."""
+def write_text(path: Path, text: str, *, durable: bool = True) -> None:
+    """Write a file by way of a temporary one beside it. Raises FlashgenError, leaving nothing.
+
+    durable: it is on the disk when this returns, and outlives a power cut. What can be made again
+    need not be: two thousand kernels would wait for the disk two thousand times.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("w", encoding="utf-8", newline="\n") as file:
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
         raise FlashgenError(

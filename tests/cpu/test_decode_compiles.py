@@ -57,6 +57,7 @@ def jobs_of(
     return jobs
 
 
+@pytest.mark.slow
 def test_defaults_fit_every_architecture() -> None:
     assert_all_fit(jobs_of((128,), (("bfloat16", "ieee"),), ARCHS))
 

@@ -324,15 +324,15 @@ class TestCheckAndWrite:
         self, tables, tmp_path, monkeypatch
     ) -> None:
         import errno
-        import os
 
-        left = iter([None] * 3)
+        left, replaced = iter([None] * 3), Path.replace
 
-        def sync(_: int) -> None:
+        def replace(self: Path, target: Path) -> Path:
             if next(left, 1) is not None:
                 raise OSError(errno.ENOSPC, "No space left on device")
+            return replaced(self, target)
 
-        monkeypatch.setattr(os, "fsync", sync)
+        monkeypatch.setattr(Path, "replace", replace)
         with pytest.raises(FlashgenError, match="No space left on device"):
             write(tables, tmp_path)
         written = [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -252,6 +252,7 @@ def feature_jobs(archs: dict[str, tuple[str, ...]]) -> list[Job]:
     return jobs
 
 
+@pytest.mark.slow
 def test_every_direction_compiles_with_every_feature() -> None:
     jobs = feature_jobs(
         {
@@ -282,6 +283,7 @@ SINK: dict[str, Any] = {"window": True, "softcap": True, "sink": True}
 ALL_THREE = ("forward", "backward_dkv", "backward_dq")
 
 
+@pytest.mark.slow
 def test_windows_caps_and_sinks_fit() -> None:
     jobs = score_jobs((128,), {"sm_80": ALL_THREE})[3:5]
     jobs += score_jobs((128,), {"sm_90": ("forward",)})[2:]
