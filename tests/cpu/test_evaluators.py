@@ -392,7 +392,9 @@ class TestReplay:
         assert outcome.detail == "not recorded"
 
 
-@pytest.mark.parametrize("slug", ["nvidia_h200", "nvidia_a100_sxm4_80gb"])
+@pytest.mark.parametrize(
+    "slug", ["nvidia_h200", pytest.param("nvidia_a100_sxm4_80gb", marks=pytest.mark.slow)]
+)
 def test_offline_for_real(slug: str, tmp_path: Path) -> None:
     """No stand-ins: two kernels compiled, interpreted and estimated, in children."""
     gpu = known_target(slug)

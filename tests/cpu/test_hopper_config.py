@@ -111,7 +111,7 @@ def test_only_a_search_on_a_gpu_has_it_in_its_space() -> None:
     assert not any(config.schedule == "hopper" for config in goals[0].space)
 
 
-@pytest.mark.parametrize("source", ["measured", "estimated"])
+@pytest.mark.parametrize("source", ["measured", pytest.param("estimated", marks=pytest.mark.slow)])
 def test_a_search_asks_for_it_where_its_evaluator_measures(
     source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -219,7 +219,7 @@ AHEAD_BACKWARD = [
 
 
 @pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")
-@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize("mask", ["causal", pytest.param("none", marks=pytest.mark.slow)])
 def test_s_ahead_of_the_backward_puts_exp2_under_a_product(mask: str) -> None:
     jobs: list[Job] = []
     for direction, head_dim, tile, causal_too in AHEAD_BACKWARD:

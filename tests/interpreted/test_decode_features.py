@@ -64,6 +64,7 @@ def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = Non
     assert result.passed, f"{spec.name}_{config.label}: {result}"
 
 
+@pytest.mark.slow  # test_pairs.py has each on fewer shapes
 @pytest.mark.parametrize("mask", ["none", "causal"])
 @pytest.mark.parametrize("name", [name for name in ALONE if name != "pages"])
 def test_each_alone(name: str, mask: str, seed: int) -> None:

@@ -52,6 +52,7 @@ def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = Non
     assert result.passed, f"{spec.name}_{config.label}: {result}"
 
 
+@pytest.mark.slow  # test_pairs.py has each on fewer shapes
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", CACHES)
 def test_each_alone(name: str, dtype: str, seed: int) -> None:

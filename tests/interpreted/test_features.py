@@ -52,6 +52,7 @@ def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = Non
     assert result.passed, f"{spec.name}_{config.label}: {result}"
 
 
+@pytest.mark.slow  # test_pairs.py has each on fewer shapes
 @pytest.mark.parametrize("mask", ["none", "causal"])
 @pytest.mark.parametrize(("feature", "direction"), ALONE)
 def test_each_alone(feature: str, direction: Any, mask: str, seed: int) -> None:
@@ -121,8 +122,16 @@ def kernel_of(spec: AttentionSpec, config: KernelConfig, folder: Path) -> Any:
     return load_kernel(path, rendered.name)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("bias", ["none", "additive"])
+@pytest.mark.parametrize(
+    ("bias", "causal"),
+    [
+        *(("none", False), ("additive", True)),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("none", True), ("additive", False))
+        ),
+    ],
+)
 def test_what_lies_outside_the_window_is_not_read(causal: bool, bias: Any, tmp_path: Path) -> None:
     """NaN wherever no tile within the window reaches: 0 times it would be NaN."""
     torch.manual_seed(0)

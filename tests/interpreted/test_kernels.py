@@ -63,7 +63,12 @@ def test_tiles_of_other_shapes(
 
 
 @pytest.mark.parametrize(
-    "dims", [(40, 40), (80, 80), (96, 96), (192, 192), (192, 128), (16, 256)], ids=str
+    "dims",
+    [
+        *((40, 40), (96, 96), (192, 128)),
+        *(pytest.param(d, marks=pytest.mark.slow) for d in ((80, 80), (192, 192), (16, 256))),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("loads", ["pointer", "descriptor"])
 def test_padded_head_dims(dims: tuple[int, int], loads: str, seed: int) -> None:

@@ -34,9 +34,9 @@ def name_of(value: object) -> str:
 
 @pytest.mark.parametrize(("spec", "config"), alone(), ids=name_of)
 def test_alone(spec: AttentionSpec, config: KernelConfig, seed: int) -> None:
-    prove((spec, config), seed, step=3)
+    prove((spec, config), seed, step=4)
 
 
 @pytest.mark.parametrize(("spec", "config"), in_pairs(), ids=name_of)
 def test_in_pairs(spec: AttentionSpec, config: KernelConfig, seed: int) -> None:
-    prove((spec, config), seed, step=2)
+    prove((spec, config), seed, step=3)
