@@ -48,7 +48,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from triton.backends.compiler import GPUTarget
 
 import flashgen
-from flashgen.config import default_config, default_spec
+from flashgen.default_tiles import default_config, default_spec
 from flashgen.direct import Direct
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.resolver import Resolver

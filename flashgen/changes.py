@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from flashgen.config import why_illegal
 from flashgen.entry import Entry, Run
 from flashgen.errors import InvalidArgument
 from flashgen.gpu import Gpu
+from flashgen.legality import why_illegal
 from flashgen.outcome import STRENGTH
 from flashgen.table import Table, figure
 

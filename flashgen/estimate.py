@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from flashgen.compile import Compiled, cache_file, write_whole
-from flashgen.config import BY_KEYS, KernelConfig, default_head_dim
+from flashgen.config import BY_KEYS, KernelConfig
+from flashgen.default_tiles import default_head_dim
 from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
 from flashgen.gpu import Gpu, known_target
 from flashgen.grid import bytes_moved, grid

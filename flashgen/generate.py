@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from flashgen import paths
-from flashgen.config import KernelConfig, default_configs, kernel_name
+from flashgen.config import KernelConfig, kernel_name
+from flashgen.default_tiles import default_configs
 from flashgen.defaults import FeatureSet, featured_specs, in_order, shipped_specs
 from flashgen.entry import Entry
 from flashgen.errors import FlashgenError, GeneratedError, InvalidArgument

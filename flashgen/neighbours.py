@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import fields, replace
 
-from flashgen.config import KernelConfig, why_illegal
+from flashgen.config import KernelConfig
 from flashgen.entry import Entry
 from flashgen.gpu import Gpu
+from flashgen.legality import why_illegal
 from flashgen.outcome import STRENGTH
 from flashgen.problem import Bucket
 from flashgen.spec import AttentionSpec

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from flashgen.compile import CompileFailed, source_class, target_of, write_whole
-from flashgen.config import KernelConfig, default_config, kernel_name, why_illegal
+from flashgen.config import KernelConfig, kernel_name
+from flashgen.default_tiles import default_config
 from flashgen.defaults import plain_specs
 from flashgen.errors import FlashgenError
 from flashgen.evaluate import triton_version
@@ -30,6 +31,7 @@ from flashgen.evaluators.tasks import COMPILE_ENV, COMPILE_LIMIT_S, kernel_paylo
 from flashgen.generate import kernels_of
 from flashgen.gpu import Gpu
 from flashgen.launch import compile_signature, load_kernel
+from flashgen.legality import why_illegal
 from flashgen.render import render
 from flashgen.runtime.ahead import MANIFEST, SCHEMA
 from flashgen.spec import AttentionSpec

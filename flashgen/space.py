@@ -9,17 +9,10 @@ import itertools
 import math
 from dataclasses import replace
 
-from flashgen.config import (
-    AUTO_WARPS,
-    BY_KEYS,
-    KernelConfig,
-    Loads,
-    Order,
-    Schedule,
-    default_config,
-    why_illegal,
-)
+from flashgen.config import AUTO_WARPS, BY_KEYS, KernelConfig, Loads, Order, Schedule
+from flashgen.default_tiles import default_config
 from flashgen.gpu import Gpu
+from flashgen.legality import why_illegal
 from flashgen.space_decode import decoding_grid, decoding_seeds
 from flashgen.spec import DECODING, AttentionSpec, padded
 

@@ -18,10 +18,11 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from flashgen.config import OPTIONS, KernelConfig, why_illegal
+from flashgen.config import OPTIONS, KernelConfig
 from flashgen.entry import Entry, Result, Run, RunnerUp
 from flashgen.errors import FlashgenError, InvalidArgument, TableError
 from flashgen.gpu import Gpu
+from flashgen.legality import why_illegal
 from flashgen.nodes import Nodes
 from flashgen.outcome import STRENGTH
 from flashgen.problem import BUCKETS, Bucket, Problem

@@ -12,7 +12,6 @@ from typing import Any
 from rich.console import Console
 
 from flashgen import generate, paths, workplace
-from flashgen.config import why_illegal
 from flashgen.consolidate import MAX_REGRET, consolidate
 from flashgen.entries import entry_of, explain_options, sentence, shared_sentence, title_of
 from flashgen.entry import Entry
@@ -20,6 +19,7 @@ from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError
 from flashgen.estimate import estimable, require_estimator
 from flashgen.evaluate import protocol_of, triton_version
 from flashgen.gpu import Gpu, known_target
+from flashgen.legality import why_illegal
 from flashgen.neighbours import elsewhere, neighbours
 from flashgen.outcome import STRENGTH, Source, Stage
 from flashgen.problem import Bucket, Problem, bucket_of, workload

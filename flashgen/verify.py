@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from flashgen.config import KernelConfig, kernel_name, why_illegal
+from flashgen.config import KernelConfig, kernel_name
 from flashgen.entry import Entry
 from flashgen.evaluate import SLOW, Evaluator, triton_version
 from flashgen.generate import is_stale, kernels_of
+from flashgen.legality import why_illegal
 from flashgen.outcome import Outcome
 from flashgen.table import Table
 

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from flashgen.config import KernelConfig, why_illegal
+from flashgen.config import KernelConfig
 from flashgen.evaluate import Evaluator, protocol_of, triton_version
 from flashgen.evaluators.quarantining import QuarantiningEvaluator
+from flashgen.legality import why_illegal
 from flashgen.outcome import KILLERS, Outcome, Stage, Status
 from flashgen.problem import Problem, workload
 from flashgen.quarantine import Quarantine

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flashgen.choice import Choice
-from flashgen.config import KernelConfig, default_config, default_spec, kernel_name
+from flashgen.config import KernelConfig, kernel_name
+from flashgen.default_tiles import default_config, default_spec
 from flashgen.problem import Bucket
 from flashgen.render import render
 from flashgen.runtime import Dispatcher

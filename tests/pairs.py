@@ -9,9 +9,10 @@ import functools
 import itertools
 from typing import Any
 
-from flashgen.config import KernelConfig, why_illegal
+from flashgen.config import KernelConfig
 from flashgen.errors import InvalidArgument
 from flashgen.gpu import TARGETS
+from flashgen.legality import why_illegal
 from flashgen.spec import FEATURE_WORDS, KV_WORDS, AttentionSpec
 from tests.covering import Row, covering
 

@@ -16,9 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flashgen.config import KernelConfig, default_config, default_spec, why_illegal
+from flashgen.config import KernelConfig
+from flashgen.default_tiles import default_config, default_spec
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.gpu import TARGETS
+from flashgen.legality import why_illegal
 from flashgen.render import render
 from flashgen.spec import FEATURE_WORDS, KV_WORDS, UNMASKED, AttentionSpec
 from tests.pairs import ATTENTION, CACHE, H200, Proven, alone, in_pairs, spec_of

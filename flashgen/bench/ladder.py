@@ -18,10 +18,11 @@ from torch import Tensor
 from flashgen import launch
 from flashgen.bench.case import Case, Inputs
 from flashgen.bench.contenders import Contender, LeftOut, Made
-from flashgen.config import KernelConfig, Loads, Order, Schedule, kernel_name, why_illegal
+from flashgen.config import KernelConfig, Loads, Order, Schedule, kernel_name
 from flashgen.errors import FlashgenError
 from flashgen.evaluate import Evaluator
 from flashgen.gpu import Gpu
+from flashgen.legality import why_illegal
 from flashgen.outcome import Outcome
 from flashgen.problem import bucket_of
 from flashgen.render import render

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flashgen.compile import Compiled, judge, recall
-from flashgen.config import KernelConfig, why_illegal
+from flashgen.config import KernelConfig
 from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
 from flashgen.estimate import Replay, estimate, estimate_streaming, recall_replay, streams
 from flashgen.evaluate import Request, triton_version
@@ -27,6 +27,7 @@ from flashgen.evaluators.tasks import (
     write_whole,
 )
 from flashgen.gpu import Gpu
+from flashgen.legality import why_illegal
 from flashgen.outcome import Status, Timing
 from flashgen.render import Rendered, render
 from flashgen.spec import AttentionSpec

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flashgen.config import WIDEST_DECODE, KernelConfig, kernel_name, why_illegal
+from flashgen.config import KernelConfig, kernel_name
+from flashgen.default_tiles import WIDEST_DECODE
 from flashgen.gpu import Gpu
+from flashgen.legality import why_illegal
 from flashgen.runtime.select import Selection
 
 

@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from flashgen.choice import Choice
-from flashgen.config import default_config, default_spec, kernel_name, why_illegal
+from flashgen.config import kernel_name
+from flashgen.default_tiles import default_config, default_spec
 from flashgen.defaults import has_default
 from flashgen.errors import GeneratedError
 from flashgen.gpu import ALIASES, TARGETS, Gpu
+from flashgen.legality import why_illegal
 from flashgen.problem import BUCKETS, bucket_of
 from flashgen.spec import SHORT_DTYPE, AttentionSpec
 

@@ -9,11 +9,12 @@ import pytest
 
 from flashgen import check, compile, space
 from flashgen.compile import compile_kernel, judge
-from flashgen.config import AUTO_BLOCK_WARPS, KernelConfig, why_illegal
+from flashgen.config import AUTO_BLOCK_WARPS, KernelConfig
 from flashgen.errors import InvalidArgument, NoEstimate
 from flashgen.estimate import estimate
 from flashgen.evaluators.offline import OfflineEvaluator
 from flashgen.gpu import TARGETS
+from flashgen.legality import why_illegal
 from flashgen.outcome import Status
 from flashgen.problem import workload
 from flashgen.render import render

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flashgen.block_mask import BLOCK
-from flashgen.config import why_illegal
 from flashgen.errors import InvalidArgument
 from flashgen.gpu import TARGETS
 from flashgen.grid import grid
+from flashgen.legality import why_illegal
 from flashgen.masking import dense
 from flashgen.measure import make_features
 from flashgen.problem import Problem, flops

@@ -21,7 +21,8 @@ from flashgen import generate as generating
 from flashgen import show as showing
 from flashgen import verify as verifying
 from flashgen.anatomy import Anatomy
-from flashgen.config import default_config, default_spec, kernel_name
+from flashgen.config import kernel_name
+from flashgen.default_tiles import default_config, default_spec
 from flashgen.entries import explain_options
 from flashgen.errors import FlashgenError, NoGpuError
 from flashgen.gpu import TARGETS

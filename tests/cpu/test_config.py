@@ -7,17 +7,11 @@ from typing import Any, get_args
 
 import pytest
 
-from flashgen.config import (
-    BY_KEYS,
-    KernelConfig,
-    default_config,
-    default_spec,
-    kernel_name,
-    shared_bound_bytes,
-    why_illegal,
-)
+from flashgen.config import BY_KEYS, KernelConfig, kernel_name
+from flashgen.default_tiles import default_config, default_spec
 from flashgen.errors import InvalidArgument
 from flashgen.gpu import TARGETS
+from flashgen.legality import shared_bound_bytes, why_illegal
 from flashgen.space import block_rule, legal_configs, seed_configs, tuned_default
 from flashgen.spec import DECODING, Direction
 from tests.makers import make_config, make_spec

@@ -14,8 +14,9 @@ from triton import knobs
 from triton.compiler import CompiledKernel
 
 from flashgen import descriptors, direct, launch, launch_backward, launch_decode
-from flashgen.config import KernelConfig, default_config, default_spec
+from flashgen.config import KernelConfig
 from flashgen.decoding import Cache
+from flashgen.default_tiles import default_config, default_spec
 from flashgen.render import render
 from flashgen.spec import AttentionSpec
 from tests.cpu.test_specialization import CompileOnlyDriver

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from flashgen import reference
-from flashgen.config import default_config, why_illegal
+from flashgen.default_tiles import default_config
 from flashgen.errors import GeneratedError, InvalidArgument, NoEstimate
 from flashgen.features import Features, Fp8
 from flashgen.generate import featured_specs
 from flashgen.gpu import TARGETS
 from flashgen.grid import bytes_moved, grid
+from flashgen.legality import why_illegal
 from flashgen.problem import Problem, workload
 from flashgen.runtime import fp8
 from flashgen.runtime.select import Served, ladder, tune_command

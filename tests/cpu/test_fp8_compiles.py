@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from flashgen.config import default_config
+from flashgen.default_tiles import default_config
 from tests.cpu.test_decode_compiles import Job, assert_all_fit
 from tests.makers import make_config, make_spec
 

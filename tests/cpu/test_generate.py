@@ -14,13 +14,8 @@ from pathlib import Path
 import pytest
 
 from flashgen import paths, table
-from flashgen.config import (
-    default_config,
-    default_configs,
-    default_spec,
-    kernel_name,
-    why_illegal,
-)
+from flashgen.config import kernel_name
+from flashgen.default_tiles import default_config, default_configs, default_spec
 from flashgen.defaults import DEFAULT_DIRECTIONS, has_default, shipped_specs
 from flashgen.errors import FlashgenError, GeneratedError
 from flashgen.generate import (
@@ -34,6 +29,7 @@ from flashgen.generate import (
     write,
 )
 from flashgen.gpu import TARGETS
+from flashgen.legality import why_illegal
 from flashgen.problem import BUCKETS
 from flashgen.render import render
 from flashgen.show import load_package

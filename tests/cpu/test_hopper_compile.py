@@ -20,8 +20,9 @@ from flashgen.compile import (
     overlap,
     residents,
 )
-from flashgen.config import REGISTER_SPLIT, KernelConfig, shared_bound_bytes, why_illegal
+from flashgen.config import REGISTER_SPLIT, KernelConfig
 from flashgen.gpu import TARGETS
+from flashgen.legality import shared_bound_bytes, why_illegal
 from flashgen.outcome import Status
 from flashgen.render import render
 from flashgen.sass import Instruction, Listing

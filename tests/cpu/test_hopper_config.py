@@ -11,13 +11,14 @@ import pytest
 
 from flashgen import check, generate, interpreter, tune
 from flashgen.choice import Choice
-from flashgen.config import KernelConfig, kernel_name, why_illegal
+from flashgen.config import KernelConfig, kernel_name
 from flashgen.entry import Entry, RunnerUp
 from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
 from flashgen.estimate import estimate
 from flashgen.evaluators.offline import OfflineEvaluator
 from flashgen.gpu import TARGETS
 from flashgen.launch import bind
+from flashgen.legality import why_illegal
 from flashgen.outcome import Status
 from flashgen.problem import Problem
 from flashgen.render import render

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "flashgen"
 
 STANDARD_LIBRARY_ONLY = (
-    "flashgen", "errors", "settings", "paths", "sequences", "block_mask", "features", "spec", "problem", "asked", "gpu", "config", "order", "splits", "outcome", "choice", "defaults",
+    "flashgen", "errors", "settings", "paths", "sequences", "block_mask", "features", "spec", "problem", "asked", "gpu", "config", "legality", "default_tiles", "order", "splits", "outcome", "choice", "defaults",
     "space_decode", "space",
 )  # fmt: skip
 KERNELS_AND_TRUTH = (

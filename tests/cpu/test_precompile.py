@@ -16,7 +16,8 @@ from triton.runtime.cache import get_cache_manager
 
 from flashgen import launch, launch_backward, precompile
 from flashgen.choice import Choice
-from flashgen.config import KernelConfig, default_config, default_spec, kernel_name
+from flashgen.config import KernelConfig, kernel_name
+from flashgen.default_tiles import default_config, default_spec
 from flashgen.defaults import DEFAULT_DIRECTIONS
 from flashgen.errors import InvalidArgument
 from flashgen.gpu import TARGETS

@@ -20,10 +20,10 @@ import yaml
 
 from flashgen import estimate, machine
 from flashgen.calibrate import spearman
-from flashgen.config import why_illegal
 from flashgen.errors import NoEstimate
 from flashgen.estimate import estimate_cubin, replay_cubin
 from flashgen.gpu import TARGETS, Gpu
+from flashgen.legality import why_illegal
 from flashgen.machine import MACHINES, Machine
 from flashgen.problem import Problem, flops, workload
 from flashgen.program import Program

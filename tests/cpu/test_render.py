@@ -14,9 +14,11 @@ from typing import Any, get_args
 import pytest
 
 from flashgen import paths, render
-from flashgen.config import KernelConfig, default_config, default_spec, why_illegal
+from flashgen.config import KernelConfig
+from flashgen.default_tiles import default_config, default_spec
 from flashgen.errors import FlashgenError
 from flashgen.gpu import TARGETS
+from flashgen.legality import why_illegal
 from flashgen.render import HEADER_LINES, body_of, digest_of
 from flashgen.spec import DECODING, AttentionSpec, Direction
 from tests.makers import make_config, make_spec

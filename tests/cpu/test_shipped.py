@@ -12,9 +12,10 @@ import triton
 from benchmarks import sass_facts
 from flashgen import generate, paths
 from flashgen.compile import Compiled, compile_kernel, judge
-from flashgen.config import KernelConfig, why_illegal
+from flashgen.config import KernelConfig
 from flashgen.entry import Entry
 from flashgen.estimate import estimable
+from flashgen.legality import why_illegal
 from flashgen.outcome import Status
 from flashgen.problem import BUCKETS
 from flashgen.render import render

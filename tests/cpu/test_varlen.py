@@ -13,10 +13,10 @@ import flashgen.runtime.flash_attn as flash_attn
 from flashgen import reference
 from flashgen.asked import from_tensors
 from flashgen.check_varlen import in_pages, packed_case, varlen_cases
-from flashgen.config import why_illegal
 from flashgen.errors import InvalidArgument
 from flashgen.features import Features
 from flashgen.gpu import TARGETS
+from flashgen.legality import why_illegal
 from flashgen.measure import make_features, make_inputs
 from flashgen.philox import random_words
 from flashgen.problem import Problem

@@ -11,8 +11,10 @@ import pytest
 import triton
 
 from flashgen.compile import Compiled, compile_kernel, judge
-from flashgen.config import KernelConfig, default_config, default_spec, why_illegal
+from flashgen.config import KernelConfig
+from flashgen.default_tiles import default_config, default_spec
 from flashgen.gpu import TARGETS
+from flashgen.legality import why_illegal
 from flashgen.outcome import Status
 from flashgen.render import render
 from flashgen.spec import AttentionSpec

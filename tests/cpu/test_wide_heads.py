@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashgen.config import default_config, default_spec, why_illegal
+from flashgen.default_tiles import default_config, default_spec
 from flashgen.defaults import has_default, shipped_specs
 from flashgen.errors import InvalidArgument
 from flashgen.features import PLAIN
 from flashgen.gpu import TARGETS
 from flashgen.grid import grid
+from flashgen.legality import why_illegal
 from flashgen.problem import Problem
 from flashgen.runtime import autograd
 from flashgen.runtime.call import Call

@@ -10,7 +10,7 @@ import torch
 from flashgen import decoding
 from flashgen.check import check_kernel
 from flashgen.check_decode import DecodeCase, judge, make_call, nasty_decode_cases
-from flashgen.config import default_config
+from flashgen.default_tiles import default_config
 from flashgen.launch_decode import Decode
 from flashgen.render import render
 from flashgen.space import seed_configs

@@ -11,8 +11,10 @@ import torch
 
 from flashgen import check, reference
 from flashgen.asked import check_scale, diagonal_of
-from flashgen.config import KernelConfig, default_config, why_illegal
+from flashgen.config import KernelConfig
+from flashgen.default_tiles import default_config
 from flashgen.launch import device_gpu, takes_descriptor
+from flashgen.legality import why_illegal
 from flashgen.outcome import CheckResult
 from flashgen.problem import Problem
 from flashgen.reference import Case

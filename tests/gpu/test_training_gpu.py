@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from flashgen import check, gradients, reference
-from flashgen.config import why_illegal
 from flashgen.launch import device_gpu
+from flashgen.legality import why_illegal
 from flashgen.problem import Problem
 from flashgen.reference import Case
 from flashgen.render import render

@@ -20,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from flashgen import gradients, reference
 from flashgen.asked import from_tensors
 from flashgen.choice import Choice
-from flashgen.config import default_config, kernel_name
+from flashgen.config import kernel_name
+from flashgen.default_tiles import default_config
 from flashgen.errors import InvalidArgument, NotDifferentiable
 from flashgen.features import PLAIN, Features
 from flashgen.problem import BUCKETS, Problem

@@ -14,7 +14,8 @@ from torch import Tensor
 from flashgen import gradients, measure, reference
 from flashgen.asked import from_tensors
 from flashgen.check import check_kernel, run_case
-from flashgen.config import KernelConfig, default_config, default_spec
+from flashgen.config import KernelConfig
+from flashgen.default_tiles import default_config, default_spec
 from flashgen.features import PLAIN, Features
 from flashgen.launch import Kernel, launch, load_kernel
 from flashgen.launch_backward import Backward, bind_backward, bind_delta

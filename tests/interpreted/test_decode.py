@@ -16,7 +16,8 @@ import flashgen.runtime.flash_attn as flash_attn
 from flashgen import decoding
 from flashgen.check import check_kernel
 from flashgen.check_decode import DecodeCase, judge, make_call, nasty_decode_cases
-from flashgen.config import WIDEST_DECODE, KernelConfig
+from flashgen.config import KernelConfig
+from flashgen.default_tiles import WIDEST_DECODE
 from flashgen.errors import InvalidArgument
 from flashgen.launch import load_kernel
 from flashgen.launch_decode import Decode

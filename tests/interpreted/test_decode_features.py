@@ -17,7 +17,8 @@ import flashgen.runtime.flash_attn as flash_attn
 from flashgen import decoding
 from flashgen.check import check_kernel
 from flashgen.check_decode import DecodeCase, judge, make_call, make_features, nasty_decode_cases
-from flashgen.config import KernelConfig, default_config, default_spec
+from flashgen.config import KernelConfig
+from flashgen.default_tiles import default_config, default_spec
 from flashgen.features import Features
 from flashgen.launch import load_kernel
 from flashgen.launch_decode import Decode, bind_decode

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from flashgen import decoding, interpreter
 from flashgen.check import check_kernel
 from flashgen.check_decode import DecodeCase, judge, make_call
-from flashgen.config import KernelConfig, default_config, default_spec
+from flashgen.config import KernelConfig
+from flashgen.default_tiles import default_config, default_spec
 from flashgen.launch import load_kernel
 from flashgen.launch_append import Append, bind_append
 from flashgen.launch_decode import Decode, bind_decode

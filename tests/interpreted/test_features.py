@@ -16,7 +16,8 @@ from torch import Tensor
 from flashgen import gradients, reference
 from flashgen.asked import from_tensors
 from flashgen.check import check_kernel
-from flashgen.config import KernelConfig, default_config, default_spec
+from flashgen.config import KernelConfig
+from flashgen.default_tiles import default_config, default_spec
 from flashgen.features import Features
 from flashgen.launch import launch, load_kernel
 from flashgen.launch_backward import Backward, bind_backward

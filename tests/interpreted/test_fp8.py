@@ -12,7 +12,8 @@ import torch
 
 from flashgen import reference
 from flashgen.check import check_kernel
-from flashgen.config import KernelConfig, default_config, default_spec
+from flashgen.config import KernelConfig
+from flashgen.default_tiles import default_config, default_spec
 from flashgen.features import Features, Fp8
 from flashgen.reference import nasty_cases
 from flashgen.render import render

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flashgen.check import check_kernel, run_case
-from flashgen.config import KernelConfig, default_config, default_spec
+from flashgen.config import KernelConfig
+from flashgen.default_tiles import default_config, default_spec
 from flashgen.launch import load_kernel
 from flashgen.problem import Problem
 from flashgen.reference import Case, nasty_cases

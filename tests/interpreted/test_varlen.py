@@ -17,7 +17,8 @@ from torch import Tensor
 from flashgen import reference
 from flashgen.check import check_kernel
 from flashgen.check_varlen import packed_case
-from flashgen.config import KernelConfig, default_config, default_spec
+from flashgen.config import KernelConfig
+from flashgen.default_tiles import default_config, default_spec
 from flashgen.features import Features
 from flashgen.launch import bind, load_kernel
 from flashgen.render import render

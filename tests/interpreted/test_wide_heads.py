@@ -12,7 +12,8 @@ import torch
 
 from flashgen.check import check_kernel
 from flashgen.check_decode import DecodeCase
-from flashgen.config import KernelConfig, default_config, default_spec
+from flashgen.config import KernelConfig
+from flashgen.default_tiles import default_config, default_spec
 from flashgen.render import render
 from flashgen.spec import AttentionSpec
 from tests.makers import make_config, make_spec

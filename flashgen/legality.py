@@ -1,0 +1,333 @@
+"""Legality: which config can compute which spec on which GPU.
+
+why_illegal is the one statement of it: the space, the renderer, the evaluators, the table and the
+runtime fallback all call it. It is a bound: what it rejects cannot run, what it passes may still
+not fit once compiled, which compile.py then tells exactly.
+"""
+
+from __future__ import annotations
+
+from flashgen.block_mask import BLOCK
+from flashgen.config import AHEAD, AUTO_BR, AUTO_WARPS, BY_KEYS, FP8_DEPTH, KernelConfig
+from flashgen.gpu import Gpu
+from flashgen.spec import DECODING, AttentionSpec, padded
+
+REGISTERS_PER_THREAD = {"sm": 255, "gfx": 512}
+"""The most 32-bit registers a thread can name, by vendor."""
+
+
+def why_illegal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
+    """Why this config cannot run this spec on this GPU, in one sentence; None where it may.
+
+    Judges what needs no compiler: the instruction set, and lower bounds of shared memory and
+    registers.
+    """
+    for reason in (
+        _illegal_pair(spec, config),
+        _illegal_arch(spec, config, gpu),
+        _too_much_shared(spec, config, gpu),
+        _too_many_registers(spec, config, gpu),
+    ):
+        if reason is not None:
+            return reason
+    return None
+
+
+def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """What no GPU changes."""
+    if config.v_parts > 1 and (config.takes_heads or config.order == "head_reversal"):
+        return (
+            "v_parts goes with order plain or longest_first, and not with persistent: "
+            f"got {config.order}{' and persistent' * config.persistent}"
+        )
+    if config.v_parts > 1:
+        ways = (spec.direction, config.schedule, config.loads)
+        if ways not in (("forward", "fa2", "pointer"), ("decode", "fa2", "pointer")):
+            return f"v_parts goes with forward and decode, fa2 and pointer: got {', '.join(ways)}"
+        if padded(spec.head_dim_v) // config.v_parts < 64:
+            return (
+                "a part of V has 64 columns at least: "
+                f"got head_dim_v {spec.head_dim_v} and v_parts {config.v_parts}"
+            )
+    if config.widening == "native" and (spec.direction, spec.kv_dtype) != ("decode", "float8_e4m3"):
+        return (
+            "widening native goes with direction decode and kv_dtype float8_e4m3: "
+            f"got {spec.direction} and {spec.kv_dtype}"
+        )
+    if spec.direction in DECODING:
+        return _illegal_decoding(spec, config)
+    if config.split_keys > 1:
+        return f"split_keys goes with direction decode: got {spec.direction}"
+    if config.order != "plain" and not spec.causal:
+        return f"order {config.order} needs a causal mask: without one all tiles are equally long"
+    if (reason := _illegal_order(spec, config)) is not None:
+        return reason
+    if config.head_dims == "padded":
+        if padded(spec.head_dim) != spec.head_dim or spec.head_dim != spec.head_dim_v:
+            dims = f"{spec.head_dim} and {spec.head_dim_v}"
+            return f"head_dims padded needs equal powers of two: got {dims}"
+        if config.loads == "descriptor":
+            return "head_dims padded goes with pointer loads: a default must take any tensor"
+    if spec.fp8 and config.loads == "descriptor" and (spec.head_dim % 16 or spec.head_dim_v % 16):
+        return (
+            "descriptor loads need rows of whole 16 bytes, so that fp8 takes head dims that are "
+            f"multiples of 16: got {spec.head_dim} and {spec.head_dim_v}"
+        )
+    if spec.fp8 and min(padded(spec.head_dim), padded(spec.head_dim_v), config.bc) < FP8_DEPTH:
+        return (
+            f"fp8 products are {FP8_DEPTH} deep: got head dims {spec.head_dim} and "
+            f"{spec.head_dim_v}, bc {config.bc}"
+        )
+    if config.schedule == "fa1" and (config.loads, config.order) != ("pointer", "plain"):
+        return "schedule fa1 goes with pointer loads and plain order"
+    if config.schedule == "hopper" and (reason := _illegal_hopper(spec, config)) is not None:
+        return reason
+    if spec.varlen and (config.loads != "pointer" or config.schedule == "fa1"):
+        return (
+            "varlen goes with pointer loads, for a tile must end where its sequence does, and with "
+            f"schedules fa2 and s_ahead: got {config.loads} and {config.schedule}"
+        )
+    if spec.block_mask and 256 in (config.br, config.bc):
+        return f"block_mask has blocks of {BLOCK}, which tiles divide: got {config.br}x{config.bc}"
+    if spec.paged and config.schedule != "fa2":
+        return f"paged goes with schedule fa2: got {config.schedule}"
+    if config.schedule == "auto" and (reason := _illegal_auto(spec, config)) is not None:
+        return reason
+    if config.schedule != "fa2":
+        if spec.direction != "forward" and (
+            config.schedule != "s_ahead" or spec.direction not in AHEAD
+        ):
+            has = "schedules fa2 and s_ahead" if spec.direction in AHEAD else "schedule fa2"
+            return f"direction {spec.direction} has {has} alone: got {config.schedule}"
+        packed = spec.varlen and spec.direction != "forward"
+        if spec.scores_featured or spec.block_mask or packed:
+            words = (word for word in spec.feature_words if packed or word != "varlen")
+            features = " and ".join(words)
+            return f"features ({features}) go with schedule fa2: got {config.schedule}"
+    return _illegal_backward(spec, config)
+
+
+def _illegal_auto(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """What Triton does not deal out to warps, whatever the GPU (docs/hopper.md has what does)."""
+    if config.loads != "descriptor":
+        return f"schedule auto goes with descriptor loads: got {config.loads}"
+    if spec.element_bytes != 2:
+        return f"schedule auto multiplies 16-bit operands: got {spec.dtype}"
+    if config.num_warps != AUTO_WARPS:
+        return f"schedule auto has num_warps {AUTO_WARPS}: got {config.num_warps}"
+    if config.num_stages < 2:
+        return "schedule auto needs num_stages 2 at least: its loads run ahead"
+    if min(spec.head_dim, spec.head_dim_v) < 33 or config.bc < 64:
+        return "schedule auto has head dims padded to 64 and more, and tiles of 64 keys and more"
+    return None
+
+
+def _illegal_order(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """What only the plain forward template has a variant of."""
+    plainly = spec.direction == "forward" and config.schedule in ("fa2", "s_ahead")
+    if spec.block_mask and config.persistent:
+        return "block_mask goes without persistent"
+    if spec.varlen and (config.takes_heads or config.order == "head_reversal"):
+        return (
+            "varlen goes with order plain or longest_first, and not with persistent, for its tiles "
+            f"are not all there: got {config.order}{' and persistent' * config.persistent}"
+        )
+    if config.order in ("head_reversal", "grouped") and not plainly:
+        return (
+            f"order {config.order} goes with direction forward and schedule fa2 or s_ahead: "
+            f"got {spec.direction} and {config.schedule}"
+        )
+    if config.persistent and not plainly:
+        return (
+            f"persistent goes with direction forward and schedule fa2 or s_ahead: "
+            f"got {spec.direction} and {config.schedule}"
+        )
+    return None
+
+
+def _illegal_hopper(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """What the warp-specialized kernel has no variant of, whatever the GPU."""
+    if config.loads != "descriptor":
+        return f"schedule hopper goes with descriptor loads: got {config.loads}"
+    if spec.element_bytes != 2:
+        return f"schedule hopper multiplies 16-bit operands: got {spec.dtype}"
+    if config.num_warps != 4:
+        return f"schedule hopper has warpgroups of 4 warps: got num_warps={config.num_warps}"
+    if config.num_stages < 2:
+        return "schedule hopper needs num_stages 2 at least: its ring holds K of the next tile"
+    if config.bc < 32:
+        return f"schedule hopper has tiles of 32 keys at least: got bc={config.bc}"
+    if min(spec.head_dim, spec.head_dim_v) < 33:
+        dims = f"{spec.head_dim} and {spec.head_dim_v}"
+        return f"schedule hopper has head dims padded to 64 and more: got {dims}"
+    return None
+
+
+def _illegal_backward(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """What a backward direction's kernel has no variant of."""
+    if config.order != "plain" and spec.direction not in ("forward", "backward_dq"):
+        return (
+            f"direction {spec.direction} has order plain alone, which begins with the longest: "
+            f"got {config.order}"
+        )
+    if spec.direction in ("backward_delta", "backward_dbias") and config.loads != "pointer":
+        return f"direction {spec.direction} has pointer loads alone: got {config.loads}"
+    if spec.direction == "backward_delta" and (config.bc, config.num_stages) != (16, 1):
+        return (
+            "direction backward_delta has neither keys nor a loop, so bc is 16 and num_stages 1: "
+            f"got {config.bc} and {config.num_stages}"
+        )
+    return None
+
+
+def _illegal_decoding(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """What the kernels of a cache have no variant of."""
+    ways = (config.schedule, config.loads, config.order)
+    if ways != ("fa2", "pointer", "plain"):
+        return f"direction {spec.direction} has fa2, pointer and plain alone: got {', '.join(ways)}"
+    if config.persistent:
+        return f"persistent goes with direction forward: got {spec.direction}"
+    if config.head_dims == "padded" and (
+        padded(spec.head_dim) != spec.head_dim or spec.head_dim != spec.head_dim_v
+    ):
+        dims = f"{spec.head_dim} and {spec.head_dim_v}"
+        return f"head_dims padded needs equal powers of two: got {dims}"
+    if spec.direction == "decode":
+        return None
+    if config.split_keys > 1:
+        return f"split_keys goes with direction decode: got {spec.direction}"
+    tile, what = (config.br, "br") if spec.direction == "combine" else (config.bc, "bc")
+    if (tile, config.num_stages) != (16, 1):
+        return (
+            f"direction {spec.direction} makes no use of {what} and num_stages, so they are 16 and "
+            f"1: got {tile} and {config.num_stages}"
+        )
+    return None
+
+
+def _illegal_arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
+    """What the instruction set rules out."""
+    if config.loads == "descriptor" and not (gpu.is_nvidia and gpu.capability >= 90):
+        return f"descriptor loads need the TMA unit of sm_90 and later: {gpu.slug} is {gpu.arch}"
+    if config.schedule == "hopper" and gpu.arch != "sm_90":
+        return f"schedule hopper is made of sm_90's wgmma: {gpu.slug} is {gpu.arch}"
+    if spec.fp8 and not (gpu.is_nvidia and gpu.capability >= 89):
+        other = ", which multiplies e4m3fnuz, another type" if gpu.arch == "gfx942" else ""
+        return (
+            "fp8 needs the float8_e4m3 matrix instructions of sm_89 and later: "
+            f"{gpu.slug} is {gpu.arch}{other}"
+        )
+    if config.widening == "native" and not (gpu.is_nvidia and gpu.capability >= 89):
+        return (
+            f"widening native needs the e4m3 instructions of sm_89 and later: {gpu.slug} is "
+            f"{gpu.arch}"
+        )
+    if config.schedule == "auto" and config.br not in AUTO_BR.get(gpu.arch, ()):
+        known = " or ".join(f"br {max(br)} at most on {arch}" for arch, br in AUTO_BR.items())
+        return f"schedule auto needs {known}: got br={config.br}, and {gpu.slug} is {gpu.arch}"
+    if spec.precision == "tf32" and gpu.arch == "gfx950":
+        return "precision tf32 needs tf32 matrix instructions: gfx950 has none"
+    threads = config.block_warps * gpu.warp_size
+    if threads > 1024:
+        return f"a block holds 1024 threads at most: num_warps={config.num_warps} makes {threads}"
+    return None
+
+
+def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> int:
+    """A lower bound of the shared memory the compiled kernel takes, in bytes.
+
+    A pipelined loop of n stages keeps n tiles of what it walks where wgmma reads them from shared
+    memory, beside the tiles it holds, and the forward's s_ahead one more of K; elsewhere it keeps
+    n - 1. Forward and dQ hold br rows (Q, and dO) and walk K and V; dK and dV hold K and V and walk
+    Q and dO. Seen in kernels compiled with Triton 3.7.1.
+    """
+    dims = padded(spec.head_dim), padded(spec.head_dim_v)
+    of_q, of_do = (config.br * dim * spec.operand_bytes for dim in dims)
+    of_k, of_v = (config.bc * dim * spec.kv_bytes for dim in dims)
+    of_v //= config.v_parts
+    if spec.direction in ("backward_delta", "combine", "append"):
+        return 0
+    if spec.direction in ("backward_dkv", "backward_fused"):
+        held, walked = of_k + of_v, (of_q, of_do)
+    else:
+        alone = spec.direction in ("forward", "decode")
+        held, walked = of_q if alone else of_q + of_do, (of_k, of_v)
+    if config.schedule == "hopper":
+        of_o = config.br * dims[1] * spec.element_bytes if dims[0] != dims[1] else 0
+        return of_q + of_o + config.num_stages * (of_k + of_v)
+    if config.schedule == "fa1" or config.num_stages == 1 or spec.direction == "backward_dbias":
+        return max(walked)
+    if spec.paged:  # the table is a load ahead of the pages, and takes stages for itself
+        return max(walked)
+    if _uses_wgmma(spec, config, gpu):
+        next_k = ("forward", "s_ahead", "descriptor")
+        ahead = of_k if (spec.direction, config.schedule, config.loads) == next_k else 0
+        # O of a tile is stored from a place of its own while Q of the next is loaded.
+        stored = of_do if config.persistent and config.loads == "descriptor" else 0
+        return held + config.num_stages * sum(walked) + ahead + stored
+    return (config.num_stages - 1) * sum(walked)
+
+
+def _uses_wgmma(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> bool:
+    """Whether the products become warpgroup instructions: 64 rows and 4 warps at least, 16-bit
+    operands.
+    """
+    return (
+        gpu.arch == "sm_90"
+        and spec.element_bytes == spec.kv_bytes == 2
+        and (config.bc if spec.direction in BY_KEYS else config.br) >= 64
+        and config.num_warps >= 4
+    )
+
+
+def _too_much_shared(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
+    need = shared_bound_bytes(spec, config, gpu)
+    if need > gpu.shared_per_block:
+        return (
+            f"the tiles of Q, K and V need {need} bytes of shared memory at least: "
+            f"{gpu.slug} has {gpu.shared_per_block} a block"
+        )
+    return None
+
+
+def _too_many_registers(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
+    if config.schedule == "auto" and gpu.arch == "sm_100":
+        return None  # accumulators lie in tensor memory, which Triton reads by parts
+    threads = config.num_warps * gpu.warp_size * max(1, config.consumers)
+    what, elements = _accumulators(spec, config)
+    need = elements // threads
+    limit = REGISTERS_PER_THREAD["sm" if gpu.is_nvidia else "gfx"]
+    limit = min(limit, gpu.registers_per_sm // threads)
+    if config.schedule == "hopper":
+        limit = config.register_split[0]
+    if need > limit:
+        return (
+            f"the float32 accumulators of {what} need {need} registers a thread: "
+            f"num_warps={config.num_warps} leaves {limit}"
+        )
+    return None
+
+
+def _accumulators(spec: AttentionSpec, config: KernelConfig) -> tuple[str, int]:
+    """What a program holds in registers at once, in words and in float32 elements.
+
+    The backward needs P until dP is there, so two tiles of scores.
+    """
+    dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
+    scores = config.br * config.bc
+    if config.schedule == "hopper":
+        # S of a tile is written while P of the one before, rounded, is being multiplied.
+        return "O, S and P", config.br * dim_v + scores + scores // 2
+    if spec.direction in ("forward", "decode"):
+        return "O and S", config.br * dim_v // config.v_parts + scores
+    if spec.direction == "combine":
+        return "the parts of O", config.bc * dim_v
+    if spec.direction == "append":
+        return "K or V", config.br * max(dim, dim_v)
+    if spec.direction == "backward_delta":
+        return "dO * O", config.br * dim_v
+    if spec.direction == "backward_dq":
+        return "dQ, P and dP", config.br * dim + 2 * scores
+    if spec.direction == "backward_dbias":
+        return "dBias, P and dP", 3 * scores
+    return "dK, dV, P and dP", config.bc * (dim + dim_v) + 2 * scores
