@@ -19,69 +19,125 @@ REGISTERS_PER_THREAD = {"sm": 255, "gfx": 512}
 def why_illegal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
     """Why this config cannot run this spec on this GPU, in one sentence; None where it may.
 
-    Judges what needs no compiler: the instruction set, and lower bounds of shared memory and
-    registers.
+    Judges what needs no compiler: what the templates have, the instruction set, and lower bounds of
+    shared memory and registers.
     """
-    for reason in (
-        _illegal_pair(spec, config),
-        _illegal_arch(spec, config, gpu),
-        _too_much_shared(spec, config, gpu),
-        _too_many_registers(spec, config, gpu),
-    ):
-        if reason is not None:
+    for judge in _OF_TEMPLATES:
+        if (reason := judge(spec, config)) is not None:
+            return reason
+    for judge_on in (_arch, _too_much_shared, _too_many_registers):
+        if (reason := judge_on(spec, config, gpu)) is not None:
             return reason
     return None
 
 
-def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
-    """What no GPU changes."""
-    if config.v_parts > 1 and (config.takes_heads or config.order == "head_reversal"):
+def _v_parts(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    if config.v_parts == 1:
+        return None
+    if config.takes_heads or config.order == "head_reversal":
         return (
             "v_parts goes with order plain or longest_first, and not with persistent: "
-            f"got {config.order}{' and persistent' * config.persistent}"
+            f"got {_order_of(config)}"
         )
-    if config.v_parts > 1:
-        ways = (spec.direction, config.schedule, config.loads)
-        if ways not in (("forward", "fa2", "pointer"), ("decode", "fa2", "pointer")):
-            return f"v_parts goes with forward and decode, fa2 and pointer: got {', '.join(ways)}"
-        if padded(spec.head_dim_v) // config.v_parts < 64:
-            return (
-                "a part of V has 64 columns at least: "
-                f"got head_dim_v {spec.head_dim_v} and v_parts {config.v_parts}"
-            )
+    ways = (spec.direction, config.schedule, config.loads)
+    if ways not in (("forward", "fa2", "pointer"), ("decode", "fa2", "pointer")):
+        return f"v_parts goes with forward and decode, fa2 and pointer: got {', '.join(ways)}"
+    if padded(spec.head_dim_v) // config.v_parts < 64:
+        return (
+            "a part of V has 64 columns at least: "
+            f"got head_dim_v {spec.head_dim_v} and v_parts {config.v_parts}"
+        )
+    return None
+
+
+def _head_dims(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    if config.head_dims == "exact":
+        return None
+    if padded(spec.head_dim) != spec.head_dim or spec.head_dim != spec.head_dim_v:
+        dims = f"{spec.head_dim} and {spec.head_dim_v}"
+        return f"head_dims padded needs equal powers of two: got {dims}"
+    if config.loads == "descriptor":
+        return "head_dims padded goes with pointer loads: a default must take any tensor"
+    return None
+
+
+def _of_a_cache(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """Options and limits of the directions of a cache."""
+    if config.split_keys > 1 and spec.direction != "decode":
+        return f"split_keys goes with direction decode: got {spec.direction}"
     if config.widening == "native" and (spec.direction, spec.kv_dtype) != ("decode", "float8_e4m3"):
         return (
             "widening native goes with direction decode and kv_dtype float8_e4m3: "
             f"got {spec.direction} and {spec.kv_dtype}"
         )
-    if spec.direction in DECODING:
-        return _illegal_decoding(spec, config)
-    if config.split_keys > 1:
-        return f"split_keys goes with direction decode: got {spec.direction}"
+    if spec.direction not in DECODING:
+        return None
+    ways = (config.schedule, config.loads, config.order)
+    if ways != ("fa2", "pointer", "plain"):
+        return f"direction {spec.direction} has fa2, pointer and plain alone: got {', '.join(ways)}"
+    if spec.direction == "decode":
+        return None
+    tile, what = (config.br, "br") if spec.direction == "combine" else (config.bc, "bc")
+    if (tile, config.num_stages) != (16, 1):
+        return (
+            f"direction {spec.direction} makes no use of {what} and num_stages, so they are 16 and "
+            f"1: got {tile} and {config.num_stages}"
+        )
+    return None
+
+
+def _order(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    if config.order == "plain" and not config.persistent:
+        return None
     if config.order != "plain" and not spec.causal:
         return f"order {config.order} needs a causal mask: without one all tiles are equally long"
-    if (reason := _illegal_order(spec, config)) is not None:
-        return reason
-    if config.head_dims == "padded":
-        if padded(spec.head_dim) != spec.head_dim or spec.head_dim != spec.head_dim_v:
-            dims = f"{spec.head_dim} and {spec.head_dim_v}"
-            return f"head_dims padded needs equal powers of two: got {dims}"
-        if config.loads == "descriptor":
-            return "head_dims padded goes with pointer loads: a default must take any tensor"
-    if spec.fp8 and config.loads == "descriptor" and (spec.head_dim % 16 or spec.head_dim_v % 16):
+    if spec.block_mask and config.persistent:
+        return "block_mask goes without persistent"
+    if spec.varlen and (config.takes_heads or config.order == "head_reversal"):
+        return (
+            "varlen goes with order plain or longest_first, and not with persistent, for its tiles "
+            f"are not all there: got {_order_of(config)}"
+        )
+    plainly = spec.direction == "forward" and config.schedule in ("fa2", "s_ahead")
+    for what, asked in (
+        (f"order {config.order}", config.order in ("head_reversal", "grouped")),
+        ("persistent", config.persistent),
+    ):
+        if asked and not plainly:
+            return (
+                f"{what} goes with direction forward and schedule fa2 or s_ahead: "
+                f"got {spec.direction} and {config.schedule}"
+            )
+    if config.order != "plain" and spec.direction not in ("forward", "backward_dq"):
+        return (
+            f"direction {spec.direction} has order plain alone, which begins with the longest: "
+            f"got {config.order}"
+        )
+    return None
+
+
+def _order_of(config: KernelConfig) -> str:
+    return f"{config.order}{' and persistent' * config.persistent}"
+
+
+def _fp8(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    if not spec.fp8:
+        return None
+    dims = f"{spec.head_dim} and {spec.head_dim_v}"
+    if config.loads == "descriptor" and (spec.head_dim % 16 or spec.head_dim_v % 16):
         return (
             "descriptor loads need rows of whole 16 bytes, so that fp8 takes head dims that are "
-            f"multiples of 16: got {spec.head_dim} and {spec.head_dim_v}"
+            f"multiples of 16: got {dims}"
         )
-    if spec.fp8 and min(padded(spec.head_dim), padded(spec.head_dim_v), config.bc) < FP8_DEPTH:
-        return (
-            f"fp8 products are {FP8_DEPTH} deep: got head dims {spec.head_dim} and "
-            f"{spec.head_dim_v}, bc {config.bc}"
-        )
+    if min(padded(spec.head_dim), padded(spec.head_dim_v), config.bc) < FP8_DEPTH:
+        return f"fp8 products are {FP8_DEPTH} deep: got head dims {dims}, bc {config.bc}"
+    return None
+
+
+def _schedule(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """Which directions and features have which schedule."""
     if config.schedule == "fa1" and (config.loads, config.order) != ("pointer", "plain"):
         return "schedule fa1 goes with pointer loads and plain order"
-    if config.schedule == "hopper" and (reason := _illegal_hopper(spec, config)) is not None:
-        return reason
     if spec.varlen and (config.loads != "pointer" or config.schedule == "fa1"):
         return (
             "varlen goes with pointer loads, for a tile must end where its sequence does, and with "
@@ -91,24 +147,26 @@ def _illegal_pair(spec: AttentionSpec, config: KernelConfig) -> str | None:
         return f"block_mask has blocks of {BLOCK}, which tiles divide: got {config.br}x{config.bc}"
     if spec.paged and config.schedule != "fa2":
         return f"paged goes with schedule fa2: got {config.schedule}"
-    if config.schedule == "auto" and (reason := _illegal_auto(spec, config)) is not None:
-        return reason
-    if config.schedule != "fa2":
-        if spec.direction != "forward" and (
-            config.schedule != "s_ahead" or spec.direction not in AHEAD
-        ):
-            has = "schedules fa2 and s_ahead" if spec.direction in AHEAD else "schedule fa2"
-            return f"direction {spec.direction} has {has} alone: got {config.schedule}"
-        packed = spec.varlen and spec.direction != "forward"
-        if spec.scores_featured or spec.block_mask or packed:
-            words = (word for word in spec.feature_words if packed or word != "varlen")
-            features = " and ".join(words)
-            return f"features ({features}) go with schedule fa2: got {config.schedule}"
-    return _illegal_backward(spec, config)
+    if config.schedule == "fa2":
+        return None
+    if spec.direction != "forward" and (config.schedule, spec.direction in AHEAD) != (
+        "s_ahead",
+        True,
+    ):
+        has = "schedules fa2 and s_ahead" if spec.direction in AHEAD else "schedule fa2"
+        return f"direction {spec.direction} has {has} alone: got {config.schedule}"
+    packed = spec.varlen and spec.direction != "forward"
+    if spec.scores_featured or spec.block_mask or packed:
+        words = (word for word in spec.feature_words if packed or word != "varlen")
+        features = " and ".join(words)
+        return f"features ({features}) go with schedule fa2: got {config.schedule}"
+    return None
 
 
-def _illegal_auto(spec: AttentionSpec, config: KernelConfig) -> str | None:
+def _auto(spec: AttentionSpec, config: KernelConfig) -> str | None:
     """What Triton does not deal out to warps, whatever the GPU (docs/hopper.md has what does)."""
+    if config.schedule != "auto":
+        return None
     if config.loads != "descriptor":
         return f"schedule auto goes with descriptor loads: got {config.loads}"
     if spec.element_bytes != 2:
@@ -122,31 +180,10 @@ def _illegal_auto(spec: AttentionSpec, config: KernelConfig) -> str | None:
     return None
 
 
-def _illegal_order(spec: AttentionSpec, config: KernelConfig) -> str | None:
-    """What only the plain forward template has a variant of."""
-    plainly = spec.direction == "forward" and config.schedule in ("fa2", "s_ahead")
-    if spec.block_mask and config.persistent:
-        return "block_mask goes without persistent"
-    if spec.varlen and (config.takes_heads or config.order == "head_reversal"):
-        return (
-            "varlen goes with order plain or longest_first, and not with persistent, for its tiles "
-            f"are not all there: got {config.order}{' and persistent' * config.persistent}"
-        )
-    if config.order in ("head_reversal", "grouped") and not plainly:
-        return (
-            f"order {config.order} goes with direction forward and schedule fa2 or s_ahead: "
-            f"got {spec.direction} and {config.schedule}"
-        )
-    if config.persistent and not plainly:
-        return (
-            f"persistent goes with direction forward and schedule fa2 or s_ahead: "
-            f"got {spec.direction} and {config.schedule}"
-        )
-    return None
-
-
-def _illegal_hopper(spec: AttentionSpec, config: KernelConfig) -> str | None:
+def _hopper(spec: AttentionSpec, config: KernelConfig) -> str | None:
     """What the warp-specialized kernel has no variant of, whatever the GPU."""
+    if config.schedule != "hopper":
+        return None
     if config.loads != "descriptor":
         return f"schedule hopper goes with descriptor loads: got {config.loads}"
     if spec.element_bytes != 2:
@@ -163,13 +200,8 @@ def _illegal_hopper(spec: AttentionSpec, config: KernelConfig) -> str | None:
     return None
 
 
-def _illegal_backward(spec: AttentionSpec, config: KernelConfig) -> str | None:
+def _backward(spec: AttentionSpec, config: KernelConfig) -> str | None:
     """What a backward direction's kernel has no variant of."""
-    if config.order != "plain" and spec.direction not in ("forward", "backward_dq"):
-        return (
-            f"direction {spec.direction} has order plain alone, which begins with the longest: "
-            f"got {config.order}"
-        )
     if spec.direction in ("backward_delta", "backward_dbias") and config.loads != "pointer":
         return f"direction {spec.direction} has pointer loads alone: got {config.loads}"
     if spec.direction == "backward_delta" and (config.bc, config.num_stages) != (16, 1):
@@ -180,32 +212,21 @@ def _illegal_backward(spec: AttentionSpec, config: KernelConfig) -> str | None:
     return None
 
 
-def _illegal_decoding(spec: AttentionSpec, config: KernelConfig) -> str | None:
-    """What the kernels of a cache have no variant of."""
-    ways = (config.schedule, config.loads, config.order)
-    if ways != ("fa2", "pointer", "plain"):
-        return f"direction {spec.direction} has fa2, pointer and plain alone: got {', '.join(ways)}"
-    if config.persistent:
-        return f"persistent goes with direction forward: got {spec.direction}"
-    if config.head_dims == "padded" and (
-        padded(spec.head_dim) != spec.head_dim or spec.head_dim != spec.head_dim_v
-    ):
-        dims = f"{spec.head_dim} and {spec.head_dim_v}"
-        return f"head_dims padded needs equal powers of two: got {dims}"
-    if spec.direction == "decode":
-        return None
-    if config.split_keys > 1:
-        return f"split_keys goes with direction decode: got {spec.direction}"
-    tile, what = (config.br, "br") if spec.direction == "combine" else (config.bc, "bc")
-    if (tile, config.num_stages) != (16, 1):
-        return (
-            f"direction {spec.direction} makes no use of {what} and num_stages, so they are 16 and "
-            f"1: got {tile} and {config.num_stages}"
-        )
-    return None
+_OF_TEMPLATES = (
+    _v_parts,
+    _head_dims,
+    _of_a_cache,
+    _order,
+    _fp8,
+    _schedule,
+    _auto,
+    _hopper,
+    _backward,
+)
+"""What no GPU changes, each rule in a function."""
 
 
-def _illegal_arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
+def _arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
     """What the instruction set rules out."""
     if config.loads == "descriptor" and not (gpu.is_nvidia and gpu.capability >= 90):
         return f"descriptor loads need the TMA unit of sm_90 and later: {gpu.slug} is {gpu.arch}"
