@@ -12,15 +12,18 @@ from flashgen.spec import AttentionSpec, padded
 _Tile = tuple[int, int, int, int]
 _HEAD_DIMS = (16, 32, 64, 128, 256, 512)
 _DEFAULT_TILES: dict[str, dict[str, tuple[_Tile, ...]]] = {
-    # br, bc, num_warps, num_stages for each of _HEAD_DIMS. Compiled with Triton 3.7.1 for sm_80,
-    # sm_89, sm_90, sm_100, sm_120 and gfx942, these take at most 64 KiB of shared memory on gfx942,
-    # which has no more (MI300X), 66 KiB elsewhere, and do not spill in a main loop; but on gfx942
-    # the gradient of a bias in float32 at head dim 256 does. float32 by FMA has the fewest
-    # registers left.
+    # br, bc, num_warps, num_stages for each of _HEAD_DIMS; the last has two parts of V in forward and
+    # decode, and no backward. Compiled with Triton 3.7.1 for sm_80, sm_89, sm_90, sm_100, sm_120
+    # and gfx942, these take at most 64 KiB of shared memory on gfx942, which has no more (MI300X),
+    # 66 KiB elsewhere (82 for head dim 512), and do not spill in a main loop; but on gfx942 the
+    # gradient of a bias in float32 at head dim 256 does. float32 by FMA has the fewest registers.
     "forward": {
-        "half": ((64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 8, 2)),
-        "tf32": ((64, 64, 4, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2), (16, 16, 4, 1)),
-        "ieee": ((64, 64, 4, 2), (64, 64, 4, 2), (32, 16, 4, 2), (16, 16, 4, 2), (16, 16, 4, 1)),
+        "half": ((64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 8, 2),
+                 (32, 32, 8, 2)),
+        "tf32": ((64, 64, 4, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2), (16, 16, 4, 1),
+                 (16, 16, 4, 1)),
+        "ieee": ((64, 64, 4, 2), (64, 64, 4, 2), (32, 16, 4, 2), (16, 16, 4, 2), (16, 16, 4, 1),
+                 (16, 16, 4, 1)),
     },
     "backward_delta": {
         "half": ((64, 16, 4, 1), (64, 16, 4, 1), (64, 16, 4, 1), (32, 16, 4, 1), (16, 16, 4, 1)),
@@ -42,27 +45,26 @@ _DEFAULT_TILES: dict[str, dict[str, tuple[_Tile, ...]]] = {
         "ieee": ((32, 32, 4, 2), (32, 32, 4, 2), (16, 16, 4, 2), (16, 16, 4, 2), (16, 16, 8, 2)),
     },
     "decode": {
-        "half": ((16, 64, 4, 3), (16, 64, 4, 3), (16, 64, 4, 3), (16, 64, 4, 2), (16, 32, 4, 2)),
-        "tf32": ((16, 64, 4, 2), (16, 64, 4, 2), (16, 64, 4, 2), (16, 32, 4, 2), (16, 16, 4, 2)),
-        "ieee": ((16, 64, 4, 2), (16, 64, 4, 2), (16, 32, 4, 2), (16, 16, 4, 2), (16, 16, 4, 1)),
+        "half": ((16, 64, 4, 3), (16, 64, 4, 3), (16, 64, 4, 3), (16, 64, 4, 2), (16, 32, 4, 2),
+                 (16, 32, 8, 2)),
+        "tf32": ((16, 64, 4, 2), (16, 64, 4, 2), (16, 64, 4, 2), (16, 32, 4, 2), (16, 16, 4, 2),
+                 (16, 16, 4, 1)),
+        "ieee": ((16, 64, 4, 2), (16, 64, 4, 2), (16, 32, 4, 2), (16, 16, 4, 2), (16, 16, 4, 1),
+                 (16, 16, 4, 1)),
     },
     "combine": {
-        "half": ((16, 32, 1, 1), (16, 32, 1, 1), (16, 32, 2, 1), (16, 32, 4, 1), (16, 16, 4, 1)),
-        "ieee": ((16, 32, 1, 1), (16, 32, 1, 1), (16, 32, 2, 1), (16, 32, 4, 1), (16, 16, 4, 1)),
+        "half": ((16, 32, 1, 1), (16, 32, 1, 1), (16, 32, 2, 1), (16, 32, 4, 1), (16, 16, 4, 1),
+                 (16, 16, 4, 1)),
+        "ieee": ((16, 32, 1, 1), (16, 32, 1, 1), (16, 32, 2, 1), (16, 32, 4, 1), (16, 16, 4, 1),
+                 (16, 16, 4, 1)),
     },
     "append": {
-        "half": ((16, 16, 1, 1), (16, 16, 1, 1), (16, 16, 2, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
-        "ieee": ((16, 16, 1, 1), (16, 16, 1, 1), (16, 16, 2, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
+        "half": ((16, 16, 1, 1), (16, 16, 1, 1), (16, 16, 2, 1), (16, 16, 4, 1), (16, 16, 4, 1),
+                 (16, 16, 4, 1)),
+        "ieee": ((16, 16, 1, 1), (16, 16, 1, 1), (16, 16, 2, 1), (16, 16, 4, 1), (16, 16, 4, 1),
+                 (16, 16, 4, 1)),
     },
 }  # fmt: skip
-_WIDEST_TILES: dict[str, dict[str, _Tile]] = {
-    # The same for head dims above 256, forward and decode in two parts of V: at most 48 KiB of
-    # shared memory on gfx942, 82 KiB elsewhere.
-    "forward": {"half": (32, 32, 8, 2), "tf32": (16, 16, 4, 1), "ieee": (16, 16, 4, 1)},
-    "decode": {"half": (16, 32, 8, 2), "tf32": (16, 16, 4, 1), "ieee": (16, 16, 4, 1)},
-    "combine": {"half": (16, 16, 4, 1), "ieee": (16, 16, 4, 1)},
-    "append": {"half": (16, 16, 4, 1), "ieee": (16, 16, 4, 1)},
-}
 _DEFAULT_TILES["backward_fused"] = {
     # With one stage: dQ passes through shared memory too.
     kind: tuple((br, bc, warps, 1) for br, bc, warps, _ in tiles)
@@ -77,8 +79,6 @@ from L2."""
 
 def default_config(spec: AttentionSpec) -> KernelConfig:
     """The conservative config of the spec's default kernel: legal on every known target."""
-    if default_head_dim(spec) == _HEAD_DIMS[-1]:
-        return _widest_tile(spec)
     kind = "half" if spec.element_bytes == 2 else spec.precision
     place = _HEAD_DIMS.index(default_head_dim(spec))
     br, bc, warps, stages = _DEFAULT_TILES[spec.direction][kind][place]
@@ -86,15 +86,7 @@ def default_config(spec: AttentionSpec) -> KernelConfig:
         br = 32  # 64 x 64 elements of a mask take the registers of sm_80, and a loop spills
     # The loads of a block table run a stage ahead of the pages that they name.
     stages += spec.paged and spec.direction in ("decode", "forward")
-    return KernelConfig(br=br, bc=bc, num_warps=warps, num_stages=stages, head_dims="padded")
-
-
-def _widest_tile(spec: AttentionSpec) -> KernelConfig:
-    """The default of head dims above 256, whose backward there is none of."""
-    kind = "half" if spec.element_bytes == 2 else spec.precision
-    br, bc, warps, stages = _WIDEST_TILES[spec.direction][kind]
-    stages += spec.paged and spec.direction == "decode"
-    parts = 2 if spec.direction in ("forward", "decode") else 1
+    parts = 2 if place == len(_HEAD_DIMS) - 1 and spec.direction in ("forward", "decode") else 1
     return KernelConfig(
         br=br, bc=bc, num_warps=warps, num_stages=stages, head_dims="padded", v_parts=parts
     )

@@ -66,10 +66,14 @@ def _served(asked: Question, found: Ladder, package: Package, entry: Entry | Non
     if timing and entry is not None:
         ran = entry.result.problem
         timing += f" at batch {ran.batch}, heads {ran.heads}, seq {ran.seq_k} on {first.slug}"
-    stale = ", stale" if package.is_stale(choice) else ""
+    lies = f"from {package.folder / 'table.py'}"
+    if first.rung == "rendered":
+        lies = "its text is written to the user's cache by the first call"
+    elif package.is_stale(choice):
+        timing += ", stale"
     yield f"{asked.spec.name} on {asked.gpu.slug}: {choice.kernel}"
     yield f"  {first.rung}: {first.reason}"
-    yield f"  {choice.source}{timing}{stale}; from {package.folder / 'table.py'}"
+    yield f"  {choice.source}{timing}; {lies}"
     if entry is not None and entry.result.source == "untimed":
         yield (
             "  chosen by rule, not by time: the first in the order of the seeds that is legal, "

@@ -24,7 +24,7 @@ from flashgen.runtime.call import Scalars, check_plain, check_tensors, features_
 from flashgen.runtime.decode_repeats import DecodeRepeats
 from flashgen.runtime.launcher import KernelLauncher
 from flashgen.runtime.resolver import Resolver
-from flashgen.runtime.room import by_room, rows_together, widened
+from flashgen.runtime.room import by_room, rows_together
 from flashgen.runtime.select import Ladder
 from flashgen.spec import DTYPE_BYTES, AttentionSpec, check_head_dim
 
@@ -158,10 +158,9 @@ class Decoder:
     def ladder(self, spec: AttentionSpec, q: Tensor, cache: Cache) -> Ladder:
         """The kernels that may serve a call, best first."""
         rows = q.shape[1] // max(1, cache.k.shape[1]) * q.shape[2]
-        _, gpu = self._resolver.served_as(q.device)
         found = self._resolver.ladder(spec, cache.capacity, q.device)
-        rungs = (widened(rung, rows, gpu) for rung in found.rungs)
-        return replace(found, rungs=tuple(sorted(rungs, key=lambda rung: by_room(rung, rows))))
+        rungs = sorted(found.rungs, key=lambda rung: by_room(rung, rows))
+        return replace(found, rungs=tuple(rungs))
 
     def _launchers(
         self, spec: AttentionSpec, q: Tensor, cache: Cache

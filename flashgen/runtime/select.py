@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from flashgen.choice import Choice
-from flashgen.config import kernel_name
-from flashgen.default_tiles import default_config, default_spec
+from flashgen.config import KernelConfig, kernel_name
+from flashgen.default_tiles import default_configs, default_spec
 from flashgen.defaults import has_default
 from flashgen.errors import GeneratedError
 from flashgen.gpu import ALIASES, TARGETS, Gpu
@@ -116,12 +116,12 @@ def _candidates(
             if choice.spec == wanted:
                 yield Selection(choice=choice, rung="default", slug=None, reason=reason)
         if not has_default(wanted):
-            yield _rendered(wanted)
+            for config in default_configs(wanted):
+                yield _rendered(wanted, config)
 
 
-def _rendered(spec: AttentionSpec) -> Selection:
-    """The default kernel of a spec, not there yet: its digest is known once it is rendered."""
-    config = default_config(spec)
+def _rendered(spec: AttentionSpec, config: KernelConfig) -> Selection:
+    """A default kernel of a spec, not there yet: its digest is known once it is rendered."""
     choice = Choice(
         spec=spec,
         bucket=None,

@@ -472,3 +472,13 @@ def test_the_winner_of_made_tables_is_a_descriptor_kernel() -> None:
     assert TWINNED.pointer_twin() != TWINNED
     assert AHEAD.pointer_twin() != AHEAD
     assert FA2.pointer_twin() == FA2
+
+    @pytest.mark.parametrize("rung", ["rendered", "default"])
+    def test_only_what_was_timed_goes_stale(self, rung: Any) -> None:
+        choice: Any = SimpleNamespace(kernel="k", digest="", source="untimed", median_us=None)
+        first = Selection(choice=choice, rung=rung, slug=None, reason="nothing else is there")
+        package = Package(folder=Path("generated"), archs={}, choices={}, defaults=(), digests={})
+        asked = explain.Question(spec=SPEC, seq=2048, gpu=H200, out=Path())
+        said = list(explain._served(asked, Ladder(rungs=(first,), skipped=()), package, None))
+        assert said[1] == f"  {rung}: nothing else is there"
+        assert ("stale" in said[2]) == (rung == "default")

@@ -198,15 +198,15 @@ def test_decode_of_the_dispatcher(
 def test_rows_of_a_default_fit_one_tile(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shipped: bool
 ) -> None:
-    """So K and V are read once for all heads and queries that share them. Of those that ship there
-    are two; one that is rendered is made for the rows there are.
+    """So K and V are read once for all heads and queries that share them: there are two, of 16 rows
+    and of 64, whether they ship or are rendered.
     """
     dispatcher = serve(monkeypatch, tmp_path)
     if not shipped:
         monkeypatch.setattr(select, "has_default", lambda spec: False)
         dispatcher = Dispatcher(package="generated", archs={}, choices={}, defaults=())
     for group, seq_q, fits in ((1, 1, 16), (8, 2, 16), (8, 3, 32), (8, 5, 64), (8, 16, 64)):
-        br = 64 if shipped and fits == 32 else fits
+        br = 64 if fits == 32 else fits
         case = DecodeCase(lengths=(40,), capacity=40, seq_q=seq_q, group=group)
         _, _, q, k, v, beside = call_of(case, paged=False)
         said = dispatcher.explain_decode(q, k, v, **beside)
