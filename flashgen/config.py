@@ -20,9 +20,11 @@ OPTIONS = ("split_keys", "persistent", "widening", "v_parts")
 """Fields of a config that tables write out only where they are not at their defaults."""
 
 TILES = (16, 32, 64, 128, 256)
-HOPPER_BR = (128, 192)
-"""Rows of Q in schedule hopper: two or three consumer warpgroups, WARPGROUP_ROWS each."""
-WARPGROUP_ROWS = 64
+HOPPER_SIDES = (*TILES, 192)
+HOPPER_WARPS = (8, 12)
+"""Warps that compute in schedule hopper: two or three warpgroups, the consumers."""
+WARPGROUP, WARPGROUP_ROWS = 4, 64
+"""Warps of a warpgroup, and what a consumer owns of a tile: rows of Q, or keys in BY_KEYS."""
 AUTO_WARPS, AUTO_BLOCK_WARPS = 4, 12
 """num_warps of schedule auto, and the warps that Triton 3.6 to 3.9 make of them."""
 AUTO_BR = {"sm_90": (64,), "sm_100": (64, 128)}
@@ -42,7 +44,7 @@ FP8_DEPTH = 32
 BY_KEYS = ("backward_dkv", "backward_fused")
 """Directions whose programs own a tile of keys, and walk the rows of Q."""
 AHEAD = ("forward", "backward_dq", *BY_KEYS)
-"""Directions that have schedule s_ahead."""
+"""Directions that have schedules s_ahead and hopper."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +54,12 @@ class KernelConfig:
     schedule: fa2 (textbook order), s_ahead (a product issued before the exp2 that need not wait for
     it: the next QK^T in the forward, dO V^T of the same tile in the backward), fa1
     (FlashAttention-1's loops), auto (fa2 in one loop, which Triton's compiler deals out to warps
-    that load and warps that compute) or hopper (Gluon: a warp that loads and br / 64 warpgroups
-    that compute; num_warps are those of one warpgroup, num_stages the places of its ring). loads:
-    pointer, or descriptor (TMA). order: of the tiles of Q, plain, longest_first (within a head),
-    head_reversal (so in every second head, a long tile after a short one) or grouped (longest
-    first, heads whose K and V fit in L2 together). persistent: as many programs as SMs, each takes
-    every n-th tile.
+    that load and warps that compute) or hopper (Gluon: a warp that loads beside num_warps that
+    compute, in warpgroups of 64 rows, or 64 keys where programs own keys; num_stages are the places
+    of its rings). loads: pointer, or descriptor (TMA). order: of the tiles of Q, plain,
+    longest_first (within a head), head_reversal (so in every second head, a long tile after a short
+    one) or grouped (longest first, heads whose K and V fit in L2 together). persistent: as many
+    programs as SMs, each takes every n-th tile.
     head_dims: exact (the spec's, known when compiling) or padded (the kernel takes the true ones as
     arguments and serves every head dim up to the spec's). split_keys: of direction decode, the keys
     a split takes at least, and there are as many splits as that gives; 1: as many as the rule of
@@ -82,9 +84,9 @@ class KernelConfig:
 
     def __post_init__(self) -> None:
         for field, values in (
-            ("br", HOPPER_BR if self.schedule == "hopper" else TILES),
-            ("bc", TILES),
-            ("num_warps", WARPS),
+            ("br", HOPPER_SIDES if self.schedule == "hopper" else TILES),
+            ("bc", HOPPER_SIDES if self.schedule == "hopper" else TILES),
+            ("num_warps", HOPPER_WARPS if self.schedule == "hopper" else WARPS),
             ("num_stages", STAGES),
             ("schedule", get_args(Schedule)),
             ("loads", get_args(Loads)),
@@ -143,16 +145,23 @@ class KernelConfig:
     @property
     def consumers(self) -> int:
         """Warpgroups that compute, in schedule hopper; 0 in all others."""
-        return self.br // WARPGROUP_ROWS if self.schedule == "hopper" else 0
+        return self.num_warps // WARPGROUP if self.schedule == "hopper" else 0
+
+    @property
+    def launch_warps(self) -> int:
+        """num_warps as Triton is told them: in schedule hopper those of one warpgroup, to which it
+        adds what the kernel's text asks for.
+        """
+        return WARPGROUP if self.schedule == "hopper" else self.num_warps
 
     @property
     def block_warps(self) -> int:
-        """Warps of a block: in schedule hopper those of all consumers, and four of which one loads
+        """Warps of a block: in schedule hopper those that compute, and four of which one loads
         (registers are handed over by whole warpgroups); in schedule auto as Triton adds them.
         """
         if self.schedule == "auto":
             return AUTO_BLOCK_WARPS
-        return 4 * (self.consumers + 1) if self.schedule == "hopper" else self.num_warps
+        return self.num_warps + (WARPGROUP if self.schedule == "hopper" else 0)
 
     @property
     def register_split(self) -> tuple[int, int]:
@@ -163,12 +172,14 @@ class KernelConfig:
         """The config launched in this one's place where a call's tensors cannot have descriptors.
 
         s_ahead becomes fa2: without descriptors ptxas undoes the overlap, and often spills. So does
-        hopper, in plain Triton's tile of 128 rows and 8 warps.
+        hopper, in plain Triton's tile of 128 rows, or keys, and 8 warps.
         """
         if self.loads == "pointer":
             return self
         if self.schedule == "hopper":
-            return replace(self, loads="pointer", schedule="fa2", br=128, num_warps=8, num_stages=2)
+            plain: dict[str, int] = {"num_warps": 8, "num_stages": 2}
+            plain |= {side: 128 for side in ("br", "bc") if getattr(self, side) not in TILES}
+            return replace(self, loads="pointer", schedule="fa2", **plain)  # type: ignore[arg-type]
         return replace(self, loads="pointer", schedule="fa2", num_stages=min(self.num_stages, 2))
 
 

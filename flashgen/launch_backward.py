@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgen.config import KernelConfig
+from flashgen.config import WARPGROUP_ROWS, KernelConfig
 from flashgen.features import PLAIN, Features
 from flashgen.launch import (
     LOG2_E,
     Kernel,
     Plan,
     describe,
+    describe_for_gluon,
     diagonal_argument,
     empty_like_layout,
     feature_arguments,
@@ -115,7 +116,7 @@ def _run_dkv(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
         rows = [call.lse.contiguous(), call.delta.contiguous()]
         if added is not None:
             rows.append(added)
-        arguments = _addresses(plan, strided, "rkkrkk", rows)
+        arguments = _addresses(plan, strided, "rkkrKK", rows)
         _launch(plan, _blocks(plan, call), [*arguments, scale, *_sizes(plan, call, scale)])
     if added is None:
         return dk, dv
@@ -131,7 +132,7 @@ def _run_dq(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
         return (dq.zero_(),)
     tensors, scale = _operands(plan, call)
     rows = [call.lse.contiguous(), call.delta.contiguous()]
-    arguments = _addresses(plan, [*tensors, dq], "rkkrr", rows)
+    arguments = _addresses(plan, [*tensors, dq], "RkkRR", rows)
     # q may carry the sign of the scale: K, which dQ is a sum of, does not.
     _launch(plan, _blocks(plan, call), [*arguments, call.scale, *_sizes(plan, call, scale)])
     return (dq,)
@@ -188,14 +189,17 @@ def _operands(plan: Plan, call: Backward) -> tuple[list[Tensor], float]:
 
 def _addresses(plan: Plan, tensors: list[Tensor], tiles: str, between: list[Tensor]) -> list[Any]:
     """Pointers, what stands between, and strides; or descriptors, whose tiles have br ("r") or bc
-    ("k") rows.
+    ("k") rows, or as many of them as one consumer of schedule hopper owns ("R", "K").
     """
     if not plan.by_descriptor:
         strides = (stride for x in tensors for stride in x.stride()[plan.outer : 3])
         return [*tensors, *between, *strides]
-    rows = {"r": plan.br, "k": plan.bc}
+    rows = {"r": plan.br, "k": plan.bc, "R": plan.br, "K": plan.bc}
+    if plan.hopper:
+        rows |= dict.fromkeys("RK", WARPGROUP_ROWS)
+    descriptor = describe_for_gluon if plan.hopper else describe
     described = [
-        describe(x, rows[tile], max(16, 1 << (x.shape[3] - 1).bit_length()))
+        descriptor(x, rows[tile], max(16, 1 << (x.shape[3] - 1).bit_length()))
         for x, tile in zip(tensors, tiles, strict=True)
     ]
     return [*described, *between]

@@ -8,7 +8,17 @@ not fit once compiled, which compile.py then tells exactly.
 from __future__ import annotations
 
 from flashgen.block_mask import BLOCK
-from flashgen.config import AHEAD, AUTO_BR, AUTO_WARPS, BY_KEYS, FP8_DEPTH, KernelConfig
+from flashgen.config import (
+    AHEAD,
+    AUTO_BR,
+    AUTO_WARPS,
+    BY_KEYS,
+    FP8_DEPTH,
+    TILES,
+    WARPGROUP,
+    WARPGROUP_ROWS,
+    KernelConfig,
+)
 from flashgen.gpu import Gpu
 from flashgen.spec import DECODING, AttentionSpec, padded
 
@@ -149,12 +159,11 @@ def _schedule(spec: AttentionSpec, config: KernelConfig) -> str | None:
         return f"paged goes with schedule fa2: got {config.schedule}"
     if config.schedule == "fa2":
         return None
-    if spec.direction != "forward" and (config.schedule, spec.direction in AHEAD) != (
-        "s_ahead",
-        True,
-    ):
-        has = "schedules fa2 and s_ahead" if spec.direction in AHEAD else "schedule fa2"
-        return f"direction {spec.direction} has {has} alone: got {config.schedule}"
+    if spec.direction != "forward":
+        ahead = spec.direction in AHEAD
+        if not ahead or config.schedule not in ("s_ahead", "hopper"):
+            has = "schedules fa2, s_ahead and hopper" if ahead else "schedule fa2"
+            return f"direction {spec.direction} has {has} alone: got {config.schedule}"
     packed = spec.varlen and spec.direction != "forward"
     if spec.scores_featured or spec.block_mask or packed:
         words = (word for word in spec.feature_words if packed or word != "varlen")
@@ -188,12 +197,22 @@ def _hopper(spec: AttentionSpec, config: KernelConfig) -> str | None:
         return f"schedule hopper goes with descriptor loads: got {config.loads}"
     if spec.element_bytes != 2:
         return f"schedule hopper multiplies 16-bit operands: got {spec.dtype}"
-    if config.num_warps != 4:
-        return f"schedule hopper has warpgroups of 4 warps: got num_warps={config.num_warps}"
+    by_keys = spec.direction in BY_KEYS
+    side, owned, walked = ("bc", config.bc, config.br) if by_keys else ("br", config.br, config.bc)
+    if owned != WARPGROUP_ROWS * config.consumers:
+        return (
+            f"schedule hopper has {WARPGROUP_ROWS} of {side} for every {WARPGROUP} warps: "
+            f"got {side}={owned} and num_warps={config.num_warps}"
+        )
     if config.num_stages < 2:
         return "schedule hopper needs num_stages 2 at least: its ring holds K of the next tile"
-    if config.bc < 32:
-        return f"schedule hopper has tiles of 32 keys at least: got bc={config.bc}"
+    if by_keys and owned not in TILES:
+        return f"K and V of a block lie in shared tiles, powers of two: got bc={owned}"
+    least, walks = (64, "br") if by_keys else (32, "bc")
+    if walked < least or walked not in TILES:
+        return (
+            f"schedule hopper walks tiles of {least} at least, powers of two: got {walks}={walked}"
+        )
     if min(spec.head_dim, spec.head_dim_v) < 33:
         dims = f"{spec.head_dim} and {spec.head_dim_v}"
         return f"schedule hopper has head dims padded to 64 and more: got {dims}"
@@ -268,14 +287,16 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
     of_v //= config.v_parts
     if spec.direction in ("backward_delta", "combine", "append"):
         return 0
-    if spec.direction in ("backward_dkv", "backward_fused"):
+    if spec.direction in BY_KEYS:
         held, walked = of_k + of_v, (of_q, of_do)
     else:
         alone = spec.direction in ("forward", "decode")
         held, walked = of_q if alone else of_q + of_do, (of_k, of_v)
     if config.schedule == "hopper":
-        of_o = config.br * dims[1] * spec.element_bytes if dims[0] != dims[1] else 0
-        return of_q + of_o + config.num_stages * (of_k + of_v)
+        beside = of_do if spec.direction == "forward" and dims[0] != dims[1] else 0
+        if spec.direction == "backward_fused":  # dS passes through shared memory
+            beside = config.br * config.bc * spec.element_bytes
+        return held + beside + config.num_stages * sum(walked)
     if config.schedule == "fa1" or config.num_stages == 1 or spec.direction == "backward_dbias":
         return max(walked)
     if spec.paged:  # the table is a load ahead of the pages, and takes stages for itself
@@ -314,7 +335,7 @@ def _too_much_shared(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str
 def _too_many_registers(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
     if config.schedule == "auto" and gpu.arch == "sm_100":
         return None  # accumulators lie in tensor memory, which Triton reads by parts
-    threads = config.num_warps * gpu.warp_size * max(1, config.consumers)
+    threads = config.num_warps * gpu.warp_size
     what, elements = _accumulators(spec, config)
     need = elements // threads
     limit = REGISTERS_PER_THREAD["sm" if gpu.is_nvidia else "gfx"]
@@ -336,7 +357,7 @@ def _accumulators(spec: AttentionSpec, config: KernelConfig) -> tuple[str, int]:
     """
     dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
     scores = config.br * config.bc
-    if config.schedule == "hopper":
+    if (config.schedule, spec.direction) == ("hopper", "forward"):
         # S of a tile is written while P of the one before, rounded, is being multiplied.
         return "O, S and P", config.br * dim_v + scores + scores // 2
     if spec.direction in ("forward", "decode"):

@@ -77,7 +77,7 @@ def template_of(spec: AttentionSpec, config: KernelConfig) -> str:
     if config.schedule == "fa1":
         return "attention_fwd_fa1.py.jinja"
     if config.schedule == "hopper":
-        return "attention_fwd_hopper.py.jinja"
+        return _TEMPLATES[spec.direction].replace(".py", "_hopper.py")
     return _TEMPLATES[spec.direction]
 
 

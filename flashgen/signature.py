@@ -23,6 +23,12 @@ TENSORS: dict[str, tuple[str, ...]] = {
 
 _OF_V = ("v", "o", "do", "dv")
 _ROWS_OF_K = ("k", "v", "dk", "dv")
+_BY_CONSUMERS = {
+    "forward": ("q", "o"),
+    "backward_dq": ("q", "do", "dq"),
+    **dict.fromkeys(BY_KEYS, ("dk", "dv")),
+}
+"""What every consumer of schedule hopper loads or stores by itself, its own rows alone."""
 
 SEQUENCE_POINTERS = ("q_begins_ptr", "q_ends_ptr", "k_begins_ptr", "k_ends_ptr")
 
@@ -95,7 +101,7 @@ def _tensors(spec: AttentionSpec, config: KernelConfig) -> dict[str, str]:
         for x in strided:
             rows = config.bc if x in _ROWS_OF_K else config.br
             dim = spec.head_dim_v if x in _OF_V else spec.head_dim
-            if config.schedule == "hopper" and x not in _ROWS_OF_K:
+            if config.schedule == "hopper" and x in _BY_CONSUMERS[spec.direction]:
                 rows = WARPGROUP_ROWS
             # Letter by letter as a launch has it: Triton keeps binaries by this text.
             layout = f",{gluon_layout_text()}" if config.schedule == "hopper" else ""

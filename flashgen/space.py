@@ -38,21 +38,35 @@ WAYS: tuple[tuple[Schedule, Loads], ...] = (
 )
 """fa1 is left out: it is there to be compared with, and has no parallelism over the rows."""
 
-HOPPER_TILES = (
-    # br, bc, num_stages. Compiled with Triton 3.7.1 for sm_90a, each is without spills in a main
-    # loop for some head dim of 64 to 256; none was measured.
-    (128, 128, 2),
-    (192, 128, 2),
-    (128, 64, 2),
-    (192, 64, 2),
-    (128, 128, 3),
-    (192, 128, 3),
-    (128, 64, 3),
-    (192, 64, 3),
-    (128, 64, 4),
-    (192, 64, 4),
-)
-"""Of schedule hopper, which no interpreter runs: tried only where a GPU checks and measures."""
+HOPPER_TILES: dict[str, tuple[tuple[int, int, int, int], ...]] = {
+    # br, bc, num_warps, num_stages. Compiled with Triton 3.7.1 for sm_90a, each is without spills
+    # in a main loop for some head dim of 64 to 256; none was measured.
+    "forward": (
+        (128, 128, 8, 2),
+        (192, 128, 12, 2),
+        (128, 64, 8, 2),
+        (192, 64, 12, 2),
+        (128, 128, 8, 3),
+        (192, 128, 12, 3),
+        (128, 64, 8, 3),
+        (192, 64, 12, 3),
+        (128, 64, 8, 4),
+        (192, 64, 12, 4),
+    ),
+    "backward_dq": (
+        (128, 128, 8, 2),
+        (128, 64, 8, 2),
+        (192, 64, 12, 2),
+        (128, 128, 8, 3),
+        (128, 64, 8, 3),
+        (192, 64, 12, 3),
+        (192, 32, 12, 2),
+        (128, 32, 8, 2),
+    ),
+    **dict.fromkeys(BY_KEYS, ((64, 128, 8, 2), (64, 128, 8, 3), (64, 128, 8, 4))),
+}
+"""Of schedule hopper, by direction: no interpreter runs it, so it is tried only where a GPU checks
+and measures."""
 
 AUTO_TILES = ((128, 128, 2), (128, 64, 3), (128, 64, 2), (64, 128, 2), (64, 64, 3), (64, 64, 2))
 """br, bc, num_stages of schedule auto. Compiled with Triton 3.6 to 3.9; none was measured."""
@@ -97,7 +111,7 @@ def legal_configs(
     return tuple(
         config
         for config in (
-            *(_hopper_grid() if on_gpu else ()),
+            *(_hopper_grid(spec.direction) if on_gpu else ()),
             *(_auto_grid() if on_gpu else ()),
             *in_parts(spec, _grid(spec.direction in BY_KEYS)),
             *(_order_grid() if on_gpu and spec.direction == "forward" else ()),
@@ -176,19 +190,21 @@ def _order_grid() -> tuple[KernelConfig, ...]:
 
 
 @functools.cache
-def _hopper_grid() -> tuple[KernelConfig, ...]:
+def _hopper_grid(direction: str) -> tuple[KernelConfig, ...]:
     """Schedule hopper in all its tiles and orders, the longest tiles of Q first where causal."""
     return tuple(
         KernelConfig(
             br=br,
             bc=bc,
-            num_warps=4,
+            num_warps=warps,
             num_stages=stages,
             schedule="hopper",
             loads="descriptor",
             order=order,
         )
-        for (br, bc, stages), order in itertools.product(HOPPER_TILES, reversed(ORDERS))
+        for (br, bc, warps, stages), order in itertools.product(
+            HOPPER_TILES.get(direction, ()), reversed(ORDERS)
+        )
     )
 
 
@@ -208,7 +224,9 @@ def seed_configs(
         return tuple(dict.fromkeys(c for c in known if why_illegal(spec, c, gpu) is None))
     ordered = spec.causal and spec.direction in ("forward", "backward_dq")
     order: Order = "longest_first" if ordered else "plain"
-    seeds = [config for config in _hopper_grid()[:8] if on_gpu and config.order == order]
+    seeds = [
+        config for config in _hopper_grid(spec.direction)[:8] if on_gpu and config.order == order
+    ]
     seeds += [
         KernelConfig(
             br=walked if spec.direction in BY_KEYS else owned,

@@ -1,4 +1,4 @@
-"""A model of the few things of Gluon that the hopper template uses, to run its text on a CPU.
+"""A model of the few things of Gluon that the hopper templates use, to run their text on a CPU.
 
 The rendered file is executed as Python. Each partition of warp_specialize is a thread, one of which
 runs at a time; whenever one may wait, a seeded choice says who goes on. What the hardware does on
@@ -6,6 +6,7 @@ its own is as late, or as early, as it may be:
 
   a TMA load spoils its place when it is issued, and fills it at any later time
   a wgmma reads shared memory when it is issued, or not before its wait; a TMA store at its wait
+  what a warp stores in shared memory is there for others at its next fence, barrier or load
   an mbarrier counts arrivals and bytes, has the parity of its phase, and refuses to overflow
   a named barrier counts warpgroups, and refuses the same one twice
 
@@ -15,6 +16,7 @@ the text. What the compiler and the hardware make of it, it does not.
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import sys
@@ -103,10 +105,17 @@ class Memory:
     def permute(self, order: Sequence[int]) -> Memory:
         return Memory(self.parts.permute(*order))
 
+    def slice(self, start: int, length: int, axis: int = 0) -> Memory:
+        return Memory(self.parts.narrow(axis, start, length))
+
     def store(self, values: Tensor) -> None:
-        self.parts.copy_(values)
-        machine().unfenced.add(machine().who())
+        machine().write(self.parts, values)
         machine().pause()
+
+    def load(self, layout: object) -> Tensor:
+        machine().settle()
+        machine().pause()
+        return self.parts.clone()
 
 
 @dataclass(eq=False)
@@ -129,7 +138,7 @@ class Product:
 
 
 class Pointer:
-    """lse_ptr and what is added to it."""
+    """An address in memory, and what is added to it."""
 
     def __init__(self, base: Tensor, offset: Any = 0) -> None:
         self.base, self.offset = base, offset
@@ -165,16 +174,20 @@ class Machine:
         self.pid = 0
         # Some blocks have a fast memory, and some one that is awaited until nobody can go on.
         self.eager = self.random.choice((0.0, 0.1, 0.3))
+        # In some a partition runs on for long while another stands still.
+        self.loyal = self.random.choice((0.0, 0.95))
         self.named: dict[int, Named] = {}
         self.barriers: list[MBarrier] = []
         self.copies: list[Callable[[], None]] = []
         self.products: dict[int, list[Product]] = {}
         self.stores: dict[int, list[Callable[[], None]]] = {}
-        self.unfenced: set[int] = set()
+        self.written: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self.unfenced: dict[int, list[tuple[int, int]]] = {}
         self.loads: list[tuple[str, int]] = []
         self._turn = threading.Condition()
         self._waiting: dict[int, Callable[[], bool]] = {}
         self._current: int | None = None
+        self._last: int | None = None
         self._failure: BaseException | None = None
         self._local = threading.local()
 
@@ -202,7 +215,9 @@ class Machine:
                     self._failure = Deadlock(f"partitions {sorted(self._waiting)} wait for ever")
                 break
             self.copies.pop(self.random.randrange(len(self.copies)))()
-        self._current = self.random.choice(able) if able else None
+        if self._last not in able or self.random.random() >= self.loyal:
+            self._last = self.random.choice(able) if able else None
+        self._current = self._last
         self._waiting.pop(self._current, None)  # type: ignore[arg-type]
         self._turn.notify_all()
 
@@ -235,6 +250,30 @@ class Machine:
         if self._failure:
             raise self._failure
 
+    def write(self, place: Tensor, values: Tensor) -> None:
+        """Store in shared memory, seen by others when it settles."""
+        self.written.setdefault(self.who(), []).append((place, values.clone()))
+        self.unfenced.setdefault(self.who(), []).append(_extent(place))
+        if self.random.random() < 0.5:
+            self.settle()
+
+    def settle(self) -> None:
+        """What the partition has stored is there for all."""
+        for place, values in self.written.pop(self.who(), []):
+            place.copy_(values)
+
+    def fence(self) -> None:
+        """Order what the partition has stored before what wgmma and the TMA unit read."""
+        self.settle()
+        self.unfenced.pop(self.who(), None)
+
+    def refuse_unfenced(self, memory: Memory) -> None:
+        """The asynchronous proxy reads this memory."""
+        low, high = _extent(memory.parts)
+        written = itertools.chain(*self.unfenced.values())
+        if any(start < high and low < end for start, end in written):
+            raise Misuse("what was written is read by wgmma or the TMA unit without a fence since")
+
     def at_rest(self) -> None:
         """Nothing is left half done: the next block of this SM would find it."""
         if any(named.present for named in self.named.values()):
@@ -244,6 +283,13 @@ class Machine:
         for barrier in self.barriers:
             if barrier.bytes_due:
                 raise Misuse("bytes are expected that never come")
+
+
+def _extent(view: Tensor) -> tuple[int, int]:
+    """The addresses from its first element to behind its last."""
+    steps = zip(view.shape, view.stride(), strict=True)
+    elements = 1 + sum((size - 1) * stride for size, stride in steps)
+    return view.data_ptr(), view.data_ptr() + elements * view.element_size()
 
 
 _machine: list[Machine] = []
@@ -285,8 +331,7 @@ def _load(desc: Descriptor, at: Sequence[Any], barrier: MBarrier, place: Memory)
 
 def _store(desc: Descriptor, at: Sequence[Any], place: Memory) -> None:
     me = machine().who()
-    if me in machine().unfenced:
-        raise Misuse("a TMA store reads what was written without a fence since")
+    machine().refuse_unfenced(place)
     there, here = desc.window(at)
 
     def land() -> None:
@@ -304,6 +349,9 @@ def _store_wait(pendings: int) -> None:
 
 def _mma(a: Any, b: Memory, acc: Any, *, use_acc: bool = True, is_async: bool) -> Product:
     assert is_async
+    for operand in (a, b):
+        if isinstance(operand, Memory):
+            machine().refuse_unfenced(operand)
     product = Product(a, b, acc, use_acc)
     block = machine()
     before = block.products.setdefault(block.who(), [])
@@ -314,19 +362,19 @@ def _mma(a: Any, b: Memory, acc: Any, *, use_acc: bool = True, is_async: bool) -
     return product
 
 
-def _mma_wait(outstanding: int, deps: Sequence[Product]) -> Tensor:
+def _mma_wait(outstanding: int, deps: Sequence[Product]) -> Any:
     machine().pause()
     products = machine().products[machine().who()]
     while len(products) > outstanding:
         products.pop(0).finish()
-    (product,) = deps
-    if product in products:
+    if any(product in products for product in deps):
         raise Misuse("a product is read that is not waited for")
-    return product.finish()
+    results = tuple(product.finish() for product in deps)
+    return results if len(results) > 1 else results[0]
 
 
 def _asm(text: str, constraints: str, args: Sequence[Tensor], **options: Any) -> Tensor:
-    """The three statements of the template: bar.sync, bar.arrive, and the one never reached."""
+    """The statements of the templates: bar.sync, bar.arrive, and the one never reached."""
     assert options["is_pure"] is False
     (x,) = args
     if "@never" in text:
@@ -338,6 +386,7 @@ def _asm(text: str, constraints: str, args: Sequence[Tensor], **options: Any) ->
     before = named.generation
     named.come(block.who(), int(found[3]))
     if found[1] == "sync":
+        block.settle()
         block.pause(lambda: named.generation != before)
     else:
         block.pause()
@@ -361,6 +410,18 @@ def _put(pointer: Pointer, value: Tensor, *, mask: Tensor) -> None:
     pointer.base.view(-1)[pointer.offset[mask]] = value[mask]
 
 
+def _take(pointer: Pointer, *, mask: Tensor, other: float) -> Tensor:
+    found = torch.full(mask.shape, other, dtype=pointer.base.dtype)
+    found[mask] = pointer.base.view(-1)[pointer.offset[mask]]
+    return found
+
+
+def _add(pointer: Pointer, value: Tensor, *, mask: Tensor, sem: str) -> None:
+    assert sem == "relaxed"
+    mask, offset = torch.broadcast_tensors(mask, pointer.offset)
+    pointer.base.view(-1).index_add_(0, offset[mask], value[mask])
+
+
 def _either(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda a, b: function(torch.as_tensor(a), torch.as_tensor(b))
 
@@ -370,6 +431,7 @@ def _language() -> types.ModuleType:
     layout = lambda *_, **__: None  # noqa: E731
     vars(gl).update(
         constexpr=object,
+        int32=torch.int32,
         int64=torch.int64,
         float32=torch.float32,
         static_range=range,
@@ -387,13 +449,19 @@ def _language() -> types.ModuleType:
         exp2=torch.exp2,
         log2=torch.log2,
         convert_layout=lambda x, layout: x,
+        load=_take,
         store=_put,
+        atomic_add=_add,
+        barrier=lambda: machine().settle(),
         allocate_shared_memory=_allocate,
         inline_asm_elementwise=_asm,
         warp_specialize=_specialize,
         NVMMADistributedLayout=layout,
         DotOperandLayout=layout,
         SliceLayout=layout,
+        BlockedLayout=layout,
+        SwizzledSharedLayout=layout,
+        NVMMASharedLayout=layout,
     )
     return gl
 
@@ -411,7 +479,7 @@ def _modules() -> dict[str, types.ModuleType]:
     vars(gluon).update(jit=jit, language=gl)
     vars(experimental).update(gluon=gluon)
     vars(hopper).update(
-        fence_async_shared=lambda: machine().unfenced.discard(machine().who()),
+        fence_async_shared=lambda: machine().fence(),
         warpgroup_mma=_mma,
         warpgroup_mma_wait=_mma_wait,
         mbarrier=types.SimpleNamespace(
@@ -428,6 +496,15 @@ def _modules() -> dict[str, types.ModuleType]:
     return {module.__name__: module for module in made}
 
 
+def _seen(argument: Any) -> Any:
+    """An argument of a launch as the kernel sees it."""
+    if isinstance(argument, Tensor):
+        return Pointer(argument)
+    if isinstance(argument, float):
+        return argument
+    return torch.tensor(argument) if isinstance(argument, int) else Descriptor(argument)
+
+
 class ModelKernel:
     """A rendered kernel as flashgen.launch takes one: kernel[(blocks,)](*arguments)."""
 
@@ -442,15 +519,13 @@ class ModelKernel:
         return lambda *arguments, **options: self._launch(grid[0], arguments)
 
     def _launch(self, blocks: int, arguments: Sequence[Any]) -> None:
-        *hosts, lse = arguments[:5]
-        seen = [Descriptor(host) for host in hosts]
-        numbers = [torch.tensor(x) if isinstance(x, int) else x for x in arguments[5:]]
+        seen = [_seen(argument) for argument in arguments]
         for pid in range(blocks):
             block = Machine(self._seed * 1000 + pid)
             block.pid = pid
             _machine.append(block)
             try:
-                self._function(*seen, Pointer(lse), *numbers)
+                self._function(*seen)
                 block.at_rest()
             finally:
                 _machine.pop()

@@ -131,8 +131,8 @@ def _ways() -> list[str]:
         fields = {"direction": "forward", "mask": mask, **FEATURES.get(column, {})}
         spec = _spec(fields | {"dims": (64, 64)})
         config = KernelConfig(br=128, bc=64, num_warps=8, num_stages=2, **WAYS[row])
-        if config.schedule in ("hopper", "auto"):
-            config = replace(config, br=128 if config.schedule == "hopper" else 64, num_warps=4)
+        if config.schedule == "auto":
+            config = replace(config, br=64, num_warps=4)
         reason = why_illegal(spec, config, H200)
         if reason is not None:
             return notes.mark(reason.replace(f" ({column})", ""))

@@ -1,89 +1,41 @@
-"""The ladder: the forward kernel with one more idea at each step, so that a run shows what each
+"""The ladder: flashgen's kernels with one more idea at each step, so that a run shows what each
 brought.
 
-A step fixes schedule, loads and order; its tile is the best known so restricted: the table's where
-the table chose such a config, else the best by estimate, else the first that compiles well. Each is
-checked against float64 by the evaluator, in a child process that may hang, before it is called
-here.
+A step fixes schedule, loads and order of the forward kernel, or of those of the backward; the tile
+of each is the best known so restricted: the table's where the table chose such a config, else the
+best by estimate, else the first that compiles well. Each is checked against float64 by the
+evaluator, in a child process that may hang, before it is called here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from flashgen import launch
 from flashgen.bench.case import Case, Inputs
 from flashgen.bench.contenders import Contender, LeftOut, Made
-from flashgen.config import KernelConfig, Loads, Order, Schedule, kernel_name
+from flashgen.bench.steps import BACKWARD_STEPS, STEPS, PinnedPasses, Step
+from flashgen.config import KernelConfig, kernel_name
+from flashgen.default_tiles import default_config
 from flashgen.errors import FlashgenError
 from flashgen.evaluate import Evaluator
+from flashgen.features import PLAIN
 from flashgen.gpu import Gpu
+from flashgen.launch_backward import bind_backward, bind_delta
 from flashgen.legality import why_illegal
 from flashgen.outcome import Outcome
-from flashgen.problem import bucket_of
+from flashgen.problem import Problem, bucket_of
 from flashgen.render import render
+from flashgen.runtime import autograd
+from flashgen.runtime.call import Call
 from flashgen.runtime.select import Served, relatives
-from flashgen.space import AUTO_TILES, HOPPER_TILES, KNOWN_GOOD
+from flashgen.spec import AttentionSpec
 from flashgen.table import write_text
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """One step, by the fields of a config that it fixes. order None: longest first where causal."""
-
-    name: str
-    schedule: Schedule
-    loads: Loads
-    order: Order | None = "plain"
-    persistent: bool = False
-
-    def order_of(self, case: Case) -> Order:
-        """The order of a case's step."""
-        if self.order is None:
-            return "longest_first" if case.spec.causal else "plain"
-        return self.order
-
-    def holds(self, config: KernelConfig, case: Case) -> bool:
-        """Whether a config is one of this step."""
-        mine = self.schedule, self.loads, self.order_of(case), self.persistent
-        return (config.schedule, config.loads, config.order, config.persistent) == mine
-
-    def candidates(self, case: Case) -> Iterator[KernelConfig]:
-        """The tiles that others found good, restricted to this step."""
-        tiles: Sequence[tuple[int, int, int, int]] = KNOWN_GOOD
-        if self.schedule in ("hopper", "auto"):
-            rolled = HOPPER_TILES if self.schedule == "hopper" else AUTO_TILES
-            tiles = [(br, bc, 4, stages) for br, bc, stages in rolled]
-        for br, bc, warps, stages in tiles:
-            yield KernelConfig(
-                br=br,
-                bc=bc,
-                num_warps=warps,
-                num_stages=stages,
-                schedule=self.schedule,
-                loads=self.loads,
-                order=self.order_of(case),
-                persistent=self.persistent,
-            )
-
-
-STEPS = (
-    Step(name="fa1", schedule="fa1", loads="pointer"),
-    Step(name="fa2", schedule="fa2", loads="pointer"),
-    Step(name="fa2, descriptors", schedule="fa2", loads="descriptor"),
-    Step(name="s_ahead", schedule="s_ahead", loads="pointer"),
-    Step(name="s_ahead, descriptors", schedule="s_ahead", loads="descriptor"),
-    Step(name="longest first", schedule="s_ahead", loads="descriptor", order="longest_first"),
-    Step(name="head reversal", schedule="s_ahead", loads="descriptor", order="head_reversal"),
-    Step(name="grouped", schedule="s_ahead", loads="descriptor", order="grouped"),
-    Step(name="persistent", schedule="s_ahead", loads="descriptor", order=None, persistent=True),
-    Step(name="auto", schedule="auto", loads="descriptor", order=None),
-    Step(name="hopper", schedule="hopper", loads="descriptor", order=None),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,62 +52,89 @@ class Ladder:
     folder: Path
 
     def contenders(self, case: Case) -> Iterator[Contender]:
-        """A contender a step of a forward case; those that the case has no variant of are not."""
-        if case.direction != "forward":
-            return
-        for step in STEPS:
-            if any(why_illegal(case.spec, c, self.gpu) is None for c in step.candidates(case)):
+        """A contender a step of a forward or a backward case; those that the case has no variant of
+        are not.
+        """
+        steps = {"forward": STEPS, "backward": BACKWARD_STEPS}.get(case.direction, ())
+        for step in steps:
+            if all(self._legal(step, spec) for spec in step.specs(case.spec)):
                 yield self._contender(step, case)
 
     def _contender(self, step: Step, case: Case) -> Contender:
         def make(_: Inputs) -> Made:
-            config, why = self.pick(step, case)
-            name = kernel_name(case.spec, config)
-            rendered = render(case.spec, config)
-            path = self.folder / f"{name}.py"
-            write_text(path, rendered.source)
-            bound = launch.bind(launch.load_kernel(path, name), case.spec, config)
-
-            def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-                return bound(q, k, v, case.scale, case.diagonal)[0]
-
-            return Made(attention=attention, detail=f"{name}, {why}")
+            picked = {spec: self.pick(step, spec, case.problem) for spec in step.specs(case.spec)}
+            bound = {spec: self._bind(spec, config) for spec, (config, _) in picked.items()}
+            detail = "; ".join(
+                f"{kernel_name(spec, config)}, {why}" for spec, (config, why) in picked.items()
+            )
+            make_attention = _forward if case.direction == "forward" else self._differentiable
+            return Made(attention=make_attention(case, bound), detail=detail)
 
         return Contender(name=f"ladder: {step.name}", group="ladder", make=make, own=True)
 
-    def pick(self, step: Step, case: Case) -> tuple[KernelConfig, str]:
-        """The config of a step, checked, and how it was come by.
+    def _differentiable(self, case: Case, bound: dict[AttentionSpec, Any]) -> Attention:
+        """Attention whose backward is by these kernels, and whose forward by the default's."""
+        pinned = {spec.direction: kernel for spec, kernel in bound.items()}
+        for spec in (case.spec, case.spec.for_direction("backward_delta")):
+            pinned[spec.direction] = self._bind(spec, default_config(spec))
+        passes, call = PinnedPasses(pinned), Call(causal=case.spec.causal, scale=case.scale)
+        return lambda q, k, v: autograd.attention(passes, call, q, k, v, PLAIN)[0]
+
+    def _bind(self, spec: AttentionSpec, config: KernelConfig) -> Any:
+        rendered = render(spec, config)
+        path = self.folder / f"{rendered.name}.py"
+        write_text(path, rendered.source)
+        binders = {"forward": launch.bind, "backward_delta": bind_delta}
+        bind = binders.get(spec.direction, bind_backward)
+        return bind(launch.load_kernel(path, rendered.name), spec, config)
+
+    def pick(self, step: Step, spec: AttentionSpec, problem: Problem) -> tuple[KernelConfig, str]:
+        """The config of a step for one of its specs, checked, and how it was come by.
 
         Raises LeftOut where no interpreter can run it, FlashgenError where no candidate is right.
         """
-        legal = [c for c in step.candidates(case) if why_illegal(case.spec, c, self.gpu) is None]
+        legal = self._legal(step, spec)
         if self.evaluator is None:
             if not legal[0].interpretable:
                 raise LeftOut(f"schedule {step.schedule} has no interpreter: it needs an sm_90 GPU")
             return legal[0], "the first candidate"
-        known = [config for config in self._known(case) if step.holds(config, case)]
-        compiled = [o for o in self._ask("compile", case, [*known, *legal]) if o.ok]
+        known = [config for config in self._known(spec, problem) if step.holds(config, spec)]
+        compiled = [o for o in self._ask("compile", spec, problem, [*known, *legal]) if o.ok]
         ranked = sorted(compiled, key=lambda outcome: _rank(outcome, known))
         for outcome in ranked:
-            (checked,) = self._ask("check", case, [outcome.config])
+            (checked,) = self._ask("check", spec, problem, [outcome.config])
             if checked.ok:
                 return outcome.config, _why(outcome, known)
-        raise FlashgenError(f"no config of step {step.name} compiles well and is right here")
+        raise FlashgenError(
+            f"no config of step {step.name} compiles well and is right here, for {spec.name}"
+        )
 
-    def _known(self, case: Case) -> Iterator[KernelConfig]:
-        """What the tables of this GPU, or of one like it, have chosen for the case."""
+    def _legal(self, step: Step, spec: AttentionSpec) -> list[KernelConfig]:
+        return [c for c in step.candidates(spec) if why_illegal(spec, c, self.gpu) is None]
+
+    def _known(self, spec: AttentionSpec, problem: Problem) -> Iterator[KernelConfig]:
+        """What the tables of this GPU, or of one like it, have chosen for the spec."""
         served = self.served
         for slug in (self.gpu.slug, *relatives(served.archs, self.gpu.slug, self.gpu)):
             for choice in served.choices.get(slug, ()):
-                if choice.spec == case.spec and choice.bucket == bucket_of(case.problem.seq_k):
+                if choice.spec == spec and choice.bucket == bucket_of(problem.seq_k):
                     yield choice.config
 
-    def _ask(self, stage: str, case: Case, configs: Sequence[KernelConfig]) -> list[Outcome]:
+    def _ask(
+        self, stage: str, spec: AttentionSpec, problem: Problem, configs: Sequence[KernelConfig]
+    ) -> list[Outcome]:
         assert self.evaluator is not None  # pick() has seen
         asked = tuple(dict.fromkeys(configs))
-        return list(
-            self.evaluator.evaluate(stage, case.spec, case.problem, asked)  # type: ignore[arg-type]
-        )
+        return list(self.evaluator.evaluate(stage, spec, problem, asked))  # type: ignore[arg-type]
+
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def _forward(case: Case, bound: dict[AttentionSpec, Any]) -> Attention:
+    """Attention by one forward kernel."""
+    (kernel,) = bound.values()
+    return lambda q, k, v: kernel(q, k, v, case.scale, case.diagonal)[0]
 
 
 def _rank(outcome: Outcome, known: Sequence[KernelConfig]) -> tuple[bool, bool, float]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashgen.bench import ceilings, ladder, listing, peers, picture, race
+from flashgen.bench import ceilings, ladder, listing, peers, picture, race, steps
 from flashgen.bench.case import Case, Inputs, Sizes, cases, left_out, make_inputs
 from flashgen.bench.contenders import Contender, LeftOut, Made
 from flashgen.bench.race import Line, Place, SmokeStopwatch, Spoiled, run_case, timed
@@ -22,6 +22,7 @@ from flashgen.bench.record import Measured, Record, provenance
 from flashgen.config import KernelConfig
 from flashgen.errors import FlashgenError
 from flashgen.gpu import TARGETS
+from flashgen.legality import why_illegal
 from flashgen.outcome import Outcome, Status, Timing
 from flashgen.problem import Problem
 from flashgen.runtime.select import Served
@@ -369,7 +370,7 @@ class TestLadder:
         return ladder.Ladder(gpu=H200, served=served, evaluator=evaluator, folder=tmp_path)
 
     def labels(self, case: Case) -> list[str]:
-        return [config.label for config in self.STEP.candidates(case)]
+        return [config.label for config in self.STEP.candidates(case.spec)]
 
     def test_the_best_by_estimate_is_taken_if_it_is_right(self, tmp_path: Path) -> None:
         case, _ = case_of(head_dims=[128])
@@ -377,7 +378,7 @@ class TestLadder:
         evaluator = FakeEvaluator(
             {("check", third): Status.WRONG}, {first: 900.0, second: 700.0, third: 600.0}
         )
-        config, why = self.ladder_of(evaluator, tmp_path).pick(self.STEP, case)
+        config, why = self.ladder_of(evaluator, tmp_path).pick(self.STEP, case.spec, case.problem)
         assert (config.label, why) == (second, "the best by estimate")
         assert ("check", third) in evaluator.asked
 
@@ -389,7 +390,7 @@ class TestLadder:
         bucket = SimpleNamespace(spec=case.spec, bucket=ladder.bucket_of(2048), config=tabled)
         evaluator = FakeEvaluator({}, {self.labels(case)[0]: 1.0, tabled.label: 900.0})
         found = self.ladder_of(evaluator, tmp_path, {"nvidia_h200": (bucket,)})
-        assert found.pick(self.STEP, case) == (tabled, "the table's choice")
+        assert found.pick(self.STEP, case.spec, case.problem) == (tabled, "the table's choice")
 
     def test_none_right_is_said(self, tmp_path: Path) -> None:
         case, _ = case_of(head_dims=[128])
@@ -397,24 +398,41 @@ class TestLadder:
             {("compile", label): Status.SPILLS for label in self.labels(case)}, {}
         )
         with pytest.raises(FlashgenError, match="no config of step s_ahead, descriptors"):
-            self.ladder_of(evaluator, tmp_path).pick(self.STEP, case)
+            self.ladder_of(evaluator, tmp_path).pick(self.STEP, case.spec, case.problem)
 
     @pytest.mark.parametrize("mask", ["none", "causal"])
-    def test_every_step_holds_its_own_candidates_and_no_others(self, mask: str) -> None:
+    @pytest.mark.parametrize("steps", [steps.STEPS, steps.BACKWARD_STEPS])
+    def test_every_step_holds_its_own_candidates_and_no_others(self, steps: Any, mask: str) -> None:
         case, _ = case_of(head_dims=[128], masks=[mask])
-        for step in ladder.STEPS:
-            holding = {
-                other.name
-                for other in ladder.STEPS
-                if other.holds(next(step.candidates(case)), case)
-            }
-            assert holding == {step.name}
+        for step in steps:
+            for spec in step.specs(case.spec):
+                holding = {
+                    other.name
+                    for other in steps
+                    if spec in other.specs(case.spec)
+                    and other.holds(next(step.candidates(spec)), spec)
+                }
+                assert holding == {step.name}
 
     def test_steps_a_case_has_no_variant_of_are_not_there(self, tmp_path: Path) -> None:
         case, _ = case_of(masks=["none"])  # head dim 16
         names = [each.name for each in self.ladder_of(None, tmp_path).contenders(case)]
         assert "ladder: fa2" in names
         assert not {"ladder: longest first", "ladder: hopper"} & set(names)
+
+    @pytest.mark.parametrize("mask", ["none", "causal"])
+    def test_a_backward_step_picks_a_config_a_kernel(self, tmp_path: Path, mask: str) -> None:
+        case, _ = case_of("backward", head_dims=[64], masks=[mask])
+        ladder_ = self.ladder_of(None, tmp_path)
+        names = [each.name for each in ladder_.contenders(case)]
+        assert names == [f"ladder: {step.name}" for step in steps.BACKWARD_STEPS]
+        two = next(step for step in steps.BACKWARD_STEPS if step.name == "two: hopper")
+        hopper = self.ladder_of(FakeEvaluator({}, {}), tmp_path)
+        for spec in two.specs(case.spec):
+            config, _ = hopper.pick(two, spec, case.problem)
+            assert (config.schedule, why_illegal(spec, config, H200)) == ("hopper", None)
+        with pytest.raises(LeftOut, match="needs an sm_90 GPU"):
+            ladder_.pick(two, spec, case.problem)
 
 
 class FakeWrapper:

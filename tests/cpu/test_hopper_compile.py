@@ -36,7 +36,7 @@ Build = Callable[[AttentionSpec, KernelConfig], tuple[Compiled, Listing]]
 
 def hopper(br: int, bc: int, stages: int = 2) -> KernelConfig:
     return make_config(
-        br, bc, num_warps=4, num_stages=stages, schedule="hopper", loads="descriptor"
+        br, bc, num_warps=br // 16, num_stages=stages, schedule="hopper", loads="descriptor"
     )
 
 

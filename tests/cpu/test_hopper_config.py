@@ -26,7 +26,7 @@ from flashgen.runtime.launcher import runnable
 from flashgen.runtime.select import why_unfit
 from flashgen.search.goal import Goal, goal_for
 from flashgen.space import legal_configs, seed_configs
-from flashgen.spec import AttentionSpec
+from flashgen.spec import AttentionSpec, Direction
 from tests.cpu.test_tune import Served, run, us
 from tests.makers import make_config, make_spec
 from tests.tables import made_entry, made_table
@@ -34,25 +34,29 @@ from tests.tables import made_entry, made_table
 H200, A100, B200 = (
     TARGETS[slug] for slug in ("nvidia_h200", "nvidia_a100_sxm4_80gb", "nvidia_b200")
 )
-CONFIG = make_config(128, 128, num_warps=4, schedule="hopper", loads="descriptor")
+CONFIG = make_config(128, 128, num_warps=8, schedule="hopper", loads="descriptor")
+THREE = replace(CONFIG, br=192, num_warps=12)
 SPEC = make_spec("bfloat16", 128, "causal")
+DKV = replace(SPEC, direction="backward_dkv")
+OF_KEYS = replace(CONFIG, br=64)
 PROBLEM = Problem(batch=1, heads=1, kv_heads=1, seq_q=512, seq_k=512)
 
 
 def test_two_or_three_consumers() -> None:
-    assert [replace(CONFIG, br=br).consumers for br in (128, 192)] == [2, 3]
-    assert [replace(CONFIG, br=br).block_warps for br in (128, 192)] == [12, 16]
-    assert make_config(128, 64, num_warps=8).block_warps == 8
-    for br in (64, 256):
-        with pytest.raises(InvalidArgument, match="br must be one of 128, 192"):
-            replace(CONFIG, br=br)
+    assert [config.consumers for config in (CONFIG, THREE)] == [2, 3]
+    assert [config.block_warps for config in (CONFIG, THREE)] == [12, 16]
+    assert [config.launch_warps for config in (CONFIG, THREE)] == [4, 4]
+    plain = make_config(128, 64, num_warps=8)
+    assert (plain.block_warps, plain.launch_warps, plain.consumers) == (8, 8, 0)
+    with pytest.raises(InvalidArgument, match="num_warps must be one of 8, 12"):
+        replace(CONFIG, num_warps=4)
     with pytest.raises(InvalidArgument, match="br must be one of 16, 32"):
         make_config(192, 64)
 
 
 def test_its_name_and_its_twin() -> None:
-    assert kernel_name(SPEC, CONFIG) == "fwd_bf16_d128_causal_br128_bc128_w4_s2_hopper_descriptor"
-    for config in (CONFIG, replace(CONFIG, br=192, num_stages=3)):
+    assert kernel_name(SPEC, CONFIG) == "fwd_bf16_d128_causal_br128_bc128_w8_s2_hopper_descriptor"
+    for config in (CONFIG, replace(THREE, num_stages=3)):
         twin = config.pointer_twin()
         assert (twin.schedule, twin.loads, twin.br, twin.num_warps) == ("fa2", "pointer", 128, 8)
         assert twin.bc == config.bc
@@ -67,17 +71,24 @@ def test_its_name_and_its_twin() -> None:
         (SPEC, replace(CONFIG, loads="pointer"), H200, "descriptor loads"),
         (make_spec("float32", 128), CONFIG, H200, "16-bit"),
         (make_spec("bfloat16", 32), CONFIG, H200, "padded to 64"),
-        (SPEC, replace(CONFIG, num_warps=8), H200, "4 warps"),
+        (SPEC, replace(CONFIG, num_warps=12), H200, "64 of br for every 4 warps"),
+        (SPEC, replace(CONFIG, br=256), H200, "64 of br for every 4 warps"),
+        (DKV, CONFIG, H200, "P and dP need 256 registers"),
+        (DKV, replace(OF_KEYS, bc=64), H200, "64 of bc for every 4 warps"),
+        (DKV, replace(OF_KEYS, bc=192, num_warps=12), H200, "powers of two"),
+        (DKV, replace(OF_KEYS, br=32), H200, "64 at least"),
+        (DKV, replace(OF_KEYS, order="longest_first"), H200, "order plain alone"),
+        (replace(DKV, direction="backward_dq"), OF_KEYS, H200, "64 of br for every 4 warps"),
         (SPEC, replace(CONFIG, num_stages=1), H200, "num_stages 2"),
-        (SPEC, replace(CONFIG, bc=16), H200, "32 keys"),
+        (SPEC, replace(CONFIG, bc=16), H200, "32 at least"),
         (make_spec("bfloat16", 128, dropout=True), CONFIG, H200, "dropout"),
         (make_spec("bfloat16", 256), CONFIG, H200, "shared memory"),
         (make_spec("bfloat16", 128), replace(CONFIG, order="longest_first"), H200, "causal"),
         (
-            replace(make_spec("bfloat16", 128), direction="backward_dq"),
+            replace(make_spec("bfloat16", 128), direction="backward_delta"),
             CONFIG,
             H200,
-            "s_ahead alone",
+            "fa2 alone",
         ),
     ],
 )
@@ -87,10 +98,23 @@ def test_what_is_illegal(spec: AttentionSpec, config: KernelConfig, gpu: object,
     assert word in reason
 
 
+@pytest.mark.parametrize("direction", ["backward_dkv", "backward_dq", "backward_fused"])
+def test_the_backward_has_it_and_a_twin(direction: Direction) -> None:
+    spec = make_spec("bfloat16", 64, "causal", direction=direction)
+    assert all(config.interpretable for config in legal_configs(spec, H200))
+    found = [c for c in legal_configs(spec, H200, on_gpu=True) if c.schedule == "hopper"]
+    assert found
+    assert seed_configs(spec, H200, on_gpu=True)[0] in found
+    for config in found:
+        twin = config.pointer_twin()
+        assert (twin.schedule, twin.loads, twin.num_warps) == ("fa2", "pointer", 8)
+        assert why_illegal(spec, twin, H200) is None
+
+
 def test_three_consumers_have_fewer_registers() -> None:
     spec = make_spec("bfloat16", 256)
     assert why_illegal(spec, replace(CONFIG, bc=64), H200) is None
-    reason = why_illegal(spec, replace(CONFIG, br=192, bc=64), H200)
+    reason = why_illegal(spec, replace(THREE, bc=64), H200)
     assert reason is not None
     assert "leaves 160" in reason
 

@@ -142,7 +142,7 @@ GOLDENS = [
     (make_spec("bfloat16", 128, direction="combine"), make_config(16, 32, num_stages=1)),
     (make_spec("bfloat16", 128, direction="append", paged=True, rotary="halves"), make_config(16, 16, num_stages=1)),
     (make_spec("bfloat16", 128, "causal"), make_config(128, 64, num_warps=8, schedule="s_ahead", loads="descriptor", order="longest_first")),
-    (make_spec("bfloat16", 128, "causal"), make_config(128, 128, num_warps=4, schedule="hopper", loads="descriptor", order="longest_first")),
+    (make_spec("bfloat16", 128, "causal"), make_config(128, 128, num_warps=8, schedule="hopper", loads="descriptor", order="longest_first")),
     (make_spec("float16", 96, "none"), make_config(128, 64)),
     (make_spec("bfloat16", 64, "causal"), make_config(64, 64)),
     (make_spec("float32", 128, "none", precision="tf32"), make_config(64, 32, head_dims="padded")),
