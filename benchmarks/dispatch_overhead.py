@@ -183,8 +183,8 @@ def plain_launches(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[Co
     o, lse = torch.empty_like(q), torch.empty(SHAPE[:3], device=q.device)
     strides = [stride for x in (q, k, v, o) for stride in x.stride()[:3]]
     arguments: list[Any] = [q, k, v, o, lse, *strides, 0.18, 1, 1, 16, 16, 64, 64]
-    options = {"num_warps": config.launch_warps, "num_stages": config.num_stages}
-    direct = Direct(kernel, **options)
+    options = config.launch_options
+    direct = Direct(kernel, options)
     return [
         cost("Triton launch", lambda: kernel[(1,)](*arguments, **options)),
         cost("direct launch", lambda: direct(1, arguments)),

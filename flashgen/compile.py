@@ -258,7 +258,7 @@ def _build(
         constexprs=signature.constexprs,
         attrs=signature.attrs,
     )
-    options = {"num_warps": config.launch_warps, "num_stages": config.num_stages}
+    options = config.launch_options
     with _ptxas_log() as log:
         try:
             built = triton.compile(ast, target=target_of(arch), options=options)

@@ -148,11 +148,14 @@ class KernelConfig:
         return self.num_warps // WARPGROUP if self.schedule == "hopper" else 0
 
     @property
-    def launch_warps(self) -> int:
-        """num_warps as Triton is told them: in schedule hopper those of one warpgroup, to which it
-        adds what the kernel's text asks for.
+    def launch_options(self) -> dict[str, int]:
+        """What Triton is told beside a kernel's arguments, whether it compiles or launches.
+
+        Of schedule hopper the warps of one warpgroup: it adds what the kernel's text asks for.
+        Multiply-add is one instruction by name, for Triton 3.9 warns that 3.10 will make two.
         """
-        return WARPGROUP if self.schedule == "hopper" else self.num_warps
+        warps = WARPGROUP if self.schedule == "hopper" else self.num_warps
+        return {"num_warps": warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
 
     @property
     def block_warps(self) -> int:

@@ -13,7 +13,7 @@ FLASHGEN_DIRECT=0 leaves every launch to Triton.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,9 +78,9 @@ class Repeated:
 class Direct:
     """Launches one kernel with fixed options. Arguments are in the kernel's order, all of them."""
 
-    def __init__(self, kernel: Any, num_warps: int, num_stages: int) -> None:
+    def __init__(self, kernel: Any, options: Mapping[str, int]) -> None:
         self._kernel = kernel
-        self._options = {"num_warps": num_warps, "num_stages": num_stages}
+        self._options = dict(options)
         self._ready: dict[tuple[object, ...], _Ready] = {}
         self._on = settings.direct_launch() and _is_known(kernel)
         if self._on:

@@ -186,7 +186,7 @@ class Plan:
                 f"schedule {config.schedule} is Gluon, for which Triton has no interpreter: "
                 "run it on an sm_90 GPU, with TRITON_INTERPRET unset"
             )
-        self.start = Direct(kernel, config.launch_warps, config.num_stages)
+        self.start = Direct(kernel, config.launch_options)
         self.config = config
         self.direction = spec.direction
         self.br = config.br

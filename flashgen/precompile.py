@@ -105,7 +105,7 @@ def build_one(payload: dict[str, Any]) -> dict[str, Any]:
             constexprs=signature.constexprs,
             attrs=signature.attrs,
         )
-        options = {"num_warps": config.launch_warps, "num_stages": config.num_stages}
+        options = config.launch_options
         try:
             built = triton.compile(source, target=target_of(payload["arch"]), options=options)
         except Exception as error:  # Triton, LLVM and ptxas each raise classes of their own

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import triton
 
+from flashgen import sass
 from flashgen.compile import (
     LEAST_OVERLAP,
     Compiled,
@@ -264,3 +265,17 @@ def test_judge(
 )
 def test_residents(facts: dict[str, Any], gpu: Gpu, blocks: int) -> None:
     assert residents(made_compiled(**facts), gpu) == blocks
+
+
+def test_multiply_add_is_one_instruction_whatever_triton_defaults_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton 3.10 is to make two by default, and the softmax a third longer."""
+    from triton import knobs
+
+    monkeypatch.setattr(knobs.language, "default_fp_fusion", False)
+    spec, config = make_spec(), make_config(32, 32)
+    compiled = compile_kernel(render(spec, config), spec, config, "sm_80", cache=tmp_path)
+    binary = cache_file(compiled.digest, "sm_80", compiled.triton, tmp_path, "cubin")
+    found = [i.base for i in sass.disassemble(binary.read_bytes()).instructions]
+    assert found.count("FFMA") > found.count("FADD")

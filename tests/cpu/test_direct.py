@@ -278,7 +278,7 @@ def test_what_is_not_known_is_left_to_triton(
     changed: Any, arguments: Any, times: int, driver: Recording
 ) -> None:
     kernel = Kernel(**changed)
-    start = direct.Direct(kernel, 4, 2)
+    start = direct.Direct(kernel, {"num_warps": 4, "num_stages": 2})
     for _ in range(3):
         start(1, arguments)
     assert kernel.launched == times
@@ -292,7 +292,7 @@ def test_other_drivers_are_left_to_triton(
         Recording, "get_current_target", lambda self: SimpleNamespace(backend="hip")
     )
     kernel = Kernel()
-    start = direct.Direct(kernel, 4, 2)
+    start = direct.Direct(kernel, {"num_warps": 4, "num_stages": 2})
     for _ in range(3):
         start(1, (1, 2))
     assert kernel.launched == 3
