@@ -270,7 +270,7 @@ def test_residents(facts: dict[str, Any], gpu: Gpu, blocks: int) -> None:
 def test_multiply_add_is_one_instruction_whatever_triton_defaults_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Triton 3.10 is to make two by default, and the softmax a third longer."""
+    """Triton 3.9 warns that 3.10 will make two."""
     from triton import knobs
 
     monkeypatch.setattr(knobs.language, "default_fp_fusion", False)
