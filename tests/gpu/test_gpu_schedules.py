@@ -6,7 +6,6 @@ Each is checked in a child process that a kernel may hang or kill, which costs i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
