@@ -113,7 +113,9 @@ def _quicken() -> None:
     import triton.language as tl
     from triton.runtime import interpreter as runtime
 
-    patch, patched = runtime._patch_lang, list[Any]()
+    patch, patched = getattr(runtime, "_patch_lang", None), list[Any]()
+    if patch is None:  # a Triton that does it otherwise
+        return
     stays = SimpleNamespace(restore=lambda: None)
 
     def patch_lang(fn: Any) -> Any:
