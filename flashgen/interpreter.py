@@ -1,4 +1,5 @@
-"""The only file that touches Triton's interpreter, and what it repairs there: bfloat16, float8.
+"""The only file that touches Triton's interpreter, and what it repairs there: bfloat16, float8,
+and work done for nothing.
 
 Triton 3.6 and 3.7.1 store a bfloat16 as its bit pattern in a uint16, and forget so in two places:
 `dot` multiplies the patterns as whole numbers, and float32 -> bfloat16 cuts the low bits off where
@@ -11,6 +12,9 @@ repaired; other conversions of float8_e4m3 are right, and there is no `dot` of i
 
 tf32 needs no repair: the kernels round their operands to tf32 themselves, and products of rounded
 operands are exact in float32.
+
+Two things that the interpreter does again and again are done once, or not at all (see _quicken):
+together they are a good third of a launch.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ def prepare() -> None:
     if _repaired or not active():
         return
     _repair()
+    _quicken()
     _repaired = True
 
 
@@ -91,6 +96,39 @@ def _repair() -> None:
     InterpreterBuilder.cast_impl = cast_impl
     InterpreterBuilder.create_fp_to_fp = create_fp_to_fp
     InterpreterBuilder.create_dot = create_dot
+
+
+def _quicken() -> None:
+    """Spare the interpreter what changes no result.
+
+    Triton 3.7.1 puts interpreted functions in place of those of triton.language at every launch and
+    again at every call of a device function, tl.sum's and tl.max's among them, each time looking
+    through all members of five modules and classes; here once, and they stay, since a process that
+    interprets compiles nothing. And of every sum and product of whole numbers it finds out in int64
+    whether it overflows, an answer that is asserted with options.debug alone, which is off.
+    """
+    import dataclasses
+    from types import SimpleNamespace
+
+    import triton.language as tl
+    from triton.runtime import interpreter as runtime
+
+    patch, patched = getattr(runtime, "_patch_lang", None), list[Any]()
+    if patch is None:  # a Triton that does it otherwise
+        return
+    stays = SimpleNamespace(restore=lambda: None)
+
+    def patch_lang(fn: Any) -> Any:
+        named = [lang for lang in (tl, tl.core) if any(v is lang for v in fn.__globals__.values())]
+        if not named or any(lang not in patched for lang in named):
+            patch(fn)
+            patched.extend(named)
+        return stays
+
+    runtime._patch_lang = patch_lang
+    options = runtime.interpreter_builder.options
+    if not options.debug:
+        runtime.interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
 
 
 def widen_bfloat16(bits: Any) -> Any:

@@ -16,6 +16,8 @@ from flashgen.spec import AttentionSpec, padded
 
 HEADER_LINES = 5
 LINE_LENGTH = 100
+KEPT = 4096
+"""Kernels that a process keeps: more than generated/ has, which tune makes after every search."""
 SERVES = LINE_LENGTH - len("# Serves: .")
 """The most characters of what a header says of a kernel; all features at once take more."""
 
@@ -33,10 +35,16 @@ class Rendered:
 
 
 def render(spec: AttentionSpec, config: KernelConfig) -> Rendered:
-    """Render the kernel of (spec, config): a pure function of both and of the templates.
+    """Render the kernel of (spec, config): a pure function of both and of the templates, which a
+    process takes for the same as long as it runs.
 
     Raises FlashgenError, naming the template, where it asks for what it was not given.
     """
+    return _rendered(spec, config)
+
+
+@functools.lru_cache(KEPT)
+def _rendered(spec: AttentionSpec, config: KernelConfig) -> Rendered:
     name = kernel_name(spec, config)
     template = template_of(spec, config)
     body = render_text(
@@ -136,6 +144,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,
+        auto_reload=False,
     )
     environment.globals.clear()
     environment.filters["block"] = _block

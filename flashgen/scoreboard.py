@@ -10,7 +10,6 @@ Every kernel is checked before it is replayed; one that does not bear the model 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -89,6 +88,7 @@ class Scoreboard:
         if self.residents == 0:
             raise NoEstimate(f"the kernel does not fit an SM of {gpu.slug}")
         self._cycles: dict[int, tuple[float, ...]] = {}
+        self._programs: dict[tuple[tuple[int, ...], bool], Program] = {}
         self._check_replay()
 
     @cached_property
@@ -196,16 +196,20 @@ class Scoreboard:
                         f"a replayed trip took {cycles:.0f} cycles, and its stalls alone {stalls}"
                     )
 
-    def _program(self, phase: Sequence[int], residents: int) -> Program:
-        return program.link(
-            self.listing,
-            self._roles,
-            [self.main[number] for number in phase],
-            self.machine,
-            self.hmma,
-            num_warps=self.num_warps,
-            spills_to_l2=self._spills_to_l2(residents),
-        )
+    def _program(self, phase: tuple[int, ...], residents: int) -> Program:
+        """The program of a phase, which nobody changes: made once for stacks in L1, once in L2."""
+        spills_to_l2 = self._spills_to_l2(residents)
+        if (phase, spills_to_l2) not in self._programs:
+            self._programs[phase, spills_to_l2] = program.link(
+                self.listing,
+                self._roles,
+                [self.main[number] for number in phase],
+                self.machine,
+                self.hmma,
+                num_warps=self.num_warps,
+                spills_to_l2=spills_to_l2,
+            )
+        return self._programs[phase, spills_to_l2]
 
     def _spills_to_l2(self, residents: int) -> bool:
         """Whether the blocks' stacks exceed what L1 has left beside their shared memory."""

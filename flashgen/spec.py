@@ -85,6 +85,19 @@ MAX_BACKWARD_HEAD_DIM = 256
 """The largest head dim that has gradients: beyond, dK and dV of a tile fill the registers."""
 
 
+_WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("direction", get_args(Direction)),
+    ("dtype", get_args(DType)),
+    ("mask", get_args(Mask)),
+    ("precision", get_args(Precision)),
+    ("bias", get_args(Bias)),
+    ("rotary", get_args(Rotary)),
+    ("kv_dtype", get_args(KvDType)),
+    ("kv_scales", get_args(KvScales)),
+)
+"""The fields of a spec that are words, and the words they may be."""
+
+
 def parse_dtype(text: str) -> str:
     """The dtype's full name for `text`, which may also be fp16, bf16 or fp32.
 
@@ -142,16 +155,7 @@ class AttentionSpec:
     kv_scales: KvScales = "head"
 
     def __post_init__(self) -> None:
-        for field, values in (
-            ("direction", get_args(Direction)),
-            ("dtype", get_args(DType)),
-            ("mask", get_args(Mask)),
-            ("precision", get_args(Precision)),
-            ("bias", get_args(Bias)),
-            ("rotary", get_args(Rotary)),
-            ("kv_dtype", get_args(KvDType)),
-            ("kv_scales", get_args(KvScales)),
-        ):
+        for field, values in _WORDS:
             if getattr(self, field) not in values:
                 raise InvalidArgument(
                     f"{field} must be one of {', '.join(values)}: got {getattr(self, field)!r}"

@@ -8,6 +8,7 @@ that are on. load trusts nothing: what it refuses it names with file, line and m
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import re
@@ -45,6 +46,8 @@ SCHEMA = 2
 """Version of the layout of configs/*.yaml, which dump writes. parse reads this and 1; a higher one
 was written by a newer flashgen."""
 
+KEPT = 32
+"""Tables that a process keeps, by their text: all shipped ones and some versions of its own."""
 NEW_IN_2 = ("p_value", "regret")
 """Keys of a result that a table of schema 1 does not have; their defaults hold."""
 
@@ -123,7 +126,7 @@ def dump(table: Table) -> str:
     parts = {"schema": _node(SCHEMA), "gpu": gpu, "runs": _node(table.runs)}
     parts["entries"] = _node(table.entries)
     root = _mapping(parts)
-    text = yaml.serialize(root, Dumper=yaml.SafeDumper, width=1 << 20, allow_unicode=True)
+    text = yaml.serialize(root, Dumper=_DUMPER, width=1 << 20, allow_unicode=True)
     text = re.sub(r"^(?=gpu:|runs:|entries:|- spec:)", "\n", text, flags=re.MULTILINE)
     text = text.replace("entries:\n\n", "entries:\n")
     name = table.gpu.name
@@ -171,6 +174,11 @@ def parse(text: str, path: Path, *, any_name: bool = False) -> Table:
     """The table in a text; `path` stands in errors and says of which GPU, unless the file may have
     `any_name`. Raises TableError.
     """
+    return _parsed(text, path, any_name)
+
+
+@functools.lru_cache(KEPT)
+def _parsed(text: str, path: Path, any_name: bool) -> Table:
     reader = _Reader(path, any_name)
     return reader.table(reader.root(text))
 
@@ -288,6 +296,7 @@ class _Reader(Nodes):
         return edges
 
 
+_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _OMITTED = (*FEATURES, *OPTIONS)
 _TAG = "tag:yaml.org,2002:"
 _NULL = f"{_TAG}null"

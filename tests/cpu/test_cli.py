@@ -38,6 +38,8 @@ from tests.tables import AHEAD, FA2, H200, SPEC, made_entry, made_table
 ROOT = Path(__file__).resolve().parents[2]
 FRESH = made_entry(bucket=BUCKETS[3], config=FA2, digest=render(SPEC, FA2).digest)
 
+TABLE = made_table(made_entry(source="measured"), FRESH)
+
 
 @pytest.fixture(autouse=True)
 def _shipped_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,13 +48,26 @@ def _shipped_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FLASHGEN_CONFIGS", raising=False)
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The generated/ of `out`, which nobody changes."""
+    folder = tmp_path_factory.mktemp("written") / "generated"
+    generating.write({"nvidia_h200": TABLE}, folder)
+    return folder
+
+
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
-    """A folder with one table, of a stale entry and a fresh one, and its generated/."""
-    table = made_table(made_entry(source="measured"), FRESH)
-    save(table, tmp_path / "out" / "configs" / "nvidia_h200.yaml")
-    generating.write({"nvidia_h200": table}, tmp_path / "out" / "generated")
+def tables_alone(tmp_path: Path) -> Path:
+    """A folder with one table, of a stale entry and a fresh one."""
+    save(TABLE, tmp_path / "out" / "configs" / "nvidia_h200.yaml")
     return tmp_path / "out"
+
+
+@pytest.fixture
+def out(tables_alone: Path, written: Path) -> Path:
+    """The same with its generated/."""
+    shutil.copytree(written, tables_alone / "generated", copy_function=shutil.copyfile)
+    return tables_alone
 
 
 @pytest.fixture
@@ -153,17 +168,19 @@ class TestBadInput:
         ],
     )
     @pytest.mark.usefixtures("without_gpu")
-    def test_it_gets_one_sentence_and_its_code(self, run, out, line, code, sentence) -> None:
-        found, output, errors = run(*line.split(), "--out", out)
+    def test_it_gets_one_sentence_and_its_code(
+        self, run, tables_alone, line, code, sentence
+    ) -> None:
+        found, output, errors = run(*line.split(), "--out", tables_alone)
         assert found == code, errors
         assert errors.startswith("flashgen: ")
         assert sentence in errors
         assert errors.count("\n") == 1
         assert output == ""
 
-    def test_a_storage_of_another_kind_shows_no_password(self, run, out: Path) -> None:
+    def test_a_storage_of_another_kind_shows_no_password(self, run, tables_alone: Path) -> None:
         line = "tune --target nvidia_l4 --storage redis://me:secret@here"
-        code, _, errors = run(*line.split(), "--out", out)
+        code, _, errors = run(*line.split(), "--out", tables_alone)
         assert code == 2
         assert errors.startswith("flashgen: --storage must be like postgresql+psycopg://")
         assert errors.count("\n") == 1
@@ -177,12 +194,12 @@ class TestBadInput:
         assert code == 2
         assert "Traceback" not in errors
 
-    def test_a_broken_table_is_named_with_its_line(self, run, out: Path) -> None:
-        path = out / "configs" / "nvidia_h200.yaml"
+    def test_a_broken_table_is_named_with_its_line(self, run, tables_alone: Path) -> None:
+        path = tables_alone / "configs" / "nvidia_h200.yaml"
         path.write_text(path.read_text().replace("sms: 132", "sms: 132\n  sms: 133"))
         line = path.read_text().split("sms: 133")[0].count("\n") + 1
         for command in ("show nvidia_h200", "generate", "generate --check", "targets"):
-            code, _, errors = run(*command.split(), "--out", out)
+            code, _, errors = run(*command.split(), "--out", tables_alone)
             assert code == 1
             assert f"nvidia_h200.yaml, line {line}: the key 'sms' is here twice" in errors
 
@@ -198,9 +215,9 @@ class TestBadInput:
             with pytest.raises(KeyError, match="inside"):
                 __main__.main(arguments)
 
-    def test_debug_shows_where_an_error_came_from(self, out: Path) -> None:
+    def test_debug_shows_where_an_error_came_from(self, tables_alone: Path) -> None:
         with pytest.raises(FlashgenError, match="did you mean nvidia_h200"):
-            __main__.main(["show", "nvidia_h20", "--out", str(out), "--debug"])
+            __main__.main(["show", "nvidia_h20", "--out", str(tables_alone), "--debug"])
 
     def test_control_c_is_130(self, run, monkeypatch) -> None:
         def interrupt(_: object) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,16 +87,18 @@ class TestGpuFaults(FaultsContract):
 
 class TestReplayContract(EvaluatorContract):
     def make(self, tmp_path: Path) -> ReplayEvaluator:
-        return ReplayEvaluator(recorded(tmp_path), H200)
+        return ReplayEvaluator(recorded(), H200)
 
 
-def recorded(cache: Path) -> list[Outcome]:
-    with gpu_evaluator(cache) as evaluator:
-        return [
+@functools.cache
+def recorded() -> tuple[Outcome, ...]:
+    """What an evaluator with child processes said, asked once."""
+    with tempfile.TemporaryDirectory() as cache, gpu_evaluator(Path(cache)) as evaluator:
+        return tuple(
             outcome
             for stage in STAGES
             for outcome in evaluator.evaluate(stage, SPEC, PROBLEM, EvaluatorContract.good)
-        ]
+        )
 
 
 BOTH = pytest.mark.parametrize("make", [offline_evaluator, gpu_evaluator])
@@ -367,15 +371,15 @@ class TestGpu:
 
 
 class TestReplay:
-    def test_it_serves_what_was_recorded_and_says_so(self, tmp_path: Path) -> None:
-        records = recorded(tmp_path)
+    def test_it_serves_what_was_recorded_and_says_so(self) -> None:
+        records = recorded()
         with ReplayEvaluator(records, H200) as evaluator:
             (outcome,) = evaluator.evaluate("timed", SPEC, PROBLEM, GOOD[:1])
         original = next(o for o in records if o.stage == "timed" and o.config == GOOD[0])
         assert outcome == replace(original, source="replayed")
 
-    def test_what_was_not_recorded_is_an_outcome(self, tmp_path: Path) -> None:
-        records = recorded(tmp_path)
+    def test_what_was_not_recorded_is_an_outcome(self) -> None:
+        records = recorded()
         other = workload(SPEC, 2048)
         with ReplayEvaluator(records, H200) as evaluator:
             (unknown,) = evaluator.evaluate("timed", SPEC, PROBLEM, (FAULTY,))
@@ -386,8 +390,8 @@ class TestReplay:
         assert check.ok
         assert check.problem == other
 
-    def test_outcomes_of_another_gpu_are_not_served(self, tmp_path: Path) -> None:
-        with ReplayEvaluator(recorded(tmp_path), known_target("nvidia_l4")) as evaluator:
+    def test_outcomes_of_another_gpu_are_not_served(self) -> None:
+        with ReplayEvaluator(recorded(), known_target("nvidia_l4")) as evaluator:
             (outcome,) = evaluator.evaluate("timed", SPEC, PROBLEM, GOOD[:1])
         assert outcome.detail == "not recorded"
 

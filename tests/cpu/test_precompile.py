@@ -47,6 +47,8 @@ KERNELS: tuple[tuple[AttentionSpec, KernelConfig], ...] = (
 )
 NAMES = [kernel_name(*pair) for pair in KERNELS]
 
+pytestmark = pytest.mark.xdist_group("precompile")  # KERNELS are packaged once, by one worker
+
 
 @pytest.fixture(autouse=True)
 def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:

@@ -200,11 +200,10 @@ def test_a_resumed_run_keeps_the_clocks_of_the_rounds_before(
     """Killed after the first search; all rounds of the second are answered by the log."""
     first = Served(us=us, gpu=H200)
     first.conditions = Conditions(driver="575.1", power_w=612.4)  # type: ignore[attr-defined]
-    monkeypatch.setattr(tune._Story, "share_kernels", _killed)
-    with pytest.raises(Killed):
-        run(monkeypatch, tmp_path, first, specs=(SPEC, CAUSAL))
-    monkeypatch.undo()
-    monkeypatch.setattr(generate, "write", lambda *_: None)
+    with monkeypatch.context() as patched:
+        patched.setattr(tune._Story, "share_kernels", _killed)
+        with pytest.raises(Killed):
+            run(patched, tmp_path, first, specs=(SPEC, CAUSAL))
     table, printed = run(monkeypatch, tmp_path, Served(us=us, gpu=H200), specs=(SPEC, CAUSAL))
     assert "Going on with the run" in printed
     assert {table.run_of(entry).driver for entry in table.entries} == {"575.1"}

@@ -113,10 +113,17 @@ def test_wheel_holds_nothing_else(wheel: Path) -> None:
 
 
 def test_installed_wheel_serves(site: Path, tmp_path: Path) -> None:
+    """And has what tune reads: the shipped tables, the templates, the page of a report."""
     program = (
         "import flashgen, generated, torch\n"
         "from generated.dispatcher import attention, digest\n"
-        "from flashgen import paths\n"
+        "from flashgen import paths, table\n"
+        "from flashgen.render import render\n"
+        "from flashgen.report import _environment\n"
+        "held = table.load(paths.shipped_table('nvidia_l4'))\n"
+        "specs = {entry.spec: entry.config for entry in held.entries}\n"
+        "assert len({render(*pair).template for pair in specs.items()}) >= 4\n"
+        "assert _environment().get_template('report.html.jinja')\n"
         "q = torch.randn(1, 2, 5, 64)\n"
         "assert attention(q, q, q, causal=True).shape == q.shape\n"
         "print(flashgen.__file__, generated.__file__, paths.templates_dir(), sep='\\n')"
@@ -125,6 +132,7 @@ def test_installed_wheel_serves(site: Path, tmp_path: Path) -> None:
         assert Path(line).is_relative_to(site), f"{line} is not of the wheel"
 
 
+@pytest.mark.slow
 def test_installed_wheel_tunes(site: Path, tmp_path: Path) -> None:
     options = (
         "--target", "nvidia_l4", "--dtype", "fp16", "--head-dim", "16", "--no-causal",

@@ -69,6 +69,48 @@ def test_the_repairs_are_still_needed(tmp_path: Path) -> None:
     assert wrong_casts > 0.1, "float32 -> bfloat16 rounds rightly now"
 
 
+COUNTING = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def total(x_ptr):
+    return tl.sum(tl.load(x_ptr + tl.arange(0, 16)))
+
+
+@triton.jit
+def counting(x_ptr, found_ptr, big):
+    tl.store(found_ptr, total(x_ptr))
+    tl.store(found_ptr + 1, big + big)
+"""
+
+
+def test_the_language_is_patched_once_and_no_overflow_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each program calls two device functions, total and sum, and adds whole numbers."""
+    from triton.language.semantic import TritonSemantic
+    from triton.runtime import interpreter as runtime
+
+    path = tmp_path / "counting.py"
+    path.write_text(COUNTING)
+    kernel = load_kernel(path, "counting")
+    x, found = torch.arange(16, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    kernel[(1,)](x, found, 3)
+    patched, checked = [], []
+    patch, less_equal = runtime._patch_builtin, TritonSemantic.less_equal
+    monkeypatch.setattr(runtime, "_patch_builtin", lambda *a: [patched.append(a), patch(*a)])
+    monkeypatch.setattr(
+        TritonSemantic, "less_equal", lambda *a: (checked.append(a), less_equal(*a))[1]
+    )
+    with np.errstate(over="ignore"):
+        kernel[(3,)](x, found, 1 << 30)
+    assert found.tolist() == [120, -(1 << 31)]  # it wraps, as on a GPU
+    assert not patched
+    assert not checked
+
+
 def test_rounding_matches_torch_on_the_odd_values() -> None:
     values = np.array(
         [0.0, -0.0, 1.0, 1.00390625, 1.01171875, 3.3e38, 3.4e38, -3.4e38, 1e-40, np.inf, -np.inf],
