@@ -8,7 +8,7 @@ not fit once compiled, which compile.py then tells exactly.
 from __future__ import annotations
 
 from flashgen.block_mask import BLOCK
-from flashgen.config import AHEAD, AUTO_BR, AUTO_WARPS, BY_KEYS, FP8_DEPTH, KernelConfig
+from flashgen.config import AHEAD, AUTO_BR, AUTO_WARPS, BY_KEYS, FP8_DEPTH, KernelConfig, o_apart
 from flashgen.gpu import Gpu
 from flashgen.spec import DECODING, AttentionSpec, padded
 
@@ -98,14 +98,14 @@ def _order(spec: AttentionSpec, config: KernelConfig) -> str | None:
             "varlen goes with order plain or longest_first, and not with persistent, for its tiles "
             f"are not all there: got {_order_of(config)}"
         )
-    plainly = spec.direction == "forward" and config.schedule in ("fa2", "s_ahead")
+    has = spec.direction == "forward" and config.schedule in ("fa2", "s_ahead", "hopper")
     for what, asked in (
         (f"order {config.order}", config.order in ("head_reversal", "grouped")),
         ("persistent", config.persistent),
     ):
-        if asked and not plainly:
+        if asked and not has:
             return (
-                f"{what} goes with direction forward and schedule fa2 or s_ahead: "
+                f"{what} goes with direction forward and schedule fa2, s_ahead or hopper: "
                 f"got {spec.direction} and {config.schedule}"
             )
     if config.order != "plain" and spec.direction not in ("forward", "backward_dq"):
@@ -274,7 +274,7 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
         alone = spec.direction in ("forward", "decode")
         held, walked = of_q if alone else of_q + of_do, (of_k, of_v)
     if config.schedule == "hopper":
-        of_o = config.br * dims[1] * spec.element_bytes if dims[0] != dims[1] else 0
+        of_o = config.br * dims[1] * spec.element_bytes if o_apart(spec, config) else 0
         return of_q + of_o + config.num_stages * (of_k + of_v)
     if config.schedule == "fa1" or config.num_stages == 1 or spec.direction == "backward_dbias":
         return max(walked)

@@ -177,7 +177,10 @@ def _order_grid() -> tuple[KernelConfig, ...]:
 
 @functools.cache
 def _hopper_grid() -> tuple[KernelConfig, ...]:
-    """Schedule hopper in all its tiles and orders, the longest tiles of Q first where causal."""
+    """Schedule hopper in all its tiles and orders, the longest tiles of Q first where causal: first
+    a tile a program, then the others.
+    """
+    simple = [(order, False) for order in reversed(ORDERS)]
     return tuple(
         KernelConfig(
             br=br,
@@ -187,8 +190,12 @@ def _hopper_grid() -> tuple[KernelConfig, ...]:
             schedule="hopper",
             loads="descriptor",
             order=order,
+            persistent=persistent,
         )
-        for (br, bc, stages), order in itertools.product(HOPPER_TILES, reversed(ORDERS))
+        for (br, bc, stages), (order, persistent) in (
+            *itertools.product(HOPPER_TILES, simple),
+            *itertools.product(HOPPER_TILES, GPU_ORDERS),
+        )
     )
 
 

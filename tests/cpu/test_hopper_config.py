@@ -25,7 +25,7 @@ from flashgen.render import render
 from flashgen.runtime.launcher import runnable
 from flashgen.runtime.select import why_unfit
 from flashgen.search.goal import Goal, goal_for
-from flashgen.space import legal_configs, seed_configs
+from flashgen.space import GPU_ORDERS, HOPPER_TILES, legal_configs, seed_configs
 from flashgen.spec import AttentionSpec
 from tests.cpu.test_tune import Served, run, us
 from tests.makers import make_config, make_spec
@@ -102,7 +102,12 @@ def test_only_a_search_on_a_gpu_has_it_in_its_space() -> None:
     assert measured[: len(more)] == tuple(more)  # before all others
     assert [config for config in measured if config in offline] == list(offline)
     assert {config.br for config in more} == {128, 192}
-    assert {config.order for config in more} == {"plain", "longest_first"}
+    orders = [(config.order, config.persistent) for config in more if config.schedule == "hopper"]
+    assert set(orders) == {("plain", False), ("longest_first", False), *GPU_ORDERS}
+    assert not any(persistent for _, persistent in orders[: 2 * len(HOPPER_TILES)])
+    one_mask = replace(SPEC, mask="none")
+    full = [c for c in legal_configs(one_mask, H200, on_gpu=True) if c.schedule == "hopper"]
+    assert {(c.order, c.persistent) for c in full} == {("plain", False), ("plain", True)}
     assert seed_configs(SPEC, H200, on_gpu=True)[0].schedule == "hopper"
     for other in (A100, B200):
         found = legal_configs(SPEC, other, on_gpu=True)
