@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from flashgen.check import check_loaded
+from flashgen import check, launch
+from flashgen.check import cases_of, check_cases, check_loaded
 from flashgen.config import KernelConfig
-from flashgen.launch import INTERPRETED
+from flashgen.launch import INTERPRETED, OrderLimits
 from flashgen.problem import Problem
 from flashgen.reference import Case
 from flashgen.render import render
@@ -75,6 +76,30 @@ def test_fewer_and_more_tiles_than_programs(dim: int, config: KernelConfig, mask
         assert len(kernel.loads) == min(INTERPRETED.sms, batch * heads * -(-sq // br))
 
 
+def test_a_check_has_tiles_enough_for_the_programs_of_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With as many SMs as tiles no program walks, and a ring that begins anew is not found."""
+    spec, config = make_spec("bfloat16", 64, "causal"), hopper(128, 32, 2, persistent=True)
+    assert cases_of(spec, config) == check_cases(config)
+    few = OrderLimits(sms=24, l2_bytes=1 << 15)
+    for module in (launch, check):
+        monkeypatch.setattr(module, "order_limits", lambda device: few)
+    assert cases_of(spec, replace(config, persistent=False)) == check_cases(config)
+    *usual, walked = cases_of(spec, config)
+    assert tuple(usual) == check_cases(config)
+    rendered = render(spec, config)
+    anew = rendered.source.replace("        walked = end\n", "        walked = 0\n")
+    assert check_loaded(ModelKernel(anew, rendered.name), spec, config, cases=usual).passed
+    kernel = model(spec, config)
+    assert check_loaded(kernel, spec, config, cases=[walked]).passed
+    of_q = [sum(block == "[1, 1, 64, 64]" for block, _, _ in loads) for loads in kernel.loads]
+    assert len(of_q) == few.sms
+    assert min(of_q) >= 3 * config.consumers
+    with pytest.raises((Deadlock, Misuse)):
+        check_loaded(ModelKernel(anew, rendered.name), spec, config)
+
+
 @pytest.mark.parametrize("order", ALL_ORDERS)
 def test_each_program_walks_every_fifth_tile_of_its_order(order: Any) -> None:
     """Heads, rows and keys, as the producer loads them; the results say that consumers agree."""
@@ -108,14 +133,14 @@ GIVE_Q = "        mbarrier.arrive(q_empty.index(WARPGROUP), count=1)\n"
 FREE_LAST_V = "        mbarrier.arrive(v_empty.index(before), count=1)\n        o = "
 AWAIT_STORE = "        tma.store_wait(0)\n        o_tile"
 PERSISTENT_MUTANTS = {
-    "Q is loaded before it is read": ("mbarrier.wait(q_empty.index(w), (nth & 1) ^ 1)", "pass"),
-    "Q of the wrong phase is loaded": ("(nth & 1) ^ 1)", "nth & 1)"),
-    "Q of the wrong phase is read": ("q_full.index(WARPGROUP), nth & 1", "q_full.index(WARPGROUP), 0"),
+    "Q is loaded before it is read": ("mbarrier.wait(q_empty.index(w), q_phase ^ 1)", "pass"),
+    "Q of the wrong phase is loaded": ("q_phase ^ 1)", "q_phase)"),
+    "Q of the wrong phase is read": ("q_full.index(WARPGROUP), q_phase", "q_full.index(WARPGROUP), 0"),
     "Q is never given back": (GIVE_Q, ""),
     "Q is given back twice": (GIVE_Q, 2 * GIVE_Q),
     "Q is given back before it is read": (
-        "        mbarrier.wait(q_full.index(WARPGROUP), nth & 1)\n",
-        "        mbarrier.wait(q_full.index(WARPGROUP), nth & 1)\n" + GIVE_Q),
+        "        mbarrier.wait(q_full.index(WARPGROUP), q_phase)\n",
+        "        mbarrier.wait(q_full.index(WARPGROUP), q_phase)\n" + GIVE_Q),
     "an arrival too many empties Q": ("init(q_empty.index(place), count=1", "init(q_empty.index(place), count=2"),
     "an arrival too many fills Q": ("init(q_full.index(place), count=1", "init(q_full.index(place), count=2"),
     "an arrival too few empties K": (
@@ -135,15 +160,15 @@ PERSISTENT_MUTANTS = {
     "the consumers count a tile of keys too many": (
         "        end = walked + key_tiles\n        first_row", "        end = walked + key_tiles + 1\n        first_row"),
     "the producer forgets a tile of keys": (
-        "        walked = end\n        nth += 1\n\n", "        walked = end - 1\n        nth += 1\n\n"),
-    "nobody counts tiles of O": ("        nth += 1\n", ""),
+        "        walked = end\n        q_phase ^= 1\n\n", "        walked = end - 1\n        q_phase ^= 1\n\n"),
+    "nobody counts uses of Q": ("        q_phase ^= 1\n", ""),
     "the wrong keys are masked": ("(end - 1 - i) * BC", "(key_tiles - 1 - i) * BC"),
     "the producer walks other tiles": (
         "gl.num_programs(0)):\n        batch, head, kv_head, row_start, key_tiles = tile_of(pid, sizes)\n"
         "        end = walked + key_tiles\n        # Tiles",
         "gl.num_programs(0) + 1):\n        batch, head, kv_head, row_start, key_tiles = tile_of(pid, sizes)\n"
         "        end = walked + key_tiles\n        # Tiles"),
-    "the last tile is left out": ("tiles * batch_heads, gl.num", "tiles * batch_heads - 1, gl.num"),
+    "the last tile is left out": ("all_tiles, gl.num", "all_tiles - 1, gl.num"),
     "no first turn": ("        end_turn(gl.zeros([64], gl.float32, S_ROWS), 0)\n", "        pass\n"),
     "no last turn": ("        await_turn(gl.zeros([64], gl.float32, S_ROWS), 0)\n", "        pass\n"),
     "LSE of another batch": ("(batch * heads + head)", "head"),
