@@ -194,6 +194,12 @@ def _hopper(spec: AttentionSpec, config: KernelConfig) -> str | None:
         return "schedule hopper needs num_stages 2 at least: its ring holds K of the next tile"
     if config.bc < 32:
         return f"schedule hopper has tiles of 32 keys at least: got bc={config.bc}"
+    if config.persistent and config.consumers == 3 and config.bc > 64:
+        # Seen with Triton 3.6 to 3.9: spills, or half of exp2 beside the products.
+        return (
+            "schedule hopper, persistent and with three consumers, has registers for tiles of 64 "
+            f"keys at most: got bc={config.bc}"
+        )
     if min(spec.head_dim, spec.head_dim_v) < 33:
         dims = f"{spec.head_dim} and {spec.head_dim_v}"
         return f"schedule hopper has head dims padded to 64 and more: got {dims}"

@@ -71,6 +71,12 @@ def test_its_name_and_its_twin() -> None:
         (SPEC, replace(CONFIG, num_warps=8), H200, "4 warps"),
         (SPEC, replace(CONFIG, num_stages=1), H200, "num_stages 2"),
         (SPEC, replace(CONFIG, bc=16), H200, "32 keys"),
+        (
+            make_spec("bfloat16", 64),
+            replace(CONFIG, br=192, persistent=True),
+            H200,
+            "64 keys at most",
+        ),
         (make_spec("bfloat16", 128, dropout=True), CONFIG, H200, "dropout"),
         (make_spec("bfloat16", 256), CONFIG, H200, "shared memory"),
         (make_spec("bfloat16", 128), replace(CONFIG, order="longest_first"), H200, "causal"),
