@@ -5,8 +5,9 @@
     make facts TRITON=3.8.0                    write that of another Triton
 
 Compilers change: a new ptxas may undo a schedule, or spill, and no test of results would notice.
-Every kernel of the tables of H100 and H200 is compiled for sm_90; a line says what its steady main
-loop does for one tile, and the last column what of it breaks flashgen's rules:
+Every kernel of the tables of H100 and H200 is compiled for sm_90, and some of schedule hopper, of
+which a table has none before a GPU has measured it. A line says what its steady main loop does for
+one tile, and the last column what of it breaks flashgen's rules:
 
     spills        loads and stores of spilled registers, in all main loops
     arrives       WARPGROUP.ARRIVE of a tile, at most one a product: more, and ptxas has cut the
@@ -25,12 +26,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # there are as many processes as 
 
 import argparse
 import difflib
+import itertools
 import multiprocessing
 import re
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import get_args
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -45,11 +48,14 @@ from flashgen.compile import (
     least_overlap,
     overlap,
 )
-from flashgen.config import KernelConfig
+from flashgen.config import KernelConfig, Order
+from flashgen.gpu import TARGETS
+from flashgen.legality import why_illegal
 from flashgen.render import render
-from flashgen.spec import AttentionSpec
+from flashgen.spec import AttentionSpec, Mask
 from flashgen.table import load, write_text
 
+H200 = TARGETS["nvidia_h200"]
 TABLES = ("nvidia_h200", "nvidia_h100_80gb_hbm3")
 RESULT = ROOT / "benchmarks" / "results" / "sass_facts.md"
 HEAD = """# What the compiler makes of the kernels that ship for Hopper
@@ -57,6 +63,8 @@ HEAD = """# What the compiler makes of the kernels that ship for Hopper
 Written by `benchmarks/sass_facts.py`, which says what the columns mean; a part for each Triton that
 it was run with. Compiled for sm_90, run on nothing: these are facts of machine code, no times.
 """
+HOPPER_TILES = {64: (128, 128), 128: (128, 128), 256: (128, 64)}
+"""br and bc by head dim, in rings of two places."""
 COLUMNS = (
     "kernel", "registers", "shared", "instructions a tile", "arrives", "exp2 under", "spills",
     "advisories", "breaks",
@@ -70,6 +78,32 @@ def shipped() -> list[Pair]:
     entries = [entry for slug in TABLES for entry in load(paths.shipped_table(slug)).entries]
     entries.sort(key=lambda entry: entry.spec.sort_key)
     return list(dict.fromkeys((entry.spec, entry.config) for entry in entries))
+
+
+def of_hopper() -> list[Pair]:
+    """Kernels of schedule hopper: in bfloat16 every order of tiles, in float16 two."""
+    found = []
+    ways = itertools.product(get_args(Order), (False, True))
+    for dtype, (dim, tile), mask, (order, persistent) in itertools.product(
+        ("bfloat16", "float16"), HOPPER_TILES.items(), get_args(Mask), tuple(ways)
+    ):
+        spec = AttentionSpec(
+            direction="forward", dtype=dtype, head_dim=dim, head_dim_v=dim, mask=mask
+        )
+        config = KernelConfig(
+            br=tile[0],
+            bc=tile[1],
+            num_warps=tile[0] // 16,
+            num_stages=2,
+            schedule="hopper",
+            loads="descriptor",
+            order=order,
+            persistent=persistent,
+        )
+        usual = order == ("longest_first" if spec.causal else "plain")
+        if why_illegal(spec, config, H200) is None and (usual or dtype == "bfloat16"):
+            found.append((spec, config))
+    return found
 
 
 def row(pair: Pair) -> str:
@@ -107,22 +141,26 @@ def line(built: Compiled, spec: AttentionSpec, config: KernelConfig) -> str:
     return f"| `{built.name}` | {' | '.join(cells)} |"
 
 
-def section(pairs: Sequence[Pair], jobs: int) -> str:
-    """The part of the Triton at hand."""
+def section(pairs: Sequence[Pair], gluon: Sequence[Pair], jobs: int) -> str:
+    """The part of the Triton at hand: of the kernels that ship, then of those in Gluon."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn) as workers:
-        rows = list(workers.map(row, pairs))
+        rows = list(workers.map(row, [*pairs, *gluon]))
+    shown = rows[: len(pairs)], rows[len(pairs) :]
+    lines = [f"## Triton {triton.__version__}", "", *table(shown[0], "kernels")]
+    return "\n".join([*lines, "", *table(shown[1], "kernels of schedule hopper")]) + "\n"
+
+
+def table(rows: Sequence[str], what: str) -> list[str]:
+    """Lines of kernels below their number and their columns."""
     sound = sum(line.endswith("| nothing |") for line in rows)
-    lines = [
-        f"## Triton {triton.__version__}",
-        "",
-        f"{sound} of {len(rows)} kernels break no rule.",
+    return [
+        f"{sound} of {len(rows)} {what} break no rule.",
         "",
         f"| {' | '.join(COLUMNS)} |",
         "|---" * len(COLUMNS) + "|",
         *rows,
     ]
-    return "\n".join(lines) + "\n"
 
 
 def sections_of(text: str) -> dict[str, str]:
@@ -162,7 +200,7 @@ def main(arguments: Sequence[str]) -> int:
     if asked.jobs < 1:
         parser.error("--jobs must be at least 1")
     held = asked.out.read_text() if asked.out.exists() else ""
-    new = section(shipped(), asked.jobs)
+    new = section(shipped(), of_hopper(), asked.jobs)
     if not asked.check:
         write_text(asked.out, merged(held, new))
         print(f"Written: {asked.out}, the part of Triton {triton.__version__}")

@@ -19,7 +19,7 @@ from flashgen.check_decode import DecodeCase, decoding_cases, run_decoding
 from flashgen.check_varlen import in_pages, varlen_cases
 from flashgen.config import KernelConfig
 from flashgen.errors import ToolchainError
-from flashgen.launch import Kernel, launch, load_kernel
+from flashgen.launch import Kernel, launch, load_kernel, order_limits
 from flashgen.launch_backward import Backward, bind_backward, bind_delta
 from flashgen.outcome import CheckResult
 from flashgen.problem import Problem
@@ -52,13 +52,34 @@ def check_cases(config: KernelConfig) -> tuple[Case, ...]:
     )
 
 
-def cases_of(spec: AttentionSpec, config: KernelConfig) -> tuple[AnyCase, ...]:
-    """The cases every candidate of a direction must pass."""
+def cases_of(spec: AttentionSpec, config: KernelConfig, device: str = "cpu") -> tuple[AnyCase, ...]:
+    """The cases every candidate of a direction must pass on a device."""
     if spec.direction in DECODING:
         return decoding_cases(spec, config)
     if spec.block_mask:
         return block_mask_cases()
-    return varlen_cases(config) if spec.varlen else check_cases(config)
+    if spec.varlen:
+        return varlen_cases(config)
+    return (*check_cases(config), *walking_cases(config, device))
+
+
+def walking_cases(config: KernelConfig, device: str) -> tuple[Case, ...]:
+    """What check_cases lacks for a persistent kernel on a GPU, whose SMs outnumber the tiles there:
+    three tiles for each program, of several lengths under a causal mask.
+    """
+    programs = order_limits(torch.device(device)).sms if config.persistent else 0
+    most_tiles = 24  # of check_cases' first
+    if 3 * programs <= most_tiles:
+        return ()
+    kv_heads = -(-3 * programs // 6)  # two heads each, three tiles a head
+    problem = Problem(
+        batch=1,
+        heads=2 * kv_heads,
+        kv_heads=kv_heads,
+        seq_q=2 * config.br + 1,
+        seq_k=2 * config.br + config.bc + 7,
+    )
+    return (Case(problem=problem, alignment="top_left"),)
 
 
 def block_mask_cases() -> tuple[Case, ...]:
@@ -129,7 +150,7 @@ def check_loaded(
     cases: Sequence[AnyCase] | None = None,
 ) -> CheckResult:
     """check_kernel for a kernel that is loaded already."""
-    chosen = cases_of(spec, config) if cases is None else tuple(cases)
+    chosen = cases_of(spec, config, device) if cases is None else tuple(cases)
     worst, at, number = Verdict(floors=0.0, lse=0.0), "no case", 0
     passed = True
     for number, case in enumerate(chosen):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from flashgen.errors import InvalidArgument
-from flashgen.spec import AttentionSpec
+from flashgen.spec import AttentionSpec, padded
 
 Schedule = Literal["fa1", "fa2", "s_ahead", "hopper", "auto"]
 Loads = Literal["pointer", "descriptor"]
@@ -196,6 +196,16 @@ def rows_of_eight(spec: AttentionSpec, config: KernelConfig) -> bool:
     narrow = spec.head_dim % 16 != 0 or spec.head_dim_v % 16 != 0
     streams = spec.direction in ("combine", "append")
     return exact_pointers and config.schedule != "fa1" and narrow and not streams
+
+
+def o_apart(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Whether schedule hopper stores O from a place of its own in shared memory, and not from Q's.
+
+    A persistent program loads Q of its next tile there while O of this one is stored; from head dim
+    256 on there is no room for both, and Q waits. The template and the bound of shared memory ask.
+    """
+    dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
+    return dim != dim_v or (config.persistent and dim_v <= 128)
 
 
 def kernel_name(spec: AttentionSpec, config: KernelConfig) -> str:

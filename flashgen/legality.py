@@ -18,6 +18,7 @@ from flashgen.config import (
     WARPGROUP,
     WARPGROUP_ROWS,
     KernelConfig,
+    o_apart,
 )
 from flashgen.gpu import Gpu
 from flashgen.spec import DECODING, AttentionSpec, padded
@@ -108,14 +109,14 @@ def _order(spec: AttentionSpec, config: KernelConfig) -> str | None:
             "varlen goes with order plain or longest_first, and not with persistent, for its tiles "
             f"are not all there: got {_order_of(config)}"
         )
-    plainly = spec.direction == "forward" and config.schedule in ("fa2", "s_ahead")
+    has = spec.direction == "forward" and config.schedule in ("fa2", "s_ahead", "hopper")
     for what, asked in (
         (f"order {config.order}", config.order in ("head_reversal", "grouped")),
         ("persistent", config.persistent),
     ):
-        if asked and not plainly:
+        if asked and not has:
             return (
-                f"{what} goes with direction forward and schedule fa2 or s_ahead: "
+                f"{what} goes with direction forward and schedule fa2, s_ahead or hopper: "
                 f"got {spec.direction} and {config.schedule}"
             )
     if config.order != "plain" and spec.direction not in ("forward", "backward_dq"):
@@ -213,6 +214,12 @@ def _hopper(spec: AttentionSpec, config: KernelConfig) -> str | None:
         return (
             f"schedule hopper walks tiles of {least} at least, powers of two: got {walks}={walked}"
         )
+    if config.persistent and config.consumers == 3 and config.bc > 64:
+        # Seen with Triton 3.6 to 3.9: spills, or half of exp2 beside the products.
+        return (
+            "schedule hopper, persistent and with three consumers, has registers for tiles of 64 "
+            f"keys at most: got bc={config.bc}"
+        )
     if min(spec.head_dim, spec.head_dim_v) < 33:
         dims = f"{spec.head_dim} and {spec.head_dim_v}"
         return f"schedule hopper has head dims padded to 64 and more: got {dims}"
@@ -293,7 +300,7 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
         alone = spec.direction in ("forward", "decode")
         held, walked = of_q if alone else of_q + of_do, (of_k, of_v)
     if config.schedule == "hopper":
-        beside = of_do if spec.direction == "forward" and dims[0] != dims[1] else 0
+        beside = of_do if spec.direction == "forward" and o_apart(spec, config) else 0
         if spec.direction == "backward_fused":  # dS passes through shared memory
             beside = config.br * config.bc * spec.element_bytes
         return held + beside + config.num_stages * sum(walked)

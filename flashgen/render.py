@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateNotFound, UndefinedError
 
 from flashgen import paths
-from flashgen.config import KernelConfig, kernel_name, rows_of_eight
+from flashgen.config import KernelConfig, kernel_name, o_apart, rows_of_eight
 from flashgen.errors import FlashgenError, ToolchainError
 from flashgen.spec import AttentionSpec, padded
 
@@ -53,6 +53,7 @@ def _rendered(spec: AttentionSpec, config: KernelConfig) -> Rendered:
         spec=spec,
         config=config,
         rows_of_eight=rows_of_eight(spec, config),
+        o_apart=o_apart(spec, config),
         head_dim_pad=padded(spec.head_dim),
         head_dim_v_pad=padded(spec.head_dim_v) // config.v_parts,
     )

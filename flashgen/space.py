@@ -191,7 +191,11 @@ def _order_grid() -> tuple[KernelConfig, ...]:
 
 @functools.cache
 def _hopper_grid(direction: str) -> tuple[KernelConfig, ...]:
-    """Schedule hopper in all its tiles and orders, the longest tiles of Q first where causal."""
+    """Schedule hopper in all its tiles and orders, the longest tiles of Q first where causal: first
+    a tile a program, then the others.
+    """
+    tiles = HOPPER_TILES.get(direction, ())
+    simple = [(order, False) for order in reversed(ORDERS)]
     return tuple(
         KernelConfig(
             br=br,
@@ -201,9 +205,11 @@ def _hopper_grid(direction: str) -> tuple[KernelConfig, ...]:
             schedule="hopper",
             loads="descriptor",
             order=order,
+            persistent=persistent,
         )
-        for (br, bc, warps, stages), order in itertools.product(
-            HOPPER_TILES.get(direction, ()), reversed(ORDERS)
+        for (br, bc, warps, stages), (order, persistent) in (
+            *itertools.product(tiles, simple),
+            *itertools.product(tiles, GPU_ORDERS),
         )
     )
 

@@ -169,9 +169,9 @@ class Descriptor:
 class Machine:
     """One block: its partitions, and what is under way beside them."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, pid: int = 0, programs: int = 1) -> None:
         self.random = random.Random(seed)
-        self.pid = 0
+        self.pid, self.programs = pid, programs
         # Some blocks have a fast memory, and some one that is awaited until nobody can go on.
         self.eager = self.random.choice((0.0, 0.1, 0.3))
         # In some a partition runs on for long while another stands still.
@@ -183,7 +183,7 @@ class Machine:
         self.stores: dict[int, list[Callable[[], None]]] = {}
         self.written: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self.unfenced: dict[int, list[tuple[int, int]]] = {}
-        self.loads: list[tuple[str, int]] = []
+        self.loads: list[tuple[str, int, int]] = []
         self._turn = threading.Condition()
         self._waiting: dict[int, Callable[[], bool]] = {}
         self._current: int | None = None
@@ -324,7 +324,7 @@ def _load(desc: Descriptor, at: Sequence[Any], barrier: MBarrier, place: Memory)
         place.parts.copy_(block)
         barrier.bytes_came(desc.block_type.nbytes)
 
-    machine().loads.append((str(desc.block), int(at[2])))
+    machine().loads.append((str(desc.block), int(at[1]), int(at[2])))
     machine().copies.append(land)
     machine().pause()
 
@@ -436,6 +436,7 @@ def _language() -> types.ModuleType:
         float32=torch.float32,
         static_range=range,
         program_id=lambda axis: torch.tensor(machine().pid),
+        num_programs=lambda axis: torch.tensor(machine().programs),
         cdiv=lambda a, b: -(-a // b),
         minimum=_either(torch.minimum),
         maximum=_either(torch.maximum),
@@ -513,7 +514,7 @@ class ModelKernel:
         with patch.dict(sys.modules, _modules()):
             exec(compile(source, f"{name}.py", "exec"), scope)
         self._function, self._seed = scope[name], seed
-        self.loads: list[list[tuple[str, int]]] = []
+        self.loads: list[list[tuple[str, int, int]]] = []
 
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
         return lambda *arguments, **options: self._launch(grid[0], arguments)
@@ -521,8 +522,7 @@ class ModelKernel:
     def _launch(self, blocks: int, arguments: Sequence[Any]) -> None:
         seen = [_seen(argument) for argument in arguments]
         for pid in range(blocks):
-            block = Machine(self._seed * 1000 + pid)
-            block.pid = pid
+            block = Machine(self._seed * 1000 + pid, pid, blocks)
             _machine.append(block)
             try:
                 self._function(*seen)

@@ -53,6 +53,13 @@ WAYS: dict[str, Fields] = {
     "s_ahead, descriptor": {"schedule": "s_ahead", "loads": "descriptor"},
     "auto": {"schedule": "auto", "loads": "descriptor"},
     "hopper": {"schedule": "hopper", "loads": "descriptor"},
+    "hopper, head_reversal": {
+        "schedule": "hopper",
+        "loads": "descriptor",
+        "order": "head_reversal",
+    },
+    "hopper, grouped": {"schedule": "hopper", "loads": "descriptor", "order": "grouped"},
+    "hopper, persistent": {"schedule": "hopper", "loads": "descriptor", "persistent": True},
     "fa1": {"schedule": "fa1"},
 }
 DTYPES = ("float16", "bfloat16", "float32", "tf32")

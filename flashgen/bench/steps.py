@@ -82,6 +82,14 @@ STEPS = (
     Step(name="persistent", schedule="s_ahead", loads="descriptor", order=None, persistent=True),
     Step(name="auto", schedule="auto", loads="descriptor", order=None),
     Step(name="hopper", schedule="hopper", loads="descriptor", order=None),
+    Step(name="hopper, grouped", schedule="hopper", loads="descriptor", order="grouped"),
+    Step(
+        name="hopper, persistent",
+        schedule="hopper",
+        loads="descriptor",
+        order=None,
+        persistent=True,
+    ),
 )
 """Of the forward."""
 

@@ -111,10 +111,10 @@ def test_rows_are_loaded_once_for_each_head_from_the_first_that_sees_a_key() -> 
     assert check_loaded(kernel, spec, config, cases=[case(256, 256, heads=2)]).passed
     walks = []
     for loads in kernel.loads:
-        assert [at for _, at in loads[:2]] == [loads[0][1]] * 2
-        rows = [at for _, at in loads[2:]]
+        assert [at for *_, at in loads[:2]] == [loads[0][2]] * 2
+        rows = [at for *_, at in loads[2:]]
         assert rows[::2] == rows[1::2]
-        walks.append((loads[0][1], rows[::2]))
+        walks.append((loads[0][2], rows[::2]))
     assert walks == [(0, [0, 64, 128, 192] * 2), (128, [128, 192] * 2)]
 
 
@@ -125,7 +125,7 @@ def test_keys_are_loaded_once_up_to_the_last_that_a_row_sees(order: str) -> None
     assert check_loaded(kernel, spec, config, cases=[case(256, 256)]).passed
     walks = []
     for loads in kernel.loads:
-        rows, keys = [at for _, at in loads[:4]], [at for _, at in loads[4:]]
+        rows, keys = [at for *_, at in loads[:4]], [at for *_, at in loads[4:]]
         assert rows == [rows[0]] * 2 + [rows[0] + 64] * 2
         assert keys[::2] == keys[1::2]
         walks.append((rows[0], keys[::2]))

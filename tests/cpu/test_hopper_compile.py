@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from flashgen.compile import (
     overlap,
     residents,
 )
-from flashgen.config import REGISTER_SPLIT, KernelConfig
+from flashgen.config import REGISTER_SPLIT, KernelConfig, o_apart
 from flashgen.gpu import TARGETS
 from flashgen.legality import shared_bound_bytes, why_illegal
 from flashgen.outcome import Status
@@ -34,10 +35,11 @@ H200 = TARGETS["nvidia_h200"]
 Build = Callable[[AttentionSpec, KernelConfig], tuple[Compiled, Listing]]
 
 
-def hopper(br: int, bc: int, stages: int = 2) -> KernelConfig:
-    return make_config(
-        br, bc, num_warps=br // 16, num_stages=stages, schedule="hopper", loads="descriptor"
-    )
+def hopper(
+    br: int, bc: int, stages: int = 2, order: str = "plain", persistent: bool = False
+) -> KernelConfig:
+    way: dict[str, Any] = {"schedule": "hopper", "loads": "descriptor", "persistent": persistent}
+    return make_config(br, bc, num_warps=br // 16, num_stages=stages, order=order, **way)
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +66,24 @@ SHOWN = [
 ]
 
 
+PERSISTENT = [
+    (make_spec("bfloat16", 64, "causal"), hopper(192, 64, 2, "grouped", persistent=True)),
+    (make_spec("bfloat16", 128), hopper(128, 128, persistent=True)),
+    (make_spec("bfloat16", 128, "causal"), hopper(128, 128, 2, "longest_first", persistent=True)),
+    (make_spec("float16", 256, "causal"), hopper(128, 64, 2, "head_reversal", persistent=True)),
+]
+EVERY_ONE = [
+    *SHOWN,
+    (make_spec("bfloat16", 128, "causal"), hopper(128, 128, 2, "grouped")),
+    *PERSISTENT,
+]
+
+
 def name_of(value: object) -> str:
     return value.label if isinstance(value, KernelConfig) else getattr(value, "name", str(value))
 
 
-@pytest.mark.parametrize(("spec", "config"), SHOWN, ids=name_of)
+@pytest.mark.parametrize(("spec", "config"), EVERY_ONE, ids=name_of)
 def test_the_schedule_survives_ptxas(
     build: Build, spec: AttentionSpec, config: KernelConfig
 ) -> None:
@@ -87,7 +102,7 @@ def test_the_schedule_survives_ptxas(
     assert overlap(compiled, config) >= HOPPER_OVERLAP
 
 
-@pytest.mark.parametrize(("spec", "config"), SHOWN, ids=name_of)
+@pytest.mark.parametrize(("spec", "config"), EVERY_ONE, ids=name_of)
 def test_it_fits_an_sm(build: Build, spec: AttentionSpec, config: KernelConfig) -> None:
     compiled, listing = build(spec, config)
     assert compiled.num_warps == config.block_warps == 4 * (config.consumers + 1)
@@ -101,7 +116,7 @@ def test_it_fits_an_sm(build: Build, spec: AttentionSpec, config: KernelConfig) 
     assert config.consumers * computing + loading <= 512
 
 
-@pytest.mark.parametrize(("spec", "config"), SHOWN, ids=name_of)
+@pytest.mark.parametrize(("spec", "config"), EVERY_ONE, ids=name_of)
 def test_the_barriers_of_the_machine_code(
     build: Build, spec: AttentionSpec, config: KernelConfig
 ) -> None:
@@ -123,11 +138,42 @@ def test_the_barriers_of_the_machine_code(
     for pair in expected:
         assert met.count(pair if turns else set()) == (twice if turns else len(met))
     producer = [loop for loop in flow.loops(listing.instructions) if _loads(loop)]
-    (ring,) = producer
+    assert len(producer) == 1 + config.persistent
+    ring = min(producer, key=len)
     assert len(_waits(ring)) == 2
     assert len(_arrivals(ring)) == 2
     # A load is 64 elements wide: what 128 bytes of swizzle hold.
     assert len(_loads(ring)) == 2 * max(1, {96: 128}.get(spec.head_dim, spec.head_dim) // 64)
+
+
+@pytest.mark.parametrize(("spec", "config"), PERSISTENT, ids=name_of)
+def test_the_barriers_of_a_tile_of_o(
+    build: Build, spec: AttentionSpec, config: KernelConfig
+) -> None:
+    """Of the loop over tiles, without those over keys: full Q, K and last V, each given back."""
+    _, listing = build(spec, config)
+    main = flow.main_bodies(listing)
+    of_keys = {i.address for body in main for i in body}
+    found = flow.loops(listing.instructions)
+    tiles = [loop for loop in found if any(_holds(loop, body) for body in main)]
+    assert len(tiles) == config.consumers
+    for loop in tiles:
+        once = [i for i in loop if i.address not in of_keys]
+        waits, arrivals = _waits(once), _arrivals(once)
+        assert (len(waits), len(arrivals)) == (3, 3)
+        stored = ("STSM", "FENCE", "BAR", "UTMASTG")
+        code = [i.base for i in once if i.base in stored or _store_wait(i) or i in arrivals]
+        if o_apart(spec, config):
+            # The TMA unit has read O of the tile before, as all four warps know; then comes this O.
+            before = code.index("STSM")
+            assert code[before - 2 : before] == ["DEPBAR", "BAR"]
+            assert code[-1] == "UTMASTG"
+        else:
+            # It has read O, as all four warps know; then the place is Q's again.
+            assert code[-4:] == ["UTMASTG", "DEPBAR", "BAR", "SYNCS"]
+    of_producer = sorted((loop for loop in found if _loads(loop)), key=len)
+    once = [i for i in of_producer[1] if i not in of_producer[0]]
+    assert len(_waits(once)) == 2 + config.consumers, "the first K, the last V, and every Q"
 
 
 def test_triton_takes_none_of_our_named_barriers(build: Build) -> None:
@@ -159,17 +205,18 @@ def test_o_is_fenced_before_it_is_stored(build: Build) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("mask", ["none", "causal"])
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
 def test_the_space_has_sound_kernels_of_every_head_dim(
-    build: Build, head_dim: int, mask: str
+    build: Build, head_dim: int, mask: str, persistent: bool
 ) -> None:
     """Some spill or do not fit, and are refused; of each head dim at least one is sound."""
     spec = make_spec("bfloat16", head_dim, mask)
     configs = [
         config
         for config in legal_configs(spec, H200, on_gpu=True)
-        if config.schedule == "hopper" and config.order == "plain"
+        if (config.schedule, config.order, config.persistent) == ("hopper", "plain", persistent)
     ]
     assert configs
     verdicts = {c.label: judge(build(spec, c)[0], spec, c, H200)[0] for c in configs}
@@ -192,6 +239,17 @@ def _named(body: Sequence[Instruction]) -> set[tuple[int, str]]:
         if i.barrier_name in (8, 9, 10) and not i.predicate:
             found.add((i.barrier_name - 8, i.opcode.split(".")[1]))
     return found
+
+
+def _holds(outer: Sequence[Instruction], inner: Sequence[Instruction]) -> bool:
+    """Whether a loop is around another one."""
+    around = outer[0].address <= inner[0].address and inner[-1].address <= outer[-1].address
+    return around and len(outer) > len(inner)
+
+
+def _store_wait(i: Instruction) -> bool:
+    """Whether nothing is left after it that the TMA unit has yet to read for a store."""
+    return i.opcode == "DEPBAR.LE" and i.operands == "SB0, 0x0"
 
 
 def _waits(body: Sequence[Instruction]) -> list[Instruction]:

@@ -18,14 +18,14 @@ from flashgen.estimate import estimate
 from flashgen.evaluators.offline import OfflineEvaluator
 from flashgen.gpu import TARGETS
 from flashgen.launch import bind
-from flashgen.legality import why_illegal
+from flashgen.legality import shared_bound_bytes, why_illegal
 from flashgen.outcome import Status
 from flashgen.problem import Problem
 from flashgen.render import render
 from flashgen.runtime.launcher import runnable
 from flashgen.runtime.select import why_unfit
 from flashgen.search.goal import Goal, goal_for
-from flashgen.space import legal_configs, seed_configs
+from flashgen.space import GPU_ORDERS, legal_configs, seed_configs
 from flashgen.spec import AttentionSpec, Direction
 from tests.cpu.test_tune import Served, run, us
 from tests.makers import make_config, make_spec
@@ -56,7 +56,8 @@ def test_two_or_three_consumers() -> None:
 
 def test_its_name_and_its_twin() -> None:
     assert kernel_name(SPEC, CONFIG) == "fwd_bf16_d128_causal_br128_bc128_w8_s2_hopper_descriptor"
-    for config in (CONFIG, replace(THREE, num_stages=3)):
+    persistent = replace(CONFIG, order="grouped", persistent=True)
+    for config in (CONFIG, replace(THREE, num_stages=3), persistent):
         twin = config.pointer_twin()
         assert (twin.schedule, twin.loads, twin.br, twin.num_warps) == ("fa2", "pointer", 128, 8)
         assert twin.bc == config.bc
@@ -81,6 +82,12 @@ def test_its_name_and_its_twin() -> None:
         (replace(DKV, direction="backward_dq"), OF_KEYS, H200, "64 of br for every 4 warps"),
         (SPEC, replace(CONFIG, num_stages=1), H200, "num_stages 2"),
         (SPEC, replace(CONFIG, bc=16), H200, "32 at least"),
+        (
+            make_spec("bfloat16", 64),
+            replace(THREE, persistent=True),
+            H200,
+            "64 keys at most",
+        ),
         (make_spec("bfloat16", 128, dropout=True), CONFIG, H200, "dropout"),
         (make_spec("bfloat16", 256), CONFIG, H200, "shared memory"),
         (make_spec("bfloat16", 128), replace(CONFIG, order="longest_first"), H200, "causal"),
@@ -111,6 +118,29 @@ def test_the_backward_has_it_and_a_twin(direction: Direction) -> None:
         assert why_illegal(spec, twin, H200) is None
 
 
+@pytest.mark.parametrize(
+    ("dims", "tile", "apart"),
+    [((64, 64), (192, 64), True), ((128, 128), (128, 128), True), ((256, 256), (128, 64), False)],
+)
+def test_o_of_a_persistent_program_has_a_place_where_there_is_room(
+    dims: tuple[int, int], tile: tuple[int, int], apart: bool
+) -> None:
+    spec = make_spec("bfloat16", dims[0], head_dim_v=dims[1])
+    once = replace(CONFIG, br=tile[0], bc=tile[1], num_warps=tile[0] // 16)
+    walking = replace(once, persistent=True)
+    more = shared_bound_bytes(spec, walking, H200) - shared_bound_bytes(spec, once, H200)
+    assert more == (2 * once.br * dims[1] if apart else 0)
+    assert why_illegal(spec, walking, H200) is None
+
+
+def test_a_place_for_o_may_be_too_much() -> None:
+    spec, three = make_spec("bfloat16", 128), replace(CONFIG, num_stages=3)
+    assert why_illegal(spec, three, H200) is None
+    reason = why_illegal(spec, replace(three, persistent=True), H200)
+    assert reason is not None
+    assert "262144 bytes of shared memory" in reason
+
+
 def test_three_consumers_have_fewer_registers() -> None:
     spec = make_spec("bfloat16", 256)
     assert why_illegal(spec, replace(CONFIG, bc=64), H200) is None
@@ -126,7 +156,13 @@ def test_only_a_search_on_a_gpu_has_it_in_its_space() -> None:
     assert measured[: len(more)] == tuple(more)  # before all others
     assert [config for config in measured if config in offline] == list(offline)
     assert {config.br for config in more} == {128, 192}
-    assert {config.order for config in more} == {"plain", "longest_first"}
+    orders = [(config.order, config.persistent) for config in more if config.schedule == "hopper"]
+    assert set(orders) == {("plain", False), ("longest_first", False), *GPU_ORDERS}
+    later = [order in GPU_ORDERS for order in orders]
+    assert later == sorted(later)
+    one_mask = replace(SPEC, mask="none")
+    full = [c for c in legal_configs(one_mask, H200, on_gpu=True) if c.schedule == "hopper"]
+    assert {(c.order, c.persistent) for c in full} == {("plain", False), ("plain", True)}
     assert seed_configs(SPEC, H200, on_gpu=True)[0].schedule == "hopper"
     for other in (A100, B200):
         found = legal_configs(SPEC, other, on_gpu=True)

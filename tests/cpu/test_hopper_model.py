@@ -7,6 +7,7 @@ wait for and for nothing that never comes, whatever the order in which warps and
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -25,16 +26,11 @@ from tests.gluon_model import Deadlock, Misuse, ModelKernel
 from tests.makers import make_config, make_spec
 
 
-def hopper(br: int = 128, bc: int = 64, stages: int = 2, order: str = "plain") -> KernelConfig:
-    return make_config(
-        br,
-        bc,
-        num_warps=br // 16,
-        num_stages=stages,
-        schedule="hopper",
-        loads="descriptor",
-        order=order,
-    )
+def hopper(
+    br: int = 128, bc: int = 64, stages: int = 2, order: str = "plain", persistent: bool = False
+) -> KernelConfig:
+    way: dict[str, Any] = {"schedule": "hopper", "loads": "descriptor", "persistent": persistent}
+    return make_config(br, bc, num_warps=br // 16, num_stages=stages, order=order, **way)
 
 
 def model(spec: AttentionSpec, config: KernelConfig, seed: int = 0) -> ModelKernel:
@@ -92,9 +88,9 @@ def test_tiles_are_loaded_once_each_from_the_last_that_is_seen(order: str) -> No
     assert check_loaded(kernel, spec, config, cases=[case(384, 384)]).passed
     walks = []
     for loads in kernel.loads:
-        rows = [at for block, at in loads[:2]]
+        rows = [at for block, head, at in loads[:2]]
         assert rows[1] == rows[0] + 64
-        keys = [at for block, at in loads[2:]]
+        keys = [at for block, head, at in loads[2:]]
         of_k, of_v = [keys[0], *keys[1:-1:2]], [*keys[2:-1:2], keys[-1]]
         assert of_k == of_v
         walks.append((rows[0], of_k))
@@ -166,9 +162,10 @@ def test_a_broken_text_is_found(mutant: str) -> None:
     raise AssertionError("the broken text passes")
 
 
-def test_the_signature_is_that_of_a_launch() -> None:
+@pytest.mark.parametrize("way", [hopper(192, 64), hopper(192, 64, 2, "grouped", persistent=True)])
+def test_the_signature_is_that_of_a_launch(way: KernelConfig) -> None:
     """Triton keeps binaries by the text of their arguments' types; the order is the kernel's."""
-    spec, config = make_spec("bfloat16", 96, "causal"), hopper(192, 64)
+    spec, config = make_spec("bfloat16", 96, "causal"), way
     types = compile_signature(spec, config).types
     function = model(spec, config)._function
     names = function.__code__.co_varnames[: function.__code__.co_argcount]

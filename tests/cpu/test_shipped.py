@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from itertools import product
+from typing import get_args
 
 import pytest
 import triton
@@ -12,7 +13,7 @@ import triton
 from benchmarks import sass_facts
 from flashgen import generate, paths
 from flashgen.compile import Compiled, compile_kernel, judge
-from flashgen.config import KernelConfig
+from flashgen.config import KernelConfig, Order
 from flashgen.entry import Entry
 from flashgen.estimate import estimable
 from flashgen.legality import why_illegal
@@ -79,9 +80,23 @@ def test_generated_agrees_with_tables_and_templates() -> None:
 
 def test_the_facts_are_of_the_kernels_that_ship() -> None:
     recorded = sass_facts.sections_of(sass_facts.RESULT.read_text())[triton.__version__]
-    names = [render(*pair).name for pair in sass_facts.shipped()]
+    names = [render(*pair).name for pair in (*sass_facts.shipped(), *sass_facts.of_hopper())]
     lines = [line for line in recorded.splitlines() if line.startswith("| `")]
     assert [line.split("`")[1] for line in lines] == names
+
+
+def test_the_facts_of_hopper_are_of_every_order_and_break_no_rule_with_any_triton() -> None:
+    pairs = sass_facts.of_hopper()
+    assert {(c.order, c.persistent) for spec, c in pairs if spec.causal} == set(
+        product(get_args(Order), (False, True))
+    )
+    assert {(spec.dtype, spec.head_dim, spec.mask) for spec, c in pairs if c.persistent} == set(
+        product(("float16", "bfloat16"), (64, 128, 256), ("none", "causal"))
+    )
+    for version, part in sass_facts.sections_of(sass_facts.RESULT.read_text()).items():
+        lines = [line for line in part.splitlines() if "_hopper_" in line]
+        assert len(lines) == len(pairs), version
+        assert [line for line in lines if not line.endswith("| nothing |")] == [], version
 
 
 @pytest.mark.parametrize("held", ["", "## Triton 3.6.0\n\nold\n", "## Triton 3.10.0\n\nold\n"])
