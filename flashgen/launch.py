@@ -263,6 +263,7 @@ def arguments_of(
     batches, longest = batch, seq_q
     if (packed := features.sequences) is not None:
         batches, longest = packed.count, max(1, packed.max_q)
+        seq_k = packed.most_keys(seq_k)
     blocks = batches * heads
     if not plan.fa1:
         blocks *= -(-longest // plan.br)
