@@ -39,6 +39,11 @@ def _v_parts(spec: AttentionSpec, config: KernelConfig) -> str | None:
             "v_parts goes with order plain or longest_first, and not with persistent: "
             f"got {_order_of(config)}"
         )
+    if spec.varlen:
+        return (
+            "v_parts goes without varlen, which zeroes O where no sequence is in its first columns "
+            f"alone if V is in parts: got v_parts {config.v_parts}"
+        )
     ways = (spec.direction, config.schedule, config.loads)
     if ways not in (("forward", "fa2", "pointer"), ("decode", "fa2", "pointer")):
         return f"v_parts goes with forward and decode, fa2 and pointer: got {', '.join(ways)}"
@@ -58,6 +63,11 @@ def _head_dims(spec: AttentionSpec, config: KernelConfig) -> str | None:
         return f"head_dims padded needs equal powers of two: got {dims}"
     if config.loads == "descriptor":
         return "head_dims padded goes with pointer loads: a default must take any tensor"
+    if config.schedule == "fa1":
+        return (
+            "head_dims padded goes with schedules that are told the true head dims: "
+            f"got {config.schedule}"
+        )
     return None
 
 
@@ -92,7 +102,10 @@ def _order(spec: AttentionSpec, config: KernelConfig) -> str | None:
     if config.order != "plain" and not spec.causal:
         return f"order {config.order} needs a causal mask: without one all tiles are equally long"
     if spec.block_mask and config.persistent:
-        return "block_mask goes without persistent"
+        return (
+            "block_mask goes without persistent, which deals tiles out beforehand, for only its "
+            f"lists know how long each takes: got {_order_of(config)}"
+        )
     if spec.varlen and (config.takes_heads or config.order == "head_reversal"):
         return (
             "varlen goes with order plain or longest_first, and not with persistent, for its tiles "
@@ -233,14 +246,17 @@ def _arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
     if config.schedule == "hopper" and gpu.arch != "sm_90":
         return f"schedule hopper is made of sm_90's wgmma: {gpu.slug} is {gpu.arch}"
     if spec.fp8 and not (gpu.is_nvidia and gpu.capability >= 89):
-        other = ", which multiplies e4m3fnuz, another type" if gpu.arch == "gfx942" else ""
+        other = {
+            "gfx942": ", which multiplies e4m3fnuz, another type",
+            "gfx950": ", of whose float8_e4m3 matrix instructions flashgen has no variant",
+        }.get(gpu.arch, "")
         return (
-            "fp8 needs the float8_e4m3 matrix instructions of sm_89 and later: "
+            "fp8 is made of the float8_e4m3 matrix instructions of sm_89 and later: "
             f"{gpu.slug} is {gpu.arch}{other}"
         )
     if config.widening == "native" and not (gpu.is_nvidia and gpu.capability >= 89):
         return (
-            f"widening native needs the e4m3 instructions of sm_89 and later: {gpu.slug} is "
+            f"widening native is made of the e4m3 instructions of sm_89 and later: {gpu.slug} is "
             f"{gpu.arch}"
         )
     if config.schedule == "auto" and config.br not in AUTO_BR.get(gpu.arch, ()):
