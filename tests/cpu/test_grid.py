@@ -186,6 +186,14 @@ def test_operations_are_those_inside_the_window(
     assert flops(spec, problem) == pytest.approx(4 * 64 * pairs, rel=0.03)
 
 
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_operations_of_a_windowed_decode_are_those_of_the_keys_it_sees(mask: str) -> None:
+    """Its queries stand at the end: nothing is halved."""
+    spec = make_spec("bfloat16", 64, mask, direction="decode", window=True)
+    problem = Problem(batch=3, heads=8, kv_heads=2, seq_q=4, seq_k=4 * TUNED_WINDOW)
+    assert flops(spec, problem) == pytest.approx(4 * 64 * 3 * 8 * 4 * TUNED_WINDOW, rel=0.01)
+
+
 @pytest.mark.parametrize("direction", ["forward", "backward_dkv", "backward_dq"])
 def test_a_windowed_kernel_is_estimated_to_be_faster(direction: Any, tmp_path: Path) -> None:
     a100 = TARGETS["nvidia_a100_sxm4_40gb"]
