@@ -1,6 +1,7 @@
 """What a kernel is handed beside its tensors, and what of them it can be handed.
 
-The order of a feature's arguments is that of signature.py.
+The order is that of signature.py: what changes scores, what orders of tiles and schedules ask for,
+and where sequences or blocks of a mask lie.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def _say_copied() -> None:
 def feature_arguments(
     plan: Takes, features: Features, batch: int, heads: int, seq_q: int, seq_k: int
 ) -> list[Any]:
-    """What a kernel takes of the features there are, in the order of its arguments."""
+    """What a kernel takes of the features that change scores, in the order of its arguments."""
     arguments: list[Any] = []
     if features.bias is not None:
         bias = features.bias.expand(batch, heads, seq_q, seq_k)
@@ -90,6 +91,12 @@ def feature_arguments(
     if features.fp8 is not None:
         factors = features.fp8.factors
         arguments += [*factors, *(stride for x in factors for stride in x.stride())]
+    return arguments
+
+
+def place_arguments(plan: Takes, features: Features) -> list[Any]:
+    """What a kernel takes last: where packed sequences lie, or the lists of a block mask."""
+    arguments: list[Any] = []
     if (packed := features.sequences) is not None:
         arguments += [*packed.bounds, packed.count]
         if (table := packed.block_table) is not None:

@@ -29,7 +29,7 @@ from flashgen.spec import DECODING, AttentionSpec
 
 AnyCase = Case | DecodeCase
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of the cases and of the oracle; every check result of another one is made anew."""
 
 

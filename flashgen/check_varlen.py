@@ -103,7 +103,8 @@ def packed_case(
 
 def varlen_cases(config: KernelConfig) -> tuple[PackedCase, ...]:
     """The cases every candidate must pass: a ragged batch with shared heads, sequences without
-    queries, without keys and without both, more queries than keys, whole tiles, places between.
+    queries, without keys and without both, more queries than keys, whole tiles, places between; few
+    queries of many keys, so that a window is wider than all queries and a page together.
     """
     br, bc = config.br, config.bc
     return (
@@ -121,6 +122,7 @@ def varlen_cases(config: KernelConfig) -> tuple[PackedCase, ...]:
             layout="sliced",
             page_size=2 * bc,
         ),
+        packed_case([(3, 5 * bc + 1), (1, 2 * bc)], heads=2),
     )
 
 

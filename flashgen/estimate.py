@@ -25,7 +25,7 @@ from flashgen.config import BY_KEYS, KernelConfig
 from flashgen.default_tiles import default_head_dim
 from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
 from flashgen.gpu import Gpu, known_target
-from flashgen.grid import bytes_moved, grid
+from flashgen.grid import bytes_moved, grid, tuned_stream
 from flashgen.machine import MACHINES, machine_of
 from flashgen.outcome import Timing
 from flashgen.problem import Problem, flops
@@ -360,7 +360,7 @@ def _with_combine(
     timing: Timing, spec: AttentionSpec, config: KernelConfig, problem: Problem, gpu: Gpu
 ) -> Timing:
     """A decode waits for the kernel that merges its splits, too."""
-    splits = splits_of(config, problem, gpu.sms)
+    splits = splits_of(config, tuned_stream(spec, problem), gpu.sms)
     if splits == 1:
         return timing
     merging = estimate_streaming(spec.for_direction("combine"), replace(problem, seq_k=splits), gpu)

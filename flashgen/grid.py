@@ -8,6 +8,7 @@ has TUNED_DOCUMENT.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from flashgen.block_mask import BLOCK
 from flashgen.config import BY_KEYS, KernelConfig
@@ -16,7 +17,7 @@ from flashgen.gpu import Gpu
 from flashgen.order import heads_together
 from flashgen.problem import TUNED_DOCUMENT, TUNED_WINDOW, Problem
 from flashgen.spec import DECODING, AttentionSpec
-from flashgen.splits import splits_of
+from flashgen.splits import splits_of, streamed
 
 
 def grid(
@@ -45,16 +46,25 @@ def grid(
         raise NoEstimate(f"{loops} main loops were found in the SASS, the template has {has}")
     if spec.direction == "backward_dbias":
         raise NoEstimate("how often its loop turns depends on how the bias is broadcast")
+    blocks = _blocks(spec, config, problem, gpu, loops)
+    return [trips for trips in blocks for _ in range(config.v_parts)]
+
+
+def _blocks(
+    spec: AttentionSpec, config: KernelConfig, problem: Problem, gpu: Gpu, loops: int
+) -> list[tuple[int, ...]]:
+    """The trip counts of all blocks in launch order, of the parts of V the first alone."""
+    by_keys = spec.direction in BY_KEYS
     if spec.direction == "decode":
-        return _by_splits(spec, config, problem, loops, gpu.sms)
+        of_a_head = _by_splits(spec, config, problem, loops, gpu.sms)
+        return of_a_head * (problem.batch * problem.kv_heads)
     if spec.block_mask:
         heads = problem.kv_heads if by_keys else problem.heads
         return _by_blocks(spec, config, problem, loops) * (problem.batch * heads)
     if by_keys:
         return _by_keys(spec, config, problem, loops) * (problem.batch * problem.kv_heads)
     of_a_head = _by_rows(spec, config, problem, loops)
-    blocks = _in_order(spec, config, problem, of_a_head, gpu.l2_bytes)
-    return [trips for trips in blocks for _ in range(config.v_parts)]
+    return _in_order(spec, config, problem, of_a_head, gpu.l2_bytes)
 
 
 def _in_order(
@@ -172,28 +182,56 @@ def _by_keys(
     return found
 
 
+def tuned_stream(spec: AttentionSpec, problem: Problem) -> Problem:
+    """The sizes of a decode that its splits are counted of: all keys, or what a window shows."""
+    return streamed(problem, TUNED_WINDOW) if spec.window else problem
+
+
 def _by_splits(
     spec: AttentionSpec, config: KernelConfig, problem: Problem, loops: int, sms: int
 ) -> list[tuple[int, ...]]:
-    """Decode: one block a split and tile of rows; the unmasked tiles of its keys, then the masked
-    ones. Every sequence has all the keys there is room for, as when it is timed.
+    """Decode: one block a split and tile of rows of a head of K and V; the unmasked tiles of its
+    keys, then the masked ones. A window has masked ones before them, too. Every sequence has all
+    the keys there is room for, as when it is timed.
     """
-    splits = splits_of(config, problem, sms)
+    splits = splits_of(config, tuned_stream(spec, problem), sms)
     rows = math.ceil(problem.group * problem.seq_q / config.br)
-    tiles = math.ceil(problem.seq_k / config.bc)
-    each = max(math.ceil(tiles / splits), config.split_keys // config.bc)
     found: list[tuple[int, ...]] = []
     for split in range(splits):
-        first, last = min(split * each, tiles), min((split + 1) * each, tiles)
         for row in range(rows):
-            seen = problem.seq_k
-            if spec.causal:
-                seen += row * config.br // problem.group - problem.seq_q + 1
-            unmasked = max(min(last, max(seen, 0) // config.bc) - first, 0)
-            whole = last - first
-            found.append((whole,) if loops == 1 else (unmasked, whole - unmasked))
-    of_parts = [trips for trips in found for _ in range(config.v_parts)]
-    return of_parts * (problem.batch * problem.kv_heads)
+            trips = _of_split(spec, config, problem, split, splits, row * config.br)
+            found.append((sum(trips),) if loops == 1 else trips)
+    return found
+
+
+def _of_split(
+    spec: AttentionSpec, config: KernelConfig, problem: Problem, split: int, splits: int, start: int
+) -> tuple[int, ...]:
+    """The trips of one split for the tile of rows from `start` on, of as many loops as the template
+    has; places of keys are called as there.
+    """
+    bc, length, diagonal = config.bc, problem.seq_k, problem.seq_k - problem.seq_q
+    first_query = start // problem.group
+    last_query = min((start + config.br - 1) // problem.group, problem.seq_q - 1)
+    key_begin, key_end, seen_by_all = 0, length, length
+    if spec.causal or spec.window:
+        right = diagonal + (0 if spec.causal else TUNED_WINDOW)
+        seen_by_all = max(first_query + right + 1, 0)
+    if spec.window:
+        key_begin = max(first_query + diagonal - TUNED_WINDOW, 0) // bc * bc
+        key_end = min(max(last_query + right + 1, 0), length)
+    tiles = math.ceil(math.ceil((key_end - key_begin) / bc) / splits)
+    tiles = max(tiles, config.split_keys // bc)
+    split_start = key_begin + split * tiles * bc
+    split_end = min(split_start + tiles * bc, key_end)
+    full_begin = split_start
+    if spec.window:
+        full_begin = math.ceil(max(last_query + diagonal - TUNED_WINDOW, 0) / bc) * bc
+        full_begin = min(max(full_begin, split_start), split_end)
+    full_end = max(min(split_end, seen_by_all) // bc * bc, full_begin)
+    bounds = (split_start, full_begin, full_end, split_end)
+    each = [max(math.ceil((end - begin) / bc), 0) for begin, end in pairwise(bounds)]
+    return tuple(each if spec.window else each[1:])
 
 
 def bytes_moved(spec: AttentionSpec, problem: Problem) -> float:
@@ -204,7 +242,7 @@ def bytes_moved(spec: AttentionSpec, problem: Problem) -> float:
     rows = problem.batch * problem.heads * problem.seq_q
     keys = problem.batch * problem.kv_heads * problem.seq_k
     if spec.direction == "decode" and spec.window:
-        keys = keys // max(1, problem.seq_k) * min(problem.seq_k, TUNED_WINDOW + problem.seq_q)
+        keys = keys // max(1, problem.seq_k) * tuned_stream(spec, problem).seq_k
     dims = spec.head_dim + spec.head_dim_v
     elements = {
         "forward": (rows + keys) * dims,  # Q, O; K, V

@@ -27,6 +27,7 @@ from flashgen.arguments import (
     feature_arguments,
     in_eights,
     lies_in_eights,
+    place_arguments,
     positive_scale,
 )
 from flashgen.config import BY_KEYS, WARPGROUP_ROWS, KernelConfig, rows_of_eight
@@ -57,6 +58,7 @@ __all__ = [
     "launch",
     "lies_in_eights",
     "load_kernel",
+    "place_arguments",
     "positive_scale",
     "take_descriptors",
     "takes_descriptor",
@@ -263,6 +265,7 @@ def arguments_of(
     batches, longest = batch, seq_q
     if (packed := features.sequences) is not None:
         batches, longest = packed.count, max(1, packed.max_q)
+        seq_k = packed.most_keys(seq_k)
     blocks = batches * heads
     if not plan.fa1:
         blocks *= -(-longest // plan.br)
@@ -296,6 +299,8 @@ def arguments_of(
         blocks = _in_order(plan, blocks, q, v, sizes)
     if plan.fa1:
         sizes += _scratch(plan, q)
+    if plan.has_features:
+        sizes += place_arguments(plan, features)
     return blocks, [*tensors, *sizes]
 
 

@@ -28,6 +28,7 @@ from flashgen.launch import (
     feature_arguments,
     in_eights,
     on_device,
+    place_arguments,
     positive_scale,
 )
 from flashgen.spec import AttentionSpec
@@ -221,6 +222,8 @@ def _sizes(plan: Plan, call: Backward, scale: float) -> list[Any]:
         sizes += [head_dim, head_dim_v]
     if plan.has_features:
         sizes += feature_arguments(plan, call.features, batch, heads, seq_q, seq_k)
+        # Behind these, dBias takes numbers of its own: with a bias there are no such arguments.
+        sizes += place_arguments(plan, call.features)
     return sizes
 
 

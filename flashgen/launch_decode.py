@@ -8,7 +8,7 @@ captured a launch can be replayed with other lengths.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from flashgen.launch import (
 )
 from flashgen.problem import Problem
 from flashgen.spec import AttentionSpec
-from flashgen.splits import splits_of
+from flashgen.splits import splits_of, streamed
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,7 +63,7 @@ class Decode:
         """The sizes of the call, with the most keys that a window lets its queries see."""
         problem = self.problem
         left, _ = self.features.bounds(problem.seq_q, problem.seq_k)
-        return replace(problem, seq_k=min(problem.seq_k, left + problem.seq_q))
+        return streamed(problem, left)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -50,6 +50,11 @@ def _v_parts(spec: AttentionSpec, config: KernelConfig) -> str | None:
             "v_parts goes with order plain or longest_first, and not with persistent: "
             f"got {_order_of(config)}"
         )
+    if spec.varlen:
+        return (
+            "v_parts goes without varlen, which zeroes O where no sequence is in its first columns "
+            f"alone if V is in parts: got v_parts {config.v_parts}"
+        )
     ways = (spec.direction, config.schedule, config.loads)
     if ways not in (("forward", "fa2", "pointer"), ("decode", "fa2", "pointer")):
         return f"v_parts goes with forward and decode, fa2 and pointer: got {', '.join(ways)}"
@@ -69,6 +74,11 @@ def _head_dims(spec: AttentionSpec, config: KernelConfig) -> str | None:
         return f"head_dims padded needs equal powers of two: got {dims}"
     if config.loads == "descriptor":
         return "head_dims padded goes with pointer loads: a default must take any tensor"
+    if config.schedule == "fa1":
+        return (
+            "head_dims padded goes with schedules that are told the true head dims: "
+            f"got {config.schedule}"
+        )
     return None
 
 
@@ -103,7 +113,10 @@ def _order(spec: AttentionSpec, config: KernelConfig) -> str | None:
     if config.order != "plain" and not spec.causal:
         return f"order {config.order} needs a causal mask: without one all tiles are equally long"
     if spec.block_mask and config.persistent:
-        return "block_mask goes without persistent"
+        return (
+            "block_mask goes without persistent, which deals tiles out beforehand, for only its "
+            f"lists know how long each takes: got {_order_of(config)}"
+        )
     if spec.varlen and (config.takes_heads or config.order == "head_reversal"):
         return (
             "varlen goes with order plain or longest_first, and not with persistent, for its tiles "
@@ -259,14 +272,17 @@ def _arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
     if config.schedule == "hopper" and gpu.arch != "sm_90":
         return f"schedule hopper is made of sm_90's wgmma: {gpu.slug} is {gpu.arch}"
     if spec.fp8 and not (gpu.is_nvidia and gpu.capability >= 89):
-        other = ", which multiplies e4m3fnuz, another type" if gpu.arch == "gfx942" else ""
+        other = {
+            "gfx942": ", which multiplies e4m3fnuz, another type",
+            "gfx950": ", of whose float8_e4m3 matrix instructions flashgen has no variant",
+        }.get(gpu.arch, "")
         return (
-            "fp8 needs the float8_e4m3 matrix instructions of sm_89 and later: "
+            "fp8 is made of the float8_e4m3 matrix instructions of sm_89 and later: "
             f"{gpu.slug} is {gpu.arch}{other}"
         )
     if config.widening == "native" and not (gpu.is_nvidia and gpu.capability >= 89):
         return (
-            f"widening native needs the e4m3 instructions of sm_89 and later: {gpu.slug} is "
+            f"widening native is made of the e4m3 instructions of sm_89 and later: {gpu.slug} is "
             f"{gpu.arch}"
         )
     if config.schedule == "auto" and config.br not in AUTO_BR.get(gpu.arch, ()):
@@ -285,8 +301,11 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
 
     A pipelined loop of n stages keeps n tiles of what it walks where wgmma reads them from shared
     memory, beside the tiles it holds, and the forward's s_ahead one more of K; elsewhere it keeps
-    n - 1. Forward and dQ hold br rows (Q, and dO) and walk K and V; dK and dV hold K and V and walk
-    Q and dO. Seen in kernels compiled with Triton 3.7.1.
+    n - 1, but for AMD's order of two chained products at 4 stages, which keeps one. Of a
+    block mask the lists are a load ahead of the tiles, and leave them no more than 2 stages. Of fp8
+    V is turned over on its way to wgmma, and where pointers load it there is one tile of that.
+    Forward and dQ hold br rows (Q, and dO) and walk K and V; dK and dV hold K and V and walk Q and
+    dO. Seen in kernels compiled with Triton 3.7.1.
     """
     dims = padded(spec.head_dim), padded(spec.head_dim_v)
     of_q, of_do = (config.br * dim * spec.operand_bytes for dim in dims)
@@ -308,22 +327,28 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
         return max(walked)
     if spec.paged:  # the table is a load ahead of the pages, and takes stages for itself
         return max(walked)
+    stages = min(config.num_stages, 2) if spec.block_mask else config.num_stages
     if _uses_wgmma(spec, config, gpu):
         next_k = ("forward", "s_ahead", "descriptor")
         ahead = of_k if (spec.direction, config.schedule, config.loads) == next_k else 0
         # O of a tile is stored from a place of its own while Q of the next is loaded.
-        stored = of_do if config.persistent and config.loads == "descriptor" else 0
-        return held + config.num_stages * sum(walked) + ahead + stored
-    return (config.num_stages - 1) * sum(walked)
+        of_o = config.br * dims[1] * spec.element_bytes
+        stored = of_o if config.persistent and config.loads == "descriptor" else 0
+        if spec.fp8 and config.loads == "pointer":
+            return held + stages * of_k + of_v
+        return held + stages * sum(walked) + ahead + stored
+    chained = not gpu.is_nvidia and config.num_stages == 4
+    return (1 if chained else stages - 1) * sum(walked)
 
 
 def _uses_wgmma(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> bool:
-    """Whether the products become warpgroup instructions: 64 rows and 4 warps at least, 16-bit
-    operands.
+    """Whether the products become warpgroup instructions: 64 rows and 4 warps at least, operands
+    of 16 bits or float8_e4m3.
     """
     return (
         gpu.arch == "sm_90"
-        and spec.element_bytes == spec.kv_bytes == 2
+        and spec.element_bytes == 2
+        and spec.kv_bytes == spec.operand_bytes
         and (config.bc if spec.direction in BY_KEYS else config.br) >= 64
         and config.num_warps >= 4
     )

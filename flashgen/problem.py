@@ -150,7 +150,8 @@ def flops(spec: AttentionSpec, problem: Problem) -> float:
 
 def _share_outside(spec: AttentionSpec, problem: Problem) -> float:
     """The share of all pairs of a query and a key that lie outside the tuned window: triangles, the
-    upper one under a causal mask being half, as flops counts it.
+    upper one under a causal mask being half, as flops counts it, but of the few queries of a decode
+    nothing.
     """
     seq_q, seq_k = problem.seq_q, problem.seq_k
     if 0 in (seq_q, seq_k):
@@ -161,4 +162,7 @@ def _share_outside(spec: AttentionSpec, problem: Problem) -> float:
 
     before = triangle(seq_k - TUNED_WINDOW) - triangle(seq_k - seq_q - TUNED_WINDOW)
     behind = triangle(seq_q - TUNED_WINDOW) - triangle(seq_q - seq_k - TUNED_WINDOW)
-    return before / (seq_q * seq_k) + (0.5 if spec.causal else behind / (seq_q * seq_k))
+    before, behind = before / (seq_q * seq_k), behind / (seq_q * seq_k)
+    if spec.causal:
+        behind = 0.0 if spec.direction == "decode" else 0.5
+    return before + behind

@@ -70,6 +70,13 @@ class Sequences:
         """Whether the keys lie in pages."""
         return self.block_table is not None
 
+    def most_keys(self, places: int) -> int:
+        """The keys that a sequence may have, where k has so many places: of pages, those that its
+        row of the table has room for.
+        """
+        table = self.block_table
+        return places if table is None else table.shape[1] * self.page_size
+
     def lengths(self) -> list[tuple[int, int, int, int]]:
         """Of each sequence the place of its first query, its queries, the place of its first key
         and its keys. Waits for the device: for the reference and CPU tensors alone.
@@ -95,10 +102,11 @@ def from_bounds(
     cu_seqlens[b + 1]; of these places it uses the first seqused[b], (B,), or all.
 
     What seqused says beyond the room there is counts as the room, below 0 as 0. With a block_table,
-    (B, pages of a sequence) int32, the keys lie in pages of page_size; seqused_k says how many, if
-    it is given, and cu_seqlens_k may be None then. Nothing is read from the device. Raises
-    InvalidArgument, naming the argument, for shapes, types and devices that do not fit, and lengths
-    below 0.
+    (B, pages of a sequence) int32, the keys lie in pages of page_size, whose room is that of the
+    row; seqused_k says how many keys there are, if it is given, and cu_seqlens_k may be None then;
+    without it cu_seqlens_k must say no more than fit, and nothing checks it. Nothing is read from
+    the device. Raises InvalidArgument, naming the argument, for shapes, types and devices that do
+    not fit, and lengths below 0.
     """
     _check_indices("cu_seqlens_q", cu_seqlens_q, None)
     count = cu_seqlens_q.shape[0] - 1
@@ -117,6 +125,8 @@ def from_bounds(
                 "cu_seqlens_k must be given, but with block_table and seqused_k: got None"
             )
         cu_seqlens_k = cu_seqlens_q.new_zeros(count + 1)
+    if seqused_k is not None and block_table is not None:
+        seqused_k = seqused_k.clamp(max=block_table.shape[1] * page_size)
     k_ends = _ends(cu_seqlens_k, seqused_k, room=block_table is None)
     return Sequences(
         q_begins=cu_seqlens_q.contiguous(),

@@ -5,6 +5,7 @@ CUDA graph is replayed with other lengths, but with the same grid.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from flashgen.config import KernelConfig
 from flashgen.problem import Problem
@@ -48,10 +49,18 @@ def row_tiles(config: KernelConfig, problem: Problem) -> int:
     return math.ceil(problem.group * problem.seq_q / config.br) * config.v_parts
 
 
+def streamed(problem: Problem, left: int) -> Problem:
+    """The sizes of a decode whose window has so many keys to the left, with the most keys that its
+    queries together see: what its splits divide.
+    """
+    return replace(problem, seq_k=min(problem.seq_k, left + problem.seq_q))
+
+
 def splits_of(config: KernelConfig, problem: Problem, sms: int) -> int:
     """The splits of one launch of a decode config on a GPU of so many SMs.
 
-    problem.seq_k is the capacity of the cache: the lengths are known to the device alone.
+    problem.seq_k is the capacity of the cache: the lengths are known to the device alone. Of a
+    window problem is streamed().
     """
     if config.split_keys > 1:
         return max(1, min(MOST_SPLITS, problem.seq_k // config.split_keys))

@@ -31,13 +31,14 @@ ATTENTION: dict[str, tuple[Any, ...]] = {
     "softcap": ON_OFF,
     "sink": ON_OFF,
     "varlen": ON_OFF,
+    "paged": ON_OFF,
     "block_mask": ON_OFF,
     "fp8": ON_OFF,
     "loads": ("pointer", "descriptor"),
     "order": ("plain", "longest_first", "head_reversal", "grouped"),
     "persistent": ON_OFF,
 }
-"""Factors of attention() and its backward."""
+"""Factors of attention() and its backward, which has no keys in pages."""
 CACHE: dict[str, tuple[Any, ...]] = {
     "direction": ("decode", "append"),
     "dtype": ("float16", "bfloat16", "float32", "tf32"),
@@ -58,6 +59,7 @@ CACHE: dict[str, tuple[Any, ...]] = {
 """Factors of the kernels that serve a cache."""
 ALONE: tuple[Row, ...] = tuple({field: value} for field, value in FEATURE_WORDS.values())
 """What of a spec each feature of --feature sets."""
+PACKED_PAGES: Row = {"varlen": True, "paged": True}
 ALONE_IN_A_CACHE: tuple[Row, ...] = (
     {"paged": True},
     {"rotary": "halves"},
@@ -110,9 +112,10 @@ def in_pairs() -> tuple[Proven, ...]:
     checked by tests/interpreted/test_pairs.py.
     """
     forward, *backward = ATTENTION["direction"]
+    of_gradients = {name: values for name, values in ATTENTION.items() if name != "paged"}
     rows = [
         *covering({**ATTENTION, "direction": (forward,)}, valid),
-        *covering({**ATTENTION, "direction": tuple(backward)}, valid),
+        *covering({**of_gradients, "direction": tuple(backward)}, valid),
         *(
             row
             for direction in CACHE["direction"]
@@ -129,7 +132,7 @@ def alone() -> tuple[Proven, ...]:
     """
     found: dict[Proven, None] = {}
     turns = itertools.cycle(ATTENTION["dtype"][:3])
-    for factors, fields in ((ATTENTION, ALONE), (CACHE, ALONE_IN_A_CACHE)):
+    for factors, fields in ((ATTENTION, (*ALONE, PACKED_PAGES)), (CACHE, ALONE_IN_A_CACHE)):
         everywhere = ({}, *fields, *(ALONE if factors is CACHE else ()))
         for direction, field, mask in itertools.product(
             factors["direction"], everywhere, factors["mask"]

@@ -107,6 +107,18 @@ def test_what_idles_at_the_end_of_the_grid_comes_on_top() -> None:
     assert full.median_us == pytest.approx(LAUNCH_US + 1e9 / (A100.bandwidth_gbs * 1e3) / 0.9)
 
 
+def test_what_a_window_hides_costs_nothing() -> None:
+    """Nor does it count for the splits, of which the merging kernel reads every one."""
+    usage = replayed(1.0).usage[0]
+    found = replace(
+        replayed(3000.0), phases=((0,), (1,), (2,)), cycles=((3000.0,) * 3,), usage=(usage,) * 3,
+        block_flops=(1000,) * 3, least_cycles=(1.0,) * 3,
+    )  # fmt: skip
+    spec, config = replace(SPEC, window=True), make_config(16, 64, split_keys=256)
+    long, short = (estimate(found, spec, config, problem_of(1, n), A100) for n in (1 << 16, 8192))
+    assert long == short
+
+
 def test_the_kernel_that_merges_is_waited_for() -> None:
     """One sequence is split over the SMs; of 64 there are blocks enough without."""
     config, found = make_config(16, 64), replayed(3000.0)

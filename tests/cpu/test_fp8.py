@@ -40,11 +40,16 @@ def test_it_is_legal_from_sm_89_on(arch: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "why"), [("sm_80", "is sm_80"), ("gfx942", "e4m3fnuz, another type")]
+    ("arch", "why"),
+    [
+        ("sm_80", "is sm_80"),
+        ("gfx942", "e4m3fnuz, another type"),
+        ("gfx950", "of whose float8_e4m3 matrix instructions flashgen has no variant"),
+    ],
 )
 def test_it_is_refused_by_name_elsewhere(arch: str, why: str) -> None:
     reason = why_illegal(SPEC, default_config(SPEC), BY_ARCH[arch]) or ""
-    assert "fp8 needs the float8_e4m3 matrix instructions of sm_89 and later" in reason
+    assert "fp8 is made of the float8_e4m3 matrix instructions of sm_89 and later" in reason
     assert why in reason
     with pytest.raises(GeneratedError):
         ladder(Served(archs={}, choices={}, defaults=()), "one", BY_ARCH[arch], SPEC, 100)

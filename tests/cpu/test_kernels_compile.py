@@ -16,7 +16,7 @@ from flashgen.compile import BACKWARD_OVERLAP, Compiled, cache_file, compile_ker
 from flashgen.config import KernelConfig
 from flashgen.default_tiles import default_config, default_spec
 from flashgen.defaults import featured_specs
-from flashgen.gpu import TARGETS
+from flashgen.gpu import TARGETS, Gpu
 from flashgen.legality import shared_bound_bytes, why_illegal
 from flashgen.outcome import Status
 from flashgen.render import render
@@ -349,6 +349,59 @@ def test_shared_bound_of_backward_kernels_is_a_bound(
     bound = shared_bound_bytes(spec, config, H200)
     taken = compile_job((spec, config, "sm_90")).shared_bytes
     assert bound <= taken <= 1.05 * bound
+
+
+AMD, FP8 = TARGETS["amd_instinct_mi300x"], make_spec("bfloat16", 64, fp8=True)
+BOUNDED: dict[str, tuple[AttentionSpec, KernelConfig, Gpu]] = {
+    "chained products of AMD": (
+        make_spec("float32", 128, direction="decode"),
+        make_config(16, 32, num_stages=4),
+        AMD,
+    ),
+    "a block mask": (
+        make_spec("float16", 64, block_mask=True),
+        make_config(64, 32, num_stages=4),
+        H200,
+    ),
+    "fp8 by pointer": (FP8, make_config(64, 32, num_stages=4), H200),
+    "fp8 by descriptor": (FP8, make_config(64, 32, num_stages=3, loads="descriptor"), H200),
+}
+
+
+@pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")
+@pytest.mark.parametrize("name", BOUNDED)
+def test_the_shared_bound_holds(name: str) -> None:
+    spec, config, gpu = BOUNDED[name]
+    assert why_illegal(spec, config, gpu) is None
+    taken = compile_job((spec, config, gpu.arch)).shared_bytes
+    assert 0.7 * taken <= shared_bound_bytes(spec, config, gpu) <= taken
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_the_shared_bound_holds_of_every_kind_of_loop_on_amd(stages: int) -> None:
+    ways: list[tuple[AttentionSpec, KernelConfig]] = [
+        (make_spec("bfloat16", 64, mask, direction=direction, **fields), make_config(br, 32))
+        for direction, br, mask, fields in (
+            ("forward", 64, "none", {}),
+            ("forward", 64, "causal", {"window": True, "bias": "additive"}),
+            ("forward", 64, "none", {"varlen": True, "head_dim_v": 128}),
+            ("forward", 64, "none", {"block_mask": True}),
+            ("decode", 16, "none", {}),
+            ("decode", 16, "causal", {"kv_dtype": "int8"}),
+            ("backward_dkv", 32, "none", {}),
+            ("backward_dq", 32, "causal", {}),
+            ("backward_fused", 32, "none", {}),
+        )
+    ]
+    ways += [
+        (make_spec("float32", 64, precision="tf32"), make_config(32, 32)),
+        (make_spec("float16", 64), make_config(64, 32, schedule="s_ahead")),
+        (make_spec("bfloat16", 128, head_dim_v=256), make_config(64, 32, v_parts=2)),
+    ]
+    jobs = [(spec, replace(config, num_stages=stages), AMD.arch) for spec, config in ways]
+    for (spec, config, _), compiled in zip(jobs, compile_all(jobs), strict=True):
+        assert shared_bound_bytes(spec, config, AMD) <= compiled.shared_bytes, compiled.name
 
 
 def test_a_mask_of_the_default_spills_in_no_loop() -> None:

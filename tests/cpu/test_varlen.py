@@ -138,6 +138,18 @@ def test_keys_in_pages(page_size: int) -> None:
     torch.testing.assert_close(o, want)
 
 
+@pytest.mark.parametrize("cu_seqlens_k", [None, cumulative([20, 1])])
+def test_what_a_table_has_no_room_for_is_not_there(cu_seqlens_k: Tensor | None) -> None:
+    """A kernel reads the table as far as k_ends says: never behind its row."""
+    packed = from_bounds(
+        cumulative([1, 1]), cu_seqlens_k, 1, 64, seqused_k=torch.tensor([64, -3]),
+        block_table=torch.zeros(2, 2, dtype=torch.int32), page_size=16,
+    )  # fmt: skip
+    assert [keys for *_, keys in packed.lengths()] == [32, 0]
+    assert packed.most_keys(16) == 32
+    assert from_bounds(cumulative([1]), cumulative([9]), 1, 9).most_keys(9) == 9
+
+
 def test_the_longest_lengths_may_be_tensors() -> None:
     q, k, v = draw()
     longest = torch.tensor(7), torch.tensor(9)

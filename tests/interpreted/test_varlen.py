@@ -107,6 +107,20 @@ def test_keys_in_pages(mask: str, page_size: int, seed: int) -> None:
     prove(spec, config, seed, [case])
 
 
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_windows_over_pages_are_as_wide_as_asked(mask: str, seed: int) -> None:
+    """Every window of the reference on few queries and many keys: neither the queries nor a page
+    bound them.
+    """
+    spec = make_spec("float16", 16, mask, varlen=True, paged=True, window=True)
+    config = make_config(16, 32)
+    case = packed_case([(3, 200), (1, 90)], heads=2, page_size=16)
+    rendered = render(spec, config)
+    for number in range(len(reference.windows(case.longest))):
+        result = check_kernel(rendered, spec, config, seed=seed + number, cases=[case])
+        assert result.passed, str(result)
+
+
 LENGTHS = st.lists(
     st.tuples(*[st.sampled_from([0, 1, 2, 15, 16, 17, 31, 32, 33, 47])] * 2), min_size=1, max_size=5
 )
