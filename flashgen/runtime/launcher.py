@@ -191,9 +191,12 @@ class _Steps:
         name = kernel_name(spec, config)
         if not interpreter.active():
             ahead.offer(name)
+        wanted = f"{self._package}.kernels.{name}"
         try:
-            module = importlib.import_module(f"{self._package}.kernels.{name}")
+            module = importlib.import_module(wanted)
         except ModuleNotFoundError as error:
+            if error.name is None or not f"{wanted}.".startswith(f"{error.name}."):
+                raise  # the file is there, and lacks a module of its own
             raise GeneratedError(
                 f"{self._package}/kernels/{name}.py is missing; run: flashgen generate"
             ) from error

@@ -6,6 +6,7 @@ cheap: they are asked at every call.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from numbers import Real
 from typing import NoReturn
 
@@ -15,11 +16,28 @@ from torch.nn import Parameter
 
 from flashgen.errors import InvalidArgument, NotDifferentiable
 
-_are_transforms_active = torch._C._are_functorch_transforms_active
-_count_dispatch_modes = torch._C._len_torch_dispatch_stack
-_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
-_is_batched_by_autograd = torch._C._functorch.is_legacy_batchedtensor
 _forward_ad = torch.autograd.forward_ad
+
+
+def _autocasts_anywhere() -> bool:
+    """What torch._C says at once, device by device."""
+    return any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+
+
+_are_transforms_active: Callable[[], bool] = getattr(
+    torch._C, "_are_functorch_transforms_active", lambda: False
+)
+_count_dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+if not hasattr(torch._C, "_are_functorch_transforms_active"):
+    # Every call of a torch that does not say takes the registered operators, which are right under
+    # all modes, and slower: as if there were a dispatch mode.
+    _count_dispatch_modes = lambda: 1  # noqa: E731
+_is_any_autocast_enabled: Callable[[], bool] = getattr(
+    torch._C, "_is_any_autocast_enabled", _autocasts_anywhere
+)
+_is_batched_by_autograd: Callable[[Tensor], bool] = getattr(
+    getattr(torch._C, "_functorch", None), "is_legacy_batchedtensor", lambda x: False
+)
 
 
 def special(q: Tensor) -> bool:
@@ -115,13 +133,17 @@ def draw_rng(dropout_p: float, device: torch.device) -> Tensor | None:
 
     Drawn on the device from torch's generator of that device, so torch.manual_seed fixes them,
     activation checkpointing draws them again, and a replayed CUDA graph draws new ones. The
-    generator advances by what torch.randint takes. Raises InvalidArgument unless 0 <= dropout_p
-    <= 1.
+    generator advances by what torch.randint takes. Raises as check_dropout.
     """
+    if check_dropout(dropout_p) == 0.0:
+        return None
+    return torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64, device=device)
+
+
+def check_dropout(dropout_p: float) -> float:
+    """The probability. Raises InvalidArgument unless 0 <= dropout_p <= 1."""
     if not isinstance(dropout_p, Real):
         raise InvalidArgument(f"dropout_p must be a number from 0 to 1: got {dropout_p!r}")
     if not 0.0 <= dropout_p <= 1.0:
         raise InvalidArgument(f"dropout_p must be from 0 to 1: got {dropout_p!r}")
-    if dropout_p == 0.0:
-        return None
-    return torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64, device=device)
+    return dropout_p

@@ -33,6 +33,8 @@ def dispatcher_of(package: str = DEFAULT_PACKAGE) -> Dispatcher:
         try:
             importlib.import_module(f"{package}.dispatcher")
         except ModuleNotFoundError as error:
+            if error.name not in (package, f"{package}.dispatcher", package.partition(".")[0]):
+                raise  # it is there, and lacks a module of its own
             raise GeneratedError(
                 f"package {package} cannot be imported: put the folder that holds it on PYTHONPATH"
             ) from error
