@@ -49,8 +49,8 @@ class Fp8:
 UNBOUNDED = -1
 """A side of a window without an end."""
 
-FAR = 1 << 32
-"""Keys to a side that no call has: places are counted in 32 bits."""
+FAR = 1 << 62
+"""Keys to a side that no call has, and that torch's 64 bits would not hold beside a place."""
 
 Window = tuple[int | None, int | None]
 """(left, right) as calls are given it; window_of() says what that is."""

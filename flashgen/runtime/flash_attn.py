@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flashgen.asked import check_scale
 from flashgen.errors import InvalidArgument
-from flashgen.runtime import kv_cache, registry
+from flashgen.runtime import kv_cache, modes, registry
 from flashgen.runtime.decode import Beside
 from flashgen.runtime.flash_attn_arguments import (
     Results,
@@ -119,7 +119,7 @@ def flash_attn_kvpacked_func(
     )  # fmt: skip
 
 
-@torch.no_grad()
+@modes.without_gradients
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,

@@ -13,7 +13,7 @@ from flashgen import launch, reference
 from flashgen.asked import check_scale, from_tensors
 from flashgen.errors import InvalidArgument
 from flashgen.features import Features, Fp8, Window, limits_of
-from flashgen.runtime import registry
+from flashgen.runtime import modes, registry
 from flashgen.runtime.call import (
     Call,
     Causal,
@@ -26,7 +26,7 @@ from flashgen.runtime.call import (
 OUT_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
-@torch.no_grad()
+@modes.without_gradients
 def attention(
     q: Tensor,
     k: Tensor,

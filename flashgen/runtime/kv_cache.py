@@ -16,7 +16,7 @@ from flashgen import decoding, settings
 from flashgen.decoding import Cache
 from flashgen.errors import InvalidArgument
 from flashgen.launch_append import Append, Rotation
-from flashgen.runtime import registry
+from flashgen.runtime import modes, registry
 from flashgen.runtime.call import check_plain, check_tensors
 from flashgen.runtime.decode import Beside, check_call, kv_fields
 from flashgen.runtime.launcher import KernelLauncher
@@ -70,7 +70,7 @@ class Appender:
         )
 
 
-@torch.no_grad()
+@modes.without_gradients
 def append(
     k_cache: Tensor,
     v_cache: Tensor,

@@ -6,9 +6,10 @@ cheap: they are asked at every call.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from numbers import Real
-from typing import NoReturn
+from typing import NoReturn, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from torch.nn import Parameter
 from flashgen.errors import InvalidArgument, NotDifferentiable
 
 _forward_ad = torch.autograd.forward_ad
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 
 def _autocasts_anywhere() -> bool:
@@ -38,6 +41,21 @@ _is_any_autocast_enabled: Callable[[], bool] = getattr(
 _is_batched_by_autograd: Callable[[Tensor], bool] = getattr(
     getattr(torch._C, "_functorch", None), "is_legacy_batchedtensor", lambda x: False
 )
+
+
+def without_gradients(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """torch.no_grad() around a function. Where no gradients are recorded, as in most that serve,
+    nothing: torch's takes 5 microseconds there, too.
+    """
+
+    @functools.wraps(function)
+    def called(*arguments: Given.args, **options: Given.kwargs) -> Result:
+        if not torch.is_grad_enabled():
+            return function(*arguments, **options)
+        with torch.no_grad():
+            return function(*arguments, **options)
+
+    return called
 
 
 def special(q: Tensor) -> bool:

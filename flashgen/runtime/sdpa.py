@@ -4,9 +4,10 @@ the same order, with the same meaning.
 What no kernel takes is left to torch's own function, which is said once for each reason: CPU
 tensors (unless interpreted) and those of other devices than CUDA's, other dtypes, head dims that
 are not multiples of 8 from 16 to 256, more than four dimensions, batches or heads that broadcast,
-nested tensors, subclasses of Tensor beside a plain query, and a call that mixes devices or dtypes,
-which torch refuses. Dtypes are judged as autocast leaves them, which casts a floating mask too.
-Arguments that contradict each other are refused by name.
+nested and sparse tensors, subclasses of Tensor beside a plain query, and what torch refuses: a call
+that mixes devices or dtypes, a mask of odd dimensions, enable_gqa without heads. Dtypes are judged
+as autocast leaves them, which casts a floating mask too. Arguments that contradict each other are
+refused by name.
 """
 
 from __future__ import annotations

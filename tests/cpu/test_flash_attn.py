@@ -232,6 +232,16 @@ def test_with_kvcache_of_a_full_cache_and_of_a_number() -> None:
     torch.testing.assert_close(o, expected(q, k[:, :4], v[:, :4], False))
 
 
+def test_a_cache_has_no_gradients() -> None:
+    """Whether or not somebody records them."""
+    q, k = draw(2, 1, 4, 16).requires_grad_(), draw(2, 9, 2, 16)
+    o = flash_attn.flash_attn_with_kvcache(q, k, k, causal=True)
+    assert not o.requires_grad  # type: ignore[union-attr]
+    with torch.no_grad():
+        assert torch.equal(flash_attn.flash_attn_with_kvcache(q, k, k, causal=True), o)  # type: ignore[arg-type]
+    assert torch.is_grad_enabled()
+
+
 def test_keys_beyond_the_capacity_are_dropped() -> None:
     cache, new = torch.zeros(1, 1, 4, 16), draw(1, 1, 3, 16)
     append(cache, cache.clone(), new, new, torch.tensor([2], dtype=torch.int32))
