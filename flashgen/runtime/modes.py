@@ -27,14 +27,19 @@ def _autocasts_anywhere() -> bool:
     return any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
 
 
+# Every call of a torch that does not say what is around it takes the registered operators, which
+# are right under all modes, and slower: as if there were a dispatch mode.
+_says_all = (
+    hasattr(torch._C, "_are_functorch_transforms_active")
+    and hasattr(torch._C, "_len_torch_dispatch_stack")
+    and hasattr(_forward_ad, "_current_level")
+)
 _are_transforms_active: Callable[[], bool] = getattr(
     torch._C, "_are_functorch_transforms_active", lambda: False
 )
-_count_dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
-if not hasattr(torch._C, "_are_functorch_transforms_active"):
-    # Every call of a torch that does not say takes the registered operators, which are right under
-    # all modes, and slower: as if there were a dispatch mode.
-    _count_dispatch_modes = lambda: 1  # noqa: E731
+_count_dispatch_modes: Callable[[], int] = (
+    torch._C._len_torch_dispatch_stack if _says_all else lambda: 1
+)
 _is_any_autocast_enabled: Callable[[], bool] = getattr(
     torch._C, "_is_any_autocast_enabled", _autocasts_anywhere
 )
@@ -88,7 +93,7 @@ def refuse_tangents(*tensors: Tensor | None) -> None:
     """Raise NotDifferentiable if one of them carries a tangent of forward-mode differentiation,
     which a kernel would drop.
     """
-    if _forward_ad._current_level < 0:
+    if getattr(_forward_ad, "_current_level", 0) < 0:
         return
     parts = (_forward_ad.unpack_dual(x) for x in tensors if x is not None)  # type: ignore[no-untyped-call]
     if any(part.tangent is not None for part in parts):

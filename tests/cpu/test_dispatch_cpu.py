@@ -300,37 +300,38 @@ def test_explain_takes_what_attention_takes(dispatcher: Dispatcher) -> None:
     assert dispatcher.explain(*draw(5, 9), block_mask=blocks).spec.block_mask
 
 
-@pytest.mark.parametrize(
-    "gone",
-    [
-        ("_are_functorch_transforms_active",), ("_len_torch_dispatch_stack",),
-        ("_is_any_autocast_enabled",), ("_functorch",),
-        ("_are_functorch_transforms_active", "_len_torch_dispatch_stack",
-         "_is_any_autocast_enabled", "_functorch"),
-    ],
-    ids=lambda gone: gone[0] if len(gone) == 1 else "all",
-)  # fmt: skip
+GONE = {
+    "transforms": [(torch._C, "_are_functorch_transforms_active")],
+    "dispatch modes": [(torch._C, "_len_torch_dispatch_stack")],
+    "tangents": [(torch.autograd.forward_ad, "_current_level")],
+    "autocast": [(torch._C, "_is_any_autocast_enabled")],
+    "batched gradients": [(torch._C, "_functorch")],
+}
+
+
+@pytest.mark.parametrize("names", [*GONE, "all"])
 def test_a_torch_without_a_name_is_asked_otherwise(
-    gone: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call then goes by the registered operators where it is not known what is around it."""
     q = torch.zeros(1, 1, 4, 16)
     assert not modes.special(q)
+    gone = [each for given in GONE.values() for each in given] if names == "all" else GONE[names]
+    found = importlib.util.find_spec("flashgen.runtime.modes")
+    assert found is not None
+    assert found.loader is not None
+    without = importlib.util.module_from_spec(found)
+    unsure = names not in ("autocast", "batched gradients")
     with monkeypatch.context() as patch:
-        for name in gone:
-            patch.delattr(torch._C, name)
-        found = importlib.util.find_spec("flashgen.runtime.modes")
-        assert found is not None
-        assert found.loader is not None
-        without = importlib.util.module_from_spec(found)
+        for module, name in gone:
+            patch.delattr(module, name)
         found.loader.exec_module(without)
-    unsure = any("transforms" in name or "dispatch" in name for name in gone)
-    assert without.special(q) == without.traced(q) == unsure
-    assert not without.autocasts()
+        assert without.special(q) == without.traced(q) == unsure
+        assert not without.autocasts()
+    without.check_gradients(q)
     with torch.autocast("cpu", torch.bfloat16):
         assert without.autocasts()
         assert without.special(q)
-    without.check_gradients(q)
 
 
 def test_digest_tells_tables_apart(dispatcher: Dispatcher, tmp_path: Path) -> None:
