@@ -60,7 +60,7 @@ def explain(
         check_block_mask(asked.block_mask, traced=False)
     if modes.autocasts():
         q, k, v = modes.autocast(q), modes.autocast(k), modes.autocast(v)
-    call = asked.call(q.shape[-1])
+    call = asked.call(q)
     drops = modes.check_dropout(asked.dropout_p) > 0.0
     rng = torch.zeros(2, dtype=torch.int64, device=q.device) if drops else None  # draws nothing
     features = asked.features(rng)

@@ -46,11 +46,11 @@ class Asked:
     deterministic: bool = True
     precision: str = "ieee"
 
-    def call(self, head_dim: int) -> Call:
+    def call(self, q: Tensor) -> Call:
         """What of it are options. Raises InvalidArgument for a scale that is none."""
         return Call(
             causal=self.causal,
-            scale=scale_of(self.scale, head_dim),
+            scale=scale_of(self.scale, q.shape[-1] if q.ndim else 0),  # its shape is judged later
             precision=self.precision,
             deterministic=self.deterministic,
         )
@@ -99,7 +99,7 @@ class Featured:
         if modes.traced(q):
             return self._traced(q, k, v, asked, rng)
         check_plain(k=k, v=v, **beside)
-        call, features = asked.call(q.shape[-1]), asked.features(rng)
+        call, features = asked.call(q), asked.features(rng)
         self.check(q, k, v, call, features)
         if self._resolver.left_to_torch(q.device):
             o, maybe = cpu.attention(q, k, v, call, features=features, return_lse=True)
@@ -128,8 +128,7 @@ class Featured:
 
     def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features) -> None:
         """Raise InvalidArgument, naming the argument, unless kernels can be asked this."""
-        known = self._resolver.knows(q, v, call, features)
-        if not known or not agree(q, k, v):
+        if not agree(q, k, v) or not self._resolver.knows(q, v, call, features):
             from_tensors(q, k, v, causal=call.causal, precision=call.precision, features=features)
         elif features is not PLAIN:
             check_features(features, q, k)

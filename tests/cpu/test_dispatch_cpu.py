@@ -85,6 +85,9 @@ def test_sizes_that_no_kernel_has_are_named(
     dispatcher: Dispatcher, feature: dict[str, float]
 ) -> None:
     q, k, v = draw(4, 4)
+    for bad in (q[0, 0, 0, 0], q[0]):
+        with pytest.raises(InvalidArgument, match=r"q must have shape"):
+            dispatcher.attention(bad, k, v, **feature)
     with pytest.raises(InvalidArgument, match=r"the head_dim of q must be a multiple of 8"):
         dispatcher.attention(q[..., :0], k[..., :0], v, **feature)
     with pytest.raises(
