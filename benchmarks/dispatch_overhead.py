@@ -5,7 +5,7 @@
 Rows, each the time of one call on tensors of shape (1, 1, 16, 64), the median and the least over
 many batches:
 
-    lookup           Dispatcher.lookup: from the tensors of a resolved spec to its launcher
+    lookup           from the tensors of a resolved spec to its launcher
     Triton launch    kernel[grid](...) of a kernel with pointers: Triton's own way to its driver
     direct launch    the same kernel, launched by flashgen/direct.py
     call by Triton   attention() as a whole, its kernels launched by Triton: FLASHGEN_DIRECT=0
@@ -17,6 +17,8 @@ many batches:
     call, graph      the same two where q requires gradients
     SDPA, graph
     decode           decode() over a cache in pages: a kernel of splits, and the one that merges
+    flash_attn       flash_attn_func of flashgen.runtime.flash_attn, as "call"
+    kvcache          flash_attn_with_kvcache, as "decode", its lengths a tensor
 
 On a GPU these are what a program waits for: kernels are queued, and awaited between the batches.
 Without one the driver is one that launches nothing, so that what CUDA's driver takes is in no row
@@ -48,17 +50,18 @@ from torch.nn.functional import scaled_dot_product_attention
 from triton.backends.compiler import GPUTarget
 
 import flashgen
+import flashgen.runtime.flash_attn as flash_attn
 from flashgen.default_tiles import default_config, default_spec
 from flashgen.direct import Direct
 from flashgen.runtime import Dispatcher
-from flashgen.runtime.resolver import Resolver
+from flashgen.runtime.resolver import Resolver, key
 from flashgen.spec import AttentionSpec
 from generated.defaults import DEFAULTS
 from generated.table import ARCHS, CHOICES
 
 SHAPE = (1, 1, 16, 64)
-BATCH = 100  # few, so that some batch meets no other process; far from filling CUDA's queue
-BATCHES = 125
+BATCH = 25  # so few that most batches meet no other process; far from filling CUDA's queue
+BATCHES = 500
 SERVED_AS = "nvidia_h200"
 
 
@@ -134,7 +137,8 @@ def costs() -> list[Cost]:
     torch.set_num_threads(1)
     q, k, v = tensors()
     served = dispatcher()
-    if served.lookup(q, v, True, "ieee") is None:
+    resolved = served.resolver.plain
+    if key(q, v, True, "ieee") not in resolved:
         raise SystemExit("the spec was not resolved, so that there is no look-up to measure")
 
     def call() -> object:
@@ -148,7 +152,7 @@ def costs() -> list[Cost]:
         kinds.young = dict.fromkeys(kinds.young)
         return call()
 
-    rows = [cost("lookup", lambda: served.lookup(q, v, True, "ieee"))]
+    rows = [cost("lookup", lambda: resolved.get(key(q, v, True, "ieee")))]
     rows += plain_launches(q, k, v)
     with mock.patch.dict(os.environ, {"FLASHGEN_DIRECT": "0"}):
         rows.append(cost("call by Triton", call))
@@ -160,18 +164,30 @@ def costs() -> list[Cost]:
         rows.append(cost("call, graph", call))
         rows.append(cost("SDPA, graph", lambda: sdpa(q, k, v)))
         q.requires_grad_(False)
-    rows.append(decoding(served))
+    rows += decoding(served)
+    q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
+    rows.insert(-1, cost("flash_attn", lambda: flash_attn.flash_attn_func(q, k, v, causal=True)))
     return rows
 
 
-def decoding(served: Dispatcher) -> Cost:
-    """The row of decode(): one sequence of 8192 keys in pages of 64."""
+def decoding(served: Dispatcher) -> list[Cost]:
+    """The rows of decode() and of the drop-in: one sequence of 8192 keys in pages of 64."""
     q, _, _ = tensors()
     q = q[:, :, :1].contiguous()
     pool = torch.zeros((128, 64, 1, 64), dtype=q.dtype, device=q.device)
     pages = torch.arange(128, dtype=torch.int32, device=q.device)[None]
     lengths = torch.full((1,), 8192, dtype=torch.int32, device=q.device)
-    return cost("decode", lambda: served.decode(q, pool, pool, lengths=lengths, block_table=pages))
+    of_step = q.transpose(1, 2).contiguous()
+
+    def step() -> object:
+        return flash_attn.flash_attn_with_kvcache(
+            of_step, pool, pool, cache_seqlens=lengths, block_table=pages, causal=True
+        )
+
+    def decode() -> object:
+        return served.decode(q, pool, pool, lengths=lengths, block_table=pages)
+
+    return [cost("decode", decode), cost("kvcache", step)]
 
 
 def plain_launches(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[Cost]:

@@ -71,12 +71,12 @@ def feature_arguments(
     """What a kernel takes of the features that change scores, in the order of its arguments."""
     arguments: list[Any] = []
     if features.bias is not None:
-        bias = features.bias.expand(batch, heads, seq_q, seq_k)
+        bias = features.bias.resolve_neg().expand(batch, heads, seq_q, seq_k)
         if bias.dtype is torch.bool:
             bias = bias.view(torch.uint8)
         arguments += [bias, *bias.stride()]
     if features.slopes is not None:
-        slopes = features.slopes.expand(batch, heads)
+        slopes = features.slopes.resolve_neg().expand(batch, heads)
         arguments += [slopes, *slopes.stride()]
     if features.rng is not None:
         arguments += [features.rng, features.dropout_threshold, features.keep_scale]
@@ -87,9 +87,9 @@ def feature_arguments(
         cap_log2e = features.softcap * LOG2_E
         arguments += [cap_log2e, 1.0 / cap_log2e]
     if plan.takes_sink and features.sinks is not None:
-        arguments.append(features.sinks.contiguous())
+        arguments.append(features.sinks.resolve_neg().contiguous())
     if features.fp8 is not None:
-        factors = features.fp8.factors
+        factors = [x.resolve_neg() for x in features.fp8.factors]
         arguments += [*factors, *(stride for x in factors for stride in x.stride())]
     return arguments
 
@@ -98,8 +98,9 @@ def place_arguments(plan: Takes, features: Features) -> list[Any]:
     """What a kernel takes last: where packed sequences lie, or the lists of a block mask."""
     arguments: list[Any] = []
     if (packed := features.sequences) is not None:
-        arguments += [*packed.bounds, packed.count]
-        if (table := packed.block_table) is not None:
+        arguments += [*(x.resolve_neg() for x in packed.bounds), packed.count]
+        if packed.block_table is not None:
+            table = packed.block_table.resolve_neg()
             arguments += [table, table.stride(0), packed.page_bits]
     if (mask := features.block_mask) is not None:
         *_, rows, keys = mask.shape

@@ -26,9 +26,9 @@ def diagonal_of(causal: bool | str, seq_q: int, seq_k: int) -> int | None:
     """
     if causal is False:
         return None
-    if causal is True or causal == "bottom_right":
+    if causal is True or (isinstance(causal, str) and causal == "bottom_right"):
         return seq_k - seq_q
-    if causal == "top_left":
+    if isinstance(causal, str) and causal == "top_left":
         return 0
     raise InvalidArgument(
         f"causal must be True, False, 'top_left' or 'bottom_right': got {causal!r}"
@@ -36,17 +36,36 @@ def diagonal_of(causal: bool | str, seq_q: int, seq_k: int) -> int | None:
 
 
 def check_scale(scale: float | None, head_dim: int) -> float:
-    """The softmax scale to use: `scale`, or 1/sqrt(head_dim). Raises InvalidArgument if not
-    finite.
+    """The softmax scale to use: `scale`, or 1/sqrt(head_dim). Raises InvalidArgument for what is no
+    finite number. A head_dim below 1, which no kernel takes, is judged elsewhere.
     """
     if scale is None:
-        return 1.0 / math.sqrt(head_dim)
-    value = float(scale)
+        return 1.0 / math.sqrt(max(1, head_dim))
+    try:
+        value = math.nan if isinstance(scale, str | bytes) else float(scale)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # of torch: more than one element
+        value = math.nan
     if not math.isfinite(value):
         raise InvalidArgument(f"scale must be a finite number: got {scale!r}")
     if value and not 2.0**-120 <= abs(value) <= 2.0**120:  # times log2(e) it is a float32 too
         raise InvalidArgument(f"scale must be 0 or from 2^-120 to 2^120 in size: got {scale!r}")
     return value
+
+
+def check_heads(heads: int, kv_heads: int, q: str = "q", kv: str = "k and v") -> None:
+    """Raise InvalidArgument unless each head of K and V serves as many of Q, at least one; q and kv
+    are what errors call the arguments.
+    """
+    if heads != kv_heads and (heads == 0 or kv_heads == 0 or heads % kv_heads):
+        raise InvalidArgument(
+            f"{q} must have a multiple of the heads of {kv}: got {heads} and {kv_heads}"
+        )
+
+
+def check_precision(precision: object) -> None:
+    """Raise InvalidArgument for what is no precision."""
+    if not isinstance(precision, str) or precision not in get_args(Precision):
+        raise InvalidArgument(f"precision must be ieee or tf32: got {precision!r}")
 
 
 def from_tensors(
@@ -70,10 +89,7 @@ def from_tensors(
         check_features(features, q, k)
     batch, heads, seq_q, head_dim = q.shape
     _, kv_heads, seq_k, head_dim_v = v.shape
-    if (kv_heads == 0 or heads % kv_heads) and (heads or kv_heads):
-        raise InvalidArgument(
-            f"q must have a multiple of the heads of k and v: got {heads} and {kv_heads}"
-        )
+    check_heads(heads, kv_heads)
     dtype = str(q.dtype).removeprefix("torch.")
     if features.fp8 is not None:
         if dtype != "float8_e4m3fn":
@@ -84,8 +100,7 @@ def from_tensors(
     check_head_dim(head_dim, "the head_dim of q")
     check_head_dim(head_dim_v, "the head_dim of v")
     diagonal_of(causal, 0, 0)
-    if precision not in get_args(Precision):
-        raise InvalidArgument(f"precision must be ieee or tf32: got {precision!r}")
+    check_precision(precision)
     spec = AttentionSpec(
         dtype=dtype,  # type: ignore[arg-type]  # narrowed by the look-up above
         head_dim=head_dim,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flashgen import reference
+from flashgen.errors import InvalidArgument
 from flashgen.features import PLAIN, Features
 
 
@@ -73,8 +74,32 @@ def scale_of(scale: Tensor, pages: Tensor | None) -> Tensor:
 
 
 def row_of(cache: Cache, number: int) -> int:
-    """The row of k and v that is a sequence's. Reads rows: it waits for a GPU."""
-    return number if cache.rows is None else int(cache.rows[number])
+    """The row of k and v that is a sequence's. Reads rows: it waits for a GPU. Raises
+    InvalidArgument for one that is not there.
+    """
+    if cache.rows is None:
+        return number
+    row, rows = int(cache.rows[number]), cache.k.shape[0]
+    if not 0 <= row < rows:
+        raise InvalidArgument(
+            f"cache_batch_idx must name rows of the cache, 0 to {rows - 1}: got {row}"
+        )
+    return row
+
+
+def pages_of(cache: Cache, number: int, first: int, end: int) -> Tensor:
+    """The page of each place [first, end) of a sequence, (end - first,). Reads the block table: it
+    waits for a GPU.
+    """
+    assert cache.block_table is not None
+    places = torch.arange(first, end, device=cache.k.device)
+    pages, held_ = cache.block_table[number].long()[places >> cache.page_bits], cache.k.shape[0]
+    if end > first and not 0 <= int(pages.min()) <= int(pages.max()) < held_:
+        raise InvalidArgument(
+            f"block_table must name pages of the pool, 0 to {held_ - 1}, for all keys of a "
+            f"sequence: got {int(pages.min())} to {int(pages.max())}"
+        )
+    return pages
 
 
 def held(cache: Cache) -> list[tuple[int, int]]:
@@ -91,8 +116,7 @@ def sequence(cache: Cache, number: int, length: int) -> tuple[Tensor, Tensor]:
     if cache.block_table is None:
         row = row_of(cache, number)
         return cache.k[row : row + 1, :, :length], cache.v[row : row + 1, :, :length]
-    size = cache.k.shape[2]
-    pages = cache.block_table[number, : -(-length // size)].long()
+    pages = pages_of(cache, number, 0, length)[:: cache.k.shape[2]]
 
     def gathered(pool: Tensor) -> Tensor:
         taken = pool[pages].transpose(0, 1)  # (Hkv, pages, page_size, dim)
@@ -106,10 +130,7 @@ def widened(cache: Cache, number: int, length: int) -> tuple[Tensor, Tensor]:
     k, v = sequence(cache, number, length)
     if cache.k_scale is None or cache.v_scale is None:
         return k, v
-    pages = None
-    if cache.block_table is not None:
-        places = torch.arange(length, device=cache.k.device)
-        pages = cache.block_table[number].long()[places >> cache.page_bits]
+    pages = None if cache.block_table is None else pages_of(cache, number, 0, length)
     return k.float() * scale_of(cache.k_scale, pages), v.float() * scale_of(cache.v_scale, pages)
 
 
@@ -197,15 +218,18 @@ def append(cache: Cache, k: Tensor, v: Tensor) -> None:
     """Write k (B, Hkv, S, d) and v (B, Hkv, S, d_v) behind the keys of each sequence, in place.
 
     Key i of sequence b goes to place lengths[b] + i; those beyond the capacity are dropped. An
-    8-bit cache gets elements divided by their scales, quantized().
+    8-bit cache gets elements divided by their scales, quantized(). Raises InvalidArgument, with
+    nothing written, for rows and pages that are not there.
     """
+    written: list[tuple[int, Tensor, Tensor | None]] = []
     for number, length in enumerate(cache.lengths.tolist()):
-        length = max(length, 0)
-        kept = max(0, min(k.shape[2], cache.capacity - length))
-        places = torch.arange(length, length + kept, device=k.device)
-        pages = None
-        if cache.block_table is not None:
-            pages = cache.block_table[number].long()[places >> cache.page_bits]
+        first = max(length, 0)
+        end = max(first, min(first + k.shape[2], cache.capacity))
+        pages = None if cache.block_table is None else pages_of(cache, number, first, end)
+        row_of(cache, number)
+        written.append((number, torch.arange(first, end, device=k.device), pages))
+    for number, places, pages in written:
+        kept = len(places)
         for held_, x, scale in (
             (cache.k, k[number, :, :kept], cache.k_scale),
             (cache.v, v[number, :, :kept], cache.v_scale),

@@ -6,13 +6,15 @@ being 1), prints the classes and looks the compiled kernel up by the text. The c
 the argument's value, so arguments that are equal, pointers as far as their alignment goes, lead to
 the kernel they led to before: it is kept under them, and handed to the driver's launcher as Triton
 would. What is not known, Triton launches: the first call of its kind, profilers' hooks, debugging,
-kernels that read globals, other drivers than CUDA's (where classes follow from more than values).
+kernels that read globals, other drivers than CUDA's (where classes follow from more than values),
+and all of a Triton of a version that was not tested.
 
 FLASHGEN_DIRECT=0 leaves every launch to Triton.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -151,8 +153,18 @@ class Direct:
         )
 
 
+TESTED = (3, 6), (3, 9)
+"""The versions of Triton whose kernels are known, the first and the last."""
+
+
 def _is_known(kernel: Any) -> bool:
-    """Whether it is a kernel as Triton 3.6 to 3.9 makes them, and no interpreted one."""
+    """Whether it is a kernel as Triton of a tested version makes them, and no interpreted one."""
+    import triton
+
+    numbers = re.match(r"(\d+)\.(\d+)", triton.__version__)
+    first, last = TESTED
+    if numbers is None or not first <= (int(numbers[1]), int(numbers[2])) <= last:
+        return False
     return all(
         hasattr(kernel, name)
         for name in ("pre_run_hooks", "used_global_vals", "params", "device_caches")

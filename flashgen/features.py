@@ -49,6 +49,12 @@ class Fp8:
 UNBOUNDED = -1
 """A side of a window without an end."""
 
+FAR = 1 << 62
+"""Keys to a side that no call has, and that torch's 64 bits would not hold beside a place."""
+
+Window = tuple[int | None, int | None]
+"""(left, right) as calls are given it; window_of() says what that is."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Features:
@@ -137,10 +143,19 @@ def window_of(window: object, *, causal: bool = False) -> tuple[int, int] | None
             "window must be (left, right), whole numbers of keys, each None or -1 for no end: "
             f"got {window!r}"
         )
-    left, right = (UNBOUNDED if side is None else int(side) for side in sides)
+    left, right = (UNBOUNDED if side is None or side >= FAR else int(side) for side in sides)
     if causal:
         right = UNBOUNDED
     return None if left == right == UNBOUNDED else (left, right)
+
+
+def limits_of(
+    window: object, softcap: object, *, causal: bool
+) -> tuple[tuple[int, int] | None, float | None]:
+    """window_of() and check_softcap(), each None where it changes nothing: a drop-in's (-1, -1) and
+    0.0 are no features.
+    """
+    return window_of(window, causal=causal), check_softcap(softcap) or None
 
 
 def _is_side(side: object) -> bool:

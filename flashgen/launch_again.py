@@ -27,7 +27,8 @@ _TENSORS = 5
 
 Forward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor] | None]
 """Takes q, k and v; gives O and LSE, or None, with nothing launched, where the call must be made as
-if it were the first: a tensor is not aligned, or Repeated.stream() says so."""
+if it were the first: a tensor is not aligned, or is the negative of its memory, or
+Repeated.stream() says so."""
 
 
 def forward(
@@ -61,7 +62,9 @@ def _forward(
 
     def by_pointer(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
         at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        if (at_q | at_k | at_v) & ALIGNED or (stream := stream_of()) is None:
+        if (at_q | at_k | at_v) & ALIGNED or q.is_neg() or k.is_neg() or v.is_neg():
+            return None
+        if (stream := stream_of()) is None:
             return None
         o = empty(of_o, steps_o, dtype=dtype, device=device)
         lse = empty(of_lse, steps_lse, dtype=float32, device=device)
@@ -77,6 +80,8 @@ def _forward(
 
     def by_descriptor(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
         if (q.data_ptr() | k.data_ptr() | v.data_ptr()) & ALIGNED:
+            return None
+        if q.is_neg() or k.is_neg() or v.is_neg():
             return None
         if (stream := stream_of()) is None:
             return None
@@ -132,6 +137,8 @@ def _decode(
         at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         at = [x.data_ptr() for x in others]
         if (at_q | at_k | at_v | at[0] | at[-1]) & ALIGNED or (stream := split.stream()) is None:
+            return None
+        if q.is_neg() or k.is_neg() or v.is_neg() or others[0].is_neg() or others[-1].is_neg():
             return None
         o, lse = new_o(), new_lse()
         at_o, at_lse = o.data_ptr(), lse.data_ptr()

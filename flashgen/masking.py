@@ -26,6 +26,7 @@ def prefix_lm(prefix_lengths: Tensor, seq_q: int, seq_k: int) -> BlockMask:
     prefix_lengths: whole numbers (batch,). Raises InvalidArgument for anything else.
     """
     _check_ids("prefix_lengths", prefix_lengths, (1,))
+    seq_q, seq_k = _length("seq_q", seq_q), _length("seq_k", seq_k)
     prefix = prefix_lengths.long()[:, None]  # (batch, 1)
     diagonal = seq_k - seq_q
     rows = _bounds(torch.arange(seq_q, device=prefix.device)[None] + diagonal)
@@ -89,13 +90,14 @@ def from_boolean(mask: Tensor) -> BlockMask:
     """Any mask: bool, (seq_q, seq_k), (heads, seq_q, seq_k) or (batch, heads, seq_q, seq_k), True
     where a query may attend; batch and heads may be 1. Raises InvalidArgument for anything else.
     """
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.ndim not in (2, 3, 4):
+    fits = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.ndim in (2, 3, 4)
+    if not fits or 0 in mask.shape:
         given = (
             f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
         )
         raise InvalidArgument(
             f"mask must be bool of shape (batch, heads, seq_q, seq_k), the first two or the first "
-            f"left out: got {given}"
+            f"left out, none of them 0: got {given}"
         )
     mask = mask[(None,) * (4 - mask.ndim)]
     heads, seq_q, seq_k = mask.shape[1:]
@@ -220,6 +222,13 @@ def _bounds(values: Tensor) -> tuple[Tensor, Tensor]:
     last = values[:, -1:].expand(-1, missing) if values.shape[1] else values
     blocks = torch.cat((values, last), 1).view(values.shape[0], -1, BLOCK)
     return blocks.amin(2), blocks.amax(2)
+
+
+def _length(name: str, value: object) -> int:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not isinstance(value, int) or not whole or value < 1:
+        raise InvalidArgument(f"{name} must be a whole number above 0: got {value!r}")
+    return value
 
 
 def _check_ids(name: str, ids: object, ranks: tuple[int, ...]) -> None:

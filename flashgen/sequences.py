@@ -8,7 +8,7 @@ imported: tensors are read by their attributes.
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from flashgen.errors import InvalidArgument
@@ -76,6 +76,13 @@ class Sequences:
         """
         table = self.block_table
         return places if table is None else table.shape[1] * self.page_size
+
+    def within(self, places_q: int, places_k: int | None) -> Sequences:
+        """The same, max_q and max_k no more than the places of the packed tensors, which bound what
+        a kernel is launched for; places_k None: of pages, the lengths are in nobody's shape.
+        """
+        max_k = self.max_k if places_k is None else min(self.max_k, places_k)
+        return replace(self, max_q=min(self.max_q, places_q), max_k=max_k)
 
     def lengths(self) -> list[tuple[int, int, int, int]]:
         """Of each sequence the place of its first query, its queries, the place of its first key

@@ -65,6 +65,12 @@ class Chunk:
         start = self.sequence.cached
         return self.sequence.tokens[start : start + self.count]
 
+    @property
+    def decodes(self) -> bool:
+        """Whether it is the token that was generated last, and no part of a prompt."""
+        sequence = self.sequence
+        return sequence.waiting_tokens == 1 and len(sequence.tokens) > len(sequence.request.prompt)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
@@ -147,6 +153,7 @@ class Engine:
         """Run the model once; with nothing at work it does nothing."""
         self._admit()
         chunks, preempted = self._plan()
+        decoded = sum(chunk.decodes for chunk in chunks)
         if chunks:
             groups = self._grouped(chunks)
             ordered = [chunk for group in groups for chunk in group.chunks]
@@ -154,7 +161,6 @@ class Engine:
             logits = self.model(tokens.to(self.pool.k.device), self._attention(groups))
             last = torch.tensor([chunk.count for chunk in ordered]).cumsum(0) - 1
             self._extend(ordered, logits[last.to(logits.device)].argmax(dim=1).tolist())
-        decoded = sum(chunk.count == 1 for chunk in chunks)
         return Step(
             decoded=decoded,
             prefilled=sum(chunk.count for chunk in chunks) - decoded,

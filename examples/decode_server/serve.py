@@ -38,6 +38,22 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def refused(options: argparse.Namespace) -> str | None:
+    """What cannot be served, in a sentence; None where all can."""
+    for name in ("new_tokens", "sequences", "tokens_per_step", "pages", "page_size"):
+        if getattr(options, name) < 1:
+            return f"--{name.replace('_', '-')} must be 1 or more: got {getattr(options, name)}"
+    size, positions = options.page_size, Sizes().positions
+    if size & (size - 1) or size > positions:
+        return f"--page-size must be a power of two up to {positions}: got {size}"
+    try:
+        torch.empty(0, device=options.device)
+    except (RuntimeError, AssertionError) as error:  # torch has no one error for it
+        why = str(error).splitlines()[0]
+        return f"--device must be one that torch has here: got {options.device} ({why})"
+    return None
+
+
 def drawn_requests(options: argparse.Namespace) -> list[Request]:
     """Requests of random tokens, prompts and answers of all lengths."""
     draw = random.Random(options.seed)
@@ -70,6 +86,9 @@ def make_engine(model: TinyModel, options: argparse.Namespace, *, alone: bool = 
 def main(arguments: list[str] | None = None) -> int:
     """Serve, compare, and return the exit code."""
     options = parse(arguments)
+    if (sentence := refused(options)) is not None:
+        print(f"serve.py: {sentence}", file=sys.stderr)
+        return 2
     dtype = torch.bfloat16 if options.device.startswith("cuda") else torch.float32
     model = TinyModel(Sizes(), options.seed).to(options.device, dtype).eval()
     requests = drawn_requests(options)

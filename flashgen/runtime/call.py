@@ -7,10 +7,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from flashgen.asked import diagonal_of
+from flashgen.asked import check_scale, diagonal_of
 from flashgen.block_mask import BlockMask
 from flashgen.errors import InvalidArgument
 from flashgen.features import PLAIN, Features
@@ -153,12 +154,40 @@ def scalars_of(features: Features) -> Scalars:
 
 
 def check_tensors(**named: object) -> None:
-    """Raise InvalidArgument, naming the argument, unless each is a tensor and not nested."""
+    """Raise InvalidArgument, naming the argument, unless each is a tensor, neither nested nor
+    sparse.
+    """
     for name, x in named.items():
         if not isinstance(x, Tensor):
             raise InvalidArgument(f"{name} must be a tensor: got {type(x).__name__}")
         if x.is_nested:
             raise InvalidArgument(f"{name} must not be nested: pad its sequences to one length")
+        if x.layout is not torch.strided:
+            raise InvalidArgument(f"{name} must be dense: got {x.layout}; call .to_dense()")
+
+
+def tensors_given(**named: Tensor | None) -> dict[str, Tensor]:
+    """Those that are not None, by name. Raises as check_tensors."""
+    given = {name: x for name, x in named.items() if x is not None}
+    check_tensors(**given)
+    return given
+
+
+def in_four(bias: Tensor | None) -> Tensor | None:
+    """A bias with dimensions of 1 put before its own, up to four."""
+    return bias[(None,) * (4 - bias.ndim)] if bias is not None and bias.ndim < 4 else bias
+
+
+def scale_of(scale: float | None, head_dim: int) -> float:
+    """check_scale() of a call that has gradients."""
+    refuse_scale_gradient(scale)
+    return check_scale(scale, head_dim)
+
+
+def refuse_scale_gradient(scale: object) -> None:
+    """Raise InvalidArgument for a scale that asks for a gradient, which would be lost."""
+    if isinstance(scale, Tensor) and scale.requires_grad and torch.is_grad_enabled():
+        raise InvalidArgument("scale has no gradient: detach it, or multiply q by it")
 
 
 def check_plain(**named: object) -> None:
@@ -186,7 +215,7 @@ def agree(q: Tensor, k: Tensor, v: Tensor) -> bool:
         len(a) == len(b) == len(c) == 4
         and a[0] == b[0] == c[0]
         and b[1] == c[1]
-        and b[1] > 0
+        and a[1] >= b[1] > 0
         and a[1] % b[1] == 0
         and b[2] == c[2]
         and a[3] == b[3]
@@ -194,6 +223,7 @@ def agree(q: Tensor, k: Tensor, v: Tensor) -> bool:
         and q.device == k.device == v.device
         and type(k) in PLAIN_TYPES
         and type(v) in PLAIN_TYPES
+        and q.layout is k.layout is v.layout is torch.strided
     )
 
 

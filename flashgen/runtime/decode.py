@@ -13,14 +13,21 @@ import torch
 from torch import Tensor
 
 from flashgen import decoding, settings
-from flashgen.asked import check_scale
+from flashgen.asked import check_heads, check_precision, check_scale
 from flashgen.decoding import Cache
 from flashgen.errors import InvalidArgument
-from flashgen.features import PLAIN, Features, check_for_keys, check_softcap, window_of
+from flashgen.features import PLAIN, Features, Window, check_for_keys, limits_of
 from flashgen.launch_decode import Decode, Parts
 from flashgen.problem import bucket_of
 from flashgen.runtime import modes
-from flashgen.runtime.call import Scalars, check_plain, check_tensors, features_of
+from flashgen.runtime.call import (
+    Scalars,
+    check_plain,
+    check_tensors,
+    features_of,
+    in_four,
+    tensors_given,
+)
 from flashgen.runtime.decode_repeats import DecodeRepeats
 from flashgen.runtime.launcher import KernelLauncher
 from flashgen.runtime.resolver import Resolver
@@ -31,9 +38,6 @@ from flashgen.spec import DTYPE_BYTES, AttentionSpec, check_head_dim
 Names = tuple[str, str, str, str]
 NAMES: Names = ("q", "k", "v", "lengths")
 """What errors call the arguments of decode()."""
-
-
-Window = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,22 +72,16 @@ class Beside:
 
     def features(self, q: Tensor, cache: Cache, *, causal: bool) -> Features:
         """The features of a call. Raises InvalidArgument, naming the argument."""
-        bias = self.bias
-        tensors = {"bias": bias, "alibi_slopes": self.alibi_slopes, "sinks": self.sinks}
-        given = {name: x for name, x in tensors.items() if x is not None}
-        check_tensors(**given)
+        given = tensors_given(bias=self.bias, alibi_slopes=self.alibi_slopes, sinks=self.sinks)
         check_plain(**given)
         if torch.is_grad_enabled() and any(x.requires_grad for x in given.values()):
             raise InvalidArgument(
                 f"{', '.join(given)} must not require gradients, of which decode has none: "
                 "detach them, or call attention()"
             )
-        if bias is not None and bias.ndim < 4:
-            bias = bias[(None,) * (4 - bias.ndim)]
-        scalars = Scalars(
-            window=window_of(self.window, causal=causal), softcap=check_softcap(self.softcap)
-        )
-        features = features_of(bias, self.alibi_slopes, None, self.sinks, scalars)
+        window, softcap = limits_of(self.window, self.softcap, causal=causal)
+        scalars = Scalars(window=window, softcap=softcap or 0.0)
+        features = features_of(in_four(self.bias), self.alibi_slopes, None, self.sinks, scalars)
         if features is not PLAIN:
             check_for_keys(features, q, cache.capacity)
         return features
@@ -185,12 +183,12 @@ def spec_of(
     """The spec of a checked call; of one query the causal mask is as none. Raises
     InvalidArgument.
     """
-    if causal not in (True, False, "bottom_right"):
+    said = isinstance(causal, str) and causal == "bottom_right"
+    if causal is not True and causal is not False and not said:  # 0 and 1.0 are equal to them
         raise InvalidArgument(
             f"causal must be True, False or 'bottom_right' where keys are cached: got {causal!r}"
         )
-    if precision not in ("ieee", "tf32"):
-        raise InvalidArgument(f"precision must be ieee or tf32: got {precision!r}")
+    check_precision(precision)
     dtype = str(q.dtype).removeprefix("torch.")
     return AttentionSpec(
         direction="decode",
@@ -259,6 +257,7 @@ def check_call(q: Tensor, k: Tensor, v: Tensor, called: Beside, names: Names = N
                 f"got {size}"
             )
         k, v = k.transpose(1, 2), v.transpose(1, 2)
+        block_table = block_table.resolve_neg()
         block_table = block_table if block_table.stride(1) == 1 else block_table.contiguous()
     if lengths is None:
         lengths = torch.full((batch,), k.shape[2], dtype=torch.int32, device=q.device)
@@ -266,11 +265,16 @@ def check_call(q: Tensor, k: Tensor, v: Tensor, called: Beside, names: Names = N
     for name, x in (("cache_batch_idx", rows), ("cache_leftpad", called.cache_leftpad)):
         if x is not None:
             _check_indices(name, x, q, (batch,))
-    leftpad = None if called.cache_leftpad is None else called.cache_leftpad.contiguous()
-    rows = None if rows is None else rows.contiguous()
-    lengths = lengths.contiguous()
+    leftpad = None if called.cache_leftpad is None else _told(called.cache_leftpad)
+    rows = None if rows is None else _told(rows)
+    lengths = _told(lengths)
     cache = Cache(k=k, v=v, lengths=lengths, block_table=block_table, rows=rows, leftpad=leftpad)
     return replace(cache, k_scale=scales[0], v_scale=scales[1]) if scales else cache
+
+
+def _told(x: Tensor) -> Tensor:
+    """X as a kernel reads its memory."""
+    return x.resolve_neg().contiguous()
 
 
 def _check_shapes(named: dict[str, Tensor], *, paged: bool, indexed: bool) -> None:
@@ -297,11 +301,7 @@ def _check_shapes(named: dict[str, Tensor], *, paged: bool, indexed: bool) -> No
             f"{of_k} must have the head_dim of {of_q}, {q.shape[3]}: got {k.shape[3]}"
         )
     heads, kv_heads = q.shape[1], k.shape[2 if paged else 1]
-    if (kv_heads == 0 or heads % kv_heads) and (heads or kv_heads):
-        raise InvalidArgument(
-            f"{of_q} must have a multiple of the heads of {of_k} and {of_v}: "
-            f"got {heads} and {kv_heads}"
-        )
+    check_heads(heads, kv_heads, of_q, f"{of_k} and {of_v}")
     check_head_dim(q.shape[3], f"the head_dim of {of_q}")
     check_head_dim(v.shape[3], f"the head_dim of {of_v}")
 
@@ -356,7 +356,7 @@ def _checked_scales(named: dict[str, Tensor], called: Beside) -> tuple[Tensor, T
                 f"{name} must be float32 of shape ({heads},){pages}, each 1 or as much, beside "
                 f"{of_q}: got {x.dtype} {tuple(x.shape)} on {x.device}"
             )
-        found.append(x.expand(shape))
+        found.append(x.resolve_neg().expand(shape))
     return found[0], found[1]
 
 

@@ -29,10 +29,11 @@ class DecodeRepeats:
         """O and LSE of a call; None, with nothing launched, unless its kind was met and nothing is
         between it and its kernels.
         """
-        if not self.kinds.young or modes.special(tensors[0]):
+        if not (young := self.kinds.young) or modes.special(tensors[0]):
             return None
         try:
-            again = self.kinds.get(_key(tensors, options))
+            key = _key(tensors, options)
+            again = young.get(key) or self.kinds.get(key)
             if again is None:
                 return None
             q, k, v, *_ = tensors

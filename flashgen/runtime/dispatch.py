@@ -6,36 +6,23 @@ dictionary look-up. Nothing is ever timed here, so two ranks with one table choo
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
-from flashgen import settings
-from flashgen.asked import check_scale, diagonal_of, from_tensors
+from flashgen.asked import diagonal_of
 from flashgen.block_mask import BlockMask
 from flashgen.choice import Choice
-from flashgen.config import kernel_name
-from flashgen.errors import InvalidArgument
-from flashgen.features import PLAIN, UNBOUNDED, Features, check_features, check_softcap, window_of
-from flashgen.runtime import autograd, cpu, modes, operators, registry
-from flashgen.runtime.call import (
-    Call,
-    Causal,
-    Scalars,
-    agree,
-    check_block_mask,
-    check_plain,
-    check_tensors,
-    features_of,
-)
-from flashgen.runtime.decode import Beside, Decoder, Window, check_call, spec_of
-from flashgen.runtime.explanation import Explanation
+from flashgen.features import PLAIN, Window, limits_of
+from flashgen.runtime import autograd, cpu, modes, registry
+from flashgen.runtime.call import Call, Causal, agree, check_plain, check_tensors, scale_of
+from flashgen.runtime.decode import Beside, Decoder
+from flashgen.runtime.explanation import Explanation, digest, explain, explain_decode
+from flashgen.runtime.featured import Asked, Featured
 from flashgen.runtime.kv_cache import Appender
-from flashgen.runtime.launcher import KernelLauncher, Launcher
 from flashgen.runtime.passes import Passes
 from flashgen.runtime.repeats import Repeats
 from flashgen.runtime.resolver import Resolver, addressable, key
@@ -54,14 +41,14 @@ class Dispatcher:
         choices: Mapping[str, tuple[Choice, ...]],
         defaults: tuple[Choice, ...],
     ) -> None:
-        self._package = package
         self.served = Served(archs=archs, choices=choices, defaults=defaults)
-        self._resolver = Resolver(package, self.served)
-        self._launchers = self._resolver.plain
-        self.passes = Passes(self._resolver)
+        self.resolver = Resolver(package, self.served)
+        self._launchers = self.resolver.plain
+        self.passes = Passes(self.resolver)
+        self.featured = Featured(package, self.resolver, self.passes)
         self.repeats = Repeats()
-        self.decoder = Decoder(self._resolver)
-        self.appender = Appender(self._resolver)
+        self.decoder = Decoder(self.resolver)
+        self.appender = Appender(self.resolver)
         registry.register(package, self)
 
     @overload
@@ -124,26 +111,31 @@ class Dispatcher:
         sink. Both are differentiable, once, with respect to q, k, v, a float bias and sinks. Raises
         InvalidArgument, a ValueError, naming the argument.
         """
+        if window is not None or softcap is not None:
+            window, softcap = limits_of(window, softcap, causal=causal is not False)
         if (
             bias is not None or alibi_slopes is not None or dropout_p != 0.0
             or window is not None or softcap is not None or sinks is not None
             or block_mask is not None or modes.special(q)
         ):  # fmt: skip
-            o, lse = self._rare(
-                q, k, v, causal=causal, scale=scale, bias=bias, slopes=alibi_slopes,
+            asked = Asked(
+                causal=causal, scale=scale, bias=bias, alibi_slopes=alibi_slopes,
                 dropout_p=dropout_p, window=window, softcap=softcap, sinks=sinks,
                 block_mask=block_mask, deterministic=deterministic, precision=precision,
             )  # fmt: skip
+            o, lse = self.featured.attention(q, k, v, asked)
             return (o, lse) if return_lse else o
         again = self.repeats.find(q, k, v, causal, scale, precision)
         if again is not None and (found := again(q, k, v, deterministic)) is not None:
             return found if return_lse else found[0]
-        launcher = self.lookup(q, v, causal is not False, precision) if agree(q, k, v) else None
+        launcher = None
+        if isinstance(precision, str) and agree(q, k, v):
+            launcher = self._launchers.get(key(q, v, causal is not False, precision))
         if launcher is None:
             check_tensors(q=q, k=k, v=v)
             check_plain(k=k, v=v)
-            launcher = self._resolver.forward(q, k, v, causal, precision)
-        number = check_scale(scale, q.shape[3])
+            launcher = self.resolver.forward(q, k, v, causal, precision)
+        number = scale_of(scale, q.shape[3])
         diagonal = diagonal_of(causal, q.shape[2], k.shape[2])
         call = Call(causal=causal, scale=number, precision=precision, deterministic=deterministic)
         if launcher is None:
@@ -151,7 +143,7 @@ class Dispatcher:
             return o if maybe is None else (o, maybe)
         addressed = addressable(q) and addressable(k) and addressable(v)
         if not addressed:
-            q, k, v = self._addressed(q, k, v)
+            q, k, v = self.resolver.all_addressed(q, k, v)
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             o, lse = autograd.attention(self.passes, call, q, k, v, PLAIN)
         else:
@@ -235,6 +227,8 @@ class Dispatcher:
         float32, natural logarithm. A query with no key to attend has O = 0 and LSE = -inf, or its
         sink. There is no gradient. Raises InvalidArgument, a ValueError, naming the argument.
         """
+        if window is not None or softcap is not None:
+            window, softcap = limits_of(window, softcap, causal=causal is not False)
         if lengths is not None and not (
             cache_batch_idx is not None or cache_leftpad is not None or k_scale is not None
             or v_scale is not None or bias is not None or alibi_slopes is not None
@@ -255,121 +249,9 @@ class Dispatcher:
         )  # fmt: skip
         return (o, lse) if return_lse else o
 
-    def explain_decode(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        causal: Causal = True,
-        precision: str = "ieee",
-        **others: Any,
-    ) -> Explanation:
-        """Which split kernel decode() would run for these tensors, from where, and why; others are
-        lengths and what else decode() takes, by its names. Launches nothing.
-        """
-        beside = Beside(**others)
-        cache = check_call(q, k, v, beside)
-        features = beside.features(q, cache, causal=causal is not False)
-        spec = spec_of(q, cache, causal, precision, features)
-        if self._resolver.left_to_torch(q.device):
-            return Explanation(spec=spec, selection=None, skipped=(), hint=None)
-        found = self.decoder.ladder(spec, q, cache)
-        command = self._resolver.tune_command(spec, cache.capacity, q.device)
-        first = found.rungs[0]
-        hint = None if first.rung == "exact" else command
-        return Explanation(spec=spec, selection=first, skipped=found.skipped, hint=hint)
-
-    def _rare(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        causal: Causal,
-        scale: float | None,
-        bias: Tensor | None,
-        slopes: Tensor | None,
-        dropout_p: float,
-        window: Window | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-        block_mask: BlockMask | None,
-        deterministic: bool,
-        precision: str,
-    ) -> tuple[Tensor, Tensor]:
-        """attention() with features, under autocast, or traced."""
-        beside = {"k": k, "v": v}
-        if bias is not None:
-            beside["bias"] = bias
-        if slopes is not None:
-            beside["alibi_slopes"] = slopes
-        if sinks is not None:
-            beside["sinks"] = sinks
-        check_tensors(q=q, **beside)
-        if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
-            raise InvalidArgument("alibi_slopes have no gradient: detach them")
-        if bias is not None:
-            bias = bias[(None,) * (4 - bias.ndim)] if bias.ndim < 4 else bias
-        if modes.autocasts():
-            q, k, v = modes.autocast(q), modes.autocast(k), modes.autocast(v)
-        left_right = window_of(window, causal=causal is not False)
-        cap = check_softcap(softcap)
-        rng = modes.draw_rng(dropout_p, q.device)
-        if not torch.compiler.is_compiling():
-            modes.refuse_tangents(q, k, v, bias, sinks)
-        if block_mask is not None:
-            check_block_mask(block_mask, traced=modes.traced(q))
-        if modes.traced(q):
-            word = "none" if causal is False else "bottom_right" if causal is True else causal
-            o, lse = operators.attention_forward(
-                q, k, v, bias, slopes, rng, sinks, float(dropout_p),
-                *(left_right or (UNBOUNDED, UNBOUNDED)), cap, scale, word, precision,
-                deterministic, self._package,
-            )  # fmt: skip
-            return o, lse
-        check_plain(**beside)
-        call = Call(
-            causal=causal,
-            scale=check_scale(scale, q.shape[3]),
-            precision=precision,
-            deterministic=deterministic,
-        )
-        scalars = Scalars(
-            dropout_p=dropout_p, window=left_right, softcap=cap, block_mask=block_mask
-        )
-        features = features_of(bias, slopes, rng, sinks, scalars)
-        self.check(q, k, v, call, features)
-        if self._resolver.left_to_torch(q.device):
-            o, maybe = cpu.attention(q, k, v, call, features=features, return_lse=True)
-            assert maybe is not None
-            return o, maybe
-        differentiated = torch.is_grad_enabled() and any(
-            x is not None and x.requires_grad for x in (q, k, v, bias, sinks)
-        )
-        if differentiated or modes.transformed():
-            return autograd.attention(self.passes, call, *self._addressed(q, k, v), features)
-        return self.passes.forward(q, k, v, call, features)
-
-    def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features) -> None:
-        """Raise InvalidArgument, naming the argument, unless kernels can be asked this."""
-        known = self._resolver.knows(q, v, call, features)
-        if not known or not agree(q, k, v):
-            from_tensors(q, k, v, causal=call.causal, precision=call.precision, features=features)
-        elif features is not PLAIN:
-            check_features(features, q, k)
-
     def serves_by_torch(self, device: torch.device) -> bool:
         """Whether tensors of this device are left to torch: those of a CPU, unless interpreted."""
-        return self._resolver.left_to_torch(device)
-
-    def lookup(self, q: Tensor, v: Tensor, causal: bool, precision: str) -> Launcher | None:
-        """The launcher of a resolved spec, or None: the hot path, a tuple and one look-up."""
-        return self._launchers.get(key(q, v, causal, precision))
-
-    def _addressed(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        addressed = self._resolver.addressed
-        return addressed(q, "q"), addressed(k, "k"), addressed(v, "v")
+        return self.resolver.left_to_torch(device)
 
     def explain(
         self,
@@ -378,40 +260,64 @@ class Dispatcher:
         v: Tensor,
         *,
         causal: Causal = False,
+        scale: float | None = None,
+        bias: Tensor | None = None,
+        alibi_slopes: Tensor | None = None,
+        dropout_p: float = 0.0,
+        window: Window | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        block_mask: BlockMask | None = None,
+        deterministic: bool = True,
         precision: str = "ieee",
-        features: Features = PLAIN,
+        return_lse: bool = False,
         direction: Direction = "forward",
     ) -> Explanation:
-        """Which kernel attention() would run for these tensors, from where, and why; that of a
-        backward direction too. Launches nothing.
+        """Which kernel attention() would run for these tensors and arguments, from where, and why;
+        that of a backward direction too. Launches nothing. Raises InvalidArgument.
         """
-        spec, problem = from_tensors(q, k, v, causal=causal, precision=precision, features=features)
-        spec = spec.for_direction(direction)
-        if self._resolver.left_to_torch(q.device):
-            return Explanation(spec=spec, selection=None, skipped=(), hint=None)
-        found = self._resolver.ladder(spec, problem.seq_k, q.device)
-        resolved: KernelLauncher | None = None
-        if direction == "forward" and features is PLAIN:
-            resolved = self.lookup(q, v, causal is not False, precision)
-        first, config = (resolved or KernelLauncher(self._package, found.rungs)).serves(q, k, v)
-        command = self._resolver.tune_command(spec, problem.seq_k, q.device)
-        return Explanation(
-            spec=spec,
-            selection=first,
-            skipped=found.skipped,
-            hint=None if first.rung == "exact" else command,
-            twin=None if config == first.choice.config else kernel_name(first.choice.spec, config),
-        )
+        asked = Asked(
+            causal=causal, scale=scale, bias=bias, alibi_slopes=alibi_slopes, dropout_p=dropout_p,
+            window=window, softcap=softcap, sinks=sinks, block_mask=block_mask,
+            deterministic=deterministic, precision=precision,
+        )  # fmt: skip
+        return explain(self.resolver, q, k, v, asked, direction)
+
+    def explain_decode(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        lengths: Tensor | None = None,
+        block_table: Tensor | None = None,
+        cache_batch_idx: Tensor | None = None,
+        cache_leftpad: Tensor | None = None,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
+        causal: Causal = True,
+        scale: float | None = None,
+        bias: Tensor | None = None,
+        alibi_slopes: Tensor | None = None,
+        window: Window | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        precision: str = "ieee",
+        return_lse: bool = False,
+    ) -> Explanation:
+        """Which split kernel decode() would run for these tensors and arguments, from where, and
+        why. Launches nothing. Raises InvalidArgument.
+        """
+        beside = Beside(
+            lengths=lengths, block_table=block_table, cache_batch_idx=cache_batch_idx,
+            cache_leftpad=cache_leftpad, k_scale=k_scale, v_scale=v_scale, bias=bias,
+            alibi_slopes=alibi_slopes, window=window, softcap=softcap, sinks=sinks,
+        )  # fmt: skip
+        options = (causal, scale, precision)
+        return explain_decode(self.resolver, self.decoder, q, k, v, beside, options)
 
     def digest(self) -> str:
         """sha256 of all that decides which kernel runs: equal on two ranks, they choose alike on
         equal GPUs.
         """
-        text = repr(
-            (
-                sorted(self.served.archs.items()),
-                sorted(self.served.choices.items()),
-                self.served.defaults,
-            )
-        )
-        return "sha256:" + hashlib.sha256((text + repr(settings.served_gpu())).encode()).hexdigest()
+        return digest(self.served)

@@ -1,11 +1,26 @@
-"""Explanation: what explain() answers."""
+"""What explain() and explain_decode() answer, and the digest of what they choose from."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
-from flashgen.runtime.select import Selection
-from flashgen.spec import AttentionSpec
+import torch
+from torch import Tensor
+
+from flashgen import settings
+from flashgen.asked import check_scale, from_tensors
+from flashgen.config import kernel_name
+from flashgen.features import PLAIN
+from flashgen.runtime import modes
+from flashgen.runtime.call import check_block_mask, check_plain, check_tensors
+from flashgen.runtime.decode import Beside, Decoder, check_call, spec_of
+from flashgen.runtime.decode_repeats import Options
+from flashgen.runtime.featured import Asked
+from flashgen.runtime.launcher import KernelLauncher
+from flashgen.runtime.resolver import Resolver, key
+from flashgen.runtime.select import Selection, Served
+from flashgen.spec import AttentionSpec, Direction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,3 +46,71 @@ class Explanation:
         if self.hint:
             lines.append(f"  to improve it: {self.hint}")
         return "\n".join(lines)
+
+
+def explain(
+    resolver: Resolver, q: Tensor, k: Tensor, v: Tensor, asked: Asked, direction: Direction
+) -> Explanation:
+    """Which kernel attention() would run for a call, from where, and why; that of a backward
+    direction too. Launches nothing. Raises InvalidArgument, naming the argument.
+    """
+    check_tensors(q=q, k=k, v=v)
+    check_plain(k=k, v=v, **asked.tensors())
+    if asked.block_mask is not None:
+        check_block_mask(asked.block_mask, traced=False)
+    if modes.autocasts():
+        q, k, v = modes.autocast(q), modes.autocast(k), modes.autocast(v)
+    call = asked.call(q)
+    drops = modes.check_dropout(asked.dropout_p) > 0.0
+    rng = torch.zeros(2, dtype=torch.int64, device=q.device) if drops else None  # draws nothing
+    features = asked.features(rng)
+    spec, problem = from_tensors(
+        q, k, v, causal=call.causal, precision=call.precision, features=features
+    )
+    spec = spec.for_direction(direction)
+    if resolver.left_to_torch(q.device):
+        return Explanation(spec=spec, selection=None, skipped=(), hint=None)
+    found = resolver.ladder(spec, problem.seq_k, q.device)
+    resolved: KernelLauncher | None = None
+    if direction == "forward" and features is PLAIN:
+        resolved = resolver.plain.get(key(q, v, call.causal is not False, call.precision))
+    first, config = (resolved or KernelLauncher(resolver.package, found.rungs)).serves(q, k, v)
+    command = resolver.tune_command(spec, problem.seq_k, q.device)
+    return Explanation(
+        spec=spec,
+        selection=first,
+        skipped=found.skipped,
+        hint=None if first.rung == "exact" else command,
+        twin=None if config == first.choice.config else kernel_name(first.choice.spec, config),
+    )
+
+
+def explain_decode(
+    resolver: Resolver,
+    decoder: Decoder,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beside: Beside,
+    options: Options,
+) -> Explanation:
+    """Which split kernel decode() would run for a call, as explain()."""
+    causal, scale, precision = options
+    cache = check_call(q, k, v, beside)
+    features = beside.features(q, cache, causal=causal is not False)
+    spec = spec_of(q, cache, causal, precision, features)
+    check_scale(scale, q.shape[3])
+    if resolver.left_to_torch(q.device):
+        return Explanation(spec=spec, selection=None, skipped=(), hint=None)
+    found = decoder.ladder(spec, q, cache)
+    command = resolver.tune_command(spec, cache.capacity, q.device)
+    first = found.rungs[0]
+    hint = None if first.rung == "exact" else command
+    return Explanation(spec=spec, selection=first, skipped=found.skipped, hint=hint)
+
+
+def digest(served: Served) -> str:
+    """sha256 of all that decides which kernel runs, as Dispatcher.digest."""
+    tables = (sorted(served.archs.items()), sorted(served.choices.items()), served.defaults)
+    text = repr(tables) + repr(settings.served_gpu())
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()

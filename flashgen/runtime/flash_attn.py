@@ -16,10 +16,17 @@ from torch import Tensor
 
 from flashgen.asked import check_scale
 from flashgen.errors import InvalidArgument
-from flashgen.features import window_of
-from flashgen.runtime import kv_cache, registry
-from flashgen.runtime.call import check_tensors
+from flashgen.runtime import kv_cache, modes, registry
 from flashgen.runtime.decode import Beside
+from flashgen.runtime.flash_attn_arguments import (
+    Results,
+    cap_of,
+    check_dimensions,
+    check_probabilities,
+    in_steps,
+    unpacked,
+    window_within,
+)
 from flashgen.runtime.flash_attn_varlen import (
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
@@ -35,8 +42,6 @@ __all__ = [
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
 ]
-
-Results = Tensor | tuple[Tensor, Tensor, Tensor | None]
 
 
 def flash_attn_func(
@@ -60,18 +65,18 @@ def flash_attn_func(
     all, counted from the bottom-right diagonal; softcap: 0.0 is none. Raises InvalidArgument, a
     ValueError, naming the argument.
     """
-    _check_four(q=q, k=k, v=v)
-    if return_attn_probs and dropout_p:
-        raise InvalidArgument(
-            "return_attn_probs must be False with dropout: flashgen never makes the dropped P"
-        )
+    check_dimensions("four", 4, q=q, k=k, v=v)
+    check_probabilities(return_attn_probs, dropout_p)
+    dim_v = v.shape[3]
+    q, k, v, scale = in_steps(q, k, v, softmax_scale)
     o, lse = registry.dispatcher_of().attention(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-        causal=bool(causal), scale=softmax_scale, dropout_p=dropout_p,
-        alibi_slopes=alibi_slopes, window=window_size, softcap=softcap,
+        causal=bool(causal), scale=scale, dropout_p=dropout_p, alibi_slopes=alibi_slopes,
+        window=window_within(window_size, k.shape[1]), softcap=cap_of(softcap),
         deterministic=deterministic, return_lse=True,
     )  # fmt: skip
     o = o.transpose(1, 2)
+    o = o if o.shape[3] == dim_v else o[..., :dim_v]
     return (o, lse, None) if return_attn_probs else o
 
 
@@ -87,7 +92,7 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Results:
     """flash_attn_func of qkv (batch, seq, 3, heads, d)."""
-    q, k, v = _unpacked("qkv", qkv, 3)
+    q, k, v = unpacked("qkv", qkv, "batch, seq", 3)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
         deterministic, return_attn_probs,
@@ -107,14 +112,14 @@ def flash_attn_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Results:
     """flash_attn_func of q (batch, seq_q, heads, d) and kv (batch, seq_k, 2, kv_heads, d)."""
-    k, v = _unpacked("kv", kv, 2)
+    k, v = unpacked("kv", kv, "batch, seq", 2)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
         deterministic, return_attn_probs,
     )  # fmt: skip
 
 
-@torch.no_grad()
+@modes.without_gradients
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
@@ -153,37 +158,45 @@ def flash_attn_with_kvcache(
     Returns O (batch, seq_q, heads, d), with return_softmax_lse also LSE (batch, heads, seq_q). No
     gradient. Raises InvalidArgument, a ValueError, naming the argument.
     """
-    _check_four(q=q, k_cache=k_cache, v_cache=v_cache)
+    check_dimensions("four", 4, q=q, k_cache=k_cache, v_cache=v_cache)
     if not isinstance(num_splits, int) or num_splits < 0:
         raise InvalidArgument(f"num_splits must be 0 or more: got {num_splits!r}")
     keys, values = k_cache, v_cache
     if block_table is None:
         keys, values = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
-    lengths = _lengths(cache_seqlens, q)
+    window = window_within(window_size, _capacity(k_cache, block_table))
+    cap, lengths = cap_of(softcap), _lengths(cache_seqlens, q)
     queries = q.transpose(1, 2)
     if k is None or v is None:
         _check_nothing_new(k, v, rotary_cos, rotary_sin)
     else:
         if lengths is None:
             raise InvalidArgument("cache_seqlens must be given with k and v: got None")
-        _check_four(k=k, v=v)
+        check_dimensions("four", 4, k=k, v=v)
         rotated = kv_cache.append(
             keys, values, k.transpose(1, 2), v.transpose(1, 2), lengths,
             block_table=block_table, cache_batch_idx=cache_batch_idx, q=queries, cos=rotary_cos,
             sin=rotary_sin, interleaved=rotary_interleaved,
-            advance=bool(causal) or window_of(window_size) is not None,
+            advance=bool(causal) or window is not None,
         )  # fmt: skip
         assert rotated is not None  # a q was given
         queries, lengths = rotated, lengths + k.shape[1]
-    o, lse = registry.dispatcher_of().decoder.decode(
+    decoder, scale = registry.dispatcher_of().decoder, check_scale(softmax_scale, q.shape[3])
+    found = None
+    if num_splits == 0 and lengths is not None and not (
+        cache_batch_idx is not None or cache_leftpad is not None or alibi_slopes is not None
+        or window is not None or cap is not None
+    ):  # fmt: skip
+        where = (lengths,) if block_table is None else (lengths, block_table)
+        found = decoder.repeats.run((queries, keys, values, *where), (bool(causal), scale, "ieee"))
+    o, lse = found or decoder.decode(
         queries, keys, values,
         Beside(
             lengths=lengths, block_table=block_table, cache_batch_idx=cache_batch_idx,
-            cache_leftpad=cache_leftpad, alibi_slopes=alibi_slopes, window=window_size,
-            softcap=softcap,
+            cache_leftpad=cache_leftpad, alibi_slopes=alibi_slopes, window=window, softcap=cap,
         ),
-        causal=bool(causal), scale=check_scale(softmax_scale, q.shape[3]), precision="ieee",
-        splits=num_splits or None, names=("q", "k_cache", "v_cache", "cache_seqlens"),
+        causal=bool(causal), scale=scale, precision="ieee", splits=num_splits or None,
+        names=("q", "k_cache", "v_cache", "cache_seqlens"),
     )  # fmt: skip
     o = o.transpose(1, 2)
     return (o, lse) if return_softmax_lse else o
@@ -198,24 +211,20 @@ def _check_nothing_new(
         raise InvalidArgument("rotary_cos and rotary_sin go with new k and v: give those too")
 
 
+def _capacity(k_cache: Tensor, block_table: Tensor | None) -> int:
+    """Keys that a sequence has room for; decode() judges the table."""
+    size = k_cache.shape[1]
+    if isinstance(block_table, Tensor) and block_table.ndim == 2:
+        return size * block_table.shape[1]
+    return size
+
+
 def _lengths(cache_seqlens: int | Tensor | None, q: Tensor) -> Tensor | None:
     """The lengths as a tensor; decode() judges it."""
     if isinstance(cache_seqlens, int):
+        if not -(2**31) <= cache_seqlens < 2**31:
+            raise InvalidArgument(
+                f"cache_seqlens must be a number of keys, within int32: got {cache_seqlens}"
+            )
         return torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
     return cache_seqlens
-
-
-def _check_four(**named: Tensor) -> None:
-    check_tensors(**named)
-    for name, x in named.items():
-        if x.ndim != 4:
-            raise InvalidArgument(f"{name} must have four dimensions: got {tuple(x.shape)}")
-
-
-def _unpacked(name: str, x: Tensor, parts: int) -> tuple[Tensor, ...]:
-    check_tensors(**{name: x})
-    if x.ndim != 5 or x.shape[2] != parts:
-        raise InvalidArgument(
-            f"{name} must have shape (batch, seq, {parts}, heads, head_dim): got {tuple(x.shape)}"
-        )
-    return x.unbind(2)

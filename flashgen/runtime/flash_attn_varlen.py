@@ -6,11 +6,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from flashgen.errors import InvalidArgument
-from flashgen.runtime.call import check_tensors
+from flashgen.runtime.flash_attn_arguments import (
+    Results,
+    check_dimensions,
+    check_probabilities,
+    in_steps,
+    unpacked,
+)
 from flashgen.runtime.varlen import attention_varlen
-
-Results = Tensor | tuple[Tensor, Tensor, Tensor | None]
 
 
 def flash_attn_varlen_func(
@@ -42,15 +45,18 @@ def flash_attn_varlen_func(
     Differentiable with respect to q, k and v. Raises InvalidArgument, a ValueError, naming the
     argument.
     """
-    if return_attn_probs and dropout_p:
-        raise InvalidArgument(
-            "return_attn_probs must be False with dropout: flashgen never makes the dropped P"
-        )
+    check_probabilities(return_attn_probs, dropout_p)
+    dim_v, scale = None, softmax_scale
+    if block_table is None:  # a copy of a pool would cost more than it serves
+        check_dimensions("three", 3, q=q, k=k, v=v)
+        dim_v = v.shape[2]
+        q, k, v, scale = in_steps(q, k, v, softmax_scale)
     o, lse = attention_varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table=block_table,
-        causal=bool(causal), scale=softmax_scale, dropout_p=dropout_p, alibi_slopes=alibi_slopes,
+        causal=bool(causal), scale=scale, dropout_p=dropout_p, alibi_slopes=alibi_slopes,
         window=window_size, softcap=softcap, deterministic=deterministic, return_lse=True,
     )  # fmt: skip
+    o = o if dim_v in (None, o.shape[2]) else o[..., :dim_v]
     return (o, lse, None) if return_attn_probs else o
 
 
@@ -71,7 +77,7 @@ def flash_attn_varlen_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Results:
     """flash_attn_varlen_func of q (total_q, heads, d) and kv (total_k, 2, kv_heads, d)."""
-    k, v = _unpacked("kv", kv, 2)
+    k, v = unpacked("kv", kv, "total", 2)
     return flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
         causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
@@ -92,17 +98,8 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Results:
     """flash_attn_varlen_func of qkv (total, 3, heads, d)."""
-    q, k, v = _unpacked("qkv", qkv, 3)
+    q, k, v = unpacked("qkv", qkv, "total", 3)
     return flash_attn_varlen_func(
         q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
         window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
     )  # fmt: skip
-
-
-def _unpacked(name: str, x: Tensor, parts: int) -> tuple[Tensor, ...]:
-    check_tensors(**{name: x})
-    if x.ndim != 4 or x.shape[1] != parts:
-        raise InvalidArgument(
-            f"{name} must have shape (total, {parts}, heads, head_dim): got {tuple(x.shape)}"
-        )
-    return x.unbind(1)

@@ -12,16 +12,21 @@ from torch import Tensor
 from flashgen import launch, reference
 from flashgen.asked import check_scale, from_tensors
 from flashgen.errors import InvalidArgument
-from flashgen.features import Features, Fp8, check_softcap, window_of
-from flashgen.runtime import registry
-from flashgen.runtime.call import Call, Causal, check_plain, check_tensors
+from flashgen.features import Features, Fp8, Window, limits_of
+from flashgen.runtime import modes, registry
+from flashgen.runtime.call import (
+    Call,
+    Causal,
+    check_plain,
+    check_tensors,
+    in_four,
+    tensors_given,
+)
 
 OUT_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
-Window = tuple[int | None, int | None]
 
-
-@torch.no_grad()
+@modes.without_gradients
 def attention(
     q: Tensor,
     k: Tensor,
@@ -53,17 +58,17 @@ def attention(
     """
     check_tensors(q=q, k=k, v=v)
     check_plain(q=q, k=k, v=v)
-    if out_dtype not in OUT_DTYPES:
-        raise InvalidArgument(f"out_dtype must be bfloat16 or float16: got {out_dtype}")
+    if not isinstance(out_dtype, torch.dtype) or out_dtype not in OUT_DTYPES:
+        raise InvalidArgument(f"out_dtype must be bfloat16 or float16: got {out_dtype!r}")
     named = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
     factors = {name: _factor(name, x, q, k) for name, x in named.items()}
-    if bias is not None and bias.ndim < 4:
-        bias = bias[(None,) * (4 - bias.ndim)]
+    check_plain(**tensors_given(bias=bias, alibi_slopes=alibi_slopes, sinks=sinks))
+    window, softcap = limits_of(window, softcap, causal=causal is not False)
     features = Features(
-        bias=bias,
+        bias=in_four(bias),
         slopes=alibi_slopes,
-        window=window_of(window, causal=causal is not False),
-        softcap=check_softcap(softcap),
+        window=window,
+        softcap=softcap or 0.0,
         sinks=sinks,
         fp8=Fp8(**factors, dtype=OUT_DTYPES[out_dtype]),
     )

@@ -16,7 +16,7 @@ from flashgen import decoding, settings
 from flashgen.decoding import Cache
 from flashgen.errors import InvalidArgument
 from flashgen.launch_append import Append, Rotation
-from flashgen.runtime import registry
+from flashgen.runtime import modes, registry
 from flashgen.runtime.call import check_plain, check_tensors
 from flashgen.runtime.decode import Beside, check_call, kv_fields
 from flashgen.runtime.launcher import KernelLauncher
@@ -70,7 +70,7 @@ class Appender:
         )
 
 
-@torch.no_grad()
+@modes.without_gradients
 def append(
     k_cache: Tensor,
     v_cache: Tensor,
@@ -166,12 +166,9 @@ def _checked(
                 f"{name} must be {dtype} of shape {wanted} on {of.device}, as {name}_cache has "
                 f"it: got {x.dtype} {tuple(x.shape)} on {x.device}"
             )
-    for name, x in (("k_cache", cache.k), ("v_cache", cache.v)):
-        if not addressable(x):
-            raise InvalidArgument(
-                f"{name} must have a contiguous last dimension, for it is written in place: "
-                f"got strides {x.stride()}"
-            )
+    _check_written(cache)
+    if q is not None:
+        _check_queries(q, k)
     if (cos is None) != (sin is None):
         raise InvalidArgument("cos and sin go together: give both or neither")
     if cos is None or sin is None:
@@ -179,6 +176,37 @@ def _checked(
     _check_rotary(cos, sin, k, cache)
     if q is None:
         q = k[:, :, :0]
+    return cache, Rotation(q=q, cos=cos.resolve_neg(), sin=sin.resolve_neg(), q_step=int(advance))
+
+
+def _check_written(cache: Cache) -> None:
+    """Raise InvalidArgument unless each element of K and V can be written, and is in a place of its
+    own.
+    """
+    for name, x in (("k_cache", cache.k), ("v_cache", cache.v)):
+        if x.is_neg():
+            raise InvalidArgument(
+                f"{name} must not be a view of negatives, for it is written in place: "
+                "give what it is a view of"
+            )
+        if not addressable(x):
+            raise InvalidArgument(
+                f"{name} must have a contiguous last dimension, for it is written in place: "
+                f"got strides {x.stride()}"
+            )
+        if any(step == 0 and size > 1 for step, size in zip(x.stride(), x.shape, strict=True)):
+            raise InvalidArgument(
+                f"{name} must not be expanded, for it is written in place: got shape "
+                f"{tuple(x.shape)} of strides {x.stride()}"
+            )
+    if cache.k.numel() and cache.v.numel() and cache.k.data_ptr() == cache.v.data_ptr():
+        raise InvalidArgument(
+            "v_cache must lie elsewhere than k_cache, for both are written in place: "
+            "got the same memory"
+        )
+
+
+def _check_queries(q: Tensor, k: Tensor) -> None:
     check_tensors(q=q)
     check_plain(q=q)
     fits = q.ndim == 4 and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3]
@@ -187,7 +215,6 @@ def _checked(
             f"q must have the batch size, head_dim, dtype and device of k, {tuple(k.shape)} "
             f"{k.dtype} {k.device}: got {tuple(q.shape)} {q.dtype} {q.device}"
         )
-    return cache, Rotation(q=q, cos=cos, sin=sin, q_step=int(advance))
 
 
 def _check_rotary(cos: Tensor, sin: Tensor, k: Tensor, cache: Cache) -> None:

@@ -26,7 +26,7 @@ from flashgen.config import KernelConfig, kernel_name
 from flashgen.errors import GeneratedError, LaunchError
 from flashgen.features import PLAIN, Features
 from flashgen.launch_backward import Backward
-from flashgen.runtime import ahead, on_demand
+from flashgen.runtime import ahead, on_demand, registry
 from flashgen.runtime.select import Selection
 
 logger = logging.getLogger("flashgen.runtime")
@@ -191,9 +191,12 @@ class _Steps:
         name = kernel_name(spec, config)
         if not interpreter.active():
             ahead.offer(name)
+        wanted = f"{self._package}.kernels.{name}"
         try:
-            module = importlib.import_module(f"{self._package}.kernels.{name}")
+            module = importlib.import_module(wanted)
         except ModuleNotFoundError as error:
+            if not registry.is_missing(wanted, error):
+                raise  # the file is there, and lacks a module of its own
             raise GeneratedError(
                 f"{self._package}/kernels/{name}.py is missing; run: flashgen generate"
             ) from error

@@ -6,8 +6,10 @@ cheap: they are asked at every call.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from numbers import Real
-from typing import NoReturn
+from typing import NoReturn, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,11 +17,50 @@ from torch.nn import Parameter
 
 from flashgen.errors import InvalidArgument, NotDifferentiable
 
-_are_transforms_active = torch._C._are_functorch_transforms_active
-_count_dispatch_modes = torch._C._len_torch_dispatch_stack
-_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
-_is_batched_by_autograd = torch._C._functorch.is_legacy_batchedtensor
 _forward_ad = torch.autograd.forward_ad
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def _autocasts_anywhere() -> bool:
+    """What torch._C says at once, device by device."""
+    return any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+
+
+# Every call of a torch that does not say what is around it takes the registered operators, which
+# are right under all modes, and slower: as if there were a dispatch mode.
+_says_all = (
+    hasattr(torch._C, "_are_functorch_transforms_active")
+    and hasattr(torch._C, "_len_torch_dispatch_stack")
+    and hasattr(_forward_ad, "_current_level")
+)
+_are_transforms_active: Callable[[], bool] = getattr(
+    torch._C, "_are_functorch_transforms_active", lambda: False
+)
+_count_dispatch_modes: Callable[[], int] = (
+    torch._C._len_torch_dispatch_stack if _says_all else lambda: 1
+)
+_is_any_autocast_enabled: Callable[[], bool] = getattr(
+    torch._C, "_is_any_autocast_enabled", _autocasts_anywhere
+)
+_is_batched_by_autograd: Callable[[Tensor], bool] = getattr(
+    getattr(torch._C, "_functorch", None), "is_legacy_batchedtensor", lambda x: False
+)
+
+
+def without_gradients(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """torch.no_grad() around a function. Where no gradients are recorded, as in most that serve,
+    nothing: torch's takes 5 microseconds there, too.
+    """
+
+    @functools.wraps(function)
+    def called(*arguments: Given.args, **options: Given.kwargs) -> Result:
+        if not torch.is_grad_enabled():
+            return function(*arguments, **options)
+        with torch.no_grad():
+            return function(*arguments, **options)
+
+    return called
 
 
 def special(q: Tensor) -> bool:
@@ -52,7 +93,7 @@ def refuse_tangents(*tensors: Tensor | None) -> None:
     """Raise NotDifferentiable if one of them carries a tangent of forward-mode differentiation,
     which a kernel would drop.
     """
-    if _forward_ad._current_level < 0:
+    if getattr(_forward_ad, "_current_level", 0) < 0:
         return
     parts = (_forward_ad.unpack_dual(x) for x in tensors if x is not None)  # type: ignore[no-untyped-call]
     if any(part.tangent is not None for part in parts):
@@ -105,8 +146,8 @@ def autocast_dtype(x: Tensor) -> torch.dtype:
     """
     device = x.device.type
     cast = x.is_floating_point() and x.dtype is not torch.float64
-    if not cast or not torch.is_autocast_enabled(device):
-        return x.dtype
+    if not cast or device == "meta" or not torch.is_autocast_enabled(device):
+        return x.dtype  # meta is no device to torch's autocast, which raises for it
     return torch.get_autocast_dtype(device)
 
 
@@ -115,13 +156,17 @@ def draw_rng(dropout_p: float, device: torch.device) -> Tensor | None:
 
     Drawn on the device from torch's generator of that device, so torch.manual_seed fixes them,
     activation checkpointing draws them again, and a replayed CUDA graph draws new ones. The
-    generator advances by what torch.randint takes. Raises InvalidArgument unless 0 <= dropout_p
-    <= 1.
+    generator advances by what torch.randint takes. Raises as check_dropout.
     """
+    if check_dropout(dropout_p) == 0.0:
+        return None
+    return torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64, device=device)
+
+
+def check_dropout(dropout_p: float) -> float:
+    """The probability. Raises InvalidArgument unless 0 <= dropout_p <= 1."""
     if not isinstance(dropout_p, Real):
         raise InvalidArgument(f"dropout_p must be a number from 0 to 1: got {dropout_p!r}")
     if not 0.0 <= dropout_p <= 1.0:
         raise InvalidArgument(f"dropout_p must be from 0 to 1: got {dropout_p!r}")
-    if dropout_p == 0.0:
-        return None
-    return torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64, device=device)
+    return dropout_p

@@ -59,7 +59,7 @@ def attention_forward(
     features = features_of(bias, slopes, rng, sinks, scalars)
     call = _call(q, scale, causal, precision, deterministic)
     dispatcher = registry.dispatcher_of(package)
-    dispatcher.check(q, k, v, call, features)
+    dispatcher.featured.check(q, k, v, call, features)
     return dispatcher.passes.forward(q, k, v, call, features)
 
 

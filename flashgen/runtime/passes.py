@@ -32,8 +32,7 @@ class Passes:
         if self._resolver.left_to_torch(q.device):
             return cpu.forward(q, k, v, call, features)
         launcher = self._resolver.launcher(Launcher, "forward", q, k, v, call, features)
-        addressed = self._resolver.addressed
-        q, k, v = addressed(q, "q"), addressed(k, "k"), addressed(v, "v")
+        q, k, v = self._resolver.all_addressed(q, k, v)
         return launcher(q, k, v, call.scale, call.diagonal(q, k), features)
 
     def backward(self, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted) -> Gradients:
@@ -46,6 +45,7 @@ class Passes:
             return cpu.backward(saved, do, dlse, wanted)
         addressed = self._resolver.addressed
         do = addressed(contiguous_rows(do), "the gradient of O")
+        dlse = None if dlse is None else dlse.resolve_neg()
         backward = Backward(
             q=addressed(q, "q"),
             k=addressed(k, "k"),

@@ -24,6 +24,11 @@ def register(package: str, dispatcher: Dispatcher) -> None:
     _dispatchers[package] = dispatcher
 
 
+def is_missing(module: str, error: ModuleNotFoundError) -> bool:
+    """Whether it is this module that was not found, or a package that it is of."""
+    return error.name is not None and f"{module}.".startswith(f"{error.name}.")
+
+
 def dispatcher_of(package: str = DEFAULT_PACKAGE) -> Dispatcher:
     """The dispatcher of a generated package, which is imported if it has not been.
 
@@ -33,6 +38,8 @@ def dispatcher_of(package: str = DEFAULT_PACKAGE) -> Dispatcher:
         try:
             importlib.import_module(f"{package}.dispatcher")
         except ModuleNotFoundError as error:
+            if not is_missing(f"{package}.dispatcher", error):
+                raise  # it is there, and lacks a module of its own
             raise GeneratedError(
                 f"package {package} cannot be imported: put the folder that holds it on PYTHONPATH"
             ) from error

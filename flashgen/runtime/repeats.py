@@ -71,10 +71,11 @@ class Repeats:
         precision: str,
     ) -> Again | None:
         """What is kept of a call's kind."""
-        if not self.kinds.young:  # torch serves, perhaps
+        if not (young := self.kinds.young):  # torch serves, perhaps
             return None
         try:
-            return self.kinds.get(_key(q, k, v, causal, scale, precision))
+            key = _key(q, k, v, causal, scale, precision)
+            return young.get(key) or self.kinds.get(key)
         except (AttributeError, RuntimeError, TypeError):
             return None  # no tensors, none with strides, or options that no key can hold
 

@@ -89,6 +89,8 @@ class Resolver:
 
     def knows(self, q: Tensor, v: Tensor, call: Call, features: Features) -> bool:
         """Whether a forward of this kind was resolved before, so that its spec is a good one."""
+        if not isinstance(call.precision, str):
+            return False  # and no key
         if features is PLAIN:
             return key(q, v, call.causal is not False, call.precision) in self.plain
         wanted = ("forward", *_kinds(features), *_key_of(q, v, call, features))
@@ -163,10 +165,15 @@ class Resolver:
         self._gpus[device] = gpu
         return wanted or gpu.slug, gpu
 
+    def all_addressed(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """addressed() of each."""
+        return self.addressed(q, "q"), self.addressed(k, "k"), self.addressed(v, "v")
+
     def addressed(self, x: Tensor, name: str) -> Tensor:
         """x, copied if no kernel can address it, which is said once. The copy's dimensions lie in
         memory in the order of x's, so that results lie as they would for x.
         """
+        x = x.resolve_neg()
         if addressable(x):
             return x
         if x.numel() > 0 and ("copy", name) not in self._said:
@@ -176,12 +183,13 @@ class Resolver:
 
 
 def addressable(x: Tensor) -> bool:
-    """Whether the kernels can address x: a contiguous last dimension, and rows near enough.
+    """Whether the kernels can address x: a contiguous last dimension, rows near enough, and in its
+    memory what it says, not the negative of it.
 
     Within a tile of at most 256 rows they count elements in 32 bits.
     """
     strides = x.stride()
-    return strides[3] == 1 and strides[2] < (1 << 31) // 256
+    return strides[3] == 1 and strides[2] < (1 << 31) // 256 and not x.is_neg()
 
 
 def key(q: Tensor, v: Tensor, causal: bool, precision: str) -> tuple[object, ...]:

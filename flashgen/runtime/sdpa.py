@@ -4,9 +4,10 @@ the same order, with the same meaning.
 What no kernel takes is left to torch's own function, which is said once for each reason: CPU
 tensors (unless interpreted) and those of other devices than CUDA's, other dtypes, head dims that
 are not multiples of 8 from 16 to 256, more than four dimensions, batches or heads that broadcast,
-nested tensors, subclasses of Tensor beside a plain query, and a call that mixes devices or dtypes,
-which torch refuses. Dtypes are judged as autocast leaves them, which casts a floating mask too.
-Arguments that contradict each other are refused by name.
+nested and sparse tensors, subclasses of Tensor beside a plain query, and what torch refuses: a call
+that mixes devices or dtypes, a mask of odd dimensions, enable_gqa without heads. Dtypes are judged
+as autocast leaves them, which casts a floating mask too. Arguments that contradict each other are
+refused by name.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from flashgen.asked import check_heads
 from flashgen.errors import InvalidArgument
 from flashgen.runtime import modes, registry
 from flashgen.runtime.call import PLAIN_TYPES
@@ -49,9 +51,11 @@ def scaled_dot_product_attention(
     for name, x in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
         if not isinstance(x, Tensor) and (x is not None or name != "attn_mask"):
             raise InvalidArgument(f"{name} must be a tensor: got {type(x).__name__}")
-    if is_causal and attn_mask is not None:
-        raise InvalidArgument("attn_mask must be None where is_causal is True: got both")
-    reason = _why_not(query, key, value, attn_mask, enable_gqa)
+    reason: str | None = "is_causal that is no bool"  # torch refuses it
+    if torch.compiler.is_compiling() or isinstance(is_causal, bool):
+        if is_causal and attn_mask is not None:
+            raise InvalidArgument("attn_mask must be None where is_causal is True: got both")
+        reason = _why_not(query, key, value, attn_mask, enable_gqa)
     if reason is not None:
         _say(reason)
         return functional.scaled_dot_product_attention(
@@ -92,10 +96,7 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
             "enable_gqa must be True where key has other heads than query: "
             f"got {kv_heads} and {heads}"
         )
-    if heads != kv_heads and (kv_heads == 0 or heads % kv_heads):
-        raise InvalidArgument(
-            f"query must have a multiple of the heads of key and value: got {heads} and {kv_heads}"
-        )
+    check_heads(heads, kv_heads, "query", "key and value")
     if k.shape[3] != q.shape[3]:
         raise InvalidArgument(
             f"key must have the head dim of query, {q.shape[3]}: got {k.shape[3]}"
@@ -126,14 +127,17 @@ def _why_not(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gqa: b
         return "CPU tensors"
     return (
         _why_not_of_kind(q, k, v, mask)
-        or _why_not_of_shape(q, k, v, enable_gqa)
+        or _why_not_of_shape(q, k, v, mask, enable_gqa)
         or _why_not_of_dtype(q, k, v, mask)
     )
 
 
 def _why_not_of_kind(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str | None:
-    if any(x.is_nested for x in (q, k, v)):
+    every = (q, k, v) if mask is None else (q, k, v, mask)
+    if any(x.is_nested for x in every):
         return "nested tensors"
+    if any(x.layout is not torch.strided for x in every):
+        return "sparse tensors"
     if q.device.type not in ("cpu", "cuda"):
         return f"tensors on device {q.device}"
     if not q.device == k.device == v.device:
@@ -145,9 +149,15 @@ def _why_not_of_kind(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> st
     return None
 
 
-def _why_not_of_shape(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> str | None:
+def _why_not_of_shape(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gqa: bool
+) -> str | None:
     if not q.ndim == k.ndim == v.ndim or not 2 <= q.ndim <= 4:
         return "tensors of other than two to four dimensions"
+    if enable_gqa and q.ndim < 3:  # torch refuses these
+        return "enable_gqa without heads"
+    if mask is not None and (mask.ndim < 2 or q.ndim < mask.ndim <= 4):
+        return "a mask of fewer dimensions than two, or of more than query"
     heads, kv_heads = q.shape[-3:-2], k.shape[-3:-2]  # none of two dimensions
     lone = heads != kv_heads and 1 in (*heads, *kv_heads) and not enable_gqa
     if lone or q.shape[:-3] != k.shape[:-3] or k.shape[:-2] != v.shape[:-2]:

@@ -32,6 +32,7 @@ that pack or take their own need the second name.
 
 UNSUPPORTED = {
     "position_bias": "adds a position bias",
+    "head_mask": "masks its heads",
     "output_attentions": "returns its attention weights",
     "cache": "reads a paged cache",
 }

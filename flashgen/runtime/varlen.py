@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from flashgen import reference
-from flashgen.asked import check_scale, diagonal_of
+from flashgen.asked import diagonal_of
 from flashgen.decoding import Cache, sequence
 from flashgen.errors import InvalidArgument
-from flashgen.features import Features, check_softcap, window_of
+from flashgen.features import Features, Window, limits_of
 from flashgen.runtime import autograd, cpu, modes, registry
-from flashgen.runtime.call import Call, Causal, check_plain, check_tensors
-from flashgen.runtime.decode import Window
+from flashgen.runtime.call import Call, Causal, check_plain, check_tensors, scale_of
 from flashgen.runtime.dispatch import Dispatcher
 from flashgen.sequences import from_bounds
 
@@ -107,25 +106,26 @@ def attention_varlen(
     if block_table is not None and dropout_p:
         raise InvalidArgument(f"dropout_p must be 0 with block_table: got {dropout_p}")
     diagonal_of(causal, 0, 0)
+    window, softcap = limits_of(window, softcap, causal=causal is not False)
     packed = from_bounds(
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=seqused_q,
         seqused_k=seqused_k, block_table=block_table,
         page_size=1 if block_table is None else k.shape[1], bottom_right=causal != "top_left",
-    )  # fmt: skip
+    ).within(q.shape[0], None if block_table is not None else k.shape[0])  # fmt: skip
     if modes.autocasts():
         q, k, v = modes.autocast(q), modes.autocast(k), modes.autocast(v)
     features = Features(
         slopes=alibi_slopes,
         dropout_p=dropout_p,
         rng=modes.draw_rng(dropout_p, q.device),
-        window=window_of(window, causal=causal is not False),
-        softcap=check_softcap(softcap),
+        window=window,
+        softcap=softcap or 0.0,
         sinks=sinks,
         sequences=packed,
     )
     call = Call(
         causal=causal,
-        scale=check_scale(scale, q.shape[2]),
+        scale=scale_of(scale, q.shape[2]),
         precision=precision,
         deterministic=deterministic,
     )
@@ -169,7 +169,7 @@ def _attention(
     dispatcher: Dispatcher, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features
 ) -> tuple[Tensor, Tensor]:
     """O (1, H, Tq, d_v) and LSE (1, H, Tq) of packed q (1, H, Tq, d), k and v."""
-    dispatcher.check(q, k, v, call, features)
+    dispatcher.featured.check(q, k, v, call, features)
     if dispatcher.serves_by_torch(q.device):
         return _by_torch(q, k, v, call, features)
     differentiated = torch.is_grad_enabled() and any(

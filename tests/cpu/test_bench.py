@@ -322,6 +322,20 @@ class TestTelling:
         assert "0.98 in geometric mean of 2, least 0.88" in sentence  # sqrt(1.1 * 0.88)
         assert "s8192" in sentence
 
+    def test_names_are_apart_from_what_follows(self) -> None:
+        case = next(iter(cases(Sizes(
+            directions=["forward"], dtype="bfloat16", head_dims=[64], seqs=[512], masks=["none"], batches=[]
+        ))))  # fmt: skip
+        names = [f"ladder: {step.name}" for step in ladder.STEPS] + ["a" * 40]
+        lines = [measured(300, name) for name in names]
+        lines += [dataclasses.replace(line, timing=None, status="left out") for line in lines]
+        _, *rows = listing.case_lines(case, iter(lines))
+        starts = set()
+        for name, row in zip([*names, *names], rows, strict=True):
+            assert row.startswith(f"  {name}  ")
+            starts.add(row[44:].startswith(("left out", " ")))
+        assert starts == {True}  # columns are one below the other
+
     def test_markdown_strikes_wrong_figures_through(self) -> None:
         text = listing.markdown(measured_cases(), ["H200"])
         assert "| contender | 512 | 4096 | 8192 |" in text

@@ -104,11 +104,15 @@ def test_a_ragged_end_is_never_whole() -> None:
         (lambda: from_boolean(torch.ones(3, 3)), "mask must be bool"),
         (lambda: from_boolean(torch.ones(3, dtype=torch.bool)), "mask must be bool"),
         (lambda: from_boolean([[True]]), "mask must be bool .* got list"),  # type: ignore[arg-type]
+        (lambda: from_boolean(torch.ones(0, 8, dtype=torch.bool)), r"mask must be bool .* \(0, 8\)"),
+        (lambda: prefix_lm(torch.zeros(2).int(), 0, 4), "seq_q must be a whole number above 0: got 0"),
+        (lambda: prefix_lm(torch.zeros(2).int(), 4, "x"), "seq_k must be .* got 'x'"),  # type: ignore[arg-type]
+        (lambda: prefix_lm(torch.zeros(2).int(), 4.0, 4), "seq_q must be .* got 4.0"),  # type: ignore[arg-type]
         (lambda: document(torch.zeros(3)), "document_ids must be whole numbers"),
         (lambda: document(torch.zeros(2, 3).int(), torch.zeros(3, 3).int()), "batch of document"),
         (lambda: prefix_lm(torch.zeros(2, 2).int(), 3, 3), "prefix_lengths must be whole numbers"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_mask_is_named(make: Any, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         make()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -128,6 +130,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "page size": ({"k": POOL[:, :12], "v": POOL[:, :12], "block_table": TABLE}, "must be a power of two: got 12"),
     "causal": ({"causal": "top_left"}, "causal must be True, False or 'bottom_right'"),
     "scale": ({"scale": float("nan")}, "scale must be a finite number"),
+    "causal 0": ({"causal": 0}, "causal must be True, False or 'bottom_right' where keys are cached: got 0"),
+    "causal 0.0": ({"causal": 0.0}, "causal must be True, False"),
+    "causal 1": ({"causal": 1}, "causal must be True, False"),
+    "causal of numpy": ({"causal": np.False_}, "causal must be True, False"),
+    "causal tensor": ({"causal": torch.tensor(False)}, "causal must be True, False"),
+    "causal array": ({"causal": np.array([1, 2])}, "causal must be True, False"),
+    "scale word": ({"scale": "x"}, "scale must be a finite number: got 'x'"),
+    "heads of none": ({"q": Q[:, :0]}, "q must have a multiple of the heads of k and v: got 0 and 2"),
+    "sparse": ({"v": V.to_sparse()}, "v must be dense: got torch.sparse_coo"),
+    "rows": ({"cache_batch_idx": torch.tensor([0, 1, 2, 3, 7], dtype=torch.int32)}, "cache_batch_idx must name rows of the cache, 0 to 4: got 7"),
+    "pages": ({"k": POOL, "v": POOL, "block_table": TABLE + 7}, "block_table must name pages of the pool, 0 to 6, .* got 7 to 7"),
+    "list for a precision": ({"precision": ["ieee"]}, "precision must be ieee or tf32"),
     "precision": ({"precision": "fp8"}, "precision must be ieee or tf32"),
     "gradient": ({"q": Q.clone().requires_grad_()}, "q, k, v must not require gradients"),
     "gradient of k": ({"k": K.clone().requires_grad_()}, "must not require gradients"),
@@ -152,6 +166,21 @@ def test_transforms_are_refused_and_no_grad_is_not() -> None:
 def test_explain_says_that_torch_serves() -> None:
     assert "served by torch" in str(DISPATCHER.explain_decode(Q, K, V, lengths=N))
     assert "decode_fp32_d16v24" in str(DISPATCHER.explain_decode(Q, K, V, lengths=N))
+
+
+def test_explain_takes_what_decode_takes() -> None:
+    """All its arguments, with their defaults; and refuses what decode() refuses."""
+    taken, explained = (
+        inspect.signature(function).parameters
+        for function in (Dispatcher.decode, Dispatcher.explain_decode)
+    )
+    assert dict(taken) == dict(explained)
+    DISPATCHER.explain_decode(Q, K, V, lengths=N, scale=0.5, return_lse=True)
+    for change, sentence in REFUSED.values():
+        if "cache_batch_idx" in change or sentence.startswith("block_table must name"):
+            continue  # it reads no rows
+        with pytest.raises(InvalidArgument, match=sentence):
+            DISPATCHER.explain_decode(**{"q": Q, "k": K, "v": V, "lengths": N} | change)
 
 
 def test_bytes_are_those_of_the_cache() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import flashgen.runtime.flash_attn as flash_attn
 from flashgen import launch_decode
 from flashgen.errors import InvalidArgument
 from flashgen.runtime import Dispatcher
@@ -188,6 +189,57 @@ def by_launch_count(own: Dispatcher, call: dict[str, Any], times: int) -> int:
         for _ in range(times):
             own.decode(**call)
     return len(runs)
+
+
+@pytest.mark.parametrize("name", ["flat", "paged", "seq_q"])
+def test_flash_attn_with_kvcache_is_kept(
+    name: str, driver: Written, own: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And launches what decode() does. Where another number of splits is asked for, it is not."""
+    monkeypatch.setattr("flashgen.runtime.registry.dispatcher_of", lambda: own)
+    call = CALLS[name]
+    turned = {x: call[x].transpose(1, 2) for x in ("q", "k", "v")}
+    if name == "paged":
+        turned |= {x: call[x] for x in ("k", "v")}
+
+    def step(**options: Any) -> tuple[list[Any], int]:
+        before, runs = len(driver.launches), []
+        run = launch_decode._run_decode
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(launch_decode, "_run_decode", lambda *a: (runs.append(1), run(*a))[1])
+            results = flash_attn.flash_attn_with_kvcache(
+                turned["q"], turned["k"], turned["v"], cache_seqlens=call["lengths"],
+                block_table=call.get("block_table"), causal=True, return_softmax_lse=True,
+                **options,
+            )  # fmt: skip
+        return chain(driver.launches[before:], results), len(runs)  # type: ignore[arg-type]
+
+    made = [step(**options) for options in ({}, {}, {}, {"window_size": (4096, 5000)})]
+    assert [runs for _, runs in made] == [1, 1, 0, 0]
+    assert [launched for launched, _ in made] == [made[0][0]] * 4
+    assert step(num_splits=3)[1] == 1
+    plain, repeated = by_launch(driver, own, but(call, scale=0.125), 1)
+    assert repeated == 1
+    # O lies in memory as q, which of one query is the same in both.
+    assert [each[:3] for each in plain[0]] == [each[:3] for each in made[0][0]]
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "lengths", "block_table"])
+def test_a_view_of_negatives_is_made_plain(name: str, driver: Written, own: Dispatcher) -> None:
+    by_launch(driver, own, paged(), 3)
+    call = paged()
+    by_launch(driver, own, call, 1)
+    before = len(driver.launches)
+    _, repeated = by_launch(driver, own, but(call, **{name: torch._neg_view}), 1)
+    assert repeated == 0
+    assert call[name].data_ptr() not in driver.launches[before][3]
+
+
+@pytest.mark.parametrize("option", [{"window": (-1, -1)}, {"softcap": 0.0}], ids=str)
+def test_a_feature_that_changes_nothing_is_none(
+    option: dict[str, Any], driver: Written, own: Dispatcher
+) -> None:
+    assert by_launch(driver, own, but(flat(), **option), 3)[1] == 1
 
 
 WRONG: dict[str, Callable[[], dict[str, Any]]] = {

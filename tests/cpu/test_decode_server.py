@@ -78,3 +78,44 @@ def test_the_script_compares(
     assert "differ from the run alone: none" in capsys.readouterr().out
     assert script.main(["--pages", "2", "--device", "cpu"]) == 2
     assert "of 8 tokens in all at most" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["--page-size", "0"], "--page-size must be 1 or more: got 0"),
+        (["--page-size", "3"], "--page-size must be a power of two up to 256: got 3"),
+        (["--page-size", "512"], "--page-size must be a power of two up to 256: got 512"),
+        (["--new-tokens", "0"], "--new-tokens must be 1 or more: got 0"),
+        (["--sequences", "0"], "--sequences must be 1 or more: got 0"),
+        (["--tokens-per-step", "0"], "--tokens-per-step must be 1 or more: got 0"),
+        (["--device", "foo"], "--device must be one that torch has here: got foo ("),
+    ],
+    ids=" ".join,
+)
+def test_what_the_script_cannot_serve_is_one_line(
+    given: list[str],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script = load(monkeypatch, "serve")
+    assert script.main(["--device", "cpu", *given]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"serve.py: {sentence}")
+    assert shown.err.count("\n") == 1
+
+
+def test_tokens_of_prompts_are_not_counted_as_decoded(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is a prompt's only token, or the one that is left of it in a second step."""
+    served = made(engine, monkeypatch, pages=16, sequences=2, tokens_per_step=4)
+    served.submit(requests_of(engine, [1, 4], new_tokens=3))
+    steps = []
+    while len(served.results) < 2:
+        step = served.step()
+        steps.append((step.decoded, step.prefilled))
+    # 1 and 3 of 4; the other of them beside what was generated; then both generate.
+    assert steps == [(0, 4), (1, 1), (2, 0), (1, 0)]

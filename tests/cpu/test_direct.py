@@ -284,6 +284,21 @@ def test_what_is_not_known_is_left_to_triton(
     assert kernel.launched == times
 
 
+@pytest.mark.parametrize(
+    ("version", "times"),
+    [("3.6.0", 1), ("3.9.1+git5", 1), ("3.5.1", 3), ("3.10.0", 3), ("4.0.0", 3), ("next", 3)],
+)
+def test_versions_that_were_not_tested_are_left_to_triton(
+    version: str, times: int, driver: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton, "__version__", version)
+    kernel = Kernel()
+    start = direct.Direct(kernel, 4, 2)
+    for _ in range(3):
+        start(1, (1, 2.0))
+    assert kernel.launched == times
+
+
 def test_other_drivers_are_left_to_triton(
     driver: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from flashgen import reference
 from flashgen.errors import InvalidArgument
 from flashgen.features import Features
-from flashgen.runtime import Dispatcher
+from flashgen.runtime import Dispatcher, modes
+from flashgen.runtime.block_mask import from_boolean
 from tests.makers import make_spec
 from tests.package import make_default, make_dispatcher
 
@@ -48,14 +52,63 @@ def test_cpu_attention(
     [
         ({"scale": float("nan")}, "scale"),
         ({"causal": "diagonal"}, "causal"),
+        ({"scale": "x"}, "scale must be a finite number: got 'x'"),
+        ({"scale": "0.5"}, "scale must be a finite number: got '0.5'"),
+        ({"scale": [1]}, r"scale must be a finite number: got \[1\]"),
+        ({"scale": 1j}, "scale must be a finite number: got 1j"),
+        ({"scale": 10**400}, "scale must be a finite number: got 1000"),
+        ({"scale": torch.ones(3)}, "scale must be a finite number: got tensor"),
+        ({"scale": torch.ones(1, requires_grad=True)}, "scale has no gradient: detach it"),
+        ({"causal": np.array([1, 2])}, "causal must be True, False, 'top_left'"),
         ({"precision": "bf16x3"}, "precision"),
+        ({"precision": ["ieee"]}, r"precision must be ieee or tf32: got \['ieee'\]"),
     ],
 )
 def test_a_bad_option_is_named(
     dispatcher: Dispatcher, options: dict[str, object], named: str
 ) -> None:
-    with pytest.raises(ValueError, match=named):
-        dispatcher.attention(*draw(4, 4), **options)  # type: ignore[call-overload]
+    for feature in ({}, {"softcap": 2.0}):
+        with pytest.raises(InvalidArgument, match=named):
+            dispatcher.attention(*draw(4, 4), **options, **feature)  # type: ignore[call-overload]
+        with pytest.raises(InvalidArgument, match=named):
+            dispatcher.explain(*draw(4, 4), **options, **feature)  # type: ignore[arg-type]
+
+
+def test_a_scale_may_be_a_parameter_where_no_gradient_is_asked_for(dispatcher: Dispatcher) -> None:
+    with torch.no_grad():
+        found = dispatcher.attention(*draw(4, 4), scale=torch.nn.Parameter(torch.tensor(0.5)))  # type: ignore[call-overload]
+    torch.testing.assert_close(found, dispatcher.attention(*draw(4, 4), scale=0.5))
+
+
+@pytest.mark.parametrize("feature", [{}, {"softcap": 2.0}], ids=["plain", "softcap"])
+def test_sizes_that_no_kernel_has_are_named(
+    dispatcher: Dispatcher, feature: dict[str, float]
+) -> None:
+    q, k, v = draw(4, 4)
+    for bad in (q[0, 0, 0, 0], q[0]):
+        with pytest.raises(InvalidArgument, match=r"q must have shape"):
+            dispatcher.attention(bad, k, v, **feature)
+    with pytest.raises(InvalidArgument, match=r"the head_dim of q must be a multiple of 8"):
+        dispatcher.attention(q[..., :0], k[..., :0], v, **feature)
+    with pytest.raises(
+        InvalidArgument, match=r"q must have a multiple of the heads .*: got 0 and 2"
+    ):
+        dispatcher.attention(q[:, :0], k, v, **feature)
+
+
+def test_a_device_that_autocast_does_not_know_is_named(dispatcher: Dispatcher) -> None:
+    q, k, v = draw(4, 4)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(InvalidArgument, match="device of q"):
+        dispatcher.attention(q.to("meta"), k, v)
+
+
+def test_a_window_may_be_wider_than_64_bits(dispatcher: Dispatcher) -> None:
+    q, k, v = draw(5, 9)
+    found = dispatcher.attention(q, k, v, window=(2**70, 1))
+    torch.testing.assert_close(found, dispatcher.attention(q, k, v, window=(None, 1)))
+    torch.testing.assert_close(
+        dispatcher.attention(q, k, v, window=(2**70, 2**70)), dispatcher.attention(q, k, v)
+    )
 
 
 def leaves(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -194,12 +247,13 @@ def nested(x: torch.Tensor, layout: torch.layout) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("odd", "named"),
     [
+        (torch.Tensor.to_sparse, "must be dense: got torch.sparse_coo"),
         (lambda x: nested(x, torch.strided), "must not be nested"),
         (lambda x: nested(x, torch.jagged), "must not be nested"),
         (torch.Tensor.tolist, "must be a tensor: got list"),
         (lambda x: None, "must be a tensor: got NoneType"),
     ],
-    ids=["nested", "jagged", "list", "none"],
+    ids=["sparse", "nested", "jagged", "list", "none"],
 )
 @pytest.mark.parametrize("options", [{}, {"dropout_p": 0.5}], ids=["plain", "dropout"])
 def test_what_is_no_tensor_is_named(
@@ -212,8 +266,9 @@ def test_what_is_no_tensor_is_named(
     tensors = dict(zip("qkv", draw(5, 9), strict=True))
     dispatcher.attention(*tensors.values())
     given = {**tensors, name: odd(tensors[name])}
-    with pytest.raises(InvalidArgument, match=f"^{name} {named}"):
-        dispatcher.attention(*given.values(), **options)  # type: ignore[call-overload]
+    for function in (dispatcher.attention, dispatcher.explain):
+        with pytest.raises(InvalidArgument, match=f"^{name} {named}"):
+            function(*given.values(), **options)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("name", ["k", "v"])
@@ -231,6 +286,61 @@ def test_a_subclass_beside_a_plain_q_is_named(
 
 def test_explain_says_that_torch_serves(dispatcher: Dispatcher) -> None:
     assert "torch" in str(dispatcher.explain(*draw(4, 4)))
+
+
+def test_explain_takes_what_attention_takes(dispatcher: Dispatcher) -> None:
+    """All its arguments, with their defaults; no random number is drawn."""
+    taken, explained = (
+        dict(inspect.signature(function).parameters)
+        for function in (Dispatcher.attention, Dispatcher.explain)
+    )
+    assert explained.pop("direction").default == "forward"
+    assert taken == explained
+    qkv, slopes, state = draw(5, 9), torch.rand(4), torch.get_rng_state()
+    said = dispatcher.explain(
+        *qkv, causal=True, bias=torch.zeros(5, 9), alibi_slopes=slopes, dropout_p=0.5,
+        window=(2, 0), softcap=2.0, sinks=torch.zeros(4), scale=0.5, return_lse=True,
+    )  # fmt: skip
+    assert torch.equal(torch.get_rng_state(), state)
+    spec = said.spec
+    assert (spec.mask, spec.bias, spec.alibi, spec.dropout) == ("causal", "additive", True, True)
+    assert (spec.window, spec.softcap, spec.sink) == (True, True, True)
+    blocks = from_boolean(torch.ones(5, 9, dtype=torch.bool))
+    assert dispatcher.explain(*draw(5, 9), block_mask=blocks).spec.block_mask
+
+
+GONE = {
+    "transforms": [(torch._C, "_are_functorch_transforms_active")],
+    "dispatch modes": [(torch._C, "_len_torch_dispatch_stack")],
+    "tangents": [(torch.autograd.forward_ad, "_current_level")],
+    "autocast": [(torch._C, "_is_any_autocast_enabled")],
+    "batched gradients": [(torch._C, "_functorch")],
+}
+
+
+@pytest.mark.parametrize("names", [*GONE, "all"])
+def test_a_torch_without_a_name_is_asked_otherwise(
+    names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call then goes by the registered operators where it is not known what is around it."""
+    q = torch.zeros(1, 1, 4, 16)
+    assert not modes.special(q)
+    gone = [each for given in GONE.values() for each in given] if names == "all" else GONE[names]
+    found = importlib.util.find_spec("flashgen.runtime.modes")
+    assert found is not None
+    assert found.loader is not None
+    without = importlib.util.module_from_spec(found)
+    unsure = names not in ("autocast", "batched gradients")
+    with monkeypatch.context() as patch:
+        for module, name in gone:
+            patch.delattr(module, name)
+        found.loader.exec_module(without)
+        assert without.special(q) == without.traced(q) == unsure
+        assert not without.autocasts()
+    without.check_gradients(q)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert without.autocasts()
+        assert without.special(q)
 
 
 def test_digest_tells_tables_apart(dispatcher: Dispatcher, tmp_path: Path) -> None:

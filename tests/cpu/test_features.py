@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from flashgen.arguments import feature_arguments
 from flashgen.asked import from_tensors
 from flashgen.errors import InvalidArgument
-from flashgen.features import PLAIN, Features, window_of
+from flashgen.features import PLAIN, Features, Fp8, window_of
+from flashgen.launch_append import Append
+from flashgen.runtime.decode import Beside, check_call
+from flashgen.runtime.kv_cache import append
+from flashgen.sequences import from_bounds
 from flashgen.spec import AttentionSpec
 from tests.makers import make_spec
 
@@ -105,3 +111,57 @@ def test_a_window_reaches_no_further_than_the_lengths() -> None:
 def test_plain_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         PLAIN.dropout_p = 0.5  # type: ignore[misc]
+
+
+def negated(x: Tensor) -> Tensor:
+    """The same values, the memory holding their negatives, as of torch.complex(a, b).conj().imag."""
+    return torch._neg_view(-x)
+
+
+def plain(tensors: list[Any], count: int) -> None:
+    found = [x for x in tensors if isinstance(x, Tensor)]
+    assert len(found) == count
+    assert not any(x.is_neg() for x in found)
+
+
+def test_kernels_are_handed_memory_that_holds_what_is_meant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of every tensor beside q, k and v."""
+
+    class Takes:
+        causal, takes_sink, by_keys = False, True, False
+
+    factors = {name: negated(torch.ones(2, 2)) for name in ("q_descale", "k_descale", "v_descale")}
+    counts = negated(torch.tensor([0, 2, 5]))
+    packed = from_bounds(
+        counts, counts, 3, 3, seqused_q=counts[1:], page_size=4,
+        block_table=negated(torch.ones(2, 2, dtype=torch.int32)),
+    )  # fmt: skip
+    features = Features(
+        bias=negated(torch.ones(1, 1, 5, 5)), slopes=negated(torch.ones(4)),
+        sinks=negated(torch.ones(4)), fp8=Fp8(**factors), sequences=packed,
+    )  # fmt: skip
+    plain(feature_arguments(Takes(), features, 2, 4, 5, 5), 3 + 3 + 4 + 1)
+
+    numbers = negated(torch.ones(2, dtype=torch.int32))
+    q, k = torch.zeros(2, 4, 1, 16).half(), torch.zeros(2, 2, 8, 16).to(torch.int8)
+    scales = {name: negated(torch.ones(2)) for name in ("k_scale", "v_scale")}
+    cache = check_call(
+        q, k, k, Beside(lengths=numbers, cache_batch_idx=numbers, cache_leftpad=numbers, **scales)
+    )
+    plain([cache.lengths, cache.rows, cache.leftpad, cache.k_scale, cache.v_scale], 5)
+    pool = k.transpose(1, 2)
+    beside = Beside(lengths=numbers, block_table=numbers[:, None], **scales)
+    cache = check_call(q, pool, pool, beside)
+    plain([cache.block_table], 1)
+
+    asked: list[Append] = []
+    monkeypatch.setattr(
+        "flashgen.runtime.kv_cache.by_torch", lambda call, rotary: asked.append(call)
+    )
+    new, turns = torch.zeros(2, 2, 1, 16), negated(torch.ones(8, 4))
+    append(*torch.zeros(2, 2, 2, 8, 16), new, new, numbers, q=new, cos=turns, sin=turns)
+    (call,) = asked
+    assert call.rotation is not None
+    plain([call.cache.lengths, call.rotation.cos, call.rotation.sin], 3)

@@ -132,6 +132,49 @@ def rotated(
     return torch.cat((turned.to(x.dtype), x[..., 2 * half :]), -1)
 
 
+@pytest.mark.parametrize("dim", [4, 8, 20, 36])
+def test_head_dims_between_those_of_kernels_are_padded(dim: int) -> None:
+    """As the package pads them: the scale is that of the dim, gradients are of the given elements."""
+    q, k, v = (draw(2, 5, 2, dim, seed=seed).requires_grad_() for seed in range(3))
+    want = expected(q, k, v, True)
+    found = flash_attn.flash_attn_func(q, k, v, causal=True)
+    cu = torch.tensor([0, 5, 10], dtype=torch.int32)
+    packed = flash_attn.flash_attn_varlen_func(
+        *(x.flatten(0, 1) for x in (q, k, v)), cu, cu, 5, 5, causal=True
+    )
+    for o in (found, packed.view(2, 5, 2, dim)):
+        torch.testing.assert_close(o, want)
+        given = torch.autograd.grad(o.square().sum(), (q, k, v), retain_graph=True)
+        wanted = torch.autograd.grad(want.square().sum(), (q, k, v), retain_graph=True)
+        torch.testing.assert_close(given, wanted)
+    with pytest.raises(InvalidArgument, match=f"k must have the head_dim of q, {dim}: got 16"):
+        flash_attn.flash_attn_func(q, draw(2, 5, 2, 16), draw(2, 5, 2, 16))
+
+
+@pytest.mark.parametrize("window", [(24, 24), (24, -1), (-1, 30)])
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_window_as_wide_as_the_cache_is_none(window: tuple[int, int], paged: bool) -> None:
+    """Then all queries are rotated by the place of the first new key; one key fewer, and each by
+    its own.
+    """
+    angles = torch.rand(24, 4, generator=torch.Generator().manual_seed(1))
+    new = draw(2, 3, 2, 16)
+
+    def call(window: tuple[int, int]) -> Tensor:
+        shape, table = ((2, 24), None)
+        if paged:
+            shape, table = (6, 8), torch.arange(6, dtype=torch.int32).view(2, 3)
+        k_cache, v_cache = (torch.ones(*shape, 2, 16).mul(seed) for seed in (0.5, 2.0))
+        return flash_attn.flash_attn_with_kvcache(
+            draw(2, 3, 4, 16), k_cache, v_cache, new, new, angles.cos(), angles.sin(),
+            cache_seqlens=20, window_size=window, block_table=table,
+        )  # type: ignore[return-value]  # fmt: skip
+
+    plain = call((-1, -1))
+    assert torch.equal(call(window), plain)
+    assert not torch.allclose(call((23, 23)), plain)
+
+
 LENGTHS = (0, 7, 20)
 
 
@@ -189,6 +232,16 @@ def test_with_kvcache_of_a_full_cache_and_of_a_number() -> None:
     torch.testing.assert_close(o, expected(q, k[:, :4], v[:, :4], False))
 
 
+def test_a_cache_has_no_gradients() -> None:
+    """Whether or not somebody records them."""
+    q, k = draw(2, 1, 4, 16).requires_grad_(), draw(2, 9, 2, 16)
+    o = flash_attn.flash_attn_with_kvcache(q, k, k, causal=True)
+    assert not o.requires_grad  # type: ignore[union-attr]
+    with torch.no_grad():
+        assert torch.equal(flash_attn.flash_attn_with_kvcache(q, k, k, causal=True), o)  # type: ignore[arg-type]
+    assert torch.is_grad_enabled()
+
+
 def test_keys_beyond_the_capacity_are_dropped() -> None:
     cache, new = torch.zeros(1, 1, 4, 16), draw(1, 1, 3, 16)
     append(cache, cache.clone(), new, new, torch.tensor([2], dtype=torch.int32))
@@ -198,6 +251,13 @@ def test_keys_beyond_the_capacity_are_dropped() -> None:
 Q, K = draw(2, 1, 4, 16), draw(2, 9, 2, 16)
 NEW, N, TURNS = draw(2, 1, 2, 16), torch.zeros(2, dtype=torch.int32), torch.zeros(9, 8)
 func, with_cache = flash_attn.flash_attn_func, flash_attn.flash_attn_with_kvcache
+
+
+def append_one(q: Any, k: Any, v: Any) -> None:
+    """append() without rotary embedding, to which q says nothing."""
+    append(draw(2, 2, 9, 16), draw(2, 2, 9, 16), *[NEW.transpose(1, 2)] * 2, N, q=q)
+
+
 REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "window": (func, {"window_size": (3, -2)}, r"window must be \(left, right\)"),
     "softcap": (func, {"softcap": -30.0}, "softcap must be"),
@@ -212,6 +272,15 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "splits": (with_cache, {"num_splits": -1}, "num_splits must be 0 or more"),
     "half of what is new": (with_cache, {"k": NEW}, "k and v go together"),
     "rotary alone": (with_cache, {"rotary_cos": TURNS, "rotary_sin": TURNS}, "go with new k and v"),
+    "lengths beyond int32": (with_cache, {"cache_seqlens": 2**40}, "cache_seqlens must be a number of keys, within int32"),
+    "rows that are not there": (with_cache, {"cache_seqlens": N, "cache_batch_idx": N + 7}, "cache_batch_idx must name rows of the cache, 0 to 1: got 7"),
+    "head dim of a cache": (with_cache, {"q": Q[..., :12], "k_cache": K[..., :12], "v_cache": K[..., :12]}, "the head_dim of q must be a multiple of 8"),
+    "one memory": (with_cache, {"k": NEW, "v": NEW, "cache_seqlens": N, "v_cache": K}, "v_cache must lie elsewhere than k_cache"),
+    "expanded cache": (with_cache, {"k": NEW, "v": NEW, "cache_seqlens": N, "k_cache": K[:1].expand(2, -1, -1, -1)}, "k_cache must not be expanded"),
+    "expanded values": (with_cache, {"k": NEW, "v": NEW, "cache_seqlens": N, "v_cache": K[:, :1].expand(-1, 9, -1, -1)}, "v_cache must not be expanded"),
+    "negated cache": (with_cache, {"k": NEW, "v": NEW, "cache_seqlens": N, "k_cache": torch._neg_view(K)}, "k_cache must not be a view of negatives"),
+    "queries of append": (append_one, {"q": [1]}, "q must be a tensor: got list"),
+    "heads dim of append": (append_one, {"q": draw(2, 4, 1, 8)}, "q must have the batch size, head_dim"),
     "no lengths": (with_cache, {"k": NEW, "v": NEW}, "cache_seqlens must be given"),
     "lengths of another type": (with_cache, {"cache_seqlens": N.long()}, "cache_seqlens must be int32"),
     "heads of k": (with_cache, {"k": Q, "v": Q, "cache_seqlens": N}, r"k must be torch.float32 of shape \(2, 2, 1, 16\)"),
@@ -225,9 +294,8 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_is_refused_by_name(name: str) -> None:
     function, change, sentence = REFUSED[name]
-    arguments = (
-        {"q": Q, "k": K, "v": K} if function is func else {"q": Q, "k_cache": K, "v_cache": K}
-    )
+    in_a_cache = {"q": Q, "k_cache": K, "v_cache": K.clone()}
+    arguments = in_a_cache if function is with_cache else {"q": Q, "k": K, "v": K}
     with pytest.raises(InvalidArgument, match=sentence):
         function(**arguments | change)
 

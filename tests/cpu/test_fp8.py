@@ -123,6 +123,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a number": ({"q_descale": 1.0}, "q_descale must be a tensor"),
     "rank": ({"q": Q[0]}, "q must have shape"),
     "window": ({"window": 3}, "window must be"),
+    "bias": ({"bias": 3}, "bias must be a tensor: got int"),
+    "slopes": ({"alibi_slopes": "x"}, "alibi_slopes must be a tensor: got str"),
+    "sinks": ({"sinks": [1]}, "sinks must be a tensor: got list"),
+    "a list for a dtype": ({"out_dtype": [1]}, "out_dtype must be bfloat16 or float16"),
 }  # fmt: skip
 
 

@@ -31,6 +31,8 @@ def measured(file: Path) -> dict[str, float]:
         "call, graph",
         "SDPA, graph",
         "decode",
+        "flash_attn",
+        "kvcache",
     ]
     assert all(row["name"] in done.stdout for row in record["rows"])
     return {row["name"]: row["median_us"] for row in record["rows"]}
@@ -47,5 +49,8 @@ def test_lookup_of_a_resolved_spec_is_cheap(tmp_path: Path) -> None:
     # far less than one that was not.
     assert all(run["lookup"] < run["call"] < run["new kind"] < run["second call"] for run in runs)
     assert all(1.5 * run["call"] < run["new kind"] for run in runs)
+    # The drop-ins' calls are kept, too.
+    assert all(run["flash_attn"] < run["new kind"] for run in runs)
+    assert all(run["kvcache"] < 3 * run["decode"] for run in runs)
     # What a direct launch leaves out is most of a launch, on any machine.
     assert all(run["direct launch"] < run["Triton launch"] for run in runs)

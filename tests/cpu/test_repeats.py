@@ -12,10 +12,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton import knobs
 
+import flashgen.runtime.flash_attn as flash_attn
 from flashgen import launch
 from flashgen.errors import InvalidArgument, NotDifferentiable
 from flashgen.runtime import Dispatcher, repeats
 from flashgen.runtime.kinds import Kinds
+from flashgen.runtime.resolver import key
 from tests.launches import Written, dispatcher, served
 
 BF16 = torch.bfloat16
@@ -397,8 +399,7 @@ def test_a_kernel_that_lost_its_place_is_not_launched_again(
     q, k, v = tensors()
     call = attention([q, k, v], causal=True)
     (first, *_), _ = by_launch(driver, own, call, 3)
-    launcher = own.lookup(q, v, True, "ieee")
-    assert launcher is not None
+    launcher = own.resolver.plain[key(q, v, True, "ieee")]
     steps = launcher._aligned
     config = steps.config
     while steps.config == config:  # the same may serve two buckets
@@ -416,6 +417,56 @@ def test_no_tensor_is_kept_alive(own: Dispatcher) -> None:
     alive = [weakref.ref(x) for x in qkv]
     del qkv
     assert [ref() for ref in alive] == [None] * 3
+
+
+DEFAULTS_OF_DROP_INS: list[dict[str, Any]] = [
+    {}, {"window": (-1, -1)}, {"window": (None, -1)}, {"window": [-1, -1]}, {"softcap": 0.0},
+    {"window": (-1, 0)}, {"window": (-1, -1), "softcap": 0, "dropout_p": 0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", DEFAULTS_OF_DROP_INS, ids=str)
+def test_a_feature_that_changes_nothing_is_none(
+    options: dict[str, Any], driver: Written, own: Dispatcher
+) -> None:
+    qkv = tensors()
+    (plain, *_), _ = by_launch(driver, own, attention(qkv, causal=True), 2)
+    assert by_launch(driver, own, attention(qkv, causal=True, **options), 1) == ([plain], 1)
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (48, 60)])
+def test_flash_attn_func_is_kept(
+    window: tuple[int, int], driver: Written, own: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its defaults, and with a window that is as wide as the keys."""
+    monkeypatch.setattr("flashgen.runtime.registry.dispatcher_of", lambda: own)
+    q, k, v = (x.transpose(1, 2).contiguous() for x in tensors())
+
+    def call(_: Dispatcher) -> Any:
+        o, lse, _ = flash_attn.flash_attn_func(
+            q, k, v, causal=True, window_size=window, return_attn_probs=True
+        )
+        return o, lse
+
+    made, repeated = by_launch(driver, own, call, 4)
+    assert repeated == 2
+    assert made[1:] == [made[0]] * 3
+
+
+@pytest.mark.parametrize("index", range(3))
+@pytest.mark.parametrize("dim", [64, 24], ids=["descriptor", "pointer"])
+def test_a_view_of_negatives_is_made_plain(
+    index: int, dim: int, driver: Written, own: Dispatcher
+) -> None:
+    """Of the same shape, strides and memory as a tensor of a kind that is kept."""
+    qkv = tensors(dim=dim, dim_v=dim)
+    by_launch(driver, own, attention(qkv, causal=True), 3)
+    at = qkv[index].data_ptr()
+    qkv[index] = torch._neg_view(qkv[index])
+    _, repeated = by_launch(driver, own, attention(qkv, causal=True), 1)
+    launched = driver.launches[-1][3][index]
+    assert repeated == 0
+    assert at not in (launched, launched[1]["base"] if isinstance(launched, tuple) else None)
 
 
 def test_what_is_kept_is_bounded_and_what_is_used_stays() -> None:

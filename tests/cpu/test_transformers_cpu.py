@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from flashgen.errors import InvalidArgument
 from flashgen.runtime import transformers as backend
 from tests.language_models import batch, generated, make_model, trained
 from tests.serving import serve
@@ -35,6 +36,15 @@ def test_a_model_trains_as_with_eager(name: str, padding: str) -> None:
         torch.testing.assert_close(
             grad, wanted[parameter], rtol=1e-4, atol=1e-5, msg=lambda m, p=parameter: f"{p}: {m}"
         )
+
+
+@pytest.mark.parametrize("name", backend.UNSUPPORTED)
+def test_what_no_kernel_computes_is_refused_by_name(name: str) -> None:
+    assert "head_mask" in backend.UNSUPPORTED
+    x = torch.zeros(1, 2, 4, 16)
+    with pytest.raises(InvalidArgument, match=f"{name} must not be given: this model"):
+        backend.attention_forward(torch.nn.Module(), x, x, x, None, **{name: torch.ones(2)})
+    backend.attention_forward(torch.nn.Module(), x, x, x, None, **{name: None})
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])

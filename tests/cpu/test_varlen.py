@@ -156,6 +156,27 @@ def test_the_longest_lengths_may_be_tensors() -> None:
     flash_attn.flash_attn_varlen_func(q, k, v, cumulative(OF_Q), cumulative(OF_K), *longest)
 
 
+def test_no_more_is_launched_than_there_are_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the bounds say; of pages the shapes do not tell how many keys there are."""
+    seen: list[tuple[int, int]] = []
+
+    def launched(
+        _: object, q: Tensor, k: Tensor, v: Tensor, call: object, features: Features
+    ) -> tuple[Tensor, Tensor]:
+        assert features.sequences is not None
+        seen.append((features.sequences.max_q, features.sequences.max_k))
+        return q, q[..., 0]
+
+    monkeypatch.setattr("flashgen.runtime.varlen._attention", launched)
+    q, k, v = draw()
+    bounds = (cumulative(OF_Q), cumulative(OF_K))
+    attention_varlen(q, k, v, *bounds, 2**40, 2**40)
+    attention_varlen(q, k, v, *bounds, 7, 9)
+    pool, table = torch.zeros(4, 8, 2, 16), torch.zeros(5, 2, dtype=torch.int32)
+    attention_varlen(q, pool, pool, *bounds, 7, 100, block_table=table)
+    assert seen == [(15, 16), (7, 9), (7, 100)]
+
+
 def test_top_left_is_for_the_own_call() -> None:
     q, k, v = draw(1, 1)
     o = attention_varlen(q, k, v, cumulative(OF_Q), cumulative(OF_K), 7, 9, causal="top_left")
@@ -180,6 +201,10 @@ PLACED = torch.zeros(4, dtype=torch.int32)
         ({"seqused_k": torch.zeros(3)}, "seqused_k must be int32"),
         ({"max_seqlen_q": -1}, "max_seqlen_q must be a whole number"),
         ({"max_seqlen_k": 2.5}, "max_seqlen_k must be a whole number"),
+        ({"q": torch.zeros(6, 2, 0), "k": torch.zeros(6, 2, 0)}, "the head_dim of q must be"),
+        ({"k": torch.zeros(6, 2, 16).to_sparse()}, "k must be dense: got torch.sparse_coo"),
+        ({"scale": "x"}, "scale must be a finite number"),
+        ({"scale": torch.ones((), requires_grad=True)}, "scale has no gradient"),
         ({"alibi_slopes": torch.zeros(4, 2)}, "alibi_slopes must be"),
         ({"causal": "left"}, "causal must be"),
         ({"block_table": PLACED}, "k must have shape"),

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -505,6 +506,16 @@ def test_autocast_leaves_a_bias_as_it_is(dispatcher: Dispatcher) -> None:
     assert not torch.equal(rounded, want)
 
 
+ASKED: dict[str, dict[str, Any]] = {
+    "bias": {"bias": torch.zeros(1, 1, 20, 30)},
+    "mask": {"bias": torch.ones(20, 30, dtype=torch.bool)},
+    "alibi": {"alibi_slopes": torch.ones(4)},
+    "dropout": {"dropout_p": 0.5},
+    "window": {"window": (3, 4)},
+    "softcap": {"softcap": 2.0},
+    "sink": {"sinks": torch.zeros(4)},
+}
+"""The same as arguments of a call."""
 FEATURES = {
     "bias": Features(bias=torch.zeros(1, 1, 20, 30)),
     "mask": Features(bias=torch.ones(1, 1, 20, 30, dtype=torch.bool)),
@@ -526,8 +537,8 @@ def test_tuning_is_advised_of_what_the_command_tunes(
     plain = dispatcher.explain(q, k, v, direction=direction)
     assert plain.hint is not None
     assert "flashgen tune" in str(plain)
-    for name, features in FEATURES.items():
-        other = dispatcher.explain(q, k, v, features=features, direction=direction)
+    for name, asked in ASKED.items():
+        other = dispatcher.explain(q, k, v, **asked, direction=direction)
         if (name, direction) == ("sink", "backward_dkv"):
             assert other.hint == plain.hint  # the plain kernel
         else:

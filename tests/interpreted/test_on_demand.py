@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from flashgen.errors import ToolchainError
-from flashgen.features import Features
 from flashgen.runtime import Dispatcher
 from tests.serving import serve
 
@@ -114,8 +113,7 @@ def test_explain_says_that_it_will_be_rendered(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     dispatcher = serve(monkeypatch, tmp_path)
-    features = Features(bias=BIAS[None, None], softcap=30.0)
-    text = str(dispatcher.explain(Q, Q, Q, features=features))
+    text = str(dispatcher.explain(Q, Q, Q, bias=BIAS, softcap=30.0))
     assert "rendered when first asked for" in text
     assert rendered(tmp_path) == []
     assert "bwd_dkv" in str(dispatcher.explain(Q, Q, Q, direction="backward_dkv"))

@@ -12,10 +12,11 @@ from flashgen import arguments, launch
 from flashgen.errors import GeneratedError, InvalidArgument, LaunchError, ToolchainError
 from flashgen.problem import BUCKETS
 from flashgen.reference import judge
-from flashgen.runtime import Dispatcher
+from flashgen.runtime import Dispatcher, registry
 from flashgen.runtime import launcher as launcher_module
 from tests.makers import make_config, make_spec
 from tests.package import make_choice, make_default, make_dispatcher
+from tests.serving import serve
 
 SPECS = [make_spec("bfloat16", 64, mask) for mask in ("none", "causal")]
 BY_DESCRIPTOR = make_config(64, 32, schedule="s_ahead", loads="descriptor")
@@ -215,6 +216,65 @@ def test_a_missing_kernel_file_names_the_command(
         file.unlink()
     with pytest.raises(GeneratedError, match="flashgen generate"):
         dispatcher.attention(*draw())
+
+
+def test_a_kernel_file_that_lacks_a_module_is_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHGEN_GPU", "nvidia_h200")
+    dispatcher = make_dispatcher(tmp_path, "nvidia_h200", "sm_90", [], [make_default(SPECS[0])])
+    for file in tmp_path.rglob("*.py"):
+        file.write_text("import no_such_module\n")
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        dispatcher.attention(*draw())
+
+
+def test_a_package_that_lacks_a_module_is_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("pkg_of_nothing", "pkg_without_dispatcher"):
+        with pytest.raises(GeneratedError, match=f"package {name} cannot be imported"):
+            registry.dispatcher_of(name)
+        (tmp_path / "pkg_without_dispatcher").mkdir(exist_ok=True)
+    (tmp_path / "pkg_that_lacks").mkdir()
+    (tmp_path / "pkg_that_lacks" / "dispatcher.py").write_text("import no_such_module\n")
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        registry.dispatcher_of("pkg_that_lacks")
+
+
+def negated(x: torch.Tensor) -> torch.Tensor:
+    """The same values, the memory holding their negatives."""
+    view = torch._neg_view(-x)
+    assert torch.equal(view, x)
+    return view
+
+
+def test_a_view_of_negatives_is_what_it_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As torch.complex(a, b).conj().imag is one: kernels read memory, not what torch says of it."""
+    dispatcher = serve(monkeypatch, tmp_path)
+    q, k, v, bias, do = (torch.randn(1, 2, 16, 32) for _ in range(5))
+    bias, slopes, sinks = bias[..., :16], torch.rand(2), torch.randn(2)
+    conjugate = torch.complex(torch.zeros(2, 16, 16), -bias[0]).conj().imag
+    assert conjugate.is_neg()
+    x = q.clone().requires_grad_()
+    o = dispatcher.attention(x, k, v, bias=bias, alibi_slopes=slopes, sinks=sinks)
+    (gradient,) = torch.autograd.grad(o, x, do, retain_graph=True)
+    assert torch.equal(torch.autograd.grad(o, x, negated(do))[0], gradient)
+    for given in (
+        (negated(q), k, v, bias, slopes, sinks), (q, negated(k), negated(v), bias, slopes, sinks),
+        (q, k, v, conjugate, slopes, sinks), (q, k, v, bias, negated(slopes), negated(sinks)),
+    ):  # fmt: skip
+        found = dispatcher.attention(
+            *given[:3], bias=given[3], alibi_slopes=given[4], sinks=given[5]
+        )
+        assert torch.equal(found, o)
+    lengths = torch.full((1,), 9, dtype=torch.int32)
+    o = dispatcher.decode(q[:, :, :1], k, v, lengths=lengths)
+    found = dispatcher.decode(negated(q[:, :, :1]), negated(k), v, lengths=negated(lengths))
+    assert torch.equal(found, o)
 
 
 def test_a_twin_that_does_not_fit_takes_nothing_from_aligned_tensors(

