@@ -293,7 +293,7 @@ def test_versions_that_were_not_tested_are_left_to_triton(
 ) -> None:
     monkeypatch.setattr(triton, "__version__", version)
     kernel = Kernel()
-    start = direct.Direct(kernel, 4, 2)
+    start = direct.Direct(kernel, {"num_warps": 4, "num_stages": 2})
     for _ in range(3):
         start(1, (1, 2.0))
     assert kernel.launched == times
