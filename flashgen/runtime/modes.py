@@ -146,8 +146,8 @@ def autocast_dtype(x: Tensor) -> torch.dtype:
     """
     device = x.device.type
     cast = x.is_floating_point() and x.dtype is not torch.float64
-    if not cast or not torch.is_autocast_enabled(device):
-        return x.dtype
+    if not cast or device == "meta" or not torch.is_autocast_enabled(device):
+        return x.dtype  # meta is no device to torch's autocast, which raises for it
     return torch.get_autocast_dtype(device)
 
 
