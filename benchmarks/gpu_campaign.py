@@ -149,7 +149,8 @@ STEPS = (
         command="python examples/gpt2/train.py --attention eager sdpa flashgen "
         "--json {out}/gpt2.json --plot {out}/gpt2.png",
         smoke="python examples/gpt2/train.py --attention eager sdpa flashgen --device cpu "
-        "--layers 1 --heads 2 --width 32 --length 32 --batch 1 --steps 2 --warm 1 --json {out}/gpt2.json",
+        "--layers 1 --heads 2 --width 32 --length 32 --batch 1 --steps 2 --warm 1 "
+        "--json {out}/gpt2.json",
         share=0.7,
     ),
     Step(
