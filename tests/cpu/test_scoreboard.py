@@ -88,6 +88,13 @@ def test_on_hopper_hmma_reaches_two_thirds_of_the_peak() -> None:
     assert trip(code, H200, num_warps=8) == 2 * 8 * 6
 
 
+def test_closer_products_are_no_reason_to_refuse_and_wait_for_the_pipe() -> None:
+    """ptxas spaces by the fastest product of an architecture: of two with sm_86 one takes twice as long."""
+    code = loop(*[line(HMMA, stall=8)] * 8)
+    for slug, cycles_ in (("nvidia_a10", 16), ("nvidia_geforce_rtx_3090", 32)):
+        assert trip(code, TARGETS[slug], num_warps=8) == 2 * 8 * cycles_
+
+
 def test_tf32_takes_the_pipe_twice_as_long() -> None:
     code = loop(*[line("HMMA.1688.F32.TF32 R4, R4, R8, R4", stall=2)] * 8)
     assert trip(code, num_warps=8) == 2 * 8 * 8
@@ -226,6 +233,10 @@ def test_spills_beyond_l1_take_the_time_of_l2() -> None:
         (
             loop(line(HMMA, stall=9), line("HMMA.16816.F32 R16, R20, R8, R16", stall=9)),
             "ptxas spaces HMMA 9 cycles apart",
+        ),
+        (
+            loop(line(HMMA), before=("USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xe8",)),
+            "its warps have roles, since they hand over registers",
         ),
         (loop(line(HMMA), "BAR.SYNC R1"), "meets at a barrier not named in it"),
         (loop(line(HMMA), "UTMALDG.2D [UR8], [UR6]"), "loads for no barrier that is seen"),
