@@ -85,15 +85,15 @@ MAX_BACKWARD_HEAD_DIM = 256
 """The largest head dim that has gradients: beyond, dK and dV of a tile fill the registers."""
 
 
-def parse_dtype(text: str) -> str:
+def parse_dtype(text: str, *, beside: tuple[str, ...] = ()) -> str:
     """The dtype's full name for `text`, which may also be fp16, bf16 or fp32.
 
-    Raises InvalidArgument for any other text.
+    Raises InvalidArgument for any other text, naming what the caller takes beside these, too.
     """
     try:
         return _DTYPE_NAMES[text]
     except KeyError:
-        known = ", ".join(sorted(SHORT_DTYPE.values()))
+        known = ", ".join(sorted((*SHORT_DTYPE.values(), *beside)))
         raise InvalidArgument(f"dtype must be one of {known}: got {text!r}") from None
 
 

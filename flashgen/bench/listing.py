@@ -21,17 +21,19 @@ def case_lines(case: Case, lines: Iterable[Line]) -> Iterator[str]:
     p = case.problem
     heads = f"{p.heads}" if p.heads == p.kv_heads else f"{p.heads}/{p.kv_heads}"
     yield f"\n{case.direction} {case.spec.name}  batch {p.batch}, heads {heads}, {p.seq_k} keys"
+    lines = list(lines)
+    width = max(28, *(len(line.name) + 2 for line in lines), 0)
     for line in lines:
         floors = "" if line.floors is None else f"{line.floors:.2f} floors"
         if line.timing is None:
-            yield f"  {line.name:28}{line.status:12}{floors:>12}  {line.detail}"
+            yield f"  {line.name:{width}}{line.status:12}{floors:>12}  {line.detail}"
             continue
         t = line.timing
         band = f"({t.low_us:.1f} to {t.high_us:.1f})"
         share = "" if line.share is None else f"{line.share:.0%}"
         wrong = "" if line.status == "ok" else f" {line.status.upper()}"
         figures = f"{t.median_us:10.1f} us  {band:22}{_rate(line):>14}{share:>6}"
-        yield f"  {line.name:28}{figures}{floors:>14}{wrong}  {line.detail}"
+        yield f"  {line.name:{width}}{figures}{floors:>14}{wrong}  {line.detail}"
 
 
 def _rate(line: Line) -> str:
