@@ -580,7 +580,8 @@ def test_what_to_try_is_a_length_that_was_asked(
 ) -> None:
     """Sharing kernels comes last, and changes the entries of other buckets."""
     config = KernelConfig(br=64, bc=32, num_warps=4, num_stages=2)
-    held = Table(gpu=H200).with_entry(made_entry(SPEC, BUCKETS[0]), made_run())
+    held_entry = made_entry(SPEC, BUCKETS[0], tuned_default(SPEC))
+    held = Table(gpu=H200).with_entry(held_entry, made_run())
     save(held, tmp_path / "configs" / "nvidia_h200.yaml")
     monkeypatch.setattr(
         tune, "consolidate", lambda entries, *_, **__: [replace(e, config=config) for e in entries]
