@@ -34,6 +34,9 @@ sys.path.insert(0, str(ROOT))
 
 from flashgen.errors import FlashgenError, NoGpuError
 
+LATE = 4
+"""The exit status of a step whose own time was over: the same command goes on."""
+
 LEAST_S = 20.0
 """A step that would get less is left for the next run."""
 
@@ -122,13 +125,22 @@ STEPS = (
         needs=("tune",),
     ),
     Step(
+        name="freeze",
+        command="python benchmarks/landscape.py freeze --state {out}/landscape "
+        "--out {out}/landscape_estimates.json",
+        smoke="python benchmarks/landscape.py freeze --smoke --state {out}/landscape "
+        "--out {out}/landscape_estimates.json",
+        share=0.3,
+    ),
+    Step(
         name="landscape",
-        command="python -m flashgen tune --gpu --sampler exhaustive --trials 100 --dtype bf16 "
-        "--head-dim 64 --head-dim 128 --no-causal --seq 8192 --time-budget {seconds} "
-        "--out {out}/landscape",
-        smoke="python -m flashgen tune --target nvidia_l4 --head-dim 64 --no-causal --trials 2 "
-        "--jobs 1 --out {out}/landscape",
+        command="python benchmarks/landscape.py measure --state {out}/landscape "
+        "--estimates {out}/landscape_estimates.json --time-budget {seconds} "
+        "--out {out}/landscape_forward.json",
+        smoke="python benchmarks/landscape.py measure --smoke --state {out}/landscape "
+        "--estimates {out}/landscape_estimates.json --out {out}/landscape_forward.json",
         share=0.5,
+        needs=("freeze",),
     ),
     Step(
         name="tune_backward",
@@ -221,7 +233,7 @@ def _ended(child: subprocess.Popen[bytes], limit_s: float) -> str:
 def _status(code: int, *, cut: bool) -> str:
     if cut:
         return "cut off"
-    return "done" if code == 0 else f"failed ({code})"
+    return {0: "done", LATE: "cut off"}.get(code, f"failed ({code})")
 
 
 def gpu_at_hand() -> str:
