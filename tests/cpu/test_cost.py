@@ -11,10 +11,11 @@ import pytest
 from flashgen.compile import CompileFailed, compile_kernel
 from flashgen.config import KernelConfig
 from flashgen.errors import NoEstimate
-from flashgen.estimate import cached_replay, estimate
+from flashgen.estimate import estimate
 from flashgen.gpu import TARGETS, Gpu
 from flashgen.problem import workload
 from flashgen.render import render
+from flashgen.replays import cached_replay
 from flashgen.space import legal_configs
 from flashgen.spec import AttentionSpec
 from tests.makers import make_spec

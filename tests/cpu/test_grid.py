@@ -11,12 +11,13 @@ import torch
 from flashgen import problem as problem_module
 from flashgen.compile import compile_kernel
 from flashgen.errors import NoEstimate
-from flashgen.estimate import cached_replay, estimate
+from flashgen.estimate import estimate
 from flashgen.gpu import TARGETS
 from flashgen.grid import grid
 from flashgen.places import places
 from flashgen.problem import TUNED_WINDOW, Problem, flops, workload
 from flashgen.render import render
+from flashgen.replays import cached_replay
 from tests.makers import make_config, make_spec
 
 H200 = TARGETS["nvidia_h200"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flashgen import cycles, machine, program, scoreboard
+from flashgen import cycles, machine, rows, scoreboard
 from flashgen.errors import NoEstimate, ToolchainError
 from flashgen.gpu import TARGETS, Gpu
 from flashgen.machine import MACHINES
@@ -46,11 +46,11 @@ def test_products_that_add_to_the_same_registers_may_be_further_apart() -> None:
 def test_the_numbers_of_both_files_agree() -> None:
     """They are written out twice: numba's cache sees no change in another file."""
     numbers = {name for name, value in vars(cycles).items() if isinstance(value, int)}
-    both = sorted(name for name in numbers if hasattr(program, name))
+    both = sorted(name for name in numbers if hasattr(rows, name))
     assert len(both) >= 24
-    differing = [name for name in both if getattr(cycles, name) != getattr(program, name)]
+    differing = [name for name in both if getattr(cycles, name) != getattr(rows, name)]
     assert differing == ["NO_BARRIER"]  # 7 in the code; from 6 on there is none
-    assert cycles.NO_BARRIER < program.NO_BARRIER
+    assert cycles.NO_BARRIER < rows.NO_BARRIER
     assert cycles.SUB_PARTITIONS == machine.SUB_PARTITIONS
 
 
@@ -354,7 +354,7 @@ def test_ptxas_spaces_hmma_as_the_pipe_of_its_architecture_is_long(cache: Path) 
     for gpu, spacing in ((A100, 8), (H200, 6)):
         cubin, _ = cubins.own(make_spec(), make_config(32, 64), gpu.arch, cache)
         found = of(cubin, gpu)
-        assert {program.hmma_spacing(body) for body in found.main} == {spacing}
+        assert {rows.hmma_spacing(body) for body in found.main} == {spacing}
         assert found.hmma == spacing
 
 
@@ -373,7 +373,7 @@ def test_warps_with_roles_are_told_apart_and_run_together(equal: Scoreboard) -> 
     assert made.counts.count(False) == 1  # the loading warp's trips are not waited for
     # One family is completed by TMA, the other by the eight warps that multiply.
     assert sorted(made.arrivals) == [0, 8]
-    assert sum(each.amount for each in made.rows if each.kind == program.TMA) == 2 * 128 * 64 * 2
+    assert sum(each.amount for each in made.rows if each.kind == rows.TMA) == 2 * 128 * 64 * 2
 
 
 def test_a_role_with_more_to_do_is_what_the_others_wait_for(equal: Scoreboard) -> None:
