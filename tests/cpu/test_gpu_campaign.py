@@ -141,6 +141,22 @@ def test_where_all_tests_were_skipped_nothing_is_proven(
     assert statuses(tmp_path) == {"correct": status}
 
 
+@pytest.mark.parametrize("ends", [f'print("3 {gpu_campaign.LEFT}: go on")', "raise SystemExit(4)"])
+def test_what_its_own_time_cut_off_goes_on(ends: str, tmp_path: Path) -> None:
+    """A step keeps its budget by itself, and says what is left; its status may be 0."""
+    mark = tmp_path / "mark"
+    code = f'open("{mark}", "a").write("x")\nif len(open("{mark}").read()) < 2: {ends}'
+    file = tmp_path / "step.py"
+    file.write_text(code)
+    one = [Step(name="bench", command=f"python {file}", smoke="", share=0.9)]
+    for status in ("cut off", "done", "done"):
+        campaign(one, tmp_path, 100.0, smoke=False)
+        assert statuses(tmp_path) == {"bench": status}
+    assert mark.read_text() == "xx"
+    bench = (ROOT / "flashgen" / "bench" / "run.py").read_text()
+    assert gpu_campaign.LEFT in bench
+
+
 def test_a_step_without_time_or_what_it_needs_is_left_for_the_next_run(tmp_path: Path) -> None:
     steps = [step("late", "pass", share=0.1), step("then", "pass", needs=("late",))]
     assert campaign(steps, tmp_path, 100.0, smoke=False) == []
