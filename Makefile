@@ -11,6 +11,10 @@ FOR_TUNING := $(VENV)/.installed-tune
 FOR_ALL := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
+# Compiled anew by make check, for their facts. make test compares those of the forward kernels, and
+# make test-all those of all.
+CHECKED := bwd_*_bf16_d64_* bwd_*_bf16_d128_*
+
 # One thread a process: there are as many processes as cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
@@ -26,7 +30,8 @@ help:
 	@echo 'make lint       ruff and mypy'
 	@echo 'make generate   write generated/ from configs/ and templates/'
 	@echo 'make facts      what the compiler makes of the kernels for Hopper; TRITON=3.8.0 for another one'
-	@echo 'make check      say where generated/ does not agree with them'
+	@echo '                FACTS=--check compares them with those that are committed'
+	@echo 'make check      say where generated/ does not agree with them, nor the facts of some kernels'
 
 tune: $(FOR_TUNING)
 	$(BIN)/flashgen tune $(TUNE)
@@ -58,10 +63,11 @@ generate: $(FOR_TUNING)
 
 check: $(FOR_TUNING)
 	$(BIN)/flashgen generate --check
+	$(BIN)/python benchmarks/sass_facts.py --check --jobs $(JOBS) $(CHECKED:%=--kernel '%')
 
 # Another Triton lies in a folder of its own, before the one of the environment.
 facts: $(FOR_TUNING) $(if $(TRITON),$(VENV)/triton-$(TRITON))
-	$(if $(TRITON),PYTHONPATH=$(VENV)/triton-$(TRITON)) $(BIN)/python benchmarks/sass_facts.py
+	$(if $(TRITON),PYTHONPATH=$(VENV)/triton-$(TRITON)) $(BIN)/python benchmarks/sass_facts.py $(FACTS)
 
 $(VENV)/triton-%: | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==$*

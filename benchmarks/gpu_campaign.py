@@ -2,14 +2,16 @@
 
     python benchmarks/gpu_campaign.py --minutes 27 --out campaign
 
-Correctness comes first, for a fast wrong kernel is worth nothing; then what exists is timed beside
-its peers, each step of the ladder too, then tuned, then timed again with the tuned table; then the
-landscape that estimates are held against, and training. A step is a command of its own, killed with
-all it started when its share of the time is over: what it had written stays. campaign.json tells
-what became of each. The same command goes on: steps that are done are left out, those cut off are
-begun again, and tuning and the benchmark go on from what they have.
+Correctness comes first, for a fast wrong kernel is worth nothing; then each step of the ladder,
+then what exists beside its peers, forward, backward and decode; then that is tuned, and timed again
+with the tuned table; then the landscape that estimates are held against, and training. A step is a
+command of its own, killed with all it started when its share of the time is over: what it had
+written stays. campaign.json tells what became of each, and on which GPU. The same command goes on:
+steps that are done are left out, those cut off are begun again, and tuning and the benchmark go on
+from what they have. A folder of another GPU is refused.
 
---smoke walks the steps with tiny sizes on a CPU, and measures nothing.
+--smoke walks the steps with tiny sizes on a CPU, and measures nothing; its folder is no other's.
+Exit codes: 0 all is done, 1 steps are open, 2 usage, 3 no GPU.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -27,6 +30,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from flashgen.errors import FlashgenError, NoGpuError
+
+LATE = 4
+"""The exit status of a step whose own time was over: the same command goes on."""
+
+LEFT = "cases are left, for the time is over"
+"""What flashgen bench says where its --time-budget ended before its cases."""
+
 LEAST_S = 20.0
 """A step that would get less is left for the next run."""
 
@@ -38,7 +51,8 @@ GRACE_S = 10.0
 class Step:
     """A command. share: of the time that is left when it begins; needs: steps that must be done.
 
-    Words {out} and {seconds} stand for the folder and the step's own limit.
+    Words {out} and {seconds} stand for the folder and the step's own limit. proof: what its output
+    must hold (a regular expression) for exit status 0 to count as done; not asked of a smoke run.
     """
 
     name: str
@@ -46,6 +60,7 @@ class Step:
     smoke: str
     share: float
     needs: tuple[str, ...] = ()
+    proof: str = ""
 
 
 BENCH = "python -m flashgen bench"
@@ -58,13 +73,7 @@ STEPS = (
         command="python -m pytest -q -p no:cacheprovider tests/gpu -k 'not fifth_longer'",
         smoke="python -m pytest -q -p no:cacheprovider tests/gpu/test_forward_gpu.py",
         share=0.3,
-    ),
-    Step(
-        name="forward",
-        command=f"{BENCH} --head-dim 128 --head-dim 64 --seq 4096 --seq 16384 --seq 1024 "
-        f"{PEERS} --time-budget {{seconds}} --out {{out}}/forward",
-        smoke=f"{BENCH} --smoke --seq 33 --no-causal {PEERS} --out {{out}}/forward",
-        share=0.2,
+        proof=r"\b[1-9]\d* passed\b",  # pytest exits with 0 where all tests are skipped
     ),
     Step(
         name="ladder_d128",
@@ -79,6 +88,27 @@ STEPS = (
         "--out {out}/ladder_d64",
         smoke=f"{BENCH} --smoke --head-dim 64 --no-causal {LADDER} --out {{out}}/ladder_d64",
         share=0.2,
+    ),
+    Step(
+        name="forward",
+        command=f"{BENCH} --head-dim 128 --head-dim 64 --seq 4096 --seq 16384 --seq 1024 "
+        f"{PEERS} --time-budget {{seconds}} --out {{out}}/forward",
+        smoke=f"{BENCH} --smoke --seq 33 --no-causal {PEERS} --out {{out}}/forward",
+        share=0.2,
+    ),
+    Step(
+        name="backward",
+        command=f"{BENCH} --direction backward --direction both --head-dim 128 --head-dim 64 "
+        "--seq 4096 --seq 16384 --time-budget {seconds} --out {out}/backward",
+        smoke=f"{BENCH} --direction backward --smoke --seq 33 --no-causal --out {{out}}/backward",
+        share=0.25,
+    ),
+    Step(
+        name="decode",
+        command=f"{BENCH} --direction decode --head-dim 128 --batch 1 --batch 64 --seq 4096 "
+        "--seq 32768 --time-budget {seconds} --out {out}/decode",
+        smoke=f"{BENCH} --direction decode --smoke --batch 2 --out {{out}}/decode",
+        share=0.25,
     ),
     Step(
         name="tune",
@@ -98,18 +128,22 @@ STEPS = (
         needs=("tune",),
     ),
     Step(
-        name="backward",
-        command=f"{BENCH} --direction backward --direction both --head-dim 128 --head-dim 64 "
-        "--seq 4096 --seq 16384 --time-budget {seconds} --out {out}/backward",
-        smoke=f"{BENCH} --direction backward --smoke --seq 33 --no-causal --out {{out}}/backward",
-        share=0.25,
+        name="freeze",
+        command="python benchmarks/landscape.py freeze --state {out}/landscape "
+        "--out {out}/landscape_estimates.json",
+        smoke="python benchmarks/landscape.py freeze --smoke --state {out}/landscape "
+        "--out {out}/landscape_estimates.json",
+        share=0.3,
     ),
     Step(
-        name="decode",
-        command=f"{BENCH} --direction decode --head-dim 128 --batch 1 --batch 64 --seq 4096 "
-        "--seq 32768 --time-budget {seconds} --out {out}/decode",
-        smoke=f"{BENCH} --direction decode --smoke --batch 2 --out {{out}}/decode",
-        share=0.25,
+        name="landscape",
+        command="python benchmarks/landscape.py measure --state {out}/landscape "
+        "--estimates {out}/landscape_estimates.json --time-budget {seconds} "
+        "--out {out}/landscape_forward.json",
+        smoke="python benchmarks/landscape.py measure --smoke --state {out}/landscape "
+        "--estimates {out}/landscape_estimates.json --out {out}/landscape_forward.json",
+        share=0.5,
+        needs=("freeze",),
     ),
     Step(
         name="tune_backward",
@@ -118,15 +152,6 @@ STEPS = (
         smoke="python -m flashgen tune --target nvidia_l4 --direction backward_delta "
         "--head-dim 64 --no-causal --trials 1 --jobs 1 --out {out}/tuned",
         share=0.4,
-    ),
-    Step(
-        name="landscape",
-        command="python -m flashgen tune --gpu --sampler exhaustive --trials 100 --dtype bf16 "
-        "--head-dim 64 --head-dim 128 --no-causal --seq 8192 --time-budget {seconds} "
-        "--out {out}/landscape",
-        smoke="python -m flashgen tune --target nvidia_l4 --head-dim 64 --no-causal --trials 2 "
-        "--jobs 1 --out {out}/landscape",
-        share=0.5,
     ),
     Step(
         name="overhead",
@@ -138,14 +163,15 @@ STEPS = (
         name="gpt2",
         command="python examples/gpt2/train.py --attention eager sdpa flashgen "
         "--json {out}/gpt2.json --plot {out}/gpt2.png",
-        smoke="python examples/gpt2/train.py --attention eager sdpa --device cpu --layers 1 "
-        "--heads 2 --width 32 --length 32 --batch 1 --steps 2 --warm 1 --json {out}/gpt2.json",
+        smoke="python examples/gpt2/train.py --attention eager sdpa flashgen --device cpu "
+        "--layers 1 --heads 2 --width 32 --length 32 --batch 1 --steps 2 --warm 1 "
+        "--json {out}/gpt2.json",
         share=0.7,
     ),
     Step(
         name="memory",
         command="python benchmarks/memory.py --out {out}/memory.json",
-        smoke="python benchmarks/memory.py --help",
+        smoke="python benchmarks/memory.py --smoke --out {out}/memory.json",
         share=0.9,
     ),
 )
@@ -172,8 +198,9 @@ def run_step(step: Step, out: Path, limit_s: float, *, smoke: bool) -> Done:
     command = shlex.split(line)
     command[0] = sys.executable
     began = time.monotonic()
-    with (out / f"{step.name}.log").open("a") as log:
+    with (out / f"{step.name}.log").open("a+") as log:
         print(f"$ {line}", file=log, flush=True)
+        start = log.tell()
         child = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -182,8 +209,18 @@ def run_step(step: Step, out: Path, limit_s: float, *, smoke: bool) -> Done:
             start_new_session=True,
         )
         status = _ended(child, limit_s)
+        log.seek(start)
+        if status == "done":
+            status = _read(log.read(), step.proof if not smoke else "")
     seconds = round(time.monotonic() - began, 1)
     return Done(name=step.name, status=status, seconds=seconds, command=line)
+
+
+def _read(said: str, proof: str) -> str:
+    """What a step's own words make of its exit status 0."""
+    if not re.search(proof, said):
+        return "failed (nothing was run)"
+    return "cut off" if LEFT in said else "done"
 
 
 def _ended(child: subprocess.Popen[bytes], limit_s: float) -> str:
@@ -206,15 +243,73 @@ def _ended(child: subprocess.Popen[bytes], limit_s: float) -> str:
 def _status(code: int, *, cut: bool) -> str:
     if cut:
         return "cut off"
-    return "done" if code == 0 else f"failed ({code})"
+    return {0: "done", LATE: "cut off"}.get(code, f"failed ({code})")
 
 
-def campaign(steps: Sequence[Step], out: Path, seconds: float, *, smoke: bool) -> list[Done]:
-    """Run what is not done yet, in order, as long as there is time; what became of all so far."""
+def gpu_at_hand() -> str:
+    """The slug of the first GPU, asked of a process of its own: this one must not lie on it.
+
+    Raises NoGpuError where torch sees none, FlashgenError where it cannot be used.
+    """
+    code = "from flashgen.launch import device_gpu; print(device_gpu().slug)"
+    asked = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if asked.returncode == 0:
+        return asked.stdout.split()[-1]
+    kind, _, why = asked.stderr.strip().rpartition("\n")[2].partition(": ")
+    if kind.endswith("NoGpuError"):
+        raise NoGpuError("a campaign needs a GPU, and torch sees none here: --smoke walks it")
+    raise FlashgenError(f"the GPU of this machine cannot be used: {kind}: {why}")
+
+
+class Record:
+    """campaign.json of a folder: smoke or not, the GPU, and what became of each step.
+
+    Raises FlashgenError where the folder's is of the other kind, of another GPU, or damaged.
+    """
+
+    def __init__(self, out: Path, *, smoke: bool, gpu: str | None) -> None:
+        self._path = out / "campaign.json"
+        self._kind = {"smoke": smoke, "gpu": gpu}
+        self.steps: dict[str, Done] = {}
+        if not self._path.exists():
+            return
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+            kind = {name: found[name] for name in self._kind}
+            self.steps = {each["name"]: Done(**each) for each in found["steps"]}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise FlashgenError(
+                f"{self._path} is no record of a campaign ({error!r}): name another --out"
+            ) from error
+        if kind != self._kind:
+            raise FlashgenError(
+                f"{self._path} is of {_said(**kind)}, this is {_said(**self._kind)}: "
+                "name another --out, or delete it"
+            )
+
+    def add(self, done: Done) -> None:
+        """Write down what became of a step."""
+        self.steps[done.name] = done
+        record = self._kind | {"steps": [asdict(each) for each in self.steps.values()]}
+        self._path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def _said(*, smoke: bool, gpu: str | None) -> str:
+    return "a smoke run" if smoke else f"a run on {gpu}"
+
+
+def campaign(
+    steps: Sequence[Step], out: Path, seconds: float, *, smoke: bool, gpu: str | None = None
+) -> list[Done]:
+    """Run what is not done yet, in order, as long as there is time; what became of all so far.
+
+    gpu: the slug of the one that is measured, None in a smoke run. Raises what Record raises.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    file, end = out / "campaign.json", time.monotonic() + seconds
-    record = json.loads(file.read_text()) if file.exists() else []
-    found = {each["name"]: Done(**each) for each in record}
+    record, end = Record(out, smoke=smoke, gpu=gpu), time.monotonic() + seconds
+    found = record.steps
     for step in steps:
         if step.name in found and found[step.name].status == "done":
             continue
@@ -225,9 +320,9 @@ def campaign(steps: Sequence[Step], out: Path, seconds: float, *, smoke: bool) -
         if limit_s < LEAST_S:
             continue
         print(f"{step.name}: up to {limit_s:.0f} s of {left:.0f} s left", flush=True)
-        found[step.name] = done = run_step(step, out, limit_s, smoke=smoke)
+        done = run_step(step, out, limit_s, smoke=smoke)
         print(f"{step.name}: {done.status}, {done.seconds:.0f} s", flush=True)
-        file.write_text(json.dumps([asdict(each) for each in found.values()], indent=1) + "\n")
+        record.add(done)
     return list(found.values())
 
 
@@ -242,7 +337,13 @@ def main(arguments: Sequence[str]) -> int:
     if not asked.minutes > 0:
         parser.error("--minutes must be more than 0")
     steps = [step for step in STEPS if not asked.step or step.name in asked.step]
-    done = campaign(steps, asked.out.resolve(), 60 * asked.minutes, smoke=asked.smoke)
+    try:
+        gpu = None if asked.smoke else gpu_at_hand()
+        seconds = 60 * asked.minutes
+        done = campaign(steps, asked.out.resolve(), seconds, smoke=asked.smoke, gpu=gpu)
+    except FlashgenError as error:
+        print(error, file=sys.stderr)
+        return 3 if isinstance(error, NoGpuError) else 2
     finished = {each.name for each in done if each.status == "done"}
     rest = [step.name for step in steps if step.name not in finished]
     print(f"done: {', '.join(sorted(finished)) or 'nothing'}; open: {', '.join(rest) or 'nothing'}")

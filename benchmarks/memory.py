@@ -1,6 +1,6 @@
 """Peak memory of one attention layer, forward and backward, by sequence length, on a GPU.
 
-    python benchmarks/memory.py [--dtype bf16] [--head-dim 64] [--heads 16] [--out FILE]
+    python benchmarks/memory.py [--dtype bf16] [--head-dim 64] [--heads 16] [--out FILE] [--smoke]
 
 Beside flashgen: standard attention, which keeps S and P, and torch SDPA. A figure is what torch
 allocated at most during a forward and a backward (the allocator's own peak), less Q, K, V and dO,
@@ -8,6 +8,7 @@ which were there before: O, LSE, the gradients, and whatever is in between. It d
 how busy the GPU is. Where a length does not fit, "out of memory" stands for the figure.
 
 Memory is linear in the length where the bytes of each token, the last column, stay the same.
+--smoke walks the same passes with tiny sizes on a CPU, where nobody counts memory: no figure.
 Exit codes: 0 done, 3 no GPU.
 """
 
@@ -34,20 +35,24 @@ from flashgen.spec import parse_dtype
 from generated.dispatcher import attention
 
 LENGTHS = tuple(1 << power for power in range(10, 17))  # 1k to 64k
+SMOKE_LENGTHS = (16, 33)
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """One figure; peak_bytes is None where the GPU had too little."""
+    """One figure; peak_bytes is None where the GPU had too little, and where nobody counted."""
 
     contender: str
     seq: int
     peak_bytes: int | None
+    counted: bool = True
 
     def row(self) -> str:
         """The line that is printed."""
+        if not self.counted:
+            return f"{self.contender:10}{self.seq:8}   ran on a CPU, not counted"
         if self.peak_bytes is None:
             return f"{self.contender:10}{self.seq:8}   out of memory"
         mebibytes, each = self.peak_bytes / 2**20, self.peak_bytes / self.seq
@@ -73,8 +78,12 @@ def measure(contender: str, seq: int, options: argparse.Namespace) -> Peak:
     """The peak of the second of two passes: the first compiles and loads kernels."""
     shape = (1, options.heads, seq, options.head_dim)
     dtype = getattr(torch, parse_dtype(options.dtype))
-    q, k, v = (torch.randn(shape, dtype=dtype, device="cuda").requires_grad_() for _ in range(3))
-    do = torch.randn(shape, dtype=dtype, device="cuda")
+    device = "cpu" if options.smoke else "cuda"
+    q, k, v = (torch.randn(shape, dtype=dtype, device=device).requires_grad_() for _ in range(3))
+    do = torch.randn(shape, dtype=dtype, device=device)
+    if options.smoke:
+        CONTENDERS[contender](q, k, v).backward(do)
+        return Peak(contender=contender, seq=seq, peak_bytes=None, counted=False)
     try:
         for _ in range(2):
             for x in (q, k, v):
@@ -102,8 +111,11 @@ def main() -> int:
     parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--seq", type=int, nargs="+", default=LENGTHS, help="lengths")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes on a CPU, no figures")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
+    if options.smoke:
+        options.heads, options.seq = 1, SMOKE_LENGTHS
+    elif not torch.cuda.is_available():
         print("benchmarks/memory.py needs a GPU: torch sees none here", file=sys.stderr)
         return 3
     if options.out:
@@ -125,7 +137,8 @@ def write(peaks: list[Peak], options: argparse.Namespace) -> None:
 
     record = {
         "benchmark": "memory", "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "gpu": torch.cuda.get_device_name(), "flashgen": flashgen.__version__,
+        "gpu": None if options.smoke else torch.cuda.get_device_name(),
+        "flashgen": flashgen.__version__,
         "torch": torch.__version__, "triton": triton.__version__, "batch": 1,
         "heads": options.heads, "head_dim": options.head_dim, "dtype": options.dtype,
         "causal": True, "peaks": [asdict(peak) for peak in peaks],

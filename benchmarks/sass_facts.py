@@ -2,7 +2,9 @@
 
     python benchmarks/sass_facts.py            write this Triton's part of results/sass_facts.md
     python benchmarks/sass_facts.py --check    fail, and say where, if that part says otherwise
+        --kernel 'bwd_*_bf16_d64_*'            compare the lines of these kernels alone, as CI does
     make facts TRITON=3.8.0                    write that of another Triton
+    make facts TRITON=3.8.0 FACTS=--check      or compare it
 
 Compilers change: a new ptxas may undo a schedule, or spill, and no test of results would notice.
 Every kernel of the tables of H100 and H200 is compiled for sm_90, and some of schedule hopper, of
@@ -32,6 +34,7 @@ import re
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import get_args
 
@@ -179,34 +182,56 @@ def merged(text: str, new: str) -> str:
     return "\n".join([HEAD, *(parts[name] for name in sorted(parts, key=_version))])
 
 
-def differences(text: str, new: str) -> list[str]:
-    """The lines that the file holds otherwise than `new`, and those of `new`."""
+def differences(text: str, new: str, patterns: Sequence[str] = ()) -> list[str]:
+    """The lines that the file holds otherwise than `new`, and those of `new`. patterns: of the
+    kernels that are compared, none meaning the whole part.
+    """
     (version,) = sections_of(new)
     old = sections_of(text).get(version, "")
-    return list(
-        difflib.unified_diff(
-            old.splitlines(), new.splitlines(), "held", "compiled now", n=0, lineterm=""
-        )
-    )
+    held, now = (_lines(part, patterns) for part in (old, new))
+    return list(difflib.unified_diff(held, now, "held", "compiled now", n=0, lineterm=""))
+
+
+def _lines(part: str, patterns: Sequence[str]) -> list[str]:
+    lines = part.splitlines()
+    if not patterns:
+        return lines
+    return [
+        each for each in lines if each.startswith("| `") and _is_of(each.split("`")[1], patterns)
+    ]
+
+
+def _is_of(name: str, patterns: Sequence[str]) -> bool:
+    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Compile, then write or compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail if facts differ")
+    parser.add_argument("--kernel", action="append", default=[], metavar="GLOB", help="these alone")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=RESULT)
     asked = parser.parse_args(arguments)
     if asked.jobs < 1:
         parser.error("--jobs must be at least 1")
+    if asked.kernel and not asked.check:
+        parser.error("--kernel goes with --check: the file holds all kernels")
+    pairs, hopper = (
+        [pair for pair in every if _is_of(render(*pair).name, asked.kernel)]
+        for every in (shipped(), of_hopper())
+    )
+    if not (pairs or hopper):
+        parser.error(f"no kernel of the table is called {' or '.join(asked.kernel)}")
     held = asked.out.read_text() if asked.out.exists() else ""
-    new = section(shipped(), of_hopper(), asked.jobs)
+    new = section(pairs, hopper, asked.jobs)
     if not asked.check:
         write_text(asked.out, merged(held, new))
         print(f"Written: {asked.out}, the part of Triton {triton.__version__}")
         return 0
-    found = differences(held, new)
-    print("\n".join(found) or f"{asked.out} says what Triton {triton.__version__} makes of them")
+    found = differences(held, new, asked.kernel)
+    said = f"{asked.out} says what Triton {triton.__version__} makes of {len(pairs)} kernels"
+    print("\n".join(found) or said)
     return bool(found)
 
 

@@ -11,20 +11,14 @@ from pathlib import Path
 from flashgen.compile import Compiled, CompileFailed, compile_kernel
 from flashgen.config import BY_KEYS, KernelConfig
 from flashgen.errors import NoEstimate, ToolchainError
-from flashgen.estimate import (
-    LAUNCH_US,
-    Replay,
-    cached_replay,
-    estimate,
-    estimate_streaming,
-    streams,
-)
+from flashgen.estimate import LAUNCH_US, estimate, estimate_streaming
 from flashgen.gpu import Gpu
 from flashgen.grid import bytes_moved
 from flashgen.machine import machine_of
 from flashgen.outcome import Timing
 from flashgen.problem import Problem
 from flashgen.render import render
+from flashgen.replays import Replay, cached_replay, streams
 from flashgen.residency import resident_blocks
 from flashgen.scoreboard import Usage
 from flashgen.spec import AttentionSpec

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from flashgen import gradients, interpreter, reference
+from flashgen import gradients, interpreter, nasty, reference
 from flashgen.asked import check_scale
 from flashgen.block_mask import BLOCK
 from flashgen.check_decode import DecodeCase, decoding_cases, run_decoding
@@ -21,9 +21,10 @@ from flashgen.config import KernelConfig
 from flashgen.errors import ToolchainError
 from flashgen.launch import Kernel, launch, load_kernel, order_limits
 from flashgen.launch_backward import Backward, bind_backward, bind_delta
+from flashgen.nasty import Case
 from flashgen.outcome import CheckResult
 from flashgen.problem import Problem
-from flashgen.reference import Case, Verdict
+from flashgen.reference import Verdict
 from flashgen.render import Rendered
 from flashgen.spec import DECODING, AttentionSpec
 
@@ -206,8 +207,8 @@ def run_case(
 def _run_forward(
     kernel: Kernel, spec: AttentionSpec, config: KernelConfig, case: Case, seed: int, device: str
 ) -> Verdict:
-    q, k, v = reference.make_inputs(spec, case, seed, device)
-    features = reference.make_features(spec, case, seed, device)
+    q, k, v = nasty.make_inputs(spec, case, seed, device)
+    features = nasty.make_features(spec, case, seed, device)
     scale, diagonal = check_scale(None, spec.head_dim), case.diagonal(spec)
     keys, values, given = in_pages(k, v, features, case, seed) if spec.paged else (k, v, features)
     with _poisoned_outputs():

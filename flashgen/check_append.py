@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flashgen import decoding, reference
+from flashgen import decoding, nasty, reference
 from flashgen.config import KernelConfig
 from flashgen.decoding import Cache
 from flashgen.launch import Kernel
@@ -35,8 +35,8 @@ def run_append(
     cache = replace(cache, k=_without_nan(cache.k), v=_without_nan(cache.v))
 
     def drawn(dim: int) -> Tensor:
-        x = reference.draw((batch, heads, new_keys, dim), "bshd", generator)
-        return reference.moved(x, dtype, device)
+        x = nasty.draw((batch, heads, new_keys, dim), "bshd", generator)
+        return nasty.moved(x, dtype, device)
 
     k, v = drawn(spec.head_dim), drawn(spec.head_dim_v)
     rotation = None

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgen import decoding, reference
+from flashgen import decoding, nasty, reference
 from flashgen.asked import check_scale
 from flashgen.check_append import run_append
 from flashgen.config import KernelConfig
@@ -21,8 +21,9 @@ from flashgen.decoding import Cache
 from flashgen.features import Features
 from flashgen.launch import Kernel
 from flashgen.launch_decode import Decode, Parts, bind_combine, bind_decode
+from flashgen.nasty import Case
 from flashgen.problem import Problem
-from flashgen.reference import Case, Verdict
+from flashgen.reference import Verdict
 from flashgen.spec import AttentionSpec
 
 SPARE_PAGES = 3
@@ -34,7 +35,7 @@ class DecodeCase:
     """One comparison: lengths of the sequences, in a cache with room for `capacity` keys each.
 
     splits: of the keys; of combine, the parts; of append, the new keys. page_size: of a paged
-    cache. layout: how Q and the cache lie in memory, as reference.draw has it. shared: all
+    cache. layout: how Q and the cache lie in memory, as nasty.draw has it. shared: all
     sequences begin with the same page.
     """
 
@@ -177,8 +178,8 @@ def make_call(
     lengths = torch.tensor(case.lengths, dtype=torch.int32)
 
     def drawn(outer: int, heads: int, size: int, dim: int) -> Tensor:
-        x = reference.draw((outer, heads, size, dim), case.layout, generator)
-        return reference.moved(x, dtype, "cpu")
+        x = nasty.draw((outer, heads, size, dim), case.layout, generator)
+        return nasty.moved(x, dtype, "cpu")
 
     q = drawn(batch, case.kv_heads * case.group, case.seq_q, spec.head_dim)
     table = None
@@ -206,8 +207,8 @@ def make_call(
     fields = {name: getattr(cache, name) for name in Cache.__dataclass_fields__}
     here: dict[str, Any] = {n: x if x is None else x.to(device) for n, x in fields.items()}
     for name in ("k", "v"):
-        here[name] = reference.moved(fields[name], fields[name].dtype, device)
-    return reference.moved(q, dtype, device), Cache(**here)
+        here[name] = nasty.moved(fields[name], fields[name].dtype, device)
+    return nasty.moved(q, dtype, device), Cache(**here)
 
 
 def _quantized(cache: Cache, spec: AttentionSpec, generator: torch.Generator) -> Cache:
@@ -239,7 +240,7 @@ def _quantized(cache: Cache, spec: AttentionSpec, generator: torch.Generator) ->
 def make_features(
     spec: AttentionSpec, case: DecodeCase, cache: Cache, seed: int, device: torch.device | str
 ) -> Features:
-    """The features of a spec, as reference.make_features draws them for a cache that is full; of a
+    """The features of a spec, as nasty.make_features draws them for a cache that is full; of a
     bias of its own each sequence has NaN where it has no key.
     """
     heads = case.kv_heads * case.group
@@ -248,7 +249,7 @@ def make_features(
         seq_k=cache.capacity,
     )  # fmt: skip
     drawn = Case(problem=problem, layout=case.layout)
-    features = reference.make_features(spec, drawn, seed, device)
+    features = nasty.make_features(spec, drawn, seed, device)
     bias, own = features.bias, (problem.batch, cache.capacity)
     if spec.bias == "additive" and bias is not None and bias.shape[::3] == own:
         for number, (first, end) in enumerate(decoding.held(cache)):
@@ -283,8 +284,8 @@ def _run_combine(
     lse[:, 0, 0, 0] = float("-inf")  # a row that no part saw a key of
     o[lse.isinf()] = float("nan")
     exact_o, exact_lse = decoding.merge(o.double(), lse.double())
-    q = reference.draw((*rows, spec.head_dim_v), "bshd", generator)
-    q = reference.moved(q, getattr(torch, spec.dtype), device)
+    q = nasty.draw((*rows, spec.head_dim_v), "bshd", generator)
+    q = nasty.moved(q, getattr(torch, spec.dtype), device)
     parts = Parts(o=o.to(device), lse=lse.to(device))
     found, found_lse = bind_combine(kernel, spec, config)(parts, q)
     found, found_lse = found.cpu(), found_lse.cpu()

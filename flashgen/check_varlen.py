@@ -12,8 +12,8 @@ from torch import Tensor
 
 from flashgen.config import KernelConfig
 from flashgen.features import Features
+from flashgen.nasty import Case
 from flashgen.problem import Problem
-from flashgen.reference import Case
 from flashgen.sequences import Sequences, from_bounds
 
 SPARE_PAGES = 3

@@ -20,21 +20,9 @@ ALU, FMA, EXP2, MATRIX, SHARED, UNIFORM, CONTROL, HALF = range(8)
 """Pipes. CONTROL stands for what occupies none."""
 
 (
-    PLAIN,
-    BARRIER,
-    BARRIER_ARRIVE,
-    COMMIT,
-    WAIT_COPIES,
-    WARPGROUP_ARRIVE,
-    WAIT_WGMMA,
-    COPY,
-    LOAD,
-    WGMMA,
-    EXPECT,
-    TMA,
-    AWAIT,
-    ARRIVE,
-) = range(14)
+    PLAIN, BARRIER, BARRIER_ARRIVE, COMMIT, WAIT_COPIES, WARPGROUP_ARRIVE, WAIT_WGMMA, COPY, LOAD,
+    WGMMA, EXPECT, TMA, AWAIT, ARRIVE,
+) = range(14)  # fmt: skip
 """What an instruction does beyond occupying its pipe."""
 
 SUB_PARTITIONS = 4

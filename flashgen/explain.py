@@ -66,7 +66,7 @@ def _served(asked: Question, found: Ladder, package: Package, entry: Entry | Non
     if timing and entry is not None:
         ran = entry.result.problem
         timing += f" at batch {ran.batch}, heads {ran.heads}, seq {ran.seq_k} on {first.slug}"
-    lies = f"from {package.folder / 'table.py'}"
+    lies = f"from {package.folder / ('defaults.py' if first.rung == 'default' else 'table.py')}"
     if first.rung == "rendered":
         lies = "its text is written to the user's cache by the first call"
     elif package.is_stale(choice):

@@ -186,6 +186,16 @@ def roles(listing: Listing, main: Sequence[Body]) -> tuple[Role, ...]:
     return tuple(_role(listing, group) for group in _reaching(listing, every))
 
 
+def hidden_roles(listing: Listing) -> bool:
+    """Whether warps have roles that `roles` does not see: registers are handed over (setmaxnreg),
+    which nothing else needs, and there is no jump table.
+
+    With three roles ptxas may branch to each by comparisons (schedule auto, sm_90, head dim 128).
+    """
+    bases = {i.base for i in listing.instructions}
+    return "USETMAXREG" in bases and "BRX" not in bases
+
+
 def _reaching(listing: Listing, bodies: Sequence[Body]) -> list[list[Body]]:
     """The loops in groups, within which one is reached from another."""
     blocks = _blocks(listing.instructions)

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashgen import reference
+from flashgen import nasty, reference
 from flashgen.asked import check_scale
 from flashgen.features import Features
-from flashgen.reference import Case, Verdict
+from flashgen.nasty import Case
+from flashgen.reference import Verdict
 from flashgen.spec import AttentionSpec, Direction
 
 OUTPUTS: dict[str, tuple[str, ...]] = {
@@ -71,22 +72,22 @@ class Inputs:
 
 def make_inputs(spec: AttentionSpec, case: Case, seed: int, device: torch.device | str) -> Inputs:
     """Random inputs for a case, dO in another layout than Q; the same for the same seed."""
-    q, k, v = reference.make_inputs(spec, case, seed, device)
+    q, k, v = nasty.make_inputs(spec, case, seed, device)
     generator = torch.Generator().manual_seed(seed + 2)
     problem = case.problem
     rows = (problem.batch, problem.heads, problem.seq_q)
     layout = "sliced" if case.layout == "bhsd" else "bhsd"
-    do = reference.draw((*rows, spec.head_dim_v), layout, generator)
+    do = nasty.draw((*rows, spec.head_dim_v), layout, generator)
     dlse = torch.randn(rows, generator=generator)
     return Inputs(
         q=q,
         k=k,
         v=v,
-        do=reference.moved(do, q.dtype, device),
+        do=nasty.moved(do, q.dtype, device),
         dlse=dlse.to(device),
         scale=check_scale(None, spec.head_dim),
         diagonal=case.diagonal(spec),
-        features=reference.make_features(spec, case, seed, device),
+        features=nasty.make_features(spec, case, seed, device),
         precision=spec.precision,
     )
 

@@ -2,8 +2,9 @@
 
 Three kinds of file, each gzipped or not:
 
-  - A log of flashgen (.jsonl): a landscape for each spec and problem, and for each GPU, Triton,
-    protocol and source. What was compiled and never timed is no point of it.
+  - A log of flashgen (.jsonl), or what benchmarks/landscape.py wrote (.json): a landscape for each
+    spec and problem, and for each GPU, Triton, protocol and source. What was compiled and
+    never timed is no point of it.
   - A cache of Kernel Tuner, finished or not (.json).
   - T4, the results format of the auto-tuning community, which its hub of brute-forced spaces keeps
     (.json). `dump` writes it.
@@ -93,6 +94,8 @@ def read(path: Path, notice: Callable[[str], None] = lambda _: None) -> list[Lan
         raise FlashgenError(f"{path} cannot be read: {error.strerror or error}") from None
     except (EOFError, zlib.error, ValueError) as error:
         raise FlashgenError(f"{path} must be JSON, gzipped or not: {error}") from None
+    if isinstance(record, dict) and "outcomes" in record:
+        return _some(from_outcomes(outcomes_of(path, notice)), path)
     try:
         return [_from_json(record, path.name.split(".")[0])]
     except FlashgenError as error:

@@ -109,14 +109,12 @@ def toolchain_error(error: BaseException) -> ToolchainError | None:
     )
 
 
-def device_gpu(index: int = 0) -> Gpu:
-    """The Gpu of a CUDA or ROCm device. Raises NoGpuError where there is none, and
-    ToolchainError without a C compiler.
+def device_gpu(index: int = 0, *, instead: str = "flashgen tune --target nvidia_h200") -> Gpu:
+    """The Gpu of a CUDA or ROCm device. Raises NoGpuError where there is none, which names the
+    command that does without, `instead`, and ToolchainError without a C compiler.
     """
     if not torch.cuda.is_available():
-        raise NoGpuError(
-            "torch sees no GPU here; without one, type: flashgen tune --target nvidia_h200"
-        )
+        raise NoGpuError(f"torch sees no GPU here; without one, type: {instead}")
     from triton.runtime import driver
 
     try:

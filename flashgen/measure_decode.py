@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from flashgen.asked import check_scale
 from flashgen.config import KernelConfig
 from flashgen.errors import InvalidArgument
-from flashgen.measure import PAGE_SIZE as PAGE_SIZE
-from flashgen.measure import make_features, make_inputs
+from flashgen.inputs import PAGE_SIZE as PAGE_SIZE
+from flashgen.inputs import make_features, make_inputs
 from flashgen.problem import Problem
 from flashgen.render import render
 from flashgen.space import tuned_default

@@ -1,4 +1,6 @@
-"""The outcomes of a log, for whoever looks back at a search: read, never written, never locked."""
+"""The outcomes of a log, or of a landscape, for whoever looks back at a search: read, never
+written, never locked.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from flashgen.outcome import Outcome
 
 
 def outcomes_of(path: Path, notice: Callable[[str], None]) -> list[Outcome]:
-    """All outcomes of a log in their order, of whatever GPU, Triton and protocol.
+    """All outcomes of a log in their order, of whatever GPU, Triton and protocol; those of a file
+    of benchmarks/landscape.py (.json) too.
 
     A last record that a kill has torn, or that a tuner is just writing, is left out with one
     notice. Raises InvalidArgument where there is no such file, FlashgenError where it cannot be
@@ -25,6 +28,8 @@ def outcomes_of(path: Path, notice: Callable[[str], None]) -> list[Outcome]:
         ) from None
     except OSError as error:
         raise FlashgenError(f"{path} cannot be read: {error.strerror}") from None
+    if path.suffix == ".json":
+        return _of_landscape(content, path)
     whole = content.rfind(b"\n") + 1
     found = [_parsed(line, path, n) for n, line in enumerate(content[:whole].splitlines(), 1)]
     if whole < len(content):
@@ -39,4 +44,14 @@ def _parsed(line: bytes, path: Path, number: int) -> Outcome:
         raise FlashgenError(
             f"{path}, line {number}: this is no record of an outcome ({error}); "
             f"name a log that flashgen tune wrote, or delete the line"
+        ) from None
+
+
+def _of_landscape(content: bytes, path: Path) -> list[Outcome]:
+    try:
+        return [Outcome.from_json(record) for record in json.loads(content)["outcomes"]]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise FlashgenError(
+            f"{path} is no file of outcomes ({type(error).__name__}: {error}): name one that "
+            "benchmarks/landscape.py wrote, or a log of flashgen tune"
         ) from None

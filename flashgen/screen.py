@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+from rich.text import Text
 
 from flashgen.search.goal import Progress
 
 SPEED_PERIOD_S = 600.0
 """Of the estimate of the time left: searches differ, and a shorter one would jump with each."""
+
+
+class _Bar(Bar):
+    """Two lines: what is under way and its best, then the bar and its times. In one line of 80
+    columns they do not fit, and what does not fit is lost.
+    """
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The lines, anew at each refresh."""
+        for task in self.tasks:
+            yield Text(f"{task.description} {task.fields['stage']}".rstrip(), overflow="fold")
+        yield self.make_tasks_table(self.tasks)
 
 
 class Screen:
@@ -23,10 +37,8 @@ class Screen:
         self._total = total
         self._number = 0
         self._begun = time.monotonic()
-        self._bar = Bar(
-            TextColumn("{task.description}", markup=False),
+        self._bar = _Bar(
             BarColumn(),
-            TextColumn("{task.fields[stage]}", markup=False),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),

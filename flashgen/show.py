@@ -6,12 +6,14 @@ import importlib
 import importlib.util
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table as Grid
+from rich.text import Text
 
 from flashgen.choice import Choice
 from flashgen.entry import Entry, Result
@@ -46,41 +48,87 @@ def wrapped(line: str) -> str:
     return "\n".join(folded)
 
 
-def entries_grid(entries: Iterable[Entry], stale: Collection[Entry] = ()) -> Grid:
-    """Entries, one a row. Times are microseconds at the length "at", 16384 tokens in all.
+@dataclass(frozen=True, kw_only=True)
+class EntriesGrid:
+    """Entries as a terminal shows them: a row each where rows fit, else two lines each, and no word
+    of them is lost. Times are microseconds at the length "at", 16384 tokens in all.
 
     "estimated" and "stale" stand where they hold; p and regret, of entry.Result, where any entry
     has one.
     """
-    entries = list(entries)
-    more: dict[str, Callable[[Result], str]] = {}
-    if any(entry.result.p_value is not None for entry in entries):
-        more["p"] = lambda result: "-" if result.p_value is None else f"{result.p_value:.1g}"
-    if any(entry.result.regret for entry in entries):
-        more["regret"] = lambda result: f"{result.regret:.1%}" if result.regret else "-"
-    grid = Grid(box=None, pad_edge=False, header_style="bold")
-    for name in ("spec", "seq_k", "at"):
-        grid.add_column(name, no_wrap=True)
-    grid.add_column("config", overflow="fold")  # to be copied whole, on a narrow terminal too
-    grid.add_column("from")
-    for name in ("us", "TFLOP/s", "x default", "floors", *more):
-        grid.add_column(name, justify="right", no_wrap=True)
-    for entry in entries:
-        result = entry.result
-        origin = result.source + (", stale" if entry in stale else "")
-        grid.add_row(
-            entry.spec.name,
-            str(entry.bucket),
-            str(result.problem.seq_k),
-            entry.config.label,
-            origin,
-            _number(result.median_us, 1),
-            _number(result.tflops, 0),
-            _number(result.speedup, 2),
-            _number(result.max_abs_err_floors, 2),
-            *(cell(result) for cell in more.values()),
-        )
-    return grid
+
+    entries: tuple[Entry, ...]
+    stale: Collection[Entry] = ()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        grid = self._rows()
+        if Measurement.get(console, options.update(width=10_000), grid).maximum <= (
+            options.max_width
+        ):
+            yield grid
+        else:
+            yield from self._pairs()
+
+    def _rows(self) -> Grid:
+        grid = Grid(box=None, pad_edge=False, header_style="bold")
+        for name in ("spec", "seq_k", "at", "config", "from"):
+            grid.add_column(name, no_wrap=True)  # where there is no room, _pairs() is printed
+        figures = self._figures()
+        for name in figures:
+            grid.add_column(name, justify="right", no_wrap=True)
+        for entry in self.entries:
+            spec, config = entry.spec.name, entry.config.label
+            origin = entry.result.source + (", stale" if entry in self.stale else "")
+            cells = (cell(entry.result) for cell in figures.values())
+            grid.add_row(spec, *self._where(entry), config, origin, *cells)
+        return grid
+
+    def _pairs(self) -> Iterator[Text]:
+        """Spec and config, to be copied; below them the rest, in columns that 80 have room for."""
+        figures = self._figures()
+        heads = ("seq_k", "at", "from", *figures)
+        rows = [
+            (*self._where(e), e.result.source, *(cell(e.result) for cell in figures.values()))
+            for e in self.entries
+        ]
+        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+
+        def line(cells: Sequence[str]) -> str:
+            named, numbers = 3, zip(cells, widths, strict=True)
+            padded = [
+                cell.ljust(width) if n < named else cell.rjust(width)
+                for n, (cell, width) in enumerate(numbers)
+            ]
+            return "  " + " ".join(padded)
+
+        yield Text(f"spec  config\n{line(heads)}", style="bold")
+        for entry, row in zip(self.entries, rows, strict=True):
+            stale = "  (stale)" if entry in self.stale else ""
+            yield Text(f"{entry.spec.name}  {entry.config.label}{stale}", overflow="fold")
+            yield Text(line(row), overflow="fold")
+
+    @staticmethod
+    def _where(entry: Entry) -> tuple[str, str]:
+        return str(entry.bucket), str(entry.result.problem.seq_k)
+
+    def _figures(self) -> dict[str, Callable[[Result], str]]:
+        """The columns of figures, and what each says of a result."""
+        figures: dict[str, Callable[[Result], str]] = {
+            "us": lambda result: _number(result.median_us, 1),
+            "TFLOP/s": lambda result: _number(result.tflops, 0),
+            "x default": lambda result: _number(result.speedup, 2),
+            "floors": lambda result: _number(result.max_abs_err_floors, 2),
+        }
+        if any(entry.result.p_value is not None for entry in self.entries):
+            figures["p"] = lambda r: "-" if r.p_value is None else f"{r.p_value:.1g}"
+        if any(entry.result.regret for entry in self.entries):
+            figures["regret"] = lambda r: f"{r.regret:.1%}" if r.regret else "-"
+        return figures
+
+
+def entries_grid(entries: Iterable[Entry], stale: Collection[Entry] = ()) -> EntriesGrid:
+    """Entries, to be printed on a rich console of any width."""
+    return EntriesGrid(entries=tuple(entries), stale=stale)
 
 
 def table_heading(table: Table) -> str:

@@ -284,7 +284,9 @@ class _Story:
         self.console.print(
             f"\nWritten: {paths.table_file(out, slug)} and {paths.generated_dir(out)}. Try next:"
         )
-        last = next(reversed(self.found.values()), None)
+        asked = {(spec, bucket_of(problem.seq_k)) for spec, problem in self.options.work}
+        mine = (entry for entry in reversed(self.found.values()) if entry.key in asked)
+        last = next(mine, None)  # sharing kernels touches other buckets, too
         if last is not None:
             self.console.print(
                 f"  flashgen explain {explain_options(last)} --gpu-slug {slug}{option}"

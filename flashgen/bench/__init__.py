@@ -4,3 +4,9 @@
 
 run.py has the story; measure.py, left of here, the protocol.
 """
+
+GROUPS = (
+    "flashgen", "default", "ladder", "sdpa", "flex", "flash-attn-2", "flash-attn-3",
+    "flash-attn-4", "flashinfer",
+)  # fmt: skip
+"""The words of --contender, in the order in which contenders are listed."""

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flashgen import measure
+from flashgen import inputs
 from flashgen.asked import check_scale, diagonal_of
 from flashgen.decoding import Cache
 from flashgen.errors import InvalidArgument
@@ -152,7 +152,7 @@ def make_inputs(case: Case, device: str) -> Inputs:
     try:
         if case.direction == "decode":
             return _decode_inputs(case, device)
-        q, k, v = measure.make_inputs(case.spec, case.problem, SEED, device)
+        q, k, v = inputs.make_inputs(case.spec, case.problem, SEED, device)
         generator = torch.Generator(device=device).manual_seed(SEED + 2)
         shape = (*q.shape[:3], case.spec.head_dim_v)
         do = torch.randn(shape, generator=generator, device=device).to(q.dtype)

@@ -53,12 +53,6 @@ class Contender:
 SCORES_BYTES: dict[Direction, float] = {"forward": 20e9, "backward": 6e9, "both": 6e9}
 """The largest S that SDPA's math backend is asked to make: it must leave the others room."""
 
-GROUPS = (
-    "flashgen", "default", "ladder", "sdpa", "flex", "flash-attn-2", "flash-attn-3",
-    "flash-attn-4", "flashinfer",
-)  # fmt: skip
-"""The words of --contender, in the order in which contenders are listed."""
-
 SDPA = (
     ("SDPA flash", SDPBackend.FLASH_ATTENTION),
     ("SDPA cuDNN", SDPBackend.CUDNN_ATTENTION),
@@ -80,6 +74,8 @@ def dispatchers() -> Dispatchers:
     tuned = registry.dispatcher_of()
     package = registry.DEFAULT_PACKAGE
     untuned = Dispatcher(package=package, archs={}, choices={}, defaults=tuned.served.defaults)
+    # It has no tables by design: nobody is to be told to tune what is tuned.
+    untuned.resolver.say = lambda *_: None  # type: ignore[method-assign]
     registry.register(package, tuned)  # the one that operators find
     return Dispatchers(tuned=tuned, untuned=untuned)
 

@@ -22,7 +22,7 @@ def case_lines(case: Case, lines: Iterable[Line]) -> Iterator[str]:
     heads = f"{p.heads}" if p.heads == p.kv_heads else f"{p.heads}/{p.kv_heads}"
     yield f"\n{case.direction} {case.spec.name}  batch {p.batch}, heads {heads}, {p.seq_k} keys"
     lines = list(lines)
-    width = max((len(line.name) for line in lines), default=0) + 2
+    width = max(28, *(len(line.name) + 2 for line in lines), 0)
     for line in lines:
         name = f"{line.name:{width}}"
         floors = "" if line.floors is None else f"{line.floors:.2f} floors"

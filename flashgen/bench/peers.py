@@ -1,16 +1,17 @@
 """Contenders of other packages, each listed where its package is installed.
 
-Their interfaces, as of the versions named: flash_attn 2.8 (flash_attn_func and
-flash_attn_with_kvcache on (B, S, H, d)); FlashAttention-3's flash_attn_interface; flash-attn-4's
-flash_attn.cute; flashinfer 0.2 and later (wrappers on ragged (tokens, H, d), and on pages). None of
-them is a dependency: one that has changed raises, which shows as unavailable, with its sentence.
+Their interfaces, as of the versions named: flash_attn 2.8 and FlashAttention-3's
+flash_attn_interface (flash_attn_func and flash_attn_with_kvcache on (B, S, H, d)); flash-attn-4's
+flash_attn.cute, which has no function for a cache; flashinfer 0.2 and later (wrappers on ragged
+(tokens, H, d), and on pages). None of them is a dependency: one that has changed raises, which
+shows as unavailable, with its sentence.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -35,11 +36,27 @@ MODULES = {
 def peers(case: Case) -> Iterator[Contender]:
     """Those whose package is here and that have the direction."""
     for group, (module, _) in MODULES.items():
-        makers = _MAKERS.get((group, "decode" if case.direction == "decode" else "attention"))
-        differentiated = case.direction in ("backward", "both")
-        if makers is None or not _installed(module) or (group == "flashinfer" and differentiated):
-            continue
-        yield Contender(name=_NAMES[group], group=group, make=makers(case))
+        makers = _maker(group, case.direction)
+        if makers is not None and _installed(module):
+            yield Contender(name=_NAMES[group], group=group, make=makers(case))
+
+
+def why_absent(group: str, directions: Sequence[str]) -> str | None:
+    """Why a group that is asked for would time nothing in any of these directions, if it would."""
+    if group not in MODULES:
+        return None
+    module, distribution = MODULES[group]
+    if not _installed(module):
+        return f"{distribution} is not installed, there is no module {module}"
+    if any(_maker(group, direction) for direction in directions):
+        return None
+    return f"it has no direction {' or '.join(directions)}"
+
+
+def _maker(group: str, direction: str) -> Callable[[Case], Callable[[Inputs], Made]] | None:
+    if group == "flashinfer" and direction in ("backward", "both"):
+        return None
+    return _MAKERS.get((group, "decode" if direction == "decode" else "attention"))
 
 
 def _installed(module: str) -> bool:
@@ -75,20 +92,23 @@ def _flash_attn(group: str) -> Callable[[Case], Callable[[Inputs], Made]]:
     return of_case
 
 
-def _flash_attn_decode(case: Case) -> Callable[[Inputs], Made]:
-    def make(x: Inputs) -> Made:
-        function: Any = importlib.import_module("flash_attn").flash_attn_with_kvcache
-        assert x.cache is not None  # of decode
-        turned = [y.transpose(1, 2).contiguous() for y in (x.q, x.k, x.v)]
-        lengths = x.cache.lengths
+def _flash_attn_decode(group: str) -> Callable[[Case], Callable[[Inputs], Made]]:
+    def of_case(_: Case) -> Callable[[Inputs], Made]:
+        def make(x: Inputs) -> Made:
+            function: Any = importlib.import_module(MODULES[group][0]).flash_attn_with_kvcache
+            assert x.cache is not None  # of decode
+            turned = [y.transpose(1, 2).contiguous() for y in (x.q, x.k, x.v)]
+            lengths = x.cache.lengths
 
-        def attention() -> Tensor:
-            o: Tensor = function(*turned, cache_seqlens=lengths)
-            return o.transpose(1, 2)
+            def attention() -> Tensor:
+                o: Tensor = function(*turned, cache_seqlens=lengths)
+                return o.transpose(1, 2)
 
-        return Made(attention=attention, detail=_detail("flash-attn-2"))
+            return Made(attention=attention, detail=_detail(group))
 
-    return make
+        return make
+
+    return of_case
 
 
 def _flashinfer(case: Case) -> Callable[[Inputs], Made]:
@@ -171,6 +191,7 @@ _MAKERS: dict[tuple[str, str], Callable[[Case], Callable[[Inputs], Made]]] = {
     ("flash-attn-3", "attention"): _flash_attn("flash-attn-3"),
     ("flash-attn-4", "attention"): _flash_attn("flash-attn-4"),
     ("flashinfer", "attention"): _flashinfer,
-    ("flash-attn-2", "decode"): _flash_attn_decode,
+    ("flash-attn-2", "decode"): _flash_attn_decode("flash-attn-2"),
+    ("flash-attn-3", "decode"): _flash_attn_decode("flash-attn-3"),
     ("flashinfer", "decode"): _flashinfer_decode,
 }

@@ -36,7 +36,7 @@ Say = Callable[[str], object]
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """What is asked for. groups: words of contenders.GROUPS, none meaning all; seconds: after which
+    """What is asked for. groups: words of bench.GROUPS, none meaning all; seconds: after which
     no case begins; index: of the CUDA device; command: what was typed.
     """
 

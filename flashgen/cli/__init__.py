@@ -6,11 +6,13 @@ Modules that import torch or optuna are imported by the command that needs them:
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
+from flashgen import __version__
 from flashgen.cli import benching, building, looking, proving, tables, tuning
 from flashgen.cli.words import COMMAND_LINE
 from flashgen.errors import FlashgenError
@@ -27,6 +29,28 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _versions(asked: bool) -> None:
+    if asked:
+        print(f"flashgen {__version__}, Triton {importlib.metadata.version('triton')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="The versions of flashgen and of Triton.",
+            callback=_versions,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:
+    pass
+
 
 for _command in (
     tuning.tune,

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from flashgen import paths
-from flashgen.cli.words import COMMAND_LINE, Causal, Seqs, check_least
+from flashgen.bench import GROUPS
+from flashgen.cli.words import COMMAND_LINE, Causal, check_least
 from flashgen.errors import InvalidArgument
 from flashgen.spec import check_head_dim, parse_dtype
 
@@ -27,12 +28,12 @@ def bench(
     ] = None,
     dtype: Annotated[str, typer.Option(help="fp16, bf16 or fp32.")] = "bf16",
     head_dim: Annotated[list[int] | None, typer.Option(help="Repeatable: 64, 128, 256.")] = None,
-    seq: Seqs = None,
+    seq: Annotated[list[int] | None, typer.Option(help="Keys. Repeatable.")] = None,
     causal: Causal = None,
     batch: Annotated[list[int] | None, typer.Option(help="Of decode. Repeatable.")] = None,
     contender: Annotated[
         list[str] | None,
-        typer.Option(help="flashgen, default, ladder, sdpa, flex, flash-attn-2. Repeatable."),
+        typer.Option(help=f"{', '.join(GROUPS)}; all if none is given. Repeatable."),
     ] = None,
     time_budget: Annotated[
         float | None, typer.Option(help="Seconds after which no case begins.")
@@ -62,19 +63,24 @@ def bench(
             )
     if time_budget is not None and not time_budget > 0:
         raise InvalidArgument(f"--time-budget must be more than 0 seconds: got {time_budget}")
+    if not gigabytes > 0:
+        raise InvalidArgument(f"--gigabytes must be more than 0: got {gigabytes}")
     element: Any = parse_dtype(dtype)
     _serve_from(tuned)
     if smoke:
         _interpret()
 
     from flashgen.bench.case import Sizes
-    from flashgen.bench.contenders import GROUPS
+    from flashgen.bench.peers import why_absent
     from flashgen.bench.run import BenchOptions, run
 
     for word in contender or ():
         if word not in GROUPS:
             raise InvalidArgument(f"--contender must be one of {', '.join(GROUPS)}: got {word!r}")
     directions: Any = tuple(dict.fromkeys(direction or ["forward"]))
+    for word in contender or ():
+        if why := why_absent(word, directions):
+            raise InvalidArgument(f"--contender {word}: {why}")
     masks: Any = ("none", "causal") if causal is None else ("causal" if causal else "none",)
     lengths = SEQS if directions != ("decode",) else DECODE_SEQS
     sizes = Sizes(

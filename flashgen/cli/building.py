@@ -27,7 +27,7 @@ def warmup(defaults: Defaults = False, jobs: Jobs = None, out: Out = Path()) -> 
     from flashgen.precompile import kernels_to_build, precompile
 
     check_least("--jobs", jobs, 1)
-    gpu = device_gpu(0)
+    gpu = device_gpu(0, instead="flashgen aot --target nvidia_h200 --out DIR")
     table = _table_serving(gpu, out)
     pairs = kernels_to_build(table, gpu, defaults=defaults or table is None)
     built = _told(precompile(pairs, gpu, jobs=jobs))

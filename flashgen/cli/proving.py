@@ -89,5 +89,5 @@ def _table_and_evaluator(
     from flashgen.evaluators.gpu import GpuEvaluator
     from flashgen.launch import device_gpu
 
-    here = device_gpu(0)
+    here = device_gpu(0, instead="flashgen verify --target nvidia_h200")
     return named_table(here.slug, out), GpuEvaluator(here, 0, cache, jobs)

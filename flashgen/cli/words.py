@@ -91,7 +91,7 @@ Jobs = Annotated[int | None, typer.Option(help="Child processes; one a core by d
 
 def named_spec(dtype: str, head_dim: str, causal: bool) -> AttentionSpec:
     """The forward spec of a dtype word (tf32 is float32, multiplied so) and a head dim word."""
-    name = "float32" if dtype == "tf32" else parse_dtype(dtype)
+    name = "float32" if dtype == "tf32" else parse_dtype(dtype, beside=("tf32",))
     dims = head_dim.split("x")
     if len(dims) > 2 or not all(dim.isascii() and dim.isdigit() for dim in dims):
         raise InvalidArgument(f"--head-dim must be like 64 or 192x128: got {head_dim!r}")

@@ -15,7 +15,7 @@ from typing import Any
 from flashgen.compile import Compiled, judge, recall
 from flashgen.config import KernelConfig
 from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
-from flashgen.estimate import Replay, estimate, estimate_streaming, recall_replay, streams
+from flashgen.estimate import estimate, estimate_streaming
 from flashgen.evaluate import Request, triton_version
 from flashgen.evaluators.answers import Answer, Done, Failure, Raised, Task, TimedOut, finite
 from flashgen.evaluators.pool import Workers
@@ -30,6 +30,7 @@ from flashgen.gpu import Gpu
 from flashgen.legality import why_illegal
 from flashgen.outcome import Status, Timing
 from flashgen.render import Rendered, render
+from flashgen.replays import Replay, recall_replay, streams
 from flashgen.spec import AttentionSpec
 
 

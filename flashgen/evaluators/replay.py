@@ -19,8 +19,9 @@ Key = tuple[Stage, AttentionSpec, Problem | None, KernelConfig]
 class ReplayEvaluator:
     """Serves the outcomes that were recorded of `gpu`; of several of one key, the last.
 
-    Compiles and checks do not depend on the problem, and are served for any. What was not recorded
-    is a RUN_ERROR that says so.
+    Compiles and checks do not depend on the problem, and are served for any. A landscape has one
+    time a config, of stage timed: where no rough or final one was recorded, it stands for them.
+    What was not recorded is a RUN_ERROR that says so.
     """
 
     source: Source = "replayed"
@@ -46,6 +47,9 @@ class ReplayEvaluator:
         )
         for config in configs:
             recorded = self._recorded.get(_key(stage, spec, problem, config))
+            if recorded is None and stage in ("rough", "final"):
+                timed = self._recorded.get(_key("timed", spec, problem, config))
+                recorded = timed and replace(timed, stage=stage)
             if recorded is None:
                 yield request.outcome(config, Status.RUN_ERROR, "not recorded", digest="")
             else:

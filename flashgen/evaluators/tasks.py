@@ -86,9 +86,9 @@ def compile_one(payload: dict[str, Any]) -> dict[str, Any]:
     Raises what compile_kernel raises.
     """
     from flashgen.compile import compile_kernel
-    from flashgen.estimate import cached_replay, streams
     from flashgen.gpu import Gpu
     from flashgen.render import render
+    from flashgen.replays import cached_replay, streams
 
     spec, config = _kernel(payload)
     gpu, cache = Gpu(**payload["gpu"]), Path(payload["cache"])
@@ -200,8 +200,8 @@ def _ceiling(payload: dict[str, Any], spec: AttentionSpec) -> Ceiling:
 
 def _prepared(payload: dict[str, Any], spec: AttentionSpec, config: KernelConfig) -> Run:
     """A launch of the kernel on this task's inputs, ready to repeat."""
+    from flashgen.inputs import backward_run
     from flashgen.launch import bind, load_kernel
-    from flashgen.measure import backward_run
     from flashgen.render import render
 
     problem = Problem(**payload["problem"])
@@ -231,14 +231,14 @@ def _prepared(payload: dict[str, Any], spec: AttentionSpec, config: KernelConfig
 def _inputs(
     spec: AttentionSpec, problem: Problem, seed: int, device: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from flashgen.measure import make_inputs
+    from flashgen.inputs import make_inputs
 
     return make_inputs(spec, problem, seed, device)
 
 
 @functools.lru_cache(maxsize=1)
 def _features(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> Features:
-    from flashgen.measure import make_features
+    from flashgen.inputs import make_features
 
     return make_features(spec, problem, seed, device)
 
@@ -255,7 +255,7 @@ def _decode_inputs(spec: AttentionSpec, problem: Problem, seed: int, device: str
 def _backward_inputs(
     spec: AttentionSpec, problem: Problem, seed: int, device: str, folder: Path
 ) -> tuple[Tensor, Backward]:
-    from flashgen.measure import make_backward
+    from flashgen.inputs import make_backward
 
     return make_backward(spec, problem, seed, device, folder)
 

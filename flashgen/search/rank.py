@@ -2,8 +2,12 @@
 
 Pure functions of outcomes. On a GPU:
 
-  - Promising are all within PROMISING of the least estimate, in the order of their estimates; then
-    those of which there is none. Seeds and default are promising whatever their estimates.
+  - Seeds without an estimate come first, in the order of the seeds: what only a GPU can judge leads
+    them.
+  - Promising are all within PROMISING of the least estimate, in the order of their estimates. Seeds
+    and default are promising whatever their estimates.
+  - Among the promising, a config without an estimate keeps the place at which it was given: that is
+    the opinion of whoever proposed it, and the only one there is.
   - The others are postponed, in the order of their estimates.
   - A config cannot win where the lower edge of its band, times the least measured/estimated ratio
     seen so far, lies above the best measured time.
@@ -21,7 +25,7 @@ The order in which configs are given decides what is left open.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from flashgen.config import KernelConfig
 from flashgen.outcome import Outcome, Timing
@@ -50,13 +54,23 @@ def to_measure(
 
     least_us is the least estimate that is known. always: configs that must be measured.
     """
-    promising: list[Outcome] = []
-    postponed: list[Outcome] = []
-    for outcome in sorted(compiled, key=lambda outcome: median_us(outcome.estimate)):
-        slow = outcome.estimate and outcome.estimate.median_us > PROMISING * least_us
-        later = slow and outcome.config not in always
-        (postponed if later else promising).append(outcome)
-    return promising, postponed
+
+    def slow(outcome: Outcome) -> bool:
+        far = outcome.estimate is not None and outcome.estimate.median_us > PROMISING * least_us
+        return far and outcome.config not in always
+
+    def blind_seed(outcome: Outcome) -> bool:
+        return outcome.estimate is None and outcome.config in always
+
+    rest = [outcome for outcome in compiled if not slow(outcome) and not blind_seed(outcome)]
+    ranked = iter(_ranked(outcome for outcome in rest if outcome.estimate))
+    promising = [next(ranked) if outcome.estimate else outcome for outcome in rest]
+    return [*filter(blind_seed, compiled), *promising], _ranked(filter(slow, compiled))
+
+
+def _ranked(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """In the order of their estimates."""
+    return sorted(outcomes, key=lambda outcome: median_us(outcome.estimate))
 
 
 def can_win(estimate: Timing | None, measured: Sequence[tuple[float, float]]) -> bool:

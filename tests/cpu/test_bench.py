@@ -317,6 +317,15 @@ def measured_cases() -> list[Measured]:
 
 
 class TestTelling:
+    def test_columns_stand_below_one_another_whatever_the_names(self) -> None:
+        case, _ = case_of()
+        lines = [measured(500, "ladder: s_ahead, descriptors, longest"), measured(5, "SDPA")]
+        lines.append(dataclasses.replace(lines[0], timing=None, detail="why"))
+        _, first, second, third = listing.case_lines(case, lines)
+        assert first.index(" us") == second.index(" us")
+        assert "longest  " in first
+        assert "longest  ok" in third
+
     def test_summary_is_of_right_peers_and_long_keys(self) -> None:
         (sentence,) = listing.summaries(measured_cases())
         assert "0.98 in geometric mean of 2, least 0.88" in sentence  # sqrt(1.1 * 0.88)
@@ -498,8 +507,28 @@ class TestPeers:
         assert "FlashInfer" not in [each.name for each in peers.peers(case_of("backward")[0])]
         assert [each.name for each in peers.peers(case_of("decode")[0])] == [
             "flash_attn 2",
+            "FlashAttention-3",
             "FlashInfer",
         ]
+
+    def test_one_that_is_asked_for_and_cannot_be_had_says_why(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(peers, "_installed", lambda module: module != "flash_attn_interface")
+        assert peers.why_absent("flash-attn-3", ["forward"]) == (
+            "flash_attn_3 is not installed, there is no module flash_attn_interface"
+        )
+        assert peers.why_absent("flash-attn-4", ["decode"]) == "it has no direction decode"
+        assert peers.why_absent("flashinfer", ["backward", "both"]) == (
+            "it has no direction backward or both"
+        )
+        for group, direction in (
+            ("flash-attn-4", "both"),
+            ("flashinfer", "decode"),
+            ("sdpa", "decode"),
+        ):
+            assert peers.why_absent(group, [direction]) is None
+        assert peers.why_absent("flash-attn-4", ["decode", "forward"]) is None
 
     @pytest.mark.parametrize("direction", ["forward", "backward", "decode"])
     def test_operands_and_results_are_turned_as_they_ask(
@@ -518,7 +547,8 @@ class TestPeers:
         modules = {
             "flash_attn": SimpleNamespace(flash_attn_func=flash, flash_attn_with_kvcache=flash),
             "flash_attn_interface": SimpleNamespace(
-                flash_attn_func=lambda *a, **o: (flash(*a, **o), None)
+                flash_attn_func=lambda *a, **o: (flash(*a, **o), None),
+                flash_attn_with_kvcache=flash,
             ),
             "flash_attn.cute": SimpleNamespace(flash_attn_func=flash),
             "flashinfer": SimpleNamespace(
@@ -531,5 +561,5 @@ class TestPeers:
         monkeypatch.setattr(peers.importlib, "import_module", modules.__getitem__)
         case, x = case_of(direction)
         found = [race.judged(each, case, x)[0] for each in peers.peers(case)]
-        assert len(found) == {"forward": 4, "backward": 3, "decode": 2}[direction]
+        assert len(found) == {"forward": 4, "backward": 3, "decode": 3}[direction]
         assert [line.status for line in found] == ["ok"] * len(found), found

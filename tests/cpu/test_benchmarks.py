@@ -65,6 +65,7 @@ def test_forward(tmp_path: Path) -> None:
     done = program("forward", "--smoke", "--causal", "--out", out)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "nothing is measured" in done.stdout.splitlines()[0]
+    assert "To improve it" not in done.stderr  # the default is there to be compared with
     (case,) = record(out)["cases"]
     found = names(case)
     assert found[:4] == ["flashgen", "flashgen default", "SDPA math", "FlexAttention"]

@@ -14,9 +14,9 @@ from flashgen.block_mask import BLOCK
 from flashgen.errors import InvalidArgument
 from flashgen.gpu import TARGETS
 from flashgen.grid import grid
+from flashgen.inputs import make_features
 from flashgen.legality import why_illegal
 from flashgen.masking import dense
-from flashgen.measure import make_features
 from flashgen.problem import Problem, flops
 from flashgen.runtime.block_mask import BlockMask, document, from_boolean, prefix_lm
 from flashgen.space import legal_configs

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+import flashgen
 from flashgen import __main__, cli, paths, precompile, workloads
 from flashgen import generate as generating
 from flashgen import show as showing
@@ -24,7 +25,7 @@ from flashgen.anatomy import Anatomy
 from flashgen.config import kernel_name
 from flashgen.default_tiles import default_config, default_spec
 from flashgen.entries import explain_options
-from flashgen.errors import FlashgenError, NoGpuError
+from flashgen.errors import FlashgenError
 from flashgen.gpu import TARGETS
 from flashgen.outcome import CheckResult, Outcome, Status
 from flashgen.problem import BUCKETS
@@ -84,15 +85,17 @@ def run(capsys: pytest.CaptureFixture[str]):
     return run_line
 
 
-def no_gpu(_: int = 0) -> None:
-    raise NoGpuError(
-        "torch sees no GPU here; without one, type: flashgen tune --target nvidia_h200"
-    )
-
-
 @pytest.fixture
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flashgen.launch.device_gpu", no_gpu)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+def test_the_versions(run) -> None:
+    """What a report of a fault begins with."""
+    import triton
+
+    expected = f"flashgen {flashgen.__version__}, Triton {triton.__version__}\n"
+    assert run("--version") == (0, expected, "")
 
 
 class TestBadInput:
@@ -150,21 +153,27 @@ class TestBadInput:
             (
                 "explain --head-dim 64 --seq 1 --dtype int8",
                 2,
-                "dtype must be one of bf16, fp16, fp32",
+                "dtype must be one of bf16, fp16, fp32, tf32: got 'int8'",
             ),
             (
                 "explain --head-dim 64 --seq 1 --gpu-slug nvidia_h201",
                 2,
                 "did you mean nvidia_h200?",
             ),
+            (
+                "bench --contender sdpa --contender flash-attn-3",
+                2,
+                "--contender flash-attn-3: flash_attn_3 is not installed",
+            ),
+            ("bench --gigabytes -1", 2, "--gigabytes must be more than 0: got -1"),
             ("verify", 2, "either --gpu or --target"),
             ("verify --gpu --target nvidia_h200", 2, "either --gpu or --target"),
             ("verify --target nvidia_h20", 2, "did you mean nvidia_h200?"),
             ("verify --target nvidia_h200 --jobs 0", 2, "--jobs must be at least 1: got 0"),
             ("aot --target nvidia_h20", 2, "did you mean nvidia_h200?"),
             ("aot --target nvidia_h200 --jobs 0", 2, "--jobs must be at least 1: got 0"),
-            ("warmup", 3, "without one, type: flashgen tune --target nvidia_h200"),
-            ("verify --gpu", 3, "without one, type: flashgen tune --target nvidia_h200"),
+            ("warmup", 3, "without one, type: flashgen aot --target nvidia_h200 --out DIR"),
+            ("verify --gpu", 3, "without one, type: flashgen verify --target nvidia_h200"),
         ],
     )
     @pytest.mark.usefixtures("without_gpu")
@@ -406,7 +415,7 @@ class TestPrecompiling:
     def test_warmup_takes_the_table_that_would_serve(self, run, out, built, monkeypatch) -> None:
         """An H200 NVL has none of its own."""
         here = replace(H200, name="NVIDIA H200 NVL")
-        monkeypatch.setattr("flashgen.launch.device_gpu", lambda _: here)
+        monkeypatch.setattr("flashgen.launch.device_gpu", lambda *_, **__: here)
         code, output, errors = run("warmup", "--out", out)
         assert code == 0, errors
         held = load(out / "configs" / "nvidia_h200.yaml")
@@ -419,7 +428,7 @@ class TestPrecompiling:
     def test_warmup_of_a_gpu_without_a_table_compiles_the_defaults(
         self, run, out, built, monkeypatch
     ) -> None:
-        monkeypatch.setattr("flashgen.launch.device_gpu", lambda _: TARGETS["nvidia_l4"])
+        monkeypatch.setattr("flashgen.launch.device_gpu", lambda *_, **__: TARGETS["nvidia_l4"])
         code, _, errors = run("warmup", "--out", out)
         assert code == 1  # here pointer kernels do not compile, and there are no others
         assert "kernels compiled: the lines above say why" in errors
@@ -582,6 +591,7 @@ class TestExplain:
         output = run(*line.split(), out)[1]
         assert "default: no entry for fwd_tf32_d192v128" in output
         assert "fwd_tf32_d256_" in output
+        assert f"from {out / 'generated' / 'defaults.py'}" in output
 
     def test_with_no_gpu_it_says_as_which_one(self, run, out: Path) -> None:
         code, output, errors = run(

@@ -7,11 +7,12 @@ from typing import Any, get_args
 
 import pytest
 
+from flashgen.bounds import shared_bound_bytes
 from flashgen.config import BY_KEYS, KernelConfig, kernel_name
 from flashgen.default_tiles import default_config, default_spec
 from flashgen.errors import InvalidArgument
 from flashgen.gpu import TARGETS
-from flashgen.legality import shared_bound_bytes, why_illegal
+from flashgen.legality import why_illegal
 from flashgen.space import block_rule, legal_configs, seed_configs, tuned_default
 from flashgen.spec import DECODING, Direction
 from tests.makers import make_config, make_spec

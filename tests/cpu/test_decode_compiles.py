@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from flashgen.bounds import shared_bound_bytes
 from flashgen.compile import Compiled, compile_kernel, judge
 from flashgen.config import KernelConfig
 from flashgen.default_tiles import default_config
 from flashgen.gpu import TARGETS
-from flashgen.legality import shared_bound_bytes, why_illegal
+from flashgen.legality import why_illegal
 from flashgen.outcome import Status
 from flashgen.render import render
 from flashgen.space import legal_configs, seed_configs

@@ -164,6 +164,28 @@ def test_links_within_the_repository_lead_somewhere() -> None:
     assert broken == []
 
 
+def test_every_page_is_linked_from_the_readme() -> None:
+    text = (ROOT / "README.md").read_text()
+    pages = [page.name for page in (ROOT / "docs").glob("*.md")]
+    assert [name for name in sorted(pages) if f"(docs/{name}" not in text] == []
+
+
+def test_the_page_on_tuning_has_every_option_and_its_words() -> None:
+    import typer
+
+    from flashgen.cli import app
+    from flashgen.spec import FEATURE_WORDS, KV_WORDS
+
+    text = (ROOT / "docs" / "tuning.md").read_text()
+    command = typer.main.get_command(app).commands["tune"]  # type: ignore[attr-defined]
+    options = {name for each in command.params for name in each.opts if name != "--help"}
+    assert sorted(name for name in options if f"`{name}" not in text) == []
+    rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
+    for option, words in (("--feature", FEATURE_WORDS), ("--kv", KV_WORDS)):
+        told = rows[option].replace("`", "").replace(",", " ").split()
+        assert [word for word in words if word not in told] == []
+
+
 def test_readme_shows_the_words_of_the_code() -> None:
     """The table of words holds the statuses a reader meets: names in code, spelled as in the code."""
     text = (ROOT / "README.md").read_text()

@@ -17,23 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashgen import estimate as module
+from flashgen import replays
 from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
-from flashgen.estimate import (
-    BAND,
-    LAUNCH_US,
-    WIDE_BAND,
-    Replay,
-    cached_replay,
-    estimate,
-    estimate_cubin,
-    recall_replay,
-    replay_cubin,
-    time_of,
-)  # fmt: skip
+from flashgen.estimate import BAND, LAUNCH_US, WIDE_BAND, estimate, estimate_cubin, time_of
 from flashgen.gpu import TARGETS, Gpu
 from flashgen.grid import grid
 from flashgen.machine import MACHINES
 from flashgen.problem import Problem, flops, workload
+from flashgen.replays import Replay, cached_replay, recall_replay, replay_cubin  # fmt: skip
 from flashgen.scoreboard import Usage
 from tests import cubins
 from tests.makers import make_config, make_spec
@@ -373,7 +364,7 @@ def test_a_replay_is_kept_and_found_again(tmp_path: Path, monkeypatch: pytest.Mo
     _, compiled = cubins.own(spec, config, "sm_80", tmp_path)
     assert recall_replay(compiled, A100, tmp_path) is None
     found = cached_replay(compiled, A100, tmp_path)
-    monkeypatch.setattr(module, "replay_cubin", None)
+    monkeypatch.setattr(replays, "replay_cubin", None)
     assert (
         cached_replay(compiled, A100, tmp_path) == found == recall_replay(compiled, A100, tmp_path)
     )
@@ -381,7 +372,7 @@ def test_a_replay_is_kept_and_found_again(tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setitem(MACHINES, "sm_80", replace(MACHINES["sm_80"], exp2=32.0))
         assert recall_replay(compiled, A100, tmp_path) is None
-    monkeypatch.setattr(module, "REPLAY", module.REPLAY + 1)
+    monkeypatch.setattr(replays, "REPLAY", replays.REPLAY + 1)
     assert recall_replay(compiled, A100, tmp_path) is None
 
 

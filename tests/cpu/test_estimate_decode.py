@@ -9,11 +9,12 @@ import pytest
 
 from flashgen.config import KernelConfig
 from flashgen.errors import NoEstimate
-from flashgen.estimate import LAUNCH_US, Replay, cached_replay, estimate, recall_replay, time_of
+from flashgen.estimate import LAUNCH_US, estimate, time_of
 from flashgen.gpu import TARGETS
 from flashgen.grid import bytes_moved, grid
 from flashgen.machine import MACHINES, from_memory
 from flashgen.problem import Problem, workload
+from flashgen.replays import Replay, cached_replay, recall_replay
 from flashgen.scoreboard import Usage
 from flashgen.spec import AttentionSpec
 from tests import cubins

@@ -6,12 +6,15 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import gpu_campaign
 from benchmarks.gpu_campaign import STEPS, Step, campaign
+from flashgen.errors import FlashgenError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,9 +25,8 @@ def step(name: str, code: str, share: float = 0.5, **fields: object) -> Step:
 
 
 def statuses(out: Path) -> dict[str, str]:
-    return {
-        each["name"]: each["status"] for each in json.loads((out / "campaign.json").read_text())
-    }
+    record = json.loads((out / "campaign.json").read_text())
+    return {each["name"]: each["status"] for each in record["steps"]}
 
 
 def test_what_fails_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:
@@ -84,15 +86,88 @@ time.sleep(60)
         assert not state.exists() or state.read_text().split()[2] == "Z"
 
 
+def test_a_folder_is_gone_on_with_by_its_own_kind_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A smoke run's steps are done for no other run, nor those of one GPU for another."""
+    mark = tmp_path / "mark"
+    one = [step("memory", f'open("{mark}", "a").write("x")')]
+    monkeypatch.setattr(gpu_campaign, "STEPS", one)
+    options = ["--minutes", "5", "--out", str(tmp_path / "out")]
+    assert gpu_campaign.main([*options, "--smoke"]) == 0
+    for gpu, code in (("nvidia_h200", 2), (None, 0)):
+        if gpu:
+            monkeypatch.setattr(gpu_campaign, "gpu_at_hand", lambda: "nvidia_h200")
+        assert gpu_campaign.main(options if gpu else [*options, "--smoke"]) == code
+    assert "is of a smoke run, this is a run on nvidia_h200: name another --out" in (
+        capsys.readouterr().err
+    )
+    campaign(one, tmp_path / "h200", 100.0, smoke=False, gpu="nvidia_h200")
+    with pytest.raises(FlashgenError, match="is of a run on nvidia_h200, this is a run on nvid"):
+        campaign(one, tmp_path / "h200", 100.0, smoke=False, gpu="nvidia_l4")
+    assert mark.read_text() == "xx"
+
+
+def test_a_record_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "campaign.json").write_text("[]\n")
+    with pytest.raises(FlashgenError, match="is no record of a campaign"):
+        campaign([], tmp_path, 100.0, smoke=False)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_nothing_is_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_campaign.main(["--minutes", "5", "--out", str(tmp_path / "out")]) == 3
+    assert capsys.readouterr().err == (
+        "a campaign needs a GPU, and torch sees none here: --smoke walks it\n"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("says", "status"),
+    [
+        ("12 skipped in 0.5s", "failed (nothing was run)"),
+        ("0 passed, 3 skipped", "failed (nothing was run)"),
+        ("10 passed, 2 skipped in 9s", "done"),
+    ],
+)
+def test_where_all_tests_were_skipped_nothing_is_proven(
+    says: str, status: str, tmp_path: Path
+) -> None:
+    correct = STEPS[0]
+    (tmp_path / "correct.log").write_text("7 passed in 1s, by an earlier run\n")
+    line = f"python -c 'print(\"{says}\")'"
+    campaign([replace(correct, command=line)], tmp_path, 100.0, smoke=False, gpu="nvidia_h200")
+    assert statuses(tmp_path) == {"correct": status}
+
+
+@pytest.mark.parametrize("ends", [f'print("3 {gpu_campaign.LEFT}: go on")', "raise SystemExit(4)"])
+def test_what_its_own_time_cut_off_goes_on(ends: str, tmp_path: Path) -> None:
+    """A step keeps its budget by itself, and says what is left; its status may be 0."""
+    mark = tmp_path / "mark"
+    code = f'open("{mark}", "a").write("x")\nif len(open("{mark}").read()) < 2: {ends}'
+    file = tmp_path / "step.py"
+    file.write_text(code)
+    one = [Step(name="bench", command=f"python {file}", smoke="", share=0.9)]
+    for status in ("cut off", "done", "done"):
+        campaign(one, tmp_path, 100.0, smoke=False)
+        assert statuses(tmp_path) == {"bench": status}
+    assert mark.read_text() == "xx"
+    bench = (ROOT / "flashgen" / "bench" / "run.py").read_text()
+    assert gpu_campaign.LEFT in bench
+
+
 def test_a_step_without_time_or_what_it_needs_is_left_for_the_next_run(tmp_path: Path) -> None:
     steps = [step("late", "pass", share=0.1), step("then", "pass", needs=("late",))]
     assert campaign(steps, tmp_path, 100.0, smoke=False) == []
     assert [done.status for done in campaign(steps, tmp_path, 1000.0, smoke=False)] == ["done"] * 2
 
 
-def test_correctness_comes_first_and_what_a_step_needs_before_it() -> None:
+def test_the_order_is_that_of_worth_and_what_a_step_needs_comes_before_it() -> None:
     names = [each.name for each in STEPS]
-    assert names[0] == "correct"
+    worth = ["correct", "ladder_d128", "ladder_d64", "forward", "tune", "landscape"]
+    assert [name for name in names if name in worth] == worth
+    assert names[:4] == worth[:4]
     for number, each in enumerate(STEPS):
         assert set(each.needs) <= set(names[:number])
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen import gradients, reference
+from flashgen import gradients, nasty, reference
 from flashgen.features import Features
 from flashgen.gradients import OUTPUTS, Inputs, exact_gradients, forward, judge, rounded_gradients
+from flashgen.nasty import Case
 from flashgen.problem import Problem
-from flashgen.reference import Case
 from tests.makers import make_spec
 
 FEATURES: dict[str, dict[str, Any]] = {
@@ -45,7 +45,7 @@ def inputs_of(
     return gradients.make_inputs(spec, Case(problem=problem), seed, "cpu")
 
 
-@pytest.mark.parametrize("seed", range(len(reference.BIAS_SHAPES)))
+@pytest.mark.parametrize("seed", range(len(nasty.BIAS_SHAPES)))
 @pytest.mark.parametrize("feature", ["plain", "all", "window", "softcap", "sink", "every one"])
 def test_the_formulas_are_autograds(feature: str, seed: int) -> None:
     """Bottom-right with Sq > Sk: rows that see nothing, whose LSE has no gradient, among them."""

@@ -13,17 +13,18 @@ from flashgen import problem as problem_module
 from flashgen.compile import compile_kernel
 from flashgen.config import KernelConfig
 from flashgen.errors import NoEstimate
-from flashgen.estimate import cached_replay, estimate
+from flashgen.estimate import estimate
 from flashgen.gpu import TARGETS
 from flashgen.grid import grid
+from flashgen.inputs import make_features, make_inputs
 from flashgen.launch import Bound, Plan
 from flashgen.launch_backward import _RUN, Backward
 from flashgen.launch_decode import DecodeBound
-from flashgen.measure import make_features, make_inputs
 from flashgen.measure_decode import make_decode
 from flashgen.places import places
 from flashgen.problem import TUNED_WINDOW, Problem, flops, workload
 from flashgen.render import render
+from flashgen.replays import cached_replay
 from flashgen.spec import AttentionSpec
 from flashgen.splits import splits_of
 from tests.makers import make_config, make_spec

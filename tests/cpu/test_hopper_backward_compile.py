@@ -8,10 +8,11 @@ from __future__ import annotations
 import pytest
 
 from flashgen import flow
+from flashgen.bounds import shared_bound_bytes
 from flashgen.compile import HOPPER_OVERLAP, judge, overlap, residents
 from flashgen.config import KernelConfig
 from flashgen.gpu import TARGETS
-from flashgen.legality import shared_bound_bytes, why_illegal
+from flashgen.legality import why_illegal
 from flashgen.outcome import Status
 from flashgen.sass import Instruction
 from flashgen.space import legal_configs

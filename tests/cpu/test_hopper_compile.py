@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from flashgen import flow, sass
+from flashgen.bounds import shared_bound_bytes
 from flashgen.compile import (
     HOPPER_OVERLAP,
     Compiled,
@@ -23,7 +24,7 @@ from flashgen.compile import (
 )
 from flashgen.config import REGISTER_SPLIT, KernelConfig, o_apart
 from flashgen.gpu import TARGETS
-from flashgen.legality import shared_bound_bytes, why_illegal
+from flashgen.legality import why_illegal
 from flashgen.outcome import Status
 from flashgen.render import render
 from flashgen.sass import Instruction, Listing

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from flashgen import check, generate, interpreter, paths, tune
+from flashgen.bounds import shared_bound_bytes
 from flashgen.choice import Choice
 from flashgen.config import KernelConfig, kernel_name
 from flashgen.entry import Entry, RunnerUp
@@ -18,7 +19,7 @@ from flashgen.estimate import estimate
 from flashgen.evaluators.offline import OfflineEvaluator
 from flashgen.gpu import TARGETS
 from flashgen.launch import bind
-from flashgen.legality import shared_bound_bytes, why_illegal
+from flashgen.legality import why_illegal
 from flashgen.outcome import Status
 from flashgen.problem import Problem
 from flashgen.render import render

@@ -17,8 +17,8 @@ from triton.backends.nvidia.compiler import CUDABackend
 from flashgen.check import check_loaded
 from flashgen.config import KernelConfig
 from flashgen.launch import describe_for_gluon, launch
+from flashgen.nasty import Case
 from flashgen.problem import Problem
-from flashgen.reference import Case
 from flashgen.render import render
 from flashgen.signature import compile_signature
 from flashgen.spec import SHORT_DTYPE, AttentionSpec

@@ -16,16 +16,16 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "flashgen"
 
 STANDARD_LIBRARY_ONLY = (
-    "flashgen", "errors", "settings", "paths", "sequences", "block_mask", "features", "spec", "problem", "asked", "gpu", "config", "legality", "default_tiles", "order", "splits", "outcome", "choice", "defaults",
+    "flashgen", "errors", "settings", "paths", "sequences", "block_mask", "features", "spec_words", "spec_fields", "spec_rules", "spec", "problem", "asked", "gpu", "config", "bounds", "legality", "default_tiles", "order", "splits", "outcome", "choice", "defaults",
     "space_decode", "space",
 )  # fmt: skip
 KERNELS_AND_TRUTH = (
-    "places", "masking", "philox", "reference", "gradients", "decoding", "interpreter", "signature_decode", "signature", "direct", "descriptors", "arguments", "launch",
+    "places", "masking", "philox", "reference", "nasty", "gradients", "decoding", "interpreter", "signature_decode", "signature", "direct", "descriptors", "arguments", "launch",
     "launch_backward", "launch_decode", "launch_append", "launch_again",
 )  # fmt: skip
 TOOL = (
-    "render", "residency", "sass", "flow", "facts", "compile", "check_append", "check_decode", "check_varlen", "check", "stopwatch", "conditions", "measure", "measure_decode",
-    "machine", "grid", "program", "cycles", "scoreboard", "estimate", "evaluate", "quarantine", "ledger", "evaluators",
+    "render", "residency", "sass", "flow", "facts", "compile", "check_append", "check_decode", "check_varlen", "check", "stopwatch", "inputs", "conditions", "measure", "measure_decode",
+    "machine", "grid", "rows", "program", "cycles", "scoreboard", "replays", "estimate", "evaluate", "quarantine", "ledger", "evaluators",
     "log", "records", "search", "landscape", "entry", "nodes", "table", "neighbours", "consolidate", "entries", "workloads", "hf_config", "changes",
     "generate", "show", "anatomy", "rivals", "explain", "verify", "precompile", "calibrate", "plot", "traces", "charts", "report", "session", "provenance", "screen", "workplace", "tune", "fleet",
     "bench", "cli", "__main__",

@@ -12,12 +12,13 @@ import pytest
 import triton
 
 from flashgen import sass
+from flashgen.bounds import shared_bound_bytes
 from flashgen.compile import BACKWARD_OVERLAP, Compiled, cache_file, compile_kernel, judge
 from flashgen.config import KernelConfig
 from flashgen.default_tiles import default_config, default_spec
 from flashgen.defaults import featured_specs
 from flashgen.gpu import TARGETS, Gpu
-from flashgen.legality import shared_bound_bytes, why_illegal
+from flashgen.legality import why_illegal
 from flashgen.outcome import Status
 from flashgen.render import render
 from flashgen.spec import FEATURE_WORDS, AttentionSpec

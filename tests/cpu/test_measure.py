@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen import conditions, measure
+from flashgen import conditions, inputs, measure
 from flashgen.evaluators.tasks import FINAL_LIMIT_PER_CONFIG_S, MEASURE_LIMIT_S
 from flashgen.measure import BUDGETS, Ceiling, Conditions, Implausible, Unsteady
 from flashgen.outcome import Timing
@@ -332,16 +332,16 @@ def test_a_time_of_nothing_is_refused(nothing: float) -> None:
 def test_inputs_have_the_problem_s_shapes_and_are_never_zeros(dtype: str) -> None:
     spec = make_spec(dtype, 40, head_dim_v=24)
     problem = Problem(batch=2, heads=4, kv_heads=2, seq_q=33, seq_k=65)
-    q, k, v = measure.make_inputs(spec, problem, 3, "cpu")
+    q, k, v = inputs.make_inputs(spec, problem, 3, "cpu")
     assert [tuple(x.shape) for x in (q, k, v)] == [(2, 4, 33, 40), (2, 2, 65, 40), (2, 2, 65, 24)]
     for x in (q, k, v):
         assert x.dtype == getattr(torch, dtype)
         assert x.is_contiguous()
         assert abs(float(x.double().mean())) < 0.1
         assert abs(float(x.double().std()) - 1) < 0.1
-    again = measure.make_inputs(spec, problem, 3, "cpu")
+    again = inputs.make_inputs(spec, problem, 3, "cpu")
     assert all(torch.equal(x, y) for x, y in zip((q, k, v), again, strict=True))
-    assert not torch.equal(q, measure.make_inputs(spec, problem, 4, "cpu")[0])
+    assert not torch.equal(q, inputs.make_inputs(spec, problem, 4, "cpu")[0])
 
 
 def test_the_workload_s_peak_is_what_a_ceiling_compares() -> None:

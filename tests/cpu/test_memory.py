@@ -102,6 +102,33 @@ def test_it_writes_the_peaks_and_goes_on_where_a_length_does_not_fit(
     assert (record["gpu"], record["head_dim"]) == ("made up", 16)
 
 
+def test_a_smoke_run_walks_all_passes_and_has_no_figure(
+    memory: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    ran: list[str] = []
+
+    def noted(name: str, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def noting(*tensors: Tensor) -> Tensor:
+            ran.append(name)
+            return call(*tensors)
+
+        return noting
+
+    calls = {name: noted(name, call) for name, call in memory.CONTENDERS.items()}
+    monkeypatch.setattr(memory, "CONTENDERS", calls)
+    file = tmp_path / "memory.json"
+    monkeypatch.setattr(sys, "argv", ["memory.py", "--smoke", "--out", str(file)])
+    assert memory.main() == 0
+    assert ran == [name for name in calls for _ in memory.SMOKE_LENGTHS]
+    record = json.loads(file.read_text())
+    assert record["gpu"] is None
+    assert {peak["peak_bytes"] for peak in record["peaks"]} == {None}
+    printed = capsys.readouterr().out
+    assert printed.count("not counted") == len(ran)
+    assert "out of memory" not in printed
+
+
 def test_its_contenders_compute_the_same(memory: ModuleType) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, 16, 16) for _ in range(3))

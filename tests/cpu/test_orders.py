@@ -11,12 +11,13 @@ import pytest
 import triton
 
 from flashgen import space
+from flashgen.bounds import shared_bound_bytes
 from flashgen.compile import compile_kernel, judge
 from flashgen.config import KernelConfig
 from flashgen.errors import InvalidArgument, NoEstimate
 from flashgen.gpu import TARGETS
 from flashgen.grid import grid
-from flashgen.legality import shared_bound_bytes, why_illegal
+from flashgen.legality import why_illegal
 from flashgen.order import heads_together, launched_blocks
 from flashgen.outcome import Status
 from flashgen.problem import Problem

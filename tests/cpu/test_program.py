@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from flashgen import program
+from flashgen import program, rows
 from flashgen.flow import main_bodies, roles
 from flashgen.machine import MACHINES
-from flashgen.program import PIPE_OF, Row, row, unknown_share
+from flashgen.rows import PIPE_OF, Row, row, unknown_share
 from flashgen.sass import Listing
 from tests.listings import Line, line, listing, loop
 
@@ -23,23 +23,23 @@ def made(text: str | Line, *, spills_to_l2: bool = False) -> Row:
 @pytest.mark.parametrize(
     ("text", "pipe", "occupies", "latency"),
     [
-        ("FFMA R1, R1, R2, R3", program.FMA, 2, 0),
-        ("IMAD R1, R1, R2, R3", program.FMA, 2, 0),
-        ("IMAD.WIDE R2, R1, R2, R4", program.FMA, 4, 0),
-        ("FMNMX R1, R1, R2, !PT", program.ALU, 2, 0),
-        ("HFMA2 R1, R1, R2, R3", program.HALF, 1, 0),
-        ("MUFU.EX2 R1, R1", program.EXP2, 8, 22),
-        ("UIADD3 UR4, UR4, 0x1, URZ", program.UNIFORM, 2, 12),
-        ("NOP", program.CONTROL, 0, 0),
-        ("@!PT FFMA R1, R1, R2, R3", program.CONTROL, 0, 0),  # never runs
-        ("FROB R1, R2", program.ALU, 2, 0),  # unknown
-        ("HMMA.16816.F32 R4, R4, R8, R4", program.MATRIX, 8, 0),
-        ("HMMA.1688.F32 R4, R4, R8, R4", program.MATRIX, 4, 0),
-        ("HMMA.1688.F32.TF32 R4, R4, R8, R4", program.MATRIX, 8, 0),
-        ("IMMA.16832.S8.S8 R4, R4.ROW, R8.COL, R4", program.MATRIX, 8, 0),
-        ("QGMMA.64x128x32.F32.E4M3.E4M3 R24, R88, gdesc[UR8], R24", program.MATRIX, 64, 0),
-        ("HGMMA.64x128x16.F32 R24, R88, gdesc[UR8], R24", program.MATRIX, 64, 0),
-        ("HGMMA.64x128x8.F32.TF32 R24, R88, gdesc[UR8], R24", program.MATRIX, 64, 0),
+        ("FFMA R1, R1, R2, R3", rows.FMA, 2, 0),
+        ("IMAD R1, R1, R2, R3", rows.FMA, 2, 0),
+        ("IMAD.WIDE R2, R1, R2, R4", rows.FMA, 4, 0),
+        ("FMNMX R1, R1, R2, !PT", rows.ALU, 2, 0),
+        ("HFMA2 R1, R1, R2, R3", rows.HALF, 1, 0),
+        ("MUFU.EX2 R1, R1", rows.EXP2, 8, 22),
+        ("UIADD3 UR4, UR4, 0x1, URZ", rows.UNIFORM, 2, 12),
+        ("NOP", rows.CONTROL, 0, 0),
+        ("@!PT FFMA R1, R1, R2, R3", rows.CONTROL, 0, 0),  # never runs
+        ("FROB R1, R2", rows.ALU, 2, 0),  # unknown
+        ("HMMA.16816.F32 R4, R4, R8, R4", rows.MATRIX, 8, 0),
+        ("HMMA.1688.F32 R4, R4, R8, R4", rows.MATRIX, 4, 0),
+        ("HMMA.1688.F32.TF32 R4, R4, R8, R4", rows.MATRIX, 8, 0),
+        ("IMMA.16832.S8.S8 R4, R4.ROW, R8.COL, R4", rows.MATRIX, 8, 0),
+        ("QGMMA.64x128x32.F32.E4M3.E4M3 R24, R88, gdesc[UR8], R24", rows.MATRIX, 64, 0),
+        ("HGMMA.64x128x16.F32 R24, R88, gdesc[UR8], R24", rows.MATRIX, 64, 0),
+        ("HGMMA.64x128x8.F32.TF32 R24, R88, gdesc[UR8], R24", rows.MATRIX, 64, 0),
     ],
 )
 def test_the_pipe_and_its_cycles(text: str, pipe: int, occupies: float, latency: float) -> None:
@@ -50,19 +50,19 @@ def test_the_pipe_and_its_cycles(text: str, pipe: int, occupies: float, latency:
 @pytest.mark.parametrize(
     ("text", "kind", "shared", "amount", "latency"),
     [
-        ("LDS.128 R4, [R2]", program.PLAIN, 4, 0, 29),
-        ("LDSM.16.M88.4 R4, [R2]", program.PLAIN, 4, 0, 33),
-        ("SHFL.BFLY PT, R4, R4, 0x1, 0x1f", program.PLAIN, 2, 0, 24),
-        ("STS.64 [R2], R4", program.PLAIN, 2, 0, 20),
-        ("LDGSTS.E.BYPASS.128 [R2], desc[UR4][R4.64]", program.COPY, 4, 512, 520),
-        ("LDG.E.64 R4, [R2]", program.LOAD, 2, 256, 480),
-        ("LDL R1, [R2]", program.PLAIN, 1, 0, 40),
-        ("STL R1, [R2]", program.PLAIN, 1, 0, 20),
+        ("LDS.128 R4, [R2]", rows.PLAIN, 4, 0, 29),
+        ("LDSM.16.M88.4 R4, [R2]", rows.PLAIN, 4, 0, 33),
+        ("SHFL.BFLY PT, R4, R4, 0x1, 0x1f", rows.PLAIN, 2, 0, 24),
+        ("STS.64 [R2], R4", rows.PLAIN, 2, 0, 20),
+        ("LDGSTS.E.BYPASS.128 [R2], desc[UR4][R4.64]", rows.COPY, 4, 512, 520),
+        ("LDG.E.64 R4, [R2]", rows.LOAD, 2, 256, 480),
+        ("LDL R1, [R2]", rows.PLAIN, 1, 0, 40),
+        ("STL R1, [R2]", rows.PLAIN, 1, 0, 20),
     ],
 )
 def test_memory(text: str, kind: int, shared: float, amount: float, latency: float) -> None:
     found = made(text)
-    assert found.pipe == program.SHARED
+    assert found.pipe == rows.SHARED
     assert (found.kind, found.shared, found.amount, found.latency) == (
         kind, shared, amount, latency,
     )  # fmt: skip
@@ -70,37 +70,37 @@ def test_memory(text: str, kind: int, shared: float, amount: float, latency: flo
 
 def test_a_spill_beyond_l1_passes_through_l2() -> None:
     found = made("LDL R1, [R2]", spills_to_l2=True)
-    assert (found.kind, found.amount, found.latency) == (program.LOAD, 128, 260)
+    assert (found.kind, found.amount, found.latency) == (rows.LOAD, 128, 260)
 
 
 @pytest.mark.parametrize(
     ("text", "kind", "count"),
     [
-        ("BAR.SYNC.DEFER_BLOCKING 0x0", program.BARRIER, 0),
-        ("BAR.ARV 0x1, 0x100", program.BARRIER_ARRIVE, 0),
-        ("LDGDEPBAR", program.COMMIT, 0),
-        ("DEPBAR.LE SB0, 0x2", program.WAIT_COPIES, 2),
-        ("DEPBAR {5,4,3,2,1,0}", program.PLAIN, 0),
-        ("WARPGROUP.ARRIVE", program.WARPGROUP_ARRIVE, 0),
-        ("WARPGROUP.DEPBAR.LE gsb0, 0x1", program.WAIT_WGMMA, 1),
-        ("UTMALDG.2D [UR8], [UR4]", program.TMA, 0),
-        ("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4+0x10], R3", program.AWAIT, 0),
-        ("SYNCS.ARRIVE.TRANS64 RZ, [UR4], R2", program.EXPECT, 0),
-        ("SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR4+URZ+0x8], RZ", program.ARRIVE, 0),
+        ("BAR.SYNC.DEFER_BLOCKING 0x0", rows.BARRIER, 0),
+        ("BAR.ARV 0x1, 0x100", rows.BARRIER_ARRIVE, 0),
+        ("LDGDEPBAR", rows.COMMIT, 0),
+        ("DEPBAR.LE SB0, 0x2", rows.WAIT_COPIES, 2),
+        ("DEPBAR {5,4,3,2,1,0}", rows.PLAIN, 0),
+        ("WARPGROUP.ARRIVE", rows.WARPGROUP_ARRIVE, 0),
+        ("WARPGROUP.DEPBAR.LE gsb0, 0x1", rows.WAIT_WGMMA, 1),
+        ("UTMALDG.2D [UR8], [UR4]", rows.TMA, 0),
+        ("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4+0x10], R3", rows.AWAIT, 0),
+        ("SYNCS.ARRIVE.TRANS64 RZ, [UR4], R2", rows.EXPECT, 0),
+        ("SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR4+URZ+0x8], RZ", rows.ARRIVE, 0),
     ],
 )
 def test_what_synchronizes(text: str, kind: int, count: int) -> None:
     if "{" in text:
         text = text.replace("{", "{{").replace("}", "}}")
     found = made(text)
-    assert (found.pipe, found.kind, found.count) == (program.CONTROL, kind, count)
+    assert (found.pipe, found.kind, found.count) == (rows.CONTROL, kind, count)
 
 
 def test_control_bits_are_taken_over() -> None:
     found = made(line("MUFU.EX2 R1, R1", stall=7, write=2, read=5, waits=(0, 3)))
     assert (found.stall, found.writes, found.reads, found.waits) == (7, 2, 5, 0b1001)
     never = made(line("@!PT LDS R1, [R1]", stall=7, write=2))
-    assert (never.stall, never.writes) == (7, program.NO_BARRIER)
+    assert (never.stall, never.writes) == (7, rows.NO_BARRIER)
     assert made(line("NOP", stall=0)).stall == 1  # one instruction a cycle is the most
 
 
@@ -119,7 +119,7 @@ def test_the_last_of_a_group_of_wgmma_commits() -> None:
     ],
 )
 def test_the_address_of_an_mbarrier(text: str, address: int | None) -> None:
-    assert program.address_of(listing(text).instructions[0]) == address
+    assert rows.address_of(listing(text).instructions[0]) == address
 
 
 def test_unknown_opcodes_are_counted() -> None:
@@ -144,12 +144,12 @@ def test_warps_go_to_the_sub_partitions_in_turn() -> None:
     assert places["group"].tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3]
     assert places["leads"].tolist() == ([1] + [0] * 5) * 2
     assert set(places["counts"].tolist()) == {1}
-    assert (arrivals.tolist(), credit.tolist()) == ([], [0] * program.NAMED_BARRIERS)
+    assert (arrivals.tolist(), credit.tolist()) == ([], [0] * rows.NAMED_BARRIERS)
 
 
 def test_an_arrival_nobody_waits_for_is_none() -> None:
     code = loop("HMMA.16816.F32 R4, R4, R8, R4", "BAR.ARV 0x3, 0x80")
-    assert [each.kind for each in linked(code, 4).rows[:2]] == [program.PLAIN, program.PLAIN]
+    assert [each.kind for each in linked(code, 4).rows[:2]] == [rows.PLAIN, rows.PLAIN]
 
 
 def test_arrivals_before_the_loop_are_credit() -> None:
@@ -171,7 +171,7 @@ def test_the_bytes_of_a_phase_are_shared_among_its_loads() -> None:
         "UTMALDG.2D [UR8], [UR6]",
         before=("MOV R2, 0x4000", "MOV R3, 0x100"),
     )
-    loads = [each for each in linked(code, 4).rows if each.kind == program.TMA]
+    loads = [each for each in linked(code, 4).rows if each.kind == rows.TMA]
     assert [each.amount for each in loads] == [0x2000, 0x2000, 0x100]
     assert [each.commits for each in loads] == [0, 1, 1]
     assert [each.count for each in loads] == [0, 0, 1]

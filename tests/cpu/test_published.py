@@ -18,15 +18,16 @@ from typing import Any
 import pytest
 import yaml
 
-from flashgen import estimate, machine
+from flashgen import estimate, machine, replays
 from flashgen.calibrate import spearman
 from flashgen.errors import NoEstimate
-from flashgen.estimate import estimate_cubin, replay_cubin
+from flashgen.estimate import estimate_cubin
 from flashgen.gpu import TARGETS, Gpu
 from flashgen.legality import why_illegal
 from flashgen.machine import MACHINES, Machine
 from flashgen.problem import Problem, flops, workload
 from flashgen.program import Program
+from flashgen.replays import replay_cubin
 from flashgen.sass import Listing, disassemble
 from flashgen.scoreboard import Scoreboard
 from tests import cubins
@@ -59,7 +60,7 @@ def listings(kernels: dict[Tile, cubins.Cubin]) -> dict[bytes, Listing]:
 @pytest.fixture
 def quick(listings: dict[bytes, Listing], monkeypatch: pytest.MonkeyPatch) -> None:
     """estimate_cubin, but that no kernel is disassembled a second time."""
-    monkeypatch.setattr(estimate, "disassemble", listings.__getitem__)
+    monkeypatch.setattr(replays, "disassemble", listings.__getitem__)
 
 
 def tiles_of(landscape: dict[str, Any]) -> list[Tile]:

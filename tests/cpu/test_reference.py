@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from flashgen import reference
+from flashgen.nasty import Case, make_inputs, nasty_cases
 from flashgen.problem import Problem
-from flashgen.reference import Case, judge, make_inputs, nasty_cases
+from flashgen.reference import judge
 from tests.makers import make_spec
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flashgen import cycles, machine, program, scoreboard
+from flashgen import cycles, machine, rows, scoreboard
 from flashgen.errors import NoEstimate, ToolchainError
 from flashgen.gpu import TARGETS, Gpu
 from flashgen.machine import MACHINES
@@ -46,11 +46,11 @@ def test_products_that_add_to_the_same_registers_may_be_further_apart() -> None:
 def test_the_numbers_of_both_files_agree() -> None:
     """They are written out twice: numba's cache sees no change in another file."""
     numbers = {name for name, value in vars(cycles).items() if isinstance(value, int)}
-    both = sorted(name for name in numbers if hasattr(program, name))
+    both = sorted(name for name in numbers if hasattr(rows, name))
     assert len(both) >= 24
-    differing = [name for name in both if getattr(cycles, name) != getattr(program, name)]
+    differing = [name for name in both if getattr(cycles, name) != getattr(rows, name)]
     assert differing == ["NO_BARRIER"]  # 7 in the code; from 6 on there is none
-    assert cycles.NO_BARRIER < program.NO_BARRIER
+    assert cycles.NO_BARRIER < rows.NO_BARRIER
     assert cycles.SUB_PARTITIONS == machine.SUB_PARTITIONS
 
 
@@ -86,6 +86,13 @@ def test_matrix_instructions_are_as_far_apart_as_the_pipe_is_long() -> None:
 def test_on_hopper_hmma_reaches_two_thirds_of_the_peak() -> None:
     code = loop(*[line(HMMA, stall=2)] * 8)
     assert trip(code, H200, num_warps=8) == 2 * 8 * 6
+
+
+def test_closer_products_are_no_reason_to_refuse_and_wait_for_the_pipe() -> None:
+    """ptxas spaces by the fastest product of an architecture: of two with sm_86 one takes twice as long."""
+    code = loop(*[line(HMMA, stall=8)] * 8)
+    for slug, cycles_ in (("nvidia_a10", 16), ("nvidia_geforce_rtx_3090", 32)):
+        assert trip(code, TARGETS[slug], num_warps=8) == 2 * 8 * cycles_
 
 
 def test_tf32_takes_the_pipe_twice_as_long() -> None:
@@ -227,6 +234,10 @@ def test_spills_beyond_l1_take_the_time_of_l2() -> None:
             loop(line(HMMA, stall=9), line("HMMA.16816.F32 R16, R20, R8, R16", stall=9)),
             "ptxas spaces HMMA 9 cycles apart",
         ),
+        (
+            loop(line(HMMA), before=("USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xe8",)),
+            "its warps have roles, since they hand over registers",
+        ),
         (loop(line(HMMA), "BAR.SYNC R1"), "meets at a barrier not named in it"),
         (loop(line(HMMA), "UTMALDG.2D [UR8], [UR6]"), "loads for no barrier that is seen"),
         (
@@ -343,7 +354,7 @@ def test_ptxas_spaces_hmma_as_the_pipe_of_its_architecture_is_long(cache: Path) 
     for gpu, spacing in ((A100, 8), (H200, 6)):
         cubin, _ = cubins.own(make_spec(), make_config(32, 64), gpu.arch, cache)
         found = of(cubin, gpu)
-        assert {program.hmma_spacing(body) for body in found.main} == {spacing}
+        assert {rows.hmma_spacing(body) for body in found.main} == {spacing}
         assert found.hmma == spacing
 
 
@@ -362,7 +373,7 @@ def test_warps_with_roles_are_told_apart_and_run_together(equal: Scoreboard) -> 
     assert made.counts.count(False) == 1  # the loading warp's trips are not waited for
     # One family is completed by TMA, the other by the eight warps that multiply.
     assert sorted(made.arrivals) == [0, 8]
-    assert sum(each.amount for each in made.rows if each.kind == program.TMA) == 2 * 128 * 64 * 2
+    assert sum(each.amount for each in made.rows if each.kind == rows.TMA) == 2 * 128 * 64 * 2
 
 
 def test_a_role_with_more_to_do_is_what_the_others_wait_for(equal: Scoreboard) -> None:

@@ -39,18 +39,33 @@ class TestToMeasure:
         parts = to_measure(self.COMPILED, least_us, always)
         return [[outcome.config for outcome in part] for part in parts]
 
-    def test_the_promising_come_by_estimate_then_those_without_one(self) -> None:
-        assert self.order(100.0) == [[A, B, E], [C, D]]
+    def test_the_promising_come_by_estimate_and_one_without_keeps_its_place(self) -> None:
+        """D and C, of those before and after it, are postponed: E was given before B and A."""
+        assert self.order(100.0) == [[E, A, B], [C, D]]
+        last = [*(o for o in self.COMPILED if o.config != E), outcome(E, None)]
+        promising, _ = to_measure(last, 100.0, ())
+        assert [each.config for each in promising] == [A, B, E]
+
+    def test_between_the_estimated_it_keeps_its_place_too(self) -> None:
+        given = [outcome(c, GUESS.get(c)) for c in (B, E, A)]
+        promising, _ = to_measure(given, 100.0, ())
+        assert [each.config for each in promising] == [A, E, B]
+
+    def test_seeds_without_an_estimate_lead_in_their_order(self) -> None:
+        """Of the space and the seeds only these are what only a GPU can judge."""
+        given = [outcome(c, us) for c, us in ((A, 100.0), (D, None), (B, 90.0), (E, None))]
+        promising, _ = to_measure(given, 90.0, (B, E, D))
+        assert [each.config for each in promising] == [D, E, B, A]
 
     def test_the_limit_itself_is_promising(self) -> None:
         at, above = outcome(A, PROMISING * 80.0), outcome(B, PROMISING * 80.0 + 0.1)
         assert to_measure([above, at], 80.0, ()) == ([at], [above])
 
     def test_the_least_estimate_may_be_that_of_another(self) -> None:
-        assert self.order(90.0) == [[A, E], [B, C, D]]
+        assert self.order(90.0) == [[E, A], [B, C, D]]
 
     def test_what_must_be_measured_is_never_postponed(self) -> None:
-        assert self.order(100.0, D) == [[A, B, D, E], [C]]
+        assert self.order(100.0, D) == [[A, E, B, D], [C]]
 
     def test_equal_estimates_keep_the_order_given(self) -> None:
         equal = [outcome(config, 100.0) for config in (C, A, B)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -109,6 +110,30 @@ def test_a_new_part_of_the_facts_leaves_the_others(held: str) -> None:
     assert {**sass_facts.sections_of(held), **parts} == parts
     assert sass_facts.differences(again, parts["3.9.0"]) == []
     assert "+new" in sass_facts.differences(again, "## Triton 3.9.0\n\nnew\n")
+
+
+def test_some_kernels_facts_are_compared_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """As make check does."""
+    held = "## Triton 3.9.0\n\n2 of 2\n\n| `bwd_a` | 1 |\n| `fwd_b` | 2 |\n"
+    new = "## Triton 3.9.0\n\n1 of 1\n\n| `bwd_a` | {} |\n"
+    assert sass_facts.differences(held, new.format(1), ["bwd_*"]) == []
+    found = sass_facts.differences(held, new.format(3), ["bwd_*", "x"])
+    assert [line for line in found if line[1:2] == "|"] == ["-| `bwd_a` | 1 |", "+| `bwd_a` | 3 |"]
+    assert "-| `fwd_b` | 2 |" in sass_facts.differences(held, new.format(1))
+    for options in (["--kernel", "bwd_*"], ["--check", "--kernel", "none"]):
+        with pytest.raises(SystemExit):
+            sass_facts.main(options)
+    assert "no kernel that ships is called none" in capsys.readouterr().err
+
+
+def test_check_fails_where_the_file_says_otherwise(tmp_path: Path) -> None:
+    text = sass_facts.RESULT.read_text()
+    delta = next(line for line in text.splitlines() if "`bwd_delta_bf16_d64_" in line)
+    other = tmp_path / "facts.md"
+    other.write_text(text.replace(delta, delta.replace("| nothing |", "| spills |")))
+    asked = ["--check", "--jobs", "1", "--kernel", "bwd_delta_bf16_d64_*", "--out"]
+    assert sass_facts.main([*asked, str(sass_facts.RESULT)]) == 0
+    assert sass_facts.main([*asked, str(other)]) == 1
 
 
 def compile_entry(job: tuple[AttentionSpec, KernelConfig]) -> Compiled:

@@ -13,8 +13,8 @@ from triton.backends.compiler import GPUTarget
 
 from flashgen import gradients, launch, launch_backward
 from flashgen.features import Features
+from flashgen.nasty import Case
 from flashgen.problem import Problem
-from flashgen.reference import Case
 from flashgen.render import render
 from flashgen.sequences import from_bounds
 from tests.makers import make_config, make_spec

@@ -525,7 +525,7 @@ class TestWhereItRuns:
 
     @staticmethod
     def device(gpu: Gpu | None) -> Callable[..., Gpu]:
-        def device_gpu(index: int = 0) -> Gpu:
+        def device_gpu(index: int = 0, **_: object) -> Gpu:
             if gpu is None:
                 raise NoGpuError(
                     "torch sees no GPU here; without one, type: flashgen tune --target nvidia_h200"
@@ -572,6 +572,22 @@ def test_the_end_names_the_files_and_what_to_try(
     assert imported.split()[:4] == ["cd", str(tmp_path), "&&", "python"]
     assert "from generated.dispatcher import attention" in imported
     assert str(tmp_path / "configs" / "nvidia_h200.yaml") in printed
+
+
+def test_what_to_try_is_a_length_that_was_asked(
+    tmp_path: Path, monkeypatch: Patch, emitted: Emitted
+) -> None:
+    """Sharing kernels comes last, and changes the entries of other buckets."""
+    config = KernelConfig(br=64, bc=32, num_warps=4, num_stages=2)
+    held_entry = made_entry(SPEC, BUCKETS[0], tuned_default(SPEC))
+    held = Table(gpu=H200).with_entry(held_entry, made_run())
+    save(held, tmp_path / "configs" / "nvidia_h200.yaml")
+    monkeypatch.setattr(
+        tune, "consolidate", lambda entries, *_, **__: [replace(e, config=config) for e in entries]
+    )
+    _, printed = run(monkeypatch, tmp_path)
+    assert str(BUCKETS[0]) in printed
+    assert "flashgen explain --dtype bf16 --head-dim 64 --seq 4096 " in printed
 
 
 @pytest.mark.parametrize(

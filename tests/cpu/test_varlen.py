@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 import flashgen.runtime.flash_attn as flash_attn
-from flashgen import reference
+from flashgen import nasty, reference
 from flashgen.asked import from_tensors
 from flashgen.check_varlen import in_pages, packed_case, varlen_cases
 from flashgen.errors import InvalidArgument
 from flashgen.features import Features
 from flashgen.gpu import TARGETS
+from flashgen.inputs import make_features, make_inputs
 from flashgen.legality import why_illegal
-from flashgen.measure import make_features, make_inputs
 from flashgen.philox import random_words
 from flashgen.problem import Problem
 from flashgen.runtime.varlen import attention_varlen
@@ -250,8 +250,8 @@ def test_what_does_not_fit_pages_is_named(change: dict[str, Any], message: str) 
 def test_the_reference_is_each_sequence_alone(case: Any) -> None:
     """Who sees whom, slopes, windows, and what lies between the sequences."""
     spec = make_spec("float32", 16, "causal", varlen=True, alibi=True, window=True, sink=True)
-    q, k, v = (x.double() for x in reference.make_inputs(spec, case, 1, "cpu"))
-    features = reference.make_features(spec, case, 1, "cpu")
+    q, k, v = (x.double() for x in nasty.make_inputs(spec, case, 1, "cpu"))
+    features = nasty.make_features(spec, case, 1, "cpu")
     packed, options = features.sequences, {"scale": 0.25}
     assert packed is not None
     o, lse = reference.attention(q, k, v, diagonal=0, features=features, **options)

@@ -15,8 +15,9 @@ from flashgen.evaluators.gpu import GpuEvaluator
 from flashgen.evaluators.pool import Workers
 from flashgen.evaluators.tasks import DEVICE_ENV
 from flashgen.gpu import Gpu
+from flashgen.inputs import make_inputs
 from flashgen.launch import device_gpu
-from flashgen.measure import Ceiling, CudaStopwatch, clocks_and_power, make_inputs, measure
+from flashgen.measure import Ceiling, CudaStopwatch, clocks_and_power, measure
 from flashgen.outcome import Status
 from flashgen.problem import flops, workload
 from flashgen.spec import AttentionSpec

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashgen import check, gradients, reference
+from flashgen import check, gradients, nasty
 from flashgen.launch import device_gpu
 from flashgen.legality import why_illegal
+from flashgen.nasty import Case
 from flashgen.problem import Problem
-from flashgen.reference import Case
 from flashgen.render import render
 from flashgen.runtime import Dispatcher
 from flashgen.spec import AttentionSpec, Direction
@@ -99,7 +99,7 @@ def test_every_backward_kernel(direction: Direction, loads: str, mask: str) -> N
     reason = why_illegal(spec, config, device_gpu())
     if reason is not None:
         pytest.skip(reason)
-    cases = (*check.check_cases(config), *reference.nasty_cases(config.br, config.bc))
+    cases = (*check.check_cases(config), *nasty.nasty_cases(config.br, config.bc))
     result = check.check_kernel(
         render(spec, config), spec, config, device="cuda", seed=1, cases=cases
     )

@@ -25,8 +25,8 @@ from flashgen.config import kernel_name
 from flashgen.default_tiles import default_config
 from flashgen.errors import InvalidArgument, NotDifferentiable
 from flashgen.features import PLAIN, Features
+from flashgen.nasty import Case
 from flashgen.problem import BUCKETS, Problem
-from flashgen.reference import Case
 from flashgen.render import render
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.call import Call

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashgen import gradients, measure, reference
+from flashgen import gradients, inputs, nasty, reference
 from flashgen.asked import from_tensors
 from flashgen.check import check_kernel, run_case
 from flashgen.config import KernelConfig
@@ -19,9 +19,9 @@ from flashgen.default_tiles import default_config, default_spec
 from flashgen.features import PLAIN, Features
 from flashgen.launch import Kernel, launch, load_kernel
 from flashgen.launch_backward import Backward, bind_backward, bind_delta
+from flashgen.nasty import Case
 from flashgen.philox import keep_mask
 from flashgen.problem import Problem
-from flashgen.reference import Case
 from flashgen.render import HEADER_LINES, render
 from flashgen.spec import AttentionSpec
 from tests.makers import make_config, make_spec
@@ -179,7 +179,7 @@ def test_default_kernels_take_the_true_head_dims(direction: Any, seed: int, tmp_
     asked = make_spec("float16", 40, "causal", head_dim_v=56, **bias).for_direction(direction)
     spec, config = default_spec(asked), default_config(asked)
     kernel = kernel_of(spec, config, tmp_path)
-    for number, given in enumerate(reference.nasty_cases(32, 16)[-3:]):
+    for number, given in enumerate(nasty.nasty_cases(32, 16)[-3:]):
         # Inputs are drawn for the spec that is asked; the kernel is that of the padded one.
         verdict = run_case(kernel, asked, config, given, seed=seed + number, device="cpu")
         assert verdict.passed, (given, seed + number, verdict)
@@ -191,10 +191,10 @@ def test_features_with_descriptors(direction: Any, seed: int) -> None:
     prove(spec, make_config(32, 16, loads="descriptor"), seed)
 
 
-@pytest.mark.parametrize("wide", reference.BIAS_SHAPES)
+@pytest.mark.parametrize("wide", nasty.BIAS_SHAPES)
 def test_gradient_of_a_bias_broadcast_in_any_dimension(wide: str) -> None:
     """The shape follows from the seed; 64 rows and 32 keys are what a tile of partial sums has."""
-    shape = reference.BIAS_SHAPES.index(wide)
+    shape = nasty.BIAS_SHAPES.index(wide)
     for mask, problem in (
         ("none", Problem(batch=2, heads=4, kv_heads=2, seq_q=37, seq_k=51)),
         ("causal", Problem(batch=1, heads=2, kv_heads=1, seq_q=64, seq_k=32)),
@@ -397,7 +397,7 @@ def test_what_is_measured_is_a_backward_of_real_probabilities(
 ) -> None:
     forward = make_spec("bfloat16", 32, "causal", **features)
     problem = Problem(batch=1, heads=2, kv_heads=2, seq_q=40, seq_k=40)
-    o, call = measure.make_backward(forward, problem, 3, "cpu", tmp_path)
+    o, call = inputs.make_backward(forward, problem, 3, "cpu", tmp_path)
     exact, lse = reference.attention(
         call.q, call.k, call.v, scale=call.scale, diagonal=call.diagonal, features=call.features
     )
@@ -406,6 +406,6 @@ def test_what_is_measured_is_a_backward_of_real_probabilities(
     for direction in ("backward_delta", "backward_dq"):
         spec = forward.for_direction(direction)  # type: ignore[arg-type]
         config = backward_config(direction, 16, 16)
-        run = measure.backward_run(kernel_of(spec, config, tmp_path), spec, config, o, call)
+        run = inputs.backward_run(kernel_of(spec, config, tmp_path), spec, config, o, call)
         results: Any = run()
         assert torch.isfinite(results if direction == "backward_delta" else results[0]).all()

@@ -12,8 +12,8 @@ from flashgen import gradients
 from flashgen.check import check_kernel
 from flashgen.launch import load_kernel
 from flashgen.launch_backward import Backward, bind_backward
+from flashgen.nasty import Case
 from flashgen.problem import Problem
-from flashgen.reference import Case
 from flashgen.render import render
 from flashgen.spec import AttentionSpec
 from tests.makers import make_config, make_spec

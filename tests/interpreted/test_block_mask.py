@@ -18,8 +18,8 @@ from flashgen.default_tiles import default_config, default_spec
 from flashgen.features import Features
 from flashgen.launch import launch, load_kernel
 from flashgen.launch_backward import Backward, bind_backward
+from flashgen.nasty import Case
 from flashgen.problem import Problem
-from flashgen.reference import Case
 from flashgen.render import render
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.block_mask import BlockMask, document, from_boolean, prefix_lm

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashgen import gradients, reference
+from flashgen import gradients, nasty, reference
 from flashgen.asked import from_tensors
 from flashgen.check import check_kernel
 from flashgen.config import KernelConfig
@@ -21,8 +21,8 @@ from flashgen.default_tiles import default_config, default_spec
 from flashgen.features import Features
 from flashgen.launch import launch, load_kernel
 from flashgen.launch_backward import Backward, bind_backward
+from flashgen.nasty import Case, nasty_cases
 from flashgen.problem import Problem
-from flashgen.reference import Case, nasty_cases
 from flashgen.render import render
 from flashgen.runtime import Dispatcher
 from flashgen.spec import AttentionSpec
@@ -368,10 +368,8 @@ def test_features_compile_into_one_graph(dispatcher: Dispatcher) -> None:
 def test_a_case_of_windows_has_them_all() -> None:
     problem = Problem(batch=1, heads=1, kv_heads=1, seq_q=40, seq_k=60)
     spec = make_spec("float16", 16, window=True)
-    drawn = {
-        reference.make_features(spec, Case(problem=problem), n, "cpu").window for n in range(7)
-    }
-    assert drawn == set(reference.windows(problem))
+    drawn = {nasty.make_features(spec, Case(problem=problem), n, "cpu").window for n in range(7)}
+    assert drawn == set(nasty.windows(problem))
     assert (0, 0) in drawn
     assert any(left < 0 for left, _ in drawn)  # type: ignore[misc]
     assert any(right < 0 for _, right in drawn)  # type: ignore[misc]

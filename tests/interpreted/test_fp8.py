@@ -15,7 +15,7 @@ from flashgen.check import check_kernel
 from flashgen.config import KernelConfig
 from flashgen.default_tiles import default_config, default_spec
 from flashgen.features import Features, Fp8
-from flashgen.reference import nasty_cases
+from flashgen.nasty import nasty_cases
 from flashgen.render import render
 from flashgen.runtime import fp8
 from flashgen.spec import AttentionSpec

@@ -16,8 +16,8 @@ from flashgen.check import check_kernel, run_case
 from flashgen.config import KernelConfig
 from flashgen.default_tiles import default_config, default_spec
 from flashgen.launch import load_kernel
+from flashgen.nasty import Case, nasty_cases
 from flashgen.problem import Problem
-from flashgen.reference import Case, nasty_cases
 from flashgen.render import render
 from flashgen.spec import AttentionSpec
 from tests.makers import make_config, make_spec

@@ -14,8 +14,8 @@ import torch
 from flashgen import launch
 from flashgen.check import check_kernel
 from flashgen.config import KernelConfig
+from flashgen.nasty import Case, nasty_cases
 from flashgen.problem import Problem
-from flashgen.reference import Case, nasty_cases
 from flashgen.render import render
 from flashgen.spec import AttentionSpec
 from tests.makers import make_config, make_spec
