@@ -55,7 +55,7 @@ from flashgen.config import KernelConfig, Order
 from flashgen.gpu import TARGETS
 from flashgen.legality import why_illegal
 from flashgen.render import render
-from flashgen.spec import AttentionSpec, Mask
+from flashgen.spec import AttentionSpec, Direction, Mask
 from flashgen.table import load, write_text
 
 H200 = TARGETS["nvidia_h200"]
@@ -68,6 +68,15 @@ it was run with. Compiled for sm_90, run on nothing: these are facts of machine 
 """
 HOPPER_TILES = {64: (128, 128), 128: (128, 128), 256: (128, 64)}
 """br and bc by head dim, in rings of two places."""
+HOPPER_BACKWARD: tuple[tuple[Direction, int, int, int], ...] = (
+    ("backward_dkv", 64, 64, 128),
+    ("backward_dkv", 128, 64, 128),
+    ("backward_dq", 64, 128, 128),
+    ("backward_dq", 128, 128, 64),
+    ("backward_dq", 256, 128, 32),
+    ("backward_fused", 64, 64, 128),
+)
+"""The same of the backward: direction, head dim, br and bc."""
 COLUMNS = (
     "kernel", "registers", "shared", "instructions a tile", "arrives", "exp2 under", "spills",
     "advisories", "breaks",
@@ -84,7 +93,9 @@ def shipped() -> list[Pair]:
 
 
 def of_hopper() -> list[Pair]:
-    """Kernels of schedule hopper: in bfloat16 every order of tiles, in float16 two."""
+    """Kernels of schedule hopper: of the forward in bfloat16 every order of tiles, in float16 two;
+    of the backward in bfloat16 the plain one.
+    """
     found = []
     ways = itertools.product(get_args(Order), (False, True))
     for dtype, (dim, tile), mask, (order, persistent) in itertools.product(
@@ -106,6 +117,14 @@ def of_hopper() -> list[Pair]:
         usual = order == ("longest_first" if spec.causal else "plain")
         if why_illegal(spec, config, H200) is None and (usual or dtype == "bfloat16"):
             found.append((spec, config))
+    for (direction, dim, br, bc), mask in itertools.product(HOPPER_BACKWARD, get_args(Mask)):
+        spec = AttentionSpec(
+            direction=direction, dtype="bfloat16", head_dim=dim, head_dim_v=dim, mask=mask
+        )
+        config = KernelConfig(
+            br=br, bc=bc, num_warps=8, num_stages=2, schedule="hopper", loads="descriptor"
+        )
+        found.append((spec, config))
     return found
 
 

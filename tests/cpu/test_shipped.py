@@ -14,7 +14,7 @@ import triton
 from benchmarks import sass_facts
 from flashgen import generate, paths
 from flashgen.compile import Compiled, compile_kernel, judge
-from flashgen.config import KernelConfig, Order
+from flashgen.config import AHEAD, KernelConfig, Order
 from flashgen.entry import Entry
 from flashgen.estimate import estimable
 from flashgen.legality import why_illegal
@@ -86,8 +86,13 @@ def test_the_facts_are_of_the_kernels_that_ship() -> None:
     assert [line.split("`")[1] for line in lines] == names
 
 
-def test_the_facts_of_hopper_are_of_every_order_and_break_no_rule_with_any_triton() -> None:
+SPILLING = {"3.9.0": ["bwd_dkv_bf16_d128_causal", "bwd_fused_bf16_d64_causal"]}
+"""Kernels of schedule hopper that spill a register or two in a main loop: refused there."""
+
+
+def test_the_facts_of_hopper_are_of_every_order_and_break_no_rule_but_two_with_one_triton() -> None:
     pairs = sass_facts.of_hopper()
+    assert {spec.direction for spec, _ in pairs} == {"forward", *AHEAD}
     assert {(c.order, c.persistent) for spec, c in pairs if spec.causal} == set(
         product(get_args(Order), (False, True))
     )
@@ -97,7 +102,8 @@ def test_the_facts_of_hopper_are_of_every_order_and_break_no_rule_with_any_trito
     for version, part in sass_facts.sections_of(sass_facts.RESULT.read_text()).items():
         lines = [line for line in part.splitlines() if "_hopper_" in line]
         assert len(lines) == len(pairs), version
-        assert [line for line in lines if not line.endswith("| nothing |")] == [], version
+        broken = [line.split("_br")[0][3:] for line in lines if not line.endswith("| nothing |")]
+        assert broken == SPILLING.get(version, []), version
 
 
 @pytest.mark.parametrize("held", ["", "## Triton 3.6.0\n\nold\n", "## Triton 3.10.0\n\nold\n"])
