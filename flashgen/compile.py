@@ -29,7 +29,7 @@ from flashgen.render import Rendered
 from flashgen.residency import resident_blocks
 from flashgen.spec import AttentionSpec
 
-FACTS = 1
+FACTS = 2
 """Version of the facts in a cache file; raise it whenever they are computed in another way."""
 
 LEAST_OVERLAP = 0.85
@@ -45,7 +45,8 @@ it 41 % at most."""
 HOPPER_OVERLAP = 0.90
 """The same for every consumer of schedule hopper, which is made for nothing else."""
 
-_ADVISORY = re.compile(r"\(C75(?:1[0-8])\).*")
+# C7510 to C7518 are of wgmma that waits; of the others C7508 says that setmaxnreg is ignored.
+_ADVISORY = re.compile(r"\(C75(?:1[0-8]\)|\d\d\) Potential Performance Loss).*")
 _SPILL_STORES = re.compile(r"(\d+) bytes spill stores")
 _GCN_FACT = re.compile(r"^\s*\.(vgpr_count|vgpr_spill_count):\s*(\d+)", re.MULTILINE)
 
@@ -61,7 +62,8 @@ class Compiled:
     registers are 32-bit ones of a thread, spill_bytes what a thread stores to its stack for want
     of them, shared_bytes dynamic shared memory of a block. loop holds the facts of the steady
     main loop and other_loops those of the further ones, the masked one among them; None and ()
-    where there is no disassembler (AMD). advisories are ptxas' remarks that it made wgmma wait
+    where there is no disassembler (AMD). advisories are ptxas' remarks that it made wgmma wait, or
+    handed no registers over
     for one another.
     """
 

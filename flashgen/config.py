@@ -98,9 +98,10 @@ class KernelConfig:
         ):
             value = getattr(self, field)
             if value not in values or isinstance(value, bool):
-                raise InvalidArgument(
-                    f"{field} must be one of {', '.join(map(str, values))}: got {value!r}"
-                )
+                known = ", ".join(map(str, values))
+                if self.schedule == "hopper" and field == "num_warps":
+                    known += " in schedule hopper, those that compute (earlier: 4, of a warpgroup)"
+                raise InvalidArgument(f"{field} must be one of {known}: got {value!r}")
         if not isinstance(self.persistent, bool):
             raise InvalidArgument(f"persistent must be true or false: got {self.persistent!r}")
 

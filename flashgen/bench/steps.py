@@ -96,7 +96,7 @@ STEPS = (
 TWO: tuple[Direction, ...] = ("backward_dkv", "backward_dq")
 FUSED: tuple[Direction, ...] = ("backward_fused",)
 BACKWARD_STEPS = (
-    Step(name="two: fa2", schedule="fa2", loads="pointer", directions=TWO),
+    Step(name="two: fa2", schedule="fa2", loads="pointer", order=None, directions=TWO),
     Step(name="two: descriptors", schedule="fa2", loads="descriptor", order=None, directions=TWO),
     Step(name="two: s_ahead", schedule="s_ahead", loads="descriptor", order=None, directions=TWO),
     Step(name="fused: fa2", schedule="fa2", loads="pointer", directions=FUSED),

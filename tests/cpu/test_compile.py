@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import triton
 
-from flashgen import sass
+from flashgen import compile, sass
 from flashgen.compile import (
     LEAST_OVERLAP,
     Compiled,
@@ -156,7 +156,7 @@ def test_a_damaged_cache_file_is_as_good_as_none(tmp_path: Path, damage: str) ->
         cache_file(compiled.digest, compiled.arch, compiled.triton, tmp_path, suffix)
         for suffix in ("json", "cubin")
     )
-    whole = json.dumps({"facts": 1, **compiled.to_json()})
+    whole = json.dumps({"facts": compile.FACTS, **compiled.to_json()})
     facts.write_text(whole)
     binary.write_bytes(b"code")
     assert recall(compiled.digest, compiled.arch, compiled.triton, tmp_path) == compiled
@@ -265,6 +265,20 @@ def test_judge(
 )
 def test_residents(facts: dict[str, Any], gpu: Gpu, blocks: int) -> None:
     assert residents(made_compiled(**facts), gpu) == blocks
+
+
+@pytest.mark.parametrize(
+    ("remark", "counts"),
+    [
+        ("(C7510) Potential Performance Loss: wgmma.mma_async is serialized", True),
+        ("(C7508) Potential Performance Loss: 'setmaxnreg' ignored", True),
+        ("(C7516) wgmma.mma_async is serialized", True),
+        ("(C7900) Potential Performance Loss: of another kind", False),
+    ],
+)
+def test_what_ptxas_regrets_is_an_advisory(remark: str, counts: bool) -> None:
+    log = f"ptxas info    : {remark} in the function 'k'\nptxas info    : Used 168 registers\n"
+    assert compile._ADVISORY.findall(log) == [f"{remark} in the function 'k'"] * counts
 
 
 def test_multiply_add_is_one_instruction_whatever_triton_defaults_to(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashgen.arguments import feature_arguments
+from flashgen.arguments import feature_arguments, place_arguments
 from flashgen.asked import from_tensors
 from flashgen.errors import InvalidArgument
 from flashgen.features import PLAIN, Features, Fp8, window_of
@@ -142,7 +142,8 @@ def test_kernels_are_handed_memory_that_holds_what_is_meant(
         bias=negated(torch.ones(1, 1, 5, 5)), slopes=negated(torch.ones(4)),
         sinks=negated(torch.ones(4)), fp8=Fp8(**factors), sequences=packed,
     )  # fmt: skip
-    plain(feature_arguments(Takes(), features, 2, 4, 5, 5), 3 + 3 + 4 + 1)
+    plain(feature_arguments(Takes(), features, 2, 4, 5, 5), 3 + 3)
+    plain(place_arguments(Takes(), features), 4 + 1)
 
     numbers = negated(torch.ones(2, dtype=torch.int32))
     q, k = torch.zeros(2, 4, 1, 16).half(), torch.zeros(2, 2, 8, 16).to(torch.int8)

@@ -15,8 +15,8 @@ from flashgen.check import check_loaded
 from flashgen.config import KernelConfig
 from flashgen.launch import describe_for_gluon
 from flashgen.launch_backward import Backward, bind_backward
+from flashgen.nasty import Case
 from flashgen.problem import Problem
-from flashgen.reference import Case
 from flashgen.render import render
 from flashgen.signature import compile_signature
 from flashgen.spec import SHORT_DTYPE, AttentionSpec, Direction

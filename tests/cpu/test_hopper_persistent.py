@@ -15,8 +15,8 @@ from flashgen import check, launch
 from flashgen.check import cases_of, check_cases, check_loaded
 from flashgen.config import KernelConfig
 from flashgen.launch import INTERPRETED, OrderLimits
+from flashgen.nasty import Case
 from flashgen.problem import Problem
-from flashgen.reference import Case
 from flashgen.render import render
 from flashgen.spec import AttentionSpec
 from tests.cpu.test_hopper_model import case, hopper, model

@@ -41,7 +41,7 @@ def test_p_and_regret_have_columns_where_there_are_any() -> None:
 
 LONG_SPEC = make_spec("bfloat16", 128, mask="causal")
 LONG = make_config(
-    128, 128, num_warps=4, schedule="hopper", loads="descriptor", order="longest_first"
+    128, 128, num_warps=8, schedule="hopper", loads="descriptor", order="longest_first"
 )
 
 
