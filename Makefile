@@ -3,7 +3,8 @@
 
 PYTHON ?= python3
 TUNE ?=
-JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+# nproc would answer with OMP_NUM_THREADS, where a shell has it.
+JOBS ?= $(shell env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2)
 
 VENV := .venv
 BIN := $(VENV)/bin
