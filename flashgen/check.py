@@ -69,7 +69,10 @@ def walking_cases(config: KernelConfig, device: str) -> tuple[Case, ...]:
     three tiles for each program, of several lengths under a causal mask.
     """
     programs = order_limits(torch.device(device)).sms if config.persistent else 0
-    most_tiles = 24  # of check_cases' first
+    most_tiles = max(
+        case.problem.batch * case.problem.heads * -(-case.problem.seq_q // config.br)
+        for case in check_cases(config)
+    )
     if 3 * programs <= most_tiles:
         return ()
     kv_heads = -(-3 * programs // 6)  # two heads each, three tiles a head

@@ -62,9 +62,8 @@ class Compiled:
     registers are 32-bit ones of a thread, spill_bytes what a thread stores to its stack for want
     of them, shared_bytes dynamic shared memory of a block. loop holds the facts of the steady
     main loop and other_loops those of the further ones, the masked one among them; None and ()
-    where there is no disassembler (AMD). advisories are ptxas' remarks that it made wgmma wait, or
-    handed no registers over
-    for one another.
+    where there is no disassembler (AMD). advisories are ptxas' remarks that it made wgmma wait
+    for one another, or handed no registers over.
     """
 
     name: str

@@ -75,7 +75,7 @@ def dispatchers() -> Dispatchers:
     package = registry.DEFAULT_PACKAGE
     untuned = Dispatcher(package=package, archs={}, choices={}, defaults=tuned.served.defaults)
     # It has no tables by design: nobody is to be told to tune what is tuned.
-    untuned.resolver.say = lambda *_: None  # type: ignore[method-assign]
+    untuned.resolver.advises = False
     registry.register(package, tuned)  # the one that operators find
     return Dispatchers(tuned=tuned, untuned=untuned)
 

@@ -44,6 +44,8 @@ class Resolver:
         self._fused: dict[tuple[object, ...], bool] = {}
         self._gpus: dict[torch.device, Gpu] = {}
         self._said: set[tuple[object, ...]] = set()
+        self.advises = True
+        """Whether it is said where a kernel comes from, and what would improve it."""
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool | str, precision: str
@@ -132,6 +134,8 @@ class Resolver:
         self, spec: AttentionSpec, selection: Selection, seq_k: int, device: torch.device
     ) -> None:
         """Once per spec and rung: where its kernel comes from, and what would improve it."""
+        if not self.advises:
+            return
         command = self.tune_command(spec, seq_k, device)
         settings.configure_logging(logging.getLogger("flashgen"))
         if (spec, selection.rung) in self._said or selection.rung == "rendered":
