@@ -42,6 +42,9 @@ SHARED_QUEUE = 24.0
 READ_SHARED, READ_OTHER = 10.0, 8.0
 """Cycles until the operands of an instruction that says so are read."""
 
+READ_CYCLES = 3
+"""Cycles in which an instruction of fixed latency reads its operands; it waits for ports before."""
+
 WGMMA_LATENCY, ARRIVE_LATENCY, LOOP_BACK = 18.0, 6.0, 4.0
 """From the end of the last product to its waiter; of WARPGROUP.ARRIVE; of a taken branch."""
 
@@ -65,9 +68,18 @@ when they end, in a ring, and the end of the one not yet committed (copying, pro
 """
 
 SUB = np.dtype(
-    [("port_free", np.float64), ("pipe_free", np.float64, 8), ("last_issued", np.int64)], align=True
+    [
+        ("port_free", np.float64),
+        ("pipe_free", np.float64, 8),
+        ("last_issued", np.int64),
+        ("even_free", np.float64),
+        ("odd_free", np.float64),
+    ],
+    align=True,
 )
-"""A sub-partition: from when on its port and pipes are free, and the warp that issued last."""
+"""A sub-partition: from when on its issue port, its pipes and the read ports of its two banks of
+registers are free, and the warp that issued last.
+"""
 
 MEETING = np.dtype([("last", np.float64), ("here", np.int64)], align=True)
 """A barrier where warps meet: how many are there, and since when the last of them."""
@@ -112,6 +124,7 @@ def replay(
             return finish
         warp, row = warps[w], code[warps[w].pc]
         sub = subs[warp.sub]
+        _read_registers(row, sub, w == sub.last_issued, t)
         sub.last_issued, sub.port_free = w, t + 1.0
         warp.ready = t + row.stall
         read, complete = _occupy(row, warp, sub, queues, t, l2_cycles_per_byte)
@@ -172,15 +185,18 @@ def _next_issue(code, warps, subs, queues, phases, awaited):
             number = awaited[w, row.count] - int(row.amount)
             if number >= 0 and phases[warp.block, row.count, number].done_at == NEVER:
                 continue  # nobody has begun what completes this phase
-        at = _earliest(row, warp, sub, queues)
+        at = _earliest(row, warp, sub, queues, w == sub.last_issued)
         if at < soonest - SAME or (at < soonest + SAME and w == sub.last_issued):
             chosen, soonest = w, at
     return chosen, soonest
 
 
 @numba.njit(cache=True)
-def _earliest(row, warp, sub, queues):
-    """When a warp may issue its next instruction, mbarriers left out."""
+def _earliest(row, warp, sub, queues, again):
+    """When a warp may issue its next instruction, mbarriers left out.
+
+    again: the sub-partition issued last for this very warp.
+    """
     at = max(warp.ready, sub.port_free)
     if row.waits:
         for barrier in range(NO_BARRIER):
@@ -190,11 +206,26 @@ def _earliest(row, warp, sub, queues):
         at = max(at, queues[SHARED_QUEUE_END] - SHARED_QUEUE)
     elif row.pipe != CONTROL and row.kind != WGMMA:
         at = max(at, sub.pipe_free[row.pipe])
+    even, odd = (row.again_even, row.again_odd) if again else (row.even, row.odd)
+    if even > 0:
+        at = max(at, sub.even_free + even - max(READ_CYCLES, even))
+    if odd > 0:
+        at = max(at, sub.odd_free + odd - max(READ_CYCLES, odd))
     if row.kind == WAIT_COPIES and warp.copies_begun > row.count:
         at = max(at, warp.copies[(warp.copies_begun - row.count - 1) % RING])
     elif row.kind == WAIT_WGMMA and warp.products_begun > row.count:
         at = max(at, warp.products[(warp.products_begun - row.count - 1) % RING])
     return at
+
+
+@numba.njit(cache=True)
+def _read_registers(row, sub, again, t):
+    """Takes the read ports of both banks from cycle t on, a register of a warp a cycle each."""
+    even, odd = (row.again_even, row.again_odd) if again else (row.even, row.odd)
+    if even > 0:
+        sub.even_free = max(sub.even_free, t) + even
+    if odd > 0:
+        sub.odd_free = max(sub.odd_free, t) + odd
 
 
 @numba.njit(cache=True)

@@ -8,6 +8,9 @@ Sources, by the letters at the figures:
 [order]  of the order that microbenchmarks report, such as Abdelkhalik et al. arXiv 2208.11174
          (A100) and Luo et al. arXiv 2402.13499 (Ampere, Ada, Hopper); chosen before any landscape
          was looked at, and not traced to one line of a table.
+[cores]  Huerta et al., "Dissecting and Modeling the Architecture of Modern GPU Cores", MICRO 2025,
+         arXiv 2503.20481: the read ports of the registers (registers.py, cycles.READ_CYCLES),
+         measured on an RTX A6000 and said to hold from Turing to Blackwell.
 [seen]   a clock seen in use, not fitted to a landscape of tests/data.
 [assumed] nobody's figure.
 

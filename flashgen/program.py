@@ -11,16 +11,22 @@ from typing import Any
 from flashgen.errors import NoEstimate
 from flashgen.flow import Body, Role
 from flashgen.machine import SUB_PARTITIONS, Machine
+from flashgen.registers import reads
 from flashgen.rows import (
+    ALU,
     ARRIVE,
     AWAIT,
     BARRIER,
     BARRIER_ARRIVE,
     EXPECT,
+    FMA,
+    HALF,
+    MATRIX,
     NAMED_BARRIERS,
     NEVER_LAGS,
     PLAIN,
     TMA,
+    WGMMA,
     Row,
     address_of,
     row,
@@ -65,13 +71,31 @@ def link(
         body = next((body for body in role.loops if body in main), role.loops[-1])
         bodies.append((role, body))
         made.start.append(len(made.rows))
-        made.rows += [row(i, machine, hmma, spills_to_l2=spills_to_l2) for i in body]
+        rows = [row(i, machine, hmma, spills_to_l2=spills_to_l2) for i in body]
+        _register_reads(rows, body)
+        made.rows += rows
         made.end.append(len(made.rows))
         made.warps.append(role.warps or num_warps)
         made.counts.append(body in main)
     _named_barriers(made, listing, bodies, num_warps)
     _mbarriers(made, listing, bodies)
     return made
+
+
+def _register_reads(rows: Sequence[Row], body: Body) -> None:
+    """Which registers each instruction reads that must have them at a fixed time.
+
+    Memory instructions and exp2 wait in queues until the ports are free, and are left out; so is
+    wgmma, whose reads of registers nobody has described.
+    """
+    pairs = [(each, i) for each, i in zip(rows, body, strict=True) if _reads_in_step(each)]
+    for (each, _), found in zip(pairs, reads([i for _, i in pairs]), strict=True):
+        each.even, each.odd = found.even, found.odd
+        each.again_even, each.again_odd = found.again_even, found.again_odd
+
+
+def _reads_in_step(each: Row) -> bool:
+    return each.pipe in (ALU, FMA, HALF, MATRIX) and each.kind != WGMMA
 
 
 def _rows(made: Program, number: int) -> list[Row]:

@@ -15,7 +15,7 @@ from flashgen.sass import disassemble
 from flashgen.scoreboard import Scoreboard, Usage
 from flashgen.spec import AttentionSpec
 
-REPLAY = 4
+REPLAY = 5
 """Version of what a Replay holds; one of another version is made anew."""
 
 

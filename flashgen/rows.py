@@ -76,6 +76,10 @@ class Row:
     reads: int = NO_BARRIER
     waits: int = 0
     commits: int = 0
+    even: int = 0
+    odd: int = 0
+    again_even: int = 0
+    again_odd: int = 0
 
 
 def unknown_share(body: Sequence[Instruction]) -> float:

@@ -25,7 +25,7 @@ KERNELS_AND_TRUTH = (
 )  # fmt: skip
 TOOL = (
     "render", "residency", "sass", "flow", "facts", "compile", "check_append", "check_decode", "check_varlen", "check", "stopwatch", "inputs", "conditions", "measure", "measure_decode",
-    "machine", "grid", "rows", "program", "cycles", "scoreboard", "replays", "estimate", "evaluate", "quarantine", "ledger", "evaluators",
+    "machine", "registers", "grid", "rows", "program", "cycles", "scoreboard", "replays", "estimate", "evaluate", "quarantine", "ledger", "evaluators",
     "log", "records", "search", "landscape", "entry", "nodes", "table", "neighbours", "consolidate", "entries", "workloads", "hf_config", "changes",
     "generate", "show", "anatomy", "rivals", "explain", "verify", "precompile", "calibrate", "plot", "traces", "charts", "report", "session", "provenance", "screen", "workplace", "tune", "fleet",
     "bench", "cli", "__main__",
