@@ -1,10 +1,14 @@
 """The clock of scoreboard.py: issues one instruction after the other and counts the cycles.
 
-The only importer of numba, and nothing imports it before something is to be replayed. One warp
-instruction issues a cycle on each of the SM's four sub-partitions. The next issue of a warp is the
-latest of its stall count, the barriers it waits for, and its pipe; of the warps that could issue,
-the earliest goes first, and among equals the one that went last. Pipes are of a sub-partition,
-but for the one to shared memory and the one to L2, which the SM shares.
+With waves.py the only importer of numba, and nothing imports it before something is to be replayed.
+One warp instruction issues a cycle on each of the SM's four sub-partitions. The next issue of a
+warp is the latest of its stall count, the barriers it waits for, and its pipe; of the warps that
+could issue, the earliest goes first, and among equals the one that went last. Pipes are of a
+sub-partition, but for the one to shared memory and the one to L2, which the SM shares.
+
+A wgmma keeps its warp no longer than its issue takes: it is put behind those of its warp that have
+not begun, and the matrix pipe takes what was issued first, whosever it is. So a warp works beside
+its own products, and those of two warps mix.
 """
 
 # numba compiles these functions for the types it is called with; mypy sees neither those nor the
@@ -49,22 +53,26 @@ WGMMA_LATENCY, ARRIVE_LATENCY, LOOP_BACK = 18.0, 6.0, 4.0
 """From the end of the last product to its waiter; of WARPGROUP.ARRIVE; of a taken branch."""
 
 NEVER = 1e30
-SAME, DONE_BELOW, DONE_SHARE = 1e-9, 1e-6, 1e-12
-"""Cycles within which two times are one, and below which no work is left."""
+SAME = 1e-9
+"""Cycles within which two times are one."""
 
 
 _WHOLE = ("block", "sub", "group", "start", "end", "leads", "counts", "pc", "trip", "asleep_on")
 WARP = np.dtype(
-    [(name, np.int64) for name in (*_WHOLE, "copies_begun", "products_begun")]
+    [(name, np.int64) for name in (*_WHOLE, "copies_begun", "products_begun", "products_done")]
+    + [(name, np.int64) for name in ("queued", "multiplied")]
     + [(name, np.float64) for name in ("ready", "copying", "producing")]
-    + [("falls", np.float64, 6), ("copies", np.float64, RING), ("products", np.float64, RING)],
+    + [("falls", np.float64, 6), ("copies", np.float64, RING), ("products", np.float64, RING)]
+    + [("queue", np.int64, RING), ("queued_at", np.float64, RING)],
     align=True,
 )
 """A warp: its program.PLACE, and what changes while the clock runs.
 
 pc, trip and asleep_on; ready, its next issue as far as the stall count tells; falls, when each of
 its scoreboard barriers falls. Of its groups of copies, and of products (wgmma): how many it began,
-when they end, in a ring, and the end of the one not yet committed (copying, producing).
+when they end, in a ring, and the end of the one not yet committed (copying, producing). Of its
+wgmma: how many were issued, and how many of them the matrix pipe took (queued, multiplied); which,
+and when they were issued, in a ring.
 """
 
 SUB = np.dtype(
@@ -108,6 +116,7 @@ def replay(
     meetings = np.zeros((blocks, credit.shape[0]), MEETING)
     meetings.here[:] = credit
     group_meetings = np.zeros(warps.group.max() + 1, MEETING)
+    asynchronous = np.any(code.kind == WGMMA)
     families = arrivals.shape[0]
     most = trips * np.count_nonzero(code.kind >= EXPECT)
     phases = np.zeros((blocks, families, most), PHASE)
@@ -119,6 +128,12 @@ def replay(
     left = warps.shape[0]
     while left > 0:
         w, t = _next_issue(code, warps, subs, queues, phases, awaited)
+        if asynchronous:
+            multiplier, at = _next_product(warps, subs)
+            if multiplier >= 0 and at <= t:
+                warp = warps[multiplier]
+                _multiply(code, warp, subs[warp.sub], queues, at)
+                continue
         if w < 0:
             finish[0, 0] = -1.0
             return finish
@@ -173,7 +188,7 @@ def _warps(places, stagger):
 def _next_issue(code, warps, subs, queues, phases, awaited):
     """Which warp issues next, and when: the earliest, among equals the one that issued last.
 
-    (-1, NEVER) where none ever can.
+    (-1, NEVER) where none ever can, but for a product that it waits for.
     """
     chosen, soonest = -1, NEVER
     for w in range(warps.shape[0]):
@@ -185,9 +200,27 @@ def _next_issue(code, warps, subs, queues, phases, awaited):
             number = awaited[w, row.count] - int(row.amount)
             if number >= 0 and phases[warp.block, row.count, number].done_at == NEVER:
                 continue  # nobody has begun what completes this phase
+        if row.kind == WGMMA and warp.queued - warp.multiplied == RING:
+            continue
         at = _earliest(row, warp, sub, queues, w == sub.last_issued)
         if at < soonest - SAME or (at < soonest + SAME and w == sub.last_issued):
             chosen, soonest = w, at
+    return chosen, soonest
+
+
+@numba.njit(cache=True)
+def _next_product(warps, subs):
+    """Whose wgmma a matrix pipe takes next, and when: of those that can begin first, the one that
+    was issued first. (-1, NEVER) where none waits.
+    """
+    chosen, soonest, oldest = -1, NEVER, NEVER
+    for w in range(warps.shape[0]):
+        warp = warps[w]
+        if warp.queued > warp.multiplied:
+            issued = warp.queued_at[warp.multiplied % RING]
+            at = max(issued, subs[warp.sub].pipe_free[MATRIX])
+            if at < soonest - SAME or (at < soonest + SAME and issued < oldest):
+                chosen, soonest, oldest = w, at, issued
     return chosen, soonest
 
 
@@ -242,20 +275,35 @@ def _occupy(row, warp, sub, queues, t, l2_cycles_per_byte):
                 warp.copying = max(warp.copying, end + row.latency)
         return start + READ_SHARED, end + row.latency
     if row.kind == WGMMA:
-        busy = max(row.occupies, SUB_PARTITIONS * row.shared)
-        end = max(t, sub.pipe_free[row.pipe]) + busy
-        sub.pipe_free[row.pipe] = end
-        warp.producing = max(warp.producing, end + WGMMA_LATENCY)
+        place = warp.queued % RING
+        warp.queue[place], warp.queued_at[place] = warp.pc, t
+        warp.queued += 1
         if row.commits:
-            warp.products[warp.products_begun % RING] = warp.producing
+            warp.products[warp.products_begun % RING] = NEVER  # until the pipe took the last of it
             warp.products_begun += 1
-        return t + READ_OTHER, end
+        return t + READ_OTHER, t + READ_OTHER
     if row.pipe == CONTROL:
         # TMA takes its operands at once; the tile comes later, and an mbarrier tells of it.
         late = READ_OTHER if row.kind == TMA else row.latency
         return t + late, t + late
     sub.pipe_free[row.pipe] = t + row.occupies
     return t + READ_OTHER, t + row.occupies + row.latency
+
+
+@numba.njit(cache=True)
+def _multiply(code, warp, sub, queues, t):
+    """The matrix pipe takes a warp's next wgmma in cycle t, and reads its tiles from shared memory
+    meanwhile.
+    """
+    row = code[warp.queue[warp.multiplied % RING]]
+    warp.multiplied += 1
+    queues[SHARED_QUEUE_END] = max(t, queues[SHARED_QUEUE_END]) + row.shared
+    end = max(t + row.occupies, queues[SHARED_QUEUE_END])
+    sub.pipe_free[MATRIX] = end
+    warp.producing = max(warp.producing, end + WGMMA_LATENCY)
+    if row.commits:
+        warp.products[warp.products_done % RING] = warp.producing
+        warp.products_done += 1
 
 
 @numba.njit(cache=True)
@@ -336,85 +384,3 @@ def _advance(warp, finish, t, trips):
         return 0
     warp.asleep_on = DONE
     return 1
-
-
-@numba.njit(cache=True)
-def list_schedule(kind_of, trips, cycles, overhead, sms, residents):
-    """Cycles until the last block of a grid ends.
-
-    kind_of: the kind of each block, in launch order. trips: (kind, phase), how often a block of
-    that kind goes through each phase. cycles: (blocks on the SM - 1, phase), what a trip takes.
-    Blocks go to the SMs in turn until all are full, then each to the first that has room; those of
-    an SM slow one another, so that a last wave runs the faster for being thin.
-    """
-    blocks, phases = kind_of.shape[0], trips.shape[1]
-    left = np.zeros((sms, residents, phases))
-    start = np.zeros((sms, residents))
-    held = np.zeros(sms, np.int64)
-    since = np.zeros(sms)
-    free_at = np.full(sms, NEVER)
-    launched = 0
-    for _ in range(residents):
-        for m in range(sms):
-            if launched < blocks:
-                left[m, held[m]] = trips[kind_of[launched]]
-                start[m, held[m]] = overhead
-                held[m] += 1
-                launched += 1
-    for m in range(sms):
-        free_at[m] = _first_end(left[m], start[m], held[m], cycles, 0.0)
-    end = 0.0
-    while True:
-        m = int(np.argmin(free_at))
-        now = free_at[m]
-        if now >= NEVER:
-            return end
-        end = now
-        was, held[m] = held[m], _run(left[m], start[m], held[m], cycles, now - since[m], now)
-        for _ in range(was - held[m]):
-            if launched < blocks:
-                left[m, held[m]] = trips[kind_of[launched]]
-                start[m, held[m]] = overhead
-                held[m] += 1
-                launched += 1
-        since[m] = now
-        free_at[m] = _first_end(left[m], start[m], held[m], cycles, now)
-
-
-@numba.njit(cache=True)
-def _run(left, start, held, cycles, passed, now):
-    """Lets the blocks of an SM run for so many cycles; how many of them are not done then.
-
-    Those come to stand first in `left` and `start`.
-    """
-    pace = cycles[held - 1]
-    keeps = 0
-    for b in range(held):
-        time = passed
-        used = min(start[b], time)
-        start[b] -= used
-        time -= used
-        rest = start[b]
-        for p in range(left.shape[1]):
-            used = min(left[b, p], time / pace[p])
-            left[b, p] -= used
-            time -= used * pace[p]
-            rest += left[b, p] * pace[p]
-        # What is left of a block must be more than the clock can tell apart this late.
-        if rest > max(DONE_BELOW, now * DONE_SHARE):
-            left[keeps] = left[b]
-            start[keeps] = start[b]
-            keeps += 1
-    return keeps
-
-
-@numba.njit(cache=True)
-def _first_end(left, start, held, cycles, now):
-    """When the first of an SM's blocks ends, if none comes or goes before."""
-    soonest = NEVER
-    for b in range(held):
-        ends = now + start[b]
-        for p in range(left.shape[1]):
-            ends += left[b, p] * cycles[held - 1, p]
-        soonest = min(soonest, ends)
-    return soonest

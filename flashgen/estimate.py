@@ -16,9 +16,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import Any
 
-from flashgen.config import BY_KEYS, KernelConfig
-from flashgen.default_tiles import default_head_dim
+from flashgen.config import KernelConfig
 from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
 from flashgen.gpu import Gpu, known_target
 from flashgen.grid import bytes_moved, grid, tuned_stream
@@ -26,7 +26,7 @@ from flashgen.machine import MACHINES, machine_of
 from flashgen.outcome import Timing
 from flashgen.problem import Problem, flops
 from flashgen.replays import Replay, replay_cubin, streams
-from flashgen.scoreboard import NUMBA_MISSING, clock
+from flashgen.scoreboard import NUMBA_MISSING
 from flashgen.spec import AttentionSpec
 from flashgen.splits import splits_of
 
@@ -43,11 +43,6 @@ WIDE_BAND = (0.6, 2.0)
 
 LAUNCH_US = 3.0
 """Time of a launch that does nothing, as CUDA events show it: a round figure, no measurement."""
-
-SHORT_TILE, SHORT_TILE_FACTOR, SHORT_TILE_DIM = 32, 1.2, 128
-"""Kernels that walk tiles of so few keys take longer than the replay says: 20 to 25 % in a study
-with an earlier model, whose landscapes are not kept here; the factor is its lower end, and assumed
-to hold on all architectures. Why is not known; larger head dims are left alone."""
 
 BLOCK_CYCLES = 2500.0
 """Start and end of a block: loading Q, filling the pipeline, storing O (some four trips to
@@ -130,6 +125,15 @@ def time_of(
     return _timing(LAUNCH_US + max(busy_us, moved_us), least_us, firm=firm and replayed.firm)
 
 
+def _waves() -> Any:
+    """The module waves. Raises ToolchainError where numba is not installed."""
+    try:
+        from flashgen import waves
+    except ImportError:
+        raise ToolchainError(NUMBA_MISSING) from None
+    return waves
+
+
 def _total(
     kinds: Iterable[Sequence[int]], counts: Sequence[int], of_a_trip: Sequence[float]
 ) -> float:
@@ -157,7 +161,7 @@ def _grid_cycles(
     # Loops of one phase run side by side: the longest of them is what the block takes.
     trips = [[max(kind[loop] for loop in phase) for phase in replayed.phases] for kind in kinds]
     overhead = BLOCK_CYCLES + replayed.outside * residents
-    end: float = clock().list_schedule(
+    end: float = _waves().list_schedule(
         np.array(kind_of),
         np.array(trips, float),
         np.array(replayed.cycles[:residents]),
@@ -211,11 +215,7 @@ def estimate(
         streams=streams(spec),
         firm=spec.direction == "forward",
     )
-    if spec.direction == "decode":
-        return _with_combine(timing, spec, config, problem, gpu)
-    walked = config.br if spec.direction in BY_KEYS else config.bc
-    short = walked <= SHORT_TILE and default_head_dim(spec) <= SHORT_TILE_DIM
-    return _times(timing, SHORT_TILE_FACTOR) if short else timing
+    return _with_combine(timing, spec, config, problem, gpu) if streams(spec) else timing
 
 
 def _with_combine(
@@ -230,14 +230,6 @@ def _with_combine(
         median_us=timing.median_us + merging.median_us,
         low_us=timing.low_us + merging.low_us,
         high_us=timing.high_us + merging.high_us,
-    )
-
-
-def _times(timing: Timing, factor: float) -> Timing:
-    return Timing(
-        median_us=timing.median_us * factor,
-        low_us=timing.low_us * factor,
-        high_us=timing.high_us * factor,
     )
 
 

