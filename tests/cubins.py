@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from flashgen.compile import Compiled, cache_file, compile_kernel
 from flashgen.config import KernelConfig
 from flashgen.render import render
 from flashgen.spec import AttentionSpec
+from tests.data import published_kernels
 from tests.data.single_phase import attend
 
 ALIGNED = [["tt.divisibility", 16]]
+VARIANTS = ("PAGE", "CAUSAL", "SPLIT", "BOUNDS", "NATURAL", "BY_ROWS")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,39 @@ def single_phase(br: int, bc: int, num_warps: int, num_stages: int) -> Cubin:
     return Cubin(
         code=built.asm["cubin"],
         arch="sm_80",
+        num_warps=num_warps,
+        shared_bytes=built.metadata.shared,
+    )
+
+
+def published(
+    arch: str, config: Sequence[int], *, shape: Mapping[str, int], **variant: int
+) -> Cubin:
+    """tests/data/published_kernels.py in fp16: config is br, bc, num_warps and num_stages; shape as
+    in published_landscapes.yaml; variant: the constants of `attend`, in lower case, False unless
+    named.
+    """
+    br, bc, num_warps, num_stages = config
+    group = shape["heads"] // shape["kv_heads"]
+    values: dict[str, Any] = {"ROWS": br, "KEYS": bc, "DIM": shape["head_dim"], "GROUP": group}
+    values |= {name: int(variant.get(name.lower(), 0)) for name in VARIANTS}
+    values |= {f"{name}_column": 1 for name in ("out", "query", "key", "value")}
+    types, attrs = {}, {}
+    for place, name in enumerate(published_kernels.attend.arg_names):
+        types[name] = {"scale": "fp32", "pages": "*i32"}.get(name, "i32")
+        if name in ("out", "query", "key", "value"):
+            types[name] = "*fp16"
+        if name in values:
+            types[name] = "constexpr"
+        elif types[name] != "fp32":
+            attrs[(place,)] = ALIGNED
+    source = ASTSource(fn=published_kernels.attend, signature=types, constexprs=values, attrs=attrs)
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    target = GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
+    built = triton.compile(source, target=target, options=options)
+    return Cubin(
+        code=built.asm["cubin"],
+        arch=arch,
         num_warps=num_warps,
         shared_bytes=built.metadata.shared,
     )

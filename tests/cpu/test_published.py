@@ -211,13 +211,13 @@ def test_draws_change_the_estimates(
 LIBRARIES = PUBLISHED["tile_choices"]
 WITHIN = 1.35
 MISSES = {
-    # Library, head dim, arch, mask. The bar is not met here: with Triton 3.7.1, 1.45 and 1.49 are
+    # Library, head dim, arch, mask. The bar is not met here: with Triton 3.7.1, 1.37 and 1.46 are
     # seen, and a hair above that is allowed, so that nothing gets worse unseen: FlashAttention-2's
     # kernels keep in registers what ours spill at this tile.
-    ("flash_attention_2", 128, "sm_90", "none"): 1.47,
-    ("flash_attention_2", 128, "sm_90", "causal"): 1.51,
+    ("flash_attention_2", 128, "sm_80", "none"): 1.39,
+    ("flash_attention_2", 128, "sm_90", "causal"): 1.48,
 }
-"""FlashAttention-3's tiles are no powers of two, and Triton cannot make them."""
+"""FlashAttention-3's other tiles are no powers of two, and Triton cannot make them."""
 
 
 def grid() -> Iterator[Tile]:
@@ -258,7 +258,9 @@ def test_the_tiles_that_libraries_chose_are_near_the_predicted_best(
 ) -> None:
     gpu = TARGETS[slug]
     times = own_kernels(head_dim, mask, gpu, cache)
-    for library in ("pytorch_flex", "flash_attention_2"):
+    third = ("flash_attention_3_causal",)
+    same_tile = (gpu.arch, head_dim, mask) == ("sm_90", 128, "causal")
+    for library in ("pytorch_flex", "flash_attention_2", *(third if same_tile else ())):
         *tile, stages = LIBRARIES[library][gpu.arch][head_dim]
         legal = [times[t] for t in times if list(t[:3]) == tile and stages in (None, t[3])]
         within = MISSES.get((library, head_dim, gpu.arch, mask), WITHIN)
@@ -274,7 +276,7 @@ def test_the_tiles_that_libraries_chose_are_near_the_predicted_best(
 def test_our_own_kernels_do_not_stand_in_for_the_published_one(
     landscape: dict[str, Any], cache: Path
 ) -> None:
-    """docs/estimates.md says so, with the figures: 0.54, and a first pick that is 1.4 times as slow.
+    """docs/estimates.md says so, with the figures: 0.60, and a first pick that is 1.4 times as slow.
 
     They have half the instructions a score; what was best for that kernel is not best for them.
     """
