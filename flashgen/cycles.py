@@ -296,6 +296,8 @@ def _multiply(code, warp, sub, queues, t):
     meanwhile.
     """
     row = code[warp.queue[warp.multiplied % RING]]
+    if warp.queued - warp.multiplied == RING:
+        warp.ready = max(warp.ready, t)  # its next wgmma had to wait for this place
     warp.multiplied += 1
     queues[SHARED_QUEUE_END] = max(t, queues[SHARED_QUEUE_END]) + row.shared
     end = max(t + row.occupies, queues[SHARED_QUEUE_END])

@@ -85,8 +85,8 @@ def link(
 def _register_reads(rows: Sequence[Row], body: Body) -> None:
     """Which registers each instruction reads that must have them at a fixed time.
 
-    Memory instructions and exp2 wait in queues until the ports are free, and are left out; so is
-    wgmma, whose reads of registers nobody has described.
+    Memory instructions, exp2 and conversions wait in queues until the ports are free, and are left
+    out; so are uniform instructions, and wgmma, whose reads of registers nobody has described.
     """
     pairs = [(each, i) for each, i in zip(rows, body, strict=True) if _reads_in_step(each)]
     for (each, _), found in zip(pairs, reads([i for _, i in pairs]), strict=True):

@@ -17,7 +17,10 @@ from flashgen.facts import shape_of
 from flashgen.sass import WARP, Instruction
 
 BANKS = 2
-NOTHING = -1
+NOTHING = range(0)
+
+ALSO_REGISTERS = ("LOP3",)
+"""What names the predicate it writes before the register it writes; others write but predicates."""
 
 _REGISTER = re.compile(r"\bR(\d+)\b(\.reuse)?")
 _TARGET = re.compile(r"R(\d+|Z)")
@@ -54,8 +57,10 @@ class Reads:
 def operands(i: Instruction) -> tuple[Operand, ...]:
     """The registers that an instruction without memory operands reads, RZ left out."""
     parts = [part.strip() for part in i.operands.split(",")]
-    sources = parts[1:] if _TARGET.fullmatch(parts[0]) else parts
-    named = [part for part in sources if not _PREDICATE.fullmatch(part)]
+    named = [part for part in parts if not _PREDICATE.fullmatch(part)]
+    has_target = not _PREDICATE.fullmatch(parts[0]) or i.base in ALSO_REGISTERS
+    if has_target and named and _TARGET.fullmatch(named[0]):
+        named = named[1:]
     found = []
     for place, part in enumerate(named):
         if match := _REGISTER.search(part):
@@ -76,20 +81,20 @@ def _count(i: Instruction, place: int) -> int:
 
 def reads(body: Sequence[Instruction]) -> list[Reads]:
     """What the instructions of a loop read, in its steady trips."""
-    held: dict[tuple[int, int], int] = {}
+    held: dict[tuple[int, int], range] = {}
     for _ in range(2):  # the first trip fills the cache for the second
         found = [_reads(i, held) for i in body]
     return found
 
 
-def _reads(i: Instruction, held: dict[tuple[int, int], int]) -> Reads:
-    """One instruction's reads; held: by bank and place, the first register of what is cached."""
+def _reads(i: Instruction, held: dict[tuple[int, int], range]) -> Reads:
+    """One instruction's reads; held: by bank and place, the registers of the operand cached."""
     every, again = [0] * BANKS, [0] * BANKS
     for operand in operands(i):
         for register in operand.registers:
             bank = register % BANKS
             every[bank] += 1
-            again[bank] += held.get((bank, operand.place), NOTHING) != operand.first
+            again[bank] += register not in held.get((bank, operand.place), NOTHING)
         for bank in {register % BANKS for register in operand.registers}:
-            held[bank, operand.place] = operand.first if operand.reuse else NOTHING
+            held[bank, operand.place] = operand.registers if operand.reuse else NOTHING
     return Reads(*every, *again)

@@ -42,8 +42,8 @@ LEAST_CORRELATION, FIRST_PICK, BEST_OF_THREE = 0.88, 1.03, 1.03
 WORST = {"quick": 1.10, "all": 1.25}
 """A first pick may be a tenth slower than the best. Three are more: 1.16 on an RTX 3090 and on a
 laptop, and 1.22 in a call of 0.09 ms."""
-WON = 9 / 12
-"""The share of the H100's landscapes whose winner comes first."""
+WON = 20 / 24
+"""The share of the H100's landscapes whose winner comes first; 22 were seen."""
 
 pytestmark = pytest.mark.xdist_group("landscapes")  # the kernels are compiled once, by one worker
 
@@ -83,7 +83,7 @@ def landscapes(which: str) -> list[Landscape]:
         Landscape(
             each["id"],
             each["source"],
-            TARGETS.get(each["gpu"], LAPTOP),
+            LAPTOP if each["gpu"] == "rtx_3060_laptop" else TARGETS[each["gpu"]],
             each["shape"],
             each["kernel"],
             {tuple(row[:4]): row[4] for row in each["rows"]},
@@ -201,17 +201,17 @@ class TestBars:
         assert all(judge(which, kernels, shuffled=seed) for seed in range(20))
 
     def test_the_band_holds_most_of_the_times(self, which: str, kernels: Kernels) -> None:
-        """Of calls of more than 0.2 ms, which are told from what a call takes of itself."""
+        """Of kernels that look no pages up."""
         ratios = [
             of.times[config] / estimate
             for of in landscapes(which)
             for config, estimate in kernels.estimated(of).items()
-            if of.times[config] > 200
+            if not of.kernel.get("page")
         ]
         low, high = BAND
-        assert sum(low <= ratio <= high for ratio in ratios) > 0.8 * len(ratios)
+        assert sum(low <= ratio <= high for ratio in ratios) > 0.9 * len(ratios)
         assert min(ratios) > 0.6
-        assert max(ratios) < 2.4
+        assert max(ratios) < 1.8
 
     def test_are_missed_by_a_roofline(
         self, which: str, anew: Kernels, monkeypatch: pytest.MonkeyPatch

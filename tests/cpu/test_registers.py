@@ -37,6 +37,8 @@ def cycles(*lines: str | Line, num_warps: int = 1) -> float:
         ("ISETP.GE.AND P0, PT, R4, R5, PT", [(0, 4, 1, False), (1, 5, 1, False)]),
         ("FMUL R3, R4, c[0x0][0x160]", [(0, 4, 1, False)]),
         ("FSEL R3, RZ, R4, !P1", [(1, 4, 1, False)]),
+        ("LOP3.LUT P0, RZ, R2, 0xff, R4, 0xc0, !PT", [(0, 2, 1, False), (2, 4, 1, False)]),
+        ("LOP3.LUT R7, R2, 0xff, RZ, 0xc0, !PT", [(0, 2, 1, False)]),
         ("IMAD.WIDE R2, R4, 0x2, R6", [(0, 4, 1, False), (2, 6, 2, False)]),
         ("IADD3 R2, P0, R4, UR6, RZ", [(0, 4, 1, False)]),
         (
@@ -53,6 +55,11 @@ def cycles(*lines: str | Line, num_warps: int = 1) -> float:
 )
 def test_operands(text: str, expected: list[tuple[int, int, int, bool]]) -> None:
     assert operands(code(text)) == tuple(Operand(*each) for each in expected)
+
+
+def test_the_cache_keeps_registers_and_not_where_an_operand_begins() -> None:
+    _, tile = reads([code("FFMA R20, R8.reuse, R5, R7"), code("HMMA.16816.F32 R4, R8, R12, R4")])
+    assert (tile.even - tile.again_even, tile.odd - tile.again_odd) == (1, 0)
 
 
 def test_registers_lie_in_the_even_and_the_odd_bank() -> None:

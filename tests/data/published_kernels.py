@@ -1,7 +1,6 @@
 """Plain attention forwards in Triton, as people write them who publish timings. Only ever compiled.
 
-They stand in for the kernels of published_timings.yaml and published_landscapes.yaml, whose text is
-not kept here: the same loops over the same tiles, with the same masks, loads and exponentials.
+They stand in for the kernels of published_landscapes.yaml, whose text is not kept here: the same loops over the same tiles, with the same masks, loads and exponentials.
 flashgen's own kernels are written another way.
 """
 
