@@ -313,7 +313,8 @@ class _Story:
             return f"it is {old}, and {new} never replaces that"
         if self.options.improve_only and not found.replaced and STRENGTH[new] == STRENGTH[old]:
             return "nothing beat it"
-        if _text(self.table.gpu, replace(entry, run=held.run)) == _text(self.table.gpu, held):
+        same = _text(self.table.gpu, replace(entry, run=held.run)) == _text(self.table.gpu, held)
+        if same and self._walked.run_of(held).protocol == self._run.protocol:
             return "it says the same"
         return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -361,6 +362,23 @@ def test_a_finished_run_again_changes_nothing(
     assert again.asked == []
     assert (tmp_path / "configs" / "nvidia_h200.yaml").read_text() == text
     assert printed.count("the table's entry stays: it says the same") == 2
+
+
+def test_the_same_by_another_protocol_is_written(
+    tmp_path: Path, monkeypatch: Patch, emitted: Emitted
+) -> None:
+    """Else `explain` would ask for ever to have an entry of an older model made anew."""
+    run(monkeypatch, tmp_path, Served(us=us, gpu=H200))
+    file = tmp_path / "configs" / "nvidia_h200.yaml"
+    text = file.read_text()
+    told, run_id = re.search(r"protocol: \d+", text), re.search(r'id: "(.*)"', text)
+    assert told
+    assert run_id
+    file.write_text(text.replace(told[0], "protocol: 1").replace(run_id[1], "20250101-estimated"))
+    _, printed = run(monkeypatch, tmp_path, Served(us=us, gpu=H200))
+    assert "it says the same" not in printed
+    assert told[0] in file.read_text()
+    assert "protocol: 1\n" not in file.read_text()
 
 
 def test_improve_only_shares_no_kernels(
