@@ -598,6 +598,9 @@ DIGESTS: dict[str, str] = {
     "bwd_delta_bf16_d64_br64_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:3daae2f234b20c7f01428efb110982070ee8c8cf0344d03b4f90d518f0c6ddf6"
     ),
+    "bwd_delta_bf16_d64_br64_bc16_w8_s1_fa2_pointer": (
+        "sha256:9a9a5cfb793d36dfb460dcbd26b798df84e3a98fb8d51e7971672e868e530c90"
+    ),
     "bwd_delta_bf16_d96_br16_bc16_w2_s1_fa2_pointer": (
         "sha256:5814e909812a535d45ef98a35338fd5f8f79ff02c5fa1d42d55c59bcbd75d7cd"
     ),
@@ -633,6 +636,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_delta_fp16_d64_br64_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:6e244cc59d2a22fa248d437856dbbe63b85fa0a2dfaa51ff45efbbc868b0e959"
+    ),
+    "bwd_delta_fp16_d64_br64_bc16_w8_s1_fa2_pointer": (
+        "sha256:95d941f40ad04baf0e6466494d890ef672d8b4017c5ef8191aed9cdc99605b10"
     ),
     "bwd_delta_fp16_d96_br16_bc16_w2_s1_fa2_pointer": (
         "sha256:60a58ec704de0f394ac20b175c66e8fd9063dc1694a33f745eeb17f65a7cba7e"
@@ -787,8 +793,8 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d192_br32_bc32_w4_s3_fa2_pointer": (
         "sha256:115d1de50d8b547e20747a4b81408a2ed093c9155dce0c5a12d747d691d61e5f"
     ),
-    "bwd_dkv_bf16_d192_br32_bc32_w4_s4_fa2_pointer": (
-        "sha256:20774e1885c7585ca18fc10c814fb09d4b52800f8b43695aa0ed870cba58a65f"
+    "bwd_dkv_bf16_d192_br64_bc64_w8_s2_fa2_pointer": (
+        "sha256:9730f320e7789a11388145421b6afcd8914cc45d72efa6cf09b594b786cb6199"
     ),
     "bwd_dkv_bf16_d192_causal_br16_bc32_w8_s2_fa2_pointer": (
         "sha256:cfda0c6aa0ca2dbced525f689f84b3cd7c19b8e9235a2d4cc2c4a9873d87c982"
@@ -796,8 +802,8 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d192_causal_br32_bc32_w4_s3_fa2_pointer": (
         "sha256:74b29c1ec6e51a9962d3638a0ce7e875b8e5623d09bb4bb8b503dc2360d939ad"
     ),
-    "bwd_dkv_bf16_d192_causal_br32_bc32_w4_s4_fa2_pointer": (
-        "sha256:ccd3baab9d89286b5b9200a3749b7db2888b3630e7446ea81792ba2613e6247c"
+    "bwd_dkv_bf16_d192_causal_br64_bc64_w8_s1_fa2_pointer": (
+        "sha256:02e5fcbf0d58dbfcd841ec1fddd1d68366bed127c3836c900d3b10730bea2965"
     ),
     "bwd_dkv_bf16_d256_alibi_br16_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:f4c1bb21cf22b8902190844bb90666ac6daa5a0cdf38b266ca28d64802330d94"
@@ -820,8 +826,8 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d256_br32_bc32_w4_s3_fa2_pointer": (
         "sha256:e5a466b51dfffce289fdf572d087a47d01f6d2a198a64e1927d0bc8fe032db01"
     ),
-    "bwd_dkv_bf16_d256_br32_bc32_w4_s4_fa2_pointer": (
-        "sha256:aa5732b0fa920d21439f4e13f78b09aaf8c2265bd8eba8ab0bfc6898c0c027da"
+    "bwd_dkv_bf16_d256_br64_bc64_w8_s1_fa2_pointer": (
+        "sha256:a56191e27c02e0b57ee882d80e052bdda45924da4d9dfe53665ff798cbce3778"
     ),
     "bwd_dkv_bf16_d256_causal_alibi_br16_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:379f25cb1aeb95288f63da05bcb880334fd0841b952f70f2e8a85f2a467745aa"
@@ -841,8 +847,8 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d256_causal_br32_bc32_w4_s3_fa2_pointer": (
         "sha256:2927582459729ee8299a4430d09ed694e5ef90e29648f9842a0cfe972cb6c9f0"
     ),
-    "bwd_dkv_bf16_d256_causal_br32_bc32_w4_s4_fa2_pointer": (
-        "sha256:337376bf374660b835618f971737e57d0304669e012d46333986a30074a3c618"
+    "bwd_dkv_bf16_d256_causal_br64_bc64_w8_s1_fa2_pointer": (
+        "sha256:bf582dd0f41838466a6ec38462ef9b9c4612f9e2de07e70440438f8e0318242b"
     ),
     "bwd_dkv_bf16_d256_causal_dropout_br16_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:e471731d5c7dfa8a0c39d0ad6c23f0961532722326dbc4bd88d1e5fa4e83bbff"
@@ -931,8 +937,14 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d64_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:9abe6c04a1edee9b30a0d439c0080f4ee22c88d084f5d4b2fced97e2bef44420"
     ),
+    "bwd_dkv_bf16_d64_br32_bc128_w4_s3_fa2_pointer": (
+        "sha256:02e153ef250e45e2630a41f56d82a3fc6f4e5529410f3d8e9ebc9a44901c4a1d"
+    ),
     "bwd_dkv_bf16_d64_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:ef5b0e08b968ab3ec741644381e6f404d11175690d58876aa8fa48662d34198a"
+    ),
+    "bwd_dkv_bf16_d64_br32_bc64_w4_s3_fa2_pointer": (
+        "sha256:09276484aa2c3380caedafbe70c7ff6ba0d5c2d1c5bb668c1d4eb7be1bdd5a30"
     ),
     "bwd_dkv_bf16_d64_br64_bc128_w8_s3_fa2_pointer": (
         "sha256:dd3f5b37613147f04bbb1a7416b0738158e0792bd888a3d274c5c83e58d9aba9"
@@ -942,9 +954,6 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_bf16_d64_br64_bc64_w4_s3_fa2_descriptor": (
         "sha256:9b67aa2b89b37d27b50fe52129485be654e86ee770f34c900516ed8ceb90ac47"
-    ),
-    "bwd_dkv_bf16_d64_br64_bc64_w4_s3_fa2_pointer": (
-        "sha256:c4a37caf1cda6761aa32462cfb37e8d999e8f190082f2e46894df63f5fdc6132"
     ),
     "bwd_dkv_bf16_d64_causal_alibi_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:74a4d6f18b238a0316feb74cdfeae946269d82f44faa11e25d8a54e61526553b"
@@ -958,8 +967,14 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d64_causal_br32_bc128_w4_s3_fa2_pointer": (
         "sha256:edbaa989f3953a666f19a8a13dcb7aa99b2ee224e19b3b4b29cc19eda29b8288"
     ),
+    "bwd_dkv_bf16_d64_causal_br32_bc128_w8_s2_fa2_pointer": (
+        "sha256:c7cba353a4fcfd0dc71a9193d918400025f581fb1a880446c6dc3722030c66dc"
+    ),
     "bwd_dkv_bf16_d64_causal_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:2e4289cadef4e0ae76cd643a57db866d1d4e0ab856cfe9d5bca31fc5e4c5f18c"
+    ),
+    "bwd_dkv_bf16_d64_causal_br32_bc64_w4_s3_fa2_pointer": (
+        "sha256:668c9fcc07de66b8bee3ccfef1e1ec2c5112db472839ba243b76f9641cfa6898"
     ),
     "bwd_dkv_bf16_d64_causal_br64_bc128_w8_s3_fa2_pointer": (
         "sha256:5b114f3d7298839f76be9929edbe2551cd82cc46455c18bef3909d4ccbfe520d"
@@ -1147,8 +1162,8 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d192_br32_bc32_w4_s3_fa2_pointer": (
         "sha256:63103d8a4f02d2b615adf96de8ef73df979f8eb1571f49b1f9a3efea2159b81d"
     ),
-    "bwd_dkv_fp16_d192_br32_bc32_w4_s4_fa2_pointer": (
-        "sha256:79a64409cfb62625bc675984b43d72014e9b8ae188267e2c3039ffa532919965"
+    "bwd_dkv_fp16_d192_br64_bc64_w8_s2_fa2_pointer": (
+        "sha256:7a427f414bb96ab6bc88f61afc56242c19087bd0440af2b199f7e6a8905a899d"
     ),
     "bwd_dkv_fp16_d192_causal_br16_bc32_w8_s2_fa2_pointer": (
         "sha256:4d53702708ddfe117d888d35386892a5d7914d69477debd4ba8997104ab4fd55"
@@ -1156,8 +1171,8 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d192_causal_br32_bc32_w4_s3_fa2_pointer": (
         "sha256:ba6affd7e6df385207e6e975e034efd6a52067c1e67a4e65400e4232d58b8d81"
     ),
-    "bwd_dkv_fp16_d192_causal_br32_bc32_w4_s4_fa2_pointer": (
-        "sha256:e0d5b79fb9238e3ad0306a78c6ffb6e094a8e10e9c5381f6a54af74b88ca13d0"
+    "bwd_dkv_fp16_d192_causal_br64_bc64_w8_s1_fa2_pointer": (
+        "sha256:878736c916241150ff3a40920437d9b5d24153721264e4dba6eac39c3fabf20a"
     ),
     "bwd_dkv_fp16_d256_alibi_br16_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:167b11b6702a9e27a7a0e55ae98e1a042e78092082a2c0b5126d38ef58b4cac3"
@@ -1180,8 +1195,8 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d256_br32_bc32_w4_s3_fa2_pointer": (
         "sha256:536abc5ac781e00c213696e8af5f19f44c08ede8a5fc5aa9cff68c5ec051cfe4"
     ),
-    "bwd_dkv_fp16_d256_br32_bc32_w4_s4_fa2_pointer": (
-        "sha256:b4497242813ab146d671ab50cd0ac1f0c1dccb11494f5c485b46a3a19cfe7637"
+    "bwd_dkv_fp16_d256_br64_bc64_w8_s1_fa2_pointer": (
+        "sha256:b2bfee32d806d007860c086383d64b2594ef563fa764fe115dd943b2dcc22df4"
     ),
     "bwd_dkv_fp16_d256_causal_alibi_br16_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:db675dd80b76691c0cd9924bcb49acb677236e193134487ef20498785462e5d9"
@@ -1201,8 +1216,8 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d256_causal_br32_bc32_w4_s3_fa2_pointer": (
         "sha256:08ba27c1fc664f1e827dfbbb14b7ec88c46626e1c4817885c461a2f0d1d483ff"
     ),
-    "bwd_dkv_fp16_d256_causal_br32_bc32_w4_s4_fa2_pointer": (
-        "sha256:627567694beddb34b5cbb299b2b8a3a3ef0241ac8afb28b3da04ed32c1ea2534"
+    "bwd_dkv_fp16_d256_causal_br64_bc64_w8_s1_fa2_pointer": (
+        "sha256:1b07aca48887df22029597f2745c79202c52adba5a4f1f512e8d7cbb11c1f960"
     ),
     "bwd_dkv_fp16_d256_causal_dropout_br16_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:39b83701313b0a40a67d3ed19a0828c8ac29d3047396dcecc03649e8ebeb80d5"
@@ -1291,8 +1306,14 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d64_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:3522be954fd9a4d4a1f92176ecf928958e98e9ad585ad11eb3ebefddbb39120b"
     ),
+    "bwd_dkv_fp16_d64_br32_bc128_w4_s3_fa2_pointer": (
+        "sha256:55f2e96fffd882fa05d7da1f135855950c068990f8f7bf309ed94d1d70f82d3a"
+    ),
     "bwd_dkv_fp16_d64_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:9e1b56c25bbea41c098c86a4229f44b4ac3293a78e6386f8bda28cca9f782ccd"
+    ),
+    "bwd_dkv_fp16_d64_br32_bc64_w4_s3_fa2_pointer": (
+        "sha256:a16bc5daec7751285738c094f7ec63989f640dfd3b695406bf2b3fe398305102"
     ),
     "bwd_dkv_fp16_d64_br64_bc128_w8_s3_fa2_pointer": (
         "sha256:56342fa61124e3d72d4e778eb0ceca3bb02b00a80357f71f9f108617b33a9026"
@@ -1302,9 +1323,6 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_fp16_d64_br64_bc64_w4_s3_fa2_descriptor": (
         "sha256:7fe753aa271123fb5fda720b82e775767a09708740988faebe59600bacfd75bf"
-    ),
-    "bwd_dkv_fp16_d64_br64_bc64_w4_s3_fa2_pointer": (
-        "sha256:3bc1cdc1337a47ccada1ad740193729b187bde60e568c2ce0b49d33bbf5dd5cc"
     ),
     "bwd_dkv_fp16_d64_causal_alibi_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:9bb315a806742d87ef10dcd1896aea92265570aedf1a8fe2837e1ad0c57babaf"
@@ -1318,8 +1336,14 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_fp16_d64_causal_br32_bc128_w4_s3_fa2_pointer": (
         "sha256:7f94ff9cef8a3c8f1f9020549916eb9b3b86c4b56dcb38e164102337ab9ef82f"
     ),
+    "bwd_dkv_fp16_d64_causal_br32_bc128_w8_s2_fa2_pointer": (
+        "sha256:45161fe4f7a506edc54deda8193f5d6f14c4a713e1430941c081a0c6494b7e88"
+    ),
     "bwd_dkv_fp16_d64_causal_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:a90ff09b9e1731221a745dc8814042902fa59ef804a926021a38598eb983fad5"
+    ),
+    "bwd_dkv_fp16_d64_causal_br32_bc64_w4_s3_fa2_pointer": (
+        "sha256:af1a9b85bc17f0444d8eacd6cbaaf57d362ceac0e3500f8b4adac0728fd6f9f8"
     ),
     "bwd_dkv_fp16_d64_causal_br64_bc128_w8_s3_fa2_pointer": (
         "sha256:bcc6f75ca09edf48da571479647d1690d34651e082a96efa79fa8e543d3a1044"
@@ -1897,14 +1921,17 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d128_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:07d25f71f0b839c7885710078d2b2f94cca8d4636565b3dae8ec99758173b451"
     ),
+    "bwd_dq_bf16_d128_br128_bc32_w8_s2_fa2_pointer": (
+        "sha256:fcb7f85aec0b1f97706257566217400577ed4eab0148dff99d1b2dbda33f7571"
+    ),
     "bwd_dq_bf16_d128_br128_bc64_w8_s2_fa2_pointer": (
         "sha256:1a0e8e7e7f1cbce98ebacffcaba60c3f197513c4e203aa11445f1f435cfa9ad7"
     ),
-    "bwd_dq_bf16_d128_br128_bc64_w8_s3_fa2_descriptor": (
-        "sha256:d9c055ea6a0b17bb715eac2b4c3068b7e173c47625db9cd9340dfa80592e58e2"
-    ),
     "bwd_dq_bf16_d128_br128_bc64_w8_s3_fa2_pointer": (
         "sha256:aa086dcc495c1d68bf09dca19273ba390951c30c68fed67ea5d1e9cb1ee5268d"
+    ),
+    "bwd_dq_bf16_d128_br128_bc64_w8_s3_s_ahead_descriptor": (
+        "sha256:91e0edf50424af23bef0a95723434428c1c0a2427cebe84852ee773354a5f456"
     ),
     "bwd_dq_bf16_d128_br32_bc32_w4_s2_fa2_pointer": (
         "sha256:65baa339bd31f3c47037023e956d4de3c213b1b8b8fdd8523900c78ef733d690"
@@ -1921,14 +1948,17 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d128_causal_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:c45b0987fcbc86377b551c778ec0788515d132399cf6084fdac18e1d562923dd"
     ),
+    "bwd_dq_bf16_d128_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
+        "sha256:3ea6ea35801dbd7367cb7a01da633ed6e85c1eda3847e70f4ce6453dc5a70985"
+    ),
     "bwd_dq_bf16_d128_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
         "sha256:357ed85c2aa2982b94419c626c340482fda182b29b0c572eff59ba1ac856d6f1"
     ),
-    "bwd_dq_bf16_d128_causal_br128_bc64_w8_s3_fa2_descriptor_longest_first": (
-        "sha256:c22a81930efc24f2ca343c6977921e9c05c2eb61816c3acd8d470371149ff782"
-    ),
     "bwd_dq_bf16_d128_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
         "sha256:e510dfc5182292aa1c9a8d0b805e05fff42444ced28289f581796079201bb56f"
+    ),
+    "bwd_dq_bf16_d128_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
+        "sha256:61a46a2ebda5a3085343610584d2fb31e51bd4d555a284417ceef5fbbfdc87e6"
     ),
     "bwd_dq_bf16_d128_causal_br32_bc32_w4_s2_fa2_pointer": (
         "sha256:663afeadeaa66600859d1ef7526f9069c2dc99178f608a18c5e70046988d11d7"
@@ -2023,11 +2053,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d192_br64_bc32_w4_s2_fa2_pointer": (
         "sha256:15af088ef021d26d28059dfacb6e26fab198192eb2f2c21715f81917c8a8fdb8"
     ),
-    "bwd_dq_bf16_d192_br64_bc32_w4_s3_fa2_descriptor": (
-        "sha256:32d554dd84b352839095bf5118f253aff260f9c2701e176db68a1a4ecccd58e6"
-    ),
     "bwd_dq_bf16_d192_br64_bc32_w4_s3_fa2_pointer": (
         "sha256:7053191d776b75888b056d63eed977528098db35bd982283ffaf44ff0e418d74"
+    ),
+    "bwd_dq_bf16_d192_br64_bc32_w4_s3_s_ahead_descriptor": (
+        "sha256:9a31874ce27b26c0daa3b67ad96631f01ded7b865a23acc87df67b3e7777327c"
     ),
     "bwd_dq_bf16_d192_br64_bc32_w8_s1_fa2_pointer": (
         "sha256:c5dd01b8063ca0e6698a3bbef5779188462507552c9b997182aef20a4b777aa8"
@@ -2035,17 +2065,23 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d192_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
         "sha256:c3d2afb5962bad2c27467b7f6725735c2e996b475940d9e958f9a4697d413ab1"
     ),
+    "bwd_dq_bf16_d192_causal_br32_bc16_w2_s1_fa2_pointer_longest_first": (
+        "sha256:3b8eb82b51212e171d11aad93da5569477063673a770e827f7c775415f2b9e81"
+    ),
     "bwd_dq_bf16_d192_causal_br32_bc16_w8_s1_fa2_pointer": (
         "sha256:e78bbc67cc7e3490aa45b7d24c4864631911b88b7e2382d10d68d9f8379ba7f4"
     ),
     "bwd_dq_bf16_d192_causal_br64_bc32_w4_s2_fa2_pointer_longest_first": (
         "sha256:aa8f9037de323a2fcf2f16a9d880511731fe051beb344adf720847fdf230f3eb"
     ),
-    "bwd_dq_bf16_d192_causal_br64_bc32_w4_s3_fa2_descriptor_longest_first": (
-        "sha256:a07d73e2a25398e644eebe7aba3c09b81d8cbf0b49aeaa44d17915c12ae46882"
-    ),
     "bwd_dq_bf16_d192_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
         "sha256:7cded7f202c9ec6d438a719c544839d6b7342edb5b408e7cc01f996b60d64d09"
+    ),
+    "bwd_dq_bf16_d192_causal_br64_bc32_w4_s3_s_ahead_descriptor_longest_first": (
+        "sha256:77796431d55223daf9125f54538f9c44870334393d4ac498f7046e12a011416f"
+    ),
+    "bwd_dq_bf16_d192_causal_br64_bc32_w8_s1_fa2_pointer_longest_first": (
+        "sha256:9e3a8a5d43284c6feaf2b0d7a4d03c1ae281b4b5c8a40cfe40a2ed80a7005744"
     ),
     "bwd_dq_bf16_d256_alibi_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:93a5df050b12b3c2587678b79e0b433a4b957f4667ae421393241edb6b99b578"
@@ -2074,11 +2110,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d256_br64_bc32_w4_s2_fa2_pointer": (
         "sha256:567a8befb87588717e22c0c812db962576c229f95d811e5b542442f8e918420c"
     ),
-    "bwd_dq_bf16_d256_br64_bc32_w4_s3_fa2_descriptor": (
-        "sha256:0496a9a79496f0c0a39bf8ea68612f80b66e12e2ddcbfb01611a230165685e01"
-    ),
     "bwd_dq_bf16_d256_br64_bc32_w4_s3_fa2_pointer": (
         "sha256:b940892a2a633a7820e7aaf7ebd3ed808fde63822479ceebcc44a4c5c4d1e0d4"
+    ),
+    "bwd_dq_bf16_d256_br64_bc32_w4_s3_s_ahead_descriptor": (
+        "sha256:fb46f025d113c24e1c15944cbdd1c3c7103784dc863af7fe9c6e6915138f490e"
     ),
     "bwd_dq_bf16_d256_br64_bc32_w8_s1_fa2_pointer": (
         "sha256:629c49ecb25ee9fa751143d11933e28ec382f51becd3e0ce3849d9ba443caba5"
@@ -2095,6 +2131,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d256_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
         "sha256:50591493d831fc72e64886d5ab49e1b4be45eb553ab3ebf64bd0f134f250b796"
     ),
+    "bwd_dq_bf16_d256_causal_br32_bc16_w2_s1_fa2_pointer_longest_first": (
+        "sha256:80beab26942a2bc2e4115df5baa57c911aa8d687ecca45e20c800d528198e1bb"
+    ),
     "bwd_dq_bf16_d256_causal_br32_bc16_w8_s1_fa2_pointer": (
         "sha256:ae050318487e2d2217d7cc53bb7ee5bfec982445a45a079b02523b86054ca10f"
     ),
@@ -2104,11 +2143,14 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d256_causal_br64_bc32_w4_s2_fa2_pointer_longest_first": (
         "sha256:a4bedddf3ea392ffa3e96db96b71178126854d54885a55b9f434434648db5f46"
     ),
-    "bwd_dq_bf16_d256_causal_br64_bc32_w4_s3_fa2_descriptor_longest_first": (
-        "sha256:2e940057641a01b3acf025ca05faa37ec236a6ff583fed5a95f354a71593ee85"
-    ),
     "bwd_dq_bf16_d256_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
         "sha256:73fcfeb329864a7b00b6e1d588e6cf8d28a3cfda3416bdd4f41e3409caa291f6"
+    ),
+    "bwd_dq_bf16_d256_causal_br64_bc32_w4_s3_s_ahead_descriptor_longest_first": (
+        "sha256:1fe415869c53ab9b954a5cc58b4f2e92935139cb404fe744c8b5d8d97ef3db97"
+    ),
+    "bwd_dq_bf16_d256_causal_br64_bc32_w8_s1_fa2_pointer_longest_first": (
+        "sha256:26b7363077144cc8a63e61ea953c72a3b1ed23c4e99f903bf22817fafe5a27e7"
     ),
     "bwd_dq_bf16_d256_causal_dropout_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:f9ab34eb495ccc51cdb2c6164a3a0d067cfb6c0a73706d21d9b3eba2067d3ff8"
@@ -2197,23 +2239,23 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d64_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:2e2fffb7017fdf4e40f31c51e9e01f15d5478e07599a4c539c58c0969dcddb7f"
     ),
-    "bwd_dq_bf16_d64_br128_bc64_w4_s3_fa2_pointer": (
-        "sha256:17db279262a07adf9a53411e6a6dfcd38d5a06e4cfbc027c75fffbd6121e38e5"
+    "bwd_dq_bf16_d64_br128_bc32_w4_s3_fa2_pointer": (
+        "sha256:95211c1bf47d887811135c45f621f664077a6da320a5f69efe4b96d4fab358a7"
     ),
     "bwd_dq_bf16_d64_br128_bc64_w8_s2_fa2_pointer": (
         "sha256:9262781a281c9b862afea6cdf9a9bda859c4e7d81e077fc47f93717ad7d770da"
     ),
-    "bwd_dq_bf16_d64_br128_bc64_w8_s3_fa2_descriptor": (
-        "sha256:cd92fdae921f01e6f985664ed6608b97ed8fe154b70fe07f8c42f26bc253ca26"
-    ),
     "bwd_dq_bf16_d64_br128_bc64_w8_s3_fa2_pointer": (
         "sha256:77a6ffdc72e3b89627dbe06972ab7ae35807a2eb81e55a18da5b7bd3cfaedd83"
     ),
+    "bwd_dq_bf16_d64_br128_bc64_w8_s3_s_ahead_descriptor": (
+        "sha256:ebc3a6d05f68b8cd1861140735d7c178ff10a5edeb4a57ed66c4f83ff406d18e"
+    ),
+    "bwd_dq_bf16_d64_br64_bc32_w4_s3_fa2_pointer": (
+        "sha256:b5337dfdc22a19ef9fc7f3ab85e435706516d0f98f071fa2b6ad0090a7162214"
+    ),
     "bwd_dq_bf16_d64_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:aa40d59d0407e9e9459820b0365fc0b311f8acde9ea4a2411d62835fee677404"
-    ),
-    "bwd_dq_bf16_d64_br64_bc64_w4_s3_fa2_pointer": (
-        "sha256:9888b0795513d57555807a036ba5715ea74ce8f55bdc7b537cca6959c09cbb1c"
     ),
     "bwd_dq_bf16_d64_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:1cab5e620bbc6c8d55bb3d4c83152b5f9996180461682572bd39d41db0795bef"
@@ -2224,20 +2266,23 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d64_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:89324eb4b82445e7486c08684219f07518b7335fecffa766cbf02a38a800ff6e"
     ),
+    "bwd_dq_bf16_d64_causal_br128_bc32_w4_s3_fa2_pointer_longest_first": (
+        "sha256:aca6c31d84b1de38b4007c6367a609a02c44cf18d9125c66ddac1d5766211537"
+    ),
     "bwd_dq_bf16_d64_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
         "sha256:c37e24fa7465dc1a3e4573b0954706a7c051668d4248c1ee1888039d75a88ee1"
-    ),
-    "bwd_dq_bf16_d64_causal_br128_bc64_w8_s3_fa2_descriptor_longest_first": (
-        "sha256:a6357f9a21898724872825fd9a6bd8c1267b5ecef4803c2c0b2d44945e6f03df"
     ),
     "bwd_dq_bf16_d64_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
         "sha256:c115eddfb75c3c1ae4c68cbcc2de35b2487468d2b95e17e2b2d9d3ed731e5f5b"
     ),
+    "bwd_dq_bf16_d64_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
+        "sha256:ecba83c292efce1d3fefc39b380870bde08432067cf0984c08766dc45ac09fc9"
+    ),
+    "bwd_dq_bf16_d64_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
+        "sha256:19c5c01c0f9cee28a843c97115408e26771a2e27d3e0debb6f5f3c0921a91db6"
+    ),
     "bwd_dq_bf16_d64_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:0c227caafa32d9e1cbb6d0c50762e4919b7bbec6f773376a62c6d6359d27f0c3"
-    ),
-    "bwd_dq_bf16_d64_causal_br64_bc64_w4_s3_fa2_pointer_longest_first": (
-        "sha256:c50dfc789ab4c837765a2249064be7dd560244dd21bef51e52fcee65c5425e0a"
     ),
     "bwd_dq_bf16_d64_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:4dafcdbfa5aaeab25e66ffba7715a7990f1ace904ba9f1d174eb840468475727"
@@ -2269,11 +2314,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d96_br128_bc64_w8_s2_fa2_pointer": (
         "sha256:7d08912d6753259c0acf971eee33d3348f0415e12b9821cc00f5b6cf42fa6de1"
     ),
-    "bwd_dq_bf16_d96_br128_bc64_w8_s3_fa2_descriptor": (
-        "sha256:01cfc6c2f35c62c33008485ba4058788d791a77dcd0ba9eea983d028bade28b2"
-    ),
     "bwd_dq_bf16_d96_br128_bc64_w8_s3_fa2_pointer": (
         "sha256:c9c3bc0ff56d53705862caab9eac824290f26776211910ff70a40239ddcf2580"
+    ),
+    "bwd_dq_bf16_d96_br128_bc64_w8_s3_s_ahead_descriptor": (
+        "sha256:273cca3f6313445e8a739fcd66a322c490dec2bb76a9058c2a2cfc8c44a805a3"
     ),
     "bwd_dq_bf16_d96_br32_bc32_w4_s2_fa2_pointer": (
         "sha256:5bce6f29be054ff1ab5f99831026f535202b379eaef454b28557bc0bb66b59f2"
@@ -2287,11 +2332,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d96_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
         "sha256:1c8964217bd47f5719f900eb90e3470fcd8664406b64b5c575677c53f2cff3d6"
     ),
-    "bwd_dq_bf16_d96_causal_br128_bc64_w8_s3_fa2_descriptor_longest_first": (
-        "sha256:7d0062dd66d8d54afb196df1beb3dfcdbd1e9469ebbdbf729026c231ccb1f7d4"
-    ),
     "bwd_dq_bf16_d96_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
         "sha256:88182a50f8821595a12e779f77c5f0818cc202b4e49e278f266561c48e8c371d"
+    ),
+    "bwd_dq_bf16_d96_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
+        "sha256:25f210d86e2d5defdd03549276055de39ea945857894bf6edac7e83a67cda9cd"
     ),
     "bwd_dq_bf16_d96_causal_br32_bc32_w4_s2_fa2_pointer": (
         "sha256:0903d401a72bbae45f324b7102ce4ffd9cc04be9802632d6f6478bbfe1d8a11d"
@@ -2311,14 +2356,17 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d128_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:daca24e151d9c7b7b35dc57b0b5095ff94a97961c9d49089de006166590cd8d4"
     ),
+    "bwd_dq_fp16_d128_br128_bc32_w8_s2_fa2_pointer": (
+        "sha256:69b38b9e0fdee21a738ec28df901ae523ae46cb2405e3c1600cd0a655734aa3e"
+    ),
     "bwd_dq_fp16_d128_br128_bc64_w8_s2_fa2_pointer": (
         "sha256:3e7233ec192f4d8c52b7141b03ff69863029f8f14cab37b8497d561c68064433"
     ),
-    "bwd_dq_fp16_d128_br128_bc64_w8_s3_fa2_descriptor": (
-        "sha256:2a7e40aac5a017744cca56bad487784a5c957b1405b36694dd1aec79739e17c1"
-    ),
     "bwd_dq_fp16_d128_br128_bc64_w8_s3_fa2_pointer": (
         "sha256:abcb4224b46e495d51a06e032b4b0505467990ca752740ff200b215d236cbbb3"
+    ),
+    "bwd_dq_fp16_d128_br128_bc64_w8_s3_s_ahead_descriptor": (
+        "sha256:8fd2c1b93bcf4b5549eaec200031f5a926da30d754467a0aa20965edc8bf327d"
     ),
     "bwd_dq_fp16_d128_br32_bc32_w4_s2_fa2_pointer": (
         "sha256:532d32d16a9fc2046b94c418e6e2cc3004ae44e64c4dbe4d3dbf2a61a70f5122"
@@ -2335,14 +2383,17 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d128_causal_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:9b3819e5fc6fc2890b732f1350c0a1cc6766540ae81bb91893b15dae5c228761"
     ),
+    "bwd_dq_fp16_d128_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
+        "sha256:b2a18d735aa4db4ab888754f96d6bf06e25d680de2c855efb7586ada8d467e43"
+    ),
     "bwd_dq_fp16_d128_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
         "sha256:20b5fda8333b618d034b0923d3e187e61ebc705122d355b00f73888cccc11225"
     ),
-    "bwd_dq_fp16_d128_causal_br128_bc64_w8_s3_fa2_descriptor_longest_first": (
-        "sha256:1144c8c678a33d282fe70d8ad490c626c42cf2d4979f17f8ee8b72387011a486"
-    ),
     "bwd_dq_fp16_d128_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
         "sha256:ea66e632600e64fa5ca6d2cab621d2a37aaf3917b67212b4314448560f25517e"
+    ),
+    "bwd_dq_fp16_d128_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
+        "sha256:3fddf36dc7b52594de39948ca54031cf2b7f0e79afd162f47be7d7184ec6bd0e"
     ),
     "bwd_dq_fp16_d128_causal_br32_bc32_w4_s2_fa2_pointer": (
         "sha256:6da3caf1b0e801ec9737d20aa792d5eabfe5f8a0b18ae5dca7c44f57158bc007"
@@ -2437,11 +2488,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d192_br64_bc32_w4_s2_fa2_pointer": (
         "sha256:813d13750da28e3fa9547fb0f3df5a84ee1b0fee8279cd2dd529c169c4186a8b"
     ),
-    "bwd_dq_fp16_d192_br64_bc32_w4_s3_fa2_descriptor": (
-        "sha256:7eaf1035cf84803fda9a30a774c2b1da18ee68cc396942c3c20cd36b2f04d576"
-    ),
     "bwd_dq_fp16_d192_br64_bc32_w4_s3_fa2_pointer": (
         "sha256:a2bd80932ce8d1f46f7b97adbb694ce79c2bb5cce020986f8a6502ff9cf082c8"
+    ),
+    "bwd_dq_fp16_d192_br64_bc32_w4_s3_s_ahead_descriptor": (
+        "sha256:86676fad4aae0243e875f8928ddeb123cc16e308a3df2ca97b4c11532d7e5073"
     ),
     "bwd_dq_fp16_d192_br64_bc32_w8_s1_fa2_pointer": (
         "sha256:454e12595d2b8382e74a2b277e9eeea85f661c56bc17fd450a8eac98b4dece4b"
@@ -2449,17 +2500,23 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d192_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
         "sha256:03db4b519808fe0f2fd65a5551f8d5681cbbaf8b7c985cf786db48f93f9bd3e1"
     ),
+    "bwd_dq_fp16_d192_causal_br32_bc16_w2_s1_fa2_pointer_longest_first": (
+        "sha256:1f06cc206f7d1edd761fd7dea9d8f0dab537e83d06b17ebf0533f0278bc148f2"
+    ),
     "bwd_dq_fp16_d192_causal_br32_bc16_w8_s1_fa2_pointer": (
         "sha256:60594d9794f011b34bfda8f598295796d52cfd7777969668d17f1e5db228b2a4"
     ),
     "bwd_dq_fp16_d192_causal_br64_bc32_w4_s2_fa2_pointer_longest_first": (
         "sha256:f641edc684960eb92eb95f09cf9c407cd34cef4b876b53d8dbc7f444ec816522"
     ),
-    "bwd_dq_fp16_d192_causal_br64_bc32_w4_s3_fa2_descriptor_longest_first": (
-        "sha256:406e08538d699a25128f050996988742fd97559c2c6e3f16c1afb454c3eff69f"
-    ),
     "bwd_dq_fp16_d192_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
         "sha256:10cb099251e99c9780491840460c538cc3c0450ada023025f5db68774e116777"
+    ),
+    "bwd_dq_fp16_d192_causal_br64_bc32_w4_s3_s_ahead_descriptor_longest_first": (
+        "sha256:6e7c526ccb5a413104a42defbe5d9205b767d9d4a54a51f551b2032940a5bd48"
+    ),
+    "bwd_dq_fp16_d192_causal_br64_bc32_w8_s1_fa2_pointer_longest_first": (
+        "sha256:3690326eff67df3437da55a55ebe7d207f207a298d8d685ed05e9aff04b00291"
     ),
     "bwd_dq_fp16_d256_alibi_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:800a80d89fe6d11663424a086763bba049c17ccc0d94c7b2a3f3e362460d0e23"
@@ -2488,11 +2545,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d256_br64_bc32_w4_s2_fa2_pointer": (
         "sha256:bbfa11b09f3270ebebd0d328666e3cf64f2a9fe3364a92e08554477d5751137f"
     ),
-    "bwd_dq_fp16_d256_br64_bc32_w4_s3_fa2_descriptor": (
-        "sha256:299c6e353f1b2b3c4a87bee0fc059dc715a14b02d567b67a565be0617659d7bb"
-    ),
     "bwd_dq_fp16_d256_br64_bc32_w4_s3_fa2_pointer": (
         "sha256:24c6da5069491937524406fc314bfed01f17cff09be527070030fb53b330f5a9"
+    ),
+    "bwd_dq_fp16_d256_br64_bc32_w4_s3_s_ahead_descriptor": (
+        "sha256:41883a634ebb0f3d5e12b62ade9ca22156176516eacdff8ae2bd2f5bf86a458e"
     ),
     "bwd_dq_fp16_d256_br64_bc32_w8_s1_fa2_pointer": (
         "sha256:d9a6108abf9e91229d966006832fc1da2a206b58f91a50f684f557c3ac7bda80"
@@ -2509,6 +2566,9 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d256_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
         "sha256:d48ca30ddb17863761279f07ba2d91577a0ff7a3c54c602094a51926528deac1"
     ),
+    "bwd_dq_fp16_d256_causal_br32_bc16_w2_s1_fa2_pointer_longest_first": (
+        "sha256:2ab91e66abb7770fcce454a611058e1da8446f7a2a4e812c5688f6c0c35c9e40"
+    ),
     "bwd_dq_fp16_d256_causal_br32_bc16_w8_s1_fa2_pointer": (
         "sha256:ec4828445e5810d59c28edf0f452b8af090221d5346f66df670a46b131e2b4ee"
     ),
@@ -2518,11 +2578,14 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d256_causal_br64_bc32_w4_s2_fa2_pointer_longest_first": (
         "sha256:ac8a656a52428bb9a2ae43e99d0bf65ef08247ab00b215cfcdfd4fd9a8a9550d"
     ),
-    "bwd_dq_fp16_d256_causal_br64_bc32_w4_s3_fa2_descriptor_longest_first": (
-        "sha256:a896f0f213e712e44c12c4d0f0eb0006aa36a5955af6dacd84d4c366bc306601"
-    ),
     "bwd_dq_fp16_d256_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
         "sha256:72f093cf11fca4d0a118b101b6d69289812347e56ceaee099224702529059d76"
+    ),
+    "bwd_dq_fp16_d256_causal_br64_bc32_w4_s3_s_ahead_descriptor_longest_first": (
+        "sha256:d5f9d7d07af65c58337c0d8f5d390d519318bd08e8236691d7bd39b4bf30d2e3"
+    ),
+    "bwd_dq_fp16_d256_causal_br64_bc32_w8_s1_fa2_pointer_longest_first": (
+        "sha256:c3a007383448c10d9d0e67c35627a8087feae7b57847a142219d9484be25024f"
     ),
     "bwd_dq_fp16_d256_causal_dropout_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:f05c65f466c5b2a5b1d0c80383904616dcb38a1b42ced8ca8523328fc381786f"
@@ -2611,23 +2674,23 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d64_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:b620769c23c82f3ccca9c1e0faf375df5a1c95e63ede754218f784828be5eb15"
     ),
-    "bwd_dq_fp16_d64_br128_bc64_w4_s3_fa2_pointer": (
-        "sha256:907a677945f2d5c2340cf29cd8d8ed0973c50a8291c1f2d5c95da71f4e70d33d"
+    "bwd_dq_fp16_d64_br128_bc32_w4_s3_fa2_pointer": (
+        "sha256:16af9254605e71257965eb963029adc038a85d5b15168d8f3ebe690299017887"
     ),
     "bwd_dq_fp16_d64_br128_bc64_w8_s2_fa2_pointer": (
         "sha256:e1828acc69ca62041041b814e54f07874015ed050b4546e47b8e887ed859ab9e"
     ),
-    "bwd_dq_fp16_d64_br128_bc64_w8_s3_fa2_descriptor": (
-        "sha256:b31f2510a5b605dbc496caf143f695d81672f0a547779f39f76d71f0fe8497d8"
-    ),
     "bwd_dq_fp16_d64_br128_bc64_w8_s3_fa2_pointer": (
         "sha256:f95a912f3e96d6e39eeb8bf14afdd8a3fb11598f43f74bc0a3b93ef3ffa561da"
     ),
+    "bwd_dq_fp16_d64_br128_bc64_w8_s3_s_ahead_descriptor": (
+        "sha256:7313757f4a460ed9730aa0070ffcd802ad502055d97cc744084222283276a460"
+    ),
+    "bwd_dq_fp16_d64_br64_bc32_w4_s3_fa2_pointer": (
+        "sha256:1d981b752293f9b1845d7112aa9d010fad185ed2ae625f17ef393208f481db27"
+    ),
     "bwd_dq_fp16_d64_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:5bf563b6c6684140989622b76db738d1f777718dbb281c8af3e6112dba44924e"
-    ),
-    "bwd_dq_fp16_d64_br64_bc64_w4_s3_fa2_pointer": (
-        "sha256:66ee523183ea413413043f4d12be31685bd4764019a332186c3505d3e2c1c1c6"
     ),
     "bwd_dq_fp16_d64_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:7e45fb2cb2dafa474bc0e07ce44691e12e2b1030c95d889689e983a3a05d5a7c"
@@ -2638,20 +2701,23 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d64_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:d44131d90478da09a8b47f732fb13750e89a49bec2845b25aee065c711ab8aed"
     ),
+    "bwd_dq_fp16_d64_causal_br128_bc32_w4_s3_fa2_pointer_longest_first": (
+        "sha256:878b92dc28079f1656f63aa20f46ae0fda0860b221bba34c676e96c2ed7ee5c1"
+    ),
     "bwd_dq_fp16_d64_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
         "sha256:bace6543f697a3b174d3607c17f6a895d84340debd7abc29a3a432b1bd26b43d"
-    ),
-    "bwd_dq_fp16_d64_causal_br128_bc64_w8_s3_fa2_descriptor_longest_first": (
-        "sha256:19cd1bd45ad04770f26b801b6d5235cedd0d3fb1276bd2d7cb04296bfc2cf81e"
     ),
     "bwd_dq_fp16_d64_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
         "sha256:d77372deb7b2c65b8f6d5f06eddb485116baa601a22e4052346a51d922358a03"
     ),
+    "bwd_dq_fp16_d64_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
+        "sha256:5eb65771b6db93816811d3af3de911d4897456bad0d26c1fe057c5b468334445"
+    ),
+    "bwd_dq_fp16_d64_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
+        "sha256:5912eb9b05593a6d0d2a14dadf75da8eef04d65a25d9440f30afb67e4e5ff06e"
+    ),
     "bwd_dq_fp16_d64_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:f1b479fe68adec3f9d1fd8ed3e714922e25b3a54009ab697d2e53f3178ef9a7d"
-    ),
-    "bwd_dq_fp16_d64_causal_br64_bc64_w4_s3_fa2_pointer_longest_first": (
-        "sha256:5bb7a1eae5634a8c3b93271a554cfcc6171654ae324c6c4a95b155d945fc2527"
     ),
     "bwd_dq_fp16_d64_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:eb70ad4e94674bf8b7f279808bd9000ca6cd380fd2360cac6555912af96ef120"
@@ -2683,11 +2749,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d96_br128_bc64_w8_s2_fa2_pointer": (
         "sha256:a383206f993c4d16cbc7030631e8745cfeac5844f2515513410bf8ae59a6a49e"
     ),
-    "bwd_dq_fp16_d96_br128_bc64_w8_s3_fa2_descriptor": (
-        "sha256:b3487ea68b4aabec3c7d7149a1326ddf4492388dd002440214b4cd2062f7cd80"
-    ),
     "bwd_dq_fp16_d96_br128_bc64_w8_s3_fa2_pointer": (
         "sha256:3b7a7101b8b0318a10b5df2a8b8e429eabe49cb1c65716c9d3031c0cd182ac61"
+    ),
+    "bwd_dq_fp16_d96_br128_bc64_w8_s3_s_ahead_descriptor": (
+        "sha256:583ceca16edfc4d9e351aa0844c837656236dc8715d442e8b0303ceb52576748"
     ),
     "bwd_dq_fp16_d96_br32_bc32_w4_s2_fa2_pointer": (
         "sha256:95f68ee745941e58d6cc8c0b25c44b7ad4e988f2aade73f55926d15f12334e57"
@@ -2701,11 +2767,11 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d96_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
         "sha256:91977cc719ac709d2d0abfe1aad1dc8dc13bcd6ca5c06418a627e3f7db4109c9"
     ),
-    "bwd_dq_fp16_d96_causal_br128_bc64_w8_s3_fa2_descriptor_longest_first": (
-        "sha256:6f46307bc186173c9fcd94b33d4bae2c41fe6a545ee6513948867886cb90662e"
-    ),
     "bwd_dq_fp16_d96_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
         "sha256:dfd501810ce7f8f09bb053a30b01f1e3b396ad76e263d8fb43bde7b49a9fc87d"
+    ),
+    "bwd_dq_fp16_d96_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
+        "sha256:64a12fc0a8629b55309c5fefdf29e94cbabd5a4c45b5756e4abd3c955ab04083"
     ),
     "bwd_dq_fp16_d96_causal_br32_bc32_w4_s2_fa2_pointer": (
         "sha256:0ee69f40986843e2473fba192e3aaf3f785ba91b5db4f41995a9a9e1c7031250"
@@ -3259,9 +3325,6 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_bf16_d192_causal_br16_bc32_w8_s1_fa2_pointer": (
         "sha256:ad6be9bce136bb1f512b5190bf069d232a0a5da7e338f206f828ed16ed3759d2"
     ),
-    "bwd_fused_bf16_d192_causal_br16_bc64_w8_s1_fa2_descriptor": (
-        "sha256:46da99ed5fe6fc54c271ceeb6e55c5ccc284385db7dc9fcf9e0eeea6a67a626b"
-    ),
     "bwd_fused_bf16_d192_causal_br16_bc64_w8_s1_fa2_pointer": (
         "sha256:106f6d7e974455056c760e43a6c4b5d0f2c3ef0b13c6ff680d671d949b630987"
     ),
@@ -3270,9 +3333,6 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_fused_bf16_d256_br16_bc32_w4_s1_fa2_pointer": (
         "sha256:9407688c3fadffff4c1454afb4ae436cbd054055ebcba642d2097f4f230bba37"
-    ),
-    "bwd_fused_bf16_d256_br16_bc32_w4_s2_fa2_descriptor": (
-        "sha256:e94b517918b964284fdcb08966bba4dc1cb8de897a630faad3aa45d6f99bb377"
     ),
     "bwd_fused_bf16_d256_br16_bc32_w4_s2_fa2_pointer": (
         "sha256:5fd0877af04d6e7a779490b6e658d1b6e61f45a31c2d430e7ccdbfd1c2b43a2c"
@@ -3283,8 +3343,8 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_bf16_d256_br16_bc64_w8_s1_fa2_pointer": (
         "sha256:7cf1980c5c1e4c6140f302c6906fdd978c947feb5c5b64a4b1a1e77043c53861"
     ),
-    "bwd_fused_bf16_d256_causal_br16_bc32_w4_s1_fa2_pointer": (
-        "sha256:ba4cbb6fecfa6d4fc0dbc79dc79f5461400a1ddf999e6d8cf74523fef59a4fa8"
+    "bwd_fused_bf16_d256_br16_bc64_w8_s2_fa2_pointer": (
+        "sha256:405c5c19ba6798a962110ff2f4b9a35caf2806401896ac9f1fbe0c95e17bc79b"
     ),
     "bwd_fused_bf16_d256_causal_br16_bc32_w4_s2_fa2_pointer": (
         "sha256:0b55a4fb064ac48e3dcbd21da149461ceeb3812bcf277a04b742c422c20462d0"
@@ -3292,14 +3352,14 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_bf16_d256_causal_br16_bc32_w8_s1_fa2_pointer": (
         "sha256:99623e086cd5c9e3472df367e62b64f09c5afb91e4c6aa9f2545f51f4944b86d"
     ),
-    "bwd_fused_bf16_d256_causal_br16_bc64_w8_s1_fa2_descriptor": (
-        "sha256:97db29a3ae0776d99e3da26385682598739af599708dfec07daa8a741a11372a"
-    ),
     "bwd_fused_bf16_d256_causal_br16_bc64_w8_s1_fa2_pointer": (
         "sha256:edfc31f784974f15e149f3fcb46ccfc534013089f72a9aa2495fcd46da926358"
     ),
     "bwd_fused_bf16_d256_causal_br16_bc64_w8_s4_fa2_pointer": (
         "sha256:502c68b7001da6866d41fd0c4ec552e44a5b8f5578278c7a6b80d3a77cd8fbe5"
+    ),
+    "bwd_fused_bf16_d64_br32_bc64_w4_s3_fa2_pointer": (
+        "sha256:79dac864a0570bbab45636bbdd4cd8ad07e3352e43cc3dce1238df3f5d8e5cfe"
     ),
     "bwd_fused_bf16_d64_br64_bc128_w8_s3_fa2_pointer": (
         "sha256:c1604de46182bb6bbb57a32ea33b6225778e4bb89f0903a6b0c71210199ec7ab"
@@ -3309,6 +3369,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_fused_bf16_d64_br64_bc64_w4_s3_fa2_descriptor": (
         "sha256:135babce6b54090453c96e90aa1760936cc7720c16e98ea6692b588f7e1e9d8f"
+    ),
+    "bwd_fused_bf16_d64_causal_br32_bc64_w4_s3_fa2_pointer": (
+        "sha256:0898bbe1b9708015d9d85fd71d762ab93b965c55ada14a158777badc3c01ba78"
     ),
     "bwd_fused_bf16_d64_causal_br64_bc128_w8_s3_fa2_pointer": (
         "sha256:25eab3dbd27240521c089992af7b218303ceed7456d1a6391c174eb6623947a3"
@@ -3364,6 +3427,9 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_fp16_d128_causal_br64_bc128_w8_s3_fa2_pointer": (
         "sha256:e6495200eae2d50c199fa5e1e4e38cc9918e89912061e198a9d1b94c518fa894"
     ),
+    "bwd_fused_fp16_d192_br16_bc32_w4_s2_fa2_pointer": (
+        "sha256:80b4f2c32c9d5d882cf8193dee2b6392b2d50f52ace74936a725830187aa5ab3"
+    ),
     "bwd_fused_fp16_d192_br16_bc32_w8_s1_fa2_pointer": (
         "sha256:340bc8ffb137c47aabd9608a9c9a194291d6c91d1941a081af70e391acae9852"
     ),
@@ -3379,9 +3445,6 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_fp16_d192_causal_br16_bc32_w8_s1_fa2_pointer": (
         "sha256:3c81c32dbc02ff50fa5b6c726d28516b9ee7c46bdd6221921fa0f61300f8149b"
     ),
-    "bwd_fused_fp16_d192_causal_br16_bc64_w8_s1_fa2_descriptor": (
-        "sha256:f1ead4d27d0299a68ea76c2b0e76a58f47f5ccaf4dd705046a0f5738ace90f1c"
-    ),
     "bwd_fused_fp16_d192_causal_br16_bc64_w8_s1_fa2_pointer": (
         "sha256:ece7698c9ccb3cfade20256e299759a78fc40e2d5fc061c7f14a211c321ccf1c"
     ),
@@ -3391,20 +3454,17 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_fp16_d256_br16_bc32_w4_s1_fa2_pointer": (
         "sha256:a705090c4503f29d5bc24a8e4ba518a8947c339595e97c552f8698dd0637925a"
     ),
-    "bwd_fused_fp16_d256_br16_bc32_w4_s2_fa2_descriptor": (
-        "sha256:4f84488c5c16014d9b0f9e2ae8edda3ae9bf929aa75f40b1aae5835bad08fa4c"
-    ),
-    "bwd_fused_fp16_d256_br16_bc32_w4_s2_fa2_pointer": (
-        "sha256:f08fe9466163ae07d4cc9b5916307c495cbd5331abea8a0be89587d4190bb0b3"
-    ),
     "bwd_fused_fp16_d256_br16_bc32_w8_s1_fa2_pointer": (
         "sha256:f5f0cd9314050799651cbff775f859538884bd64b616a97adcc2ed1942f11564"
     ),
     "bwd_fused_fp16_d256_br16_bc64_w8_s1_fa2_pointer": (
         "sha256:d658d4f9129cc7126de76450f9aaef197227016f089418c61542b0a4ba40ecaa"
     ),
-    "bwd_fused_fp16_d256_causal_br16_bc32_w4_s1_fa2_pointer": (
-        "sha256:4a1c32269399cb2f24bc56fbaf4a2381a52a265252d3e15736f9249eda5fdf6b"
+    "bwd_fused_fp16_d256_br16_bc64_w8_s2_fa2_pointer": (
+        "sha256:d51f523d3c7f0790eb2a22f5e48b96eb6a1e2ccea6e83027a26899e47fdfe00c"
+    ),
+    "bwd_fused_fp16_d256_br16_bc64_w8_s4_fa2_pointer": (
+        "sha256:f444252bc9880b8aa14b5886095c746230e619b4939589398aa7a52a12e86491"
     ),
     "bwd_fused_fp16_d256_causal_br16_bc32_w4_s2_fa2_pointer": (
         "sha256:cdd85cd1ff44a3dba50149e1b8308bfd2e57706b869b5f0d0ceace3f24d06e47"
@@ -3412,14 +3472,14 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_fp16_d256_causal_br16_bc32_w8_s1_fa2_pointer": (
         "sha256:085bca619cb4bf3ff4efa4e9fdc3d727a10164d07681db225175aaf271802842"
     ),
-    "bwd_fused_fp16_d256_causal_br16_bc64_w8_s1_fa2_descriptor": (
-        "sha256:7c334478bb2387f4dc36deebeb50eb9f86cf12c69244326e63d715b87d1dacac"
-    ),
     "bwd_fused_fp16_d256_causal_br16_bc64_w8_s1_fa2_pointer": (
         "sha256:ff0b992d9e6694ffd398e9a17f40697bed1b6f6d75efe031f52a74e2d8a176f5"
     ),
     "bwd_fused_fp16_d256_causal_br16_bc64_w8_s4_fa2_pointer": (
         "sha256:9e7aa46d2a3bdea928ed36dabff21d66e7bd821ce33b9a49b1b9ad9f96c6d2a4"
+    ),
+    "bwd_fused_fp16_d64_br32_bc64_w4_s3_fa2_pointer": (
+        "sha256:fa448a064d8c9b2bf28ee571a6867d77819f9592e53fc2d41fe60406334991d5"
     ),
     "bwd_fused_fp16_d64_br64_bc128_w8_s3_fa2_pointer": (
         "sha256:aab000e0547a9ad0c661431727a601900d232fbc1b4bf5d28c19dac5b2c0861d"
@@ -3429,6 +3489,9 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_fused_fp16_d64_br64_bc64_w4_s3_fa2_descriptor": (
         "sha256:17e6f5cf8a61f9a2aa7c18da29dfdab9d6c38317826dceb7af96cbc7b835d14a"
+    ),
+    "bwd_fused_fp16_d64_causal_br32_bc64_w4_s3_fa2_pointer": (
+        "sha256:0f2bb7a6410de6c96107f0879e3d61f19ca30cd238c785798973a6a70f6d558e"
     ),
     "bwd_fused_fp16_d64_causal_br64_bc128_w8_s3_fa2_pointer": (
         "sha256:085f52fd74add03180882bdfb3465f028e0db5f65a976540644d059bc6062da7"
@@ -4825,17 +4888,20 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d128_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:4dc8bbd3cb035c4a4fe0107a5afd6dee151898c7b5e6e67c5115fed8d2880c87"
     ),
-    "fwd_bf16_d128_br128_bc32_w4_s3_fa2_pointer": (
-        "sha256:66f236fd2955c1e37876592cc55ea4ebce780e0628497a87ffac0808ce3bb0b9"
+    "fwd_bf16_d128_br128_bc128_w8_s2_fa2_pointer": (
+        "sha256:fb025372ba27aa27c0fe5a7d1b47695b3bb212e140c51b3e363dc29190ae6d6f"
     ),
-    "fwd_bf16_d128_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:b2229c23367a5cb603ad658f4f4465229a08dbc59dd26a55eb63fdc8ca7d1309"
+    "fwd_bf16_d128_br128_bc128_w8_s2_s_ahead_descriptor": (
+        "sha256:af160b53aa1d7da47d05cd9a0e2544a33cddb14b70a84ff5f12ec7c0c5fef671"
+    ),
+    "fwd_bf16_d128_br128_bc32_w4_s4_fa2_pointer": (
+        "sha256:73d739dfd534c77e3271279806dec2cfbf574100373e8832ad3a6d6e1fa27ac0"
     ),
     "fwd_bf16_d128_br128_bc64_w8_s3_fa2_pointer": (
         "sha256:849ef62e25010515c4615494dd7a1d94228e2e330779a49349024bbe53a3c79b"
     ),
-    "fwd_bf16_d128_br128_bc64_w8_s3_s_ahead_descriptor": (
-        "sha256:f2b2528c6200dd80b63b2455a4088032f26edc5c0624a82cb4510b883953ee28"
+    "fwd_bf16_d128_br128_bc64_w8_s3_s_ahead_pointer": (
+        "sha256:55429256e2f1c2c041b39bb3282102e44a972d8f9437f066b942a2f5b4d65f25"
     ),
     "fwd_bf16_d128_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:9d3f6031b34a3ae75c35529b0da34bdf8341ffc0428aa50f1c8acef7c88baae2"
@@ -4855,14 +4921,8 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d128_causal_br128_bc128_w8_s2_s_ahead_descriptor_longest_first": (
         "sha256:2e5ce37d2a20ec405d20adbd5bf1d3f291f6ccae6ae41c864d1db05e3535dcd2"
     ),
-    "fwd_bf16_d128_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:f7b3c775ea656e858a0e0d01de9313879a0459ce2576c0f99498ebf5e7861207"
-    ),
     "fwd_bf16_d128_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
         "sha256:ee40475a025cc5e6161cf47ad1000974ba16087fe6d1319c0fad9fe30c903f26"
-    ),
-    "fwd_bf16_d128_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
-        "sha256:a14a70ab980183e7f2c7cc1239f0c57377b2341f99d985eaf2bc90d84c5cab25"
     ),
     "fwd_bf16_d128_causal_br128_bc64_w8_s3_s_ahead_pointer_longest_first": (
         "sha256:ad75110ed192f335e19d74f06bd5d00cb534abdf96eda2a67a7dab99fe06ee5e"
@@ -4993,11 +5053,11 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d192_causal_br128_bc64_w8_s2_s_ahead_descriptor_longest_first": (
         "sha256:fafb7fe93ef73a2b2c4d200fd6b02c9c3e6303a1bac79f16b8fbc4a88af42415"
     ),
-    "fwd_bf16_d192_causal_br32_bc32_w4_s1_s_ahead_pointer": (
-        "sha256:5ac2c4611f52bb8b05a15c509b78d6b5aa06b3b69d15b29ccd7575b11cff8372"
-    ),
     "fwd_bf16_d192_causal_br32_bc32_w4_s3_s_ahead_pointer": (
         "sha256:71988064b48b84eb93f0859f6fbdf61e18484cb84769c9fe60de991551f31f35"
+    ),
+    "fwd_bf16_d192_causal_br32_bc32_w4_s3_s_ahead_pointer_longest_first": (
+        "sha256:830aeb2c720c6a268d62101b39829bf20433dc22f9347fdfcb10d281ed60d156"
     ),
     "fwd_bf16_d192_causal_br32_bc32_w8_s2_fa2_pointer": (
         "sha256:580df7bc1c0023249c70b0f3e8382a1b6f6c224866b7ae776107d989a51d81f1"
@@ -5062,14 +5122,11 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d256_causal_br128_bc64_w8_s2_s_ahead_descriptor_longest_first": (
         "sha256:e8af498780dd34d491073b0dcce8a31e263e2ab64e25f47e2792ece0d49b5cf2"
     ),
-    "fwd_bf16_d256_causal_br32_bc32_w4_s1_fa2_pointer": (
-        "sha256:10405afacc63b09517df4fb02190dc0a626bde968d2849da5ab6cce6eb5277db"
-    ),
     "fwd_bf16_d256_causal_br32_bc32_w4_s2_fa2_pointer": (
         "sha256:269ca146b4540ba66875b93b81a78558985522ece87927ea913d89ce8034325a"
     ),
-    "fwd_bf16_d256_causal_br32_bc32_w4_s3_fa2_pointer": (
-        "sha256:532b8009a92ca680de34a5e0498fb0004cdc952982ca8a1165e28bd3997bb808"
+    "fwd_bf16_d256_causal_br32_bc32_w4_s3_s_ahead_pointer_longest_first": (
+        "sha256:f1646d6b20edb6d17a32a0854ef68011195cb4418f10494c8232b629ada39120"
     ),
     "fwd_bf16_d256_causal_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:bf3e2b4031268d383f7e535ccc9e96e2b90e8714dfbd29a65c9a8a8df0fc28ee"
@@ -5082,9 +5139,6 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d256_causal_br64_bc64_w4_s3_fa2_descriptor_longest_first": (
         "sha256:25ae657efbdedd2255c9d58a9cd61fe178e179c0bf4a3e3849c4241b63b96493"
-    ),
-    "fwd_bf16_d256_causal_br64_bc64_w8_s1_s_ahead_pointer_longest_first": (
-        "sha256:e6e45b5b13c1fe48db389313094f24916bb750ef9ac51aa435d738763646ad61"
     ),
     "fwd_bf16_d256_causal_dropout_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:fea4c7a60210731c051bf083c4ec90407df1fa6b244f864553d318ee12144d43"
@@ -5203,6 +5257,12 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d64_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:a00f076bfded4e72865e5933af4485598f0df960d7434c110610cfab5cb111d4"
     ),
+    "fwd_bf16_d64_br128_bc32_w8_s2_fa2_pointer": (
+        "sha256:9eb58f3186adf21858f0c06ac365894b8d4b03ed72e221612118232f8bc92aad"
+    ),
+    "fwd_bf16_d64_br128_bc32_w8_s4_fa2_pointer": (
+        "sha256:f245fe020b732062530200e4fbed6369309c1a9aa213e7afcdf243c4e5c9bb82"
+    ),
     "fwd_bf16_d64_br128_bc64_w4_s3_fa2_pointer": (
         "sha256:65c20695ab4e78037180dc68fd53d5ee81f3a7e3da9b29a841ca6383b82a9a04"
     ),
@@ -5217,9 +5277,6 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_bf16_d64_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:df198b6e582a83395b4cb784cc0014ca25399b702666cc8360f5c491c9bc4a8c"
-    ),
-    "fwd_bf16_d64_br64_bc64_w4_s3_fa2_pointer": (
-        "sha256:478a61267156d6836bde28d23ce4ed200887aec87b3bca3b42ee21de1cb09ca0"
     ),
     "fwd_bf16_d64_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:2597ef53fb4d014eaffa113fe77362a008a22b6712bc7b9417fd01c77df8236f"
@@ -5242,11 +5299,14 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d64_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
         "sha256:4f15ed63fbd2e46e4ea4107ac69dbb333a9aa4ffac7c95f5a0eb09a02062947b"
     ),
+    "fwd_bf16_d64_causal_br64_bc16_w4_s3_fa2_pointer_longest_first": (
+        "sha256:c0680787b734f27101f029c8da8811cec8f1880add4e3b4f6c70d33072490e95"
+    ),
+    "fwd_bf16_d64_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
+        "sha256:3336afeeb465466b37f4526652f0bfad17336a861b957eb628daa018196520ee"
+    ),
     "fwd_bf16_d64_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:447e147494d181f233939d7a9d235129c60d541bd94891de12cc16c72a0fdd52"
-    ),
-    "fwd_bf16_d64_causal_br64_bc64_w4_s3_fa2_pointer_longest_first": (
-        "sha256:e4e052b70d483126d14385e36f68062eb05e67634b90f90c2cabe1ac2c167813"
     ),
     "fwd_bf16_d64_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:5d5485739dcaf1b251dfe4c02de0bacc50d150b08146294523d5be0be09c678f"
@@ -5284,8 +5344,17 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d64_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:854a65a2271e4c536fadaf389aa5a378abf87b463f149813cdf76ec81d39eb40"
     ),
+    "fwd_bf16_d96_br128_bc128_w8_s2_fa2_pointer": (
+        "sha256:d8e1ea85879e786f24004b344bf520e50ee7ba27fecaaa65159ae6ffd450b8b7"
+    ),
+    "fwd_bf16_d96_br128_bc128_w8_s2_s_ahead_descriptor": (
+        "sha256:8ab5659a0acbf78906a6dc1b70e9676b91d1abec525ab0409e4f7b13f53a94fb"
+    ),
     "fwd_bf16_d96_br128_bc32_w4_s3_fa2_pointer": (
         "sha256:e86e29d6dc9d0c86bac30ab5a999364c807b08cfc67da44592b0f48b0e1ef1a3"
+    ),
+    "fwd_bf16_d96_br128_bc32_w8_s3_fa2_pointer": (
+        "sha256:4b14e1c22aeff0207d0481a4537c956cd5f118ec1017d6cb0953b7a2a7a71a2e"
     ),
     "fwd_bf16_d96_br128_bc64_w8_s2_fa2_pointer": (
         "sha256:cc917115c549de0c0053343a26f132fb2cd55adcc4a96b3cb8abc9db21f2b07c"
@@ -5296,14 +5365,17 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d96_br128_bc64_w8_s3_fa2_pointer": (
         "sha256:2bcb6e655a43f99d86517c1ee407c070cd1e55d70b6b0418c14ed00f9f9d221f"
     ),
-    "fwd_bf16_d96_br128_bc64_w8_s3_s_ahead_descriptor": (
-        "sha256:8a6261ff7083c4ef9c882c910b6239056c15a37e35e260e0c3b6f96d25e31ee2"
-    ),
     "fwd_bf16_d96_causal_br128_bc128_w8_s2_fa2_pointer_longest_first": (
         "sha256:632f0a90e02babbeb6e72223948cdaf97169a4995d4bb859acbc1d327224d277"
     ),
     "fwd_bf16_d96_causal_br128_bc128_w8_s2_s_ahead_descriptor_longest_first": (
         "sha256:5b12b15cbb66fa9eab6a6cde1a3929cd7fd00b2b22b24b0c58aabe70a5750dab"
+    ),
+    "fwd_bf16_d96_causal_br128_bc32_w4_s3_fa2_pointer_longest_first": (
+        "sha256:364350c235aab3bcd5ee1a7719ea6e05ec52ee7a840614d814e52ab3f9846e79"
+    ),
+    "fwd_bf16_d96_causal_br128_bc32_w8_s3_fa2_pointer_longest_first": (
+        "sha256:467122412020e108950fc9695b561ff90a0ba0c4d580d4259628c5b08dc83ed2"
     ),
     "fwd_bf16_d96_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
         "sha256:d8461811427ed0971e29d37628df32c778e1d63e58f7fbf6f579e1e2ba89596f"
@@ -5311,11 +5383,11 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d96_causal_br128_bc64_w8_s3_fa2_descriptor_longest_first": (
         "sha256:82479209088ef683ff256041bd7110bf1c9437f1de137edc1e5f9dec90e3b0ff"
     ),
+    "fwd_bf16_d96_causal_br128_bc64_w8_s3_fa2_pointer": (
+        "sha256:01ad325690599d0bc5acf02b93c1cbb0ebe38000c27ada52fab0e6843b130607"
+    ),
     "fwd_bf16_d96_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
         "sha256:53a7a5b4bd90013b585971bf91b5ea980b75e43252f5003a7e95437cde372680"
-    ),
-    "fwd_bf16_d96_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
-        "sha256:a107450900846f7696c26e2b97f448460ce45641f3b3045607f4d9ba1ca50417"
     ),
     "fwd_fp16_d128_alibi_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:9031cebda4a9d9acc0ca84773826ac3c96a10d19d5eae3f141a26c77180b06a7"
@@ -5329,17 +5401,20 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d128_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:0977b55e63fb4b1267c3a889cf9388fa9b8070e41a41fc84526f71992b1fbacb"
     ),
-    "fwd_fp16_d128_br128_bc32_w4_s3_fa2_pointer": (
-        "sha256:dbf99348204cb921e0c1456685cd41a17d52216d4790fe026d3400973b88d0aa"
+    "fwd_fp16_d128_br128_bc128_w8_s2_fa2_pointer": (
+        "sha256:a204a922fe566907dfa594ae0ed35e50c466b2c9c54f499bf9574f107c70a2e8"
     ),
-    "fwd_fp16_d128_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:db7394f37edf7c9e05a37586512e673b850417e81cb0d6619c9884b8da173fa6"
+    "fwd_fp16_d128_br128_bc128_w8_s2_s_ahead_descriptor": (
+        "sha256:95ff9793e0ed9fad6886161b909ba6ae59c21dba79eae88f5eff852a9c2eb1ad"
+    ),
+    "fwd_fp16_d128_br128_bc32_w4_s4_fa2_pointer": (
+        "sha256:19370c525783b81d35bab6018306409dd203ab0a1bb3824de927e03e6d02c80c"
     ),
     "fwd_fp16_d128_br128_bc64_w8_s3_fa2_pointer": (
         "sha256:cc9c66b97bf0bec4ef9b35513f438b6da5eebfbe443fbb79616d4958510d0ca6"
     ),
-    "fwd_fp16_d128_br128_bc64_w8_s3_s_ahead_descriptor": (
-        "sha256:bf925f420a297b87b4a1c904f372546bb9516e2f914074c1fb00ba255a815bfa"
+    "fwd_fp16_d128_br128_bc64_w8_s3_s_ahead_pointer": (
+        "sha256:744514c3809ea63876931947a9d784a8584f74c6d708b9f1aa20b3f6d295ee1d"
     ),
     "fwd_fp16_d128_br64_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:b746663f9f546bbd2fefbab70778e261522f85a786186a8036a1c18dfb58cf77"
@@ -5359,14 +5434,8 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d128_causal_br128_bc128_w8_s2_s_ahead_descriptor_longest_first": (
         "sha256:d065cfa03ff4a35d13678108c46a6ece39b39f750bb1b5b55eb860b8d7328045"
     ),
-    "fwd_fp16_d128_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:9272c1d9ac810db66494421b5f703d354883d53a053890b3d4c4690c13138925"
-    ),
     "fwd_fp16_d128_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
         "sha256:a1b645d8d54ebf21660fa75d0efa866b749b0d91f202c25f350fadc19ffc3d4a"
-    ),
-    "fwd_fp16_d128_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
-        "sha256:95d1c661b6db114e594ff19adbccaed31674f91f6b2c323949a351eef5ab4769"
     ),
     "fwd_fp16_d128_causal_br128_bc64_w8_s3_s_ahead_pointer_longest_first": (
         "sha256:f045064eaffe07345cea9ddadd557c44dc1c6b01ffac93bbb1fce2ee56a9756a"
@@ -5497,14 +5566,17 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d192_causal_br128_bc64_w8_s2_s_ahead_descriptor_longest_first": (
         "sha256:3607573bc8a03003b9c6afffd41373a460737f050ba50ffc029c7684465844ac"
     ),
-    "fwd_fp16_d192_causal_br32_bc32_w4_s1_s_ahead_pointer": (
-        "sha256:7f1b05472b542ca2a667a3a25ea68993e76f187cc094ebd0c3708c441436302d"
-    ),
     "fwd_fp16_d192_causal_br32_bc32_w4_s3_s_ahead_pointer": (
         "sha256:50ad180c1ecbb280492de16e37f19939b6e78f5c0105cd278350a5c0538f961e"
     ),
+    "fwd_fp16_d192_causal_br32_bc32_w4_s3_s_ahead_pointer_longest_first": (
+        "sha256:f5cb9f4c18e155f4f6480ee1b3296f32f7dd69e2e064b1b9a409ea51565e40cc"
+    ),
     "fwd_fp16_d192_causal_br32_bc32_w8_s2_fa2_pointer": (
         "sha256:95412f40347c1792139bbef4233246afd8ad3d485e8318b367770d47b559cc85"
+    ),
+    "fwd_fp16_d192_causal_br32_bc64_w4_s1_s_ahead_pointer_longest_first": (
+        "sha256:46f616717d32b2bd5329288fd8957e27094ebd6e0863130f20b1c7b96b0c16b1"
     ),
     "fwd_fp16_d192_causal_br32_bc64_w4_s3_s_ahead_pointer_longest_first": (
         "sha256:ea7a6ce979606bdb204b51eabc845d4646517674cd0b4ca679ebc2697b5724b3"
@@ -5566,14 +5638,11 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d256_causal_br128_bc64_w8_s2_s_ahead_descriptor_longest_first": (
         "sha256:f9fa11a2a5445fc11df6326d1dd62dc4bc891a759e474534a8c12cd40b711525"
     ),
-    "fwd_fp16_d256_causal_br32_bc32_w4_s1_fa2_pointer": (
-        "sha256:17f860c6799fb83e4295a2f15f26080be46801d2d31cce67ee7473e5783e4751"
-    ),
     "fwd_fp16_d256_causal_br32_bc32_w4_s2_fa2_pointer": (
         "sha256:d0cc4683a2dd0b8784a671011ca2b5a3a756b6856f78bb5794e0e55d1c176fe4"
     ),
-    "fwd_fp16_d256_causal_br32_bc32_w4_s3_fa2_pointer": (
-        "sha256:1ce176a2f4beaf4f85aac72cf68a5dd5938a277b51f6d9aa0c5d9cb97317b330"
+    "fwd_fp16_d256_causal_br32_bc32_w4_s3_s_ahead_pointer_longest_first": (
+        "sha256:5919bcfe917d0ec35a2ab895c2f07fb685eba9ce8ff1883710e6cc47435dcaf1"
     ),
     "fwd_fp16_d256_causal_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:693c37179b0c2a7a5a57a6013410ea975349c43e1edc93e1604e5690735dc51b"
@@ -5586,9 +5655,6 @@ DIGESTS: dict[str, str] = {
     ),
     "fwd_fp16_d256_causal_br64_bc64_w4_s3_fa2_descriptor_longest_first": (
         "sha256:f1e7284f06db1d7f9d431a19741dd73a14c65148c96c12afa42c14b722e586eb"
-    ),
-    "fwd_fp16_d256_causal_br64_bc64_w8_s1_s_ahead_pointer_longest_first": (
-        "sha256:f3af80f5add5534948ac77567929638812ac0b5f827fc1c2735ad40b665d5268"
     ),
     "fwd_fp16_d256_causal_dropout_br32_bc32_w8_s2_fa2_pointer_any_dim": (
         "sha256:52c428fe2faeae59da0ee96a0c093231d005bbb607bf0621c40efb9b629c15ed"
@@ -5707,6 +5773,9 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d64_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:86d46c74235240fc11e9c2c49987d1260be65c17fec3995fc5142290799fcf23"
     ),
+    "fwd_fp16_d64_br128_bc32_w8_s4_fa2_pointer": (
+        "sha256:1f003a43d51e51963cdf33e702a5be83df7b2037c38933207417d895e9c2d8c9"
+    ),
     "fwd_fp16_d64_br128_bc64_w4_s3_fa2_pointer": (
         "sha256:337ca8faaa52342c886827e67d3f55f01e014bd6319acbbc89263681c7dc179c"
     ),
@@ -5719,11 +5788,11 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d64_br128_bc64_w8_s3_s_ahead_descriptor": (
         "sha256:ced2e5040c446fe3a3a793115c81d1bc8c312ff173e3959779bf1adcf81a1ef4"
     ),
+    "fwd_fp16_d64_br64_bc16_w4_s3_fa2_pointer": (
+        "sha256:f51e624566c070ef5b7dcf9828009c1044ca3aecccb291545f0a813f4c466a9b"
+    ),
     "fwd_fp16_d64_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:163cd590d3b367e966a5d9b2c68ca99b222a09c09ea0339a2669a4f5edfac9d2"
-    ),
-    "fwd_fp16_d64_br64_bc64_w4_s3_fa2_pointer": (
-        "sha256:34d83770b5f296756e274298367308de541cd95b4b5597d2722821e8a6029dda"
     ),
     "fwd_fp16_d64_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:73760cd9f4e289dabb45cc91ed25de3dc7f5f0f86e00ca12dc20c4ec85f327fd"
@@ -5746,11 +5815,14 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d64_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
         "sha256:b647f82f355ebcb8a7051fbd0cd702286def70ecb7f76e19aff984a2d921307c"
     ),
+    "fwd_fp16_d64_causal_br64_bc16_w4_s3_fa2_pointer_longest_first": (
+        "sha256:824ea0b4dcb2c96007ded09be230c94dc60ac314bdbf6375451d867556c021b5"
+    ),
+    "fwd_fp16_d64_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
+        "sha256:baf6fad811eb1334593551722b9f707f562b1de7d8c3f003a7c2a3ccf212c0fd"
+    ),
     "fwd_fp16_d64_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:2dbb0599b64bd4e9767df9364bd0601acf9dd1e5a66cbd5b2c488ae054ac70f8"
-    ),
-    "fwd_fp16_d64_causal_br64_bc64_w4_s3_fa2_pointer_longest_first": (
-        "sha256:56943c6644063d5c479ddc9ecab141cb7619b08c27142623ddf3ad978cbbfae6"
     ),
     "fwd_fp16_d64_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:dd0e658868f8de40ba8714ebf64de22c4c595220558a6d628c0c12534dca39f2"
@@ -5788,8 +5860,17 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d64_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:5fe34cd6eab280b1f210be03bbe39e940b3dc74a51f4269a3e9d77bd63629747"
     ),
+    "fwd_fp16_d96_br128_bc128_w8_s2_fa2_pointer": (
+        "sha256:06d370112116905612b850a28b8949a65e93261eb2a5383c62a563dca1c3e097"
+    ),
+    "fwd_fp16_d96_br128_bc128_w8_s2_s_ahead_descriptor": (
+        "sha256:a37eda9972898167b2d7b050efd0be4126a3cb5e157b7c797fbba06abcf52273"
+    ),
     "fwd_fp16_d96_br128_bc32_w4_s3_fa2_pointer": (
         "sha256:7a037934eff85dc2189f80d6a6602509935e6384552f4f4d011e066672f67a95"
+    ),
+    "fwd_fp16_d96_br128_bc32_w8_s3_fa2_pointer": (
+        "sha256:0901662b2e75627d600004f720654913e5d37b6b2c4c2593df0e1bcea862f772"
     ),
     "fwd_fp16_d96_br128_bc64_w8_s2_fa2_pointer": (
         "sha256:b8688deee94dd3170a2093d19f61c6914ae37e39cdbe5ce6c28521014f34183b"
@@ -5800,14 +5881,17 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d96_br128_bc64_w8_s3_fa2_pointer": (
         "sha256:b3fdd62276936172dfe409a626fe9a155707521f489d0e91cf4963b4006b045f"
     ),
-    "fwd_fp16_d96_br128_bc64_w8_s3_s_ahead_descriptor": (
-        "sha256:83ac129c2e32b8418311ca88a4a0679178437f354aa23385a68eb826eda44162"
-    ),
     "fwd_fp16_d96_causal_br128_bc128_w8_s2_fa2_pointer_longest_first": (
         "sha256:aed5a03e14f3f4769bb3152c94a1b097a634b17e8498f259bcbcf3847a3cdc92"
     ),
     "fwd_fp16_d96_causal_br128_bc128_w8_s2_s_ahead_descriptor_longest_first": (
         "sha256:e6ee3904fbfa80bf01d7eb648b8c48ce39a7731311ccd1e56fddfc6850d3ddff"
+    ),
+    "fwd_fp16_d96_causal_br128_bc32_w4_s3_fa2_pointer_longest_first": (
+        "sha256:9ec532b79438989a671d95dd8b886c615ff86b5ab974bd68bb6d1b9b9a051836"
+    ),
+    "fwd_fp16_d96_causal_br128_bc32_w8_s3_fa2_pointer_longest_first": (
+        "sha256:0647f3992d7396512d89df8c18bcd4c593b1112f669eab03eb3593b3d03a01f1"
     ),
     "fwd_fp16_d96_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
         "sha256:4644c7659594ca921d29ab3d6676cd7609758d01922ef96bdfa70ed04561b751"
@@ -5815,11 +5899,11 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d96_causal_br128_bc64_w8_s3_fa2_descriptor_longest_first": (
         "sha256:e58f24385f95f861d346e1426d66142c368b43b1f68e2fa6ba848ead34e63b87"
     ),
+    "fwd_fp16_d96_causal_br128_bc64_w8_s3_fa2_pointer": (
+        "sha256:16b872f949cec6759d2c0a647681d1a260faf9f3423251141559a5d0cad52d1d"
+    ),
     "fwd_fp16_d96_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
         "sha256:f3645dd426f435a495cd67bc17cc18fca3cd1ec3dcf0aeb39668339a261364c6"
-    ),
-    "fwd_fp16_d96_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
-        "sha256:8c9614668ca3807f762fb4901a2ad33563793b1aac48e0443152ff06a952b61f"
     ),
     "fwd_fp32_d128_alibi_br16_bc16_w4_s2_fa2_pointer_any_dim": (
         "sha256:23372a9441e6e10e9589f8d0f6d0c95eaf8740698a1f76b9d8b2323446f3f009"
