@@ -700,9 +700,6 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d128_causal_br32_bc128_w8_s2_fa2_pointer": (
         "sha256:7a010f3c0027f1cb82c0aee9b2e2cb01e2bc9847dcd2d96c0bc73b31274c87e7"
     ),
-    "bwd_dkv_bf16_d128_causal_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:61dbd7e56628b5762eb85c75a7fdd23571c7dc4cf2885169433180369023909b"
-    ),
     "bwd_dkv_bf16_d128_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:33f60121c8e1a84989bd2f92949d358056c063c4275d8b97b08b4bca15e76d57"
     ),
@@ -967,9 +964,6 @@ DIGESTS: dict[str, str] = {
     "bwd_dkv_bf16_d64_causal_br32_bc128_w4_s3_fa2_pointer": (
         "sha256:edbaa989f3953a666f19a8a13dcb7aa99b2ee224e19b3b4b29cc19eda29b8288"
     ),
-    "bwd_dkv_bf16_d64_causal_br32_bc128_w8_s2_fa2_pointer": (
-        "sha256:c7cba353a4fcfd0dc71a9193d918400025f581fb1a880446c6dc3722030c66dc"
-    ),
     "bwd_dkv_bf16_d64_causal_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:2e4289cadef4e0ae76cd643a57db866d1d4e0ab856cfe9d5bca31fc5e4c5f18c"
     ),
@@ -1068,9 +1062,6 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_fp16_d128_causal_br32_bc128_w8_s2_fa2_pointer": (
         "sha256:dd3830cd8cf18183198b3ff9c6943e7ae65e0975392e4d457aaae67d361fc07b"
-    ),
-    "bwd_dkv_fp16_d128_causal_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:d2d55343d11c73d07b97608ba7e78a7f3c19064b7b5abfa3a16400ec3b19f45a"
     ),
     "bwd_dkv_fp16_d128_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
         "sha256:a851ad5b795f6f96ccecc226a8f6d9cb16803ea4a4eaeb049a70b4b82c220c32"
@@ -1335,9 +1326,6 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dkv_fp16_d64_causal_br32_bc128_w4_s3_fa2_pointer": (
         "sha256:7f94ff9cef8a3c8f1f9020549916eb9b3b86c4b56dcb38e164102337ab9ef82f"
-    ),
-    "bwd_dkv_fp16_d64_causal_br32_bc128_w8_s2_fa2_pointer": (
-        "sha256:45161fe4f7a506edc54deda8193f5d6f14c4a713e1430941c081a0c6494b7e88"
     ),
     "bwd_dkv_fp16_d64_causal_br32_bc64_w4_s2_fa2_pointer_any_dim": (
         "sha256:a90ff09b9e1731221a745dc8814042902fa59ef804a926021a38598eb983fad5"
@@ -2080,9 +2068,6 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d192_causal_br64_bc32_w4_s3_s_ahead_descriptor_longest_first": (
         "sha256:77796431d55223daf9125f54538f9c44870334393d4ac498f7046e12a011416f"
     ),
-    "bwd_dq_bf16_d192_causal_br64_bc32_w8_s1_fa2_pointer_longest_first": (
-        "sha256:9e3a8a5d43284c6feaf2b0d7a4d03c1ae281b4b5c8a40cfe40a2ed80a7005744"
-    ),
     "bwd_dq_bf16_d256_alibi_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:93a5df050b12b3c2587678b79e0b433a4b957f4667ae421393241edb6b99b578"
     ),
@@ -2116,9 +2101,6 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_bf16_d256_br64_bc32_w4_s3_s_ahead_descriptor": (
         "sha256:fb46f025d113c24e1c15944cbdd1c3c7103784dc863af7fe9c6e6915138f490e"
     ),
-    "bwd_dq_bf16_d256_br64_bc32_w8_s1_fa2_pointer": (
-        "sha256:629c49ecb25ee9fa751143d11933e28ec382f51becd3e0ce3849d9ba443caba5"
-    ),
     "bwd_dq_bf16_d256_causal_alibi_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:9fa24e07221e900b90ed3d69c43ad0564d182eaaebc08ccd00d5b9bada440ec9"
     ),
@@ -2148,9 +2130,6 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_bf16_d256_causal_br64_bc32_w4_s3_s_ahead_descriptor_longest_first": (
         "sha256:1fe415869c53ab9b954a5cc58b4f2e92935139cb404fe744c8b5d8d97ef3db97"
-    ),
-    "bwd_dq_bf16_d256_causal_br64_bc32_w8_s1_fa2_pointer_longest_first": (
-        "sha256:26b7363077144cc8a63e61ea953c72a3b1ed23c4e99f903bf22817fafe5a27e7"
     ),
     "bwd_dq_bf16_d256_causal_dropout_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:f9ab34eb495ccc51cdb2c6164a3a0d067cfb6c0a73706d21d9b3eba2067d3ff8"
@@ -2515,9 +2494,6 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d192_causal_br64_bc32_w4_s3_s_ahead_descriptor_longest_first": (
         "sha256:6e7c526ccb5a413104a42defbe5d9205b767d9d4a54a51f551b2032940a5bd48"
     ),
-    "bwd_dq_fp16_d192_causal_br64_bc32_w8_s1_fa2_pointer_longest_first": (
-        "sha256:3690326eff67df3437da55a55ebe7d207f207a298d8d685ed05e9aff04b00291"
-    ),
     "bwd_dq_fp16_d256_alibi_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:800a80d89fe6d11663424a086763bba049c17ccc0d94c7b2a3f3e362460d0e23"
     ),
@@ -2551,9 +2527,6 @@ DIGESTS: dict[str, str] = {
     "bwd_dq_fp16_d256_br64_bc32_w4_s3_s_ahead_descriptor": (
         "sha256:41883a634ebb0f3d5e12b62ade9ca22156176516eacdff8ae2bd2f5bf86a458e"
     ),
-    "bwd_dq_fp16_d256_br64_bc32_w8_s1_fa2_pointer": (
-        "sha256:d9a6108abf9e91229d966006832fc1da2a206b58f91a50f684f557c3ac7bda80"
-    ),
     "bwd_dq_fp16_d256_causal_alibi_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:2cc39aaba035c520796de9c96cc69f9ae450eece9a764d03d435afcc8438c3a9"
     ),
@@ -2583,9 +2556,6 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_dq_fp16_d256_causal_br64_bc32_w4_s3_s_ahead_descriptor_longest_first": (
         "sha256:d5f9d7d07af65c58337c0d8f5d390d519318bd08e8236691d7bd39b4bf30d2e3"
-    ),
-    "bwd_dq_fp16_d256_causal_br64_bc32_w8_s1_fa2_pointer_longest_first": (
-        "sha256:c3a007383448c10d9d0e67c35627a8087feae7b57847a142219d9484be25024f"
     ),
     "bwd_dq_fp16_d256_causal_dropout_br32_bc16_w8_s1_fa2_pointer_any_dim": (
         "sha256:f05c65f466c5b2a5b1d0c80383904616dcb38a1b42ced8ca8523328fc381786f"
@@ -3325,8 +3295,8 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_bf16_d192_causal_br16_bc32_w8_s1_fa2_pointer": (
         "sha256:ad6be9bce136bb1f512b5190bf069d232a0a5da7e338f206f828ed16ed3759d2"
     ),
-    "bwd_fused_bf16_d192_causal_br16_bc64_w8_s1_fa2_pointer": (
-        "sha256:106f6d7e974455056c760e43a6c4b5d0f2c3ef0b13c6ff680d671d949b630987"
+    "bwd_fused_bf16_d192_causal_br16_bc64_w8_s2_fa2_pointer": (
+        "sha256:d13248a8c79d770c9fd084dd52a7f07b433a4dc79753f42f0bea2d441ecb2cc8"
     ),
     "bwd_fused_bf16_d192_causal_br16_bc64_w8_s4_fa2_pointer": (
         "sha256:2de1972e6886f80162e72ba612be5fc573a1ba87d607a05ffcbc91b0afecb40a"
@@ -3340,9 +3310,6 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_bf16_d256_br16_bc32_w8_s1_fa2_pointer": (
         "sha256:367719fc4522f1ce9be9116f67dc71050ef06e35070476c3d89c6c90d37d66a5"
     ),
-    "bwd_fused_bf16_d256_br16_bc64_w8_s1_fa2_pointer": (
-        "sha256:7cf1980c5c1e4c6140f302c6906fdd978c947feb5c5b64a4b1a1e77043c53861"
-    ),
     "bwd_fused_bf16_d256_br16_bc64_w8_s2_fa2_pointer": (
         "sha256:405c5c19ba6798a962110ff2f4b9a35caf2806401896ac9f1fbe0c95e17bc79b"
     ),
@@ -3352,8 +3319,8 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_bf16_d256_causal_br16_bc32_w8_s1_fa2_pointer": (
         "sha256:99623e086cd5c9e3472df367e62b64f09c5afb91e4c6aa9f2545f51f4944b86d"
     ),
-    "bwd_fused_bf16_d256_causal_br16_bc64_w8_s1_fa2_pointer": (
-        "sha256:edfc31f784974f15e149f3fcb46ccfc534013089f72a9aa2495fcd46da926358"
+    "bwd_fused_bf16_d256_causal_br16_bc64_w8_s2_fa2_pointer": (
+        "sha256:b306c4ad8fc008440c6127f29fbb286ce1e96e0746a6ce9a8858b1fe1269ed8a"
     ),
     "bwd_fused_bf16_d256_causal_br16_bc64_w8_s4_fa2_pointer": (
         "sha256:502c68b7001da6866d41fd0c4ec552e44a5b8f5578278c7a6b80d3a77cd8fbe5"
@@ -3445,8 +3412,8 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_fp16_d192_causal_br16_bc32_w8_s1_fa2_pointer": (
         "sha256:3c81c32dbc02ff50fa5b6c726d28516b9ee7c46bdd6221921fa0f61300f8149b"
     ),
-    "bwd_fused_fp16_d192_causal_br16_bc64_w8_s1_fa2_pointer": (
-        "sha256:ece7698c9ccb3cfade20256e299759a78fc40e2d5fc061c7f14a211c321ccf1c"
+    "bwd_fused_fp16_d192_causal_br16_bc64_w8_s2_fa2_pointer": (
+        "sha256:94a822164c1e113aeb60e4338bc5c2b1853b4a96798b1724b7eb7947773cd9f9"
     ),
     "bwd_fused_fp16_d192_causal_br16_bc64_w8_s4_fa2_pointer": (
         "sha256:dca7a3ee09bf4bdc101ba66691564339e5c669b0110c7b2bf9eeabc315726d4d"
@@ -3456,9 +3423,6 @@ DIGESTS: dict[str, str] = {
     ),
     "bwd_fused_fp16_d256_br16_bc32_w8_s1_fa2_pointer": (
         "sha256:f5f0cd9314050799651cbff775f859538884bd64b616a97adcc2ed1942f11564"
-    ),
-    "bwd_fused_fp16_d256_br16_bc64_w8_s1_fa2_pointer": (
-        "sha256:d658d4f9129cc7126de76450f9aaef197227016f089418c61542b0a4ba40ecaa"
     ),
     "bwd_fused_fp16_d256_br16_bc64_w8_s2_fa2_pointer": (
         "sha256:d51f523d3c7f0790eb2a22f5e48b96eb6a1e2ccea6e83027a26899e47fdfe00c"
@@ -3472,8 +3436,8 @@ DIGESTS: dict[str, str] = {
     "bwd_fused_fp16_d256_causal_br16_bc32_w8_s1_fa2_pointer": (
         "sha256:085bca619cb4bf3ff4efa4e9fdc3d727a10164d07681db225175aaf271802842"
     ),
-    "bwd_fused_fp16_d256_causal_br16_bc64_w8_s1_fa2_pointer": (
-        "sha256:ff0b992d9e6694ffd398e9a17f40697bed1b6f6d75efe031f52a74e2d8a176f5"
+    "bwd_fused_fp16_d256_causal_br16_bc64_w8_s2_fa2_pointer": (
+        "sha256:d0d76c5f27c81a9afa1e2611d335756b5fa620ee6f88511492474c7812ae2a74"
     ),
     "bwd_fused_fp16_d256_causal_br16_bc64_w8_s4_fa2_pointer": (
         "sha256:9e7aa46d2a3bdea928ed36dabff21d66e7bd821ce33b9a49b1b9ad9f96c6d2a4"
