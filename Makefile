@@ -28,7 +28,7 @@ help:
 	@echo 'make test       install, and run the CPU suite'
 	@echo 'make test-all   the same with the slow tests'
 	@echo 'make test-gpu   the tests that need a GPU'
-	@echo 'make lint       ruff and mypy'
+	@echo 'make lint       ruff, mypy and import-linter'
 	@echo 'make generate   write generated/ from configs/ and templates/'
 	@echo 'make facts      what the compiler makes of the kernels for Hopper; TRITON=3.8.0 for another one'
 	@echo '                FACTS=--check compares them with those that are committed'
@@ -54,6 +54,7 @@ lint: $(FOR_ALL)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(FOR_ALL)
 	$(BIN)/ruff check --fix .

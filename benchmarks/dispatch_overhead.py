@@ -7,7 +7,7 @@ many batches:
 
     lookup           from the tensors of a resolved spec to its launcher
     Triton launch    kernel[grid](...) of a kernel with pointers: Triton's own way to its driver
-    direct launch    the same kernel, launched by flashgen/direct.py
+    direct launch    the same kernel, launched by flashgen/kernels/direct_launch.py
     call by Triton   attention() as a whole, its kernels launched by Triton: FLASHGEN_DIRECT=0
     new kind         attention() for a kind of call not met before, of a resolved spec: launched
                      directly
@@ -51,11 +51,11 @@ from triton.backends.compiler import GPUTarget
 
 import flashgen
 import flashgen.runtime.flash_attn as flash_attn
-from flashgen.default_tiles import default_config, default_spec
-from flashgen.direct import Direct
+from flashgen.kernels.direct_launch import Direct
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.resolver import Resolver, key
-from flashgen.spec import AttentionSpec
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.defaults import default_config, default_spec
 from generated.defaults import DEFAULTS
 from generated.table import ARCHS, CHOICES
 

@@ -251,7 +251,7 @@ def gpu_at_hand() -> str:
 
     Raises NoGpuError where torch sees none, FlashgenError where it cannot be used.
     """
-    code = "from flashgen.launch import device_gpu; print(device_gpu().slug)"
+    code = "from flashgen.kernels.launch import device_gpu; print(device_gpu().slug)"
     asked = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )

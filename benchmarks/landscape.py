@@ -11,8 +11,9 @@ over all specs and schedules, so that what time allows is a sample too; then all
 --passes passes, against drifts. Inputs are random normal, kernels that fail are failing points.
 
 LANDSCAPE.jsonl beside the result has each outcome when it is known: the same command goes on. The
-result, and the estimates alike, are outcomes, which flashgen.landscape.read, `flashgen calibrate`
-and the replay evaluator read; what stands beside each time is the estimate that was frozen.
+result, and the estimates alike, are outcomes, which flashgen.search.landscape.read, `flashgen
+calibrate` and the replay evaluator read; what stands beside each time is the estimate that was
+frozen.
 
 --smoke walks both with one config a schedule on a CPU, and measures nothing.
 Exit codes: 0 all done, 1 failed, 2 usage, 3 no GPU, 4 time is over and the same command goes on.
@@ -39,18 +40,18 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from flashgen.bench.record import provenance
-from flashgen.calibrate import LEGEND, by_gpu, calibrations, pairs_of, table_lines
-from flashgen.config import KernelConfig
 from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError
-from flashgen.evaluate import Evaluator, triton_version
-from flashgen.gpu import Gpu, known_target
-from flashgen.outcome import Outcome, Stage, Status
-from flashgen.problem import workload
-from flashgen.records import outcomes_of
-from flashgen.render import render
-from flashgen.space import legal_configs
-from flashgen.spec import AttentionSpec
-from flashgen.table import write_text
+from flashgen.evaluate.evaluator import Evaluator, triton_version
+from flashgen.kernels.render import render
+from flashgen.report.calibrate import LEGEND, by_gpu, calibrations, pairs_of, table_lines
+from flashgen.search.history import outcomes_of
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import Gpu, known_target
+from flashgen.spec.outcome import Outcome, Stage, Status
+from flashgen.spec.problem import workload
+from flashgen.spec.space import legal_configs
+from flashgen.table.table import write_text
 
 HEAD_DIMS, MASKS = (64, 128, 256), ("none", "causal")
 CONFIGS, SEQ, PASSES = 80, 8192, 3
@@ -277,7 +278,7 @@ def _committed(path: Path) -> str | None:
 
 def run_freeze(asked: argparse.Namespace, command: Sequence[str]) -> int:
     """Write the estimates."""
-    from flashgen.evaluators.offline import OfflineEvaluator
+    from flashgen.evaluate.offline import OfflineEvaluator
 
     gpu = known_target(asked.target)
     specs = [
@@ -337,17 +338,17 @@ def _tell(outcomes: Sequence[Outcome], frozen: Sequence[Outcome], out: Path) -> 
 
 
 def _device() -> Gpu:
-    from flashgen.launch import device_gpu
+    from flashgen.kernels.launch import device_gpu
 
     return device_gpu(0, instead="python benchmarks/landscape.py measure --smoke")
 
 
 def _evaluator(asked: argparse.Namespace, gpu: Gpu) -> Any:
     if asked.smoke:
-        from flashgen.evaluators.offline import OfflineEvaluator
+        from flashgen.evaluate.offline import OfflineEvaluator
 
         return OfflineEvaluator(gpu, asked.state, asked.jobs)
-    from flashgen.evaluators.gpu import GpuEvaluator
+    from flashgen.evaluate.on_gpu import GpuEvaluator
 
     return GpuEvaluator(gpu, 0, asked.state, asked.jobs)
 

@@ -44,19 +44,20 @@ sys.path.insert(0, str(ROOT))
 import triton
 
 from flashgen import paths
-from flashgen.compile import (
+from flashgen.compile.compiler import (
     Compiled,
     CompileFailed,
     compile_kernel,
     least_overlap,
     overlap,
 )
-from flashgen.config import KernelConfig, Order
-from flashgen.gpu import TARGETS
-from flashgen.legality import why_illegal
-from flashgen.render import render
-from flashgen.spec import AttentionSpec, Direction, Mask
-from flashgen.table import load, write_text
+from flashgen.kernels.render import render
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig, Order
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.legality import why_illegal
+from flashgen.spec.vocabulary import Direction, Mask
+from flashgen.table.table import load, write_text
 
 H200 = TARGETS["nvidia_h200"]
 TABLES = ("nvidia_h200", "nvidia_h100_80gb_hbm3")

@@ -2,8 +2,8 @@
 
     python benchmarks/search_efficiency.py [FILE ...] [--seeds 50] [--jobs N] [--out NAME]
 
-FILE is anything flashgen.landscape reads: a log of flashgen, a cache of Kernel Tuner, T4 results.
-Without one, the landscapes that ship: two of an A100 that others measured and published
+FILE is anything flashgen.search.landscape reads: a log of flashgen, a cache of Kernel Tuner, T4
+results. Without one, the landscapes that ship: two of an A100 that others measured and published
 (tests/data/published_timings.yaml), and spaces of flashgen's own kernels in landscapes/, whose
 times are ESTIMATES: they say what a search makes of such a space, and nothing of a GPU.
 
@@ -47,12 +47,12 @@ import yaml
 
 import flashgen
 from flashgen.errors import FlashgenError
-from flashgen.gpu import TARGETS
-from flashgen.landscape import Landscape, read, replay
 from flashgen.search import Method
-from flashgen.search.method import Sampler
-from flashgen.space import seed_configs, tuned_default
-from flashgen.spec import AttentionSpec
+from flashgen.search.landscape import Landscape, read, replay
+from flashgen.search.space import Sampler
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.space import seed_configs, tuned_default
 
 AT = (5, 10, 20, 40, 80)
 BETTER_AT = 20

@@ -8,9 +8,10 @@ over a cache, where a wider tile stands behind the first.
 
 from typing import Any
 
-from flashgen.choice import Choice
-from flashgen.config import KernelConfig, kernel_name
-from flashgen.spec import KV_WORDS, AttentionSpec
+from flashgen.runtime.choice import Choice
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig, kernel_name
+from flashgen.spec.vocabulary import KV_WORDS
 
 from .kernels import DIGESTS
 

@@ -9,11 +9,11 @@ median microseconds). The name of its kernel is the name of the spec, "_", and t
 from functools import partial
 from typing import NamedTuple
 
-from flashgen.choice import Choice
-from flashgen.config import KernelConfig, kernel_name
-from flashgen.outcome import Source
-from flashgen.problem import BUCKETS
-from flashgen.spec import AttentionSpec
+from flashgen.runtime.choice import Choice
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig, kernel_name
+from flashgen.spec.outcome import Source
+from flashgen.spec.problem import BUCKETS
 
 from .kernels import DIGESTS
 

@@ -11,10 +11,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from flashgen.compile import Compiled, cache_file, compile_kernel
-from flashgen.config import KernelConfig
-from flashgen.render import render
-from flashgen.spec import AttentionSpec
+from flashgen.compile.compiler import Compiled, cache_file, compile_kernel
+from flashgen.kernels.render import render
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
 from tests.data import published_kernels
 from tests.data.single_phase import attend
 

@@ -16,14 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from flashgen.config import KernelConfig
-from flashgen.evaluate import Evaluator, protocol_of, triton_version
-from flashgen.evaluators.quarantining import QuarantiningEvaluator
-from flashgen.legality import why_illegal
-from flashgen.outcome import KILLERS, Outcome, Stage, Status
-from flashgen.problem import Problem, workload
-from flashgen.quarantine import Quarantine
-from flashgen.spec import AttentionSpec
+from flashgen.evaluate.evaluator import Evaluator, protocol_of, triton_version
+from flashgen.evaluate.quarantine import Quarantine, QuarantiningEvaluator
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.legality import why_illegal
+from flashgen.spec.outcome import KILLERS, Outcome, Stage, Status
+from flashgen.spec.problem import Problem, workload
 from tests.makers import make_config, make_spec
 
 STAGES: tuple[Stage, ...] = ("compile", "check", "rough", "timed", "final")
@@ -196,11 +195,11 @@ class FaultsContract:
         monkeypatch.setenv("FAULTS_FOLDER", str(tmp_path))
         behaviours = {f"{config.br}x{config.bc}": fault for fault, (config, _) in FAULTS.items()}
         monkeypatch.setenv("BEHAVIOURS", json.dumps(behaviours))
-        monkeypatch.setattr("flashgen.evaluators.limits.FIRST_TASK_S", 5.0)
+        monkeypatch.setattr("flashgen.evaluate.workers.pool.FIRST_TASK_S", 5.0)
         for limit in ("build.COMPILE", "offline.CHECK", "gpu.CHECK", "gpu.MEASURE"):
-            monkeypatch.setattr(f"flashgen.evaluators.{limit}_LIMIT_S", 1.5)
-        monkeypatch.setattr("flashgen.evaluators.gpu.FINAL_LIMIT_PER_CONFIG_S", 0.0)
-        monkeypatch.setattr("flashgen.evaluators.memory.share", lambda children: 256 << 20)
+            monkeypatch.setattr(f"flashgen.evaluate.{limit}_LIMIT_S", 1.5)
+        monkeypatch.setattr("flashgen.evaluate.on_gpu.FINAL_LIMIT_PER_CONFIG_S", 0.0)
+        monkeypatch.setattr("flashgen.evaluate.workers.memory.share", lambda children: 256 << 20)
         return tmp_path
 
     def test_a_fault_costs_one_outcome_and_nothing_else(

@@ -6,12 +6,12 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from flashgen.config import KernelConfig
-from flashgen.evaluate import protocol_of
-from flashgen.gpu import Gpu
-from flashgen.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
-from flashgen.problem import Problem
-from flashgen.spec import AttentionSpec
+from flashgen.evaluate.evaluator import protocol_of
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import Gpu
+from flashgen.spec.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
+from flashgen.spec.problem import Problem
 
 
 class Killed(BaseException):

@@ -507,7 +507,7 @@ def _seen(argument: Any) -> Any:
 
 
 class ModelKernel:
-    """A rendered kernel as flashgen.launch takes one: kernel[(blocks,)](*arguments)."""
+    """A rendered kernel as flashgen.kernels.launch takes one: kernel[(blocks,)](*arguments)."""
 
     def __init__(self, source: str, name: str, seed: int = 0) -> None:
         scope: dict[str, Any] = {}

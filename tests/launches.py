@@ -1,5 +1,5 @@
 """A driver for an H200 on which nothing is compiled or launched: what kernels are handed is written
-down. tests/cpu/test_direct.py has one that compiles."""
+down. tests/cpu/kernels/test_direct_launch.py has one that compiles."""
 
 from __future__ import annotations
 

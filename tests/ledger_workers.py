@@ -15,15 +15,15 @@ from pathlib import Path
 
 import optuna
 
-from flashgen.config import KernelConfig
-from flashgen.evaluators.shared import SharedEvaluator
-from flashgen.ledger import Claim, Ledger, Pace, Page, State, Unit
-from flashgen.log import Log
-from flashgen.outcome import Outcome, Stage
-from flashgen.problem import Problem
 from flashgen.search import search
 from flashgen.search.goal import Budget, Found, Method
-from flashgen.spec import AttentionSpec
+from flashgen.search.log import Log
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.outcome import Outcome, Stage
+from flashgen.spec.problem import Problem
+from flashgen.tune.shared import Claim, Ledger, Pace, Page, State, Unit
+from flashgen.tune.shared.evaluator import SharedEvaluator
 from tests import searches
 from tests.fakes import FakeEvaluator, digest_of
 

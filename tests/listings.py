@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from flashgen.sass import Listing, parse
+from flashgen.compile.sass import Listing, parse
 
 NONE = 7
 

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flashgen.choice import Choice
-from flashgen.config import KernelConfig, kernel_name
-from flashgen.default_tiles import default_config, default_spec
-from flashgen.problem import Bucket
-from flashgen.render import render
+from flashgen.kernels.render import render
 from flashgen.runtime import Dispatcher
-from flashgen.spec import AttentionSpec
+from flashgen.runtime.choice import Choice
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig, kernel_name
+from flashgen.spec.defaults import default_config, default_spec
+from flashgen.spec.problem import Bucket
 
 
 def make_choice(

@@ -9,11 +9,12 @@ import functools
 import itertools
 from typing import Any
 
-from flashgen.config import KernelConfig
 from flashgen.errors import InvalidArgument
-from flashgen.gpu import TARGETS
-from flashgen.legality import why_illegal
-from flashgen.spec import FEATURE_WORDS, KV_WORDS, AttentionSpec
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.legality import why_illegal
+from flashgen.spec.vocabulary import FEATURE_WORDS, KV_WORDS
 from tests.covering import Row, covering
 
 H200 = TARGETS["nvidia_h200"]
@@ -109,7 +110,7 @@ def valid(row: Row) -> bool:
 @functools.cache
 def in_pairs() -> tuple[Proven, ...]:
     """The covering arrays: of the forward, of all backward kernels together, of a cache. Each is
-    checked by tests/interpreted/test_pairs.py.
+    checked by tests/interpreted/kernels/test_pairs.py.
     """
     forward, *backward = ATTENTION["direction"]
     of_gradients = {name: values for name, values in ATTENTION.items() if name != "paged"}

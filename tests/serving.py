@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashgen import launch, launch_append, launch_backward, launch_decode
-from flashgen.choice import Choice
+from flashgen.kernels import launch, launch_backward, launch_cache
+from flashgen.kernels import launch_cache as launch_decode
 from flashgen.runtime import Dispatcher
 from flashgen.runtime import launcher as launcher_module
+from flashgen.runtime.choice import Choice
 from generated.defaults import DEFAULTS
 from generated.table import ARCHS, CHOICES
 
@@ -55,7 +56,7 @@ def record_directions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for module, names in (
         (launch_backward, ("bind_delta", "bind_backward")),
         (launch_decode, ("bind_decode", "bind_combine")),
-        (launch_append, ("bind_append",)),
+        (launch_cache, ("bind_append",)),
     ):
         for name in names:
             monkeypatch.setattr(module, name, recording(getattr(module, name)))

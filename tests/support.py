@@ -16,13 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flashgen.config import KernelConfig
-from flashgen.default_tiles import default_config, default_spec
 from flashgen.errors import FlashgenError, InvalidArgument
-from flashgen.gpu import TARGETS
-from flashgen.legality import why_illegal
-from flashgen.render import render
-from flashgen.spec import FEATURE_WORDS, KV_WORDS, UNMASKED, AttentionSpec
+from flashgen.kernels.render import render
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.defaults import default_config, default_spec
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.legality import why_illegal
+from flashgen.spec.vocabulary import FEATURE_WORDS, KV_WORDS, UNMASKED
 from tests.pairs import ATTENTION, CACHE, H200, Proven, alone, in_pairs, spec_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "support.md"
@@ -98,8 +99,8 @@ def page() -> str:
         *_pairs(),
         "## Features by schedule and loads",
         "Forward, bfloat16, head dim 64, as on an H200. A schedule that goes is rendered here; its proofs are in\n"
-        "`tests/interpreted/test_kernels.py` and `test_orders.py`, those of `hopper`, which no interpreter runs,\n"
-        "in `tests/cpu/test_hopper_model.py`; `auto` is proven by a GPU alone.",
+        "`tests/interpreted/kernels/test_kernels.py` and `test_orders.py`, those of `hopper`, which no interpreter runs,\n"
+        "in `tests/cpu/kernels/test_hopper_model.py`; `auto` is proven by a GPU alone.",
         *_ways(),
         "## Dtypes by GPU",
         "The default kernel of head dim 128.",

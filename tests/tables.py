@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flashgen.config import KernelConfig
-from flashgen.gpu import TARGETS
-from flashgen.outcome import Source
-from flashgen.problem import BUCKET_SEQ, BUCKETS, Bucket, workload
-from flashgen.spec import AttentionSpec
-from flashgen.table import Entry, Result, Run, RunnerUp, Table
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.outcome import Source
+from flashgen.spec.problem import BUCKET_SEQ, BUCKETS, Bucket, workload
+from flashgen.table.table import Entry, Result, Run, RunnerUp, Table
 
 H200 = TARGETS["nvidia_h200"]
 SPEC = AttentionSpec(dtype="bfloat16", head_dim=128, head_dim_v=128, mask="causal")

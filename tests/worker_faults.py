@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flashgen.evaluators.worker import Unrecoverable
+from flashgen.evaluate.workers.child import Unrecoverable
 
 Payload = dict[str, Any]
 
@@ -192,9 +192,9 @@ def compile_one(payload: Payload) -> Payload:
 
     bc=16 spills, bc=256 does not fit.
     """
-    from flashgen.config import KernelConfig
-    from flashgen.render import render
-    from flashgen.spec import AttentionSpec
+    from flashgen.kernels.render import render
+    from flashgen.spec.attention import AttentionSpec
+    from flashgen.spec.config import KernelConfig
 
     config = payload["config"]
     _misbehave("compile", config)
@@ -270,7 +270,7 @@ def out_of_resources(payload: Payload) -> Payload:
 
 
 def check_interpreted(payload: Payload) -> Payload:
-    from flashgen.evaluators import tasks
+    from flashgen.evaluate import tasks
 
     return tasks.check_one(payload | {"device": "cpu"})
 
@@ -284,8 +284,7 @@ def final_interpreted(payload: Payload) -> Payload:
 
 
 def _on_the_host(task: str, payload: Payload) -> Payload:
-    from flashgen import measure
-    from flashgen.evaluators import tasks
+    from flashgen.evaluate import measure, tasks
 
     class HostStopwatch:
         def time(self, run: Any, count: int) -> list[float]:

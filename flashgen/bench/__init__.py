@@ -2,7 +2,7 @@
 
     cases -> contenders -> judged -> raced -> record, listing, picture
 
-run.py has the story; measure.py, left of here, the protocol.
+run.py has the story; evaluate/measure.py, left of here, the protocol.
 """
 
 GROUPS = (

@@ -1,7 +1,8 @@
 """The contenders of a case: flashgen as it serves, its default, and torch's own attention.
 
 A contender is made, then called; whatever it raises in either says that it is not to be had here,
-and costs the others nothing. peers.py has those of other packages, ladder.py flashgen's steps.
+and costs the others nothing. bench/peers.py has those of other packages, bench/ladder.py flashgen's
+steps.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from flashgen.bench.case import PAGE_SIZES, Case, Direction, Inputs
-from flashgen.decoding import Cache
 from flashgen.errors import FlashgenError
+from flashgen.reference.cache import Cache
 from flashgen.runtime import Dispatcher, registry
 
 Attention = Callable[..., Tensor]

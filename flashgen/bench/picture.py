@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from flashgen.bench.race import Line
 from flashgen.bench.record import Measured
-from flashgen.plot import COLOURS, MARKERS, panels, plain_numbers, save
+from flashgen.report.plot import COLOURS, MARKERS, panels, plain_numbers, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,10 @@
-"""One case: every contender judged, then those that may be timed raced in alternation."""
+"""One bench case: every contender checked against float64, then the accepted ones timed in
+alternation.
+
+Errors are in floors, those of reference/attention.py, at the size that is timed; flashgen's own
+kernels may have 2. A whole problem is too large for float64, so the check covers as many heads of
+the first sequence as fit in memory, or, for a decode, the first and last sequences.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +15,76 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from flashgen import measure, reference
-from flashgen.bench import judging
 from flashgen.bench.case import Case, Inputs
 from flashgen.bench.contenders import Contender, LeftOut, Made
-from flashgen.conditions import Conditions, clocks_and_power
 from flashgen.errors import FlashgenError
-from flashgen.gpu import Gpu
-from flashgen.outcome import Timing
+from flashgen.evaluate import measure
+from flashgen.evaluate.gpu_state import Conditions, clocks_and_power
+from flashgen.reference import attention as reference
+from flashgen.reference import cache as reference_cache
+from flashgen.reference import gradients
+from flashgen.spec.features import PLAIN
+from flashgen.spec.gpu import Gpu
+from flashgen.spec.outcome import Timing
+
+FORWARD_ELEMENTS = 1 << 27
+"""Elements of S compared with float64 at once, at most: 1 GiB, and the reference holds a few."""
+
+BACKWARD_ELEMENTS = 1 << 25
+"""The same of the backward, but for one head: the reference holds a dozen of this size."""
+
+
+def floors(found: tuple[Tensor, ...], case: Case, x: Inputs) -> float:
+    """The worst error of what a pass returned: (O,), (dQ, dK, dV), or (O, dQ, dK, dV)."""
+    if case.direction == "decode":
+        return _of_decode(found[0], case, x)
+    if case.direction == "forward":
+        return _of_forward(found[0], case, x)
+    if case.direction == "backward":
+        return _of_backward(found, case, x)
+    return max(_of_forward(found[0], case, x), _of_backward(found[1:], case, x))
+
+
+def _heads(case: Case, elements: int) -> int:
+    p = case.problem
+    return max(1, min(p.heads, elements // (p.seq_q * p.seq_k)))
+
+
+def _of_forward(o: Tensor, case: Case, x: Inputs) -> float:
+    heads = _heads(case, FORWARD_ELEMENTS)
+    q, k, v, o = (y[:1, :heads] for y in (x.q, x.k, x.v, o))
+    lse = torch.zeros(o.shape[:3], device=o.device)  # most peers return none; O alone is compared
+    return reference.judge(o, lse, q, k, v, scale=case.scale, diagonal=case.diagonal).floors
+
+
+def _of_backward(found: tuple[Tensor, ...], case: Case, x: Inputs) -> float:
+    """The worst gradient. The heads are not grouped, so each has its own gradients."""
+    heads = _heads(case, BACKWARD_ELEMENTS)
+    q, k, v, do, *gradient = (y[:1, :heads] for y in (x.q, x.k, x.v, x.do, *found))
+    inputs = gradients.Inputs(
+        q=q,
+        k=k,
+        v=v,
+        do=do,
+        dlse=torch.zeros(q.shape[:3], device=q.device),
+        scale=case.scale,
+        diagonal=case.diagonal,
+        features=PLAIN,
+    )
+    return gradients.judge("backward_fused", tuple(gradient), inputs).floors
+
+
+def _of_decode(o: Tensor, case: Case, x: Inputs) -> float:
+    assert x.cache is not None  # of decode
+    worst = 0.0
+    for number in {0, case.problem.batch - 1}:
+        one = slice(number, number + 1)
+        k, v = reference_cache.sequence(x.cache, number, case.problem.seq_k)
+        lse = torch.zeros(o[one].shape[:3], device=o.device)
+        verdict = reference.judge(o[one], lse, x.q[one], k, v, scale=case.scale, diagonal=None)
+        worst = max(worst, verdict.floors)
+    return worst
+
 
 Pass = Callable[[], tuple[Tensor, ...]]
 """What is timed: it returns all results, which are what is judged."""
@@ -155,7 +223,7 @@ def judged(contender: Contender, case: Case, x: Inputs) -> tuple[Line, Pass | No
     try:
         made = contender.make(x)
         ready = pass_of(made, case, x)
-        error = judging.floors(ready(), case, x)
+        error = floors(ready(), case, x)
         if x.q.is_cuda:
             torch.cuda.synchronize(x.q.device)
     except LeftOut as reason:

@@ -17,15 +17,16 @@ from typing import Any
 import torch
 
 import flashgen
-from flashgen import measure, paths
+from flashgen import paths
 from flashgen.bench.case import SEED, Case
 from flashgen.bench.race import Line
-from flashgen.conditions import Conditions
 from flashgen.errors import FlashgenError
-from flashgen.evaluate import triton_version
-from flashgen.gpu import Gpu
-from flashgen.outcome import Timing
-from flashgen.table import write_text
+from flashgen.evaluate import measure
+from flashgen.evaluate.evaluator import triton_version
+from flashgen.evaluate.gpu_state import Conditions
+from flashgen.spec.gpu import Gpu
+from flashgen.spec.outcome import Timing
+from flashgen.table.table import write_text
 
 SCHEMA = 1
 SAME = ("measured", "gpu", "protocol", "seed", "dtype", "flashgen", "torch", "triton", "tables")

@@ -1,4 +1,8 @@
-"""flashgen bench on one screen: for each case judge, race, write; then the table and pictures."""
+"""flashgen bench on one screen: check, time and record each case, then print the table and plots.
+
+Ceilings are what the GPU reached on plain work in the same run: a large cuBLAS product, a large
+copy.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +19,59 @@ from typing import Any
 
 import torch
 
-from flashgen import measure, paths, settings
-from flashgen.bench import ceilings, listing, picture
-from flashgen.bench.case import Case, Sizes, cases, left_out, make_inputs
+from flashgen import paths, settings
+from flashgen.bench import listing, picture
+from flashgen.bench.case import SEED, Case, Sizes, cases, left_out, make_inputs
 from flashgen.bench.contenders import Contender, Dispatchers, dispatchers, flashgen_and_torch
 from flashgen.bench.ladder import Ladder
 from flashgen.bench.peers import peers
 from flashgen.bench.race import Line, Place, SmokeStopwatch, Spoiled, run_case
 from flashgen.bench.record import Record, provenance
 from flashgen.errors import FlashgenError, NoGpuError, ToolchainError
-from flashgen.gpu import known_target
-from flashgen.launch import device_gpu
-from flashgen.table import write_text
+from flashgen.evaluate import measure
+from flashgen.kernels.launch import device_gpu
+from flashgen.spec.gpu import known_target
+from flashgen.table.table import write_text
+
+MATMUL_SIZE, SMOKE_MATMUL_SIZE = 8192, 32
+COPY_BYTES, SMOKE_COPY_BYTES = 1 << 30, 1 << 10
+
+
+def matmul_tflops(dtype: str, place: Place) -> float | None:
+    """TFLOP/s of a product of two square matrices, random normal. Raises Implausible, Unsteady."""
+    size = MATMUL_SIZE if place.gpu else SMOKE_MATMUL_SIZE
+    generator = torch.Generator(device=place.device).manual_seed(SEED)
+    a, b = (
+        torch.randn((size, size), generator=generator, device=place.device).to(
+            getattr(torch, dtype)
+        )
+        for _ in range(2)
+    )
+    out = torch.empty_like(a)
+    operations = 2.0 * size**3
+    peak = place.gpu.peak_tflops if place.gpu else None
+    timing = measure.measure(
+        lambda: torch.mm(a, b, out=out),
+        effort="timed",
+        stopwatch=place.stopwatch,
+        ceiling=measure.Ceiling(operations=operations, peak_tflops=peak),
+    )
+    return timing.tflops(operations) if place.gpu else None
+
+
+def copy_gbs(place: Place) -> float | None:
+    """GB/s of a copy, bytes read and bytes written. Raises Implausible and Unsteady."""
+    size = COPY_BYTES if place.gpu else SMOKE_COPY_BYTES
+    source = torch.empty(size, dtype=torch.uint8, device=place.device).random_()
+    target = torch.empty_like(source)
+    timing = measure.measure(
+        lambda: target.copy_(source),
+        effort="timed",
+        stopwatch=place.stopwatch,
+        ceiling=measure.Ceiling(operations=0.0, peak_tflops=None),
+    )
+    return 2 * size / timing.median_us * 1e-3 if place.gpu else None
+
 
 SMOKE_TARGET = "nvidia_h200"
 STRUCK = "an earlier run was killed while it was at work here: it is left out of this case"
@@ -196,8 +241,8 @@ def _with_ceilings(place: Place, dtype: str, say: Say) -> Place:
     """The place with what plain work reached there; None, and said, where a time was refused."""
     found: dict[str, float | None] = {}
     for name, ask in (
-        ("matmul_tflops", functools.partial(ceilings.matmul_tflops, dtype, place)),
-        ("copy_gbs", functools.partial(ceilings.copy_gbs, place)),
+        ("matmul_tflops", functools.partial(matmul_tflops, dtype, place)),
+        ("copy_gbs", functools.partial(copy_gbs, place)),
     ):
         try:
             found[name] = ask()
@@ -217,7 +262,7 @@ def _ladder(options: BenchOptions, place: Place, ours: Dispatchers) -> Iterator[
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flashgen-bench-")))
         evaluator, gpu = None, place.gpu
         if gpu is not None and (not options.groups or "ladder" in options.groups):
-            from flashgen.evaluators.gpu import GpuEvaluator
+            from flashgen.evaluate.on_gpu import GpuEvaluator
 
             state = paths.state_dir(options.out)
             evaluator = stack.enter_context(GpuEvaluator(gpu, options.index, state))

@@ -13,8 +13,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from flashgen import __version__
-from flashgen.cli import benching, building, looking, proving, tables, tuning
-from flashgen.cli.words import COMMAND_LINE
+from flashgen.cli import bench, build, explain, prove, tables, tune
+from flashgen.cli.options import COMMAND_LINE
 from flashgen.errors import FlashgenError
 
 __all__ = ["app", "main"]
@@ -53,17 +53,17 @@ def _common(
 
 
 for _command in (
-    tuning.tune,
+    tune.tune,
     tables.generate,
     tables.show,
-    looking.explain,
-    proving.verify,
-    proving.calibrate,
+    explain.explain,
+    prove.verify,
+    prove.calibrate,
     tables.targets,
     tables.report,
-    building.warmup,
-    building.aot,
-    benching.bench,
+    build.warmup,
+    build.aot,
+    bench.bench,
 ):
     app.command()(_command)
 

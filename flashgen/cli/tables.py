@@ -8,14 +8,9 @@ from typing import Annotated
 import typer
 
 from flashgen import paths
-from flashgen.cli.words import (
-    FeatureNames,
-    Out,
-    named_table,
-    tables_of,
-)
+from flashgen.cli.options import FeatureNames, Out, named_table, tables_of
 from flashgen.errors import InvalidArgument
-from flashgen.gpu import TARGETS
+from flashgen.spec.gpu import TARGETS
 
 
 def generate(
@@ -30,7 +25,7 @@ def generate(
     With --feature also the default kernels of these features together, now and by every later
     generate: generated/features.txt lists them.
     """
-    from flashgen import generate as generating
+    from flashgen.table import emit as generating
 
     tables, folder = generating.tables_for(out), paths.generated_dir(out)
     if check and feature:
@@ -48,8 +43,8 @@ def show(
     out: Out = Path(),
 ) -> None:
     """Print the table of a GPU."""
-    from flashgen import show as showing
-    from flashgen.generate import is_stale
+    from flashgen.table import show as showing
+    from flashgen.table.emit import is_stale
 
     table = named_table(slug, out)
     console = showing.console()
@@ -62,7 +57,7 @@ def show(
 
 def targets(out: Out = Path()) -> None:
     """List the GPUs known without being present, and what their tables hold."""
-    from flashgen import show as showing
+    from flashgen.table import show as showing
 
     tables = tables_of(out)
     others = [table.gpu for slug, table in tables.items() if slug not in TARGETS]
@@ -74,9 +69,9 @@ def report(
     out: Out = Path(),
 ) -> None:
     """Write DIR/report.html: the table and the history of its searches, in one file."""
-    from flashgen.records import outcomes_of
-    from flashgen.report import write_report
-    from flashgen.show import console
+    from flashgen.report.html import write_report
+    from flashgen.search.history import outcomes_of
+    from flashgen.table.show import console
 
     table, page = named_table(slug, out), out / "report.html"
     say = console().print
@@ -92,11 +87,11 @@ def diff(
     new: Annotated[Path, typer.Argument(help="The table as it is.")],
 ) -> None:
     """Print what changed between two tables of a GPU, in Markdown for a pull request."""
-    from flashgen import changes
-    from flashgen.table import load
+    from flashgen.table import diff as table_diff
+    from flashgen.table.table import load
 
     before, after = (load(path, any_name=True) for path in (old, new))
-    print(changes.markdown(changes.diff(before, after)), end="")
+    print(table_diff.markdown(table_diff.diff(before, after)), end="")
 
 
 def merge(
@@ -104,13 +99,13 @@ def merge(
     out: Annotated[Path, typer.Option(help="The file to write: <slug>.yaml in any folder.")],
 ) -> None:
     """Put the best entries of several tables of a GPU into one."""
-    from flashgen import changes
-    from flashgen.table import load, save
+    from flashgen.table import diff as table_diff
+    from flashgen.table.table import load, save
 
     if out.suffix != ".yaml":
         raise InvalidArgument(f"--out must end in .yaml, as tables are found by it: got {out}")
     if out.exists() and out.resolve() not in [path.resolve() for path in tables]:
         raise InvalidArgument(f"{out} is there, and none of the tables to merge: name it too")
-    merged = changes.merge([load(path, any_name=True) for path in tables])
+    merged = table_diff.merge([load(path, any_name=True) for path in tables])
     save(merged, out)
     print(f"Written: {out}, {len(merged.entries)} entries of {len(tables)} tables")

@@ -3,7 +3,7 @@
 Imports neither jinja2 nor optuna nor yaml, touches no GPU and writes no file when imported.
 """
 
-from flashgen.runtime.dispatch import Dispatcher
+from flashgen.runtime.dispatcher import Dispatcher
 from flashgen.runtime.explanation import Explanation
 
 __all__ = ["Dispatcher", "Explanation"]

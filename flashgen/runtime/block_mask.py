@@ -4,7 +4,7 @@ document(document_ids, causal=True), prefix_lm(prefix_lengths, seq_q, seq_k) and
 each give one.
 """
 
-from flashgen.block_mask import BlockMask
-from flashgen.masking import document, from_boolean, prefix_lm
+from flashgen.reference.block_masks import document, from_boolean, prefix_lm
+from flashgen.spec.block_mask import BlockMask
 
 __all__ = ["BlockMask", "document", "from_boolean", "prefix_lm"]

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from flashgen.asked import check_scale, diagonal_of
-from flashgen.block_mask import BlockMask
 from flashgen.errors import InvalidArgument
-from flashgen.features import PLAIN, Features
-from flashgen.sequences import Sequences
+from flashgen.spec.block_mask import BlockMask
+from flashgen.spec.features import PLAIN, Features
+from flashgen.spec.from_call import check_scale, diagonal_of
+from flashgen.spec.packed import Sequences
 
 Causal = bool | Literal["top_left", "bottom_right"]
 

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from flashgen import gradients, launch, reference
-from flashgen.features import PLAIN, Features
+from flashgen.kernels import launch
+from flashgen.reference import attention as reference
+from flashgen.reference import gradients
 from flashgen.runtime.call import Call, Gradients, Saved, Wanted
+from flashgen.spec.features import PLAIN, Features
 
 
 def attention(

@@ -1,7 +1,8 @@
 """decode(): attention of few queries over a cache of keys and values, by split and combine kernels.
 
-What a call may be, in one place; then, as for attention(), a spec is resolved once per device and
-bucket into launchers. The bucket is that of the cache's capacity: lengths are the device's alone.
+A call is validated in one place. Its spec is then resolved once per device and bucket into
+launchers, as for attention(). The bucket is that of the cache's capacity, since the lengths are
+known on the device only.
 """
 
 from __future__ import annotations
@@ -12,14 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgen import decoding, settings
-from flashgen.asked import check_heads, check_precision, check_scale
-from flashgen.decoding import Cache
+from flashgen import settings
 from flashgen.errors import InvalidArgument
-from flashgen.features import PLAIN, Features, Window, check_for_keys, limits_of
-from flashgen.launch_decode import Decode, Parts
-from flashgen.problem import bucket_of
-from flashgen.runtime import modes
+from flashgen.kernels.launch_cache import Decode, Parts
+from flashgen.reference import cache as reference_cache
+from flashgen.reference.cache import Cache
+from flashgen.runtime import torch_modes
 from flashgen.runtime.call import (
     Scalars,
     check_plain,
@@ -28,12 +27,34 @@ from flashgen.runtime.call import (
     in_four,
     tensors_given,
 )
-from flashgen.runtime.decode_repeats import DecodeRepeats
+from flashgen.runtime.call_cache import DecodeRepeats
 from flashgen.runtime.launcher import KernelLauncher
 from flashgen.runtime.resolver import Resolver
-from flashgen.runtime.room import by_room, rows_together
-from flashgen.runtime.select import Ladder
-from flashgen.spec import DTYPE_BYTES, AttentionSpec, check_head_dim
+from flashgen.runtime.selection import Ladder, Selection
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.defaults import WIDEST_DECODE
+from flashgen.spec.features import PLAIN, Features, Window, check_for_keys, limits_of
+from flashgen.spec.from_call import check_heads, check_precision, check_scale
+from flashgen.spec.problem import bucket_of
+from flashgen.spec.vocabulary import DTYPE_BYTES, check_head_dim
+
+
+def rows_together(rows: int) -> int:
+    """The br that has room for so many rows: a power of two, from 16 to WIDEST_DECODE."""
+    return min(WIDEST_DECODE, max(16, 1 << (max(rows, 1) - 1).bit_length()))
+
+
+def by_room(selection: Selection, rows: int) -> tuple[int, ...]:
+    """Orders the defaults of one precision, there or rendered on demand, and nothing else: first
+    the narrowest that has room for all rows of a head, of those that have none the widest; of two
+    as wide that with an instruction of the GPU's own.
+    """
+    if selection.rung not in ("default", "rendered"):
+        return (0,)
+    config, wanted = selection.choice.config, rows_together(rows)
+    place = (config.br < wanted, abs(config.br - wanted), config.widening != "native")
+    return 1, selection.choice.spec.precision == "ieee", selection.rung == "rendered", *place
+
 
 Names = tuple[str, str, str, str]
 NAMES: Names = ("q", "k", "v", "lengths")
@@ -88,7 +109,7 @@ class Beside:
 
 
 class DecodeLauncher(KernelLauncher):
-    """Of decode kernels, as flashgen.launch_decode.bind_decode describes them."""
+    """Of decode kernels, as flashgen.kernels.launch_cache.bind_decode describes them."""
 
     def __call__(self, call: Decode) -> Parts:
         """O and LSE of each split, or of all keys."""
@@ -97,7 +118,7 @@ class DecodeLauncher(KernelLauncher):
 
 
 class CombineLauncher(KernelLauncher):
-    """Of combine kernels, as flashgen.launch_decode.bind_combine describes them."""
+    """Of combine kernels, as flashgen.kernels.launch_cache.bind_combine describes them."""
 
     def __call__(self, parts: Parts, q: Tensor) -> tuple[Tensor, Tensor]:
         """O (B, H, Sq, d_v) and LSE (B, H, Sq)."""
@@ -135,7 +156,7 @@ class Decoder:
         number = check_scale(scale, q.shape[3])
         if self._resolver.left_to_torch(q.device):
             with torch.no_grad(), torch.autocast("cpu", enabled=False):
-                return decoding.attention(
+                return reference_cache.attention(
                     q, cache, scale=number, causal=spec.causal, features=features
                 )
         decode, combine, sms = self._launchers(spec, q, cache)
@@ -227,7 +248,7 @@ def check_call(q: Tensor, k: Tensor, v: Tensor, called: Beside, names: Names = N
     beside: dict[str, Tensor] = dict(zip(names, (q, k, v), strict=False))
     check_tensors(**beside)
     check_plain(**beside)
-    if torch.compiler.is_compiling() or modes.transformed():
+    if torch.compiler.is_compiling() or torch_modes.transformed():
         raise InvalidArgument(
             "decode must not be traced or transformed: "
             "call it under torch.compiler.disable, and outside torch.func"
@@ -312,7 +333,7 @@ def _check_dtypes(named: dict[str, Tensor]) -> None:
     if dtype not in DTYPE_BYTES:
         raise InvalidArgument(f"{of_q} must be float16, bfloat16 or float32: got {dtype}")
     for name, x in others:
-        narrow = x.dtype in decoding.LARGEST and x.dtype == others[0][1].dtype
+        narrow = x.dtype in reference_cache.LARGEST and x.dtype == others[0][1].dtype
         if narrow and q.dtype == torch.float32:
             raise InvalidArgument(
                 f"{of_q} must be float16 or bfloat16 over a cache of 8 bits: got {q.dtype}"
@@ -331,7 +352,7 @@ def _check_dtypes(named: dict[str, Tensor]) -> None:
 def _checked_scales(named: dict[str, Tensor], called: Beside) -> tuple[Tensor, Tensor] | None:
     """The scales of K and V as a cache has them; None where it has none."""
     (of_q, q), (of_k, k), (of_v, _) = named.items()
-    if k.dtype not in decoding.LARGEST:
+    if k.dtype not in reference_cache.LARGEST:
         if called.k_scale is not None or called.v_scale is not None:
             raise InvalidArgument(
                 f"k_scale and v_scale go with {of_k} and {of_v} of float8_e4m3fn or int8: "

@@ -9,18 +9,19 @@ import torch
 from torch import Tensor
 
 from flashgen import settings
-from flashgen.asked import check_scale, from_tensors
-from flashgen.config import kernel_name
-from flashgen.features import PLAIN
-from flashgen.runtime import modes
+from flashgen.runtime import torch_modes
 from flashgen.runtime.call import check_block_mask, check_plain, check_tensors
+from flashgen.runtime.call_cache import Options
 from flashgen.runtime.decode import Beside, Decoder, check_call, spec_of
-from flashgen.runtime.decode_repeats import Options
-from flashgen.runtime.featured import Asked
+from flashgen.runtime.general_path import Asked
 from flashgen.runtime.launcher import KernelLauncher
 from flashgen.runtime.resolver import Resolver, key
-from flashgen.runtime.select import Selection, Served
-from flashgen.spec import AttentionSpec, Direction
+from flashgen.runtime.selection import Selection, Served
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import kernel_name
+from flashgen.spec.features import PLAIN
+from flashgen.spec.from_call import check_scale, from_tensors
+from flashgen.spec.vocabulary import Direction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +59,10 @@ def explain(
     check_plain(k=k, v=v, **asked.tensors())
     if asked.block_mask is not None:
         check_block_mask(asked.block_mask, traced=False)
-    if modes.autocasts():
-        q, k, v = modes.autocast(q), modes.autocast(k), modes.autocast(v)
+    if torch_modes.autocasts():
+        q, k, v = torch_modes.autocast(q), torch_modes.autocast(k), torch_modes.autocast(v)
     call = asked.call(q)
-    drops = modes.check_dropout(asked.dropout_p) > 0.0
+    drops = torch_modes.check_dropout(asked.dropout_p) > 0.0
     rng = torch.zeros(2, dtype=torch.int64, device=q.device) if drops else None  # draws nothing
     features = asked.features(rng)
     spec, problem = from_tensors(

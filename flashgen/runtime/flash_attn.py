@@ -1,37 +1,191 @@
-"""The functions of the package flash_attn (FlashAttention 2) by flashgen's kernels: the same
-arguments, in the same order, with the same defaults, layouts and meaning.
+"""Drop-in for the package flash_attn (FlashAttention 2): the same functions, arguments, order,
+defaults, layouts and meaning.
 
     import flashgen.runtime.flash_attn as flash_attn
 
     o = flash_attn.flash_attn_func(q, k, v, causal=True)
 
-Tensors are (batch, seq, heads, head_dim). A causal mask is aligned at the bottom right, and a query
-that sees no key has O = 0.
+Tensors are (batch, seq, heads, head_dim), or (tokens, heads, head_dim) for packed sequences. A
+causal mask is aligned at the bottom right, and a query that sees no key has O = 0.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from flashgen.asked import check_scale
 from flashgen.errors import InvalidArgument
-from flashgen.runtime import kv_cache, modes, registry
+from flashgen.runtime import kv_cache, registry, torch_modes
+from flashgen.runtime.call import check_tensors
 from flashgen.runtime.decode import Beside
-from flashgen.runtime.flash_attn_arguments import (
-    Results,
-    cap_of,
-    check_dimensions,
-    check_probabilities,
-    in_steps,
-    unpacked,
-    window_within,
-)
-from flashgen.runtime.flash_attn_varlen import (
-    flash_attn_varlen_func,
-    flash_attn_varlen_kvpacked_func,
-    flash_attn_varlen_qkvpacked_func,
-)
+from flashgen.runtime.varlen import attention_varlen
+from flashgen.spec.features import UNBOUNDED, Window, window_of
+from flashgen.spec.from_call import check_scale
+from flashgen.spec.vocabulary import HEAD_DIM_STEP, MIN_HEAD_DIM
+
+Results = Tensor | tuple[Tensor, Tensor, Tensor | None]
+
+
+def check_dimensions(count: str, size: int, **named: Tensor) -> None:
+    """Raise InvalidArgument, naming the argument, unless each is a tensor of so many dimensions;
+    count: their number in words.
+    """
+    check_tensors(**named)
+    for name, x in named.items():
+        if x.ndim != size:
+            raise InvalidArgument(f"{name} must have {count} dimensions: got {tuple(x.shape)}")
+
+
+def unpacked(name: str, x: Tensor, places: str, parts: int) -> tuple[Tensor, ...]:
+    """The parts of qkv or kv, (places, parts, heads, head_dim). Raises InvalidArgument."""
+    check_tensors(**{name: x})
+    at = places.count(",") + 1
+    if x.ndim != at + 3 or x.shape[at] != parts:
+        raise InvalidArgument(
+            f"{name} must have shape ({places}, {parts}, heads, head_dim): got {tuple(x.shape)}"
+        )
+    return x.unbind(at)
+
+
+def check_probabilities(asked: bool, dropout_p: float) -> None:
+    """Raise InvalidArgument where the dropped P is asked for."""
+    if asked and dropout_p:
+        raise InvalidArgument(
+            "return_attn_probs must be False with dropout: flashgen never makes the dropped P"
+        )
+
+
+def window_within(window: Window | None, keys: int) -> Window | None:
+    """A window over so many keys: a side that reaches as far has no end, as FlashAttention 2 has
+    it, and None is a window without any. Raises InvalidArgument.
+    """
+    if type(window) is tuple and window == (-1, -1):
+        return None
+    sides = window_of(window)
+    if sides is None:
+        return None
+    left, right = (UNBOUNDED if side >= keys else side for side in sides)
+    return None if left == right == UNBOUNDED else (left, right)
+
+
+def cap_of(softcap: float | None) -> float | None:
+    """None for the default, which is no cap; attention() judges all others."""
+    return None if type(softcap) is float and softcap == 0.0 else softcap
+
+
+def in_steps(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None
+) -> tuple[Tensor, Tensor, Tensor, float | None]:
+    """q, k and v (..., head dim) with zeros behind their elements up to a head dim that kernels
+    have, as FlashAttention 2 pads them: a product with zeros adds nothing, and O's last elements
+    are zeros, to be cut off. With the scale, which is of the head dim that was given.
+    """
+    dim, dim_v = q.shape[-1], v.shape[-1]
+    if dim != k.shape[-1] or (_fits(dim) and _fits(dim_v)):
+        return q, k, v, scale
+    return _padded(q), _padded(k), _padded(v), check_scale(scale, dim) if scale is None else scale
+
+
+def _fits(dim: int) -> bool:
+    """Whether it needs no padding; of no element it is another's to say."""
+    return dim % HEAD_DIM_STEP == 0 and (dim >= MIN_HEAD_DIM or dim == 0)
+
+
+def _padded(x: Tensor) -> Tensor:
+    dim = x.shape[-1]
+    wanted = max(MIN_HEAD_DIM, -(-dim // HEAD_DIM_STEP) * HEAD_DIM_STEP)
+    return x if _fits(dim) else pad(x, (0, wanted - dim))
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+) -> Results:
+    """Attention of packed q (total_q, heads, d) over k and v (total_k, kv_heads, d).
+
+    cu_seqlens_q and cu_seqlens_k, int32 or int64 (batch + 1,): where each sequence begins, and the
+    last one ends. With block_table, int32 (batch, pages of a sequence), k and v are pools (pages,
+    page_size, kv_heads, d), page_size any power of two, and cu_seqlens_k counts each sequence's
+    keys. alibi_slopes: float32 (heads,) or (batch, heads). Returns O (total_q, heads, d), with
+    return_attn_probs also LSE (heads, total_q) and None, for P is never made. The causal mask is
+    aligned at the bottom right of each sequence, and a query that sees no key has O = 0.
+    Differentiable with respect to q, k and v. Raises InvalidArgument, a ValueError, naming the
+    argument.
+    """
+    check_probabilities(return_attn_probs, dropout_p)
+    dim_v, scale = None, softmax_scale
+    if block_table is None:  # a copy of a pool would cost more than it serves
+        check_dimensions("three", 3, q=q, k=k, v=v)
+        dim_v = v.shape[2]
+        q, k, v, scale = in_steps(q, k, v, softmax_scale)
+    o, lse = attention_varlen(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table=block_table,
+        causal=bool(causal), scale=scale, dropout_p=dropout_p, alibi_slopes=alibi_slopes,
+        window=window_size, softcap=softcap, deterministic=deterministic, return_lse=True,
+    )  # fmt: skip
+    o = o if dim_v in (None, o.shape[2]) else o[..., :dim_v]
+    return (o, lse, None) if return_attn_probs else o
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Results:
+    """flash_attn_varlen_func of q (total_q, heads, d) and kv (total_k, 2, kv_heads, d)."""
+    k, v = unpacked("kv", kv, "total", 2)
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
+        causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Results:
+    """flash_attn_varlen_func of qkv (total, 3, heads, d)."""
+    q, k, v = unpacked("qkv", qkv, "total", 3)
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
+
 
 __all__ = [
     "flash_attn_func",
@@ -119,7 +273,7 @@ def flash_attn_kvpacked_func(
     )  # fmt: skip
 
 
-@modes.without_gradients
+@torch_modes.without_gradients
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,

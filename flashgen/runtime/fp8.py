@@ -9,11 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flashgen import launch, reference
-from flashgen.asked import check_scale, from_tensors
 from flashgen.errors import InvalidArgument
-from flashgen.features import Features, Fp8, Window, limits_of
-from flashgen.runtime import modes, registry
+from flashgen.kernels import launch
+from flashgen.reference import attention as reference
+from flashgen.runtime import registry, torch_modes
 from flashgen.runtime.call import (
     Call,
     Causal,
@@ -22,11 +21,13 @@ from flashgen.runtime.call import (
     in_four,
     tensors_given,
 )
+from flashgen.spec.features import Features, Fp8, Window, limits_of
+from flashgen.spec.from_call import check_scale, from_tensors
 
 OUT_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
-@modes.without_gradients
+@torch_modes.without_gradients
 def attention(
     q: Tensor,
     k: Tensor,

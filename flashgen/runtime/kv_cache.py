@@ -12,20 +12,22 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flashgen import decoding, settings
-from flashgen.decoding import Cache
+from flashgen import settings
 from flashgen.errors import InvalidArgument
-from flashgen.launch_append import Append, Rotation
-from flashgen.runtime import modes, registry
+from flashgen.kernels.launch_cache import Append, Rotation
+from flashgen.reference import cache as reference_cache
+from flashgen.reference.cache import Cache
+from flashgen.runtime import registry, torch_modes
 from flashgen.runtime.call import check_plain, check_tensors
 from flashgen.runtime.decode import Beside, check_call, kv_fields
 from flashgen.runtime.launcher import KernelLauncher
 from flashgen.runtime.resolver import Resolver, addressable
-from flashgen.spec import AttentionSpec, Rotary
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.vocabulary import Rotary
 
 
 class AppendLauncher(KernelLauncher):
-    """Of append kernels, as flashgen.launch_append.bind_append describes them."""
+    """Of append kernels, as flashgen.kernels.launch_cache.bind_append describes them."""
 
     def __call__(self, call: Append) -> Tensor | None:
         """Q rotated, or None."""
@@ -70,7 +72,7 @@ class Appender:
         )
 
 
-@modes.without_gradients
+@torch_modes.without_gradients
 def append(
     k_cache: Tensor,
     v_cache: Tensor,
@@ -134,10 +136,12 @@ def by_torch(call: Append, rotary: Rotary) -> Tensor | None:
             steps = torch.arange(x.shape[2], device=x.device) * step
             places = cache.lengths.long().clamp(min=0)[:, None] + steps
             places = places.clamp(max=max(0, cache.capacity - 1))
-            return decoding.rotated(x, rotation.cos, rotation.sin, places, interleaved=interleaved)
+            return reference_cache.rotated(
+                x, rotation.cos, rotation.sin, places, interleaved=interleaved
+            )
 
         rotated, k = turned(rotation.q, rotation.q_step), turned(k, 1)
-    decoding.append(cache, k, call.v)
+    reference_cache.append(cache, k, call.v)
     return rotated
 
 

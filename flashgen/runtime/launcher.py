@@ -14,20 +14,15 @@ from typing import Any
 
 from torch import Tensor
 
-from flashgen import (
-    interpreter,
-    launch,
-    launch_again,
-    launch_append,
-    launch_backward,
-    launch_decode,
-)
-from flashgen.config import KernelConfig, kernel_name
 from flashgen.errors import GeneratedError, LaunchError
-from flashgen.features import PLAIN, Features
-from flashgen.launch_backward import Backward
-from flashgen.runtime import ahead, on_demand, registry
-from flashgen.runtime.select import Selection
+from flashgen.kernels import interpreter, launch, launch_backward, launch_cache, repeated_launch
+from flashgen.kernels import launch_cache as launch_decode
+from flashgen.kernels.launch_backward import Backward
+from flashgen.runtime import kernel_files, registry
+from flashgen.runtime import kernel_files as on_demand
+from flashgen.runtime.selection import Selection
+from flashgen.spec.config import KernelConfig, kernel_name
+from flashgen.spec.features import PLAIN, Features
 
 logger = logging.getLogger("flashgen.runtime")
 
@@ -68,7 +63,7 @@ class KernelLauncher:
 
 
 class Launcher(KernelLauncher):
-    """Of forward kernels. Arguments and results are those of flashgen.launch.launch."""
+    """Of forward kernels. Arguments and results are those of flashgen.kernels.launch.launch."""
 
     def __call__(
         self,
@@ -85,14 +80,14 @@ class Launcher(KernelLauncher):
 
     def again(
         self, tensors: tuple[Tensor, ...], scale: float, diagonal: int | None
-    ) -> launch_again.Forward | None:
+    ) -> repeated_launch.Forward | None:
         """Launches again, for calls like this one without features: of q, k, v, its O and LSE."""
         plan = self.plan(*tensors[:3])
-        return None if plan is None else launch_again.forward(plan, tensors, scale, diagonal)
+        return None if plan is None else repeated_launch.forward(plan, tensors, scale, diagonal)
 
 
 class DeltaLauncher(KernelLauncher):
-    """Of backward_delta kernels, as flashgen.launch_backward.bind_delta describes them."""
+    """Of backward_delta kernels, as flashgen.kernels.launch_backward.bind_delta describes them."""
 
     def __call__(self, o: Tensor, do: Tensor, dlse: Tensor | None) -> Tensor:
         """D = rowsum(dO * O) - dLSE, (B, H, Sq) float32."""
@@ -101,7 +96,7 @@ class DeltaLauncher(KernelLauncher):
 
 
 class BackwardLauncher(KernelLauncher):
-    """Of all other backward kernels, as flashgen.launch_backward.bind_backward describes them."""
+    """All other backward kernels; see kernels/launch_backward.py."""
 
     def __call__(self, call: Backward) -> tuple[Tensor, ...]:
         """The gradients that the direction computes."""
@@ -180,7 +175,7 @@ class _Steps:
         if spec.direction == "combine":
             return launch_decode.bind_combine(kernel, spec, self.config)
         if spec.direction == "append":
-            return launch_append.bind_append(kernel, spec, self.config)
+            return launch_cache.bind_append(kernel, spec, self.config)
         return launch_backward.bind_backward(kernel, spec, self.config)
 
     def _kernel(self) -> launch.Kernel:
@@ -190,7 +185,7 @@ class _Steps:
             return on_demand.kernel(spec, config)
         name = kernel_name(spec, config)
         if not interpreter.active():
-            ahead.offer(name)
+            kernel_files.offer(name)
         wanted = f"{self._package}.kernels.{name}"
         try:
             module = importlib.import_module(wanted)

@@ -15,12 +15,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from flashgen.asked import check_scale
-from flashgen.features import UNBOUNDED
-from flashgen.launch import empty_like_layout
-from flashgen.runtime import modes, registry
+from flashgen.kernels.launch import empty_like_layout
+from flashgen.runtime import registry, torch_modes
 from flashgen.runtime.autograd import refuse_second_derivative
 from flashgen.runtime.call import Call, Saved, Scalars, Wanted, features_of
+from flashgen.spec.features import UNBOUNDED
+from flashgen.spec.from_call import check_scale
 
 _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? slopes, Tensor? rng, Tensor? sinks, "
@@ -145,7 +145,7 @@ def _differentiate(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Te
     after = (None,) * len(ctx.options)
     if do is None and dlse is None:
         return (*(None,) * _TENSORS, *after)
-    modes.check_gradients(do, dlse)
+    torch_modes.check_gradients(do, dlse)
     o, lse, *tensors = ctx.saved_tensors
     wanted = [*ctx.needs_input_grad[:4], ctx.needs_input_grad[6]]
     do = torch.zeros_like(o) if do is None else do
@@ -159,7 +159,7 @@ def _differentiate_twice(ctx: Any, *_: Tensor | None) -> NoReturn:
 
 
 def _refuse_vmap(*_: Any) -> NoReturn:
-    modes.refuse_vmap()
+    torch_modes.refuse_vmap()
 
 
 def _scalars(dropout_p: float, left: int, right: int, softcap: float) -> Scalars:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from flashgen.errors import GeneratedError
 
 if TYPE_CHECKING:
-    from flashgen.runtime.dispatch import Dispatcher
+    from flashgen.runtime.dispatcher import Dispatcher
 
 DEFAULT_PACKAGE = "generated"
 

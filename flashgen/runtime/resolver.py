@@ -12,16 +12,25 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from flashgen import interpreter, launch, settings
-from flashgen.asked import from_tensors
+from flashgen import settings
 from flashgen.errors import InvalidArgument
-from flashgen.features import PLAIN, Features
-from flashgen.gpu import Gpu, known_target
-from flashgen.problem import BUCKETS, bucket_of
+from flashgen.kernels import interpreter, launch
 from flashgen.runtime.call import Call
 from flashgen.runtime.launcher import KernelLauncher, Launcher
-from flashgen.runtime.select import Ladder, Selection, Served, ladder, prefers_fused, tune_command
-from flashgen.spec import AttentionSpec, Direction
+from flashgen.runtime.selection import (
+    Ladder,
+    Selection,
+    Served,
+    ladder,
+    prefers_fused,
+    tune_command,
+)
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.features import PLAIN, Features
+from flashgen.spec.from_call import from_tensors
+from flashgen.spec.gpu import Gpu, known_target
+from flashgen.spec.problem import BUCKETS, bucket_of
+from flashgen.spec.vocabulary import Direction
 
 logger = logging.getLogger("flashgen.runtime")
 
@@ -139,7 +148,7 @@ class Resolver:
         command = self.tune_command(spec, seq_k, device)
         settings.configure_logging(logging.getLogger("flashgen"))
         if (spec, selection.rung) in self._said or selection.rung == "rendered":
-            return  # on_demand.py says what it renders
+            return  # runtime/kernel_files.py says what it renders
         self._said.add((spec, selection.rung))
         if selection.rung == "exact":
             logger.info("%s: %s, %s", spec.name, selection.choice.kernel, selection.reason)

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from flashgen.asked import check_heads
 from flashgen.errors import InvalidArgument
-from flashgen.runtime import modes, registry
+from flashgen.runtime import registry, torch_modes
 from flashgen.runtime.call import PLAIN_TYPES
-from flashgen.spec import DTYPE_BYTES, HEAD_DIM_STEP, MAX_BACKWARD_HEAD_DIM, MIN_HEAD_DIM
+from flashgen.spec.from_call import check_heads
+from flashgen.spec.vocabulary import DTYPE_BYTES, HEAD_DIM_STEP, MAX_BACKWARD_HEAD_DIM, MIN_HEAD_DIM
 
 logger = logging.getLogger("flashgen.runtime")
 
@@ -73,7 +73,7 @@ def scaled_dot_product_attention(
     _check_shapes(q, k, v, enable_gqa)
     if attn_mask is not None:
         _check_mask(attn_mask, q, k)
-        attn_mask = modes.autocast(attn_mask)
+        attn_mask = torch_modes.autocast(attn_mask)
     o = registry.dispatcher_of().attention(
         q,
         k,
@@ -169,13 +169,13 @@ def _why_not_of_shape(
 
 
 def _why_not_of_dtype(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str | None:
-    dtypes = [modes.autocast_dtype(x) for x in (q, k, v)]
+    dtypes = [torch_modes.autocast_dtype(x) for x in (q, k, v)]
     if _name(dtypes[0]) not in DTYPE_BYTES:
         return f"dtype {_name(dtypes[0])}"
     if not dtypes[0] == dtypes[1] == dtypes[2]:
         return "tensors of several dtypes"
     if mask is not None and mask.device == q.device and mask.is_floating_point():
-        dtype = modes.autocast_dtype(mask)
+        dtype = torch_modes.autocast_dtype(mask)
         if dtype not in (dtypes[0], torch.float32):  # torch refuses it
             return f"a mask of dtype {_name(dtype)}"
     return None

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from flashgen.errors import InvalidArgument, ToolchainError
-from flashgen.runtime import modes, registry
+from flashgen.runtime import registry, torch_modes
 from flashgen.runtime.sdpa import scaled_dot_product_attention
 from flashgen.runtime.varlen import attention_varlen
 
@@ -154,7 +154,7 @@ def attention_forward(
             value,
             causal="top_left" if causal else False,
             scale=scaling,
-            bias=None if attention_mask is None else modes.autocast(attention_mask),
+            bias=None if attention_mask is None else torch_modes.autocast(attention_mask),
             dropout_p=dropout,
             softcap=softcap,
             sinks=None if s_aux is None else s_aux.float(),

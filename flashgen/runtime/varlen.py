@@ -12,15 +12,15 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from flashgen import reference
-from flashgen.asked import diagonal_of
-from flashgen.decoding import Cache, sequence
 from flashgen.errors import InvalidArgument
-from flashgen.features import Features, Window, limits_of
-from flashgen.runtime import autograd, cpu, modes, registry
+from flashgen.reference import attention as reference
+from flashgen.reference.cache import Cache, sequence
+from flashgen.runtime import autograd, cpu, registry, torch_modes
 from flashgen.runtime.call import Call, Causal, check_plain, check_tensors, scale_of
-from flashgen.runtime.dispatch import Dispatcher
-from flashgen.sequences import from_bounds
+from flashgen.runtime.dispatcher import Dispatcher
+from flashgen.spec.features import Features, Window, limits_of
+from flashgen.spec.from_call import diagonal_of
+from flashgen.spec.packed import from_bounds
 
 __all__ = ["attention_varlen"]
 
@@ -112,12 +112,12 @@ def attention_varlen(
         seqused_k=seqused_k, block_table=block_table,
         page_size=1 if block_table is None else k.shape[1], bottom_right=causal != "top_left",
     ).within(q.shape[0], None if block_table is not None else k.shape[0])  # fmt: skip
-    if modes.autocasts():
-        q, k, v = modes.autocast(q), modes.autocast(k), modes.autocast(v)
+    if torch_modes.autocasts():
+        q, k, v = torch_modes.autocast(q), torch_modes.autocast(k), torch_modes.autocast(v)
     features = Features(
         slopes=alibi_slopes,
         dropout_p=dropout_p,
-        rng=modes.draw_rng(dropout_p, q.device),
+        rng=torch_modes.draw_rng(dropout_p, q.device),
         window=window,
         softcap=softcap or 0.0,
         sinks=sinks,
@@ -151,9 +151,9 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, beside: dict[str, Tensor]) -
             raise InvalidArgument(
                 f"{name} must have shape {shape}, head_dim): got {tuple(x.shape)}"
             )
-    if modes.transformed():
+    if torch_modes.transformed():
         raise InvalidArgument("attention_varlen must be called outside torch.func's transforms")
-    modes.refuse_tangents(q, k, v, beside.get("sinks"))
+    torch_modes.refuse_tangents(q, k, v, beside.get("sinks"))
     if not torch.is_grad_enabled():
         return
     if "alibi_slopes" in beside and beside["alibi_slopes"].requires_grad:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flashgen.search.method import Budget, Method
 from flashgen.search.minimize import Evaluation, Minimum, NoMinimum, minimize
+from flashgen.search.space import Budget, Method
 
 if TYPE_CHECKING:
     from flashgen.search.staged import search

@@ -1,20 +1,63 @@
-"""Evidence: every outcome of one search, from the log or else from the evaluator, none twice."""
+"""Every outcome of one search, from the log or else from the evaluator, each config evaluated once.
+
+A measurement taken while the clock changed is marked and repeated.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from flashgen.config import KernelConfig
-from flashgen.evaluate import SLOW, Evaluator
-from flashgen.log import Log
-from flashgen.outcome import Outcome, Stage, Status
-from flashgen.search.again import steadily
+from flashgen.evaluate.evaluator import SLOW, Evaluator
+from flashgen.evaluate.gpu_state import WAITS_S
+from flashgen.search.decide import median_us
 from flashgen.search.goal import Goal, Progress
-from flashgen.search.rank import median_us
+from flashgen.search.log import Log
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.outcome import Outcome, Stage, Status
+
+_logger = logging.getLogger(__name__)
+
+
+def steadily(
+    evaluate: Callable[[Sequence[KernelConfig]], Iterator[Outcome]],
+    configs: Sequence[KernelConfig],
+    *,
+    whole: bool,
+    mark: Callable[..., None],
+) -> Iterator[Outcome]:
+    """One outcome a config, in their order; UNSTEADY only what stays so after each of WAITS_S.
+
+    What is repeated goes to `mark` first, and nothing else is measured before it: the clock may
+    still be off. A final round is repeated as a `whole`.
+    """
+    rest, waits = list(configs), list(WAITS_S)
+    while rest:
+        with closing(_generator(evaluate(rest))) as outcomes:
+            for batch in [list(outcomes)] if whole else ([each] for each in outcomes):
+                unsteady = [each for each in batch if each.status is Status.UNSTEADY]
+                if unsteady and waits:
+                    mark(*batch)
+                    break
+                yield from batch
+                rest, waits = rest[len(batch) :], list(WAITS_S)
+            else:
+                return
+        wait_s = waits.pop(0)
+        _logger.warning("%s: measured again in %.0f s", unsteady[0].detail, wait_s)
+        time.sleep(wait_s)
+
+
+def _generator(outcomes: Iterator[Outcome]) -> Generator[Outcome, None, None]:
+    """The same, as something that can be closed, and then closes `outcomes` if that can be."""
+    yield from outcomes
+
 
 DROP_ABOVE = 1.5
 """A candidate so many times slower than the best, after a few samples, is timed no further."""

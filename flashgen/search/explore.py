@@ -31,14 +31,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from itertools import islice
 
-from flashgen.config import KernelConfig
-from flashgen.outcome import Stage, Status
+from flashgen.search.decide import can_win, to_measure
 from flashgen.search.evidence import Evidence
 from flashgen.search.goal import RUNNERS_UP, Goal
-from flashgen.search.method import Budget, Method
-from flashgen.search.propose import Proposer
-from flashgen.search.rank import can_win, to_measure
-from flashgen.search.samplers import proposer_for
+from flashgen.search.samplers import Proposer, proposer_for
+from flashgen.search.space import Budget, Method
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.outcome import Stage, Status
 
 BATCH = 12
 """Configs proposed and measured at a time: on any machine, so that a search ends alike on all."""

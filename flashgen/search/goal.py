@@ -8,17 +8,17 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flashgen.config import KernelConfig
 from flashgen.errors import FlashgenError
-from flashgen.gpu import Gpu
-from flashgen.outcome import Outcome, Stage
-from flashgen.problem import Problem
-from flashgen.render import render
-from flashgen.search.method import Budget as Budget
-from flashgen.search.method import Method as Method
-from flashgen.search.method import Sampler as Sampler
-from flashgen.space import legal_configs, seed_configs, tuned_default
-from flashgen.spec import AttentionSpec
+from flashgen.kernels.render import render
+from flashgen.search.space import Budget as Budget
+from flashgen.search.space import Method as Method
+from flashgen.search.space import Sampler as Sampler
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import Gpu
+from flashgen.spec.outcome import Outcome, Stage
+from flashgen.spec.problem import Problem
+from flashgen.spec.space import legal_configs, seed_configs, tuned_default
 
 RUNNERS_UP = 2
 """Configs that a result names after the winner."""

@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import fields
 
-from flashgen.config import KernelConfig
 from flashgen.errors import ToolchainError
+from flashgen.spec.config import KernelConfig
 
 LEAST_CONFIGS = 10
 """Of fewer configs nothing is said."""

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from numbers import Real
 
 from flashgen.errors import FlashgenError, InvalidArgument
-from flashgen.search.method import Budget, Method
-from flashgen.search.points import Point, check_space
 from flashgen.search.samplers import proposer_for
+from flashgen.search.space import Budget, Method, Point, check_space
 
 Key = frozenset[tuple[str, object]]
 

@@ -1,8 +1,8 @@
 """Search: evaluate configs of one spec in stages, then choose.
 
 On a GPU a candidate is compiled, checked, timed roughly, timed well; then comes the final round, in
-which the best few, the incumbent and the default are timed in alternation, and rule.py decides.
-Estimates say only who is measured first (explore.py has the rule).
+which the best few, the incumbent and the default are timed in alternation, and search/decide.py
+decides. Estimates say only who is measured first (search/explore.py has the rule).
 
 With no GPU all candidates are compiled and estimated, then checked until a winner, two runners-up
 and the default are right. rank.by_estimate chooses among the right ones: what lies close to the
@@ -23,9 +23,8 @@ from dataclasses import replace
 from functools import partial
 from itertools import dropwhile
 
-from flashgen.evaluate import Evaluator
-from flashgen.log import Log
-from flashgen.outcome import Outcome, Status
+from flashgen.evaluate.evaluator import Evaluator
+from flashgen.search.decide import by_estimate, choose, median_us, p_value
 from flashgen.search.evidence import Evidence
 from flashgen.search.explore import Explorer
 from flashgen.search.goal import (
@@ -37,8 +36,8 @@ from flashgen.search.goal import (
     NothingRight,
     Progress,
 )
-from flashgen.search.rank import by_estimate, median_us
-from flashgen.search.rule import choose, p_value
+from flashgen.search.log import Log
+from flashgen.spec.outcome import Outcome, Status
 
 FINALISTS = 4
 """The best few of a final round; incumbent and default come besides."""

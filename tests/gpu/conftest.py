@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashgen.gpu import Gpu
-from flashgen.launch import device_gpu
+from flashgen.kernels.launch import device_gpu
+from flashgen.spec.gpu import Gpu
 
 HERE = Path(__file__).parent
 REASON = "needs a CUDA device, and torch sees none"

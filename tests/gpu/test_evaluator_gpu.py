@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen.evaluators.answers import Done, Raised, Task, TimedOut
-from flashgen.evaluators.gpu import GpuEvaluator
-from flashgen.evaluators.pool import Workers
-from flashgen.evaluators.tasks import DEVICE_ENV
-from flashgen.gpu import Gpu
-from flashgen.inputs import make_inputs
-from flashgen.launch import device_gpu
-from flashgen.measure import Ceiling, CudaStopwatch, clocks_and_power, measure
-from flashgen.outcome import Status
-from flashgen.problem import flops, workload
-from flashgen.spec import AttentionSpec
+from flashgen.evaluate.inputs import make_inputs
+from flashgen.evaluate.measure import Ceiling, CudaStopwatch, clocks_and_power, measure
+from flashgen.evaluate.on_gpu import GpuEvaluator
+from flashgen.evaluate.tasks import DEVICE_ENV
+from flashgen.evaluate.workers.answers import Done, Raised, Task, TimedOut
+from flashgen.evaluate.workers.pool import Workers
+from flashgen.kernels.launch import device_gpu
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.gpu import Gpu
+from flashgen.spec.outcome import Status
+from flashgen.spec.problem import flops, workload
 from tests.evaluator_contract import EvaluatorContract
 from tests.makers import make_config, make_spec
 
@@ -142,7 +142,7 @@ def sane(payload: dict[str, Any]) -> dict[str, Any]:
 
 def illegal_access(payload: dict[str, Any]) -> dict[str, Any]:
     """An index out of bounds on the device: from then on every call of this process fails."""
-    from flashgen.evaluators import tasks
+    from flashgen.evaluate import tasks
 
     with tasks._guarded("cuda:0"):
         torch.zeros(4, device="cuda:0")[torch.tensor([1 << 20], device="cuda:0")].sum().item()
@@ -182,8 +182,8 @@ def test_a_kernel_that_never_ends_is_killed(gpu: Gpu) -> None:
 
 def test_compiling_opens_no_context_on_the_device() -> None:
     """A compile child sees no device, so that it cannot disturb the one that measures."""
-    from flashgen.evaluators.pool import child_environment
-    from flashgen.evaluators.tasks import COMPILE_ENV
+    from flashgen.evaluate.tasks import COMPILE_ENV
+    from flashgen.evaluate.workers.pool import child_environment
 
     seen = subprocess.run(
         [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"],

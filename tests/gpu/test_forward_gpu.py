@@ -9,17 +9,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flashgen import check, nasty, reference
-from flashgen.asked import check_scale, diagonal_of
-from flashgen.config import KernelConfig
-from flashgen.default_tiles import default_config
-from flashgen.launch import device_gpu, takes_descriptor
-from flashgen.legality import why_illegal
-from flashgen.nasty import Case
-from flashgen.outcome import CheckResult
-from flashgen.problem import Problem
-from flashgen.render import render
-from flashgen.spec import AttentionSpec
+from flashgen.evaluate import check
+from flashgen.kernels.launch import device_gpu, takes_descriptor
+from flashgen.kernels.render import render
+from flashgen.reference import attention as reference
+from flashgen.reference import cases as reference_cases
+from flashgen.reference.cases import Case
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.defaults import default_config
+from flashgen.spec.from_call import check_scale, diagonal_of
+from flashgen.spec.legality import why_illegal
+from flashgen.spec.outcome import CheckResult
+from flashgen.spec.problem import Problem
 from tests.makers import make_spec
 
 pytestmark = [
@@ -38,7 +40,7 @@ def checked(spec: AttentionSpec, config: KernelConfig, seed: int = 1) -> CheckRe
     reason = why_illegal(spec, config, device_gpu())
     if reason is not None:
         pytest.skip(f"not on this GPU: {reason}")
-    cases = (*check.check_cases(config), *nasty.nasty_cases(config.br, config.bc))
+    cases = (*check.check_cases(config), *reference_cases.nasty_cases(config.br, config.bc))
     result = check.check_kernel(
         render(spec, config), spec, config, device="cuda", seed=seed, cases=cases
     )
@@ -141,7 +143,9 @@ LAYOUTS = ("bhsd", "bshd", "sliced")
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
 def test_attention(head_dim: int, causal: bool | str, problem: Problem, layout: str) -> None:
     spec = make_spec("bfloat16", head_dim, "causal" if causal else "none")
-    q, k, v = nasty.make_inputs(spec, Case(problem=problem, layout=layout), seed=7, device="cuda")
+    q, k, v = reference_cases.make_inputs(
+        spec, Case(problem=problem, layout=layout), seed=7, device="cuda"
+    )
     verdict = served(q, k, v, causal)
     assert verdict.passed, verdict
 
@@ -161,7 +165,7 @@ def test_unaligned_tensors_are_served() -> None:
 def test_scattered_last_dimension_is_copied_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     spec = make_spec("float16", 64)
     problem = Problem(batch=1, heads=2, kv_heads=2, seq_q=65, seq_k=65)
-    q, k, v = nasty.make_inputs(spec, Case(problem=problem), seed=3, device="cuda")
+    q, k, v = reference_cases.make_inputs(spec, Case(problem=problem), seed=3, device="cuda")
     k = k.transpose(2, 3).contiguous().transpose(2, 3)
     with caplog.at_level(logging.WARNING, "flashgen.runtime"):
         verdicts = [served(q, k, v, False) for _ in range(2)]

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from flashgen.config import KernelConfig
-from flashgen.evaluators.gpu import GpuEvaluator
-from flashgen.gpu import Gpu
-from flashgen.outcome import Status
-from flashgen.problem import workload
-from flashgen.space import legal_configs
-from flashgen.spec import AttentionSpec, Direction
+from flashgen.evaluate.on_gpu import GpuEvaluator
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import Gpu
+from flashgen.spec.outcome import Status
+from flashgen.spec.problem import workload
+from flashgen.spec.space import legal_configs
+from flashgen.spec.vocabulary import Direction
 from tests.makers import make_spec
 
 REFUSED = (Status.SPILLS, Status.OUT_OF_RESOURCES, Status.SERIALIZED, Status.NO_OVERLAP)

@@ -8,14 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashgen import check, gradients, nasty
-from flashgen.launch import device_gpu
-from flashgen.legality import why_illegal
-from flashgen.nasty import Case
-from flashgen.problem import Problem
-from flashgen.render import render
+from flashgen.evaluate import check
+from flashgen.kernels.launch import device_gpu
+from flashgen.kernels.render import render
+from flashgen.reference import cases as reference_cases
+from flashgen.reference import gradients
+from flashgen.reference.cases import Case
 from flashgen.runtime import Dispatcher
-from flashgen.spec import AttentionSpec, Direction
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.legality import why_illegal
+from flashgen.spec.problem import Problem
+from flashgen.spec.vocabulary import Direction
 from generated.defaults import DEFAULTS
 from generated.table import ARCHS, CHOICES
 from tests.makers import make_config, make_spec
@@ -99,7 +102,7 @@ def test_every_backward_kernel(direction: Direction, loads: str, mask: str) -> N
     reason = why_illegal(spec, config, device_gpu())
     if reason is not None:
         pytest.skip(reason)
-    cases = (*check.check_cases(config), *nasty.nasty_cases(config.br, config.bc))
+    cases = (*check.check_cases(config), *reference_cases.nasty_cases(config.br, config.bc))
     result = check.check_kernel(
         render(spec, config), spec, config, device="cuda", seed=1, cases=cases
     )

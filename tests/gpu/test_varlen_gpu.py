@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen import reference
-from flashgen.check import check_kernel
-from flashgen.check_varlen import packed_case, varlen_cases
-from flashgen.features import Features
-from flashgen.render import render
+from flashgen.evaluate.check import check_kernel
+from flashgen.evaluate.check_packed import packed_case, varlen_cases
+from flashgen.kernels.render import render
+from flashgen.reference import attention as reference
 from flashgen.runtime.varlen import attention_varlen
-from flashgen.sequences import from_bounds
-from flashgen.space import seed_configs
+from flashgen.spec.features import Features
+from flashgen.spec.packed import from_bounds
+from flashgen.spec.space import seed_configs
 from tests.makers import make_spec
 
 RAGGED = [(300, 300), (0, 5), (7, 0), (1, 700), (0, 0), (129, 1000), (1000, 129)]

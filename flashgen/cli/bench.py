@@ -1,0 +1,123 @@
+"""flashgen bench: flashgen beside its peers, in one run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flashgen import paths
+from flashgen.bench import GROUPS
+from flashgen.cli.options import COMMAND_LINE, Causal, check_least
+from flashgen.errors import InvalidArgument
+from flashgen.spec.vocabulary import check_head_dim, parse_dtype
+
+DIRECTIONS = ("forward", "backward", "both", "decode")
+SEQS = (512, 1024, 2048, 4096, 8192, 16384)
+DECODE_SEQS = tuple(1 << n for n in range(10, 18))
+HEAD_DIMS = (64, 128, 256)
+BATCHES = (1, 4, 16, 64, 128)
+
+
+def bench(
+    direction: Annotated[
+        list[str] | None, typer.Option(help=f"{', '.join(DIRECTIONS)}. Repeatable.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="fp16, bf16 or fp32.")] = "bf16",
+    head_dim: Annotated[list[int] | None, typer.Option(help="Repeatable: 64, 128, 256.")] = None,
+    seq: Annotated[list[int] | None, typer.Option(help="Keys. Repeatable.")] = None,
+    causal: Causal = None,
+    batch: Annotated[list[int] | None, typer.Option(help="Of decode. Repeatable.")] = None,
+    contender: Annotated[
+        list[str] | None,
+        typer.Option(help=f"{', '.join(GROUPS)}; all if none is given. Repeatable."),
+    ] = None,
+    time_budget: Annotated[
+        float | None, typer.Option(help="Seconds after which no case begins.")
+    ] = None,
+    gigabytes: Annotated[float, typer.Option(help="Of K and V of a decode, at most.")] = 24.0,
+    tuned: Annotated[
+        Path | None, typer.Option(help="Folder that tune --out wrote: its generated/ is served.")
+    ] = None,
+    index: Annotated[int, typer.Option(help="Of the CUDA device.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder of results; goes on with what it has.")] = Path(
+        "bench"
+    ),
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Tiny sizes on a CPU; nothing is measured.")
+    ] = False,
+) -> None:
+    """Time flashgen, each step of its ladder and its peers in one run, errors beside the times."""
+    for option, values in (("--seq", seq), ("--batch", batch)):
+        for value in values or ():
+            check_least(option, value, 1)
+    for value in head_dim or ():
+        check_head_dim(value, "--head-dim")
+    for word in direction or ():
+        if word not in DIRECTIONS:
+            raise InvalidArgument(
+                f"--direction must be one of {', '.join(DIRECTIONS)}: got {word!r}"
+            )
+    if time_budget is not None and not time_budget > 0:
+        raise InvalidArgument(f"--time-budget must be more than 0 seconds: got {time_budget}")
+    if not gigabytes > 0:
+        raise InvalidArgument(f"--gigabytes must be more than 0: got {gigabytes}")
+    element: Any = parse_dtype(dtype)
+    _serve_from(tuned)
+    if smoke:
+        _interpret()
+
+    from flashgen.bench.case import Sizes
+    from flashgen.bench.peers import why_absent
+    from flashgen.bench.run import BenchOptions, run
+
+    for word in contender or ():
+        if word not in GROUPS:
+            raise InvalidArgument(f"--contender must be one of {', '.join(GROUPS)}: got {word!r}")
+    directions: Any = tuple(dict.fromkeys(direction or ["forward"]))
+    for word in contender or ():
+        if why := why_absent(word, directions):
+            raise InvalidArgument(f"--contender {word}: {why}")
+    masks: Any = ("none", "causal") if causal is None else ("causal" if causal else "none",)
+    lengths = SEQS if directions != ("decode",) else DECODE_SEQS
+    sizes = Sizes(
+        directions=directions,
+        dtype=element,
+        head_dims=head_dim or ([64] if smoke else HEAD_DIMS),
+        seqs=seq or ([33] if smoke else lengths),
+        masks=masks,
+        batches=batch or ([1, 2] if smoke else BATCHES),
+        gigabytes=gigabytes,
+        smoke=smoke,
+    )
+    options = BenchOptions(
+        sizes=sizes,
+        groups=tuple(contender or ()),
+        out=out,
+        seconds=time_budget,
+        index=index,
+        command=COMMAND_LINE.get(),
+    )
+    run(options, lambda text: print(text, flush=True))
+
+
+def _serve_from(folder: Path | None) -> None:
+    """Have the generated package of a folder imported in the place of the shipped one."""
+    if folder is None:
+        return
+    if not (paths.generated_dir(folder) / "table.py").is_file():
+        raise InvalidArgument(f"--tuned must name a folder that tune --out wrote: got {folder}")
+    sys.path.insert(0, str(folder.resolve()))
+
+
+def _interpret() -> None:
+    """Have kernels run in Triton's interpreter, as those of a known GPU. Triton reads its variable
+    when it is imported, which no command does before this.
+    """
+    if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
+        raise InvalidArgument("--smoke needs a process of its own: run it by `flashgen bench`")
+    os.environ["TRITON_INTERPRET"] = "1"
+    os.environ.setdefault("FLASHGEN_GPU", "nvidia_h200")

@@ -1,0 +1,78 @@
+"""flashgen warmup and flashgen aot: kernels compiled before anybody calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flashgen.cli.options import Jobs, Out, check_least, named_table, tables_of
+from flashgen.errors import FlashgenError
+
+if TYPE_CHECKING:
+    from flashgen.spec.gpu import Gpu
+    from flashgen.table.table import Table
+    from flashgen.tune.precompile import Precompiled
+
+Defaults = Annotated[
+    bool, typer.Option("--defaults", help="The default kernels too, which serve all other specs.")
+]
+
+
+def warmup(defaults: Defaults = False, jobs: Jobs = None, out: Out = Path()) -> None:
+    """Compile the kernels of this machine's GPU into Triton's cache, so that no call waits."""
+    from flashgen.kernels.launch import device_gpu
+    from flashgen.tune.precompile import kernels_to_build, precompile
+
+    check_least("--jobs", jobs, 1)
+    gpu = device_gpu(0, instead="flashgen aot --target nvidia_h200 --out DIR")
+    table = _table_serving(gpu, out)
+    pairs = kernels_to_build(table, gpu, defaults=defaults or table is None)
+    built = _told(precompile(pairs, gpu, jobs=jobs))
+    whose = f"the table of {table.gpu.slug}" if table else "the default kernels: it has no table"
+    print(f"{gpu.slug}: {built} kernels are in Triton's cache, by {whose}")
+
+
+def aot(
+    target: Annotated[str, typer.Option(help="The GPU's slug, none needed here.")],
+    out: Annotated[Path, typer.Option(help="The folder to write: binaries, by GPU.")],
+    defaults: Defaults = False,
+    jobs: Jobs = None,
+) -> None:
+    """Write binaries of a GPU's kernels, which the runtime loads where FLASHGEN_AOT names them."""
+    from flashgen.tune.precompile import kernels_to_build, package
+
+    check_least("--jobs", jobs, 1)
+    table = named_table(target, Path())
+    built = _told(
+        package(table, kernels_to_build(table, table.gpu, defaults=defaults), out, jobs=jobs)
+    )
+    print(f"{out / table.gpu.slug}: {built} kernels. To use them: export FLASHGEN_AOT={out}")
+
+
+def _told(kernels: Iterator[Precompiled]) -> int:
+    """Print what became of each kernel; how many there are. Raises where there are none."""
+    built, failed = 0, 0
+    for made in kernels:
+        print(f"FAILED  {made.name}: {made.failure}" if made.failure else f"ok  {made.name}")
+        built, failed = built + (not made.failure), failed + bool(made.failure)
+    if not built:
+        raise FlashgenError(f"none of {failed} kernels compiled: the lines above say why")
+    return built
+
+
+def _table_serving(gpu: Gpu, out: Path) -> Table | None:
+    """The table that the runtime would take for a GPU: its own, its alias's, or a relative's.
+
+    None where there is none, and default kernels serve.
+    """
+    from flashgen.runtime.selection import relatives
+
+    tables = tables_of(out)
+    archs = {slug: table.gpu.arch for slug, table in tables.items()}
+    for slug in (gpu.slug, *relatives(archs, gpu.slug, gpu)):
+        if slug in tables:
+            return tables[slug]
+    return None

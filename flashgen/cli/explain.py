@@ -1,0 +1,88 @@
+"""flashgen explain: which kernel would serve a call, and why."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flashgen import paths, settings
+from flashgen.cli.options import (
+    FeatureNames,
+    Kv,
+    Out,
+    Paged,
+    in_8_bits,
+    in_pages,
+    named_directions,
+    named_spec,
+    tables_of,
+)
+from flashgen.errors import InvalidArgument, NoGpuError
+from flashgen.spec.gpu import Gpu, known_target
+
+
+def explain(
+    head_dim: Annotated[str, typer.Option(help="64; or 192x128 where that of V differs.")],
+    seq: Annotated[int, typer.Option(help="Keys of the call.")],
+    causal: Annotated[bool, typer.Option(help="Whether the mask is causal.")] = False,
+    dtype: Annotated[str, typer.Option(help="fp16, bf16, fp32 or tf32.")] = "bf16",
+    direction: Annotated[
+        str, typer.Option(help="forward, a kernel of the backward, as backward_dkv, or decode.")
+    ] = "forward",
+    paged: Paged = False,
+    kv: Kv = None,
+    feature: FeatureNames = None,
+    gpu_slug: Annotated[
+        str | None, typer.Option(help="Serve as this GPU; by default the one here, or nvidia_h200.")
+    ] = None,
+    out: Out = Path(),
+) -> None:
+    """Say which kernel would serve a call, from where, what limits it, and why no other does."""
+    from flashgen.report.explain import Question, explanation
+    from flashgen.runtime.selection import Served, ladder, tune_command
+    from flashgen.table import show as showing
+
+    if seq < 0:
+        raise InvalidArgument(f"--seq must be 0 or more: got {seq}")
+    (kernel,) = named_directions([direction], whole_backward=False)
+    spec = named_spec(dtype, head_dim, causal).with_features(feature or ()).for_direction(kernel)
+    (spec,) = in_pages((spec,)) if paged else (spec,)
+    (spec,) = in_8_bits((spec,), kv) if kv is not None else (spec,)
+    gpu, here = _gpu_to_explain(gpu_slug, out)
+    package = showing.load_package(_package_folder(out))
+    served = Served(archs=package.archs, choices=package.choices, defaults=package.defaults)
+    found = ladder(served, gpu.slug, gpu, spec, seq)
+    table = tables_of(out).get(found.rungs[0].slug or "")
+    asked = Question(spec=spec, seq=seq, gpu=gpu, out=out)
+    for line in explanation(asked, found, package, table):
+        print(showing.wrapped(line), flush=True)
+    if found.rungs[0].rung != "exact":
+        print(f"\n  to improve it: {tune_command(spec, seq, None if here else gpu.slug)}")
+
+
+def _gpu_to_explain(slug: str | None, out: Path) -> tuple[Gpu, bool]:
+    """The Gpu to serve as, and whether it is here.
+
+    It is the one named, that of FLASHGEN_GPU, the one here, or nvidia_h200.
+    """
+    slug = slug or settings.served_gpu()
+    if slug is None:
+        from flashgen.kernels.launch import device_gpu
+        from flashgen.tune.tune import OFFLINE_TARGET
+
+        try:
+            return device_gpu(0), True
+        except NoGpuError:
+            slug = OFFLINE_TARGET
+            print(f"no GPU here; as {slug} (--gpu-slug names another)", file=sys.stderr)
+    table = tables_of(out).get(slug)
+    return (table.gpu if table else known_target(slug)), False
+
+
+def _package_folder(out: Path) -> Path:
+    """generated/ of `out`, or the one installed with flashgen."""
+    own = paths.generated_dir(out)
+    return own if own.is_dir() else paths.generated_dir(paths.ROOT)

@@ -1,0 +1,86 @@
+"""flashgen verify and flashgen calibrate: tables proved again, estimates held against time."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flashgen.cli.options import Jobs, Out, Target, UseGpu, check_least, named_table
+from flashgen.errors import InvalidArgument, ToolchainError
+
+if TYPE_CHECKING:
+    from flashgen.evaluate.evaluator import Evaluator
+    from flashgen.table.table import Table
+
+
+def verify(
+    gpu: UseGpu = False, target: Target = None, jobs: Jobs = None, out: Out = Path()
+) -> None:
+    """Prove the entries of a table again: legal, compiled as recorded, right against float64."""
+    from flashgen.tune.verify import verify as proofs_of
+
+    if gpu == (target is not None):
+        raise InvalidArgument("verify needs either --gpu or --target SLUG")
+    check_least("--jobs", jobs, 1)
+    # A cache of its own: what an earlier run remembers proves nothing.
+    with tempfile.TemporaryDirectory(prefix="flashgen-verify-") as cache:
+        table, evaluator = _table_and_evaluator(gpu, target, out, Path(cache), jobs)
+        failed = 0
+        with evaluator:
+            for proof in proofs_of(table, evaluator):
+                print(proof, flush=True)
+                failed += not proof.holds
+    print(f"{table.gpu.slug}: {len(table.entries) - failed} of {len(table.entries)} entries hold")
+    if failed:
+        raise typer.Exit(1)
+
+
+def calibrate(
+    logs: Annotated[
+        list[Path], typer.Argument(metavar="LOG...", help=".flashgen/SLUG.jsonl of a tune --gpu.")
+    ],
+    plot: Annotated[
+        Path | None, typer.Option(help="PNG to draw; calibration.png unless given.")
+    ] = None,
+) -> None:
+    """Hold the estimates of measured logs against their measurements; changes no parameter."""
+    from flashgen.report import calibrate as calibrating
+    from flashgen.report import plot as plotting
+    from flashgen.table.show import console
+
+    picture = plot or Path("calibration.png")
+    plotting.check_file(picture)
+    screen = console()
+    pairs = calibrating.read_pairs(logs, screen.print)
+    for slug, of_gpu in pairs.items():
+        rows = calibrating.calibrations(of_gpu)
+        screen.print(slug, style="bold")
+        for line in (*calibrating.table_lines(rows), *calibrating.remarks(rows[0]), ""):
+            screen.print(line)
+    screen.print(calibrating.LEGEND)
+    try:
+        plotting.draw(pairs, picture)
+    except ToolchainError as error:
+        if plot is not None:
+            raise
+        screen.print(f"No plot: {error}")
+    else:
+        screen.print(f"Drawn: {picture}")
+
+
+def _table_and_evaluator(
+    gpu: bool, target: str | None, out: Path, cache: Path, jobs: int | None
+) -> tuple[Table, Evaluator]:
+    if not gpu:
+        from flashgen.evaluate.offline import OfflineEvaluator
+
+        table = named_table(target or "", out)
+        return table, OfflineEvaluator(table.gpu, cache, jobs)
+    from flashgen.evaluate.on_gpu import GpuEvaluator
+    from flashgen.kernels.launch import device_gpu
+
+    here = device_gpu(0, instead="flashgen verify --target nvidia_h200")
+    return named_table(here.slug, out), GpuEvaluator(here, 0, cache, jobs)

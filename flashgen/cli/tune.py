@@ -1,0 +1,208 @@
+"""flashgen tune."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from flashgen.cli.options import (
+    COMMAND_LINE,
+    Causal,
+    Directions,
+    DTypes,
+    FeatureNames,
+    Gpus,
+    HeadDims,
+    ImproveOnly,
+    Jobs,
+    Kv,
+    MaxRegret,
+    ModelFile,
+    Out,
+    Paged,
+    RetryQuarantined,
+    SamplerName,
+    Seconds,
+    Seed,
+    Seqs,
+    StorageUrl,
+    Target,
+    Trials,
+    UseGpu,
+    WorkloadFile,
+    check_least,
+    in_8_bits,
+    in_pages,
+    named_directions,
+    named_spec,
+)
+from flashgen.errors import InvalidArgument
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.gpu import known_target
+from flashgen.spec.problem import Problem
+from flashgen.spec.vocabulary import UNMASKED
+
+
+def tune(
+    gpu: UseGpu = False,
+    target: Target = None,
+    direction: Directions = None,
+    dtype: DTypes = None,
+    head_dim: HeadDims = None,
+    causal: Causal = None,
+    paged: Paged = False,
+    kv: Kv = None,
+    feature: FeatureNames = None,
+    seq: Seqs = None,
+    workload: WorkloadFile = None,
+    hf_config: ModelFile = None,
+    trials: Trials = 60,
+    time_budget: Seconds = None,
+    sampler: SamplerName = "auto",
+    seed: Seed = 0,
+    max_regret: MaxRegret = 0.02,
+    jobs: Jobs = None,
+    out: Out = Path(),
+    improve_only: ImproveOnly = False,
+    retry_quarantined: RetryQuarantined = False,
+    gpus: Gpus = None,
+    storage: StorageUrl = None,
+) -> None:
+    """Find the fastest right config of each spec and bucket, write the table, emit the kernels.
+
+    With neither --gpu nor --target: the GPU of this machine, or nvidia_h200 offline without one.
+    """
+    check_least("--trials", trials, 1)
+    check_least("--jobs", jobs, 1)
+    for length in seq or ():
+        check_least("--seq", length, 1)
+    if time_budget is not None and not time_budget > 0:
+        raise InvalidArgument(f"--time-budget must be more than 0 seconds: got {time_budget}")
+    if not 0 <= max_regret < 1:
+        raise InvalidArgument(f"--max-regret must be 0 or more, and less than 1: got {max_regret}")
+    named = _demand_one_source(
+        workload, hf_config, direction, dtype, head_dim, causal, seq, paged or None, feature, kv
+    )
+    if target is not None:
+        known_target(target)  # before the imports below, which take seconds
+
+    if gpus is not None and target is not None:
+        raise InvalidArgument("--gpus and --target exclude each other: name one")
+
+    from flashgen.search.space import Budget, Method
+
+    budget = Budget(trials=trials, seconds=time_budget)
+    method = Method(sampler=sampler, seed=seed)  # type: ignore[arg-type]  # Method refuses others
+    specs = () if named else _specs(direction, dtype, head_dim, causal, feature)
+    specs = in_pages(specs) if paged else specs
+    specs = in_8_bits(specs, kv) if kv is not None else specs
+    if gpus is not None and not gpus.isdecimal():
+        if time_budget is not None:
+            raise InvalidArgument(
+                "--time-budget does not go with several --gpus: workers that share a run must all "
+                "stop at the same place; say --trials in its place"
+            )
+        _fleet(gpus, storage, jobs, out)
+        return
+
+    from flashgen.table.show import console
+    from flashgen.tune.tune import DEFAULT_SEQ, TuneOptions
+    from flashgen.tune.tune import tune as run
+
+    screen = console()
+    options = TuneOptions(
+        specs=specs,
+        seqs=tuple(seq or (DEFAULT_SEQ,)),
+        pieces=_pieces(workload, hf_config, direction, screen.print),
+        gpu=gpu or gpus is not None,
+        device=int(gpus or 0),
+        storage=storage,
+        target=target,
+        budget=budget,
+        method=method,
+        out=out,
+        improve_only=improve_only,
+        retry_quarantined=retry_quarantined,
+        max_regret=max_regret,
+        jobs=jobs,
+    )
+    run(options, screen)
+
+
+def _fleet(gpus: str, storage: str | None, jobs: int | None, out: Path) -> None:
+    """Have a worker on each of these GPUs do what the command line says."""
+    from flashgen.table.show import console
+    from flashgen.tune import devices
+
+    options = devices.FleetOptions(
+        arguments=COMMAND_LINE.get(),
+        devices=devices.chosen(gpus, devices.devices()),
+        out=out,
+        storage=storage,
+        jobs=jobs,
+    )
+    devices.run(options, console())
+
+
+def _demand_one_source(
+    workload: Path | None, model: Path | None, direction: object, *lists: object
+) -> bool:
+    """Whether a file says what to tune. Raises InvalidArgument where it is said twice."""
+    if workload is not None and model is not None:
+        raise InvalidArgument("--workload and --hf-config exclude each other: name one")
+    listed = any(option is not None for option in lists)
+    if workload is not None and (listed or direction is not None):
+        raise InvalidArgument(
+            "--workload says what to tune: leave out "
+            "--dtype, --head-dim, --causal, --feature, --seq and --direction, or put them into the "
+            "file"
+        )
+    if model is not None and listed:
+        raise InvalidArgument(
+            "--hf-config says what to tune: "
+            "leave out --dtype, --head-dim, --causal, --feature and --seq"
+        )
+    return workload is not None or model is not None
+
+
+def _specs(
+    direction: list[str] | None,
+    dtype: list[str] | None,
+    head_dim: list[str] | None,
+    causal: bool | None,
+    features: list[str] | None,
+) -> tuple[AttentionSpec, ...]:
+    """All specs that the options name together."""
+    masks = (False, True) if causal is None else (causal,)
+    if causal is None and set(UNMASKED) & set(features or ()):
+        masks = (False,)
+    kernels = named_directions(direction or ["forward"])
+    if "backward" in (direction or ()) and "bias" in (features or ()):
+        kernels += [] if "backward_dbias" in kernels else ["backward_dbias"]
+    return tuple(
+        named_spec(word, dims, masked).with_features(features or ()).for_direction(kernel)
+        for kernel in kernels
+        for word in dtype or ["bf16"]
+        for dims in head_dim or ["64", "128"]
+        for masked in masks
+    )
+
+
+def _pieces(
+    workload: Path | None,
+    model: Path | None,
+    direction: list[str] | None,
+    say: Callable[[str], object],
+) -> tuple[tuple[AttentionSpec, Problem], ...]:
+    """What a workload or a model's configuration asks for, after saying so; else nothing."""
+    from flashgen.tune import hf_config, workloads
+
+    if workload is not None:
+        found = workloads.load(workload)
+    elif model is not None:
+        found = hf_config.from_hf_config(model, directions=tuple(direction or ["forward"]))
+    else:
+        return ()
+    for line in (f"{found.name}:", *found.lines(), *found.notes):
+        say(line)
+    return found.work

@@ -1,0 +1,333 @@
+"""Rendered -> Compiled for a named architecture, with no GPU; judge() says if it may be chosen.
+
+Triton's compiler runs in this process and may abort it: callers that must survive use a child.
+Results are cached by (digest, architecture, Triton version): a JSON file of facts, the binary
+beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from flashgen import settings
+from flashgen.compile import sass
+from flashgen.compile.loops import LoopFacts, main_loops
+from flashgen.compile.occupancy import resident_blocks
+from flashgen.errors import FlashgenError, ToolchainError
+from flashgen.kernels.launch import compile_signature, load_kernel
+from flashgen.kernels.render import Rendered
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import Gpu
+from flashgen.spec.outcome import Status
+
+FACTS = 2
+"""Version of the facts in a cache file; raise it whenever they are computed in another way."""
+
+LEAST_OVERLAP = 0.85
+"""The share of exp2 an s_ahead kernel must issue under its own wgmma. Of those compiled for
+sm_90a with Triton 3.6.0 and 3.7.1 (November 2026), the ones that kept the schedule had 88 % and
+more in the steady loop; most of those that lost it had none."""
+
+BACKWARD_OVERLAP = 0.75
+"""The same for the backward's. Of those compiled with Triton 3.7.1, the ones that kept dO V^T under
+way had 80 % and more in the steady loop, or 70 % where a tile fills the registers; those that lost
+it 41 % at most."""
+
+HOPPER_OVERLAP = 0.90
+"""The same for every consumer of schedule hopper, which is made for nothing else."""
+
+# C7510 to C7518 are of wgmma that waits; of the others C7508 says that setmaxnreg is ignored.
+_ADVISORY = re.compile(r"\(C75(?:1[0-8]\)|\d\d\) Potential Performance Loss).*")
+_SPILL_STORES = re.compile(r"(\d+) bytes spill stores")
+_GCN_FACT = re.compile(r"^\s*\.(vgpr_count|vgpr_spill_count):\s*(\d+)", re.MULTILINE)
+
+
+class CompileFailed(FlashgenError, RuntimeError):
+    """The compiler refused a kernel; the message is its first line that means something."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """What the compiler made of a kernel for one architecture.
+
+    registers are 32-bit ones of a thread, spill_bytes what a thread stores to its stack for want
+    of them, shared_bytes dynamic shared memory of a block. loop holds the facts of the steady
+    main loop and other_loops those of the further ones, the masked one among them; None and ()
+    where there is no disassembler (AMD). advisories are ptxas' remarks that it made wgmma wait
+    for one another, or handed no registers over.
+    """
+
+    name: str
+    digest: str
+    arch: str
+    triton: str
+    num_warps: int
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    loop: LoopFacts | None
+    advisories: tuple[str, ...]
+    other_loops: tuple[LoopFacts, ...] = ()
+
+    @property
+    def loops(self) -> tuple[LoopFacts, ...]:
+        """All main loops, the steady one first."""
+        return () if self.loop is None else (self.loop, *self.other_loops)
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary that json can write; from_json reads it back to an equal Compiled."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Compiled:
+        """The Compiled of a record that to_json made. Raises KeyError, TypeError or ValueError."""
+        fields = dict(record)
+        loop = fields["loop"]
+        fields["loop"] = None if loop is None else LoopFacts(**loop)
+        fields["other_loops"] = tuple(LoopFacts(**loop) for loop in fields["other_loops"])
+        fields["advisories"] = tuple(fields["advisories"])
+        return cls(**fields)
+
+
+def compile_kernel(
+    rendered: Rendered,
+    spec: AttentionSpec,
+    config: KernelConfig,
+    arch: str,
+    *,
+    cache: Path | None = None,
+) -> Compiled:
+    """Compile for `arch` (sm_90, gfx942, ...), or read what an earlier call left in folder `cache`.
+
+    Raises CompileFailed if the compiler refuses, ToolchainError if TRITON_INTERPRET is set, a tool
+    is missing or the cache cannot be written.
+    """
+    import triton
+
+    if settings.interpreting():
+        raise ToolchainError(
+            "TRITON_INTERPRET must not be set in a process that compiles: unset it"
+        )
+    if cache is None:
+        with tempfile.TemporaryDirectory(prefix="flashgen-") as folder:
+            return _compile(rendered, spec, config, arch, Path(folder), str(triton.__version__))
+    found = recall(rendered.digest, arch, str(triton.__version__), cache)
+    return found or _compile(rendered, spec, config, arch, cache, str(triton.__version__))
+
+
+def recall(digest: str, arch: str, triton: str, cache: Path) -> Compiled | None:
+    """What the cache holds of a kernel; None if nothing, or a file torn or of other FACTS."""
+    path = cache_file(digest, arch, triton, cache, "json")
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record.pop("facts") != FACTS:
+            return None
+        found = Compiled.from_json(record)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    asked_for = (found.digest, found.arch, found.triton) == (digest, arch, triton)
+    binary = cache_file(digest, arch, triton, cache, "cubin")
+    return found if asked_for and binary.is_file() else None
+
+
+def cache_file(digest: str, arch: str, triton: str, cache: Path, suffix: str) -> Path:
+    """Where the cache keeps a kernel's facts ("json") and binary ("cubin", for AMD as well)."""
+    return cache / f"{digest.removeprefix('sha256:')[:32]}-{arch}-triton{triton}.{suffix}"
+
+
+def judge(
+    compiled: Compiled, spec: AttentionSpec, config: KernelConfig, gpu: Gpu
+) -> tuple[Status, str]:
+    """Whether a compiled kernel may be chosen on `gpu`, and why not, in one sentence."""
+    if compiled.shared_bytes > gpu.shared_per_block:
+        return Status.OUT_OF_RESOURCES, (
+            f"it takes {compiled.shared_bytes} bytes of shared memory: "
+            f"{gpu.slug} has {gpu.shared_per_block} a block"
+        )
+    if residents(compiled, gpu) == 0:
+        return Status.OUT_OF_RESOURCES, (
+            f"{compiled.num_warps} warps of {compiled.registers} registers a thread do not fit "
+            f"an SM of {gpu.slug}"
+        )
+    spills = sum(loop.spills for loop in compiled.loops)
+    if spills:
+        return Status.SPILLS, f"its main loops hold {spills} loads and stores of spilled registers"
+    if compiled.loop is None and compiled.spill_bytes:
+        return Status.SPILLS, f"a thread spills {compiled.spill_bytes} bytes of registers"
+    if compiled.advisories:
+        return Status.SERIALIZED, f"ptxas says: {compiled.advisories[0]}"
+    arrives = max((loop.warpgroup_arrives for loop in compiled.loops), default=0)
+    # A wgmma schedule that ptxas left alone opens a batch a product.
+    if arrives > spec.products:
+        return Status.SERIALIZED, (
+            f"a tile has {spec.products} products: ptxas cut them into {arrives} batches of wgmma"
+        )
+    least = least_overlap(spec, config)
+    if least and gpu.arch == "sm_90":
+        under = overlap(compiled, config)
+        if under < least:
+            return Status.NO_OVERLAP, (
+                f"{under:.0%} of exp2 run under the own wgmma: {config.schedule} needs {least:.0%}"
+            )
+    return Status.OK, ""
+
+
+def least_overlap(spec: AttentionSpec, config: KernelConfig) -> float:
+    """The share of exp2 that must run under the own wgmma on sm_90; 0 where none need."""
+    if config.schedule == "s_ahead":
+        return LEAST_OVERLAP if spec.direction == "forward" else BACKWARD_OVERLAP
+    return HOPPER_OVERLAP if config.schedule == "hopper" else 0.0
+
+
+def overlap(compiled: Compiled, config: KernelConfig) -> float:
+    """The share of exp2 that runs under the own wgmma in the steady loop, 0 to 1.
+
+    Every consumer of schedule hopper has a steady loop, shorter than all masked ones: the least of
+    their shares.
+    """
+    steady = compiled.loops[: max(1, config.consumers)]
+    return min((loop.exp2_under_matrix or 0.0 for loop in steady), default=0.0)
+
+
+def residents(compiled: Compiled, gpu: Gpu) -> int:
+    """Blocks of this kernel that one SM of `gpu` holds at a time: 0 if not even one fits."""
+    return resident_blocks(compiled.registers, compiled.shared_bytes, compiled.num_warps, gpu)
+
+
+def _compile(
+    rendered: Rendered,
+    spec: AttentionSpec,
+    config: KernelConfig,
+    arch: str,
+    folder: Path,
+    triton: str,
+) -> Compiled:
+    source = folder / f"{rendered.name}-{rendered.digest.removeprefix('sha256:')[:12]}.py"
+    write_whole(source, rendered.source.encode())
+    built, log = _build(source, rendered, spec, config, arch)
+    if arch.startswith("sm_"):
+        binary = built.asm["cubin"]
+        listing = sass.disassemble(binary)
+        registers, loops = listing.registers, main_loops(listing)
+        stores = _SPILL_STORES.search(log)
+        spill_bytes = int(stores[1]) if stores else listing.stack_bytes
+    else:
+        binary = built.asm["hsaco"]
+        counts = {name: int(value) for name, value in _GCN_FACT.findall(built.asm["amdgcn"])}
+        registers, loops = counts.get("vgpr_count", 0), ()
+        spill_bytes = 4 * counts.get("vgpr_spill_count", 0)
+    compiled = Compiled(
+        name=rendered.name,
+        digest=rendered.digest,
+        arch=arch,
+        triton=triton,
+        num_warps=config.block_warps,
+        registers=registers,
+        spill_bytes=spill_bytes,
+        shared_bytes=int(built.metadata.shared),
+        loop=loops[0] if loops else None,
+        advisories=tuple(dict.fromkeys(_ADVISORY.findall(log))),
+        other_loops=loops[1:],
+    )
+    facts = json.dumps({"facts": FACTS, **compiled.to_json()}, indent=1)
+    # The facts last: where they are, the binary is.
+    write_whole(cache_file(rendered.digest, arch, triton, folder, "cubin"), binary)
+    write_whole(cache_file(rendered.digest, arch, triton, folder, "json"), facts.encode())
+    return compiled
+
+
+def _build(
+    source: Path, rendered: Rendered, spec: AttentionSpec, config: KernelConfig, arch: str
+) -> tuple[Any, str]:
+    """Triton's CompiledKernel and what ptxas said of it."""
+    import triton
+
+    signature = compile_signature(spec, config)
+    kernel = load_kernel(source, rendered.name)
+    ast = source_class(config)(
+        fn=kernel,
+        signature=signature.types,
+        constexprs=signature.constexprs,
+        attrs=signature.attrs,
+    )
+    options = config.launch_options
+    with _ptxas_log() as log:
+        try:
+            built = triton.compile(ast, target=target_of(arch), options=options)
+        except Exception as error:  # Triton, LLVM and ptxas each raise classes of their own
+            raise CompileFailed(f"{rendered.name} for {arch}: {_first_line(error)}") from error
+    return built, log.getvalue()
+
+
+def source_class(config: KernelConfig) -> Any:
+    """The class by which Triton takes a kernel to compile: Gluon has one of its own."""
+    if config.schedule == "hopper":
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        return GluonASTSource
+    from triton.compiler import ASTSource
+
+    return ASTSource
+
+
+def target_of(arch: str) -> Any:
+    """Triton's GPUTarget of an architecture: sm_90, gfx942."""
+    from triton.backends.compiler import GPUTarget
+
+    if arch.startswith("sm_"):
+        return GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
+    return GPUTarget("hip", arch, 64)
+
+
+@contextlib.contextmanager
+def _ptxas_log() -> Iterator[io.StringIO]:
+    """Collects what Triton prints, the log of ptxas included, which it keeps to itself otherwise.
+
+    Triton's own cache holds no log, so it is passed over; what is built still goes there.
+    """
+    from triton import knobs
+
+    log = io.StringIO()
+    with knobs.nvidia.scope(), knobs.compilation.scope(), contextlib.redirect_stdout(log):
+        knobs.nvidia.dump_ptxas_log = True
+        knobs.compilation.always_compile = True
+        yield log
+
+
+def _first_line(error: BaseException) -> str:
+    """The line of a compiler's message that tells most: that of ptxas, or the innermost cause's."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for line in lines:
+        if re.match(r"ptxas\b.*\b(error|fatal)\b", line):
+            return line
+    message = getattr(error, "error_message", None)
+    if error.__cause__ is not None:
+        return _first_line(error.__cause__)
+    if message:
+        return str(message).strip().splitlines()[0]
+    return lines[0] if lines else type(error).__name__
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all. Raises ToolchainError if the folder does not take it."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_bytes(content)
+        os.replace(scratch, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
+        raise ToolchainError(
+            f"the compile cache {path.parent} cannot be written: {error}"
+        ) from error

@@ -1,0 +1,357 @@
+"""The natural loops of a SASS listing, found by dominators, and the instruction counts of the main
+ones.
+
+Backward branches are not enough: ptxas puts the retry of a barrier wait after the end of the
+kernel, and the branch from there back into a loop is no loop.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from flashgen.compile.sass import WARP, Instruction, Listing
+
+Body = tuple[Instruction, ...]
+
+
+def loops(instructions: Sequence[Instruction]) -> tuple[tuple[Instruction, ...], ...]:
+    """The natural loops, in order of address, each as its instructions in order of address.
+
+    Blocks behind a loop's last back edge are left out: retries that run only when a wait fails.
+    """
+    blocks = _blocks(instructions)
+    starts = {block[0].address: n for n, block in enumerate(blocks)}
+    successors = [_successors(block, n, len(blocks), starts) for n, block in enumerate(blocks)]
+    predecessors = _predecessors(successors)
+    dominators = _dominators(predecessors)
+    latches: dict[int, list[int]] = {}
+    for source, targets in enumerate(successors):
+        for header in targets:
+            if header in dominators[source]:
+                latches.setdefault(header, []).append(source)
+    found = []
+    for header, sources in sorted(latches.items()):
+        body = _natural_loop(header, sources, predecessors)
+        inside = (n for n in sorted(body) if header <= n <= max(sources))
+        found.append(tuple(instruction for n in inside for instruction in blocks[n]))
+    return tuple(found)
+
+
+def main_bodies(listing: Listing) -> tuple[Body, ...]:
+    """The innermost loops that do the work, in order of address.
+
+    They are those with matrix instructions, or, in a kernel without any (float32 in ieee
+    precision), those with exp2.
+    """
+    found = loops(listing.instructions)
+    marks: tuple[Callable[[Instruction], bool], ...] = (
+        lambda i: i.is_matrix,
+        lambda i: i.is_exp2,
+    )
+    for mark in marks:
+        working = [loop for loop in found if any(map(mark, loop))]
+        inner = [loop for loop in working if not any(_within(other, loop) for other in working)]
+        if inner:
+            return tuple(inner)
+    return ()
+
+
+def _blocks(instructions: Sequence[Instruction]) -> list[list[Instruction]]:
+    """Basic blocks, in order of address."""
+    targets = {i.target for i in instructions}
+    blocks: list[list[Instruction]] = [[]]
+    for i in instructions:
+        if i.address in targets and blocks[-1]:
+            blocks.append([])
+        blocks[-1].append(i)
+        if i.ends_block:
+            blocks.append([])
+    return [block for block in blocks if block]
+
+
+def _successors(
+    block: Sequence[Instruction], number: int, count: int, starts: dict[int, int]
+) -> list[int]:
+    last = block[-1]
+    found = [starts[last.target]] if last.target in starts else []
+    if last.falls_through and number + 1 < count:
+        found.append(number + 1)
+    return found
+
+
+def _predecessors(successors: Sequence[Sequence[int]]) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in successors]
+    for source, targets in enumerate(successors):
+        for target in targets:
+            found[target].append(source)
+    return found
+
+
+def _dominators(predecessors: Sequence[Sequence[int]]) -> list[set[int]]:
+    """The blocks on every way from an entry to each block, itself included."""
+    everything, entries = set(range(len(predecessors))), _entries(predecessors)
+    found = [{n} if n in entries else set(everything) for n in sorted(everything)]
+    changed = True
+    while changed:
+        changed = False
+        for n, before in enumerate(predecessors):
+            if n in entries:
+                continue
+            new = set.intersection(*(found[p] for p in before)) | {n}
+            if new != found[n]:
+                found[n], changed = new, True
+    return found
+
+
+def _entries(predecessors: Sequence[Sequence[int]]) -> set[int]:
+    """The first block, and the targets of jump tables: blocks that nobody is seen to branch to.
+
+    Such a target may still be branched to from below: setmaxnreg is tried again until the registers
+    are there. So of the blocks that no entry reaches, the first is taken for one, until none is
+    left.
+    """
+    entries = {n for n, before in enumerate(predecessors) if n == 0 or not before}
+    reached = _reached(entries, predecessors)
+    for n in range(len(predecessors)):
+        if n not in reached:
+            entries.add(n)
+            reached |= _reached({n}, predecessors)
+    return entries
+
+
+def _reached(entries: Iterable[int], predecessors: Sequence[Sequence[int]]) -> set[int]:
+    """The blocks that can be reached from `entries`, these included."""
+    successors: list[list[int]] = [[] for _ in predecessors]
+    for target, sources in enumerate(predecessors):
+        for source in sources:
+            successors[source].append(target)
+    found: set[int] = set()
+    pending = list(entries)
+    while pending:
+        block = pending.pop()
+        if block not in found:
+            found.add(block)
+            pending.extend(successors[block])
+    return found
+
+
+def _natural_loop(
+    header: int, sources: Iterable[int], predecessors: Sequence[Sequence[int]]
+) -> set[int]:
+    """All blocks from which a source of a back edge is reached without passing the header."""
+    body, pending = {header}, list(sources)
+    while pending:
+        block = pending.pop()
+        if block not in body:
+            body.add(block)
+            pending.extend(predecessors[block])
+    return body
+
+
+def _within(inner: Sequence[Instruction], outer: Sequence[Instruction]) -> bool:
+    """Whether `inner` is another loop inside `outer`."""
+    if inner is outer:
+        return False
+    return outer[0].address <= inner[0].address and inner[-1].address <= outer[-1].address
+
+
+@dataclass(frozen=True, kw_only=True)
+class Role:
+    """Warps of a block that run code of their own, and their loops, one after the other.
+
+    warps is None where the code does not tell: all of the block's. start and end are the addresses
+    that the role's code was found in.
+    """
+
+    loops: tuple[Body, ...]
+    warps: int | None
+    start: int
+    end: int
+
+
+def roles(listing: Listing, main: Sequence[Body]) -> tuple[Role, ...]:
+    """The roles of a warp-specialized kernel, by address; of any other kernel its one role.
+
+    main are its main_bodies.
+
+    Triton starts the warps of such a kernel with a jump table (BRX), which dominance does not see
+    through: so two loops belong to one role where one of them is reached from the other.
+    """
+    if not any(i.base == "BRX" for i in listing.instructions):
+        last = listing.instructions[-1].address
+        return (Role(loops=tuple(main), warps=None, start=0, end=last),) if main else ()
+    moving = [loop for loop in loops(listing.instructions) if any(i.is_bulk_load for i in loop)]
+    inner = [loop for loop in moving if not any(_within(other, loop) for other in moving)]
+    every = sorted({*main, *inner}, key=lambda loop: loop[0].address)
+    return tuple(_role(listing, group) for group in _reaching(listing, every))
+
+
+def hidden_roles(listing: Listing) -> bool:
+    """Whether warps have roles that `roles` does not see: registers are handed over (setmaxnreg),
+    which nothing else needs, and there is no jump table.
+
+    With three roles ptxas may branch to each by comparisons (schedule auto, sm_90, head dim 128).
+    """
+    bases = {i.base for i in listing.instructions}
+    return "USETMAXREG" in bases and "BRX" not in bases
+
+
+def _reaching(listing: Listing, bodies: Sequence[Body]) -> list[list[Body]]:
+    """The loops in groups, within which one is reached from another."""
+    blocks = _blocks(listing.instructions)
+    starts = {block[0].address: n for n, block in enumerate(blocks)}
+    successors = [_successors(block, n, len(blocks), starts) for n, block in enumerate(blocks)]
+    groups: list[list[Body]] = []
+    for body in bodies:
+        home = next((g for g in groups if _reaches(g[-1], body, starts, successors)), None)
+        if home is None:
+            groups.append([body])
+        else:
+            home.append(body)
+    return groups
+
+
+def _reaches(
+    origin: Body, goal: Body, starts: dict[int, int], successors: Sequence[Sequence[int]]
+) -> bool:
+    seen: set[int] = set()
+    pending = [starts[origin[0].address]]
+    while pending:
+        block = pending.pop()
+        if block not in seen:
+            seen.add(block)
+            pending.extend(successors[block])
+    return starts[goal[0].address] in seen
+
+
+def _role(listing: Listing, group: Sequence[Body]) -> Role:
+    """A role, its warps read off the barriers that it alone uses: 4, or 1 if it multiplies not."""
+    first, last = group[0][0].address, group[-1][-1].address
+    before = [i.address for i in listing.instructions if i.address < first and _enters(i)]
+    start = max(before, default=0)
+    own = [i for i in listing.instructions if start <= i.address <= last]
+    elsewhere = {i.barrier_name for i in listing.instructions if not start <= i.address <= last}
+    threads = [
+        i.barrier_threads for i in own if i.barrier_threads and i.barrier_name not in elsewhere
+    ]
+    multiplies = any(i.is_matrix for body in group for i in body)
+    warps = max(threads) // WARP if threads else 4 if multiplies else 1
+    return Role(loops=tuple(group), warps=warps, start=start, end=last)
+
+
+def _enters(i: Instruction) -> bool:
+    """Whether a role may begin here: where registers are handed over, or after a jump."""
+    return i.base in ("USETMAXREG", "BRX") or (i.base == "BRA" and not i.falls_through)
+
+
+_COMMITTED = re.compile(r"gsb0,\s*0x([0-9a-f]+)")
+_HMMA_SHAPE = re.compile(r"\.16(8)(4|8|16|32)\b")
+_WGMMA_SHAPE = re.compile(r"\.64x(\d+)x(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopFacts:
+    """What one warp executes in one turn of a main loop, that is, for one tile of K and V.
+
+    matrix_flops counts the warp's share of a warpgroup's instruction. fp32 are the additions and
+    multiplications, other the comparisons, selections, conversions and integer work.
+    shared_bytes pass between the warp and shared memory, shuffles and the operands of wgmma
+    included. exp2_under_matrix is the share of exp2 issued while a wgmma of the same warpgroup
+    runs; None in a loop without wgmma.
+    """
+
+    instructions: int
+    matrix_instructions: int
+    matrix_flops: int
+    exp2: int
+    fp32: int
+    other: int
+    shared_bytes: int
+    spills: int
+    warpgroup_arrives: int
+    exp2_under_matrix: float | None
+
+
+def main_loops(listing: Listing) -> tuple[LoopFacts, ...]:
+    """Facts of the main loops, the steady one first, then by length.
+
+    Where masked tiles have a loop of their own, the steady one is shorter.
+    """
+    return tuple(sorted(map(facts, main_bodies(listing)), key=lambda loop: loop.instructions))
+
+
+def facts(body: Sequence[Instruction]) -> LoopFacts:
+    """The facts of one loop, given its instructions in the order they are issued."""
+    exp2 = sum(i.is_exp2 for i in body)
+    wgmma = any(i.is_wgmma for i in body)
+    # In the second turn every wgmma carried over from the turn before is already under way.
+    under = _exp2_under_wgmma([*body, *body]) - _exp2_under_wgmma(body)
+    return LoopFacts(
+        instructions=len(body),
+        matrix_instructions=sum(i.is_matrix for i in body),
+        matrix_flops=sum(map(matrix_flops, body)),
+        exp2=exp2,
+        fp32=sum(i.base in ("FFMA", "FADD", "FMUL") for i in body),
+        other=sum(i.base in _OTHER for i in body),
+        shared_bytes=sum(map(shared_bytes, body)),
+        spills=sum(i.is_spill for i in body),
+        warpgroup_arrives=sum(i.opcode == "WARPGROUP.ARRIVE" for i in body),
+        exp2_under_matrix=under / max(1, exp2) if wgmma else None,
+    )
+
+
+_COMPARE = ("FMNMX", "FMNMX3", "FSEL", "FSETP", "F2FP")
+_INTEGER = ("ISETP", "IADD3", "IMAD", "LOP3", "LEA", "SEL", "SHF", "PRMT", "MOV", "VIADD", "VIMNMX")
+_OTHER = frozenset((*_COMPARE, *_INTEGER))
+_STORES_AND_LOADS = frozenset(("LDS", "STS", "LDSM", "STSM", "LDGSTS"))
+
+
+def _exp2_under_wgmma(body: Iterable[Instruction]) -> int:
+    """How many exp2 are issued while a wgmma is not committed, or its group not waited for."""
+    issued, groups, under = False, 0, 0
+    for i in body:
+        if i.is_wgmma:
+            committed = "gsb0" in i.operands
+            groups, issued = groups + committed, not committed
+        elif i.opcode.startswith("WARPGROUP.DEPBAR"):
+            allowed = _COMMITTED.search(i.operands)
+            groups = min(groups, int(allowed[1], 16)) if allowed else 0
+        elif i.is_exp2 and (issued or groups):
+            under += 1
+    return under
+
+
+def shape_of(i: Instruction) -> tuple[int, int, int]:
+    """Rows, columns and depth that one warp multiplies: its quarter of a warpgroup's instruction.
+
+    (0, 0, 0) for what is no matrix instruction, or of a shape not known.
+    """
+    shape = (_WGMMA_SHAPE if i.is_wgmma else _HMMA_SHAPE).search(i.opcode) if i.is_matrix else None
+    return (16, int(shape[1]), int(shape[2])) if shape else (0, 0, 0)
+
+
+def matrix_flops(i: Instruction) -> int:
+    """Floating-point operations of one warp; 0 where the shape is not known."""
+    rows, columns, depth = shape_of(i)
+    return 2 * rows * columns * depth
+
+
+def shared_bytes(i: Instruction) -> int:
+    """Bytes one warp moves over the shared memory pipe."""
+    parts = i.opcode.split(".")
+    if i.is_wgmma and (shape := _WGMMA_SHAPE.search(i.opcode)):
+        # The depth is 16 for 16-bit operands and 8 for 32-bit ones: 32 bytes a row either way.
+        row_bytes, rows_of_a = 32, 64 if _reads_a_from_shared(i) else 0
+        return (int(shape[1]) + rows_of_a) * row_bytes // 4
+    if i.base in ("LDSM", "STSM"):
+        return int(parts[-1]) * 4 * WARP if parts[-1] in ("2", "4") else 4 * WARP
+    if i.base in _STORES_AND_LOADS:
+        return (16 if "128" in parts else 8 if "64" in parts else 4) * WARP
+    return 4 * WARP if i.base == "SHFL" else 0
+
+
+def _reads_a_from_shared(i: Instruction) -> bool:
+    _, _, sources = i.operands.partition(",")
+    return sources.strip().startswith("gdesc")

@@ -1,0 +1,27 @@
+"""How many blocks of a kernel one SM holds at a time."""
+
+from __future__ import annotations
+
+from flashgen.spec.gpu import Gpu
+
+REGISTER_UNIT = 256
+"""Registers are handed to warps in units of so many (CUDA occupancy calculator, sm_80 to sm_90)."""
+
+RESERVED_SHARED_BYTES = 1024
+"""Shared memory the system keeps of every block (CUDA C++ Programming Guide, sm_80 and later)."""
+
+
+def resident_blocks(registers: int, shared_bytes: int, num_warps: int, gpu: Gpu) -> int:
+    """Blocks that one SM of `gpu` holds: 0 if not even one fits.
+
+    registers are those of a thread, shared_bytes dynamic shared memory of a block.
+    """
+    unit = REGISTER_UNIT
+    warp_registers = -(-max(1, registers) * gpu.warp_size // unit) * unit
+    # Registers belong to the four sub-partitions of an SM, and a warp to one of them.
+    by_registers = 4 * (gpu.registers_per_sm // 4 // warp_registers) // num_warps
+    if shared_bytes > gpu.shared_per_block:
+        return 0
+    # AMD reserves nothing: what a block may take fits at least once.
+    by_shared = max(1, gpu.shared_per_sm // (shared_bytes + RESERVED_SHARED_BYTES))
+    return min(by_registers, by_shared, gpu.warps_per_sm // num_warps, gpu.blocks_per_sm)

@@ -1,0 +1,1 @@
+"""A model of one SM: the time of a launch estimated from SASS, grid and target."""

@@ -1,0 +1,98 @@
+"""When the blocks of a grid end: each goes to the first SM that has room. Compiled by numba.
+
+Apart from estimate/sm_clock.py, which replays one SM: here a block is its trips, and each trip a
+time.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+NEVER = 1e30
+DONE_BELOW, DONE_SHARE = 1e-6, 1e-12
+"""Cycles below which no work is left, and their share of the time until then."""
+
+
+@numba.njit(cache=True)
+def list_schedule(kind_of, trips, cycles, overhead, sms, residents):
+    """Cycles until the last block of a grid ends.
+
+    kind_of: the kind of each block, in launch order. trips: (kind, phase), how often a block of
+    that kind goes through each phase. cycles: (blocks on the SM - 1, phase), what a trip takes.
+    Blocks go to the SMs in turn until all are full, then each to the first that has room; those of
+    an SM slow one another, so that a last wave runs the faster for being thin.
+    """
+    blocks, phases = kind_of.shape[0], trips.shape[1]
+    left = np.zeros((sms, residents, phases))
+    start = np.zeros((sms, residents))
+    held = np.zeros(sms, np.int64)
+    since = np.zeros(sms)
+    free_at = np.full(sms, NEVER)
+    launched = 0
+    for _ in range(residents):
+        for m in range(sms):
+            if launched < blocks:
+                left[m, held[m]] = trips[kind_of[launched]]
+                start[m, held[m]] = overhead
+                held[m] += 1
+                launched += 1
+    for m in range(sms):
+        free_at[m] = _first_end(left[m], start[m], held[m], cycles, 0.0)
+    end = 0.0
+    while True:
+        m = int(np.argmin(free_at))
+        now = free_at[m]
+        if now >= NEVER:
+            return end
+        end = now
+        was, held[m] = held[m], _run(left[m], start[m], held[m], cycles, now - since[m], now)
+        for _ in range(was - held[m]):
+            if launched < blocks:
+                left[m, held[m]] = trips[kind_of[launched]]
+                start[m, held[m]] = overhead
+                held[m] += 1
+                launched += 1
+        since[m] = now
+        free_at[m] = _first_end(left[m], start[m], held[m], cycles, now)
+
+
+@numba.njit(cache=True)
+def _run(left, start, held, cycles, passed, now):
+    """Lets the blocks of an SM run for so many cycles; how many of them are not done then.
+
+    Those come to stand first in `left` and `start`.
+    """
+    pace = cycles[held - 1]
+    keeps = 0
+    for b in range(held):
+        time = passed
+        used = min(start[b], time)
+        start[b] -= used
+        time -= used
+        rest = start[b]
+        for p in range(left.shape[1]):
+            used = min(left[b, p], time / pace[p])
+            left[b, p] -= used
+            time -= used * pace[p]
+            rest += left[b, p] * pace[p]
+        # What is left of a block must be more than the clock can tell apart this late.
+        if rest > max(DONE_BELOW, now * DONE_SHARE):
+            left[keeps] = left[b]
+            start[keeps] = start[b]
+            keeps += 1
+    return keeps
+
+
+@numba.njit(cache=True)
+def _first_end(left, start, held, cycles, now):
+    """When the first of an SM's blocks ends, if none comes or goes before."""
+    soonest = NEVER
+    for b in range(held):
+        ends = now + start[b]
+        for p in range(left.shape[1]):
+            ends += left[b, p] * cycles[held - 1, p]
+        soonest = min(soonest, ends)
+    return soonest

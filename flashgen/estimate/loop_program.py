@@ -1,0 +1,461 @@
+"""Loop bodies as the arrays that sm_clock.replay runs: one row per instruction, one per warp."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
+from typing import Any
+
+from flashgen.compile.loops import Body, Role, shape_of, shared_bytes
+from flashgen.compile.sass import WARP, Instruction, Listing
+from flashgen.errors import NoEstimate
+from flashgen.estimate.machines import SUB_PARTITIONS, Machine
+from flashgen.estimate.register_ports import reads
+
+# estimate/sm_clock.py has the same numbers, written out: numba's cache sees no change in another
+# file.
+ALU, FMA, EXP2, MATRIX, SHARED, UNIFORM, CONTROL, HALF = range(8)
+
+(
+    PLAIN, BARRIER, BARRIER_ARRIVE, COMMIT, WAIT_COPIES, WARPGROUP_ARRIVE, WAIT_WGMMA, COPY, LOAD,
+    WGMMA, EXPECT, TMA, AWAIT, ARRIVE,
+) = range(14)  # fmt: skip
+
+_OPCODES: dict[int, str] = {
+    ALU: """
+        IADD IADD3 LOP LOP3 ISETP FSETP DSETP FMNMX FMNMX3 SEL FSEL SHF LEA PRMT PLOP3 PSETP MOV
+        VOTE VOTEU IABS IMNMX FLO POPC BMSK SGXT VIADD VIADDMNMX VIMNMX VIMNMX3 VABSDIFF P2R R2P
+        CS2R F2FP I2FP FCHK MATCH REDUX
+    """,
+    FMA: "FFMA FMUL FADD IMAD FSWZADD",
+    EXP2: "MUFU F2F I2F F2I FRND",
+    HALF: "HFMA2 HADD2 HMUL2 HSETP2 HMNMX2",
+    UNIFORM: """
+        UIADD3 UIMAD USEL UISETP ULEA UMOV ULOP3 USHF UPLOP3 ULDC USGXT UPRMT UFLO UPOPC R2UR S2UR
+        UP2UR UBMSK USETP UPSETP S2R
+    """,
+    CONTROL: """
+        LDC LDCU BRA BAR DEPBAR LDGDEPBAR NOP EXIT WARPSYNC BSSY BSYNC WARPGROUP MEMBAR FENCE YIELD
+        CALL RET ERRBAR CCTL BMOV BREAK SYNCS ELECT UCGABAR_ARV UCGABAR_WAIT ACQBULK PREEXIT
+        NANOSLEEP JMP BRX UTMALDG UTMASTG UTMAREDG UTMACMDFLUSH UTMAPF UTMACCTL USETMAXREG
+    """,
+    MATRIX: "HMMA IMMA HGMMA IGMMA QGMMA",
+    SHARED: "LDSM LDS STS STSM SHFL LDGSTS LDG LD LDL STL STG ST RED REDG ATOM ATOMG ATOMS",
+}
+
+PIPE_OF: dict[str, int] = {name: pipe for pipe, names in _OPCODES.items() for name in names.split()}
+"""Which pipe an opcode occupies."""
+
+MOST_UNKNOWN = 0.01
+"""The share of a main loop's instructions that may be unknown; they are taken for integer ones."""
+
+NO_BARRIER = 7
+
+NAMED_BARRIERS = 16
+
+MULTIPLY_WIDE_CYCLES = 4.0  # IMAD.WIDE writes two registers
+
+NEVER_LAGS = 1 << 20
+
+_ADDRESS = re.compile(r"\[\w+(?:\+URZ)?(?:\+0x([0-9a-f]+))?\]")
+
+_LEFT_UNDER_WAY = re.compile(r"(?:gsb0|SB0),\s*0x([0-9a-f]+)")
+
+
+@dataclass(slots=True)
+class Row:
+    """What cycles.replay knows of one instruction; the names are those of its arguments."""
+
+    pipe: int
+    occupies: float = 0.0
+    latency: float = 0.0
+    kind: int = PLAIN
+    count: int = 0
+    amount: float = 0.0
+    shared: float = 0.0
+    stall: int = 1
+    writes: int = NO_BARRIER
+    reads: int = NO_BARRIER
+    waits: int = 0
+    commits: int = 0
+    even: int = 0
+    odd: int = 0
+    again_even: int = 0
+    again_odd: int = 0
+
+
+def unknown_share(body: Sequence[Instruction]) -> float:
+    """The share of instructions whose opcode is not in PIPE_OF."""
+    return sum(i.base not in PIPE_OF for i in body) / len(body)
+
+
+def row(i: Instruction, machine: Machine, hmma: float, *, spills_to_l2: bool) -> Row:
+    """One instruction, as far as it stands by itself; link() adds what needs the others.
+
+    hmma: cycles of an HMMA of 16x8x16 in 16 bits.
+    """
+    pipe = PIPE_OF.get(i.base, ALU)
+    made = Row(pipe=pipe)
+    if i.control is not None:
+        made.stall = max(1, i.control.stall)
+        made.waits = sum(1 << barrier for barrier in i.control.waits)
+        if i.predicate != "@!PT":
+            write, read = i.control.sets_on_write, i.control.sets_on_read
+            made.writes = NO_BARRIER if write is None else write
+            made.reads = NO_BARRIER if read is None else read
+    if i.predicate == "@!PT":  # never runs
+        made.pipe = CONTROL
+    elif pipe == MATRIX:
+        _matrix(made, i, hmma)
+    elif pipe == SHARED:
+        _memory(made, i, machine, spills_to_l2=spills_to_l2)
+    elif pipe == CONTROL:
+        _control(made, i, machine)
+    else:
+        made.occupies, made.latency = _arithmetic(i, pipe, machine)
+    return made
+
+
+def _arithmetic(i: Instruction, pipe: int, machine: Machine) -> tuple[float, float]:
+    """Cycles of the pipe, and on top of them until the result where a barrier tells of it."""
+    if pipe == EXP2:
+        return machine.exp2, machine.exp2_late
+    if pipe == HALF:
+        return machine.half, 0.0
+    if pipe == UNIFORM:
+        return machine.uniform, machine.uniform_late
+    if i.base == "IMAD":
+        return (MULTIPLY_WIDE_CYCLES if ".WIDE" in i.opcode else machine.multiply), 0.0
+    return (machine.fp32 if pipe == FMA else machine.integer), 0.0
+
+
+def _matrix(made: Row, i: Instruction, hmma: float) -> None:
+    """Matrix instructions: HMMA in step with its warp, wgmma of a warpgroup asynchronously."""
+    rows, columns, depth = shape_of(i)
+    if i.is_wgmma:
+        made.kind = WGMMA
+        made.occupies = columns / 2  # its depth is 32 bytes, whatever the type
+        made.shared = shared_bytes(i) / 128
+        made.commits = int("gsb0" in i.operands)
+    else:
+        rate = 0.5 if ".TF32" in i.opcode else 2.0 if i.base == "IMMA" else 1.0  # [paper]
+        made.occupies = hmma * rows * columns * depth / (16 * 8 * 16) / rate
+
+
+def _memory(made: Row, i: Instruction, machine: Machine, *, spills_to_l2: bool) -> None:
+    moved = (16 if ".128" in i.opcode else 8 if ".64" in i.opcode else 4) * WARP
+    made.shared = (shared_bytes(i) or moved) / machine.shared_bytes
+    if i.base == "LDSM":
+        made.latency = machine.matrix_load_late
+    elif i.base == "LDS":
+        made.latency = machine.shared_late
+    elif i.base == "SHFL":
+        made.shared, made.latency = machine.shuffle_cycles, machine.shuffle_late
+    elif i.base == "LDGSTS":
+        made.kind, made.amount, made.latency = COPY, moved, machine.copy_late
+    elif i.base in ("RED", "REDG", "ATOM", "ATOMG"):
+        # Done in L2, which reads and writes; nobody waits for a RED.
+        made.kind, made.amount, made.latency = LOAD, 2 * moved, machine.load_late
+    elif i.base in ("LDG", "LD"):
+        made.kind, made.amount, made.latency = LOAD, moved, machine.load_late
+    elif i.is_spill:
+        loads = i.base == "LDL"
+        made.latency = machine.stack_late if loads else machine.store_late
+        if spills_to_l2:
+            made.kind, made.amount = LOAD, moved
+            made.latency = machine.stack_l2_late if loads else machine.store_late
+    else:
+        made.latency = machine.store_late
+
+
+def _control(made: Row, i: Instruction, machine: Machine) -> None:
+    allowed = _LEFT_UNDER_WAY.search(i.operands)
+    if i.base == "BAR":
+        made.kind = BARRIER_ARRIVE if ".ARV" in i.opcode else BARRIER
+    elif i.base == "LDGDEPBAR":
+        made.kind = COMMIT
+    elif i.base == "DEPBAR" and allowed:
+        made.kind, made.count = WAIT_COPIES, int(allowed[1], 16)
+    elif i.opcode == "WARPGROUP.ARRIVE":
+        made.kind = WARPGROUP_ARRIVE
+    elif i.opcode.startswith("WARPGROUP.DEPBAR"):
+        made.kind, made.count = WAIT_WGMMA, int(allowed[1], 16) if allowed else 0
+    elif i.base in ("MEMBAR", "FENCE"):
+        made.latency = machine.fence_late
+    elif i.is_bulk_load:
+        made.kind, made.latency = TMA, machine.tma_late
+    elif i.base == "SYNCS" and address_of(i) is not None:
+        made.latency = machine.mbarrier_late
+        if i.opcode.startswith("SYNCS.PHASECHK"):
+            made.kind = AWAIT
+        elif i.opcode == "SYNCS.ARRIVE.TRANS64":
+            made.kind = EXPECT
+        elif i.opcode.startswith("SYNCS.ARRIVE"):
+            made.kind = ARRIVE
+
+
+def address_of(i: Instruction) -> int | None:
+    """The constant part of the address of an mbarrier: 0x8000 of [UR22+0x8000]."""
+    match = _ADDRESS.search(i.operands)
+    return int(match[1] or "0", 16) if match else None
+
+
+def hmma_spacing(body: Sequence[Instruction]) -> float | None:
+    """The least stall count between neighbouring HMMA of 16-bit operands that ptxas need not hold
+    apart: those that add to different registers. None where there are none.
+    """
+    stalls = [
+        one.control.stall
+        for one, other in pairwise(body)
+        if one.control
+        and ".16816." in one.opcode
+        and ".16816." in other.opcode
+        and one.operands.split(",")[0] not in other.operands.split(", ")
+    ]
+    return min(stalls, default=None)
+
+
+@dataclass(kw_only=True)
+class Program:
+    """The bodies that run together on one SM, each by the warps of its role.
+
+    arrivals: the warps that complete a phase, by family of mbarriers; 0 where TMA loads do. credit:
+    warps already arrived, by named barrier.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    start: list[int] = field(default_factory=list)
+    end: list[int] = field(default_factory=list)
+    warps: list[int] = field(default_factory=list)
+    counts: list[bool] = field(default_factory=list)
+    arrivals: list[int] = field(default_factory=list)
+    credit: dict[int, int] = field(default_factory=dict)
+
+
+def link(
+    listing: Listing,
+    roles: Sequence[Role],
+    main: Sequence[Body],
+    machine: Machine,
+    hmma: float,
+    *,
+    num_warps: int,
+    spills_to_l2: bool,
+) -> Program:
+    """The program of the main loops `main`, with the loops of the roles that have none of them.
+
+    Raises NoEstimate where the code does not tell what its barriers are for.
+    """
+    made = Program()
+    bodies: list[tuple[Role, Body]] = []
+    for role in roles:
+        body = next((body for body in role.loops if body in main), role.loops[-1])
+        bodies.append((role, body))
+        made.start.append(len(made.rows))
+        rows = [row(i, machine, hmma, spills_to_l2=spills_to_l2) for i in body]
+        _register_reads(rows, body)
+        made.rows += rows
+        made.end.append(len(made.rows))
+        made.warps.append(role.warps or num_warps)
+        made.counts.append(body in main)
+    _named_barriers(made, listing, bodies, num_warps)
+    _mbarriers(made, listing, bodies)
+    return made
+
+
+def _register_reads(rows: Sequence[Row], body: Body) -> None:
+    """Which registers each instruction reads that must have them at a fixed time.
+
+    Memory instructions, exp2 and conversions wait in queues until the ports are free, and are left
+    out; so are uniform instructions, and wgmma, whose reads of registers nobody has described.
+    """
+    pairs = [(each, i) for each, i in zip(rows, body, strict=True) if _reads_in_step(each)]
+    for (each, _), found in zip(pairs, reads([i for _, i in pairs]), strict=True):
+        each.even, each.odd = found.even, found.odd
+        each.again_even, each.again_odd = found.again_even, found.again_odd
+
+
+def _reads_in_step(each: Row) -> bool:
+    return each.pipe in (ALU, FMA, HALF, MATRIX) and each.kind != WGMMA
+
+
+def _rows(made: Program, number: int) -> list[Row]:
+    return made.rows[made.start[number] : made.end[number]]
+
+
+def _named_barriers(
+    made: Program, listing: Listing, bodies: Sequence[tuple[Role, Body]], num_warps: int
+) -> None:
+    """Who meets at the barriers of the block, and who has arrived before the loops begin."""
+    waited_at = {i.barrier_name for i in listing.instructions if i.opcode.startswith("BAR.SYNC")}
+    for number, (role, body) in enumerate(bodies):
+        for each, i in zip(_rows(made, number), body, strict=True):
+            if each.kind not in (BARRIER, BARRIER_ARRIVE):
+                continue
+            if i.barrier_name is None:
+                raise NoEstimate(f"instruction {i.address:#x} meets at a barrier not named in it")
+            if each.kind == BARRIER_ARRIVE and i.barrier_name not in waited_at:
+                each.kind = PLAIN
+            each.amount = i.barrier_name
+            threads = i.barrier_threads
+            each.count = threads // WARP if threads else made.warps[number]
+        for i in listing.instructions:
+            before = role.start <= i.address < body[0].address
+            if before and "BAR.ARV" in i.opcode and i.barrier_name is not None:
+                made.credit[i.barrier_name] = (
+                    made.credit.get(i.barrier_name, 0) + made.warps[number]
+                )
+
+
+def _mbarriers(made: Program, listing: Listing, bodies: Sequence[tuple[Role, Body]]) -> None:
+    """Families of mbarriers: those of one ring, of which the loops' code names the first.
+
+    A ring's n-th wait is for its n-th phase, less those that were begun before the loop; a role
+    that loads waits for a free place, and at first the whole ring is free.
+    """
+    using = (EXPECT, ARRIVE, AWAIT)
+    bases: set[int] = set()
+    for number, (_, body) in enumerate(bodies):
+        pairs = zip(_rows(made, number), body, strict=True)
+        bases |= {_address(i) for each, i in pairs if each.kind in using}
+    order = sorted(bases)
+    made.arrivals = [0] * len(order)
+    expected = [False] * len(order)
+    for number, (_, body) in enumerate(bodies):
+        family = None
+        for each, i in zip(_rows(made, number), body, strict=True):
+            if each.kind == TMA:
+                if family is None:
+                    raise NoEstimate(f"{i.address:#x} loads for no barrier that is seen")
+                each.count = family
+            elif each.kind in using:
+                each.count = order.index(_address(i))
+                if each.kind == EXPECT:
+                    family = each.count
+                    expected[family] = True
+                elif each.kind == ARRIVE:
+                    made.arrivals[each.count] += made.warps[number]
+    _bulk_loads(made, listing, bodies)
+    _lags(made, listing, bodies, order, expected)
+
+
+def _address(i: Instruction) -> int:
+    address = address_of(i)
+    assert address is not None  # _control() has seen it
+    return address
+
+
+def _bulk_loads(made: Program, listing: Listing, bodies: Sequence[tuple[Role, Body]]) -> None:
+    """Shares the bytes that each phase expects among the loads that follow."""
+    place = {i.address: n for n, i in enumerate(listing.instructions)}
+    for number, (_, body) in enumerate(bodies):
+        rows = _rows(made, number)
+        begins = [n for n, each in enumerate(rows) if each.kind == EXPECT]
+        for begin, end in pairwise([*begins, len(rows)]):
+            loads = [each for each in rows[begin:end] if each.kind == TMA]
+            size = _immediate(listing.instructions, place[body[begin].address], body[begin])
+            for each in loads:
+                each.amount = size / len(loads)
+            if loads:
+                loads[-1].commits = 1
+
+
+def _immediate(code: Sequence[Instruction], place: int, i: Instruction) -> int:
+    """The number in the register that instruction `i` names last, set by the nearest move above.
+
+    Raises NoEstimate where there is no such move.
+    """
+    register = i.operands.rpartition(",")[2].strip()
+    for n in range(place - 1, -1, -1):
+        target, _, source = code[n].operands.partition(",")
+        if target.strip() == register:
+            match = re.search(r"0x([0-9a-f]+)\s*$", source)
+            if match and "MOV" in code[n].opcode:
+                return int(match[1], 16)
+            break
+    raise NoEstimate(f"it is not seen how many bytes the barrier at {i.address:#x} expects")
+
+
+def _lags(
+    made: Program,
+    listing: Listing,
+    bodies: Sequence[tuple[Role, Body]],
+    order: Sequence[int],
+    expected: Sequence[bool],
+) -> None:
+    """By how many phases each wait lags behind."""
+    in_loops = {i.address for _, body in bodies for i in body}
+    for number, (role, body) in enumerate(bodies):
+        rows = _rows(made, number)
+        loads = any(each.kind == TMA for each in rows)
+        for each in rows:
+            if each.kind != AWAIT:
+                continue
+            base = order[each.count]
+            above = [other for other in order if other > base]
+            ring = range(base, above[0] if above else base + RING_BYTES)
+            here = [
+                i
+                for i in listing.instructions
+                if i.base == "SYNCS" and i.address not in in_loops and address_of(i) in ring
+            ]
+            if not expected[each.count] and not made.arrivals[each.count]:
+                each.amount = NEVER_LAGS
+            elif expected[each.count] and loads:
+                before = [i for i in here if i.opcode == "SYNCS.ARRIVE.TRANS64"]
+                each.amount = sum(_runs_before(i, body, role) for i in before)
+            elif expected[each.count]:
+                each.amount = 0
+            elif loads:
+                each.amount = len({address_of(i) for i in here if ".EXCH" in i.opcode})
+            else:
+                arrives = [i for i in here if ".ARRIVE.TRANS64.A1T0" in i.opcode]
+                each.amount = sum(i.address < body[0].address for i in arrives)
+
+
+RING_BYTES = 64
+
+
+def _runs_before(i: Instruction, body: Body, role: Role) -> bool:
+    """Whether an instruction stands between the role's loop before `body` and `body`."""
+    ends = [loop[-1].address for loop in role.loops if loop[-1].address < body[0].address]
+    return max(ends, default=-1) < i.address < body[0].address
+
+
+ROW = [(each.name, {"int": "i8", "float": "f8"}[str(each.type)]) for each in fields(Row)]
+"""The type of an instruction in cycles.replay, as numpy takes it."""
+
+PLACE = [(name, "i8") for name in ("block", "sub", "group", "start", "end", "leads", "counts")]
+"""That of a warp: its block, sub-partition and warpgroup (numbered over all blocks), the bounds of
+its body, whether it leads its role (1 or 0), and whether its trips count."""
+
+
+def arrays(made: Program, residents: int) -> tuple[Any, Any, Any, Any]:
+    """What cycles.replay runs: code, places, arrivals and credit, for that many blocks."""
+    import numpy as np
+
+    names = [name for name, _ in ROW]
+    code = np.array([tuple(getattr(each, name) for name in names) for each in made.rows], ROW)
+    credit = np.zeros(NAMED_BARRIERS, np.int64)
+    for name, warps in made.credit.items():
+        credit[name] = warps
+    places = np.array(_places(made, residents), PLACE)
+    return code, places, np.array(made.arrivals, np.int64), credit
+
+
+def _places(made: Program, residents: int) -> list[tuple[int, ...]]:
+    """A tuple of PLACE for each warp; a block's warps go to the sub-partitions in turn."""
+    found: list[tuple[int, ...]] = []
+    slot = group = 0
+    for block in range(residents):
+        for start, end, warps, counts in zip(
+            made.start, made.end, made.warps, made.counts, strict=True
+        ):
+            for n in range(warps):
+                place = (block, (slot + n) % SUB_PARTITIONS, group + n // SUB_PARTITIONS)
+                found.append((*place, start, end, int(n == 0), int(counts)))
+            slot += warps
+            group += -(-warps // SUB_PARTITIONS)
+    return found

@@ -1,0 +1,152 @@
+"""What one SM of each architecture does in a clock cycle: the parameters of the replay, as data.
+
+Sources, by the letters at the figures:
+[guide]  CUDA C++ Programming Guide, table "Throughput of Native Arithmetic Instructions": results
+         a cycle and SM; an instruction of rate r occupies a sub-partition's pipe 128 / r cycles.
+[paper]  the architecture's white paper; from there spec/gpu.py has the matrix rates of the targets.
+[ptxas]  what ptxas itself writes into the stall counts of that architecture (estimate/test_sm.py).
+[order]  of the order that microbenchmarks report, such as Abdelkhalik et al. arXiv 2208.11174
+         (A100) and Luo et al. arXiv 2402.13499 (Ampere, Ada, Hopper); chosen before any landscape
+         was looked at, and not traced to one line of a table.
+[cores]  Huerta et al., "Dissecting and Modeling the Architecture of Modern GPU Cores", MICRO 2025,
+         arXiv 2503.20481: the read ports of the registers (estimate/register_ports.py,
+         cycles.READ_CYCLES), measured on an RTX A6000 and said to hold from Turing to Blackwell.
+[held]   chosen of four latencies and four bandwidths with the landscapes of an H100 in sight.
+[seen]   a clock seen in use, not fitted to a landscape of tests/data.
+[assumed] nobody's figure.
+
+Ranks must not hang on [order] and [assumed]: a test draws all latencies and bandwidths 30 % off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from flashgen.errors import NoEstimate
+from flashgen.spec.gpu import Gpu
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Cycles, if nothing else is said.
+
+    fp32 to uniform: how long a warp's instruction occupies its pipe; matrix_at_least: an HMMA of
+    16x8x16 in 16 bits (wgmma takes half its columns). shared_bytes and l2_bytes: bytes a cycle and
+    SM; l2_burst_bytes: the same of one tile, while other SMs load nothing; memory_share: of the
+    target's bandwidth, what streams reach. *_late: from issue, or from the end of the transfer, to
+    the result. sustained: the share of the boost clock held under matrix work. known: whether
+    estimates of this architecture were ever held against measurements.
+    """
+
+    fp32: float
+    integer: float = 2.0  # [guide] 64 a cycle
+    multiply: float = 2.0  # [guide] 64 a cycle, 32-bit integers
+    exp2: float = 8.0  # [guide] 16 a cycle
+    half: float = 1.0  # [guide] 256 halves a cycle, two a thread
+    uniform: float = 2.0  # [assumed]
+    matrix_at_least: float = 0.0
+    shared_bytes: float = 128.0  # [guide] 32 banks of 4 bytes
+    l2_bytes: float
+    l2_burst_bytes: float
+    shared_late: float = 29.0  # [order]
+    matrix_load_late: float = 33.0  # [order] LDSM
+    shuffle_late: float = 24.0  # [order]
+    shuffle_cycles: float = 2.0  # [guide] 32 lanes a cycle and SM, at half the rate of a load
+    store_late: float = 20.0  # [assumed]
+    exp2_late: float = 22.0  # [order]
+    uniform_late: float = 12.0  # [order]
+    fence_late: float = 20.0  # [assumed]
+    mbarrier_late: float = 20.0  # [assumed]
+    load_late: float
+    copy_late: float
+    tma_late: float = 0.0
+    barrier_late: float = 18.0  # [order]
+    memory_late: float = 300.0  # [assumed] what memory adds to l2's latency while it is busy
+    memory_share: float = 0.9  # [order] of its bandwidth, what a copy reaches
+    stack_late: float = 40.0  # [assumed] a spill that stays in L1
+    stack_l2_late: float = 260.0  # [order] one that does not
+    l1_bytes: int
+    sustained: float = 1.0
+    known: bool
+
+
+KIB = 1024
+
+MACHINES: dict[str, Machine] = {
+    "sm_80": Machine(
+        fp32=2.0,  # [guide] 64 a cycle
+        l2_bytes=32.0,  # [assumed] two thirds of the 5120 a cycle that [paper] gives 108 SMs
+        l2_burst_bytes=32.0,  # [assumed] no more
+        load_late=480.0,  # [order] under load
+        copy_late=520.0,  # [order] under load
+        l1_bytes=192 * KIB,  # [paper]
+        known=True,
+    ),
+    "sm_86": Machine(
+        fp32=1.0,  # [guide] 128 a cycle
+        half=2.0,  # [guide] 128 halves a cycle
+        l2_bytes=16.0,  # [assumed]
+        l2_burst_bytes=16.0,  # [assumed] no more
+        load_late=480.0,  # [assumed] as sm_80
+        copy_late=520.0,
+        l1_bytes=128 * KIB,  # [paper]
+        known=True,
+    ),
+    "sm_89": Machine(
+        fp32=1.0,  # [guide] 128 a cycle
+        half=2.0,  # [guide] 128 halves a cycle
+        l2_bytes=16.0,  # [assumed]
+        l2_burst_bytes=16.0,  # [assumed] no more
+        load_late=520.0,  # [assumed] between sm_80 and sm_90
+        copy_late=560.0,
+        l1_bytes=128 * KIB,  # [paper]
+        known=False,
+    ),
+    "sm_90": Machine(
+        fp32=1.0,  # [guide] 128 a cycle
+        matrix_at_least=6.0,  # [ptxas] wgmma alone reaches the peak, which would be 4
+        l2_bytes=32.0,  # [assumed] as sm_80
+        l2_burst_bytes=64.0,  # [held]
+        load_late=420.0,  # [held]
+        copy_late=450.0,  # [held]
+        tma_late=530.0,  # [assumed] a copy, and the unit that makes its addresses
+        l1_bytes=256 * KIB,  # [paper]
+        sustained=0.93,  # [seen] 1.70 of 1.83 GHz under power
+        known=True,
+    ),
+}
+"""Machines by architecture. Another one gets no estimate until somebody measures it."""
+
+HMMA_FLOPS = 2 * 16 * 8 * 16
+SUB_PARTITIONS = 4
+
+
+def machine_of(gpu: Gpu) -> Machine:
+    """The machine of a target. Raises NoEstimate where its architecture or rates are not known."""
+    if gpu.arch not in MACHINES:
+        known = ", ".join(MACHINES)
+        raise NoEstimate(f"the estimator does not know {gpu.arch}: it knows {known}")
+    if gpu.clock_mhz is None or gpu.bandwidth_gbs is None or gpu.matrix_flops_per_clock is None:
+        raise NoEstimate(f"clock, bandwidth or matrix rate of {gpu.slug} is not known")
+    return MACHINES[gpu.arch]
+
+
+def from_memory(machine: Machine) -> Machine:
+    """The machine as a kernel finds it that reads each byte once, from memory and not from L2: a
+    load comes later. Memory's bandwidth is all SMs' together: time_of() has it.
+    """
+    return replace(
+        machine,
+        load_late=machine.load_late + machine.memory_late,
+        copy_late=machine.copy_late + machine.memory_late,
+        tma_late=machine.tma_late + machine.memory_late,
+    )
+
+
+def hmma_cycles(machine: Machine, gpu: Gpu) -> float:
+    """How long one HMMA of 16x8x16 occupies a sub-partition's matrix pipe on this product.
+
+    Products of one architecture differ: GeForce accumulates in float32 at half the rate.
+    """
+    assert gpu.matrix_flops_per_clock is not None  # machine_of() has seen it
+    return max(HMMA_FLOPS * SUB_PARTITIONS / gpu.matrix_flops_per_clock, machine.matrix_at_least)

@@ -1,0 +1,100 @@
+"""Which registers instructions read, by bank: what keeps the register file's read ports busy.
+
+After Huerta et al., "Dissecting and Modeling the Architecture of Modern GPU Cores", MICRO 2025
+(arXiv 2503.20481), section 5.3: the registers of a sub-partition lie in two banks, the even and the
+odd ones, and each bank delivers one register of a warp a cycle. What an operand marked "reuse" has
+read stays in a cache, by bank and by the operand's place in its instruction, until the next read of
+that bank at that place; it serves its own warp alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flashgen.compile.loops import shape_of
+from flashgen.compile.sass import WARP, Instruction
+
+BANKS = 2
+NOTHING = range(0)
+
+ALSO_REGISTERS = ("LOP3",)
+"""What names the predicate it writes before the register it writes; others write but predicates."""
+
+_REGISTER = re.compile(r"\bR(\d+)\b(\.reuse)?")
+_TARGET = re.compile(r"R(\d+|Z)")
+_PREDICATE = re.compile(r"!?U?P[0-9T]")
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """`count` registers from `first` on; place is the operand's, from 0 on."""
+
+    place: int
+    first: int
+    count: int
+    reuse: bool
+
+    @property
+    def registers(self) -> range:
+        """Their numbers."""
+        return range(self.first, self.first + self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Registers read of the even and the odd bank; again_*: right after the warp's own instruction
+    before, whose operands the cache still has.
+    """
+
+    even: int = 0
+    odd: int = 0
+    again_even: int = 0
+    again_odd: int = 0
+
+
+def operands(i: Instruction) -> tuple[Operand, ...]:
+    """The registers that an instruction without memory operands reads, RZ left out."""
+    parts = [part.strip() for part in i.operands.split(",")]
+    named = [part for part in parts if not _PREDICATE.fullmatch(part)]
+    has_target = not _PREDICATE.fullmatch(parts[0]) or i.base in ALSO_REGISTERS
+    if has_target and named and _TARGET.fullmatch(named[0]):
+        named = named[1:]
+    found = []
+    for place, part in enumerate(named):
+        if match := _REGISTER.search(part):
+            found.append(Operand(place, int(match[1]), _count(i, place), bool(match[2])))
+    return tuple(found)
+
+
+def _count(i: Instruction, place: int) -> int:
+    """How many registers the operand at a place takes up: more than one for tiles of a matrix."""
+    if i.is_matrix and place < 3:
+        rows, columns, depth = shape_of(i)
+        bits = 32 if ".TF32" in i.opcode else 16 if i.base == "HMMA" else 8
+        sums = 16 if i.opcode.split(".")[2:3] == ["F16"] else 32
+        tile = (rows * depth * bits, depth * columns * bits, rows * columns * sums)[place]
+        return max(1, tile // (32 * WARP))
+    return 2 if ".WIDE" in i.opcode and place == 2 else 1
+
+
+def reads(body: Sequence[Instruction]) -> list[Reads]:
+    """What the instructions of a loop read, in its steady trips."""
+    held: dict[tuple[int, int], range] = {}
+    for _ in range(2):  # the first trip fills the cache for the second
+        found = [_reads(i, held) for i in body]
+    return found
+
+
+def _reads(i: Instruction, held: dict[tuple[int, int], range]) -> Reads:
+    """One instruction's reads; held: by bank and place, the registers of the operand cached."""
+    every, again = [0] * BANKS, [0] * BANKS
+    for operand in operands(i):
+        for register in operand.registers:
+            bank = register % BANKS
+            every[bank] += 1
+            again[bank] += register not in held.get((bank, operand.place), NOTHING)
+        for bank in {register % BANKS for register in operand.registers}:
+            held[bank, operand.place] = operand.registers if operand.reuse else NOTHING
+    return Reads(*every, *again)

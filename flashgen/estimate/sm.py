@@ -1,0 +1,407 @@
+"""Cycles of a kernel's main loops on one SM, replayed from its SASS, and a cache of the results.
+
+ptxas writes into every instruction how long its warp must wait and for what; the pipes shared by
+warps do the rest. The loops run here on a model of one SM, with as many blocks as fit:
+estimate/machines.py has the SM, estimate/loop_program.py the instructions, estimate/sm_clock.py the
+clock. After Huerta et al., "Analyzing Modern NVIDIA GPU cores", arXiv 2503.20481, who model the
+same control bits. Needs numba, but no GPU.
+
+A kernel is validated before it is replayed; one that the model does not cover is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from flashgen.compile.compiler import Compiled, cache_file, write_whole
+from flashgen.compile.loops import hidden_roles, main_bodies, matrix_flops, roles
+from flashgen.compile.occupancy import resident_blocks
+from flashgen.compile.sass import Listing, disassemble, self_check
+from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
+from flashgen.estimate import loop_program
+from flashgen.estimate.loop_program import Program, Row
+from flashgen.estimate.machines import (
+    MACHINES,
+    SUB_PARTITIONS,
+    from_memory,
+    hmma_cycles,
+    machine_of,
+)
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.gpu import Gpu
+
+TRIPS, FROM_TRIP = 10, 3
+"""Trips of a loop that are replayed, and from which on they count as steady."""
+
+MEMORY = loop_program.HALF + 1
+"""Beside the pipes of estimate/loop_program.py: the way from L2."""
+
+STAGGER = 60.0
+"""Cycles between the starts of the blocks of an SM."""
+
+NUMBA_MISSING = (
+    "estimates need numba: pip install 'flashgen[offline]' (or tune on the GPU itself with --gpu)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """The shares of a trip in which each pipe is busy; latency is what the busiest leaves."""
+
+    matrix: float
+    exp2: float
+    issue: float
+    shared: float
+    memory: float
+
+    @property
+    def latency(self) -> float:
+        """The share in which even the busiest pipe waits."""
+        return max(0.0, 1.0 - max(self.matrix, self.exp2, self.issue, self.shared, self.memory))
+
+
+class Scoreboard:
+    """One kernel on one SM of a target. Raises NoEstimate where it cannot be replayed honestly.
+
+    num_warps are those of a block, shared_bytes its dynamic shared memory; streams: what it loads
+    comes from memory, not from L2. `main` are the main
+    loops in order of address, and phases says which of them, by number, run at the same time: one
+    by one, but for kernels whose warps have roles.
+    """
+
+    def __init__(
+        self,
+        listing: Listing,
+        gpu: Gpu,
+        *,
+        num_warps: int,
+        shared_bytes: int,
+        streams: bool = False,
+    ) -> None:
+        self.gpu = gpu
+        machine = machine_of(gpu)
+        self.machine = from_memory(machine) if streams else machine
+        self.listing = listing
+        self.hmma = hmma_cycles(self.machine, gpu)
+        self.main = main_bodies(listing)
+        self._roles = roles(listing, self.main)
+        self._check_listing()
+        # The default role and the workers together; workers come in whole warpgroups.
+        of_roles = sum(role.warps or 0 for role in self._roles)
+        self.num_warps = max(num_warps, -(-of_roles // SUB_PARTITIONS) * SUB_PARTITIONS)
+        self.shared_bytes = shared_bytes
+        self.residents = resident_blocks(listing.registers, shared_bytes, self.num_warps, gpu)
+        if self.residents == 0:
+            raise NoEstimate(f"the kernel does not fit an SM of {gpu.slug}")
+        self._cycles: dict[int, tuple[float, ...]] = {}
+        self._programs: dict[tuple[tuple[int, ...], bool], Program] = {}
+        self._check_replay()
+
+    @cached_property
+    def phases(self) -> tuple[tuple[int, ...], ...]:
+        """Numbers of main loops that run at the same time, each by warps of its own."""
+        place = {body[0].address: number for number, body in enumerate(self.main)}
+        multiplying = [
+            [place[body[0].address] for body in role.loops if body[0].address in place]
+            for role in self._roles
+        ]
+        longest = max(map(len, multiplying))
+        together = [
+            tuple(dict.fromkeys(loops[min(n, len(loops) - 1)] for loops in multiplying if loops))
+            for n in range(longest)
+        ]
+        return tuple(together)
+
+    @property
+    def outside(self) -> int:
+        """Instructions outside the main loops, per role that has such loops."""
+        inside = sum(map(len, self.main))
+        return (len(self.listing.instructions) - inside) // len(self.phases[0])
+
+    def trip_cycles(self, residents: int) -> tuple[float, ...]:
+        """Cycles of one trip of each phase while the SM holds so many blocks, which all do one."""
+        if residents not in self._cycles:
+            self._cycles[residents] = tuple(
+                self._replay(self._program(phase, residents), residents) for phase in self.phases
+            )
+        return self._cycles[residents]
+
+    def usage(self, phase: int, residents: int) -> Usage:
+        """What limits a phase at this residency."""
+        busy = self._busy(self._program(self.phases[phase], residents))
+        scale = residents / self.trip_cycles(residents)[phase]
+        return Usage(
+            matrix=busy[loop_program.MATRIX] * scale,
+            exp2=busy[loop_program.EXP2] * scale,
+            issue=busy[loop_program.CONTROL] * scale,
+            shared=busy[loop_program.SHARED] * scale,
+            memory=busy[MEMORY] * scale,
+        )
+
+    def _busy(self, made: Program) -> dict[int, float]:
+        """Cycles for which a trip of one block occupies each pipe of the SM.
+
+        Those of the sub-partitions are taken to be shared evenly. CONTROL stands for the issue of
+        instructions, MEMORY for the transfers from L2.
+        """
+        busy = dict.fromkeys((*range(loop_program.HALF + 1), MEMORY), 0.0)
+        for start, end, warps in zip(made.start, made.end, made.warps, strict=True):
+            share = warps / SUB_PARTITIONS
+            for each in made.rows[start:end]:
+                busy[loop_program.CONTROL] += share
+                if each.kind == loop_program.WGMMA:
+                    busy[each.pipe] += share * max(each.occupies, SUB_PARTITIONS * each.shared)
+                    busy[loop_program.SHARED] += warps * each.shared
+                elif each.pipe == loop_program.SHARED:
+                    busy[each.pipe] += warps * each.shared
+                elif each.pipe != loop_program.CONTROL:
+                    busy[each.pipe] += share * each.occupies
+                loading = 1 if each.kind == loop_program.TMA else warps * _loads(each)
+                busy[MEMORY] += loading * each.amount / self.machine.l2_bytes
+        return busy
+
+    def matrix_flops(self, loop: int) -> int:
+        """Floating-point operations of a block's matrix instructions in a trip of a main loop."""
+        body = self.main[loop]
+        role = next(role for role in self._roles if body in role.loops)
+        return (role.warps or self.num_warps) * sum(map(matrix_flops, body))
+
+    def least_cycles(self, loop: int) -> float:
+        """The cycles that a block's trip of a main loop occupies its fullest arithmetic pipe."""
+        phase = next(phase for phase in self.phases if loop in phase)
+        busy = self._busy(self._program(phase, self.residents))
+        # Loops that run side by side are counted together: each gets its part.
+        return max(busy[pipe] for pipe in (loop_program.MATRIX, loop_program.FMA)) / len(phase)
+
+    def _check_listing(self) -> None:
+        """Refuse what the model is not borne out by.
+
+        HMMA further apart than the pipe takes are: then the pipe is slower than it is taken for.
+        Closer ones are not. What ptxas writes is of an architecture, the pipe's time of a product:
+        it spaces them by 8 cycles for sm_80, sm_86 and sm_89 (Triton 3.7.1), where the pipes take 8
+        on an A100, 16 on an A10 and an L4, and 32 on a GeForce. The hardware holds back the rest.
+        """
+        if not self.main:
+            raise NoEstimate("no main loop was found in the SASS")
+        if hidden_roles(self.listing):
+            raise NoEstimate(
+                "its warps have roles, since they hand over registers (USETMAXREG), and where each "
+                "begins is not seen in the SASS: there is no jump table (BRX)"
+            )
+        reason = self_check(self.listing)
+        if reason:
+            raise NoEstimate(f"the SASS was not understood: {reason}")
+        for body in self.main:
+            unknown = loop_program.unknown_share(body)
+            if unknown >= loop_program.MOST_UNKNOWN:
+                names = sorted({i.base for i in body if i.base not in loop_program.PIPE_OF})
+                raise NoEstimate(
+                    f"{unknown:.1%} of a main loop's instructions are unknown: {', '.join(names)}"
+                )
+            spacing = loop_program.hmma_spacing(body)
+            if spacing is not None and spacing > self.hmma:
+                raise NoEstimate(
+                    f"ptxas spaces HMMA {spacing} cycles apart, and the pipe takes {self.hmma:g}"
+                )
+
+    def _check_replay(self) -> None:
+        """With one block, no trip is shorter than the stalls of a warp. (_replay sees to pipes.)"""
+        for phase, sm_clock in zip(self.phases, self.trip_cycles(1), strict=True):
+            made = self._program(phase, 1)
+            for start, end in zip(made.start, made.end, strict=True):
+                stalls = sum(each.stall for each in made.rows[start:end])
+                if sm_clock < stalls * (1 - 1e-6):
+                    raise NoEstimate(
+                        f"a replayed trip took {sm_clock:.0f} cycles, and its stalls alone {stalls}"
+                    )
+
+    def _program(self, phase: tuple[int, ...], residents: int) -> Program:
+        """The program of a phase, which nobody changes: made once for stacks in L1, once in L2."""
+        spills_to_l2 = self._spills_to_l2(residents)
+        if (phase, spills_to_l2) not in self._programs:
+            self._programs[phase, spills_to_l2] = loop_program.link(
+                self.listing,
+                self._roles,
+                [self.main[number] for number in phase],
+                self.machine,
+                self.hmma,
+                num_warps=self.num_warps,
+                spills_to_l2=spills_to_l2,
+            )
+        return self._programs[phase, spills_to_l2]
+
+    def _spills_to_l2(self, residents: int) -> bool:
+        """Whether the blocks' stacks exceed what L1 has left beside their shared memory."""
+        stacks = self.listing.stack_bytes * self.num_warps * 32 * residents
+        left = self.machine.l1_bytes - residents * (self.shared_bytes + 1024)
+        return stacks > 0.7 * max(left, 0)
+
+    def _replay(self, made: Program, residents: int) -> float:
+        """Cycles in which all residents do one steady trip."""
+        finish = clock().replay(
+            *loop_program.arrays(made, residents),
+            residents,
+            TRIPS,
+            1.0 / self.machine.l2_burst_bytes,
+            self.machine.barrier_late,
+            STAGGER,
+        )
+        if finish[0, 0] < 0:
+            raise NoEstimate("in the replay its warps wait for one another for ever")
+        steady = finish[:, TRIPS - 1] - finish[:, FROM_TRIP]
+        trip = float(steady.mean()) / (TRIPS - 1 - FROM_TRIP)
+        # Where a pipe is full, some blocks run ahead of others, which then look as fast as they.
+        # And all SMs together get less from L2 than one does while the others compute.
+        return max(trip, residents * max(self._busy(made).values()))
+
+
+def clock() -> Any:
+    """The module cycles. Raises ToolchainError where numba is not installed."""
+    try:
+        from flashgen.estimate import sm_clock
+    except ImportError:
+        raise ToolchainError(NUMBA_MISSING) from None
+    return sm_clock
+
+
+def _loads(each: Row) -> int:
+    return int(each.kind in (loop_program.COPY, loop_program.LOAD))
+
+
+REPLAY = 5
+"""Version of what a Replay holds; one of another version is made anew."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """What the replay found out of one kernel on one target: all that its times follow from.
+
+    phases: numbers of the main loops, in order of address, that run at the same time. cycles: by
+    blocks on an SM, from 1 to residents, the cycles of a trip of each phase. usage: of each phase,
+    with the SM full. Of a block's trip of each main loop, block_flops: of its matrix instructions;
+    least_cycles: for which it occupies the fullest arithmetic pipe of the SM.
+    outside: instructions that a warp runs but once. firm: of the kind that was held against
+    measurements.
+    """
+
+    residents: int
+    phases: tuple[tuple[int, ...], ...]
+    cycles: tuple[tuple[float, ...], ...]
+    usage: tuple[Usage, ...]
+    block_flops: tuple[int, ...]
+    least_cycles: tuple[float, ...]
+    outside: int
+    firm: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary that json can write; from_json reads it back to an equal Replay."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Replay:
+        """The Replay of a record that to_json made. Raises KeyError, TypeError or ValueError."""
+        fields = dict(record)
+        fields["phases"] = tuple(tuple(phase) for phase in fields["phases"])
+        fields["cycles"] = tuple(tuple(row) for row in fields["cycles"])
+        fields["usage"] = tuple(Usage(**usage) for usage in fields["usage"])
+        fields["block_flops"] = tuple(fields["block_flops"])
+        fields["least_cycles"] = tuple(fields["least_cycles"])
+        return cls(**fields)
+
+
+def streams(spec: AttentionSpec) -> bool:
+    """Whether a kernel reads K and V but once, so that they come from memory and not from L2."""
+    return spec.direction == "decode"
+
+
+def replay_cubin(
+    cubin: bytes, gpu: Gpu, *, num_warps: int, shared_bytes: int, streams: bool = False
+) -> Replay:
+    """Replay a kernel's main loops on one SM of `gpu`.
+
+    num_warps are those of a block, shared_bytes its dynamic shared memory; streams: what it loads
+    comes from memory, not from L2. Raises NoEstimate with
+    the reason where there is no honest figure, InvalidArgument where the kernel was compiled for
+    another architecture, ToolchainError where cuobjdump or numba is missing.
+    """
+    machine = machine_of(gpu)
+    listing = disassemble(cubin)
+    if not listing.arch:
+        raise NoEstimate("the cubin does not say what it was compiled for")
+    if listing.arch != gpu.arch:
+        raise InvalidArgument(
+            f"the kernel must be compiled for {gpu.arch}, which {gpu.slug} is: "
+            f"it is for {listing.arch}"
+        )
+    board = Scoreboard(
+        listing, gpu, num_warps=num_warps, shared_bytes=shared_bytes, streams=streams
+    )
+    full = board.residents
+    loads_by_tma = any(i.is_bulk_load for body in board.main for i in body)
+    return Replay(
+        residents=full,
+        phases=board.phases,
+        cycles=tuple(board.trip_cycles(number) for number in range(1, full + 1)),
+        usage=tuple(board.usage(phase, full) for phase in range(len(board.phases))),
+        block_flops=tuple(board.matrix_flops(loop) for loop in range(len(board.main))),
+        least_cycles=tuple(board.least_cycles(loop) for loop in range(len(board.main))),
+        outside=board.outside,
+        firm=machine.known and not loads_by_tma and len(board.phases[0]) == 1,
+    )
+
+
+def cached_replay(compiled: Compiled, gpu: Gpu, cache: Path, *, streams: bool = False) -> Replay:
+    """The Replay of a kernel whose binary lies in folder `cache`, kept there for the next time;
+    streams as in replay_cubin.
+
+    Raises what replay_cubin raises, and ToolchainError where the folder cannot be read or written.
+    """
+    found = recall_replay(compiled, gpu, cache, streams=streams)
+    if found is not None:
+        return found
+    binary = cache_file(compiled.digest, compiled.arch, compiled.triton, cache, "cubin")
+    if not gpu.is_nvidia:
+        machine_of(gpu)
+    try:
+        cubin = binary.read_bytes()
+    except OSError as error:
+        raise ToolchainError(f"the compile cache {cache} cannot be read: {error}") from error
+    replayed = replay_cubin(
+        cubin,
+        gpu,
+        num_warps=compiled.num_warps,
+        shared_bytes=compiled.shared_bytes,
+        streams=streams,
+    )
+    record = {"made_by": _made_by(gpu), "replay": replayed.to_json()}
+    write_whole(_replay_file(compiled, gpu, cache, streams), json.dumps(record).encode())
+    return replayed
+
+
+def recall_replay(
+    compiled: Compiled, gpu: Gpu, cache: Path, *, streams: bool = False
+) -> Replay | None:
+    """What the cache holds of a kernel on `gpu`; None if nothing, or a file torn or outdated."""
+    try:
+        file = _replay_file(compiled, gpu, cache, streams)
+        record = json.loads(file.read_text(encoding="utf-8"))
+        if record["made_by"] != _made_by(gpu):
+            return None
+        return Replay.from_json(record["replay"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _made_by(gpu: Gpu) -> dict[str, Any]:
+    """All that a Replay follows from besides the binary."""
+    machine = MACHINES.get(gpu.arch)
+    return {"replay": REPLAY, "gpu": asdict(gpu), "machine": machine and asdict(machine)}
+
+
+def _replay_file(compiled: Compiled, gpu: Gpu, cache: Path, streams: bool) -> Path:
+    suffix = f"{gpu.slug}.{'stream' if streams else 'replay'}.json"
+    return cache_file(compiled.digest, compiled.arch, compiled.triton, cache, suffix)

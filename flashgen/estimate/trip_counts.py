@@ -1,0 +1,270 @@
+"""What the blocks of a launch do: how often each one's main loops turn, and the bytes of them all.
+
+It says of the templates what their loops' bounds say; the causal diagonal is the bottom-right one,
+and a window has the length that tuning runs, problem.TUNED_WINDOW, as a document of a block mask
+has TUNED_DOCUMENT.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+from flashgen.errors import NoEstimate
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.block_mask import BLOCK
+from flashgen.spec.config import BY_KEYS, KernelConfig
+from flashgen.spec.gpu import Gpu
+from flashgen.spec.grid_rules import heads_together, splits_of, streamed
+from flashgen.spec.problem import TUNED_DOCUMENT, TUNED_WINDOW, Problem
+from flashgen.spec.vocabulary import DECODING
+
+
+def grid(
+    spec: AttentionSpec, config: KernelConfig, problem: Problem, gpu: Gpu, *, loops: int
+) -> list[tuple[int, ...]]:
+    """Trip counts of the main loops, in order of address, for each block in launch order. The
+    GPU's SMs decide how a decode is split, its L2 how order grouped runs.
+
+    Raises NoEstimate for a number of loops
+    that the template does not have, for directions whose loops turn as often as the tensors say,
+    and for persistent kernels.
+    """
+    if config.persistent:
+        raise NoEstimate(
+            "a persistent program begins and ends a tile within its loop over tiles, which the "
+            "replay of main loops does not count"
+        )
+    if spec.direction in DECODING and spec.direction != "decode":
+        raise NoEstimate(f"direction {spec.direction} has no main loop")
+    if spec.fp8:
+        raise NoEstimate("fp8 products have no rate in the model")
+    by_keys = spec.direction in BY_KEYS
+    known = (1, 3) if spec.window and not by_keys else (1,) if spec.window else (1, 2)
+    if loops not in known:
+        has = " or ".join(map(str, known))
+        raise NoEstimate(f"{loops} main loops were found in the SASS, the template has {has}")
+    if spec.direction == "backward_dbias":
+        raise NoEstimate("how often its loop turns depends on how the bias is broadcast")
+    blocks = _blocks(spec, config, problem, gpu, loops)
+    return [trips for trips in blocks for _ in range(config.v_parts)]
+
+
+def _blocks(
+    spec: AttentionSpec, config: KernelConfig, problem: Problem, gpu: Gpu, loops: int
+) -> list[tuple[int, ...]]:
+    """The trip counts of all blocks in launch order, of the parts of V the first alone."""
+    by_keys = spec.direction in BY_KEYS
+    if spec.direction == "decode":
+        of_a_head = _by_splits(spec, config, problem, loops, gpu.sms)
+        return of_a_head * (problem.batch * problem.kv_heads)
+    if spec.block_mask:
+        heads = problem.kv_heads if by_keys else problem.heads
+        return _by_blocks(spec, config, problem, loops) * (problem.batch * heads)
+    if by_keys:
+        return _by_keys(spec, config, problem, loops) * (problem.batch * problem.kv_heads)
+    of_a_head = _by_rows(spec, config, problem, loops)
+    return _in_order(spec, config, problem, of_a_head, gpu.l2_bytes)
+
+
+def _in_order(
+    spec: AttentionSpec,
+    config: KernelConfig,
+    problem: Problem,
+    of_a_head: list[tuple[int, ...]],
+    l2_bytes: int,
+) -> list[tuple[int, ...]]:
+    """The blocks of all heads, as the template's order has them; of_a_head in plain order."""
+    heads = problem.batch * problem.heads
+    backwards = of_a_head[::-1]
+    if config.order == "longest_first":
+        return backwards * heads
+    if config.order == "head_reversal":
+        return (backwards + of_a_head) * (heads // 2) + backwards * (heads % 2)
+    if config.order == "grouped":
+        of_a_key = spec.element_bytes * (spec.head_dim + spec.head_dim_v)
+        together = heads_together(of_a_key, problem.seq_k, problem.group, l2_bytes)
+        found: list[tuple[int, ...]] = []
+        for first in range(0, heads, together):
+            run = min(together, heads - first)
+            found += [trips for trips in backwards for _ in range(run)]
+        return found
+    return of_a_head * heads
+
+
+def _by_rows(
+    spec: AttentionSpec, config: KernelConfig, problem: Problem, loops: int
+) -> list[tuple[int, ...]]:
+    """Forward and dQ: one block a tile of rows; the unmasked tiles of keys, then the masked ones. A
+    window has masked ones before them, too.
+
+    The forward's s_ahead runs its last tile after the loops.
+    """
+    if spec.window:
+        return _by_rows_of_window(spec, config, problem, loops)
+    found: list[tuple[int, ...]] = []
+    for start in range(0, problem.seq_q, config.br):
+        whole, end = problem.seq_k, problem.seq_k
+        if spec.causal:
+            shift = problem.seq_k - problem.seq_q
+            end = min(max(start + config.br + shift, 0), end)
+            whole = min(max(start + shift + 1, 0), whole)
+        tiles, unmasked = math.ceil(end / config.bc), whole // config.bc
+        if (spec.direction, config.schedule) == ("forward", "s_ahead"):
+            tiles = max(tiles - 1, 0)
+            unmasked = min(unmasked, tiles)
+        found.append((tiles,) if loops == 1 else (unmasked, tiles - unmasked))
+    return found
+
+
+def _by_blocks(
+    spec: AttentionSpec, config: KernelConfig, problem: Problem, loops: int
+) -> list[tuple[int, ...]]:
+    """Of documents under a causal mask: the tiles of whole blocks, then those of the one partial
+    block, on the diagonal.
+    """
+    if problem.seq_q != problem.seq_k:
+        raise NoEstimate("documents are tuned with as many queries as keys")
+    by_keys = spec.direction in BY_KEYS
+    own, walked = (config.bc, config.br) if by_keys else (config.br, config.bc)
+    times = BLOCK // walked * (problem.group if by_keys else 1)
+    found: list[tuple[int, ...]] = []
+    for start in range(0, problem.seq_q, own):
+        begin = start // TUNED_DOCUMENT * TUNED_DOCUMENT
+        end = min(begin + TUNED_DOCUMENT, problem.seq_q)
+        whole = (end - 1) // BLOCK - start // BLOCK if by_keys else (start - begin) // BLOCK
+        trips = (whole * times, times)
+        found.append((sum(trips),) if loops == 1 else trips)
+    return found
+
+
+def _by_rows_of_window(
+    spec: AttentionSpec, config: KernelConfig, problem: Problem, loops: int
+) -> list[tuple[int, ...]]:
+    """As key_window of templates/_masks.py.jinja has it."""
+    br, bc, shift = config.br, config.bc, problem.seq_k - problem.seq_q
+    right = 0 if spec.causal else TUNED_WINDOW
+    found: list[tuple[int, ...]] = []
+    for start in range(0, problem.seq_q, br):
+        begin = max(start + shift - TUNED_WINDOW, 0) // bc
+        end = math.ceil(min(max(start + br + shift + right, 0), problem.seq_k) / bc)
+        full = min(math.ceil(max(start + br - 1 + shift - TUNED_WINDOW, 0) / bc), end)
+        full_end = max(min(max(start + shift + right + 1, 0), problem.seq_k) // bc, full)
+        trips = (max(full - begin, 0), full_end - full, end - full_end)
+        found.append((sum(trips),) if loops == 1 else trips)
+    return found
+
+
+def _by_keys(
+    spec: AttentionSpec, config: KernelConfig, problem: Problem, loops: int
+) -> list[tuple[int, ...]]:
+    """For dK and dV: one block a tile of keys; the masked tiles of rows, then the unmasked ones, of
+    every query head that shares the keys. Under a window all tiles are masked.
+    """
+    group = problem.heads // max(1, problem.kv_heads)
+    tiles = math.ceil(problem.seq_q / config.br)
+    found: list[tuple[int, ...]] = []
+    for start in range(0, problem.seq_k, config.bc):
+        first = full = 0
+        shift = problem.seq_k - problem.seq_q
+        if spec.causal:
+            first = min(max(start - shift, 0) // config.br, tiles)
+            full = math.ceil(max(start + config.bc - 1 - shift, 0) / config.br)
+            full = max(min(full, tiles), first)
+        if spec.window:
+            right = 0 if spec.causal else TUNED_WINDOW
+            first = max(start - shift - right, 0) // config.br
+            end = min(max(start + config.bc - shift + TUNED_WINDOW, 0), problem.seq_q)
+            found.append((group * max(math.ceil(end / config.br) - first, 0),))
+            continue
+        masked, unmasked = group * (full - first), group * (tiles - full)
+        found.append((masked + unmasked,) if loops == 1 else (masked, unmasked))
+    return found
+
+
+def tuned_stream(spec: AttentionSpec, problem: Problem) -> Problem:
+    """The sizes of a decode that its splits are counted of: all keys, or what a window shows."""
+    return streamed(problem, TUNED_WINDOW) if spec.window else problem
+
+
+def _by_splits(
+    spec: AttentionSpec, config: KernelConfig, problem: Problem, loops: int, sms: int
+) -> list[tuple[int, ...]]:
+    """Decode: one block a split and tile of rows of a head of K and V; the unmasked tiles of its
+    keys, then the masked ones. A window has masked ones before them, too. Every sequence has all
+    the keys there is room for, as when it is timed.
+    """
+    splits = splits_of(config, tuned_stream(spec, problem), sms)
+    rows = math.ceil(problem.group * problem.seq_q / config.br)
+    found: list[tuple[int, ...]] = []
+    for split in range(splits):
+        for row in range(rows):
+            trips = _of_split(spec, config, problem, split, splits, row * config.br)
+            found.append((sum(trips),) if loops == 1 else trips)
+    return found
+
+
+def _of_split(
+    spec: AttentionSpec, config: KernelConfig, problem: Problem, split: int, splits: int, start: int
+) -> tuple[int, ...]:
+    """The trips of one split for the tile of rows from `start` on, of as many loops as the template
+    has; places of keys are called as there.
+    """
+    bc, length, diagonal = config.bc, problem.seq_k, problem.seq_k - problem.seq_q
+    first_query = start // problem.group
+    last_query = min((start + config.br - 1) // problem.group, problem.seq_q - 1)
+    key_begin, key_end, seen_by_all = 0, length, length
+    if spec.causal or spec.window:
+        right = diagonal + (0 if spec.causal else TUNED_WINDOW)
+        seen_by_all = max(first_query + right + 1, 0)
+    if spec.window:
+        key_begin = max(first_query + diagonal - TUNED_WINDOW, 0) // bc * bc
+        key_end = min(max(last_query + right + 1, 0), length)
+    tiles = math.ceil(math.ceil((key_end - key_begin) / bc) / splits)
+    tiles = max(tiles, config.split_keys // bc)
+    split_start = key_begin + split * tiles * bc
+    split_end = min(split_start + tiles * bc, key_end)
+    full_begin = split_start
+    if spec.window:
+        full_begin = math.ceil(max(last_query + diagonal - TUNED_WINDOW, 0) / bc) * bc
+        full_begin = min(max(full_begin, split_start), split_end)
+    full_end = max(min(split_end, seen_by_all) // bc * bc, full_begin)
+    bounds = (split_start, full_begin, full_end, split_end)
+    each = [max(math.ceil((end - begin) / bc), 0) for begin, end in pairwise(bounds)]
+    return tuple(each if spec.window else each[1:])
+
+
+def bytes_moved(spec: AttentionSpec, problem: Problem) -> float:
+    """Bytes that pass between memory and L2 at least: each tensor once.
+
+    A bias is taken to be the same for all batches and heads.
+    """
+    rows = problem.batch * problem.heads * problem.seq_q
+    keys = problem.batch * problem.kv_heads * problem.seq_k
+    if spec.direction == "decode" and spec.window:
+        keys = keys // max(1, problem.seq_k) * tuned_stream(spec, problem).seq_k
+    dims = spec.head_dim + spec.head_dim_v
+    elements = {
+        "forward": (rows + keys) * dims,  # Q, O; K, V
+        "backward_delta": 2 * rows * spec.head_dim_v,  # O, dO
+        "backward_dkv": (rows + 2 * keys) * dims,  # Q, dO; K, V, dK, dV
+        "backward_dq": (rows + keys) * dims + rows * spec.head_dim,  # Q, dO, dQ; K, V
+        "backward_fused": (rows + 2 * keys) * dims + 2 * rows * spec.head_dim,  # dQ in float32
+        "backward_dbias": (rows + keys) * dims,
+        "decode": (rows + keys) * dims,
+        "combine": rows * spec.head_dim_v,
+        "append": 2 * problem.batch * problem.kv_heads * dims,
+    }[spec.direction]
+    once = spec.direction in ("forward", "backward_delta", *DECODING)
+    of_a_row = 4.0 if once else 8.0  # LSE, delta
+    if spec.direction == "combine":  # seq_k parts, in float32
+        of_a_row += 4.0 * problem.seq_k * (spec.head_dim_v + 1)
+    bias = 0.0
+    if spec.bias != "none":
+        bias = problem.seq_q * problem.seq_k * (1 if spec.bias == "boolean" else spec.element_bytes)
+    narrow = 0.0
+    if spec.kv_dtype != "same" and spec.direction == "decode":
+        narrow = keys * dims * (spec.element_bytes - spec.kv_bytes)
+    if spec.fp8:
+        narrow = elements - rows * spec.head_dim_v  # all but O
+    return elements * spec.element_bytes - narrow + rows * of_a_row + bias

@@ -1,0 +1,206 @@
+"""Builder: legal -> rendered -> compiled -> judged, for many configs at once, in killable children.
+
+What both evaluators do before they check or time. A kernel is built once, whatever stage asks for
+it.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from flashgen.compile.compiler import Compiled, judge, recall
+from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
+from flashgen.estimate.estimate import estimate, estimate_streaming
+from flashgen.estimate.sm import Replay, recall_replay, streams
+from flashgen.evaluate.evaluator import Request, triton_version
+from flashgen.evaluate.tasks import COMPILE_ENV, COMPILE_LIMIT_S, Tasks, kernel_payload, write_whole
+from flashgen.evaluate.workers.answers import Answer, Done, Failure, Raised, Task, TimedOut, finite
+from flashgen.evaluate.workers.pool import Workers
+from flashgen.kernels.render import Rendered, render
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import Gpu
+from flashgen.spec.legality import why_illegal
+from flashgen.spec.outcome import Status, Timing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """How far one config came: rendered None if illegal, compiled None if it does not compile.
+
+    replay is None where there can be no estimate; no_estimate then says why.
+    """
+
+    status: Status
+    detail: str = ""
+    rendered: Rendered | None = None
+    compiled: Compiled | None = None
+    replay: Replay | None = None
+    no_estimate: str = ""
+
+    @property
+    def digest(self) -> str:
+        """The kernel's digest, or "" where there is no kernel."""
+        return self.rendered.digest if self.rendered else ""
+
+
+@dataclass(frozen=True)
+class Built:
+    """What the compile task made of a kernel."""
+
+    compiled: Compiled
+    replay: Replay | None
+    no_estimate: str = ""
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Built:
+        """The Built of the compile task's answer."""
+        replayed = record["replay"]
+        return cls(
+            Compiled.from_json(record["compiled"]),
+            None if replayed is None else Replay.from_json(replayed),
+            record["no_estimate"],
+        )
+
+
+def estimated(built: Verdict, request: Request, config: KernelConfig, gpu: Gpu) -> Timing:
+    """The estimate of a kernel that was built. Raises NoEstimate."""
+    if request.spec.direction == "backward_delta":
+        return estimate_streaming(request.spec, request.problem, gpu)
+    if built.replay is None:
+        raise NoEstimate(built.no_estimate or "the kernel was not compiled")
+    return estimate(built.replay, request.spec, config, request.problem, gpu)
+
+
+def estimate_or_none(
+    built: Verdict, request: Request, config: KernelConfig, gpu: Gpu
+) -> Timing | None:
+    """The estimate of a kernel, if there is one."""
+    try:
+        return estimated(built, request, config, gpu)
+    except NoEstimate:
+        return None
+
+
+def cpu_count() -> int:
+    """Processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def draft(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> Verdict:
+    """The Verdict before compiling: ILLEGAL, or OK with the rendered kernel."""
+    reason = why_illegal(spec, config, gpu)
+    if reason is not None:
+        return Verdict(status=Status.ILLEGAL, detail=reason)
+    try:
+        return Verdict(status=Status.OK, rendered=render(spec, config))
+    except InvalidArgument as error:
+        return Verdict(status=Status.ILLEGAL, detail=str(error))
+
+
+class Build:
+    """One config under way."""
+
+    def __init__(
+        self, builder: Builder, spec: AttentionSpec, config: KernelConfig, drafted: Verdict
+    ) -> None:
+        self._builder = builder
+        self._spec = spec
+        self.config = config
+        self.drafted = drafted
+
+    def verdict(self) -> Verdict:
+        """Wait for the compiler, and judge what it made. Raises ToolchainError."""
+        if self.drafted.rendered is None:
+            return self.drafted
+        return self._builder.verdict(self._spec, self.config, self.drafted.rendered)
+
+
+class Builder:
+    """Builds for one GPU. start() queues, verdict() waits; everything under the folder `cache`."""
+
+    def __init__(self, gpu: Gpu, cache: Path, jobs: int, tasks: Tasks) -> None:
+        self._gpu = gpu
+        self._cache = cache
+        self._tasks = tasks
+        self._workers = Workers(jobs, env=COMPILE_ENV)
+        self._built: dict[str, Built] = {}
+        self._answers: dict[str, Future[Answer]] = {}
+
+    def start(self, spec: AttentionSpec, config: KernelConfig) -> Build:
+        """Draft a config and, if it is legal and not compiled yet, queue it for the compiler."""
+        drafted = draft(spec, config, self._gpu)
+        if drafted.rendered is not None:
+            self._queue(spec, config, drafted.rendered)
+        return Build(self, spec, config, drafted)
+
+    def _queue(self, spec: AttentionSpec, config: KernelConfig, rendered: Rendered) -> None:
+        digest = rendered.digest
+        known = self._answers.get(digest)
+        if digest in self._built or (known is not None and not known.cancelled()):
+            return
+        folder = self._cache / "compiled"
+        compiled = recall(digest, self._gpu.arch, triton_version(), folder)
+        if compiled is not None:
+            replayed = recall_replay(compiled, self._gpu, folder, streams=streams(spec))
+            if replayed is not None:
+                self._built[digest] = Built(compiled, replayed)
+                return
+        payload = kernel_payload(spec, config) | {"gpu": asdict(self._gpu), "cache": str(folder)}
+        self._answers[digest] = self._workers.submit(
+            Task(function=self._tasks.compile, payload=payload, limit_s=COMPILE_LIMIT_S)
+        )
+
+    def verdict(self, spec: AttentionSpec, config: KernelConfig, rendered: Rendered) -> Verdict:
+        """Wait for a queued kernel. Raises ToolchainError."""
+        if rendered.digest not in self._built:
+            answer = finite(self._answers[rendered.digest].result())
+            if not isinstance(answer, Done):
+                return _failed(answer, rendered, self._cache)
+            self._built[rendered.digest] = Built.from_json(answer.value)
+        built = self._built[rendered.digest]
+        status, detail = judge(built.compiled, spec, config, self._gpu)
+        return Verdict(
+            status=status,
+            detail=detail,
+            rendered=rendered,
+            compiled=built.compiled,
+            replay=built.replay,
+            no_estimate=built.no_estimate,
+        )
+
+    def drop(self, builds: list[Build]) -> None:
+        """Take what is still queued of these from the queue."""
+        for build in builds:
+            future = self._answers.get(build.drafted.digest)
+            if future is not None:
+                future.cancel()
+
+    def close(self) -> None:
+        """End the children. May be called again."""
+        self._workers.close()
+
+
+def _failed(answer: Failure, rendered: Rendered, cache: Path) -> Verdict:
+    """A Verdict of a kernel that the compiler did not survive or refused; the kernel is kept."""
+    if isinstance(answer, Raised) and not answer.ended:
+        status = Status.COMPILE_ERROR
+        text = answer.message if answer.kind == "CompileFailed" else str(answer)
+    else:
+        status = Status.TIMEOUT if isinstance(answer, TimedOut) else Status.COMPILE_CRASH
+        text = f"compiler: {answer}"
+    return Verdict(status=status, detail=kept(text, rendered, cache), rendered=rendered)
+
+
+def kept(detail: str, rendered: Rendered, cache: Path) -> str:
+    """Keep the kernel of a failure as a file one can run; returns `detail` with its path."""
+    path = cache / "quarantine" / f"{rendered.name}.py"
+    try:
+        write_whole(path, rendered.source)
+    except OSError as error:
+        raise ToolchainError(f"{path} cannot be written: {error}") from error
+    return f"{detail}; kernel kept in {path}"

@@ -1,0 +1,123 @@
+"""The Evaluator protocol: what the search asks, and what it may rely on."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol, Self
+
+from flashgen.compile import compiler
+from flashgen.compile.compiler import Compiled
+from flashgen.estimate import estimate
+from flashgen.evaluate import check, measure
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import Gpu
+from flashgen.spec.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
+from flashgen.spec.problem import Problem
+
+SLOW = (Status.SPILLS, Status.SERIALIZED, Status.NO_OVERLAP)
+"""What the compiler made runs, only not fast: no winner may be so, a pointer twin may."""
+
+
+class Evaluator(Protocol):
+    """Finds out one stage's answer about configs. Used as a context manager, or closed.
+
+    `source` is where its timings come from, `gpu` the GPU they are for.
+    """
+
+    source: Source
+    gpu: Gpu
+
+    def evaluate(
+        self,
+        stage: Stage,
+        spec: AttentionSpec,
+        problem: Problem,
+        configs: Sequence[KernelConfig],
+    ) -> Iterator[Outcome]:
+        """One Outcome a config, in the order of `configs`, each yielded as soon as that order
+        allows.
+
+        A config that is illegal, does not compile, crashes the compiler, hangs, is wrong or fails
+        at the launch is an outcome with a status and a sentence, and says nothing of its
+        neighbours. Raised is only what no config is to blame for: ToolchainError, where the machine
+        lacks something, and bugs. An abandoned iterator drops the work that it had queued. Stages
+        may be asked in any order:
+          compile   legal, compiled, and judged by compile.judge
+          check     against float64, SLOW kernels too; the problem's lengths play no part
+          rough     a few samples, or an estimate
+          timed     many samples, or an estimate
+          final     all of `configs` timed in alternation, so that their differences can be trusted
+        """
+
+    def close(self) -> None:
+        """End the child processes. May be called again; evaluate may not be called after it."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What one call of evaluate asks of each of its configs."""
+
+    stage: Stage
+    spec: AttentionSpec
+    problem: Problem
+    gpu: str  # slug
+    source: Source
+
+    def outcome(
+        self,
+        config: KernelConfig,
+        status: Status,
+        detail: str = "",
+        *,
+        digest: str,
+        compiled: Compiled | None = None,
+        timing: Timing | None = None,
+        check: CheckResult | None = None,
+        estimate: Timing | None = None,
+    ) -> Outcome:
+        """The Outcome of one config, made now. digest is "" where no kernel was rendered."""
+        untimed = status is Status.NO_ESTIMATE
+        return Outcome(
+            spec=self.spec,
+            problem=self.problem,
+            config=config,
+            stage=self.stage,
+            status=status,
+            source="untimed" if untimed else self.source,
+            gpu=self.gpu,
+            triton=triton_version(),
+            digest=digest,
+            protocol=protocol_of(self.stage, self.source),
+            timing=timing,
+            check=check,
+            registers=compiled.registers if compiled else None,
+            shared_bytes=compiled.shared_bytes if compiled else None,
+            spill_bytes=compiled.spill_bytes if compiled else None,
+            estimate=estimate,
+            detail=detail,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+
+def protocol_of(stage: Stage, source: Source) -> int:
+    """The version of what decides this stage's outcomes: those of another are not today's."""
+    if stage == "compile":
+        return 100 * compiler.FACTS + estimate.PROTOCOL  # it carries the estimate
+    if stage == "check":
+        return check.PROTOCOL
+    return estimate.PROTOCOL if source in ("estimated", "untimed") else measure.PROTOCOL
+
+
+@functools.cache
+def triton_version() -> str:
+    """Triton's version, without importing it."""
+    return importlib.metadata.version("triton")

@@ -1,0 +1,287 @@
+"""Tensors to time a kernel on: the inputs of a spec and a problem, and launches ready to repeat.
+
+A decode launch is everything a call waits for: the split kernel, and the combine kernel where there
+are several splits. The cache is full, so every program has work. Pages of PAGE_SIZE lie in memory
+in random order.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flashgen.evaluate.measure import Run
+from flashgen.kernels.render import render
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.block_mask import BlockMask
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.features import Features, Fp8, window_of
+from flashgen.spec.from_call import check_scale, diagonal_of
+from flashgen.spec.packed import Sequences, from_bounds
+from flashgen.spec.problem import TUNED_DOCUMENT, TUNED_WINDOW, Problem
+from flashgen.spec.space import tuned_default
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flashgen.kernels.launch_backward import Backward
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from flashgen.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flashgen.kernels.launch_cache import Decode
+    from flashgen.reference.cache import Cache
+
+
+PAGE_SIZE = 16
+"""Keys to a page: the smallest that serving engines use by default."""
+
+
+def make_inputs(
+    spec: AttentionSpec, problem: Problem, seed: int, device: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Standard normal q (B, H, Sq, d), k (B, Hkv, Sk, d), v (B, Hkv, Sk, d_v), the same for the
+    same seed. For a spec with varlen packed, B sequences of equal lengths: (1, H, B * Sq, d) and so
+    on, heads inside the sequence as projections leave them; keys in pages, (pages, Hkv, PAGE_SIZE,
+    d) and so on.
+    """
+    import torch
+
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def normal(heads: int, seq: int, dim: int, pages: bool = False) -> Tensor:
+        shape = (problem.batch, heads, seq, dim)
+        if spec.varlen:
+            shape = (1, problem.batch * seq, heads, dim)
+        if pages:
+            shape = (problem.batch * -(-seq // PAGE_SIZE), PAGE_SIZE, heads, dim)
+        drawn = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
+        drawn = drawn.to(getattr(torch, spec.operand_dtype))
+        return drawn.transpose(1, 2) if spec.varlen else drawn
+
+    pages = spec.varlen and spec.paged
+    return (
+        normal(problem.heads, problem.seq_q, spec.head_dim),
+        normal(problem.kv_heads, problem.seq_k, spec.head_dim, pages),
+        normal(problem.kv_heads, problem.seq_k, spec.head_dim_v, pages),
+    )
+
+
+def make_features(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> Features:
+    """The spec's features: a bias or mask shared by batches and heads, slopes by head, a tenth
+    dropped, a window of TUNED_WINDOW keys, Gemma 2's cap of 50, sinks by head; packed sequences of
+    equal lengths; documents of TUNED_DOCUMENT tokens under a causal mask.
+    """
+    import torch
+
+    generator = torch.Generator(device=device).manual_seed(seed + 1)
+    bias = None
+    if spec.bias != "none":
+        shape = (1, 1, problem.seq_q, problem.seq_k)
+        bias = torch.randn(shape, generator=generator, device=device)
+        bias = bias > -1.0 if spec.bias == "boolean" else bias.to(getattr(torch, spec.dtype))
+    return Features(
+        bias=bias,
+        slopes=torch.rand(problem.heads, generator=generator, device=device)
+        if spec.alibi
+        else None,
+        dropout_p=0.1 if spec.dropout else 0.0,
+        rng=torch.tensor([seed, 0], device=device) if spec.dropout else None,
+        window=window_of((TUNED_WINDOW, TUNED_WINDOW), causal=spec.causal) if spec.window else None,
+        softcap=50.0 if spec.softcap else 0.0,
+        sinks=torch.randn(problem.heads, generator=generator, device=device) if spec.sink else None,
+        fp8=ones_of_fp8(spec, problem, device) if spec.fp8 else None,
+        sequences=_equal_sequences(spec, problem, seed, device) if spec.varlen else None,
+        block_mask=_documents(problem, device) if spec.block_mask else None,
+    )
+
+
+def _documents(problem: Problem, device: str) -> BlockMask:
+    import torch
+
+    from flashgen.reference.block_masks import document
+
+    of_q, of_k = (
+        torch.arange(length, device=device) // TUNED_DOCUMENT
+        for length in (problem.seq_q, problem.seq_k)
+    )
+    return document(of_q, of_k, causal=True)
+
+
+def _equal_sequences(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> Sequences:
+    """As many as the problem has batches, each of its lengths; their pages in a random order."""
+    import torch
+
+    number = torch.arange(problem.batch + 1, dtype=torch.int32, device=device)
+    table = None
+    if spec.paged:
+        each = -(-problem.seq_k // PAGE_SIZE)
+        generator = torch.Generator().manual_seed(seed)
+        table = torch.randperm(problem.batch * each, generator=generator).int().to(device)
+        table = table.view(problem.batch, each)
+    return from_bounds(
+        number * problem.seq_q,
+        number * problem.seq_k,
+        problem.seq_q,
+        problem.seq_k,
+        block_table=table,
+        page_size=PAGE_SIZE,
+    )
+
+
+def ones_of_fp8(spec: AttentionSpec, problem: Problem, device: str) -> Fp8:
+    """Factors of 1 for all heads: their values change no time."""
+    import torch
+
+    one = torch.ones(1, 1, device=device).expand(problem.batch, problem.kv_heads)
+    return Fp8(q_descale=one, k_descale=one, v_descale=one, dtype=spec.dtype)
+
+
+def make_backward(
+    spec: AttentionSpec, problem: Problem, seed: int, device: str, folder: Path
+) -> tuple[Tensor, Backward]:
+    """O and the rest of what the backward kernels of a spec read, O and LSE by its default forward
+    kernel, which is written to `folder`.
+
+    Made-up ones would not do: LSE decides the size of P, and so what the matrix unit multiplies.
+    """
+    import torch
+
+    from flashgen.kernels import launch
+    from flashgen.kernels.launch_backward import Backward
+
+    forward = spec.for_direction("forward")
+    config = tuned_default(forward)
+    rendered = render(forward, config)
+    path = folder / f"{rendered.name}.py"
+    path.write_text(rendered.source)
+    kernel = launch.load_kernel(path, rendered.name)
+    q, k, v = make_inputs(spec, problem, seed, device)
+    scale = check_scale(None, spec.head_dim)
+    diagonal = diagonal_of(spec.causal, problem.seq_q, problem.seq_k)
+    features = make_features(spec, problem, seed, device)
+    o, lse = launch.launch(
+        kernel, forward, config, q, k, v, scale=scale, diagonal=diagonal, features=features
+    )
+    generator = torch.Generator(device=device).manual_seed(seed + 2)
+    do = torch.randn(o.shape, generator=generator, device=device).to(o.dtype)
+    call = Backward(
+        q=q,
+        k=k,
+        v=v,
+        do=do,
+        lse=lse,
+        delta=(o.float() * do.float()).sum(-1),
+        scale=scale,
+        diagonal=diagonal,
+        features=features,
+    )
+    return o, call
+
+
+def backward_run(
+    kernel: Any, spec: AttentionSpec, config: KernelConfig, o: Tensor, call: Backward
+) -> Run:
+    """A launch of a backward kernel on what make_backward made, ready to repeat."""
+    from flashgen.kernels.launch_backward import bind_backward, bind_delta
+
+    if spec.direction == "backward_delta":
+        return functools.partial(bind_delta(kernel, spec, config), o, call.do, None)
+    return functools.partial(bind_backward(kernel, spec, config), call)
+
+
+def make_decode(spec: AttentionSpec, problem: Problem, seed: int, device: str, sms: int) -> Decode:
+    """A call of decode on random normal inputs; every sequence has problem.seq_k keys."""
+    import torch
+
+    from flashgen.kernels.launch_cache import Decode
+    from flashgen.reference.cache import Cache
+
+    q, k, v = make_inputs(spec, problem, seed, device)
+    lengths = torch.full((problem.batch,), problem.seq_k, dtype=torch.int32, device=device)
+    cache = Cache(k=k, v=v, lengths=lengths)
+    if spec.paged:
+        cache = in_pages(cache, PAGE_SIZE, seed)
+    if spec.kv_dtype != "same":
+        cache = in_8_bits(cache, spec)
+    return Decode(
+        q=q,
+        cache=cache,
+        scale=check_scale(None, spec.head_dim),
+        sms=sms,
+        features=make_features(spec, problem, seed, device),
+    )
+
+
+def in_8_bits(cache: Cache, spec: AttentionSpec) -> Cache:
+    """A cache with the elements and scales that a spec asks for: the largest become the largest."""
+    import torch
+
+    from flashgen.reference import cache as reference_cache
+
+    dtype = torch.int8 if spec.kv_dtype == "int8" else torch.float8_e4m3fn
+
+    def narrow(x: Tensor) -> tuple[Tensor, Tensor]:
+        of_pages = x.abs().amax((2, 3)).float() / reference_cache.LARGEST[dtype]  # (pages, Hkv)
+        scale = of_pages if spec.kv_scales == "page" else of_pages.amax(0)
+        scale = torch.where(scale == 0.0, 1.0, scale)
+        return reference_cache.quantized(x.float() / scale[..., None, None], dtype), scale
+
+    (k, k_scale), (v, v_scale) = narrow(cache.k), narrow(cache.v)
+    return replace(cache, k=k, v=v, k_scale=k_scale, v_scale=v_scale)
+
+
+def in_pages(cache: Cache, page_size: int, seed: int) -> Cache:
+    """A contiguous cache (B, Hkv, S, d) as one of pages, which lie in memory in a random order."""
+    import torch
+
+    batch, _, seq, _ = cache.k.shape
+    each = -(-seq // page_size)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(batch * each, generator=generator).to(cache.k.device)
+
+    def pool(x: Tensor) -> Tensor:
+        x = torch.nn.functional.pad(x, (0, 0, 0, each * page_size - seq))
+        pages = (
+            x.reshape(batch, -1, each, page_size, x.shape[3]).permute(0, 2, 3, 1, 4).flatten(0, 1)
+        )
+        scattered = torch.empty_like(pages, memory_format=torch.contiguous_format)
+        scattered[order] = pages
+        return scattered.transpose(1, 2)  # (pages, Hkv, page_size, d)
+
+    table = order.int().view(batch, each)
+    return replace(cache, k=pool(cache.k), v=pool(cache.v), block_table=table)
+
+
+def decode_run(
+    kernel: Any, spec: AttentionSpec, config: KernelConfig, call: Decode, folder: Path
+) -> Callable[[], object]:
+    """A launch of decode and of what merges its parts, ready to repeat.
+
+    The combine kernel is the default one, written to `folder`. Raises InvalidArgument for other
+    directions, which are not timed by themselves.
+    """
+    from flashgen.kernels import launch
+    from flashgen.kernels.launch_cache import bind_combine, bind_decode
+
+    if spec.direction != "decode":
+        raise InvalidArgument(f"direction must be decode to be timed: got {spec.direction}")
+    merging = spec.for_direction("combine")
+    of_merging = tuned_default(merging)
+    rendered = render(merging, of_merging)
+    path = folder / f"{rendered.name}.py"
+    path.write_text(rendered.source)
+    split = bind_decode(kernel, spec, config)
+    combine = bind_combine(launch.load_kernel(path, rendered.name), merging, of_merging)
+
+    def run() -> object:
+        parts = split(call)
+        return parts if parts.whole else combine(parts, call.q)
+
+    return run

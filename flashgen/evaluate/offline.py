@@ -1,0 +1,211 @@
+"""OfflineEvaluator: compiles for a GPU that is not here, interprets on the CPU, and estimates."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict
+from pathlib import Path
+from typing import Self
+
+from flashgen.errors import NoEstimate, ToolchainError
+from flashgen.evaluate import check
+from flashgen.evaluate.build import Builder, Verdict, cpu_count, draft, estimated, kept
+from flashgen.evaluate.evaluator import Request, triton_version
+from flashgen.evaluate.tasks import CHECK_LIMIT_S, INTERPRET_ENV, Tasks, kernel_payload, write_whole
+from flashgen.evaluate.workers.answers import Answer, Died, Done, Failure, Raised, Task, TimedOut
+from flashgen.evaluate.workers.pool import Workers
+from flashgen.kernels.render import Rendered
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import Gpu
+from flashgen.spec.outcome import CheckResult, Outcome, Source, Stage, Status
+from flashgen.spec.problem import Problem
+
+CHECK_SEED = 0
+"""One seed for all: results are shared between runs, buckets and GPUs by the kernel's digest."""
+
+
+class OfflineEvaluator:
+    """Evaluates for `gpu` with no GPU. Everything it keeps lies under `cache`; `jobs` children a
+    kind.
+    """
+
+    source: Source = "estimated"
+
+    def __init__(
+        self, gpu: Gpu, cache: Path, jobs: int | None = None, *, tasks: Tasks | None = None
+    ) -> None:
+        self.gpu = gpu
+        self._cache = cache
+        self._tasks = tasks or Tasks()
+        jobs = jobs or cpu_count()
+        self._builder = Builder(gpu, cache, jobs, self._tasks)
+        self._interpreters = Workers(jobs, env=INTERPRET_ENV)
+
+    def evaluate(
+        self,
+        stage: Stage,
+        spec: AttentionSpec,
+        problem: Problem,
+        configs: Sequence[KernelConfig],
+    ) -> Iterator[Outcome]:
+        """As Evaluator.evaluate; rough, timed and final all are the estimate."""
+        request = Request(
+            stage=stage, spec=spec, problem=problem, gpu=self.gpu.slug, source=self.source
+        )
+        if stage == "check":
+            yield from self._check(request, configs)
+            return
+        builds = [self._builder.start(spec, config) for config in configs]
+        try:
+            for config, build in zip(configs, builds, strict=True):
+                yield self._estimated(request, config, build.verdict())
+        finally:
+            self._builder.drop(builds)
+
+    def _estimated(self, request: Request, config: KernelConfig, built: Verdict) -> Outcome:
+        """The outcome of the compile stage, or of the estimate where another stage asks."""
+        status, detail, timing = built.status, built.detail, None
+        if request.stage != "compile" and status is Status.OK:
+            try:
+                timing = estimated(built, request, config, self.gpu)
+            except NoEstimate as error:
+                status, detail = Status.NO_ESTIMATE, str(error)
+        return request.outcome(
+            config,
+            status,
+            detail,
+            digest=built.digest,
+            compiled=built.compiled,
+            timing=timing,
+            estimate=timing,
+        )
+
+    def _check(self, request: Request, configs: Sequence[KernelConfig]) -> Iterator[Outcome]:
+        """Interpret all that are legal and have no result yet, in parallel."""
+        drafts = [draft(request.spec, config, self.gpu) for config in configs]
+        pending: dict[str, Future[Answer]] = {}
+        for config, drafted in zip(configs, drafts, strict=True):
+            digest = drafted.digest
+            if config.needs_gpu:
+                continue
+            if digest and digest not in pending and self._recall(digest) is None:
+                pending[digest] = self._submit(request.spec, config)
+        try:
+            for config, drafted in zip(configs, drafts, strict=True):
+                yield self._checked(request, config, drafted, pending)
+        finally:
+            for future in pending.values():
+                future.cancel()
+
+    def _submit(self, spec: AttentionSpec, config: KernelConfig) -> Future[Answer]:
+        payload = kernel_payload(spec, config) | {"device": "cpu", "seed": CHECK_SEED}
+        return self._interpreters.submit(
+            Task(function=self._tasks.check, payload=payload, limit_s=CHECK_LIMIT_S)
+        )
+
+    def _checked(
+        self,
+        request: Request,
+        config: KernelConfig,
+        drafted: Verdict,
+        pending: dict[str, Future[Answer]],
+    ) -> Outcome:
+        rendered = drafted.rendered
+        if rendered is None:
+            return request.outcome(config, drafted.status, drafted.detail, digest="")
+        if config.needs_gpu:
+            why = check.not_checkable(config)
+            return request.outcome(config, Status.UNCHECKABLE, why, digest=rendered.digest)
+        result = self._recall(rendered.digest)
+        if result is None:
+            answer = pending[rendered.digest].result()
+            if not isinstance(answer, Done):
+                status, detail = check_failed(answer, rendered, self._cache)
+                return request.outcome(config, status, detail, digest=rendered.digest)
+            result = CheckResult(**answer.value)
+            self._remember(rendered.digest, result)
+        status, detail = check_verdict(result, rendered, self._cache)
+        return request.outcome(
+            config, status, detail, digest=rendered.digest, check=result if sound(result) else None
+        )
+
+    def _check_file(self, digest: str) -> Path:
+        name = f"{digest.removeprefix('sha256:')}-check{check.PROTOCOL}.json"
+        return self._cache / "checks" / name
+
+    def _recall(self, digest: str) -> CheckResult | None:
+        """A result of this digest, seed and Triton, if there is one."""
+        try:
+            record = json.loads(self._check_file(digest).read_text(encoding="utf-8"))
+            result = CheckResult(**record["check"])
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        same = record.get("triton") == triton_version() and result.seed == CHECK_SEED
+        return result if same else None
+
+    def _remember(self, digest: str, result: CheckResult) -> None:
+        """Keep a result. Only verdicts: a crash or a timeout may be the machine's, and so may a
+        NaN.
+        """
+        if not sound(result):
+            return
+        record = {"triton": triton_version(), "check": asdict(result)}
+        path = self._check_file(digest)
+        try:
+            write_whole(path, json.dumps(record))
+        except OSError as error:
+            raise ToolchainError(f"{path} cannot be written: {error}") from error
+
+    def close(self) -> None:
+        """As Evaluator.close."""
+        self._builder.close()
+        self._interpreters.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def check_verdict(result: CheckResult, rendered: Rendered, cache: Path) -> tuple[Status, str]:
+    """OK, or WRONG with what was worst; the wrong kernel is kept."""
+    if result.passed and sound(result):
+        return Status.OK, ""
+    detail = f"{result.floors:.3g} floors, LSE {result.lse_error:.3g}: {result.detail}"
+    return Status.WRONG, kept(detail, rendered, cache)
+
+
+def sound(result: CheckResult) -> bool:
+    """Whether its figures are finite. A kernel that writes NaN is wrong by no figure, and an
+    Outcome then carries none.
+    """
+    return math.isfinite(result.floors) and math.isfinite(result.lse_error)
+
+
+def check_failed(answer: Failure, rendered: Rendered, cache: Path) -> tuple[Status, str]:
+    """Status and detail of a kernel that could not be run to the end; the kernel is kept.
+
+    CRASHED where its process is gone, RUN_ERROR where the launch was refused and all is well.
+    UNSTEADY is no fault of the kernel's, and it is not kept.
+    """
+    if unsteady(answer):
+        return Status.UNSTEADY, str(answer)
+    if isinstance(answer, Raised) and answer.kind == "OutOfResources":
+        return Status.OUT_OF_RESOURCES, answer.message
+    if isinstance(answer, TimedOut):
+        status = Status.TIMEOUT
+    elif isinstance(answer, Died) or answer.ended:
+        status = Status.CRASHED
+    else:
+        status = Status.RUN_ERROR
+    return status, kept(str(answer), rendered, cache)
+
+
+def unsteady(answer: Answer) -> bool:
+    """Whether a measurement was given up because the clock changed in its middle."""
+    return isinstance(answer, Raised) and answer.kind == "Unsteady"

@@ -1,0 +1,245 @@
+"""GpuEvaluator: compiles ahead on all cores; checks and times on one GPU, one kernel at a time.
+
+One child owns the device. A kernel that hangs or faults costs that child and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Self
+
+from flashgen.evaluate.build import Builder, Verdict, cpu_count, estimate_or_none, kept
+from flashgen.evaluate.evaluator import SLOW, Request
+from flashgen.evaluate.gpu_state import Clock
+from flashgen.evaluate.measure import Conditions
+from flashgen.evaluate.offline import check_failed, check_verdict, sound, unsteady
+from flashgen.evaluate.tasks import (
+    CHECK_LIMIT_S,
+    DEVICE_ENV,
+    FINAL_LIMIT_PER_CONFIG_S,
+    MEASURE_LIMIT_S,
+    Tasks,
+    kernel_payload,
+)
+from flashgen.evaluate.workers.answers import Answer, Done, Failure, Task, finite
+from flashgen.evaluate.workers.pool import Workers
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import Gpu
+from flashgen.spec.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
+from flashgen.spec.problem import Problem
+
+SEED = 0
+"""Of the inputs that are timed: the same for all candidates."""
+
+
+class GpuEvaluator:
+    """Evaluates on CUDA device `index`, which is `gpu`. Everything it keeps lies under `cache`.
+
+    conditions are clocks and power of the latest final round, None before the first. clock_mhz is
+    what the GPU clocked at in the run so far, where there was one: what is measured at another
+    clock is UNSTEADY. Raises clock.ClockChanged where it stays there.
+    """
+
+    source: Source = "measured"
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        index: int,
+        cache: Path,
+        jobs: int | None = None,
+        *,
+        tasks: Tasks | None = None,
+        clock_mhz: float | None = None,
+    ) -> None:
+        self.gpu = gpu
+        self.conditions: Conditions | None = None
+        self._clock = Clock(clock_mhz)
+        self._device = f"cuda:{index}"
+        self._cache = cache
+        self._tasks = tasks or Tasks()
+        # A core is left to the child that launches: a late launch would show in short kernels'
+        # times.
+        self._builder = Builder(gpu, cache, jobs or max(1, cpu_count() - 1), self._tasks)
+        self._owner = Workers(1, env=DEVICE_ENV)
+
+    def evaluate(
+        self,
+        stage: Stage,
+        spec: AttentionSpec,
+        problem: Problem,
+        configs: Sequence[KernelConfig],
+    ) -> Iterator[Outcome]:
+        """As Evaluator.evaluate."""
+        request = Request(
+            stage=stage, spec=spec, problem=problem, gpu=self.gpu.slug, source=self.source
+        )
+        builds = [self._builder.start(spec, config) for config in configs]
+        try:
+            if stage == "final":
+                yield from self._final(request, configs, [build.verdict() for build in builds])
+                return
+            for config, build in zip(configs, builds, strict=True):
+                built = build.verdict()
+                if stage == "check" and built.status in (Status.OK, *SLOW):
+                    yield self._checked(request, config, built)
+                elif stage in ("compile", "check") or built.status is not Status.OK:
+                    yield self._outcome(request, config, built, built.status, built.detail)
+                else:
+                    yield self._timed(request, config, built)
+        finally:
+            self._builder.drop(builds)
+
+    def _ask(self, function: str, payload: dict[str, Any], limit_s: float) -> Answer:
+        task = Task(function=function, payload=payload, limit_s=limit_s)
+        answer = self._owner.submit(task).result()
+        return answer if function == self._tasks.check else finite(answer)
+
+    def _checked(self, request: Request, config: KernelConfig, built: Verdict) -> Outcome:
+        payload = kernel_payload(request.spec, config) | {"device": self._device, "seed": SEED}
+        answer = self._ask(self._tasks.check, payload, CHECK_LIMIT_S)
+        if not isinstance(answer, Done):
+            return self._blamed(request, config, built, answer)
+        assert built.rendered is not None  # it compiled
+        result = CheckResult(**answer.value)
+        status, detail = check_verdict(result, built.rendered, self._cache)
+        check = result if sound(result) else None
+        return self._outcome(request, config, built, status, detail, check=check)
+
+    def _timed(self, request: Request, config: KernelConfig, built: Verdict) -> Outcome:
+        """Time one kernel alone."""
+        payload = self._timing_payload(request)
+        effort = "rough" if request.stage == "rough" else "timed"
+        payload |= kernel_payload(request.spec, config) | {"effort": effort}
+        answer = self._ask(self._tasks.measure, payload, MEASURE_LIMIT_S)
+        if not isinstance(answer, Done):
+            return self._blamed(request, config, built, answer)
+        timing = Timing(**answer.value)
+        if why := self._clock.why_unsteady(timing.clock_mhz):
+            return self._outcome(request, config, built, Status.UNSTEADY, why)
+        return self._outcome(request, config, built, timing=timing)
+
+    def _final(
+        self, request: Request, configs: Sequence[KernelConfig], built: Sequence[Verdict]
+    ) -> Iterator[Outcome]:
+        """Time all in one round; if it fails, a second leaves out those that fail alone, too."""
+        outcomes = {
+            i: self._outcome(request, configs[i], verdict, verdict.status, verdict.detail)
+            for i, verdict in enumerate(built)
+        }
+        ready = [i for i, verdict in enumerate(built) if verdict.status is Status.OK]
+        answer = self._round(request, [configs[i] for i in ready])
+        if not isinstance(answer, Done) and not unsteady(answer):
+            outcomes |= {i: self._timed(request, configs[i], built[i]) for i in ready}
+            ready = [i for i in ready if outcomes[i].ok]
+            answer = self._round(request, [configs[i] for i in ready])
+        if isinstance(answer, Done):
+            racing = [(configs[i], built[i]) for i in ready]
+            outcomes |= zip(ready, self._raced(request, racing, answer.value), strict=True)
+        else:
+            for i in ready:
+                outcomes[i] = self._failed(request, configs[i], built[i], answer)
+        for i in range(len(configs)):
+            yield outcomes[i]
+
+    def _raced(
+        self,
+        request: Request,
+        racing: Sequence[tuple[KernelConfig, Verdict]],
+        value: dict[str, Any],
+    ) -> Iterator[Outcome]:
+        """The outcomes of a round; one at another clock than the run's is UNSTEADY as a whole."""
+        timings = [Timing(**each) for each in value["timings"]]
+        why = self._clock.why_unsteady(timings[0].clock_mhz) if timings else ""
+        sdpa = value["sdpa"]
+        for (config, built), timing, passes in zip(racing, timings, value["passes"], strict=True):
+            if why:
+                yield self._outcome(request, config, built, Status.UNSTEADY, why)
+                continue
+            yield replace(
+                self._outcome(request, config, built, timing=timing),
+                passes_us=tuple(passes),
+                sdpa_us=sdpa and Timing(**sdpa).median_us,
+            )
+
+    def _round(self, request: Request, configs: Sequence[KernelConfig]) -> Answer:
+        if not configs:
+            return Done({"timings": [], "passes": [], "sdpa": None})
+        payload = self._timing_payload(request)
+        payload |= {"spec": asdict(request.spec), "configs": [asdict(c) for c in configs]}
+        with_sdpa = len(configs) + 1
+        limit_s = MEASURE_LIMIT_S + FINAL_LIMIT_PER_CONFIG_S * with_sdpa
+        answer = self._ask(self._tasks.final, payload, limit_s)
+        if isinstance(answer, Done):
+            self.conditions = Conditions(**answer.value["conditions"])
+        return answer
+
+    def _timing_payload(self, request: Request) -> dict[str, Any]:
+        return {
+            "problem": asdict(request.problem),
+            "device": self._device,
+            "seed": SEED,
+            "l2_bytes": self.gpu.l2_bytes,
+            "peak_tflops": self.gpu.peak_tflops,
+            "cache": str(self._cache),
+        }
+
+    def _blamed(
+        self, request: Request, config: KernelConfig, built: Verdict, answer: Failure
+    ) -> Outcome:
+        """The outcome of a kernel that failed while no other ran."""
+        assert built.rendered is not None
+        status, detail = check_failed(answer, built.rendered, self._cache)
+        return self._outcome(request, config, built, status, detail)
+
+    def _failed(
+        self, request: Request, config: KernelConfig, built: Verdict, answer: Answer
+    ) -> Outcome:
+        """The outcome of one of several that failed together, though each runs alone.
+
+        Whichever it was, the others must not be taken for killers: all are RUN_ERROR. A round whose
+        times jumped has failed for none of them.
+        """
+        if unsteady(answer):
+            return self._outcome(request, config, built, Status.UNSTEADY, str(answer))
+        assert built.rendered is not None
+        detail = f"alone it runs, but the round it was part of failed: {answer}"
+        detail = kept(detail, built.rendered, self._cache)
+        return self._outcome(request, config, built, Status.RUN_ERROR, detail)
+
+    def _outcome(
+        self,
+        request: Request,
+        config: KernelConfig,
+        built: Verdict,
+        status: Status = Status.OK,
+        detail: str = "",
+        *,
+        timing: Timing | None = None,
+        check: CheckResult | None = None,
+    ) -> Outcome:
+        """An outcome with all that is known of the kernel, what it was estimated at included."""
+        return request.outcome(
+            config,
+            status,
+            detail,
+            digest=built.digest,
+            compiled=built.compiled,
+            timing=timing,
+            check=check,
+            estimate=estimate_or_none(built, request, config, self.gpu),
+        )
+
+    def close(self) -> None:
+        """As Evaluator.close."""
+        self._owner.close()
+        self._builder.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,286 @@
+"""Quarantine: a file of kernels that killed a process, and the evaluator that skips them.
+
+The file holds JSON lines and is only appended to. A kernel is listed by its digest and the Triton
+version that compiled it: an edited template or another Triton gives it a new chance. A kernel that
+killed the compiler is skipped by every evaluator. One that killed a process while running, on a GPU
+or in the interpreter, is skipped by that kind of evaluator only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from flashgen.errors import FlashgenError
+from flashgen.evaluate.build import draft
+from flashgen.evaluate.evaluator import Evaluator, Request
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig, kernel_name
+from flashgen.spec.outcome import KILLERS, PASSING, Outcome, Source, Stage, Status
+from flashgen.spec.problem import Problem
+
+Key = tuple[str, str]
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One line of the file: a kernel, and what became of it. OK: it was tried again, and lived."""
+
+    digest: str
+    kernel: str  # its name
+    spec: AttentionSpec
+    problem: Problem
+    config: KernelConfig
+    stage: Stage
+    status: Status
+    detail: str
+    source: Source  # the evaluator's
+    gpu: str  # slug
+    triton: str
+    created: str  # ISO 8601, UTC
+
+    @property
+    def key(self) -> Key:
+        """What is held by it: a kernel, from evaluators of one source or, "", from all."""
+        of_compiler = self.stage == "compile" or self.status is Status.COMPILE_CRASH
+        return self.digest, "" if of_compiler else self.source
+
+    def settles(self, held: Record) -> bool:
+        """Whether it says what became of a kernel where that was stopped before."""
+        everywhere = self.stage in ("compile", "check")
+        return self.stage == held.stage and (everywhere or self.problem == held.problem)
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Record:
+        """The Record of a line. Raises KeyError, TypeError or ValueError."""
+        fields = dict(record)
+        fields["spec"] = AttentionSpec(**fields["spec"])
+        fields["problem"] = Problem(**fields["problem"])
+        fields["config"] = KernelConfig(**fields["config"])
+        fields["status"] = Status(fields["status"])
+        return cls(**fields)
+
+
+class Quarantine:
+    """What is held in `path`, under one Triton. The file is made when the first is taken in.
+
+    retry: what was held before counts no more, until it kills again.
+    A last record that a kill has torn is dropped with a notice. Raises FlashgenError where another
+    line cannot be read, and where the disk does not take a record.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        triton: str,
+        retry: bool = False,
+        notice: Callable[[str], None] = _logger.warning,
+    ) -> None:
+        self.path = path
+        self._triton = triton
+        self._held: dict[Key, Record] = {}
+        with _disk_errors(path):
+            for record in self._read(notice):
+                self._take(record)
+        self._retried = set(self._held) if retry else set[Key]()
+
+    def __len__(self) -> int:
+        """How many are held, those not counted that are to be tried again."""
+        return len(self._held.keys() - self._retried)
+
+    def reason(self, digest: str, source: Source) -> str | None:
+        """Why the kernel of this digest is held from evaluators of `source`; None if it is not."""
+        for record in self._of(digest, source):
+            if record.key not in self._retried:
+                return (
+                    f"{record.status} at stage {record.stage} on {record.created}: {record.detail}"
+                )
+        return None
+
+    def note(self, outcome: Outcome) -> None:
+        """Hold the kernel of an outcome that cost a process; let go one that now got through.
+
+        It has got through when the stage where it was stopped has ended otherwise, at the same
+        problem where that matters. What is noted is on the disk when this returns.
+        """
+        if outcome.status in KILLERS:
+            record = _record(outcome, outcome.status)
+            self._append(record)
+            self._retried.discard(record.key)
+        elif outcome.status not in PASSING:
+            record = _record(outcome, Status.OK)
+            if any(record.settles(held) for held in self._of(outcome.digest, outcome.source)):
+                self._append(record)
+
+    def _of(self, digest: str, source: Source) -> list[Record]:
+        keys: list[Key] = [(digest, ""), (digest, source)]
+        return [self._held[key] for key in keys if key in self._held]
+
+    def _take(self, record: Record) -> None:
+        """Later records take the place of earlier ones."""
+        if record.triton != self._triton:
+            return
+        if record.status is not Status.OK:
+            self._held[record.key] = record
+            return
+        for held in self._of(record.digest, record.source):
+            if record.settles(held):
+                del self._held[held.key]
+
+    def _append(self, record: Record) -> None:
+        line = json.dumps(asdict(record), separators=(",", ":")).encode() + b"\n"
+        with _disk_errors(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(self.path) as descriptor:
+                size = os.fstat(descriptor).st_size
+                try:
+                    written = 0
+                    while written < len(line):
+                        written += os.write(descriptor, line[written:])
+                    os.fsync(descriptor)
+                except OSError:
+                    os.ftruncate(descriptor, size)
+                    raise
+        self._take(record)
+
+    def _read(self, notice: Callable[[str], None]) -> Iterator[Record]:
+        """The records; what stands behind the last line break was torn, and is cut off."""
+        if not self.path.exists():
+            return
+        with _locked(self.path) as descriptor:
+            content = self.path.read_bytes()
+            whole = content.rfind(b"\n") + 1
+            for number, line in enumerate(content[:whole].splitlines(), start=1):
+                yield self._parse(line, number)
+            if whole < len(content):
+                os.ftruncate(descriptor, whole)
+                os.fsync(descriptor)
+                notice(
+                    f"{self.path}: the last record was torn when a run was killed; it is dropped"
+                )
+
+    def _parse(self, line: bytes, number: int) -> Record:
+        try:
+            return Record.from_json(json.loads(line))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise FlashgenError(
+                f"{self.path}, line {number}: this is no record of a quarantined kernel ({error}); "
+                f"delete the line, or the file to have all kernels tried again"
+            ) from None
+
+
+def _record(outcome: Outcome, status: Status) -> Record:
+    return Record(
+        digest=outcome.digest,
+        kernel=kernel_name(outcome.spec, outcome.config),
+        spec=outcome.spec,
+        problem=outcome.problem,
+        config=outcome.config,
+        stage=outcome.stage,
+        status=status,
+        detail=outcome.detail,
+        source=outcome.source,
+        gpu=outcome.gpu,
+        triton=outcome.triton,
+        created=outcome.created,
+    )
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """The file open to append, and nobody else's meanwhile: the workers of one host share it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    """Say in one sentence what the operating system refused."""
+    try:
+        yield
+    except OSError as error:
+        raise FlashgenError(
+            f"{path} cannot be read or written ({error.strerror}); what it held is kept: "
+            f"make room there, or name another folder with --out"
+        ) from None
+
+
+class QuarantiningEvaluator:
+    """`inner`, but for the configs whose kernel is held: they are QUARANTINED, with the reason.
+
+    What costs a process now is in the quarantine before its outcome is handed on. All that `inner`
+    has besides an Evaluator's, as `conditions`, is found here, too.
+    """
+
+    def __init__(self, inner: Evaluator, quarantine: Quarantine) -> None:
+        self.source = inner.source
+        self.gpu = inner.gpu
+        self._inner = inner
+        self._quarantine = quarantine
+
+    def evaluate(
+        self,
+        stage: Stage,
+        spec: AttentionSpec,
+        problem: Problem,
+        configs: Sequence[KernelConfig],
+    ) -> Iterator[Outcome]:
+        """As Evaluator.evaluate. Raises what writing the quarantine raises, too."""
+        held = [self._held(spec, config) for config in configs]
+        request = Request(
+            stage=stage, spec=spec, problem=problem, gpu=self.gpu.slug, source=self.source
+        )
+        free = [config for config, why in zip(configs, held, strict=True) if why is None]
+        with closing(_generator(self._inner.evaluate(stage, spec, problem, free))) as outcomes:
+            for config, why in zip(configs, held, strict=True):
+                if why is not None:
+                    digest, reason = why
+                    yield request.outcome(config, Status.QUARANTINED, reason, digest=digest)
+                    continue
+                outcome = next(outcomes)
+                self._quarantine.note(outcome)
+                yield outcome
+
+    def _held(self, spec: AttentionSpec, config: KernelConfig) -> tuple[str, str] | None:
+        """The digest of a kernel that is held, and why."""
+        if not len(self._quarantine):  # as a rule: then nothing is rendered
+            return None
+        digest = draft(spec, config, self.gpu).digest
+        reason = self._quarantine.reason(digest, self.source)
+        return None if reason is None else (digest, reason)
+
+    def close(self) -> None:
+        """As Evaluator.close."""
+        self._inner.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """What only `inner` has. (Its own name is missing while a copy is being made.)"""
+        if name == "_inner":
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _generator(outcomes: Iterator[Outcome]) -> Generator[Outcome, None, None]:
+    """The same, as something that can be closed, and then closes `outcomes` if that can be."""
+    yield from outcomes

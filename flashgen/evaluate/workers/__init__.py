@@ -1,0 +1,1 @@
+"""Child processes that run tasks within limits of time and memory."""

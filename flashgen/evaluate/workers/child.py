@@ -1,0 +1,322 @@
+"""Both ends of one child process that runs tasks which may crash, hang or abort.
+
+    python -P -m flashgen.evaluate.workers.child REQUESTS ANSWERS PARENT
+
+REQUESTS and ANSWERS are inherited file descriptors of two pipes that nothing else writes to,
+because compilers print to stdout and stderr. Each message is one line of JSON:
+
+    {"id": 7, "task": "module:function", "payload": {...}}     call the function with the payload
+    {"id": 7, "result": {...}}                                 what it returned
+    {"id": 7, "error": {"kind", "message", "where"}, "last": bool}     what it raised; last: it ends
+
+The id tells an answer from anything else that gets into the pipe. The first line on ANSWERS is
+{"ready": pid}. The process keeps its imports between tasks. It ends when REQUESTS closes or its
+parent dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import importlib
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flashgen.errors import ToolchainError
+from flashgen.evaluate.workers import memory
+from flashgen.evaluate.workers.answers import Answer, Died, Done, Raised, Task, TimedOut
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+MACHINE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EMFILE})
+"""An OSError with one of these is the machine's fault, whatever the task was."""
+
+
+OUT_OF_MEMORY = "OutOfMemoryError"
+"""The kind of every error that says so, of the host or of a device, whoever raised it."""
+
+
+class Unrecoverable(Exception):
+    """Raised by a task that has spoiled its process: the answer is sent, and the process ends."""
+
+
+def main(arguments: list[str]) -> int:
+    """Answer tasks until there are no more; returns the exit status."""
+    requests, answers, parent = (int(argument) for argument in arguments)
+    # The parent decides when its children end. A batch system signals them all: a child that obeyed
+    # would look as if its kernel had ended it.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    _die_with(parent)
+    for descriptor in (requests, answers):
+        os.set_inheritable(descriptor, False)  # a child of ours would keep the pipes open
+    with os.fdopen(requests, "rb") as lines, os.fdopen(answers, "wb") as out:
+        _send(out, {"ready": os.getpid()})
+        for line in lines:
+            answer = answer_to(json.loads(line))
+            _send(out, answer)
+            if answer.get("last"):
+                break
+    # Without the teardown of torch and CUDA: it is slow, and hangs after an illegal access.
+    os._exit(0)
+
+
+def answer_to(request: dict[str, Any]) -> dict[str, Any]:
+    """Run the task of one request; never raises an Exception."""
+    answer = {"id": request["id"]}
+    try:
+        module, function = request["task"].split(":")
+        result = getattr(importlib.import_module(module), function)(request["payload"])
+        return answer | {"result": result}
+    except Unrecoverable as error:
+        return answer | {"error": _described(error.__cause__ or error), "last": True}
+    except Exception as error:  # whatever a task raises is an answer
+        described = _described(error)
+        # What it allocated may be held by caches and tracebacks: its end alone is sure to free it.
+        return answer | {"error": described, "last": described["kind"] == OUT_OF_MEMORY}
+
+
+def _described(error: BaseException) -> dict[str, str]:
+    """Class, message and place of an error; kind is ToolchainError where the machine is at fault,
+    and OUT_OF_MEMORY where memory was.
+    """
+    kind = type(error).__name__
+    message = str(error).strip()
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, ModuleNotFoundError):
+        kind, message = "ToolchainError", f"the package {error.name} is missing: install it"
+    elif number in MACHINE_ERRNOS:
+        kind = "ToolchainError"
+    elif (
+        isinstance(error, MemoryError)
+        or number == errno.ENOMEM
+        or "out of memory" in message.lower()
+    ):
+        kind = OUT_OF_MEMORY
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return {"kind": kind, "message": message or kind, "where": where}
+
+
+def _send(out: Any, message: dict[str, Any]) -> None:
+    out.write(json.dumps(message).encode() + b"\n")
+    out.flush()
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies, even in the middle of a task."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the call above
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    # tasks import Unrecoverable from this module by name, so main must run in that copy of it
+    sys.exit(importlib.import_module("flashgen.evaluate.workers.child").main(sys.argv[1:]))
+
+
+logger = logging.getLogger(__name__)
+
+START_LIMIT_S = (
+    60.0  # a bare interpreter starts in 0.1 s; a network file system and 100 others, slower
+)
+REAP_LIMIT_S = 10.0  # a process stuck inside a driver outlives SIGKILL: rather leave it than hang
+LONGEST_ANSWER_BYTES = 1 << 24  # answers are a few KB
+
+
+class _TooLarge(Exception):
+    """The child holds more memory than it may; the argument is how many bytes."""
+
+
+class Child:
+    """One child process, which may hold so many bytes. Only its thread calls anything but kill().
+
+    answered: how many tasks it has given an answer to.
+    """
+
+    def __init__(self, env: Mapping[str, str], memory_bytes: int) -> None:
+        self.answered = 0
+        self._memory_bytes = memory_bytes
+        self._asked = 0
+        self._spoiled = False
+        self._killing = threading.Lock()
+        self._killed = False
+        self._buffer = b""
+        # What the compiler prints, kept for the answer of a crash. Appending, so that it can be cut
+        # to 0.
+        self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed by discard()
+        child_reads, requests = os.pipe()
+        self._answers, child_writes = os.pipe()
+        self._requests = os.fdopen(requests, "wb")
+        module = "flashgen.evaluate.workers.child"
+        ends = (child_reads, child_writes)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, *map(str, (*ends, os.getpid()))],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=ends,
+                # A group of its own: Ctrl-C does not reach it, and it is killed with ptxas and all.
+                process_group=0,
+            )
+        except OSError as error:
+            os.close(self._answers)
+            self._requests.close()
+            raise ToolchainError(f"a worker process cannot be started: {error}") from error
+        finally:
+            for end in ends:
+                os.close(end)
+
+    def wait_until_ready(self) -> None:
+        """Block until the child listens. Raises ToolchainError if it cannot be started."""
+        try:
+            line = self._read_line(time.monotonic() + START_LIMIT_S)
+        except (TimeoutError, _TooLarge):
+            line = None
+        if line is None or b"ready" not in line:
+            raise ToolchainError(f"a worker process cannot be started: {self._last_words()}")
+
+    def can_serve(self) -> bool:
+        """Whether the child can take a task: it lives, owes and says nothing, and is not large.
+
+        One that holds half of what it may is replaced, or what many tasks leaked would be laid to
+        the last of them.
+        """
+        return not (
+            self._spoiled
+            or self._buffer
+            or self._readable(0.0)
+            or memory.resident(self._process.pid) > self._memory_bytes // 2
+        )
+
+    def ask(self, task: Task, limit_s: float) -> Answer:
+        """The answer to one task, within so many seconds."""
+        self._output.truncate(0)
+        self._asked += 1
+        request = {"id": self._asked, "task": task.function, "payload": task.payload}
+        deadline = time.monotonic() + limit_s
+        with contextlib.suppress(BrokenPipeError):  # its death shows as the end of its answers
+            self._requests.write(json.dumps(request).encode() + b"\n")
+            self._requests.flush()
+        try:
+            line = self._read_line(deadline)
+        except TimeoutError:
+            self._end()
+            return TimedOut(limit_s)
+        except _TooLarge as error:
+            self._end()
+            held, limit = (bytes_ / (1 << 30) for bytes_ in (error.args[0], self._memory_bytes))
+            return Died(f"the worker held {held:.2f} GiB of memory, over its limit of {limit:.2f}")
+        if line is None:
+            self._spoiled = True
+            return Died(self._last_words())
+        self.answered += 1
+        return self._parsed(line)
+
+    def _parsed(self, line: bytes) -> Answer:
+        """The Answer in a line; raises ToolchainError for an error that is the machine's."""
+        try:
+            message = json.loads(line)
+            if message["id"] != self._asked:  # an answer, but not to this task
+                raise ValueError
+            if "result" in message:
+                return Done(dict(message["result"]))
+            self._spoiled = bool(message["last"])
+            raised = Raised(**message["error"], ended=self._spoiled)
+        except (ValueError, TypeError, KeyError):
+            self._end()
+            return Died(f"the worker answered with garbage: {line[:80]!r}")
+        if raised.kind == "ToolchainError":
+            raise ToolchainError(raised.message)
+        return raised
+
+    def _end(self) -> None:
+        self._spoiled = True
+        self.kill()
+
+    def kill(self) -> None:
+        """End the child and all it started, and reap it. Any thread may call it, and again."""
+        with self._killing:
+            if self._killed:
+                return
+            self._killed = True
+            # Not yet reaped, so the group's number is still its own.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            try:
+                self._process.wait(REAP_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                logger.warning("worker %d does not end after SIGKILL", self._process.pid)
+
+    def discard(self) -> None:
+        """kill(), and close the pipes. May be called again."""
+        if self._output.closed:
+            return
+        self._end()
+        os.close(self._answers)
+        self._output.close()
+        with contextlib.suppress(OSError):
+            self._requests.close()
+
+    def _readable(self, timeout_s: float) -> bool:
+        poll = select.poll()
+        poll.register(self._answers, select.POLLIN)
+        return bool(poll.poll(max(0.0, timeout_s) * 1000))
+
+    def _read_line(self, deadline: float) -> bytes | None:
+        """The next line, or None at the end of the pipe.
+
+        Raises TimeoutError at the deadline, _TooLarge when the child is seen to hold too much.
+        """
+        while b"\n" not in self._buffer and len(self._buffer) < LONGEST_ANSWER_BYTES:
+            if self._readable(min(deadline - time.monotonic(), memory.TICK_S)):
+                chunk = os.read(self._answers, 1 << 16)
+                if not chunk:
+                    return None
+                self._buffer += chunk
+            elif time.monotonic() >= deadline:
+                raise TimeoutError
+            elif (held := memory.resident(self._process.pid)) > self._memory_bytes:
+                raise _TooLarge(held)
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def _last_words(self) -> str:
+        """How the child ended, and the last line it printed."""
+        self._wait_for_exit()
+        self.kill()
+        code = self._process.returncode
+        if code is None or code >= 0:
+            end = f"the worker ended with exit code {code}"
+        else:
+            end = f"the worker was ended by {signal.Signals(-code).name}"
+            end += ", as where the machine runs out of memory" * (code == -signal.SIGKILL)
+        self._output.seek(0)
+        lines = self._output.read().decode(errors="replace").strip().splitlines()
+        return f"{end}: {lines[-1][-200:]}" if lines else end
+
+    def _wait_for_exit(self) -> None:
+        """Give a child whose pipe closed a moment to end by itself, without reaping it."""
+        deadline = time.monotonic() + 1.0
+        flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
+        with contextlib.suppress(ChildProcessError):  # close() has reaped it
+            while time.monotonic() < deadline:
+                if os.waitid(os.P_PID, self._process.pid, flags) is not None:
+                    return
+                time.sleep(0.01)

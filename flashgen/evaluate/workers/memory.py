@@ -1,0 +1,70 @@
+"""Memory of child processes: how much they hold, and how much each may hold.
+
+The parent reads /proc while it waits. Limits of the system do not work here: RLIMIT_AS counts
+addresses, and a CUDA context reserves more of those than the machine has memory; RLIMIT_RSS has no
+effect since Linux 2.4; a cgroup needs rights that a user may lack. Without /proc, memory is not
+watched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+TICK_S = 0.25
+"""Between two looks at a child at work. They read some files of /proc, which take no lock of it."""
+
+LEAST_BYTES = 4 << 30
+"""A share is no smaller. A child that compiled or interpreted a kernel held up to 0.45 GiB, half of
+them files that all children share; a device's libraries and pinned buffers come on top."""
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def share(children: int) -> int:
+    """Bytes that each of so many children may hold: half of the machine's memory together."""
+    return max(LEAST_BYTES, machine() // 2 // children)
+
+
+def machine() -> int:
+    """Bytes of memory that this process may use with all others: the machine's or its cgroup's."""
+    pages = os.sysconf("SC_PHYS_PAGES")
+    return min([pages * os.sysconf("SC_PAGE_SIZE"), *_cgroup_limits()])
+
+
+def resident(pid: int) -> int:
+    """Bytes in memory of a process and all that descends from it, a compiler it started say.
+
+    Memory that several share counts for each. What cannot be read, or has ended, counts nothing.
+    """
+    total, page, left = 0, os.sysconf("SC_PAGE_SIZE"), [pid]
+    while left:
+        process = Path("/proc") / str(left.pop())
+        with contextlib.suppress(OSError):  # it has ended
+            total += page * int((process / "statm").read_text().split()[1])
+            for thread in (process / "task").iterdir():
+                left += map(int, (thread / "children").read_text().split())
+    return total
+
+
+def _cgroup_limits(groups: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
+    """The memory limits of this process's cgroup and those around it, of either version."""
+    try:
+        lines = groups.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            mounted, file = _CGROUPS, "memory.max"
+        elif "memory" in controllers.split(","):
+            mounted, file = _CGROUPS / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        # In a container the path may be the host's, and what is mounted the group itself.
+        inside = PurePosixPath(path).relative_to("/")
+        for folder in (mounted / inside, *(mounted / above for above in inside.parents)):
+            with contextlib.suppress(OSError, ValueError):  # "max" is no number
+                yield int((folder / file).read_text())

@@ -1,0 +1,190 @@
+"""Pool: child processes that answer tasks within limits of time and memory.
+
+A child that dies, hangs, answers with garbage or holds too much memory is killed and replaced, and
+only that task is answered Died or TimedOut. Each child belongs to one thread here, which waits for
+it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+
+from flashgen.evaluate.workers import memory
+from flashgen.evaluate.workers.answers import Answer, Done, Raised, Task
+from flashgen.evaluate.workers.child import OUT_OF_MEMORY, REAP_LIMIT_S, Child
+
+logger = logging.getLogger(__name__)
+
+FIRST_TASK_S = 30.0
+"""What the first task of a child gets besides: it imports torch and Triton, from a cold disk or a
+network, and makes a device ready. No kernel is to blame for that."""
+
+PATIENCE = 3.0
+"""How many times as long as the slowest that succeeded a task may take, if that is more."""
+
+
+class Limits:
+    """The limits of a pool's tasks, each kind by its own successes. Threads may share it.
+
+    A task's own limit holds on a machine where its kind takes up to a third of it. On a slower one
+    it grows to PATIENCE times the slowest success. It never shrinks, neither below its base nor
+    back: it costs time only where something hangs, while too short a one, learned from small
+    kernels, would end the first large one, and what was ended at its limit is not tried again.
+    Successes count in shares of what was allowed, so that a round of many kernels, which is allowed
+    more, says nothing else than a round of few.
+    """
+
+    def __init__(self) -> None:
+        self._slowest: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def seconds(self, task: Task, *, first: bool) -> float:
+        """How long a task may take; first: it is its child's first."""
+        return _base(task, first) * max(1.0, PATIENCE * self._slowest.get(task.function, 0.0))
+
+    def learn(self, task: Task, seconds: float, *, first: bool) -> None:
+        """A task was done in so many seconds."""
+        share = seconds / _base(task, first)
+        with self._lock:
+            known = self._slowest.get(task.function, 0.0)
+            self._slowest[task.function] = max(share, known)
+        if share > max(known, 1 / PATIENCE):
+            logger.info("%s took %.0f s: its limit grows", task.function, seconds)
+
+
+def _base(task: Task, first: bool) -> float:
+    return task.limit_s + (FIRST_TASK_S if first else 0.0)
+
+
+class Workers:
+    """A pool of `count` children, started when first needed, with `env` on top of this environment.
+
+    A value of None in `env` removes the variable. A child may hold memory_bytes, by default
+    memory.share of this machine, and take what limits.Limits says. close() kills the children; so
+    does this process's end.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        env: Mapping[str, str | None] | None = None,
+        memory_bytes: int | None = None,
+    ) -> None:
+        self._env = child_environment(env or {})
+        self._memory_bytes = memory_bytes or memory.share(count)
+        self._limits = Limits()
+        self._tasks: queue.SimpleQueue[tuple[Task, Future[Answer]] | None] = queue.SimpleQueue()
+        self._children: set[Child] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+        # Daemons: an interpreter that exits without close() must not wait for queued tasks.
+        self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, task: Task) -> Future[Answer]:
+        """Queue a task. Its result() raises only ToolchainError: the machine is at fault."""
+        future: Future[Answer] = Future()
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("submit() after close()")
+            self._tasks.put((task, future))
+        return future
+
+    def close(self) -> None:
+        """Kill all children and drop the queued tasks. May be called again."""
+        with self._lock:
+            self._closed = True
+            children = list(self._children)
+        for child in children:
+            child.kill()
+        for _ in self._threads:
+            self._tasks.put(None)
+        for thread in self._threads:
+            thread.join(REAP_LIMIT_S)
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _serve(self) -> None:
+        """One thread's life: hand tasks to its child, and replace the child when it is spoiled."""
+        child: Child | None = None
+        while (item := self._tasks.get()) is not None:
+            task, future = item
+            if self._closed:
+                future.cancel()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                child = self._usable(child)
+                answer = self._answer(child, task)
+                if child.answered > 1 and _out_of_memory(answer):
+                    # It may be what the tasks before had left there: a fresh child is asked, too.
+                    child = self._usable(child)
+                    answer = self._answer(child, task)
+                future.set_result(answer)
+            except Exception as error:  # the waiting thread is told; this one lives on
+                future.set_exception(error)
+        self._discard(child)
+
+    def _answer(self, child: Child, task: Task) -> Answer:
+        """Ask, within the limit that this kind of task has by now."""
+        first, began = child.answered == 0, time.monotonic()
+        answer = child.ask(task, self._limits.seconds(task, first=first))
+        if isinstance(answer, Done):
+            self._limits.learn(task, time.monotonic() - began, first=first)
+        return answer
+
+    def _usable(self, child: Child | None) -> Child:
+        """The child itself if it can serve, else a fresh one in its place."""
+        if child is not None and child.can_serve():
+            return child
+        self._discard(child)
+        return self._started()
+
+    def _started(self) -> Child:
+        """A fresh child that listens."""
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the pool was closed")
+            child = Child(self._env, self._memory_bytes)
+            self._children.add(child)
+        try:
+            child.wait_until_ready()
+        except BaseException:
+            self._discard(child)
+            raise
+        return child
+
+    def _discard(self, child: Child | None) -> None:
+        if child is not None:
+            child.discard()
+            with self._lock:
+                self._children.discard(child)
+
+
+def child_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
+    """The environment of this process with `changes`; children find the modules it finds."""
+    env = dict(os.environ)
+    env["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    for name, value in changes.items():
+        if value is None:
+            env.pop(name, None)
+        else:
+            env[name] = value
+    return env
+
+
+def _out_of_memory(answer: Answer) -> bool:
+    return isinstance(answer, Raised) and answer.kind == OUT_OF_MEMORY

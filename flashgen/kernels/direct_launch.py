@@ -1,0 +1,185 @@
+"""Launches a kernel without the work that Triton repeats at every call.
+
+Triton classifies every argument (type, alignment, equal to 1), prints the classes and looks the
+compiled kernel up by that text. A class depends on the argument's value only, so equal arguments,
+with pointers of equal alignment, lead to the same kernel. It is cached under them and passed to the
+driver's launcher as Triton would. Triton still launches what is not known to be safe: the first
+call with new arguments, profiler hooks, debugging, kernels that read globals, drivers other than
+CUDA's (whose classes depend on more than values), and any Triton version that was not tested.
+
+FLASHGEN_DIRECT=0 leaves every launch to Triton.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from flashgen import settings
+
+MOST = 512
+"""Kinds of call kept of one kernel: their key holds strides, of which a program may have many."""
+
+_ALIGNMENT = 16
+"""Bytes by which Triton classifies pointers, in 3.6 to 3.9."""
+
+
+_UNKNOWN = object()
+"""The kind of an argument of which nobody says what its class follows from."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A compiled kernel as its launcher takes it."""
+
+    run: Callable[..., object]
+    function: object
+    packed_metadata: object
+    compiled: object  # which, from Triton 3.8 on, unloads the function when nobody holds it
+
+
+class Repeated:
+    """A kernel's launches with all settled but the arguments that come first."""
+
+    __slots__ = ("device", "direct", "function", "grid", "metadata", "rest", "run")
+
+    def __init__(
+        self, direct: Direct, ready: _Ready, device: int, blocks: int, rest: Sequence[Any]
+    ) -> None:
+        self.direct = direct
+        self.run, self.function, self.metadata = ready.run, ready.function, ready.packed_metadata
+        self.device = device
+        self.grid = blocks
+        self.rest = tuple(rest)
+
+    def stream(self) -> int | None:
+        """The current stream, to launch upon; None where the launch must be made anew, for another
+        device is current, or somebody listens.
+        """
+        direct = self.direct
+        driver = direct.driver.active
+        if driver.get_current_device() != self.device or not direct.undisturbed():
+            return None
+        stream: int = driver.get_current_stream(self.device)
+        return stream
+
+    def launch(self, stream: int, *first: Any) -> None:
+        """Launch on a stream that stream() gave."""
+        self.run(
+            self.grid, 1, 1, stream, self.function, self.metadata, None, None, None,
+            *first, *self.rest,
+        )  # fmt: skip
+
+
+class Direct:
+    """Launches one kernel with fixed options. Arguments are in the kernel's order, all of them."""
+
+    def __init__(self, kernel: Any, options: Mapping[str, int]) -> None:
+        self._kernel = kernel
+        self._options = dict(options)
+        self._ready: dict[tuple[object, ...], _Ready] = {}
+        self._on = settings.direct_launch() and _is_known(kernel)
+        if self._on:
+            from triton import knobs
+            from triton.runtime import driver
+
+            self._knobs, self.driver = knobs.runtime, driver
+
+    def __call__(self, blocks: int, arguments: Sequence[Any]) -> None:
+        """Launch `blocks` programs on the current device and stream. Raises what Triton raises."""
+        if not self.undisturbed():
+            self._kernel[(blocks,)](*arguments, **self._options)
+            return
+        driver = self.driver.active
+        device = driver.get_current_device()
+        kind = (device, *[_kind(argument) for argument in arguments])
+        ready = self._ready.get(kind)
+        if ready is None:
+            self._keep(kind, self._kernel[(blocks,)](*arguments, **self._options))
+            return
+        # No hook has anything to do, so none is passed, nor what only hooks read.
+        ready.run(
+            blocks, 1, 1, driver.get_current_stream(device), ready.function, ready.packed_metadata,
+            None, None, None, *arguments,
+        )  # fmt: skip
+
+    def repeated(self, blocks: int, arguments: Sequence[Any], first: int) -> Repeated | None:
+        """Launches of so many programs with these arguments but the `first` of them, which are
+        given anew each time, and must be of the same classes; None where nothing of the kind was
+        launched before, or is Triton's to launch.
+        """
+        if not self.undisturbed():
+            return None
+        device = self.driver.active.get_current_device()
+        ready = self._ready.get((device, *[_kind(argument) for argument in arguments]))
+        return None if ready is None else Repeated(self, ready, device, blocks, arguments[first:])
+
+    def retire(self) -> None:
+        """Leave all further launches to Triton: another kernel takes this one's place."""
+        self._on = False
+
+    def undisturbed(self) -> bool:
+        """Whether nobody has asked to see, or to change, what Triton does at a launch."""
+        if not self._on:
+            return False
+        knobs = self._knobs
+        return not (
+            knobs.debug
+            or knobs.add_stages_inspection_hook is not None
+            or self._kernel.pre_run_hooks
+            or ((hook := knobs.launch_enter_hook) is not None and getattr(hook, "calls", True))
+            or ((hook := knobs.launch_exit_hook) is not None and getattr(hook, "calls", True))
+        )
+
+    def _keep(self, kind: tuple[object, ...], compiled: Any) -> None:
+        """Keep what a launch of this kind compiled or found."""
+        if compiled is None or self._kernel.used_global_vals or _UNKNOWN in kind:
+            return
+        if len(kind) - 1 != len(self._kernel.params):  # Triton would fill defaults in
+            return
+        if self.driver.active.get_current_target().backend != "cuda":
+            self._on = False
+            return
+        if len(self._ready) >= MOST:
+            self._ready.clear()
+        self._ready[kind] = _Ready(
+            compiled.run, compiled.function, compiled.packed_metadata, compiled
+        )
+
+
+TESTED = (3, 6), (3, 9)
+"""The versions of Triton whose kernels are known, the first and the last."""
+
+
+def _is_known(kernel: Any) -> bool:
+    """Whether it is a kernel as Triton of a tested version makes them, and no interpreted one."""
+    import triton
+
+    numbers = re.match(r"(\d+)\.(\d+)", triton.__version__)
+    first, last = TESTED
+    if numbers is None or not first <= (int(numbers[1]), int(numbers[2])) <= last:
+        return False
+    return all(
+        hasattr(kernel, name)
+        for name in ("pre_run_hooks", "used_global_vals", "params", "device_caches")
+    )
+
+
+def _kind(argument: Any) -> object:
+    """All of an argument that its class follows from. Floats are one class whatever their value."""
+    kind = type(argument)
+    if kind is int:
+        return argument
+    if kind is float:
+        return float
+    if kind is Tensor or isinstance(argument, Tensor):
+        return (argument.dtype, argument.data_ptr() % _ALIGNMENT == 0)
+    try:  # a descriptor: its type, its elements and its block, and where it has one its layout
+        block, layout = tuple(argument.block_shape), getattr(argument, "layout", None)
+        return (kind, argument.base.dtype, block, layout)
+    except AttributeError:
+        return _UNKNOWN

@@ -1,0 +1,247 @@
+"""Decoding in torch: what pages hold, attention over caches of any length, the merging of parts,
+the appending of keys. What the kernels of a cache are judged by, and what serves CPU tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from flashgen.errors import InvalidArgument
+from flashgen.reference import attention as reference
+from flashgen.spec.features import PLAIN, Features
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Cache:
+    """Keys and values of a batch of sequences, each of a length of its own.
+
+    k (B, Hkv, capacity, d) and v (B, Hkv, capacity, d_v), in any strides; or, with a block_table
+    int32 (B, pages of a sequence), pools k (pages, Hkv, page_size, d) and v likewise: key j of
+    sequence b lies in slot j % page_size of page block_table[b, j // page_size]. lengths: int32
+    (B,), the keys of each sequence; what is beyond is never read. rows: int32 (B,) or None, the row
+    of k and v that is each sequence's, where there is no block_table; leftpad: int32 (B,) or None,
+    the place of each sequence's first key, up to which nothing is read: it has lengths - leftpad.
+    k_scale and v_scale, of elements float8_e4m3fn or int8: float32 (Hkv,), or (pages, Hkv) in any
+    strides, by which an element is multiplied.
+    """
+
+    k: Tensor
+    v: Tensor
+    lengths: Tensor
+    block_table: Tensor | None = None
+    rows: Tensor | None = None
+    leftpad: Tensor | None = None
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+
+    @property
+    def paged(self) -> bool:
+        """Whether keys and values lie in pages."""
+        return self.block_table is not None
+
+    @property
+    def capacity(self) -> int:
+        """Keys that each sequence has room for."""
+        size: int = self.k.shape[2]
+        return size if self.block_table is None else size * self.block_table.shape[1]
+
+    @property
+    def page_bits(self) -> int:
+        """log2 of the page size."""
+        return int(self.k.shape[2]).bit_length() - 1
+
+
+LARGEST: dict[torch.dtype, float] = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+"""The largest element of an 8-bit cache, by its type."""
+
+
+def quantized(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """X as elements of an 8-bit cache: to the nearest, ties to even, saturating."""
+    if dtype == torch.int8:
+        return x.nan_to_num().round().clamp(-128, 127).to(dtype)
+    return x.clamp(-LARGEST[dtype], LARGEST[dtype]).to(dtype)
+
+
+def scale_of(scale: Tensor, pages: Tensor | None) -> Tensor:
+    """A cache's scale as it meets K or V (Hkv, S, dim) of a sequence; pages (S) of its keys."""
+    if scale.ndim == 1 or pages is None:
+        return scale[:, None, None]
+    return scale[pages].transpose(0, 1)[..., None]
+
+
+def row_of(cache: Cache, number: int) -> int:
+    """The row of k and v that is a sequence's. Reads rows: it waits for a GPU. Raises
+    InvalidArgument for one that is not there.
+    """
+    if cache.rows is None:
+        return number
+    row, rows = int(cache.rows[number]), cache.k.shape[0]
+    if not 0 <= row < rows:
+        raise InvalidArgument(
+            f"cache_batch_idx must name rows of the cache, 0 to {rows - 1}: got {row}"
+        )
+    return row
+
+
+def pages_of(cache: Cache, number: int, first: int, end: int) -> Tensor:
+    """The page of each place [first, end) of a sequence, (end - first,). Reads the block table: it
+    waits for a GPU.
+    """
+    assert cache.block_table is not None
+    places = torch.arange(first, end, device=cache.k.device)
+    pages, held_ = cache.block_table[number].long()[places >> cache.page_bits], cache.k.shape[0]
+    if end > first and not 0 <= int(pages.min()) <= int(pages.max()) < held_:
+        raise InvalidArgument(
+            f"block_table must name pages of the pool, 0 to {held_ - 1}, for all keys of a "
+            f"sequence: got {int(pages.min())} to {int(pages.max())}"
+        )
+    return pages
+
+
+def held(cache: Cache) -> list[tuple[int, int]]:
+    """The places [first, end) at which each sequence has keys. Reads the lengths: it waits for a
+    GPU.
+    """
+    ends = [min(max(length, 0), cache.capacity) for length in cache.lengths.tolist()]
+    firsts = [0] * len(ends) if cache.leftpad is None else cache.leftpad.tolist()
+    return [(min(max(first, 0), end), end) for first, end in zip(firsts, ends, strict=True)]
+
+
+def sequence(cache: Cache, number: int, length: int) -> tuple[Tensor, Tensor]:
+    """K (1, Hkv, length, d) and V (1, Hkv, length, d_v) of the first places of one sequence."""
+    if cache.block_table is None:
+        row = row_of(cache, number)
+        return cache.k[row : row + 1, :, :length], cache.v[row : row + 1, :, :length]
+    pages = pages_of(cache, number, 0, length)[:: cache.k.shape[2]]
+
+    def gathered(pool: Tensor) -> Tensor:
+        taken = pool[pages].transpose(0, 1)  # (Hkv, pages, page_size, dim)
+        return taken.reshape(1, pool.shape[1], -1, pool.shape[3])[:, :, :length]
+
+    return gathered(cache.k), gathered(cache.v)
+
+
+def widened(cache: Cache, number: int, length: int) -> tuple[Tensor, Tensor]:
+    """sequence(), in float32 where the cache holds 8 bits: elements times their scales."""
+    k, v = sequence(cache, number, length)
+    if cache.k_scale is None or cache.v_scale is None:
+        return k, v
+    pages = None if cache.block_table is None else pages_of(cache, number, 0, length)
+    return k.float() * scale_of(cache.k_scale, pages), v.float() * scale_of(cache.v_scale, pages)
+
+
+def sequences(
+    q: Tensor, cache: Cache, features: Features = PLAIN
+) -> Iterator[tuple[int, Tensor, Tensor, Tensor, Features]]:
+    """Each sequence's number, Q (1, H, Sq, d), K, V and features, all of the keys that it has.
+    Reads the lengths: it waits for a GPU.
+    """
+    for number, (first, end) in enumerate(held(cache)):
+        k, v = (x[:, :, first:] for x in widened(cache, number, end))
+        own = features_of(features, number, first, end)
+        yield number, q[number : number + 1], k, v, own
+
+
+def features_of(features: Features, number: int, first: int, end: int) -> Features:
+    """The features of one sequence of a batch, whose keys are at places [first, end): its own bias,
+    of these keys, and slopes.
+    """
+    bias, slopes = features.bias, features.slopes
+    if bias is not None:
+        bias = bias if bias.shape[0] == 1 else bias[number : number + 1]
+        bias = bias if bias.shape[3] == 1 else bias[..., first:end]
+    if slopes is not None and slopes.ndim == 2:
+        slopes = slopes[min(number, slopes.shape[0] - 1)]
+    return features if features is PLAIN else replace(features, bias=bias, slopes=slopes)
+
+
+def attention(
+    q: Tensor, cache: Cache, *, scale: float, causal: bool, features: Features = PLAIN
+) -> tuple[Tensor, Tensor]:
+    """Attention of q (B, H, Sq, d) over a cache: O (B, H, Sq, d_v) of q's dtype, LSE (B, H, Sq)
+    float32.
+
+    causal: query i of a sequence sees key j where j <= i + its length - Sq. features: as of
+    attention over a sequence's own keys, but for the bias, whose last dimension is the capacity.
+    """
+    shape = (*q.shape[:3], cache.v.shape[3])
+    o, lse = q.new_empty(shape), q.new_empty(shape[:3], dtype=torch.float32)
+    for number, queries, k, v, own in sequences(q, cache, features):
+        diagonal = k.shape[2] - q.shape[2] if causal else None
+        one, of_one = reference.attention(
+            queries, k, v, scale=scale, diagonal=diagonal, features=own
+        )
+        o[number], lse[number] = one[0].to(q.dtype), of_one[0].float()
+    return o, lse
+
+
+def merge(o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """O (..., d_v) and LSE (...) of all parts from those of each: o (parts, ..., d_v), lse (parts,
+    ...), natural logarithm, in their own dtypes; a part of LSE -inf saw no key.
+    """
+    largest = lse.amax(0)
+    largest = torch.where(torch.isinf(largest), 0.0, largest)
+    weights = torch.exp(lse - largest)
+    total = weights.sum(0)
+    # 0 * NaN is NaN: what an empty part holds counts for nothing.
+    seen = torch.where((weights > 0)[..., None], o, 0.0)
+    merged = (weights[..., None] * seen).sum(0) / torch.where(total == 0, 1.0, total)[..., None]
+    return merged, largest + total.log()
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, *, interleaved: bool) -> Tensor:
+    """X (B, H, S, d) with its first 2 * cos.shape[1] elements rotated (RoFormer, arXiv 2104.09864).
+
+    cos and sin (positions, dim / 2) of any dtype; positions (B, S). Computed in float32, or in
+    float64 for such an x.
+    """
+    wide = x if x.dtype == torch.float64 else x.float()
+    half = cos.shape[1]
+    c, s = (table[positions].to(wide.dtype)[:, None] for table in (cos, sin))  # (B, 1, S, half)
+    if interleaved:
+        one, two = wide[..., 0 : 2 * half : 2], wide[..., 1 : 2 * half : 2]
+    else:
+        one, two = wide[..., :half], wide[..., half : 2 * half]
+    first, second = one * c - two * s, one * s + two * c
+    if interleaved:
+        turned = torch.stack((first, second), -1).flatten(-2)
+    else:
+        turned = torch.cat((first, second), -1)
+    return torch.cat((turned, wide[..., 2 * half :]), -1).to(x.dtype)
+
+
+def append(cache: Cache, k: Tensor, v: Tensor) -> None:
+    """Write k (B, Hkv, S, d) and v (B, Hkv, S, d_v) behind the keys of each sequence, in place.
+
+    Key i of sequence b goes to place lengths[b] + i; those beyond the capacity are dropped. An
+    8-bit cache gets elements divided by their scales, quantized(). Raises InvalidArgument, with
+    nothing written, for rows and pages that are not there.
+    """
+    written: list[tuple[int, Tensor, Tensor | None]] = []
+    for number, length in enumerate(cache.lengths.tolist()):
+        first = max(length, 0)
+        end = max(first, min(first + k.shape[2], cache.capacity))
+        pages = None if cache.block_table is None else pages_of(cache, number, first, end)
+        row_of(cache, number)
+        written.append((number, torch.arange(first, end, device=k.device), pages))
+    for number, places, pages in written:
+        kept = len(places)
+        for held_, x, scale in (
+            (cache.k, k[number, :, :kept], cache.k_scale),
+            (cache.v, v[number, :, :kept], cache.v_scale),
+        ):
+            if scale is not None:
+                x = x if x.dtype == torch.float64 else x.float()
+                x = x / scale_of(scale, pages).to(x.dtype)
+            if held_.element_size() == 1:
+                # torch indexes no float8 in place: their bytes are moved.
+                x = quantized(x, held_.dtype).view(torch.int8)
+                held_ = held_.view(torch.int8)
+            if pages is None:
+                held_[row_of(cache, number)][:, places] = x
+            else:
+                held_[pages, :, places & (cache.k.shape[2] - 1)] = x.transpose(0, 1)

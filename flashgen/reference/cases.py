@@ -1,0 +1,183 @@
+"""The nasty shapes: cases a kernel must get right, and the tensors of each, drawn by a seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashgen.reference.block_masks import draw_mask
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.features import Features, Fp8
+from flashgen.spec.packed import Sequences
+from flashgen.spec.problem import Problem
+
+SOFTCAPS = (1.5, 50.0, 0.25, 6.0)
+"""Caps that cases take in turn, by seed: about the scores, far above them, and so low that nearly
+all are at it.
+"""
+
+BIAS_SHAPES = ("bhqk", "hqk", "k", "bh", "qk", "bq", "bhk")
+"""Dimensions in which a drawn bias is not broadcast; cases take them in turn, by seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One comparison to make: sizes, alignment of the causal mask, and how Q, K and V lie in
+    memory.
+
+    layout bhsd is contiguous; bshd has heads inside the sequence, as projections leave them; sliced
+    is cut out of larger tensors, so that no stride is what the shape suggests.
+    """
+
+    problem: Problem
+    alignment: str = "bottom_right"
+    layout: str = "bhsd"
+
+    def diagonal(self, spec: AttentionSpec) -> int | None:
+        """The diagonal offset of this case under the spec's mask."""
+        if not spec.causal:
+            return None
+        return 0 if self.alignment == "top_left" else self.problem.seq_k - self.problem.seq_q
+
+    @property
+    def longest(self) -> Problem:
+        """The sizes of its longest sequence."""
+        return self.problem
+
+    def sequences(self, device: torch.device | str) -> Sequences | None:
+        """Where its sequences are, if they are packed."""
+        return None
+
+    def __str__(self) -> str:
+        p = self.problem
+        return (
+            f"batch {p.batch}, heads {p.heads}/{p.kv_heads}, seq {p.seq_q}x{p.seq_k}, "
+            f"{self.alignment}, {self.layout}"
+        )
+
+
+def make_inputs(
+    spec: AttentionSpec, case: Case, seed: int, device: torch.device | str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Random normal Q, K and V for a case; the same for the same seed, on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    p, dtype = case.problem, getattr(torch, spec.operand_dtype)
+
+    def draw_heads(heads: int, seq: int, dim: int) -> Tensor:
+        x = draw((p.batch, heads, seq, dim), case.layout, generator)
+        return moved(x, dtype, device)
+
+    q = draw_heads(p.heads, p.seq_q, spec.head_dim)
+    k = draw_heads(p.kv_heads, p.seq_k, spec.head_dim)
+    return q, k, draw_heads(p.kv_heads, p.seq_k, spec.head_dim_v)
+
+
+def draw(shape: tuple[int, int, int, int], layout: str, generator: torch.Generator) -> Tensor:
+    """Standard normal numbers of this shape, (batch, heads, seq, dim), in a case's layout."""
+    batch, heads, seq, dim = shape
+    if layout == "bshd":
+        return torch.randn((batch, seq, heads, dim), generator=generator).transpose(1, 2)
+    if layout == "sliced":
+        x = torch.randn((batch, heads + 1, seq + 3, dim + 8), generator=generator)
+        return x[:, 1:, 2 : 2 + seq, 8:]
+    return torch.randn(shape, generator=generator)
+
+
+def moved(x: Tensor, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """X as another type on a device, its strides and what lies between its rows kept."""
+    base = x if x._base is None else x._base
+    base = base.to(device=device, dtype=dtype)
+    return base.as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+def make_features(
+    spec: AttentionSpec, case: Case, seed: int, device: torch.device | str
+) -> Features:
+    """The features of a spec, drawn for a case: a bias of a shape that the seed chooses, slopes of
+    ALiBi by batch and head or by head, dropout of a quarter, a window and a cap that the seed
+    chooses, sinks as large as scores.
+    """
+    generator = torch.Generator().manual_seed(seed + 1)
+    p, wide = case.problem, BIAS_SHAPES[seed % len(BIAS_SHAPES)]
+    sizes = zip("bhqk", (p.batch, p.heads, p.seq_q, p.seq_k), strict=True)
+    batch, heads, rows, keys = (size if letter in wide else 1 for letter, size in sizes)
+    bias = slopes = rng = None
+    packed = case.sequences(device)
+    if spec.bias != "none":
+        dtype = torch.float32 if spec.bias == "boolean" else getattr(torch, spec.dtype)
+        bias = moved(draw((batch, heads, rows, keys), case.layout, generator), dtype, device)
+    if spec.bias == "boolean" and bias is not None:
+        bias = bias > -0.5
+    if spec.alibi:
+        batches = p.batch if packed is None else packed.count
+        slopes = torch.rand((batches, p.heads), generator=generator).to(device)
+        slopes = slopes if seed % 2 else slopes[:1].squeeze(0).contiguous()
+    if spec.dropout:
+        rng = torch.randint(-(2**62), 2**62, (2,), generator=generator).to(device)
+    sinks = None
+    if spec.sink:
+        sinks = 2.0 * torch.randn(p.heads, generator=generator)
+        sinks = sinks.to(device, getattr(torch, spec.dtype) if seed % 2 else torch.float32)
+    return Features(
+        bias=bias,
+        slopes=slopes,
+        dropout_p=0.25 if spec.dropout else 0.0,
+        rng=rng,
+        window=windows(case.longest)[seed % len(windows(p))] if spec.window else None,
+        softcap=SOFTCAPS[seed % len(SOFTCAPS)] if spec.softcap else 0.0,
+        sinks=sinks,
+        sequences=packed,
+        fp8=make_fp8(spec, p, generator, device) if spec.fp8 else None,
+        block_mask=draw_mask(p, seed, device) if spec.block_mask else None,
+    )
+
+
+def make_fp8(
+    spec: AttentionSpec, problem: Problem, generator: torch.Generator, device: torch.device | str
+) -> Fp8:
+    """Factors of an fp8 call from 1/2 to 2, of each head of each batch."""
+    shape = (3, problem.batch, problem.kv_heads)
+    drawn = torch.exp2(2.0 * torch.rand(shape, generator=generator) - 1.0).to(device)
+    q_descale, k_descale, v_descale = drawn.unbind()
+    return Fp8(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, dtype=spec.dtype)
+
+
+def windows(problem: Problem) -> tuple[tuple[int, int], ...]:
+    """The windows that find mistakes: nothing but the diagonal, one side alone, narrower than a
+    tile, wider than one, beyond all lengths.
+    """
+    far, keys = problem.seq_q + problem.seq_k, problem.seq_k
+    return (
+        (3 * keys // 4, keys // 2),
+        (keys // 2, -1),
+        (5, 2),
+        (0, 0),
+        (-1, keys // 4),
+        (17, keys // 3),
+        (far + 3, 5 * far),
+    )
+
+
+def nasty_cases(br: int, bc: int) -> tuple[Case, ...]:
+    """The shapes that find mistakes for tiles of br by bc: 1, a tile less one, a tile, one more,
+    primes; Sq below and above Sk, both alignments, grouped heads, permuted and sliced memory.
+    """
+
+    def case(sq: int, sk: int, heads: int = 1, kv: int = 1, **options: str) -> Case:
+        problem = Problem(batch=1, heads=heads, kv_heads=kv, seq_q=sq, seq_k=sk)
+        return Case(problem=problem, **options)
+
+    return (
+        case(1, 1),
+        case(br - 1, bc - 1),
+        case(br, bc),
+        case(br + 1, bc + 1, alignment="top_left"),
+        case(1, 2 * bc + 1),
+        case(br + 1, 1, alignment="top_left"),
+        case(2 * br + 1, bc, layout="bshd"),  # bottom-right, Sq > Sk: rows that see nothing
+        case(37, 3 * bc + 5, heads=4, kv=2, layout="bshd"),
+        case(2 * br + 3, 2 * bc + 7, heads=3, kv=1, layout="sliced", alignment="top_left"),
+        case(127, 131, heads=2, kv=2),
+    )

@@ -1,0 +1,1 @@
+"""What people look at: explanations, the HTML report, calibration, plots."""

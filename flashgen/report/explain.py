@@ -1,0 +1,388 @@
+"""Explain: which kernel serves a call, why it was chosen, what limits it, and why the others
+lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from flashgen import paths
+from flashgen.errors import FlashgenError
+from flashgen.estimate.estimate import PROTOCOL
+from flashgen.evaluate.evaluator import SLOW
+from flashgen.report import kernel_limits
+from flashgen.report.kernel_limits import Anatomy, dissect
+from flashgen.runtime.selection import Ladder
+from flashgen.search.decide import TIE
+from flashgen.search.evidence import ALL_STAGES, RIGHT_ALL_THE_SAME
+from flashgen.search.history import outcomes_of
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import Gpu
+from flashgen.spec.outcome import Outcome, Stage, Status, Timing
+from flashgen.spec.problem import workload
+from flashgen.table.entry import Entry
+from flashgen.table.show import Package
+from flashgen.table.table import Table
+from flashgen.tune.transfer import neighbours
+
+RIVALS, FAILURES = 5, 2
+"""Configs of the log that are named; so many of them that failed, where others are left."""
+
+SAME = 0.0005
+"""Times nearer to each other than this print as the same."""
+
+TIMED_STAGES: tuple[Stage, ...] = ("final", "timed", "rough")
+"""The most trusted first. Times of two stages do not compare."""
+
+FAILED: dict[Status, str] = {
+    Status.ILLEGAL: "is illegal",
+    Status.COMPILE_ERROR: "does not compile",
+    Status.COMPILE_CRASH: "crashes the compiler",
+    Status.TIMEOUT: "ran past its time limit",
+    Status.OUT_OF_RESOURCES: "does not fit",
+    Status.SPILLS: "spills",
+    Status.SERIALIZED: "has its matrix instructions serialized",
+    Status.NO_OVERLAP: "does not overlap",
+    Status.WRONG: "is wrong",
+    Status.RUN_ERROR: "failed when it ran",
+    Status.CRASHED: "crashed when it ran",
+    Status.QUARANTINED: "is in quarantine",
+    Status.UNSTEADY: "was never timed at a steady clock",
+}
+"""What keeps a config from being chosen; the outcome's detail says more."""
+
+
+class History:
+    """The outcomes of one entry's search: those that its figures compare with, and no others."""
+
+    def __init__(self, outcomes: Iterable[Outcome]) -> None:
+        self._known = {(outcome.config, outcome.stage): outcome for outcome in outcomes}
+
+    @property
+    def configs(self) -> list[KernelConfig]:
+        """Every config there is an outcome of, in the order of the log."""
+        return list(dict.fromkeys(config for config, _ in self._known))
+
+    def timing(self, config: KernelConfig, stage: Stage) -> Timing | None:
+        """The time that a stage found."""
+        found = self._known.get((config, stage))
+        return found.timing if found else None
+
+    def last_timing(self, config: KernelConfig) -> Timing | None:
+        """The most trusted time there is of a config."""
+        times = (self.timing(config, stage) for stage in TIMED_STAGES)
+        return next((timing for timing in times if timing), None)
+
+    def least_us(self) -> float:
+        """The least time of a config that failed nowhere, in microseconds; infinite without."""
+        times = (self.last_timing(c) for c in self.configs if self.failure(c) is None)
+        return min((timing.median_us for timing in times if timing), default=math.inf)
+
+    def failure(self, config: KernelConfig) -> Outcome | None:
+        """What ended a config, if anything did."""
+        outcomes = (self._known.get((config, stage)) for stage in ALL_STAGES)
+        ended = (o for o in outcomes if o and not o.ok and o.status not in RIGHT_ALL_THE_SAME)
+        return next(ended, None)
+
+    def twin_failure(self, config: KernelConfig) -> Outcome | None:
+        """What ended a config's pointer twin, so that neither could be chosen."""
+        twin = config.pointer_twin()
+        found = self.failure(twin) if twin != config else None
+        return None if found is None or found.status in SLOW else found
+
+    def fact(self, config: KernelConfig, name: str) -> int | None:
+        """A figure of the compiler's: registers or spill_bytes."""
+        outcomes = (self._known.get((config, stage)) for stage in ALL_STAGES)
+        values = (getattr(outcome, name) for outcome in outcomes if outcome)
+        return next((value for value in values if value is not None), None)
+
+    def tally(self) -> str:
+        """What became of all configs, in a few words: "60 configs: 52 timed, 8 spills"."""
+        ends: Counter[str] = Counter()
+        for config in self.configs:
+            failed = self.failure(config)
+            timed = "timed" if self.last_timing(config) else "not timed"
+            ends[str(failed.status) if failed else timed] += 1
+        return f"{len(self.configs)} configs: " + ", ".join(
+            f"{number} {end}" for end, number in ends.most_common()
+        )
+
+
+def history_of(log: Path, table: Table, entry: Entry) -> tuple[History, list[str]]:
+    """The History of an entry of `table` from a log, and sentences on what is amiss with that.
+
+    Outcomes of another Triton or protocol than the entry's run, or of other sizes, are left out.
+    """
+    notes: list[str] = []
+    if not log.exists():
+        return History(()), [f"rivals are not known: there is no log {log}"]
+    try:
+        outcomes = outcomes_of(log, notes.append)
+    except FlashgenError as error:
+        return History(()), [f"rivals are not known: {error}"]
+    run, result = table.run_of(entry), entry.result
+
+    def belongs(outcome: Outcome) -> bool:
+        if (outcome.spec, outcome.triton) != (entry.spec, run.triton):
+            return False
+        found = outcome.problem, outcome.protocol, outcome.source
+        return outcome.stage in ("compile", "check") or found in (
+            (result.problem, run.protocol, result.source),
+            (result.problem, run.protocol, "untimed"),
+        )
+
+    history = History(filter(belongs, outcomes))
+    if not history.configs:
+        notes.append(f"rivals are not known: {log} holds nothing of this search")
+    return history, notes
+
+
+def rivals(history: History, entry: Entry) -> list[KernelConfig]:
+    """Up to RIVALS configs to name: the fastest after winner and runners-up, and a few failures.
+
+    Of the failures, one a kind: those that have most in common with the winner.
+    """
+    named = {entry.config, *(other.config for other in entry.runners_up)}
+    others = [config for config in history.configs if config not in named]
+    times = {c: t for c in others if (t := history.last_timing(c)) and not history.failure(c)}
+    fastest = sorted(times, key=lambda config: times[config].median_us)
+    kinds: dict[Status, KernelConfig] = {}
+    for config in sorted(others, key=lambda config: _differences(config, entry.config)):
+        failed = history.failure(config)
+        if failed is not None:
+            kinds.setdefault(failed.status, config)
+    failures = list(kinds.values())
+    room = RIVALS - min(FAILURES, len(failures))
+    chosen = fastest[:room] + failures
+    return (chosen + fastest[room:])[:RIVALS]
+
+
+def _differences(one: KernelConfig, other: KernelConfig) -> int:
+    names = [field.name for field in fields(KernelConfig)]
+    return sum(getattr(one, name) != getattr(other, name) for name in names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """A config that lost: its time and the winner's, from the same stage where the log has both.
+
+    within_spread: its samples reach down to the winner's.
+    """
+
+    config: KernelConfig
+    us: float | None
+    winner_us: float | None
+    within_spread: bool = False
+
+    @property
+    def slower(self) -> float | None:
+        """By how much it is slower than the winner: 0.04 is 4 %; negative if it is faster."""
+        return self.us / self.winner_us - 1 if self.us and self.winner_us else None
+
+
+def loss_of(
+    config: KernelConfig, entry: Entry, history: History, table_us: float | None = None
+) -> Loss:
+    """How a config's time compares; table_us is what the table has of it, if it is a runner-up."""
+    for stage in TIMED_STAGES:
+        mine, best = history.timing(config, stage), history.timing(entry.config, stage)
+        if mine and best:
+            return Loss(
+                config=config,
+                us=mine.median_us,
+                winner_us=best.median_us,
+                within_spread=mine.low_us <= best.high_us,
+            )
+    last = history.last_timing(config)
+    us = table_us if table_us is not None or last is None else last.median_us
+    return Loss(config=config, us=us, winner_us=entry.result.median_us)
+
+
+def why_lost(
+    loss: Loss, entry: Entry, history: History, neighbours: tuple[KernelConfig, ...] | None
+) -> str:
+    """Why a config was not chosen, in a few words.
+
+    neighbours: configs of the entries that search/decide.py counts in a tie; None if the entry was
+    chosen before ties were broken so.
+    """
+    failed = history.failure(loss.config)
+    if failed is not None:
+        return (
+            f"{FAILED[failed.status]}: {failed.detail}" if failed.detail else FAILED[failed.status]
+        )
+    slower = loss.slower
+    if slower is None:
+        return "not timed, and later in the order of the seeds"
+    words = f"{slower:.1%} slower" if slower >= 0 else f"{-slower:.1%} faster"
+    if abs(slower) < SAME:
+        words = "as fast"
+    twin = history.twin_failure(loss.config)
+    if twin is not None and slower < TIE - 1:
+        return f"{words}, but its pointer twin {FAILED[twin.status]}"
+    if entry.result.source == "measured":
+        if slower < 0:
+            return f"{words}, but not beyond the spread of what it had to beat"
+        return words + (", within the spread" if loss.within_spread else "")
+    assert loss.us is not None  # or slower would be None
+    tied = loss.us <= TIE * min(history.least_us(), loss.winner_us or loss.us)
+    if tied and neighbours is not None:
+        return f"{words}, a tie: {_why_tie_broken(loss.config, entry, history, neighbours)}"
+    return words
+
+
+def _why_tie_broken(
+    config: KernelConfig, entry: Entry, history: History, neighbours: tuple[KernelConfig, ...]
+) -> str:
+    """Why the winner was preferred among equal estimates, by the rule of search/decide.py."""
+    if history.fact(config, "spill_bytes") and not history.fact(entry.config, "spill_bytes"):
+        return "the winner spills nothing"
+    ours, theirs = neighbours.count(entry.config), neighbours.count(config)
+    if ours > theirs:
+        return f"{ours} neighbours share the winner's config, {theirs} this one"
+    registers = history.fact(config, "registers")
+    if ours == theirs and registers is not None and registers > entry.registers:
+        return f"the winner has fewer registers, {entry.registers}, not {registers}"
+    return "the winner was preferred as the more robust"
+
+
+WORTH_SAYING = 0.05
+"""Shares of two kernels that differ by less are not set against each other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A call to explain: its spec and keys, the GPU it is served as, the folder of the tables."""
+
+    spec: AttentionSpec
+    seq: int
+    gpu: Gpu
+    out: Path
+
+
+def explanation(
+    asked: Question, found: Ladder, package: Package, table: Table | None
+) -> Iterator[str]:
+    """Lines, indented by what they belong to, as they become known: compiling takes seconds.
+
+    table is that of the GPU whose entry was found, if there is one.
+    """
+    choice = found.rungs[0].choice
+    entry = table.find(choice.spec, choice.bucket) if table and choice.bucket else None
+    yield from _served(asked, found, package, entry)
+    # An entry is explained on the GPU that it was timed on: a relative's, where that serves.
+    gpu = table.gpu if table and entry else asked.gpu
+    problem = entry.result.problem if entry else workload(choice.spec, max(1, asked.seq))
+    with _cache(asked.out) as cache:
+        yield ""
+        whole = dissect(choice.spec, choice.config, problem, gpu, cache)
+        yield from _indented(_figures(whole, entry, choice.config, gpu))
+        if table is not None and entry is not None:
+            yield ""
+            yield from _indented(_others(asked.out, table, entry, whole, cache))
+
+
+def _served(asked: Question, found: Ladder, package: Package, entry: Entry | None) -> Iterator[str]:
+    """Which kernel, on which rung, by which evidence; and what was passed over."""
+    first = found.rungs[0]
+    choice = first.choice
+    timing = "" if choice.median_us is None else f", {choice.median_us:.1f} us"
+    if timing and entry is not None:
+        ran = entry.result.problem
+        timing += f" at batch {ran.batch}, heads {ran.heads}, seq {ran.seq_k} on {first.slug}"
+    file = "defaults.py" if first.rung == "default" else "table.py"
+    lies = f"from {package.folder / file}"
+    if first.rung == "rendered":
+        lies = "its text is written to the user's cache by the first call"
+    elif package.is_stale(choice):
+        timing += ", stale"
+    yield f"{asked.spec.name} on {asked.gpu.slug}: {choice.kernel}"
+    yield f"  {first.rung}: {first.reason}"
+    yield f"  {choice.source}{timing}; {lies}"
+    if entry is not None and entry.result.source == "untimed":
+        yield (
+            "  chosen by rule, not by time: the first in the order of the seeds that is legal, "
+            "spills nothing in its loops and is right"
+        )
+    yield from (f"  skipped {sentence}" for sentence in found.skipped)
+
+
+def _figures(whole: Anatomy, entry: Entry | None, config: KernelConfig, gpu: Gpu) -> Iterator[str]:
+    """What a kernel takes and what limits it; by the entry's figures if it cannot be compiled."""
+    yield from kernel_limits.describe(whole)
+    if whole.compiled is not None:
+        made = whole.compiled
+        yield from kernel_limits.occupancy(
+            made.registers, made.shared_bytes, config.block_warps, gpu, spill_bytes=made.spill_bytes
+        )
+    elif entry is not None:
+        yield from kernel_limits.occupancy(
+            entry.registers, entry.shared_bytes, config.block_warps, gpu
+        )
+
+
+def _others(out: Path, table: Table, entry: Entry, whole: Anatomy, cache: Path) -> Iterator[str]:
+    """Each runner-up of an entry and each rival of its log, and below it why it lost."""
+    history, notes = history_of(paths.log_file(out, table.gpu.slug), table, entry)
+    alike = None
+    if entry.result.source == "estimated" and table.run_of(entry).protocol != PROTOCOL:
+        yield "(the table's estimates are of an older model: tune again)"
+    else:
+        alike = neighbours(table, entry.spec, entry.bucket)
+    held = {other.config: other for other in entry.runners_up}
+    for config in (*held, *rivals(history, entry)):
+        other = held.get(config)
+        yield f"{'runner-up' if other else 'rival'}: {config.label}"
+        loss = loss_of(config, entry, history, other.median_us if other else None)
+        reason = why_lost(loss, entry, history, alike)
+        if history.failure(config) is not None:
+            yield f"  {reason}"
+            continue
+        source = other.source if other else entry.result.source
+        time = "" if loss.us is None else f", {loss.us:.1f} us"
+        its = Anatomy()
+        if loss.slower is not None:
+            its = dissect(entry.spec, config, entry.result.problem, table.gpu, cache)
+        yield "  " + "; ".join((f"{source}{time}: {reason}", *_compared(its, whole)))
+    if history.configs:
+        yield f"its log has {history.tally()}"
+    yield from notes
+
+
+def _compared(its: Anatomy, winner: Anatomy) -> Iterator[str]:
+    """What limits a kernel, and where it stands apart from the winner."""
+    if its.usage is None or winner.usage is None or not its.replay or not winner.replay:
+        return
+    names, share = kernel_limits.limits(its.usage)
+    yield f"limited by {names}, {share:.0%}"
+    for what, mine, best in (
+        ("matrix busy", its.usage.matrix, winner.usage.matrix),
+        ("exp2 under wgmma", its.exp2_under_matrix, winner.exp2_under_matrix),
+    ):
+        if mine is not None and best is not None and abs(mine - best) >= WORTH_SAYING:
+            yield f"{what} {mine:.0%}, the winner's {best:.0%}"
+    mine_blocks, best_blocks = its.replay.residents, winner.replay.residents
+    if mine_blocks != best_blocks:
+        yield f"{kernel_limits.count(mine_blocks)} an SM, the winner's {best_blocks}"
+
+
+@contextlib.contextmanager
+def _cache(out: Path) -> Iterator[Path]:
+    """The compile cache of `out` if there is one, else a folder for this command alone."""
+    kept = paths.state_dir(out) / "compiled"
+    if kept.is_dir():
+        yield kept
+        return
+    with tempfile.TemporaryDirectory(prefix="flashgen-explain-") as folder:
+        yield Path(folder)
+
+
+def _indented(lines: Iterator[str]) -> Iterator[str]:
+    return (f"  {line}" for line in lines)

@@ -1,0 +1,323 @@
+"""Dispatcher: attention() for tensors, on the kernels of one generated package.
+
+A spec is resolved once per device and bucket into a launcher; later calls find it with one
+dictionary look-up. Nothing is ever timed here, so two ranks with one table choose alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from flashgen.runtime import autograd, cpu, registry, torch_modes
+from flashgen.runtime.autograd import Passes
+from flashgen.runtime.call import Call, Causal, agree, check_plain, check_tensors, scale_of
+from flashgen.runtime.call_cache import Repeats
+from flashgen.runtime.choice import Choice
+from flashgen.runtime.decode import Beside, Decoder
+from flashgen.runtime.explanation import Explanation, digest, explain, explain_decode
+from flashgen.runtime.general_path import Asked, Featured
+from flashgen.runtime.kv_cache import Appender
+from flashgen.runtime.resolver import Resolver, addressable, key
+from flashgen.runtime.selection import Served
+from flashgen.spec.block_mask import BlockMask
+from flashgen.spec.features import PLAIN, Window, limits_of
+from flashgen.spec.from_call import diagonal_of
+from flashgen.spec.vocabulary import Direction
+
+
+class Dispatcher:
+    """Serves attention from `package`.kernels by the choices of `package`.table."""
+
+    def __init__(
+        self,
+        *,
+        package: str,
+        archs: Mapping[str, str],
+        choices: Mapping[str, tuple[Choice, ...]],
+        defaults: tuple[Choice, ...],
+    ) -> None:
+        self.served = Served(archs=archs, choices=choices, defaults=defaults)
+        self.resolver = Resolver(package, self.served)
+        self._launchers = self.resolver.plain
+        self.passes = Passes(self.resolver)
+        self.featured = Featured(package, self.resolver, self.passes)
+        self.repeats = Repeats()
+        self.decoder = Decoder(self.resolver)
+        self.appender = Appender(self.resolver)
+        registry.register(package, self)
+
+    @overload
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: Causal = ..., scale: float | None = ...,
+        bias: Tensor | None = ..., alibi_slopes: Tensor | None = ..., dropout_p: float = ...,
+        window: Window | None = ..., softcap: float | None = ..., sinks: Tensor | None = ...,
+        block_mask: BlockMask | None = ..., deterministic: bool = ..., precision: str = ...,
+        return_lse: Literal[False] = ...,
+    ) -> Tensor: ...  # fmt: skip
+
+    @overload
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: Causal = ..., scale: float | None = ...,
+        bias: Tensor | None = ..., alibi_slopes: Tensor | None = ..., dropout_p: float = ...,
+        window: Window | None = ..., softcap: float | None = ..., sinks: Tensor | None = ...,
+        block_mask: BlockMask | None = ..., deterministic: bool = ..., precision: str = ...,
+        return_lse: Literal[True],
+    ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: Causal = False,
+        scale: float | None = None,
+        bias: Tensor | None = None,
+        alibi_slopes: Tensor | None = None,
+        dropout_p: float = 0.0,
+        window: Window | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        block_mask: BlockMask | None = None,
+        deterministic: bool = True,
+        precision: str = "ieee",
+        return_lse: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Exact attention, softmax(scale * Q K^T + bias) V.
+
+        q (batch, heads, seq_q, head_dim), k (batch, kv_heads, seq_k, head_dim) and v (batch,
+        kv_heads, seq_k, head_dim_v), float16, bfloat16 or float32, in any strides; kv_heads divides
+        heads. causal: True or "bottom_right" (the last query sees the last key), "top_left", or
+        False. scale: 1/sqrt(head_dim) unless given. bias: broadcastable to (batch, heads, seq_q,
+        seq_k); a float one is added, of a boolean one True lets a query attend. alibi_slopes:
+        float32 (heads,) or (batch, heads), ALiBi. dropout_p: the probability with which an element
+        of P is dropped, whether or not gradients are computed. window: (left, right), how many keys
+        a query sees to the left and to the right of its own, the causal diagonal or, without a
+        causal mask, the bottom-right one; None or -1 is no end. softcap: the scores become
+        softcap * tanh(score / softcap), before bias and masks; 0 or None is no cap. sinks:
+        (heads,), float32 or of the dtype of q, a score that each row of a head sums beside its
+        keys'. block_mask: of flashgen.runtime.block_mask, which queries see which keys; then causal
+        is False, and there are neither window nor bias.
+        deterministic: False admits a backward that adds dQ up in any order. precision: how float32
+        is multiplied, "ieee" or "tf32".
+
+        Returns O (batch, heads, seq_q, head_dim_v), with return_lse also LSE (batch, heads, seq_q),
+        float32, natural logarithm. A query with no key to attend has O = 0 and LSE = -inf, or its
+        sink. Both are differentiable, once, with respect to q, k, v, a float bias and sinks. Raises
+        InvalidArgument, a ValueError, naming the argument.
+        """
+        if window is not None or softcap is not None:
+            window, softcap = limits_of(window, softcap, causal=causal is not False)
+        if (
+            bias is not None or alibi_slopes is not None or dropout_p != 0.0
+            or window is not None or softcap is not None or sinks is not None
+            or block_mask is not None or torch_modes.special(q)
+        ):  # fmt: skip
+            asked = Asked(
+                causal=causal, scale=scale, bias=bias, alibi_slopes=alibi_slopes,
+                dropout_p=dropout_p, window=window, softcap=softcap, sinks=sinks,
+                block_mask=block_mask, deterministic=deterministic, precision=precision,
+            )  # fmt: skip
+            o, lse = self.featured.attention(q, k, v, asked)
+            return (o, lse) if return_lse else o
+        again = self.repeats.find(q, k, v, causal, scale, precision)
+        if again is not None and (found := again(q, k, v, deterministic)) is not None:
+            return found if return_lse else found[0]
+        launcher = None
+        if isinstance(precision, str) and agree(q, k, v):
+            launcher = self._launchers.get(key(q, v, causal is not False, precision))
+        if launcher is None:
+            check_tensors(q=q, k=k, v=v)
+            check_plain(k=k, v=v)
+            launcher = self.resolver.forward(q, k, v, causal, precision)
+        number = scale_of(scale, q.shape[3])
+        diagonal = diagonal_of(causal, q.shape[2], k.shape[2])
+        call = Call(causal=causal, scale=number, precision=precision, deterministic=deterministic)
+        if launcher is None:
+            o, maybe = cpu.attention(q, k, v, call, return_lse=return_lse)
+            return o if maybe is None else (o, maybe)
+        addressed = addressable(q) and addressable(k) and addressable(v)
+        if not addressed:
+            q, k, v = self.resolver.all_addressed(q, k, v)
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            o, lse = autograd.attention(self.passes, call, q, k, v, PLAIN)
+        else:
+            o, lse = launcher(q, k, v, number, diagonal)
+        if addressed and again is None:
+            lasting = call if deterministic else replace(call, deterministic=True)
+            options = (causal, scale, precision)
+            self.repeats.keep(launcher, self.passes, lasting, (q, k, v, o, lse), options)
+        return (o, lse) if return_lse else o
+
+    @overload
+    def decode(
+        self, q: Tensor, k: Tensor, v: Tensor, *, lengths: Tensor | None = ...,
+        block_table: Tensor | None = ..., cache_batch_idx: Tensor | None = ...,
+        cache_leftpad: Tensor | None = ..., k_scale: Tensor | None = ...,
+        v_scale: Tensor | None = ..., causal: Causal = ..., scale: float | None = ...,
+        bias: Tensor | None = ..., alibi_slopes: Tensor | None = ..., window: Window | None = ...,
+        softcap: float | None = ..., sinks: Tensor | None = ..., precision: str = ...,
+        return_lse: Literal[False] = ...,
+    ) -> Tensor: ...  # fmt: skip
+
+    @overload
+    def decode(
+        self, q: Tensor, k: Tensor, v: Tensor, *, lengths: Tensor | None = ...,
+        block_table: Tensor | None = ..., cache_batch_idx: Tensor | None = ...,
+        cache_leftpad: Tensor | None = ..., k_scale: Tensor | None = ...,
+        v_scale: Tensor | None = ..., causal: Causal = ..., scale: float | None = ...,
+        bias: Tensor | None = ..., alibi_slopes: Tensor | None = ..., window: Window | None = ...,
+        softcap: float | None = ..., sinks: Tensor | None = ..., precision: str = ...,
+        return_lse: Literal[True],
+    ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+
+    def decode(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        lengths: Tensor | None = None,
+        block_table: Tensor | None = None,
+        cache_batch_idx: Tensor | None = None,
+        cache_leftpad: Tensor | None = None,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
+        causal: Causal = True,
+        scale: float | None = None,
+        bias: Tensor | None = None,
+        alibi_slopes: Tensor | None = None,
+        window: Window | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        precision: str = "ieee",
+        return_lse: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Exact attention of few queries over a cache of keys and values (Flash-Decoding).
+
+        q (batch, heads, seq_q, head_dim), float16, bfloat16 or float32; seq_q is 1, or the few
+        queries of speculative decoding. Either k (batch, kv_heads, capacity, head_dim) and v
+        (batch, kv_heads, capacity, head_dim_v); or, with block_table, int32 (batch, pages of a
+        sequence), pools k (pages, page_size, kv_heads, head_dim) and v likewise, page_size a power
+        of two: key j of sequence b is in slot j % page_size of page block_table[b, j // page_size].
+        All in any strides. kv_heads divides heads. lengths: int32 (batch,), the keys of each
+        sequence, those of the new queries included; without, every sequence fills the cache. One
+        above the capacity is as the capacity, one below 0 as 0; what lies beyond is not read.
+        cache_batch_idx: int32 (batch,), the row of k and v that is each sequence's; they may then
+        have any batch size. cache_leftpad: int32 (batch,), the place of each sequence's first key:
+        its keys are those from there up to its length. k and v may be float8_e4m3fn or int8, q then
+        float16 or bfloat16, with k_scale and v_scale, float32 (kv_heads,) or, in pages, (pages,
+        kv_heads), each positive, by which elements are multiplied. causal: query i sees key j where
+        j <= i + length - seq_q. scale: 1/sqrt(head_dim) unless given.
+
+        bias, broadcastable to (batch, heads, seq_q, capacity), alibi_slopes, window, softcap and
+        sinks: as attention() takes them, the diagonal being length - seq_q. Keys outside a window
+        are not read. precision: how float32 is multiplied, "ieee" or "tf32".
+
+        lengths, block_table, cache_batch_idx and cache_leftpad are read by the device, when the
+        kernels run: a CUDA graph of a call may be replayed with other values in them. Pages and
+        rows that they name must exist: nothing checks.
+
+        Returns O (batch, heads, seq_q, head_dim_v), with return_lse also LSE (batch, heads, seq_q),
+        float32, natural logarithm. A query with no key to attend has O = 0 and LSE = -inf, or its
+        sink. There is no gradient. Raises InvalidArgument, a ValueError, naming the argument.
+        """
+        if window is not None or softcap is not None:
+            window, softcap = limits_of(window, softcap, causal=causal is not False)
+        if lengths is not None and not (
+            cache_batch_idx is not None or cache_leftpad is not None or k_scale is not None
+            or v_scale is not None or bias is not None or alibi_slopes is not None
+            or window is not None or softcap is not None or sinks is not None
+        ):  # fmt: skip
+            where = (lengths,) if block_table is None else (lengths, block_table)
+            found = self.decoder.repeats.run((q, k, v, *where), (causal, scale, precision))
+            if found is not None:
+                return found if return_lse else found[0]
+        o, lse = self.decoder.decode(
+            q, k, v,
+            Beside(
+                lengths=lengths, block_table=block_table, cache_batch_idx=cache_batch_idx,
+                cache_leftpad=cache_leftpad, k_scale=k_scale, v_scale=v_scale, bias=bias,
+                alibi_slopes=alibi_slopes, window=window, softcap=softcap, sinks=sinks,
+            ),
+            causal=causal, scale=scale, precision=precision,
+        )  # fmt: skip
+        return (o, lse) if return_lse else o
+
+    def serves_by_torch(self, device: torch.device) -> bool:
+        """Whether tensors of this device are left to torch: those of a CPU, unless interpreted."""
+        return self.resolver.left_to_torch(device)
+
+    def explain(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: Causal = False,
+        scale: float | None = None,
+        bias: Tensor | None = None,
+        alibi_slopes: Tensor | None = None,
+        dropout_p: float = 0.0,
+        window: Window | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        block_mask: BlockMask | None = None,
+        deterministic: bool = True,
+        precision: str = "ieee",
+        return_lse: bool = False,
+        direction: Direction = "forward",
+    ) -> Explanation:
+        """Which kernel attention() would run for these tensors and arguments, from where, and why;
+        that of a backward direction too. Launches nothing. Raises InvalidArgument.
+        """
+        asked = Asked(
+            causal=causal, scale=scale, bias=bias, alibi_slopes=alibi_slopes, dropout_p=dropout_p,
+            window=window, softcap=softcap, sinks=sinks, block_mask=block_mask,
+            deterministic=deterministic, precision=precision,
+        )  # fmt: skip
+        return explain(self.resolver, q, k, v, asked, direction)
+
+    def explain_decode(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        lengths: Tensor | None = None,
+        block_table: Tensor | None = None,
+        cache_batch_idx: Tensor | None = None,
+        cache_leftpad: Tensor | None = None,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
+        causal: Causal = True,
+        scale: float | None = None,
+        bias: Tensor | None = None,
+        alibi_slopes: Tensor | None = None,
+        window: Window | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        precision: str = "ieee",
+        return_lse: bool = False,
+    ) -> Explanation:
+        """Which split kernel decode() would run for these tensors and arguments, from where, and
+        why. Launches nothing. Raises InvalidArgument.
+        """
+        beside = Beside(
+            lengths=lengths, block_table=block_table, cache_batch_idx=cache_batch_idx,
+            cache_leftpad=cache_leftpad, k_scale=k_scale, v_scale=v_scale, bias=bias,
+            alibi_slopes=alibi_slopes, window=window, softcap=softcap, sinks=sinks,
+        )  # fmt: skip
+        options = (causal, scale, precision)
+        return explain_decode(self.resolver, self.decoder, q, k, v, beside, options)
+
+    def digest(self) -> str:
+        """sha256 of all that decides which kernel runs: equal on two ranks, they choose alike on
+        equal GPUs.
+        """
+        return digest(self.served)

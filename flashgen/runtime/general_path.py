@@ -1,0 +1,134 @@
+"""attention() with features, under autocast, transformed or traced: all but the plain call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashgen.errors import InvalidArgument
+from flashgen.runtime import autograd, cpu, operators, torch_modes
+from flashgen.runtime.autograd import Passes
+from flashgen.runtime.call import (
+    Call,
+    Causal,
+    Scalars,
+    agree,
+    check_block_mask,
+    check_plain,
+    check_tensors,
+    features_of,
+    in_four,
+    refuse_scale_gradient,
+    scale_of,
+    tensors_given,
+)
+from flashgen.runtime.resolver import Resolver
+from flashgen.spec.block_mask import BlockMask
+from flashgen.spec.features import PLAIN, UNBOUNDED, Features, Window, check_features, limits_of
+from flashgen.spec.from_call import from_tensors
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Asked:
+    """What a call asks beside q, k and v, as Dispatcher.attention describes it."""
+
+    causal: Causal = False
+    scale: float | None = None
+    bias: Tensor | None = None
+    alibi_slopes: Tensor | None = None
+    dropout_p: float = 0.0
+    window: Window | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    block_mask: BlockMask | None = None
+    deterministic: bool = True
+    precision: str = "ieee"
+
+    def call(self, q: Tensor) -> Call:
+        """What of it are options. Raises InvalidArgument for a scale that is none."""
+        return Call(
+            causal=self.causal,
+            scale=scale_of(self.scale, q.shape[-1] if q.ndim else 0),  # its shape is judged later
+            precision=self.precision,
+            deterministic=self.deterministic,
+        )
+
+    def scalars(self) -> Scalars:
+        """What of it are features, and no tensors. Raises InvalidArgument, naming the argument."""
+        window, softcap = limits_of(self.window, self.softcap, causal=self.causal is not False)
+        return Scalars(
+            dropout_p=self.dropout_p,
+            window=window,
+            softcap=softcap or 0.0,
+            block_mask=self.block_mask,
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Those of the features, by their arguments. Raises InvalidArgument for what is none."""
+        return tensors_given(bias=self.bias, alibi_slopes=self.alibi_slopes, sinks=self.sinks)
+
+    def features(self, rng: Tensor | None) -> Features:
+        """All features; rng: what modes.draw_rng gave."""
+        return features_of(in_four(self.bias), self.alibi_slopes, rng, self.sinks, self.scalars())
+
+
+class Featured:
+    """Serves such calls by the kernels that a resolver finds."""
+
+    def __init__(self, package: str, resolver: Resolver, passes: Passes) -> None:
+        self._package = package
+        self._resolver = resolver
+        self._passes = passes
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, asked: Asked) -> tuple[Tensor, Tensor]:
+        """O and LSE, as Dispatcher.attention describes them."""
+        check_tensors(q=q, k=k, v=v)
+        beside, slopes = asked.tensors(), asked.alibi_slopes
+        if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
+            raise InvalidArgument("alibi_slopes have no gradient: detach them")
+        refuse_scale_gradient(asked.scale)
+        if torch_modes.autocasts():
+            q, k, v = torch_modes.autocast(q), torch_modes.autocast(k), torch_modes.autocast(v)
+        rng = torch_modes.draw_rng(asked.dropout_p, q.device)
+        if not torch.compiler.is_compiling():
+            torch_modes.refuse_tangents(q, k, v, asked.bias, asked.sinks)
+        if asked.block_mask is not None:
+            check_block_mask(asked.block_mask, traced=torch_modes.traced(q))
+        if torch_modes.traced(q):
+            return self._traced(q, k, v, asked, rng)
+        check_plain(k=k, v=v, **beside)
+        call, features = asked.call(q), asked.features(rng)
+        self.check(q, k, v, call, features)
+        if self._resolver.left_to_torch(q.device):
+            o, maybe = cpu.attention(q, k, v, call, features=features, return_lse=True)
+            assert maybe is not None
+            return o, maybe
+        differentiated = torch.is_grad_enabled() and any(
+            x is not None and x.requires_grad for x in (q, k, v, features.bias, features.sinks)
+        )
+        if differentiated or torch_modes.transformed():
+            q, k, v = self._resolver.all_addressed(q, k, v)
+            return autograd.attention(self._passes, call, q, k, v, features)
+        return self._passes.forward(q, k, v, call, features)
+
+    def _traced(
+        self, q: Tensor, k: Tensor, v: Tensor, asked: Asked, rng: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """By the registered operators."""
+        causal, scalars = asked.causal, asked.scalars()
+        word = "none" if causal is False else "bottom_right" if causal is True else causal
+        o, lse = operators.attention_forward(
+            q, k, v, in_four(asked.bias), asked.alibi_slopes, rng, asked.sinks,
+            float(asked.dropout_p), *(scalars.window or (UNBOUNDED, UNBOUNDED)), scalars.softcap,
+            asked.scale, word, asked.precision, asked.deterministic, self._package,
+        )  # fmt: skip
+        return o, lse
+
+    def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features) -> None:
+        """Raise InvalidArgument, naming the argument, unless kernels can be asked this."""
+        if not agree(q, k, v) or not self._resolver.knows(q, v, call, features):
+            from_tensors(q, k, v, causal=call.causal, precision=call.precision, features=features)
+        elif features is not PLAIN:
+            check_features(features, q, k)

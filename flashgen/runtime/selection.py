@@ -1,0 +1,194 @@
+"""Which kernels may serve a call, best first. Pure: no torch, no GPU, no file.
+
+The rungs: the GPU's own entry of the bucket; its entry of the nearest bucket of the same spec; an
+entry of a relative, by alias or by architecture; the spec's default kernel, which is rendered when
+it is first asked for where generated/ ships none of its kind. Head dim and dtype never match
+loosely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from flashgen.errors import GeneratedError
+from flashgen.runtime.choice import Choice
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig, kernel_name
+from flashgen.spec.defaults import default_configs, default_spec, has_default
+from flashgen.spec.gpu import ALIASES, TARGETS, Gpu
+from flashgen.spec.legality import why_illegal
+from flashgen.spec.problem import BUCKETS, bucket_of
+from flashgen.spec.vocabulary import SHORT_DTYPE
+
+Rung = Literal["exact", "nearest_bucket", "relative", "default", "rendered"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """What generated/table.py holds: the architecture and choices of each table's GPU, and the
+    defaults.
+    """
+
+    archs: Mapping[str, str]
+    choices: Mapping[str, tuple[Choice, ...]]
+    defaults: tuple[Choice, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """A choice, the rung of the ladder it stands on, and why that rung, in one sentence."""
+
+    choice: Choice
+    rung: Rung
+    slug: str | None
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ladder:
+    """All selections that fit the GPU, best first, and the sentences for those that do not."""
+
+    rungs: tuple[Selection, ...]
+    skipped: tuple[str, ...]
+
+
+def ladder(served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int) -> Ladder:
+    """The ladder of a call with seq_k keys, served as the GPU `slug`, within the limits of `gpu`.
+
+    Raises GeneratedError where not even a default kernel fits.
+    """
+    rungs: list[Selection] = []
+    skipped: list[str] = []
+    for selection in _candidates(served, slug, gpu, spec, seq_k):
+        reason = why_unfit(selection.choice, gpu)
+        if reason is None:
+            rungs.append(selection)
+        else:
+            skipped.append(f"{selection.choice.kernel}: {reason}")
+    if not rungs:
+        raise GeneratedError(
+            f"generated/ holds no kernel for {spec.name} on {slug}; run: flashgen generate"
+        )
+    return Ladder(rungs=tuple(rungs), skipped=tuple(skipped))
+
+
+def why_unfit(choice: Choice, gpu: Gpu) -> str | None:
+    """Why this kernel, as compiled, cannot run on this GPU; None where it may."""
+    reason = why_illegal(choice.spec, choice.config, gpu)
+    if reason is not None:
+        return reason
+    if choice.shared_bytes is not None and choice.shared_bytes > gpu.shared_per_block:
+        return (
+            f"takes {choice.shared_bytes} bytes of shared memory: "
+            f"{gpu.slug} has {gpu.shared_per_block} a block"
+        )
+    threads = choice.config.block_warps * gpu.warp_size
+    if choice.registers is not None and choice.registers * threads > gpu.registers_per_sm:
+        return (
+            f"takes {choice.registers} registers in each of {threads} threads: {gpu.slug} has fewer"
+        )
+    return None
+
+
+def _candidates(
+    served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int
+) -> Iterator[Selection]:
+    bucket = bucket_of(seq_k)
+    for choice in _by_bucket(served, slug, spec, seq_k):
+        if choice.bucket == bucket:
+            reason = f"the entry of {slug} for seq_k in {bucket}"
+            yield Selection(choice=choice, rung="exact", slug=slug, reason=reason)
+        else:
+            reason = f"{slug} has no entry for seq_k in {bucket}; {choice.bucket} is the nearest"
+            yield Selection(choice=choice, rung="nearest_bucket", slug=slug, reason=reason)
+    for other in relatives(served.archs, slug, gpu):
+        for choice in _by_bucket(served, other, spec, seq_k):
+            how = "its alias" if ALIASES.get(slug) == other else f"{gpu.arch} too"
+            reason = f"no entry for {spec.name} on {slug}; {other} is {how}"
+            yield Selection(choice=choice, rung="relative", slug=other, reason=reason)
+    # tf32 is a licence, not an order: where no tf32 kernel runs, the ieee one does.
+    reason = f"no entry for {spec.name} on {slug} or a GPU like it; the default kernel serves"
+    asked = default_spec(spec)
+    for wanted in dict.fromkeys((asked, replace(asked, precision="ieee"))):
+        for choice in served.defaults:
+            if choice.spec == wanted:
+                yield Selection(choice=choice, rung="default", slug=None, reason=reason)
+        if not has_default(wanted):
+            for config in default_configs(wanted):
+                yield _rendered(wanted, config)
+
+
+def _rendered(spec: AttentionSpec, config: KernelConfig) -> Selection:
+    """A default kernel of a spec, not there yet: its digest is known once it is rendered."""
+    choice = Choice(
+        spec=spec,
+        bucket=None,
+        config=config,
+        kernel=kernel_name(spec, config),
+        digest="",
+        shared_bytes=None,
+        registers=None,
+        source="untimed",
+        median_us=None,
+    )
+    reason = f"generated/ ships no default for {spec.name}; it is rendered when first asked for"
+    return Selection(choice=choice, rung="rendered", slug=None, reason=reason)
+
+
+def prefers_fused(fused: Selection, dkv: Selection, dq: Selection) -> bool:
+    """Whether one fused kernel is faster than two, by figures that compare: all of one GPU's table,
+    one bucket and one source.
+    """
+    times = [selection.choice.median_us for selection in (fused, dkv, dq)]
+    origins = {(s.slug, s.choice.bucket, s.choice.source) for s in (fused, dkv, dq)}
+    if fused.slug is None or len(origins) > 1 or None in times:
+        return False
+    one, *two = (time for time in times if time is not None)
+    return one < sum(two)
+
+
+def _by_bucket(served: Served, slug: str, spec: AttentionSpec, seq_k: int) -> list[Choice]:
+    """A GPU's choices for a spec, nearest bucket first; of two as near, that of the longer
+    lengths.
+    """
+    here = BUCKETS.index(bucket_of(seq_k))
+
+    def distance(choice: Choice) -> tuple[int, int]:
+        assert choice.bucket is not None  # only a default serves every length
+        index = BUCKETS.index(choice.bucket)
+        return abs(index - here), -index
+
+    return sorted((c for c in served.choices.get(slug, ()) if c.spec == spec), key=distance)
+
+
+def relatives(archs: Mapping[str, str], slug: str, gpu: Gpu) -> list[str]:
+    """Other GPUs, of those of `archs`, whose entries may serve: the alias first, then those of the
+    architecture, by SM count.
+    """
+
+    def order(other: str) -> tuple[bool, int, str]:
+        apart = abs(TARGETS[other].sms - gpu.sms) if other in TARGETS else 0
+        return ALIASES.get(slug) != other, apart, other
+
+    related = [
+        s for s, a in archs.items() if s != slug and (a == gpu.arch or ALIASES.get(slug) == s)
+    ]
+    return sorted(related, key=order)
+
+
+def tune_command(spec: AttentionSpec, seq_k: int, target: str | None = None) -> str:
+    """The command that would give this spec and length an entry: on the GPU at hand, or offline."""
+    dims = str(spec.head_dim)
+    if spec.head_dim_v != spec.head_dim:
+        dims += f"x{spec.head_dim_v}"
+    dtype = "tf32" if spec.precision == "tf32" else SHORT_DTYPE[spec.dtype]
+    mask = "--causal" if spec.causal else "--no-causal"
+    where = "--gpu" if target is None else f"--target {target}"
+    if spec.direction != "forward":
+        where += f" --direction {spec.direction}"
+    where += spec.cache_options
+    words = "".join(f" --feature {word}" for word in spec.feature_words)
+    named = f"--dtype {dtype} --head-dim {dims} {mask} --seq {max(1, seq_k)}"
+    return f"flashgen tune {where} {named}{words}"

@@ -1,0 +1,219 @@
+"""The decisions of a search: the order in which configs are measured, and which one is chosen.
+
+Order on a GPU, a pure function of outcomes:
+
+  - Seeds without an estimate come first, in the order of the seeds, since only a GPU can judge
+    them.
+  - Then the promising configs, all within PROMISING of the least estimate, by estimate. Seeds and
+    the default are always promising. A promising config without an estimate keeps the place at
+    which it was proposed.
+  - The others follow by estimate.
+  - A config cannot win where the lower edge of its band, times the least measured/estimated ratio
+    so far, lies above the best measured time.
+
+Choice without a GPU: among configs within TIE of the best estimate, those that spill nothing come
+first, then those that most neighbours share, then those with fewer registers, then the lower
+estimate. The rest follow by estimate, and configs without an estimate come last.
+
+The rule of the final round: a challenger is chosen only if it beats both the incumbent and the
+default significantly; among several, the one with the least median. Otherwise the default is chosen
+if it beats the incumbent significantly, else the incumbent stays. The test compares the passes of
+the round in pairs, because both candidates of a pass ran at the same clock:
+
+  - Wilcoxon's signed-rank test (Biometrics Bulletin 1, 1945), one-sided, on the logarithms of the
+    ratios. It assumes no normal noise, and one disturbed pass counts as one.
+  - The null hypothesis is "not faster by SMALLEST_EFFECT". The position in a round biases a pass by
+    an amount that more passes do not average out, and a smaller gain is not worth a review.
+  - A challenger's p is the larger of its two comparisons. For the number of challengers, the
+    default against the incumbent among them, p values are corrected by Holm's step-down
+    (Scandinavian Journal of Statistics 6, 1979), so LEVEL bounds the chance of any mistake in a
+    round.
+
+Equal passes, or too few for LEVEL, prove nothing, and the incumbent stays. Records older than
+passes are compared by percentiles: a challenger wins if its 80th lies below the other's 20th.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from flashgen.errors import ToolchainError
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.outcome import Outcome, Timing
+
+LEVEL = 0.01
+"""One final round in a hundred, at most, may replace an incumbent by what is not faster. A table is
+of hundreds of rounds, over its life, and each mistake stays until somebody tunes again: 5 % would
+be felt. Ten passes, the least of a round, can still reach it with ten challengers."""
+
+SMALLEST_EFFECT = 0.005
+"""The share of its time by which a challenger must be faster, at least. Chosen, not measured."""
+
+LEAST_P = 1e-6
+"""Smaller ones are told as this: so far out neither noise nor the test is what it is taken for."""
+
+
+def choose(finals: Sequence[Outcome], held: Sequence[Outcome]) -> Outcome | None:
+    """The winner of a final round, by THE RULE. finals are sorted by median and include `held`.
+
+    held: the incumbent, if any, then the default, as far as they ran. None where nothing ran.
+    Raises ToolchainError where scipy is missing.
+    """
+    if not held:
+        return finals[0] if finals else None
+    beating = _beating(finals, held)
+    winner = next((o for o in finals if o not in held and o.config in beating), None)
+    incumbent, default = held[0], held[-1]
+    return winner or (default if default.config in beating else incumbent)
+
+
+def p_value(winner: Outcome, finals: Sequence[Outcome], held: Sequence[Outcome]) -> float | None:
+    """The p of a round's winner against the strongest of the others in `held`.
+
+    A challenger's is corrected, an incumbent's that stays is its own. None where nothing else was
+    held, or no passes are known.
+    """
+    others = [other for other in held if other.config != winner.config]
+    if not others or not _paired(finals):
+        return None
+    if winner.config == held[0].config:
+        return max(LEAST_P, _largest_p(winner, others))
+    return max(LEAST_P, _corrected(finals, held)[winner.config])
+
+
+@functools.lru_cache(maxsize=256)
+def p_faster(challenger: tuple[float, ...], other: tuple[float, ...]) -> float:
+    """The p of "not faster by SMALLEST_EFFECT", of microseconds of the same passes."""
+    shift = math.log1p(SMALLEST_EFFECT)
+    ratios = [math.log(a / b) + shift for a, b in zip(challenger, other, strict=True)]
+    if not any(ratios):
+        return 1.0
+    return float(_stats().wilcoxon(ratios, alternative="less").pvalue)
+
+
+def _beating(finals: Sequence[Outcome], held: Sequence[Outcome]) -> Collection[KernelConfig]:
+    """The challengers that beat all that are held; the default is one to the incumbent."""
+    if _paired(finals):
+        return [config for config, p in _corrected(finals, held).items() if p <= LEVEL]
+    return [
+        challenger.config
+        for challenger in _challengers(finals, held)
+        if all(_apart(challenger, other) for other in held if other.config != challenger.config)
+    ]
+
+
+def _challengers(finals: Sequence[Outcome], held: Sequence[Outcome]) -> list[Outcome]:
+    """All but the incumbent; where there is none, all but the default."""
+    return [outcome for outcome in finals if outcome.config != held[0].config]
+
+
+def _corrected(finals: Sequence[Outcome], held: Sequence[Outcome]) -> dict[KernelConfig, float]:
+    """Each challenger's p against the stronger of those it must beat, by Holm's step-down."""
+    alone = {
+        challenger.config: _largest_p(
+            challenger, [o for o in held if o.config != challenger.config]
+        )
+        for challenger in _challengers(finals, held)
+    }
+    least, corrected = 0.0, {}
+    for place, config in enumerate(sorted(alone, key=alone.__getitem__)):
+        least = max(least, min(1.0, (len(alone) - place) * alone[config]))
+        corrected[config] = least
+    return corrected
+
+
+def _largest_p(outcome: Outcome, others: Sequence[Outcome]) -> float:
+    return max(p_faster(outcome.passes_us, other.passes_us) for other in others)
+
+
+def _paired(finals: Sequence[Outcome]) -> bool:
+    """Whether all have times of the same passes."""
+    counts = {len(outcome.passes_us) for outcome in finals}
+    return len(counts) == 1 and all(o.passes_us and min(o.passes_us) > 0 for o in finals)
+
+
+def _apart(challenger: Outcome, other: Outcome) -> bool:
+    """Whether the challenger's band lies below the other's."""
+    if challenger.timing is None or other.timing is None:
+        return False
+    return challenger.timing.high_us < other.timing.low_us
+
+
+def _stats() -> Any:
+    """scipy.stats, imported when a round is decided: it takes a second."""
+    try:
+        return importlib.import_module("scipy.stats")
+    except ImportError:
+        raise ToolchainError(
+            "a final round is decided by scipy's rank test, and scipy is missing: "
+            "pip install 'flashgen[tune]'"
+        ) from None
+
+
+PROMISING = 1.5
+"""So many times the least estimate. An earlier study, with another model of one SM, saw none of 834
+landscapes lose its winner to this limit, and one to 1.3. They are not kept here, and with the
+model of estimate/sm.py nobody has looked again."""
+
+ENOUGH_RATIOS = 8
+"""Measured configs with an estimate, before the ratio of the two is believed."""
+
+TIE = 1.05
+"""Estimates closer to the best are not told apart: the estimator errs by more than this."""
+
+
+def median_us(timing: Timing | None) -> float:
+    """The median in microseconds; infinite where there is none."""
+    return timing.median_us if timing else math.inf
+
+
+def to_measure(
+    compiled: Sequence[Outcome], least_us: float, always: Collection[KernelConfig]
+) -> tuple[list[Outcome], list[Outcome]]:
+    """The promising and the postponed of these compiled configs, each in the order of measuring.
+
+    least_us is the least estimate that is known. always: configs that must be measured.
+    """
+
+    def slow(outcome: Outcome) -> bool:
+        far = outcome.estimate is not None and outcome.estimate.median_us > PROMISING * least_us
+        return far and outcome.config not in always
+
+    def blind_seed(outcome: Outcome) -> bool:
+        return outcome.estimate is None and outcome.config in always
+
+    rest = [outcome for outcome in compiled if not slow(outcome) and not blind_seed(outcome)]
+    ranked = iter(_ranked(outcome for outcome in rest if outcome.estimate))
+    promising = [next(ranked) if outcome.estimate else outcome for outcome in rest]
+    return [*filter(blind_seed, compiled), *promising], _ranked(filter(slow, compiled))
+
+
+def _ranked(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """In the order of their estimates."""
+    return sorted(outcomes, key=lambda outcome: median_us(outcome.estimate))
+
+
+def can_win(estimate: Timing | None, measured: Sequence[tuple[float, float]]) -> bool:
+    """Whether a config might be faster than all (estimated, measured) medians, in microseconds."""
+    if estimate is None or len(measured) < ENOUGH_RATIOS:
+        return True
+    ratio = min(actual / estimated for estimated, actual in measured)
+    return estimate.low_us * ratio <= min(actual for _, actual in measured)
+
+
+def by_estimate(timed: Sequence[Outcome], neighbours: Sequence[KernelConfig] = ()) -> list[Outcome]:
+    """The order of choice with no GPU: timing is the estimate. neighbours may name one twice."""
+    ordered = sorted(timed, key=lambda outcome: median_us(outcome.timing))
+    limit = TIE * median_us(ordered[0].timing) if ordered else 0.0
+    tied = [outcome for outcome in ordered if median_us(outcome.timing) <= limit < math.inf]
+
+    def robust(outcome: Outcome) -> tuple[float, ...]:
+        registers = math.inf if outcome.registers is None else outcome.registers
+        shared_by = neighbours.count(outcome.config)
+        return bool(outcome.spill_bytes), -shared_by, registers, median_us(outcome.timing)
+
+    return sorted(tied, key=robust) + ordered[len(tied) :]

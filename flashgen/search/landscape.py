@@ -1,0 +1,293 @@
+"""Landscapes: the times of all points of a space, as somebody recorded them, to try a search on.
+
+Three kinds of file, each gzipped or not:
+
+  - A log of flashgen (.jsonl), or what benchmarks/landscape.py wrote (.json): a landscape for each
+    spec and problem, and for each GPU, Triton, protocol and source. What was compiled and
+    never timed is no point of it.
+  - A cache of Kernel Tuner, finished or not (.json).
+  - T4, the results format of the auto-tuning community, which its hub of brute-forced spaces keeps
+    (.json). `dump` writes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import math
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flashgen.errors import FlashgenError, InvalidArgument
+from flashgen.search import Budget, Evaluation, Method, NoMinimum, minimize
+from flashgen.search.history import outcomes_of
+from flashgen.search.space import Point, check_space
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.outcome import Outcome, Stage, Status
+from flashgen.spec.space import legal_configs, seed_configs, tuned_default
+
+NEVER = 1e20
+"""What some versions of Kernel Tuner write for the time of a config that failed."""
+
+TRUST: dict[Stage, int] = {"rough": 0, "final": 1, "timed": 2}
+"""Which of a config's times counts, where a log has several: what most configs have, under one
+procedure."""
+
+NAMED_BY = ("device_name", "kernel_name", "problem_size")
+"""What a cache of Kernel Tuner is named by."""
+
+UNKNOWN = (Status.NO_ESTIMATE, Status.UNSTEADY, Status.QUARANTINED)
+"""Outcomes that say neither how long a config takes nor that it fails."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Landscape:
+    """Points in the order of their space, and for each a time in `unit` or None: it failed.
+
+    source: measured, estimated, or recorded, where a file does not say. seeds: numbers of the
+    points that a search is given to begin with. guesses: what a model said of each point before.
+    """
+
+    name: str
+    source: str
+    unit: str
+    points: tuple[Point, ...]
+    times: tuple[float | None, ...]
+    seeds: tuple[int, ...] = ()
+    guesses: tuple[float | None, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_space(self.points)
+        if not all(seed in range(len(self.points)) for seed in self.seeds):
+            raise InvalidArgument(
+                f"seeds are numbers of points, 0 to {len(self.points) - 1}: "
+                f"{self.name} has {', '.join(map(repr, self.seeds))}"
+            )
+        if not any(self.times):
+            raise InvalidArgument(f"a landscape needs a point with a time: {self.name} has none")
+
+    @property
+    def best(self) -> float:
+        """The least time."""
+        return min(time for time in self.times if time is not None)
+
+
+def read(path: Path, notice: Callable[[str], None] = lambda _: None) -> list[Landscape]:
+    """The landscapes of a file. notice is told what of a log is left out.
+
+    Raises InvalidArgument where there is no such file, FlashgenError where it is none of the three
+    kinds, or is damaged, or holds no time.
+    """
+    if path.suffix == ".jsonl":
+        return _some(from_outcomes(outcomes_of(path, notice)), path)
+    try:
+        record = _parsed(path.read_bytes())
+    except FileNotFoundError:
+        raise InvalidArgument(f"{path}: there is no such file of a landscape") from None
+    except OSError as error:
+        raise FlashgenError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (EOFError, zlib.error, ValueError) as error:
+        raise FlashgenError(f"{path} must be JSON, gzipped or not: {error}") from None
+    if isinstance(record, dict) and "outcomes" in record:
+        return _some(from_outcomes(outcomes_of(path, notice)), path)
+    try:
+        return [_from_json(record, path.name.split(".")[0])]
+    except FlashgenError as error:
+        raise FlashgenError(f"{path}: {error}") from None
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise FlashgenError(
+            f"{path} must be a cache of Kernel Tuner or results in the T4 format: "
+            f"{type(error).__name__}: {error}"
+        ) from None
+
+
+def from_outcomes(outcomes: Iterable[Outcome]) -> list[Landscape]:
+    """The landscapes of outcomes, as of a log. Of several times of a config see TRUST."""
+    broken: dict[tuple[object, ...], dict[tuple[Stage, KernelConfig], bool]] = defaultdict(dict)
+    timed: dict[tuple[object, ...], dict[KernelConfig, Outcome]] = defaultdict(dict)
+    for outcome in outcomes:
+        kernels = outcome.gpu, outcome.triton, outcome.spec
+        config, stage = outcome.config, outcome.stage
+        if outcome.status in UNKNOWN:
+            continue
+        if stage not in TRUST:
+            broken[kernels][stage, config] = not outcome.ok
+            continue
+        times = timed[(*kernels, outcome.problem, outcome.protocol, outcome.source)]
+        if config not in times or TRUST[stage] >= TRUST[times[config].stage]:
+            times[config] = outcome
+    return [
+        _landscape(times, [config for (_, config), failed in broken[key[:3]].items() if failed])
+        for key, times in timed.items()
+        if any(outcome.timing for outcome in times.values())
+    ]
+
+
+def dump(landscape: Landscape) -> str:
+    """The landscape in the T4 format, one result a line. `read` gives an equal one back.
+
+    Beside what T4 asks for stands `flashgen`: name, source and seeds. A guess is a measurement
+    named estimate.
+    """
+    guesses = landscape.guesses or [None] * len(landscape.points)
+    results = [
+        json.dumps(_result(*each, landscape.unit))
+        for each in zip(landscape.points, landscape.times, guesses, strict=True)
+    ]
+    about = {"name": landscape.name, "source": landscape.source, "seeds": landscape.seeds}
+    head = f'{{"schema_version": "1.0.0",\n"flashgen": {json.dumps(about)},\n"results": [\n'
+    return head + ",\n".join(results) + "\n]}\n"
+
+
+def replay(
+    landscape: Landscape, method: Method, evaluations: int, *, warm: bool = True
+) -> tuple[float, ...]:
+    """The regret of a search after 1, 2, ... evaluations, or until the space has no more points.
+
+    Regret is by how much the best so far is slower than the best there is: 0.04 is 4 %, infinite
+    where all have failed so far. warm: with the landscape's seeds and guesses.
+    """
+    number_of = {id(point): number for number, point in enumerate(landscape.points)}
+    guesses = landscape.guesses or ()
+    regrets: list[float] = []
+
+    def note(done: Evaluation) -> None:
+        now = math.inf if done.value is None else done.value / landscape.best - 1
+        regrets.append(min([now, *regrets[-1:]]))
+
+    with contextlib.suppress(NoMinimum):
+        minimize(
+            landscape.points,
+            lambda point: landscape.times[number_of[id(point)]],
+            Budget(trials=evaluations),
+            method=method,
+            seeds=[landscape.points[number] for number in landscape.seeds] if warm else (),
+            guesses=(lambda point: guesses[number_of[id(point)]]) if warm and guesses else None,
+            notify=note,
+        )
+    return tuple(regrets[:evaluations])
+
+
+def _landscape(times: Mapping[KernelConfig, Outcome], broken: Sequence[KernelConfig]) -> Landscape:
+    """One landscape: what was timed, and of the same kernels those that failed before."""
+    first = next(iter(times.values()))
+    spec, gpu = first.spec, TARGETS.get(first.gpu)
+    seeds = (tuned_default(spec), *seed_configs(spec, gpu)) if gpu else ()
+    known = dict.fromkeys((*times, *broken))
+    order = [*(legal_configs(spec, gpu) if gpu else ()), *known]
+    configs = [config for config in dict.fromkeys(order) if config in known]
+    found = [times.get(config) for config in configs]
+    guesses = [o.estimate.median_us if o and o.estimate else None for o in found]
+    return Landscape(
+        name=f"{first.gpu} {spec.name} seq {first.problem.seq_k}",
+        source=first.source,
+        unit="us",
+        points=tuple(asdict(config) for config in configs),
+        times=tuple(o.timing.median_us if o and o.timing else None for o in found),
+        seeds=tuple(configs.index(seed) for seed in dict.fromkeys(seeds) if seed in known),
+        guesses=tuple(guesses) if first.source != "estimated" and any(guesses) else None,
+    )
+
+
+def _parsed(content: bytes) -> Any:
+    """The JSON of a file. A cache that Kernel Tuner has not finished lacks its last two braces."""
+    text = (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode()
+    try:
+        return json.loads(text)
+    except ValueError:
+        with contextlib.suppress(ValueError):
+            return json.loads(text.rstrip().rstrip(",") + "}}")
+        raise
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """One record of a file."""
+
+    point: Point
+    time: float | None
+    unit: str
+    guess: float | None = None
+
+
+def _from_json(record: Mapping[str, Any], name: str) -> Landscape:
+    """The landscape of a cache or of results. Of a config that stands there twice the last."""
+    about: Mapping[str, Any] = record.get("flashgen", {})
+    if "cache" in record:
+        names = record["tune_params_keys"]
+        rows = [_cached(entry, names) for entry in record["cache"].values()]
+        name = " ".join(word for key in NAMED_BY if (word := str(record.get(key, ""))))
+    else:
+        rows = [_measured(result) for result in record["results"]]
+    kept = {json.dumps(row.point, sort_keys=True): row for row in rows}
+    guesses = tuple(row.guess for row in kept.values())
+    return Landscape(
+        name=about.get("name", name),
+        source=about.get("source", "recorded"),
+        unit=next((row.unit for row in rows if row.unit), ""),
+        points=tuple(row.point for row in kept.values()),
+        times=tuple(row.time for row in kept.values()),
+        seeds=tuple(about.get("seeds", ())),
+        guesses=guesses if any(guesses) else None,
+    )
+
+
+def _cached(entry: Mapping[str, Any], names: Sequence[str]) -> _Row:
+    """A record of a cache. Its time is one in milliseconds, or the name of a failure."""
+    return _Row(point={name: entry[name] for name in names}, time=_time(entry["time"]), unit="ms")
+
+
+def _measured(result: Mapping[str, Any]) -> _Row:
+    """A T4 result. Raises FlashgenError where it should have a time and has none."""
+    measurements = {each["name"]: each for each in result.get("measurements", ())}
+    guess = measurements.get("estimate")
+    row = _Row(
+        point=result["configuration"],
+        time=None,
+        unit="",
+        guess=_time(guess["value"]) if guess else None,
+    )
+    if result.get("invalidity", "correct") != "correct":
+        return row
+    if "time" not in measurements:
+        raise FlashgenError(
+            f"a correct result must have a measurement named time: "
+            f"{row.point} has {', '.join(measurements) or 'none'}"
+        )
+    time = measurements["time"]
+    return replace(row, time=_time(time["value"]), unit=time.get("unit", ""))
+
+
+def _time(value: Any) -> float | None:
+    """A time, or None where something else stands in its place: a failure."""
+    is_time = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < NEVER
+    return float(value) if is_time else None
+
+
+def _result(point: Point, time: float | None, guess: float | None, unit: str) -> dict[str, Any]:
+    """A T4 result. T4 knows kinds of failure; a landscape does not keep them apart."""
+    named = {"time": time, "estimate": guess}
+    return {
+        "configuration": dict(point),
+        "times": {},
+        "invalidity": "runtime" if time is None else "correct",
+        "correctness": 0 if time is None else 1,
+        "measurements": [
+            {"name": name, "value": value, "unit": unit}
+            for name, value in named.items()
+            if value is not None
+        ],
+        "objectives": ["time"],
+    }
+
+
+def _some(found: list[Landscape], path: Path) -> list[Landscape]:
+    if not found:
+        raise FlashgenError(f"{path}: a log must hold the time of a config: it holds none")
+    return found

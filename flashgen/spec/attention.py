@@ -1,0 +1,241 @@
+"""AttentionSpec, the kind of attention that decides which kernels are possible, and the names and
+limits of its fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from flashgen.errors import InvalidArgument
+from flashgen.spec.rules import why_no_spec
+from flashgen.spec.vocabulary import (
+    BIAS_SUFFIX,
+    DTYPE_BYTES,
+    FEATURE_WORDS,
+    KV_SUFFIX,
+    KV_WORDS,
+    PREFIX,
+    PRODUCTS,
+    SHORT_DTYPE,
+    Bias,
+    Direction,
+    DType,
+    KvDType,
+    KvScales,
+    Mask,
+    Precision,
+    Rotary,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSpec:
+    """One kind of attention: whatever may change the text of a kernel, and no sizes.
+
+    head_dim is the last dimension of Q and K, head_dim_v that of V and O. precision says how
+    float32 operands are multiplied (16-bit ones have one way, "ieee"). dropout, bias, alibi,
+    window, softcap and sink are the features of spec/features.py, each a kernel of its own; how
+    wide the window is and where the cap lies, a kernel is told when it runs. varlen: sequences of
+    several lengths are packed one behind the other, as spec/packed.py says. block_mask: tiles are
+    those that a block mask lists, as spec/block_mask.py says. paged: the cache that decode, or a
+    forward with varlen, reads, or append writes, lies in pages; rotary: append rotates new keys,
+    and queries; indexed: a tensor says which row of the cache is whose; leftpad: another, where the
+    keys that decode reads begin; kv_dtype and kv_scales: the elements of the cache, and what of it
+    has a scale. fp8: Q, K and V of a forward are float8_e4m3, and dtype is that of O. Raises
+    InvalidArgument, naming the field.
+    """
+
+    direction: Direction = "forward"
+    dtype: DType
+    head_dim: int
+    head_dim_v: int
+    mask: Mask
+    precision: Precision = "ieee"
+    dropout: bool = False
+    bias: Bias = "none"
+    alibi: bool = False
+    window: bool = False
+    softcap: bool = False
+    sink: bool = False
+    varlen: bool = False
+    block_mask: bool = False
+    paged: bool = False
+    rotary: Rotary = "none"
+    indexed: bool = False
+    leftpad: bool = False
+    fp8: bool = False
+    kv_dtype: KvDType = "same"
+    kv_scales: KvScales = "head"
+
+    def __post_init__(self) -> None:
+        if (reason := why_no_spec(self)) is not None:
+            raise InvalidArgument(reason)
+
+    @property
+    def name(self) -> str:
+        """The spec in one word, as it stands in kernel names: fwd_bf16_d128_causal."""
+        dtype = "tf32" if self.precision == "tf32" else SHORT_DTYPE[self.dtype]
+        dims = f"d{self.head_dim}"
+        if self.head_dim_v != self.head_dim:
+            dims += f"v{self.head_dim_v}"
+        mask = "" if self.mask == "none" else f"_{self.mask}"
+        features = BIAS_SUFFIX[self.bias]
+        features += "_alibi" * self.alibi + "_dropout" * self.dropout + "_window" * self.window
+        features += "_softcap" * self.softcap + "_sink" * self.sink + "_varlen" * self.varlen
+        features += "_blockmask" * self.block_mask + "_paged" * self.paged
+        features += "" if self.rotary == "none" else f"_rotary_{self.rotary}"
+        features += "_indexed" * self.indexed + "_leftpad" * self.leftpad
+        features += "_fp8" * self.fp8
+        features += KV_SUFFIX[self.kv_dtype] + "_page_scales" * (self.kv_scales == "page")
+        return f"{PREFIX[self.direction]}_{dtype}_{dims}{mask}{features}"
+
+    @property
+    def causal(self) -> bool:
+        """Whether the mask is causal."""
+        return self.mask == "causal"
+
+    @property
+    def feature_words(self) -> tuple[str, ...]:
+        """The features that are on, as --feature calls them."""
+        return tuple(
+            word for word, (field, value) in FEATURE_WORDS.items() if getattr(self, field) == value
+        )
+
+    @property
+    def featured(self) -> bool:
+        """Whether any feature is on."""
+        return self.scores_featured or self.varlen or self.block_mask
+
+    @property
+    def scores_featured(self) -> bool:
+        """Whether a feature changes the scores of a query and a key, or the sum of a row."""
+        positions = self.bias != "none" or self.alibi or self.dropout or self.window
+        return positions or self.softcap or self.sink or self.fp8
+
+    @property
+    def masked_by_feature(self) -> bool:
+        """Whether a feature asks for the positions of queries or keys."""
+        return self.bias != "none" or self.alibi or self.dropout or self.window or self.block_mask
+
+    @property
+    def masked(self) -> bool:
+        """Whether anything but the lengths comes between a query and a key."""
+        return self.causal or self.masked_by_feature
+
+    def for_direction(self, direction: Direction) -> AttentionSpec:
+        """The spec of another kernel of the same attention, a forward or a backward one.
+
+        Backward kernels have no sink: LSE includes it, and its own gradient is no kernel's.
+        """
+        if direction == "backward_delta":
+            return AttentionSpec(
+                direction=direction,
+                dtype=self.dtype,
+                head_dim=self.head_dim_v,
+                head_dim_v=self.head_dim_v,
+                mask="none",
+            )
+        if direction in ("combine", "append"):
+            head_dim = self.head_dim_v if direction == "combine" else self.head_dim
+            paged = self.paged and direction == "append"
+            return AttentionSpec(
+                direction=direction,
+                dtype=self.dtype,
+                head_dim=head_dim,
+                head_dim_v=self.head_dim_v,
+                mask="none",
+                paged=paged,
+                indexed=self.indexed and direction == "append",
+                kv_dtype=self.kv_dtype if direction == "append" else "same",
+                kv_scales=self.kv_scales if direction == "append" else "head",
+            )
+        sink = self.sink and direction in ("forward", "decode")
+        return replace(self, direction=direction, sink=sink)
+
+    def with_features(self, words: Iterable[str]) -> AttentionSpec:
+        """The spec with these features on, by FEATURE_WORDS. Raises InvalidArgument."""
+        found = self
+        for word in words:
+            if word not in FEATURE_WORDS:
+                known = ", ".join(FEATURE_WORDS)
+                raise InvalidArgument(f"--feature must be one of {known}: got {word!r}")
+            field, value = FEATURE_WORDS[word]
+            if field == "bias" and found.bias not in ("none", value):
+                raise InvalidArgument("--feature takes one of bias and boolean-mask: got both")
+            found = replace(found, **{field: value})  # type: ignore[arg-type]  # as the table says
+        return found
+
+    @property
+    def sort_key(self) -> tuple[object, ...]:
+        """Order of specs in tables and listings."""
+        return (
+            list(PREFIX).index(self.direction),
+            self.dtype,
+            self.precision,
+            self.head_dim,
+            self.head_dim_v,
+            self.mask != "none",
+            self.bias,
+            self.alibi,
+            self.dropout,
+            self.window,
+            self.softcap,
+            self.sink,
+            self.varlen,
+            self.block_mask,
+            self.paged,
+            self.rotary,
+            self.indexed,
+            self.leftpad,
+            self.fp8,
+            self.kv_dtype != "same",
+            self.kv_dtype,
+            self.kv_scales,
+        )
+
+    @property
+    def products(self) -> int:
+        """Matrix products of one tile of scores; 0 where there are no scores."""
+        return sum(PRODUCTS.get(self.direction, ()))
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element of Q, K, V and O."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of one element of K and V."""
+        return self.operand_bytes if self.kv_dtype == "same" else 1
+
+    @property
+    def operand_bytes(self) -> int:
+        """Bytes of one element of Q."""
+        return 1 if self.fp8 else self.element_bytes
+
+    @property
+    def operand_dtype(self) -> str:
+        """The elements of Q, and of K and V unless kv_dtype says another, as torch calls them."""
+        return "float8_e4m3fn" if self.fp8 else self.dtype
+
+    @property
+    def takes_diagonal(self) -> bool:
+        """Whether the kernel is told the diagonal: a causal mask ends there, ALiBi and windows
+        count from there.
+        """
+        return self.causal or self.alibi or self.window
+
+    @property
+    def counts_keys(self) -> bool:
+        """Whether a kernel of packed sequences is told the places of all keys: dropout counts them,
+        and a program that owns keys zeroes those of no sequence.
+        """
+        return self.dropout or self.direction in ("backward_dkv", "backward_fused")
+
+    @property
+    def cache_options(self) -> str:
+        """What a cache is, as the command line has it: " --paged --kv fp8", or nothing."""
+        kv = (self.kv_dtype, self.kv_scales)
+        words = "".join(f" --kv {word}" for word, means in KV_WORDS.items() if means == kv)
+        return " --paged" * self.paged + words

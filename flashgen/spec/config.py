@@ -1,0 +1,215 @@
+"""KernelConfig: how a spec is computed. kernel_name() names the pair; spec/legality.py says what
+cannot be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from flashgen.errors import InvalidArgument
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.vocabulary import padded
+
+Schedule = Literal["fa1", "fa2", "s_ahead", "hopper", "auto"]
+Loads = Literal["pointer", "descriptor"]
+Order = Literal["plain", "longest_first", "head_reversal", "grouped"]
+HeadDims = Literal["exact", "padded"]
+Widening = Literal["bits", "native"]
+
+OPTIONS = ("split_keys", "persistent", "widening", "v_parts")
+"""Fields of a config that tables write out only where they are not at their defaults."""
+
+TILES = (16, 32, 64, 128, 256)
+HOPPER_SIDES = (*TILES, 192)
+HOPPER_WARPS = (8, 12)
+"""Warps that compute in schedule hopper: two or three warpgroups, the consumers."""
+WARPGROUP, WARPGROUP_ROWS = 4, 64
+"""Warps of a warpgroup, and what a consumer owns of a tile: rows of Q, or keys in BY_KEYS."""
+AUTO_WARPS, AUTO_BLOCK_WARPS = 4, 12
+"""num_warps of schedule auto, and the warps that Triton 3.6 to 3.9 make of them."""
+AUTO_BR = {"sm_90": (64,), "sm_100": (64, 128)}
+"""Rows of Q for which Triton deals out the loop of schedule auto, by architecture."""
+WARPS = (1, 2, 4, 8, 16)
+STAGES = (1, 2, 3, 4, 5)
+V_PARTS = (1, 2, 4)
+SPLIT_KEYS = (1, 256, 512, 1024, 2048, 4096)
+
+REGISTER_SPLIT = {2: (240, 24), 3: (160, 32)}
+"""Registers of a consumer's thread and of the producer's in schedule hopper, by the number of
+consumers: multiples of 8, all warpgroups' together 65,536 at most."""
+
+FP8_DEPTH = 32
+"""Elements that an fp8 matrix instruction sums at least (PTX ISA: mma m16n8k32, wgmma k32)."""
+
+BY_KEYS = ("backward_dkv", "backward_fused")
+"""Directions whose programs own a tile of keys, and walk the rows of Q."""
+AHEAD = ("forward", "backward_dq", *BY_KEYS)
+"""Directions that have schedules s_ahead and hopper."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelConfig:
+    """One way to compute a spec. br rows of Q and bc rows of K/V make a tile, in every direction.
+
+    schedule: fa2 (textbook order), s_ahead (a product issued before the exp2 that need not wait for
+    it: the next QK^T in the forward, dO V^T of the same tile in the backward), fa1
+    (FlashAttention-1's loops), auto (fa2 in one loop, which Triton's compiler deals out to warps
+    that load and warps that compute) or hopper (Gluon: a warp that loads beside num_warps that
+    compute, in warpgroups of 64 rows, or 64 keys where programs own keys; num_stages are the places
+    of its rings). loads: pointer, or descriptor (TMA). order: of the tiles of Q, plain,
+    longest_first (within a head), head_reversal (so in every second head, a long tile after a short
+    one) or grouped (longest first, heads whose K and V fit in L2 together). persistent: as many
+    programs as SMs, each takes every n-th tile.
+    head_dims: exact (the spec's, known when compiling) or padded (the kernel takes the true ones as
+    arguments and serves every head dim up to the spec's). split_keys: of direction decode, the keys
+    a split takes at least, and there are as many splits as that gives; 1: as many as the rule of
+    spec/grid_rules.py says. widening: how a decode makes 16-bit elements of float8_e4m3 ones: by
+    arithmetic on their bits, which every GPU does, or by its own instruction. v_parts: of a forward
+    or decode, the programs that share a tile of rows, each with a part of the columns of V and O,
+    and all of S. Raises InvalidArgument.
+    """
+
+    br: int
+    bc: int
+    num_warps: int
+    num_stages: int
+    schedule: Schedule = "fa2"
+    loads: Loads = "pointer"
+    order: Order = "plain"
+    head_dims: HeadDims = "exact"
+    split_keys: int = 1
+    persistent: bool = False
+    widening: Widening = "bits"
+    v_parts: int = 1
+
+    def __post_init__(self) -> None:
+        for field, values in (
+            ("br", HOPPER_SIDES if self.schedule == "hopper" else TILES),
+            ("bc", HOPPER_SIDES if self.schedule == "hopper" else TILES),
+            ("num_warps", HOPPER_WARPS if self.schedule == "hopper" else WARPS),
+            ("num_stages", STAGES),
+            ("schedule", get_args(Schedule)),
+            ("loads", get_args(Loads)),
+            ("order", get_args(Order)),
+            ("head_dims", get_args(HeadDims)),
+            ("split_keys", SPLIT_KEYS),
+            ("widening", get_args(Widening)),
+            ("v_parts", V_PARTS),
+        ):
+            value = getattr(self, field)
+            if value not in values or isinstance(value, bool):
+                known = ", ".join(map(str, values))
+                if self.schedule == "hopper" and field == "num_warps":
+                    known += " in schedule hopper, those that compute (earlier: 4, of a warpgroup)"
+                raise InvalidArgument(f"{field} must be one of {known}: got {value!r}")
+        if not isinstance(self.persistent, bool):
+            raise InvalidArgument(f"persistent must be true or false: got {self.persistent!r}")
+
+    @property
+    def label(self) -> str:
+        """The config in one word, as it stands in kernel names."""
+        parts = [f"br{self.br}", f"bc{self.bc}", f"w{self.num_warps}", f"s{self.num_stages}"]
+        parts += [self.schedule, self.loads]
+        if self.order != "plain":
+            parts.append(self.order)
+        if self.persistent:
+            parts.append("persistent")
+        if self.head_dims != "exact":
+            parts.append("any_dim")
+        if self.split_keys > 1:
+            parts.append(f"split{self.split_keys}")
+        if self.widening != "bits":
+            parts.append(self.widening)
+        if self.v_parts > 1:
+            parts.append(f"v{self.v_parts}")
+        return "_".join(parts)
+
+    @property
+    def takes_heads(self) -> bool:
+        """Whether the kernel is told how many heads there are in all, which its grid does not say
+        or does not end with.
+        """
+        return self.persistent or self.order == "grouped"
+
+    @property
+    def interpretable(self) -> bool:
+        """Whether Triton's interpreter can run the kernel: not Gluon's, for which it has none."""
+        return self.schedule != "hopper"
+
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether only a GPU can say that the kernel is right: no interpreter runs Gluon, and none
+        shows what the compiler makes of one warp's code when it deals it out to several.
+        """
+        return self.schedule in ("hopper", "auto")
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that compute, in schedule hopper; 0 in all others."""
+        return self.num_warps // WARPGROUP if self.schedule == "hopper" else 0
+
+    @property
+    def launch_options(self) -> dict[str, int]:
+        """What Triton is told beside a kernel's arguments, whether it compiles or launches.
+
+        Of schedule hopper the warps of one warpgroup: it adds what the kernel's text asks for.
+        Multiply-add is one instruction by name, for Triton 3.9 warns that 3.10 will make two.
+        """
+        warps = WARPGROUP if self.schedule == "hopper" else self.num_warps
+        return {"num_warps": warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+
+    @property
+    def block_warps(self) -> int:
+        """Warps of a block: in schedule hopper those that compute, and four of which one loads
+        (registers are handed over by whole warpgroups); in schedule auto as Triton adds them.
+        """
+        if self.schedule == "auto":
+            return AUTO_BLOCK_WARPS
+        return self.num_warps + (WARPGROUP if self.schedule == "hopper" else 0)
+
+    @property
+    def register_split(self) -> tuple[int, int]:
+        """Registers of a thread that computes and of one that loads; schedule hopper alone."""
+        return REGISTER_SPLIT[self.consumers]
+
+    def pointer_twin(self) -> KernelConfig:
+        """The config launched in this one's place where a call's tensors cannot have descriptors.
+
+        s_ahead becomes fa2: without descriptors ptxas undoes the overlap, and often spills. So does
+        hopper, in plain Triton's tile of 128 rows, or keys, and 8 warps.
+        """
+        if self.loads == "pointer":
+            return self
+        if self.schedule == "hopper":
+            plain: dict[str, int] = {"num_warps": 8, "num_stages": 2}
+            plain |= {side: 128 for side in ("br", "bc") if getattr(self, side) not in TILES}
+            return replace(self, loads="pointer", schedule="fa2", **plain)  # type: ignore[arg-type]
+        return replace(self, loads="pointer", schedule="fa2", num_stages=min(self.num_stages, 2))
+
+
+def rows_of_eight(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Whether the kernel relies on strides that are multiples of 8 elements.
+
+    So it is where contiguous rows are not multiples of 16 apart, the only class Triton sees by
+    itself. The template tells Triton, and the launcher sees to it: both ask here.
+    """
+    exact_pointers = config.loads == "pointer" and config.head_dims == "exact"
+    narrow = spec.head_dim % 16 != 0 or spec.head_dim_v % 16 != 0
+    streams = spec.direction in ("combine", "append")
+    return exact_pointers and config.schedule != "fa1" and narrow and not streams
+
+
+def o_apart(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Whether schedule hopper stores O from a place of its own in shared memory, and not from Q's.
+
+    A persistent program loads Q of its next tile there while O of this one is stored; from head dim
+    256 on there is no room for both, and Q waits. The template and the bound of shared memory ask.
+    """
+    dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
+    return dim != dim_v or (config.persistent and dim_v <= 128)
+
+
+def kernel_name(spec: AttentionSpec, config: KernelConfig) -> str:
+    """The one name of a kernel: in the YAML, the file, the profiler and every error."""
+    return f"{spec.name}_{config.label}"

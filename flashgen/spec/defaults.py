@@ -1,0 +1,243 @@
+"""Default kernels: which specs have one, so that they run untuned anywhere, and its tile.
+
+Specs without features have defaults in every direction, and so has each feature on its own.
+Combinations of features are too many; they are rendered on demand or listed (table/emit.py). Every
+default tile is legal on every known target.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import get_args
+
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import FP8_DEPTH, KernelConfig
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.legality import why_illegal
+from flashgen.spec.vocabulary import (
+    FEATURE_WORDS,
+    KV_WORDS,
+    MAX_HEAD_DIM,
+    UNMASKED,
+    Direction,
+    Rotary,
+    padded,
+)
+
+DEFAULT_HEAD_DIMS = (16, 32, 64, 128, 256)
+"""Those of all directions; forward and decode without features have MAX_HEAD_DIM, too."""
+DEFAULT_DIRECTIONS: tuple[Direction, ...] = (
+    "forward",
+    "backward_delta",
+    "backward_dkv",
+    "backward_dq",
+)
+"""Directions of attention() and its backward whose defaults are generated. The fused backward is
+chosen by its time alone, so an untimed one would never run."""
+FeatureSet = tuple[str, ...]
+"""Words of spec.FEATURE_WORDS, in that order: features that are on together."""
+
+
+def has_default(spec: AttentionSpec) -> bool:
+    """Whether every generated/ holds the default kernel of this spec."""
+    return spec in _shipped()
+
+
+@functools.cache
+def _shipped() -> frozenset[AttentionSpec]:
+    return frozenset(shipped_specs())
+
+
+def shipped_specs() -> Iterator[AttentionSpec]:
+    """The specs of all defaults: those without features, of a cache, and of each feature alone."""
+    yield from plain_specs()
+    yield from cache_specs()
+    for word in FEATURE_WORDS:
+        yield from featured_specs((word,))
+
+
+def plain_specs() -> Iterator[AttentionSpec]:
+    """The specs of the defaults that between them serve every attention() without features."""
+    # Of several the delta kernel is one and the same.
+    yield from dict.fromkeys(
+        spec.for_direction(direction) for direction in DEFAULT_DIRECTIONS for spec in _forward()
+    )
+    yield from _forward((MAX_HEAD_DIM,))
+
+
+def featured_specs(features: FeatureSet) -> Iterator[AttentionSpec]:
+    """The specs of the defaults of a feature set; what of it changes no backward kernel has no
+    backward here.
+    """
+    found: dict[AttentionSpec, None] = {}
+    for plain in _forward():
+        if "fp8" in features and unfit_for_fp8(plain):
+            continue
+        if plain.causal and set(UNMASKED) & set(features):
+            continue
+        spec = plain.with_features(features)
+        of_bias: tuple[Direction, ...] = ("backward_dbias",) if spec.bias == "additive" else ()
+        for direction in ("forward",) if spec.fp8 else (*DEFAULT_DIRECTIONS, *of_bias):
+            found[spec.for_direction(direction)] = None
+    yield from sorted(filter(lambda spec: spec.featured, found), key=lambda spec: spec.sort_key)
+
+
+def unfit_for_fp8(spec: AttentionSpec) -> bool:
+    """Whether no default kernel of fp8 operands has this dtype of O and this head dim."""
+    return spec.dtype == "float32" or spec.head_dim < FP8_DEPTH
+
+
+def cache_specs() -> Iterator[AttentionSpec]:
+    """The specs of the defaults over a cache, in pages and not, and of 8 bits: decode, combine,
+    append.
+    """
+    found: dict[AttentionSpec, None] = {}
+    for forward in _forward((*DEFAULT_HEAD_DIMS, MAX_HEAD_DIM)):
+        decode = replace(forward, direction="decode")
+        caches = [decode, replace(decode, paged=True)]
+        if forward.dtype != "float32" and forward.head_dim != MAX_HEAD_DIM:
+            for kv_dtype, kv_scales in KV_WORDS.values():
+                paged = kv_scales == "page"
+                caches.append(replace(decode, kv_dtype=kv_dtype, kv_scales=kv_scales, paged=paged))
+        for cache in caches:
+            append = cache.for_direction("append")
+            turns = get_args(Rotary) if cache.kv_dtype == "same" else ("none",)
+            found[cache] = found[cache.for_direction("combine")] = None
+            found.update({replace(append, rotary=rotary): None for rotary in turns})
+    yield from sorted(found, key=lambda spec: spec.sort_key)
+
+
+def in_order(words: Iterable[str]) -> FeatureSet:
+    """These features as a set. Raises InvalidArgument for a word that is none."""
+    return next(_forward()).with_features(words).feature_words
+
+
+def _forward(head_dims: tuple[int, ...] = DEFAULT_HEAD_DIMS) -> Iterator[AttentionSpec]:
+    precisions = {"float16": ("ieee",), "bfloat16": ("ieee",), "float32": ("ieee", "tf32")}
+    for dtype, of_dtype in precisions.items():
+        for precision in of_dtype:
+            for head_dim in head_dims:
+                for mask in ("none", "causal"):
+                    yield AttentionSpec(
+                        dtype=dtype,  # type: ignore[arg-type]
+                        head_dim=head_dim,
+                        head_dim_v=head_dim,
+                        mask=mask,
+                        precision=precision,  # type: ignore[arg-type]
+                    )
+
+
+_Tile = tuple[int, int, int, int]
+_HEAD_DIMS = (16, 32, 64, 128, 256, 512)
+_DEFAULT_TILES: dict[str, dict[str, tuple[_Tile, ...]]] = {
+    # br, bc, num_warps, num_stages for each of _HEAD_DIMS; the last has no backward, and two parts
+    # of V in forward and decode. Compiled with Triton 3.7.1 for sm_80, sm_89, sm_90, sm_100, sm_120
+    # and gfx942, these take at most 64 KiB of shared memory on gfx942, which has no more (MI300X),
+    # 66 KiB elsewhere (82 for head dim 512), and do not spill in a main loop; but on gfx942 the
+    # gradient of a bias in float32 at head dim 256 does. float32 by FMA has the fewest registers.
+    "forward": {
+        "half": ((64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 8, 2),
+                 (32, 32, 8, 2)),
+        "tf32": ((64, 64, 4, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2), (16, 16, 4, 1),
+                 (16, 16, 4, 1)),
+        "ieee": ((64, 64, 4, 2), (64, 64, 4, 2), (32, 16, 4, 2), (16, 16, 4, 2), (16, 16, 4, 1),
+                 (16, 16, 4, 1)),
+    },
+    "backward_delta": {
+        "half": ((64, 16, 4, 1), (64, 16, 4, 1), (64, 16, 4, 1), (32, 16, 4, 1), (16, 16, 4, 1)),
+        "ieee": ((64, 16, 4, 1), (64, 16, 4, 1), (64, 16, 4, 1), (32, 16, 4, 1), (16, 16, 4, 1)),
+    },
+    "backward_dkv": {
+        "half": ((64, 64, 4, 2), (64, 64, 4, 2), (32, 64, 4, 2), (32, 32, 4, 2), (16, 32, 8, 2)),
+        "tf32": ((64, 64, 4, 2), (32, 64, 4, 2), (32, 32, 4, 2), (16, 32, 4, 2), (16, 16, 4, 1)),
+        "ieee": ((32, 64, 4, 2), (32, 32, 4, 2), (16, 32, 4, 2), (16, 16, 4, 2), (16, 16, 4, 1)),
+    },
+    "backward_dq": {
+        "half": ((64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2), (32, 32, 4, 2), (32, 16, 8, 1)),
+        "tf32": ((64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2), (16, 32, 4, 1), (16, 16, 4, 1)),
+        "ieee": ((64, 32, 4, 2), (32, 32, 4, 2), (32, 16, 4, 2), (16, 16, 8, 1), (16, 16, 8, 2)),
+    },
+    "backward_dbias": {
+        "half": ((64, 64, 4, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2), (32, 16, 8, 1)),
+        "tf32": ((32, 32, 4, 2), (32, 32, 4, 2), (32, 16, 4, 2), (16, 32, 4, 1), (16, 16, 8, 2)),
+        "ieee": ((32, 32, 4, 2), (32, 32, 4, 2), (16, 16, 4, 2), (16, 16, 4, 2), (16, 16, 8, 2)),
+    },
+    "decode": {
+        "half": ((16, 64, 4, 3), (16, 64, 4, 3), (16, 64, 4, 3), (16, 64, 4, 2), (16, 32, 4, 2),
+                 (16, 32, 8, 2)),
+        "tf32": ((16, 64, 4, 2), (16, 64, 4, 2), (16, 64, 4, 2), (16, 32, 4, 2), (16, 16, 4, 2),
+                 (16, 16, 4, 1)),
+        "ieee": ((16, 64, 4, 2), (16, 64, 4, 2), (16, 32, 4, 2), (16, 16, 4, 2), (16, 16, 4, 1),
+                 (16, 16, 4, 1)),
+    },
+    "combine": {
+        "half": ((16, 32, 1, 1), (16, 32, 1, 1), (16, 32, 2, 1), (16, 32, 4, 1), (16, 16, 4, 1),
+                 (16, 16, 4, 1)),
+        "ieee": ((16, 32, 1, 1), (16, 32, 1, 1), (16, 32, 2, 1), (16, 32, 4, 1), (16, 16, 4, 1),
+                 (16, 16, 4, 1)),
+    },
+    "append": {
+        "half": ((16, 16, 1, 1), (16, 16, 1, 1), (16, 16, 2, 1), (16, 16, 4, 1), (16, 16, 4, 1),
+                 (16, 16, 4, 1)),
+        "ieee": ((16, 16, 1, 1), (16, 16, 1, 1), (16, 16, 2, 1), (16, 16, 4, 1), (16, 16, 4, 1),
+                 (16, 16, 4, 1)),
+    },
+}  # fmt: skip
+_DEFAULT_TILES["backward_fused"] = {
+    # With one stage: dQ passes through shared memory too.
+    kind: tuple((br, bc, warps, 1) for br, bc, warps, _ in tiles)
+    for kind, tiles in _DEFAULT_TILES["backward_dkv"].items()
+}
+
+
+WIDEST_DECODE = 64
+"""Rows that a default of decode takes together at most: beyond, a second program reads the keys
+from L2."""
+
+
+def default_config(spec: AttentionSpec) -> KernelConfig:
+    """The conservative config of the spec's default kernel: legal on every known target."""
+    kind = "half" if spec.element_bytes == 2 else spec.precision
+    place = _HEAD_DIMS.index(default_head_dim(spec))
+    br, bc, warps, stages = _DEFAULT_TILES[spec.direction][kind][place]
+    if spec.bias != "none" and br * bc == 64 * 64:
+        br = 32  # 64 x 64 elements of a mask take the registers of sm_80, and a loop spills
+    # The loads of a block table run a stage ahead of the pages that they name.
+    stages += spec.paged and spec.direction in ("decode", "forward")
+    parts = 2 if place == len(_HEAD_DIMS) - 1 and spec.direction in ("forward", "decode") else 1
+    return KernelConfig(
+        br=br, bc=bc, num_warps=warps, num_stages=stages, head_dims="padded", v_parts=parts
+    )
+
+
+def default_configs(spec: AttentionSpec) -> tuple[KernelConfig, ...]:
+    """The configs of all default kernels of a spec: default_config, and for decode a wider one
+    where it is legal on all known targets that the first is; of a float8 cache both once more, by
+    the instruction that widens its elements where there is one.
+    """
+    first = default_config(spec)
+    if spec.direction != "decode":
+        return (first,)
+    wide = replace(first, br=WIDEST_DECODE)
+    fits = all(
+        why_illegal(spec, wide, gpu) is None or why_illegal(spec, first, gpu) is not None
+        for gpu in TARGETS.values()
+    )
+    found: tuple[KernelConfig, ...] = (first, wide) if fits else (first,)
+    if spec.kv_dtype == "float8_e4m3":
+        found += tuple(replace(config, widening="native") for config in found)
+    return found
+
+
+def default_head_dim(spec: AttentionSpec) -> int:
+    """The padded head dim whose default kernel serves this spec."""
+    least = FP8_DEPTH if spec.fp8 else 0
+    return padded(max(spec.head_dim, spec.head_dim_v, least))
+
+
+def default_spec(spec: AttentionSpec) -> AttentionSpec:
+    """The spec of the default kernel that serves `spec`: both head dims the same power of two."""
+    head_dim = default_head_dim(spec)
+    return replace(spec, head_dim=head_dim, head_dim_v=head_dim)

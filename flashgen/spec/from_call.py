@@ -1,0 +1,152 @@
+"""Reads what is asked, spec and problem, off the tensors and arguments of a call.
+
+torch is not imported: tensors are read by their attributes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, get_args
+
+from flashgen.errors import InvalidArgument
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.features import PLAIN, Features, check_features
+from flashgen.spec.problem import Problem
+from flashgen.spec.vocabulary import DTYPE_BYTES, Precision, check_head_dim
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def diagonal_of(causal: bool | str, seq_q: int, seq_k: int) -> int | None:
+    """The offset of the causal diagonal: query i sees key j where j <= i + offset; None without a
+    mask.
+
+    causal is True or "bottom_right" (the last query sees the last key), "top_left" (the first query
+    sees only the first key) or False. Raises InvalidArgument for anything else.
+    """
+    if causal is False:
+        return None
+    if causal is True or (isinstance(causal, str) and causal == "bottom_right"):
+        return seq_k - seq_q
+    if isinstance(causal, str) and causal == "top_left":
+        return 0
+    raise InvalidArgument(
+        f"causal must be True, False, 'top_left' or 'bottom_right': got {causal!r}"
+    )
+
+
+def check_scale(scale: float | None, head_dim: int) -> float:
+    """The softmax scale to use: `scale`, or 1/sqrt(head_dim). Raises InvalidArgument for what is no
+    finite number. A head_dim below 1, which no kernel takes, is judged elsewhere.
+    """
+    if scale is None:
+        return 1.0 / math.sqrt(max(1, head_dim))
+    try:
+        value = math.nan if isinstance(scale, str | bytes) else float(scale)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # of torch: more than one element
+        value = math.nan
+    if not math.isfinite(value):
+        raise InvalidArgument(f"scale must be a finite number: got {scale!r}")
+    if value and not 2.0**-120 <= abs(value) <= 2.0**120:  # times log2(e) it is a float32 too
+        raise InvalidArgument(f"scale must be 0 or from 2^-120 to 2^120 in size: got {scale!r}")
+    return value
+
+
+def check_heads(heads: int, kv_heads: int, q: str = "q", kv: str = "k and v") -> None:
+    """Raise InvalidArgument unless each head of K and V serves as many of Q, at least one; q and kv
+    are what errors call the arguments.
+    """
+    if heads != kv_heads and (heads == 0 or kv_heads == 0 or heads % kv_heads):
+        raise InvalidArgument(
+            f"{q} must have a multiple of the heads of {kv}: got {heads} and {kv_heads}"
+        )
+
+
+def check_precision(precision: object) -> None:
+    """Raise InvalidArgument for what is no precision."""
+    if not isinstance(precision, str) or precision not in get_args(Precision):
+        raise InvalidArgument(f"precision must be ieee or tf32: got {precision!r}")
+
+
+def from_tensors(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool | str,
+    precision: str = "ieee",
+    features: Features = PLAIN,
+) -> tuple[AttentionSpec, Problem]:
+    """Read the forward spec and the problem off tensors of shape (batch, heads, seq, head_dim).
+
+    Raises InvalidArgument, naming the argument, for wrong ranks, sizes that disagree, mixed dtypes
+    or devices, head counts that do not divide, head dims or dtypes that no kernel serves, and
+    features that do not fit. The sizes of packed sequences are their number and longest lengths.
+    """
+    packed = features.sequences
+    _check_shapes(q, k, v, paged=packed is not None and packed.paged)
+    if features is not PLAIN:
+        check_features(features, q, k)
+    batch, heads, seq_q, head_dim = q.shape
+    _, kv_heads, seq_k, head_dim_v = v.shape
+    check_heads(heads, kv_heads)
+    dtype = str(q.dtype).removeprefix("torch.")
+    if features.fp8 is not None:
+        if dtype != "float8_e4m3fn":
+            raise InvalidArgument(f"q must be float8_e4m3fn: got {dtype}")
+        dtype = features.fp8.dtype
+    if dtype not in DTYPE_BYTES:
+        raise InvalidArgument(f"q must be float16, bfloat16 or float32: got {dtype}")
+    check_head_dim(head_dim, "the head_dim of q")
+    check_head_dim(head_dim_v, "the head_dim of v")
+    diagonal_of(causal, 0, 0)
+    check_precision(precision)
+    spec = AttentionSpec(
+        dtype=dtype,  # type: ignore[arg-type]  # narrowed by the look-up above
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        mask="none" if causal is False else "causal",
+        precision=precision if dtype == "float32" else "ieee",  # type: ignore[arg-type]
+        dropout=features.dropout_p > 0.0,
+        bias=features.bias_kind,
+        alibi=features.slopes is not None,
+        window=features.window is not None,
+        softcap=features.softcap > 0.0,
+        sink=features.sinks is not None,
+        varlen=packed is not None,
+        block_mask=features.block_mask is not None,
+        paged=packed is not None and packed.paged,
+        fp8=features.fp8 is not None,
+    )
+    if packed is not None:
+        batch, seq_q, seq_k = packed.count, packed.max_q, packed.max_k
+    problem = Problem(batch=batch, heads=heads, kv_heads=kv_heads, seq_q=seq_q, seq_k=seq_k)
+    return spec, problem
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor, *, paged: bool) -> None:
+    """Raise InvalidArgument unless q, k and v fit together; paged: k and v are pools of pages."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.ndim != 4:
+            raise InvalidArgument(
+                f"{name} must have shape (batch, heads, seq, head_dim): got {tuple(tensor.shape)}"
+            )
+        if tensor.dtype != q.dtype:
+            raise InvalidArgument(f"{name} must have the dtype of q, {q.dtype}: got {tensor.dtype}")
+        if tensor.device != q.device:
+            raise InvalidArgument(
+                f"{name} must be on the device of q, {q.device}: got {tensor.device}"
+            )
+        if tensor.shape[0] != (k if paged and name != "q" else q).shape[0]:
+            raise InvalidArgument(
+                f"{name} must have the {'pages of k' if paged else 'batch size of q'}, "
+                f"{(k if paged else q).shape[0]}: got {tensor.shape[0]}"
+            )
+    if k.shape[1:3] != v.shape[1:3]:
+        raise InvalidArgument(
+            f"v must have the heads and length of k, {tuple(k.shape[1:3])}: "
+            f"got {tuple(v.shape[1:3])}"
+        )
+    if k.shape[3] != q.shape[3]:
+        raise InvalidArgument(f"k must have the head_dim of q, {q.shape[3]}: got {k.shape[3]}")

@@ -1,0 +1,93 @@
+"""How many programs a launch has, and in which order they take their tiles.
+
+Order grouped has the heads of a run walk their tiles together, the longest first, so that their
+keys and values stay in L2. A persistent grid has as many programs as the GPU has SMs. The number of
+splits of a decode depends only on shapes and the number of SMs, never on lengths, because a CUDA
+graph is replayed with other lengths but with the same grid.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.problem import Problem
+
+L2_SHARE = 0.5
+"""Of the L2, for the K and V of a run; the rest holds Q and O, which pass through, and what a hash
+of addresses wastes."""
+
+
+def heads_together(bytes_of_a_key: int, seq_k: int, group: int, l2_bytes: int) -> int:
+    """Query heads to a run: as many as have their K and V in the L2 together, and whole groups,
+    which share them. One group at least.
+
+    bytes_of_a_key: of one row of K and one of V. As FlashAttention-3's scheduler for causal masks
+    has it (hopper/tile_scheduler.hpp, SingleTileLPTScheduler), but with a share of the L2 left.
+    """
+    of_a_head = max(1, seq_k) * bytes_of_a_key
+    return max(1, int(L2_SHARE * l2_bytes) // of_a_head) * group
+
+
+def launched_blocks(blocks: int, sms: int, *, persistent: bool) -> int:
+    """Programs of a launch that has so many tiles."""
+    return min(blocks, sms) if persistent else blocks
+
+
+MOST_SPLITS = 128
+"""Parts at most: each costs the combine kernel a row of O."""
+
+BUSY_ENOUGH = 0.8
+"""Blocks for so many of the SMs are not split: what idles costs less than to merge."""
+
+NEAR_BEST = 0.85
+"""Of the best efficiency of a wave; fewer splits that reach so much are preferred."""
+
+
+def split_count(blocks: int, tiles: int, sms: int) -> int:
+    """The splits of a launch that has `blocks` programs without, each of `tiles` tiles of keys.
+
+    The rule of Flash-Decoding (num_splits_heuristic of FlashAttention-2): the fewest splits whose
+    waves are filled to NEAR_BEST of what the best count reaches; a wave is `sms` blocks. Counts
+    that leave the longest part as long as one fewer are passed over. None, that is 1, where blocks
+    fill BUSY_ENOUGH of the SMs.
+    """
+    if blocks <= 0 or tiles <= 1 or blocks >= BUSY_ENOUGH * sms:
+        return 1
+    efficiency = {}
+    longest = 0
+    for splits in range(1, min(MOST_SPLITS, sms, tiles) + 1):
+        part = math.ceil(tiles / splits)
+        if part != longest:
+            waves = blocks * splits / sms
+            efficiency[splits] = waves / math.ceil(waves)
+        longest = part
+    best = max(efficiency.values())
+    return next(splits for splits, share in efficiency.items() if share >= NEAR_BEST * best)
+
+
+def row_tiles(config: KernelConfig, problem: Problem) -> int:
+    """Programs to one head of K and V in a split: the group's heads times the queries are rows, and
+    each tile of them has as many programs as V has parts.
+    """
+    return math.ceil(problem.group * problem.seq_q / config.br) * config.v_parts
+
+
+def streamed(problem: Problem, left: int) -> Problem:
+    """The sizes of a decode whose window has so many keys to the left, with the most keys that its
+    queries together see: what its splits divide.
+    """
+    return replace(problem, seq_k=min(problem.seq_k, left + problem.seq_q))
+
+
+def splits_of(config: KernelConfig, problem: Problem, sms: int) -> int:
+    """The splits of one launch of a decode config on a GPU of so many SMs.
+
+    problem.seq_k is the capacity of the cache: the lengths are known to the device alone. Of a
+    window problem is streamed().
+    """
+    if config.split_keys > 1:
+        return max(1, min(MOST_SPLITS, problem.seq_k // config.split_keys))
+    blocks = problem.batch * problem.kv_heads * row_tiles(config, problem)
+    return split_count(blocks, math.ceil(problem.seq_k / config.bc), sms)

@@ -1,0 +1,410 @@
+"""Which config can compute which spec on which GPU: why_illegal.
+
+The space, the renderer, the evaluators, the table and the runtime fallback all call it. It is a
+bound, without a compiler, on the shared memory and registers a config needs: what it rejects cannot
+run, and what it passes may still not fit once compiled, which compile/compiler.py finds out.
+"""
+
+from __future__ import annotations
+
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.block_mask import BLOCK
+from flashgen.spec.config import (
+    AHEAD,
+    AUTO_BR,
+    AUTO_WARPS,
+    BY_KEYS,
+    FP8_DEPTH,
+    TILES,
+    WARPGROUP,
+    WARPGROUP_ROWS,
+    KernelConfig,
+    o_apart,
+)
+from flashgen.spec.gpu import Gpu
+from flashgen.spec.vocabulary import DECODING, padded
+
+REGISTERS_PER_THREAD = {"sm": 255, "gfx": 512}
+"""The most 32-bit registers a thread can name, by vendor."""
+
+
+def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> int:
+    """A lower bound of the shared memory the compiled kernel takes, in bytes.
+
+    A pipelined loop of n stages keeps n tiles of what it walks where wgmma reads them from shared
+    memory, beside the tiles it holds, and the forward's s_ahead one more of K; elsewhere it keeps
+    n - 1, but for AMD's order of two chained products at 4 stages, which keeps one. Of a
+    block mask the lists are a load ahead of the tiles, and leave them no more than 2 stages. Of fp8
+    V is turned over on its way to wgmma, and where pointers load it there is one tile of that.
+    Forward and dQ hold br rows (Q, and dO) and walk K and V; dK and dV hold K and V and walk Q and
+    dO. Seen in kernels compiled with Triton 3.7.1.
+    """
+    dims = padded(spec.head_dim), padded(spec.head_dim_v)
+    of_q, of_do = (config.br * dim * spec.operand_bytes for dim in dims)
+    of_k, of_v = (config.bc * dim * spec.kv_bytes for dim in dims)
+    of_v //= config.v_parts
+    if spec.direction in ("backward_delta", "combine", "append"):
+        return 0
+    if spec.direction in BY_KEYS:
+        held, walked = of_k + of_v, (of_q, of_do)
+    else:
+        alone = spec.direction in ("forward", "decode")
+        held, walked = of_q if alone else of_q + of_do, (of_k, of_v)
+    if config.schedule == "hopper":
+        beside = of_do if spec.direction == "forward" and o_apart(spec, config) else 0
+        if spec.direction == "backward_fused":  # dS passes through shared memory
+            beside = config.br * config.bc * spec.element_bytes
+        return held + beside + config.num_stages * sum(walked)
+    if config.schedule == "fa1" or config.num_stages == 1 or spec.direction == "backward_dbias":
+        return max(walked)
+    if spec.paged:  # the table is a load ahead of the pages, and takes stages for itself
+        return max(walked)
+    stages = min(config.num_stages, 2) if spec.block_mask else config.num_stages
+    if _uses_wgmma(spec, config, gpu):
+        next_k = ("forward", "s_ahead", "descriptor")
+        ahead = of_k if (spec.direction, config.schedule, config.loads) == next_k else 0
+        # O of a tile is stored from a place of its own while Q of the next is loaded.
+        of_o = config.br * dims[1] * spec.element_bytes
+        stored = of_o if config.persistent and config.loads == "descriptor" else 0
+        if spec.fp8 and config.loads == "pointer":
+            return held + stages * of_k + of_v
+        return held + stages * sum(walked) + ahead + stored
+    chained = not gpu.is_nvidia and config.num_stages == 4
+    return (1 if chained else stages - 1) * sum(walked)
+
+
+def _uses_wgmma(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> bool:
+    """Whether the products become warpgroup instructions: 64 rows and 4 warps at least, operands
+    of 16 bits or float8_e4m3.
+    """
+    return (
+        gpu.arch == "sm_90"
+        and spec.element_bytes == 2
+        and spec.kv_bytes == spec.operand_bytes
+        and (config.bc if spec.direction in BY_KEYS else config.br) >= 64
+        and config.num_warps >= 4
+    )
+
+
+def too_much_shared(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
+    """Why the config's tiles cannot fit a block's shared memory; None where they may."""
+    need = shared_bound_bytes(spec, config, gpu)
+    if need > gpu.shared_per_block:
+        return (
+            f"the tiles of Q, K and V need {need} bytes of shared memory at least: "
+            f"{gpu.slug} has {gpu.shared_per_block} a block"
+        )
+    return None
+
+
+def too_many_registers(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
+    """Why the config's accumulators cannot fit a thread's registers; None where they may."""
+    if config.schedule == "auto" and gpu.arch == "sm_100":
+        return None  # accumulators lie in tensor memory, which Triton reads by parts
+    threads = config.num_warps * gpu.warp_size
+    what, elements = _accumulators(spec, config)
+    need = elements // threads
+    limit = REGISTERS_PER_THREAD["sm" if gpu.is_nvidia else "gfx"]
+    limit = min(limit, gpu.registers_per_sm // threads)
+    if config.schedule == "hopper":
+        limit = config.register_split[0]
+    if need > limit:
+        return (
+            f"the float32 accumulators of {what} need {need} registers a thread: "
+            f"num_warps={config.num_warps} leaves {limit}"
+        )
+    return None
+
+
+def _accumulators(spec: AttentionSpec, config: KernelConfig) -> tuple[str, int]:
+    """What a program holds in registers at once, in words and in float32 elements.
+
+    The backward needs P until dP is there, so two tiles of scores.
+    """
+    dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
+    scores = config.br * config.bc
+    if (config.schedule, spec.direction) == ("hopper", "forward"):
+        # S of a tile is written while P of the one before, rounded, is being multiplied.
+        return "O, S and P", config.br * dim_v + scores + scores // 2
+    if spec.direction in ("forward", "decode"):
+        return "O and S", config.br * dim_v // config.v_parts + scores
+    if spec.direction == "combine":
+        return "the parts of O", config.bc * dim_v
+    if spec.direction == "append":
+        return "K or V", config.br * max(dim, dim_v)
+    if spec.direction == "backward_delta":
+        return "dO * O", config.br * dim_v
+    if spec.direction == "backward_dq":
+        return "dQ, P and dP", config.br * dim + 2 * scores
+    if spec.direction == "backward_dbias":
+        return "dBias, P and dP", 3 * scores
+    return "dK, dV, P and dP", config.bc * (dim + dim_v) + 2 * scores
+
+
+def why_illegal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
+    """Why this config cannot run this spec on this GPU, in one sentence; None where it may.
+
+    Judges what needs no compiler: what the templates have, the instruction set, and lower bounds of
+    shared memory and registers.
+    """
+    for judge in _OF_TEMPLATES:
+        if (reason := judge(spec, config)) is not None:
+            return reason
+    for judge_on in (_arch, too_much_shared, too_many_registers):
+        if (reason := judge_on(spec, config, gpu)) is not None:
+            return reason
+    return None
+
+
+def _v_parts(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    if config.v_parts == 1:
+        return None
+    if config.takes_heads or config.order == "head_reversal":
+        return (
+            "v_parts goes with order plain or longest_first, and not with persistent: "
+            f"got {_order_of(config)}"
+        )
+    if spec.varlen:
+        return (
+            "v_parts goes without varlen, which zeroes O where no sequence is in its first columns "
+            f"alone if V is in parts: got v_parts {config.v_parts}"
+        )
+    ways = (spec.direction, config.schedule, config.loads)
+    if ways not in (("forward", "fa2", "pointer"), ("decode", "fa2", "pointer")):
+        return f"v_parts goes with forward and decode, fa2 and pointer: got {', '.join(ways)}"
+    if padded(spec.head_dim_v) // config.v_parts < 64:
+        return (
+            "a part of V has 64 columns at least: "
+            f"got head_dim_v {spec.head_dim_v} and v_parts {config.v_parts}"
+        )
+    return None
+
+
+def _head_dims(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    if config.head_dims == "exact":
+        return None
+    if padded(spec.head_dim) != spec.head_dim or spec.head_dim != spec.head_dim_v:
+        dims = f"{spec.head_dim} and {spec.head_dim_v}"
+        return f"head_dims padded needs equal powers of two: got {dims}"
+    if config.loads == "descriptor":
+        return "head_dims padded goes with pointer loads: a default must take any tensor"
+    if config.schedule == "fa1":
+        return (
+            "head_dims padded goes with schedules that are told the true head dims: "
+            f"got {config.schedule}"
+        )
+    return None
+
+
+def _of_a_cache(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """Options and limits of the directions of a cache."""
+    if config.split_keys > 1 and spec.direction != "decode":
+        return f"split_keys goes with direction decode: got {spec.direction}"
+    if config.widening == "native" and (spec.direction, spec.kv_dtype) != ("decode", "float8_e4m3"):
+        return (
+            "widening native goes with direction decode and kv_dtype float8_e4m3: "
+            f"got {spec.direction} and {spec.kv_dtype}"
+        )
+    if spec.direction not in DECODING:
+        return None
+    ways = (config.schedule, config.loads, config.order)
+    if ways != ("fa2", "pointer", "plain"):
+        return f"direction {spec.direction} has fa2, pointer and plain alone: got {', '.join(ways)}"
+    if spec.direction == "decode":
+        return None
+    tile, what = (config.br, "br") if spec.direction == "combine" else (config.bc, "bc")
+    if (tile, config.num_stages) != (16, 1):
+        return (
+            f"direction {spec.direction} makes no use of {what} and num_stages, so they are 16 and "
+            f"1: got {tile} and {config.num_stages}"
+        )
+    return None
+
+
+def _order(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    if config.order == "plain" and not config.persistent:
+        return None
+    if config.order != "plain" and not spec.causal:
+        return f"order {config.order} needs a causal mask: without one all tiles are equally long"
+    if spec.block_mask and config.persistent:
+        return (
+            "block_mask goes without persistent, which deals tiles out beforehand, for only its "
+            f"lists know how long each takes: got {_order_of(config)}"
+        )
+    if spec.varlen and (config.takes_heads or config.order == "head_reversal"):
+        return (
+            "varlen goes with order plain or longest_first, and not with persistent, for its tiles "
+            f"are not all there: got {_order_of(config)}"
+        )
+    has = spec.direction == "forward" and config.schedule in ("fa2", "s_ahead", "hopper")
+    for what, asked in (
+        (f"order {config.order}", config.order in ("head_reversal", "grouped")),
+        ("persistent", config.persistent),
+    ):
+        if asked and not has:
+            return (
+                f"{what} goes with direction forward and schedule fa2, s_ahead or hopper: "
+                f"got {spec.direction} and {config.schedule}"
+            )
+    if config.order != "plain" and spec.direction not in ("forward", "backward_dq"):
+        return (
+            f"direction {spec.direction} has order plain alone, which begins with the longest: "
+            f"got {config.order}"
+        )
+    return None
+
+
+def _order_of(config: KernelConfig) -> str:
+    return f"{config.order}{' and persistent' * config.persistent}"
+
+
+def _fp8(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    if not spec.fp8:
+        return None
+    dims = f"{spec.head_dim} and {spec.head_dim_v}"
+    if config.loads == "descriptor" and (spec.head_dim % 16 or spec.head_dim_v % 16):
+        return (
+            "descriptor loads need rows of whole 16 bytes, so that fp8 takes head dims that are "
+            f"multiples of 16: got {dims}"
+        )
+    if min(padded(spec.head_dim), padded(spec.head_dim_v), config.bc) < FP8_DEPTH:
+        return f"fp8 products are {FP8_DEPTH} deep: got head dims {dims}, bc {config.bc}"
+    return None
+
+
+def _schedule(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """Which directions and features have which schedule."""
+    if config.schedule == "fa1" and (config.loads, config.order) != ("pointer", "plain"):
+        return "schedule fa1 goes with pointer loads and plain order"
+    if spec.varlen and (config.loads != "pointer" or config.schedule == "fa1"):
+        return (
+            "varlen goes with pointer loads, for a tile must end where its sequence does, and with "
+            f"schedules fa2 and s_ahead: got {config.loads} and {config.schedule}"
+        )
+    if spec.block_mask and 256 in (config.br, config.bc):
+        return f"block_mask has blocks of {BLOCK}, which tiles divide: got {config.br}x{config.bc}"
+    if spec.paged and config.schedule != "fa2":
+        return f"paged goes with schedule fa2: got {config.schedule}"
+    if config.schedule == "fa2":
+        return None
+    if spec.direction != "forward":
+        ahead = spec.direction in AHEAD
+        if not ahead or config.schedule not in ("s_ahead", "hopper"):
+            has = "schedules fa2, s_ahead and hopper" if ahead else "schedule fa2"
+            return f"direction {spec.direction} has {has} alone: got {config.schedule}"
+    packed = spec.varlen and spec.direction != "forward"
+    if spec.scores_featured or spec.block_mask or packed:
+        words = (word for word in spec.feature_words if packed or word != "varlen")
+        features = " and ".join(words)
+        return f"features ({features}) go with schedule fa2: got {config.schedule}"
+    return None
+
+
+def _auto(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """What Triton does not deal out to warps, whatever the GPU (docs/hopper.md has what does)."""
+    if config.schedule != "auto":
+        return None
+    if config.loads != "descriptor":
+        return f"schedule auto goes with descriptor loads: got {config.loads}"
+    if spec.element_bytes != 2:
+        return f"schedule auto multiplies 16-bit operands: got {spec.dtype}"
+    if config.num_warps != AUTO_WARPS:
+        return f"schedule auto has num_warps {AUTO_WARPS}: got {config.num_warps}"
+    if config.num_stages < 2:
+        return "schedule auto needs num_stages 2 at least: its loads run ahead"
+    if min(spec.head_dim, spec.head_dim_v) < 33 or config.bc < 64:
+        return "schedule auto has head dims padded to 64 and more, and tiles of 64 keys and more"
+    return None
+
+
+def _hopper(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """What the warp-specialized kernel has no variant of, whatever the GPU."""
+    if config.schedule != "hopper":
+        return None
+    if config.loads != "descriptor":
+        return f"schedule hopper goes with descriptor loads: got {config.loads}"
+    if spec.element_bytes != 2:
+        return f"schedule hopper multiplies 16-bit operands: got {spec.dtype}"
+    by_keys = spec.direction in BY_KEYS
+    side, owned, walked = ("bc", config.bc, config.br) if by_keys else ("br", config.br, config.bc)
+    if owned != WARPGROUP_ROWS * config.consumers:
+        return (
+            f"schedule hopper has {WARPGROUP_ROWS} of {side} for every {WARPGROUP} warps: "
+            f"got {side}={owned} and num_warps={config.num_warps}"
+        )
+    if config.num_stages < 2:
+        return "schedule hopper needs num_stages 2 at least: its ring holds K of the next tile"
+    if by_keys and owned not in TILES:
+        return f"K and V of a block lie in shared tiles, powers of two: got bc={owned}"
+    least, walks = (64, "br") if by_keys else (32, "bc")
+    if walked < least or walked not in TILES:
+        return (
+            f"schedule hopper walks tiles of {least} at least, powers of two: got {walks}={walked}"
+        )
+    if config.persistent and config.consumers == 3 and config.bc > 64:
+        # Seen with Triton 3.6 to 3.9: spills, or half of exp2 beside the products.
+        return (
+            "schedule hopper, persistent and with three consumers, has registers for tiles of 64 "
+            f"keys at most: got bc={config.bc}"
+        )
+    if min(spec.head_dim, spec.head_dim_v) < 33:
+        dims = f"{spec.head_dim} and {spec.head_dim_v}"
+        return f"schedule hopper has head dims padded to 64 and more: got {dims}"
+    return None
+
+
+def _backward(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    """What a backward direction's kernel has no variant of."""
+    if spec.direction in ("backward_delta", "backward_dbias") and config.loads != "pointer":
+        return f"direction {spec.direction} has pointer loads alone: got {config.loads}"
+    if spec.direction == "backward_delta" and (config.bc, config.num_stages) != (16, 1):
+        return (
+            "direction backward_delta has neither keys nor a loop, so bc is 16 and num_stages 1: "
+            f"got {config.bc} and {config.num_stages}"
+        )
+    return None
+
+
+_OF_TEMPLATES = (
+    _v_parts,
+    _head_dims,
+    _of_a_cache,
+    _order,
+    _fp8,
+    _schedule,
+    _auto,
+    _hopper,
+    _backward,
+)
+"""What no GPU changes, each rule in a function."""
+
+
+def _arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
+    """What the instruction set rules out."""
+    if config.loads == "descriptor" and not (gpu.is_nvidia and gpu.capability >= 90):
+        return f"descriptor loads need the TMA unit of sm_90 and later: {gpu.slug} is {gpu.arch}"
+    if config.schedule == "hopper" and gpu.arch != "sm_90":
+        return f"schedule hopper is made of sm_90's wgmma: {gpu.slug} is {gpu.arch}"
+    if spec.fp8 and not (gpu.is_nvidia and gpu.capability >= 89):
+        other = {
+            "gfx942": ", which multiplies e4m3fnuz, another type",
+            "gfx950": ", of whose float8_e4m3 matrix instructions flashgen has no variant",
+        }.get(gpu.arch, "")
+        return (
+            "fp8 is made of the float8_e4m3 matrix instructions of sm_89 and later: "
+            f"{gpu.slug} is {gpu.arch}{other}"
+        )
+    if config.widening == "native" and not (gpu.is_nvidia and gpu.capability >= 89):
+        return (
+            f"widening native is made of the e4m3 instructions of sm_89 and later: {gpu.slug} is "
+            f"{gpu.arch}"
+        )
+    if config.schedule == "auto" and config.br not in AUTO_BR.get(gpu.arch, ()):
+        known = " or ".join(f"br {max(br)} at most on {arch}" for arch, br in AUTO_BR.items())
+        return f"schedule auto needs {known}: got br={config.br}, and {gpu.slug} is {gpu.arch}"
+    if spec.precision == "tf32" and gpu.arch == "gfx950":
+        return "precision tf32 needs tf32 matrix instructions: gfx950 has none"
+    threads = config.block_warps * gpu.warp_size
+    if threads > 1024:
+        return f"a block holds 1024 threads at most: num_warps={config.num_warps} makes {threads}"
+    return None

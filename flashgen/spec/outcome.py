@@ -1,0 +1,141 @@
+"""What became of a config: Status, Timing, CheckResult, Outcome. Pure data, and its JSON form."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.problem import Problem
+
+
+class Status(StrEnum):
+    """How an evaluation ended. Everything but OK says why the config cannot be chosen."""
+
+    OK = "ok"
+    ILLEGAL = "illegal"  # why_illegal said so
+    COMPILE_ERROR = "compile_error"  # the compiler refused, with a message
+    COMPILE_CRASH = "compile_crash"  # the compiler aborted, and its process with it
+    TIMEOUT = "timeout"  # a stage ran past its limit and its process was killed
+    OUT_OF_RESOURCES = "out_of_resources"  # compiled, but does not fit the GPU
+    SPILLS = "spills"  # registers spill to memory in the main loop
+    SERIALIZED = "serialized"  # ptxas made the matrix instructions wait for one another
+    NO_OVERLAP = "no_overlap"  # s_ahead whose exp2 do not run under the matrix instructions
+    WRONG = "wrong"  # further from float64 than the oracle allows
+    RUN_ERROR = "run_error"  # the launch failed, and the process lived on
+    CRASHED = "crashed"  # the process died running it, or its device was of no more use
+    QUARANTINED = "quarantined"  # it killed a process before, and is not tried again
+    UNSTEADY = "unsteady"  # the clock dropped while it was timed; timed again
+    DROPPED = "dropped"  # clearly slower than the best after a few samples
+    UNCHECKABLE = "uncheckable"  # Gluon, which only a GPU can run, and none is here
+    NO_ESTIMATE = "no_estimate"  # legal and right, but the estimator has no honest number
+
+
+KILLERS = (Status.COMPILE_CRASH, Status.TIMEOUT, Status.CRASHED)
+"""Outcomes that cost a child process. They are kept in the quarantine."""
+
+PASSING = (*KILLERS, Status.QUARANTINED, Status.UNSTEADY)
+"""Outcomes that the log does not recall: whoever asks again is answered by the quarantine, or the
+config is timed again."""
+
+Source = Literal["measured", "estimated", "untimed", "replayed"]
+Stage = Literal["compile", "check", "rough", "timed", "final"]
+
+STRENGTH: dict[str, int] = {"untimed": 0, "estimated": 1, "replayed": 1, "measured": 2}
+"""A weaker source never replaces a stronger one in a table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Microseconds of one launch. Measured: median and 20th and 80th percentile of the samples.
+
+    Estimated: low and high are the band the estimator stands by, and samples is 0. clock_mhz is the
+    clock of the SMs right after the samples were taken; None where it was not told.
+    """
+
+    median_us: float
+    low_us: float
+    high_us: float
+    samples: int = 0
+    clock_mhz: float | None = None
+
+    def tflops(self, operations: float) -> float:
+        """TFLOP/s of a launch that does so many floating-point operations."""
+        return operations / self.median_us * 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckResult:
+    """A comparison with float64 over all cases of one kernel.
+
+    floors is the largest error of O in units of the floor (accepted up to 2), lse_error the largest
+    of LSE in units of its tolerance (accepted up to 1). detail names the worst case, seed included.
+    """
+
+    passed: bool
+    floors: float
+    lse_error: float
+    cases: int
+    seed: int
+    where: Literal["gpu", "interpreter"]
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One record of the log: what one stage found out about one config.
+
+    timing is what the stage found; estimate is what the estimator says of the same config at the
+    same problem, beside it: None where it has no figure or was not asked.
+    """
+
+    spec: AttentionSpec
+    problem: Problem
+    config: KernelConfig
+    stage: Stage
+    status: Status
+    source: Source
+    gpu: str  # slug
+    triton: str
+    digest: str
+    protocol: int
+    timing: Timing | None = None
+    estimate: Timing | None = None
+    check: CheckResult | None = None
+    registers: int | None = None  # of a thread
+    spill_bytes: int | None = None  # of a thread, wherever the kernel stores them
+    shared_bytes: int | None = None
+    sdpa_us: float | None = None  # torch's SDPA in the same final round, median microseconds
+    passes_us: tuple[float, ...] = ()  # of a final round: the median of each pass, in their order
+    detail: str = ""
+    created: str = ""  # ISO 8601, UTC
+
+    @property
+    def ok(self) -> bool:
+        """Whether the config may be chosen as far as this stage knows."""
+        return self.status is Status.OK
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary that json can write; from_json reads it back to an equal Outcome."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Outcome:
+        """The Outcome of a record that to_json made. Raises KeyError, TypeError or ValueError.
+
+        A key that has a default may be missing: an older flashgen wrote the record.
+        """
+        fields = dict(record)
+        fields["spec"] = AttentionSpec(**fields["spec"])
+        fields["problem"] = Problem(**fields["problem"])
+        fields["config"] = KernelConfig(**fields["config"])
+        fields["status"] = Status(fields["status"])
+        for name in ("timing", "estimate"):
+            if fields.get(name) is not None:
+                fields[name] = Timing(**fields[name])
+        if fields.get("check") is not None:
+            fields["check"] = CheckResult(**fields["check"])
+        fields["passes_us"] = tuple(fields.get("passes_us", ()))
+        return cls(**fields)

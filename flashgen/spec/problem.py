@@ -1,0 +1,169 @@
+"""Sizes of a run (Problem), the interval of lengths it falls in (Bucket), its arithmetic (flops).
+
+They decide how long a kernel runs, never which kernels are possible.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashgen.errors import InvalidArgument
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.vocabulary import DECODING, PRODUCTS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """The sizes one run has. Any may be 0; kv_heads must divide heads."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    seq_q: int
+    seq_k: int
+
+    def __post_init__(self) -> None:
+        for field in ("batch", "heads", "kv_heads", "seq_q", "seq_k"):
+            value = getattr(self, field)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise InvalidArgument(f"{field} must be a whole number >= 0: got {value!r}")
+        if self.kv_heads == 0 and self.heads == 0:
+            return
+        if self.kv_heads == 0 or self.heads % self.kv_heads:
+            raise InvalidArgument(
+                f"heads must be a multiple of kv_heads: got {self.heads} and {self.kv_heads}"
+            )
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one head of K and V."""
+        return self.heads // self.kv_heads if self.kv_heads else 1
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no query at all, so that nothing need be computed."""
+        return 0 in (self.batch, self.heads, self.seq_q)
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Bucket:
+    """A half-open interval of seq_k, [low, high); high None has no end."""
+
+    low: int
+    high: int | None
+
+    def __str__(self) -> str:
+        return f"[{self.low}, {'inf' if self.high is None else self.high})"
+
+    def __contains__(self, seq_k: int) -> bool:
+        return self.low <= seq_k and (self.high is None or seq_k < self.high)
+
+
+BUCKETS = (
+    Bucket(low=1, high=1024),
+    Bucket(low=1024, high=4096),
+    Bucket(low=4096, high=16384),
+    Bucket(low=16384, high=None),
+)
+"""The only buckets there are. Coarse on purpose: a reviewer can read a table of four rows a
+spec.
+"""
+
+BUCKET_SEQ = dict(zip(BUCKETS, (512, 2048, 8192, 16384), strict=True))
+"""The length that stands for a bucket when none is asked for."""
+
+
+def bucket_of(seq_k: int) -> Bucket:
+    """The bucket that holds seq_k; 0 keys belong to the first."""
+    for bucket in BUCKETS:
+        if bucket.high is None or seq_k < bucket.high:
+            return bucket
+    raise AssertionError("the last bucket has no end")
+
+
+LONGEST_SEQ = 1 << 24
+"""Of what is tuned. An estimate counts every tile of a head, and one of so many takes seconds."""
+
+
+def workload(spec: AttentionSpec, seq: int) -> Problem:
+    """The problem that tuning runs at length `seq`: 16384 tokens and a model width of 2048.
+
+    That is the setting of the FlashAttention-2 paper (arXiv 2307.08691, section 4.1). It fills a
+    GPU at every length up to 16384; longer sequences run with a batch of one. Packed sequences
+    (varlen) are as many, all of length `seq`: ragged ones would favour the tiles that fit theirs.
+    """
+    if not 1 <= seq <= LONGEST_SEQ:
+        raise InvalidArgument(f"seq must be from 1 to {LONGEST_SEQ}: got {seq}")
+    if spec.direction in DECODING:
+        return _decoding_workload(spec, seq)
+    heads = max(1, 2048 // spec.head_dim)
+    return Problem(batch=max(1, 16384 // seq), heads=heads, kv_heads=heads, seq_q=seq, seq_k=seq)
+
+
+def _decoding_workload(spec: AttentionSpec, seq: int) -> Problem:
+    """64 sequences of `seq` keys, 32 query heads to 8 of K and V: Llama 3 8B at a usual batch.
+
+    One query each; under a causal mask four, as speculative decoding has: one is as without a mask.
+    combine merges `seq` parts; append adds one key.
+    """
+    heads = 32 if spec.direction == "combine" else 8
+    queries = 4 if spec.causal else 1
+    return Problem(batch=64, heads=32, kv_heads=heads, seq_q=queries, seq_k=seq)
+
+
+TUNED_WINDOW = 4096
+"""Keys on each side of the window that a windowed spec is measured and estimated with, to the left
+alone under a causal mask; that of Mistral 7B and Gemma 2. A Problem names none, so shorter lengths
+are tuned as if unmasked on that side.
+"""
+
+
+TUNED_DOCUMENT = 1024
+"""Tokens of each document of the mask that a spec with a block mask is measured and estimated with,
+a causal one beside it: packed training texts. A Problem names none.
+"""
+
+
+def flops(spec: AttentionSpec, problem: Problem) -> float:
+    """Floating-point operations of the kernel's matrix products, halved for a causal mask; of a
+    windowed spec those inside a window of TUNED_WINDOW, of a block mask those inside documents of
+    TUNED_DOCUMENT.
+
+    Forward: 4 * batch * heads * seq_q * seq_k * head_dim (FlashAttention-2, section 4.1). The
+    backward kernels count every product they make, recomputed ones too: S and dP in each, so the
+    sum over a pass of two kernels is 3.5 forwards where the papers count 2.5.
+    """
+    rows = 2.0 * problem.batch * problem.heads * problem.seq_q
+    if spec.direction == "backward_delta":
+        return rows * spec.head_dim_v
+    if spec.direction in ("combine", "append"):  # O times a weight, for each of seq_k parts
+        return rows * problem.seq_k * spec.head_dim_v if spec.direction == "combine" else 0.0
+    dims, dims_v = PRODUCTS[spec.direction]
+    full = rows * problem.seq_k * (dims * spec.head_dim + dims_v * spec.head_dim_v)
+    if spec.block_mask:  # documents, and half of each
+        return full * min(1.0, TUNED_DOCUMENT / max(1, problem.seq_k)) / 2
+    if spec.window:
+        full *= 1 - _share_outside(spec, problem)
+    # The few queries of a decode stand at the end, and see nearly all keys.
+    halved = spec.causal and not spec.window and spec.direction != "decode"
+    return full / 2 if halved else full
+
+
+def _share_outside(spec: AttentionSpec, problem: Problem) -> float:
+    """The share of all pairs of a query and a key that lie outside the tuned window: triangles, the
+    upper one under a causal mask being half, as flops counts it, but of the few queries of a decode
+    nothing.
+    """
+    seq_q, seq_k = problem.seq_q, problem.seq_k
+    if 0 in (seq_q, seq_k):
+        return 0.0
+
+    def triangle(edge: int) -> float:
+        return max(edge, 0) ** 2 / 2
+
+    before = triangle(seq_k - TUNED_WINDOW) - triangle(seq_k - seq_q - TUNED_WINDOW)
+    behind = triangle(seq_q - TUNED_WINDOW) - triangle(seq_q - seq_k - TUNED_WINDOW)
+    before, behind = before / (seq_q * seq_k), behind / (seq_q * seq_k)
+    if spec.causal:
+        behind = 0.0 if spec.direction == "decode" else 0.5
+    return before + behind

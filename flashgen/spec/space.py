@@ -1,0 +1,356 @@
+"""The search space of a spec: all legal configs in a fixed order, and the seeds to try first.
+
+A decode streams K and V, so the bytes in flight decide its speed: stages, warps and splits vary
+most. Its rows are few, and 16 of them fill a matrix instruction.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from dataclasses import replace
+
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import (
+    AUTO_WARPS,
+    BY_KEYS,
+    SPLIT_KEYS,
+    KernelConfig,
+    Loads,
+    Order,
+    Schedule,
+)
+from flashgen.spec.defaults import default_config
+from flashgen.spec.gpu import Gpu
+from flashgen.spec.legality import why_illegal
+from flashgen.spec.vocabulary import DECODING, padded
+
+DECODE_BR = (16, 32, 64)
+DECODE_BC = (64, 128, 32, 16, 256)
+DECODE_NUM_WARPS = (4, 8, 2, 1)
+DECODE_NUM_STAGES = (3, 2, 4, 5, 1)
+
+SEEDS = (
+    # br, bc, num_warps, num_stages: tiles of 16 to 64 KiB on their way at a time, at head dim 128.
+    # Chosen by that alone; none was timed.
+    (16, 64, 4, 3),
+    (16, 128, 4, 3),
+    (16, 64, 4, 4),
+    (16, 128, 8, 3),
+    (16, 64, 2, 3),
+    (16, 32, 4, 4),
+    (16, 64, 4, 2),
+    (16, 32, 4, 2),
+)
+
+
+@functools.cache
+def decoding_grid(spec: AttentionSpec) -> tuple[KernelConfig, ...]:
+    """All configs of a direction, legal or not, the likely ones first."""
+    if spec.direction == "combine":
+        return _configs((16,), (32, 16, 64, 128), (4, 2, 1, 8), (1,), (1,))
+    if spec.direction == "append":
+        return _configs((16, 32), (16,), (4, 2, 1), (1,), (1,))
+    configs = _configs(DECODE_BR, DECODE_BC, DECODE_NUM_WARPS, DECODE_NUM_STAGES, SPLIT_KEYS)
+    return configs if spec.kv_dtype != "float8_e4m3" else _both_ways(configs)
+
+
+def decoding_seeds(spec: AttentionSpec) -> tuple[KernelConfig, ...]:
+    """What a search tries first, legal or not; the split count by its rule."""
+    if spec.direction != "decode":
+        return ()
+    # The loads of a block table run a stage ahead of the pages that they name.
+    more = 1 if spec.paged else 0
+    seeds = tuple(
+        KernelConfig(br=br, bc=bc, num_warps=warps, num_stages=stages + more)
+        for br, bc, warps, stages in SEEDS
+    )
+    return seeds if spec.kv_dtype != "float8_e4m3" else _both_ways(seeds)
+
+
+def _both_ways(configs: tuple[KernelConfig, ...]) -> tuple[KernelConfig, ...]:
+    """Each by the GPU's own instruction, where it has one, then each by bits."""
+    return (*(replace(config, widening="native") for config in configs), *configs)
+
+
+def _configs(*values: tuple[int, ...]) -> tuple[KernelConfig, ...]:
+    """One for each combination of br, bc, num_warps, num_stages and split_keys."""
+    return tuple(
+        KernelConfig(br=br, bc=bc, num_warps=warps, num_stages=stages, split_keys=keys)
+        for br, bc, warps, stages, keys in itertools.product(*values)
+    )
+
+
+BR = (128, 64, 256, 32, 16)
+BC = (64, 128, 32, 16, 256)
+NUM_WARPS = (4, 8, 2)
+NUM_STAGES = (2, 3, 1, 4)
+ORDERS: tuple[Order, ...] = ("plain", "longest_first")
+GPU_ORDERS: tuple[tuple[Order, bool], ...] = (
+    ("grouped", False),
+    ("grouped", True),
+    ("longest_first", True),
+    ("head_reversal", False),
+    ("head_reversal", True),
+    ("plain", True),
+)
+"""Order, and whether the grid is persistent: tried where a GPU measures."""
+WAYS: tuple[tuple[Schedule, Loads], ...] = (
+    ("fa2", "pointer"),
+    ("fa2", "descriptor"),
+    ("s_ahead", "descriptor"),
+    ("s_ahead", "pointer"),
+)
+"""fa1 is left out: it is there to be compared with, and has no parallelism over the rows."""
+
+HOPPER_TILES: dict[str, tuple[tuple[int, int, int, int], ...]] = {
+    # br, bc, num_warps, num_stages. Compiled with Triton 3.7.1 for sm_90a, each is without spills
+    # in a main loop for some head dim of 64 to 256; none was measured.
+    "forward": (
+        (128, 128, 8, 2),
+        (192, 128, 12, 2),
+        (128, 64, 8, 2),
+        (192, 64, 12, 2),
+        (128, 128, 8, 3),
+        (192, 128, 12, 3),
+        (128, 64, 8, 3),
+        (192, 64, 12, 3),
+        (128, 64, 8, 4),
+        (192, 64, 12, 4),
+    ),
+    "backward_dq": (
+        (128, 128, 8, 2),
+        (128, 64, 8, 2),
+        (192, 64, 12, 2),
+        (128, 128, 8, 3),
+        (128, 64, 8, 3),
+        (192, 64, 12, 3),
+        (192, 32, 12, 2),
+        (128, 32, 8, 2),
+    ),
+    **dict.fromkeys(BY_KEYS, ((64, 128, 8, 2), (64, 128, 8, 3), (64, 128, 8, 4))),
+}
+"""Of schedule hopper, by direction: no interpreter runs it, so it is tried only where a GPU checks
+and measures."""
+
+AUTO_TILES = ((128, 128, 2), (128, 64, 3), (128, 64, 2), (64, 128, 2), (64, 64, 3), (64, 64, 2))
+"""br, bc, num_stages of schedule auto. Compiled with Triton 3.6 to 3.9; none was measured."""
+
+KNOWN_GOOD = (
+    # br, bc, num_warps, num_stages: after what others publish for some GPU or head dim (PyTorch
+    # FlexAttention's heuristics in torch 2.13, FlashAttention-2's launch templates), and the same
+    # with fewer stages or rows, for GPUs with less shared memory.
+    (128, 64, 8, 3),
+    (128, 128, 8, 2),
+    (128, 64, 4, 3),
+    (64, 64, 4, 3),
+    (128, 32, 4, 3),
+    (128, 32, 8, 2),
+    (64, 32, 4, 3),
+    (128, 64, 8, 2),
+    (64, 64, 4, 2),
+    (64, 32, 4, 2),
+    (32, 64, 4, 3),
+)
+"""Where programs own keys and walk the rows (BY_KEYS), br and bc change places here and above."""
+
+
+def legal_configs(
+    spec: AttentionSpec, gpu: Gpu, *, on_gpu: bool = False
+) -> tuple[KernelConfig, ...]:
+    """Every config of the space that why_illegal passes, the likely ones first.
+
+    on_gpu: they will be checked and measured on that GPU. Only then the space has the kernels that
+    only a GPU proves (schedules hopper and auto), before all others;
+    and the orders of tiles that pay by the L2 and by persistence, which no estimate tells.
+
+    s_ahead by pointer is tried only where there are no descriptors, of packed sequences among them
+    (their pointers keep the overlap at head dim 128): pointers take the registers
+    that carry the next scores, and ptxas often gives up the overlap (kernels compiled for sm_90,
+    Triton 3.7.1). That of the backward is tried where it was seen to bring something: on sm_90, by
+    descriptor.
+    """
+    if spec.direction in DECODING:
+        grid = in_parts(spec, decoding_grid(spec))
+        return tuple(config for config in grid if why_illegal(spec, config, gpu) is None)
+    return tuple(
+        config
+        for config in (
+            *(_hopper_grid(spec.direction) if on_gpu else ()),
+            *(_auto_grid() if on_gpu else ()),
+            *in_parts(spec, _grid(spec.direction in BY_KEYS)),
+            *(_order_grid() if on_gpu and spec.direction == "forward" else ()),
+        )
+        if _worth_trying(spec, config, gpu) and why_illegal(spec, config, gpu) is None
+    )
+
+
+def _worth_trying(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> bool:
+    """Whether s_ahead may bring something there; True of all other schedules."""
+    if config.schedule != "s_ahead":
+        return True
+    if spec.direction != "forward":
+        return gpu.arch == "sm_90" and config.loads == "descriptor"
+    tma = gpu.is_nvidia and gpu.capability >= 90 and not spec.varlen
+    return not tma or config.loads == "descriptor"
+
+
+@functools.cache
+def _grid(by_keys: bool) -> tuple[KernelConfig, ...]:
+    """All combinations but those that leave warps without a row of what a program owns: 16 rows
+    make a matrix instruction.
+    """
+    return tuple(
+        KernelConfig(
+            br=walked if by_keys else owned,
+            bc=owned if by_keys else walked,
+            num_warps=warps,
+            num_stages=stages,
+            schedule=schedule,
+            loads=loads,
+            order=order,
+        )
+        for owned, walked, (schedule, loads), warps, stages, order in itertools.product(
+            BR, BC, WAYS, NUM_WARPS, NUM_STAGES, ORDERS
+        )
+        if warps <= owned // 8
+    )
+
+
+@functools.cache
+def _auto_grid() -> tuple[KernelConfig, ...]:
+    """Schedule auto in the tiles that Triton deals out to warps on some architecture."""
+    return tuple(
+        KernelConfig(
+            br=br,
+            bc=bc,
+            num_warps=AUTO_WARPS,
+            num_stages=stages,
+            schedule="auto",
+            loads="descriptor",
+            order=order,
+        )
+        for (br, bc, stages), order in itertools.product(AUTO_TILES, reversed(ORDERS))
+    )
+
+
+@functools.cache
+def _order_grid() -> tuple[KernelConfig, ...]:
+    """The known-good tiles in the orders, and the persistent grids, that only a GPU can judge."""
+    return tuple(
+        KernelConfig(
+            br=br,
+            bc=bc,
+            num_warps=warps,
+            num_stages=stages,
+            schedule=schedule,
+            loads=loads,
+            order=order,
+            persistent=persistent,
+        )
+        for (br, bc, warps, stages), (schedule, loads), (order, persistent) in itertools.product(
+            KNOWN_GOOD, WAYS, GPU_ORDERS
+        )
+    )
+
+
+@functools.cache
+def _hopper_grid(direction: str) -> tuple[KernelConfig, ...]:
+    """Schedule hopper in all its tiles and orders, the longest tiles of Q first where causal: first
+    a tile a program, then the others.
+    """
+    tiles = HOPPER_TILES.get(direction, ())
+    simple = [(order, False) for order in reversed(ORDERS)]
+    return tuple(
+        KernelConfig(
+            br=br,
+            bc=bc,
+            num_warps=warps,
+            num_stages=stages,
+            schedule="hopper",
+            loads="descriptor",
+            order=order,
+            persistent=persistent,
+        )
+        for (br, bc, warps, stages), (order, persistent) in (
+            *itertools.product(tiles, simple),
+            *itertools.product(tiles, GPU_ORDERS),
+        )
+    )
+
+
+def seed_configs(
+    spec: AttentionSpec, gpu: Gpu, *, on_gpu: bool = False
+) -> tuple[KernelConfig, ...]:
+    """What every search tries first: what others chose, the FlashAttention paper's block rule, the
+    default.
+
+    All legal, none twice, the most promising first: where nothing can be timed, the first that is
+    right is taken. The default comes with exact head dims: it stands for the kernel that would
+    serve without a table. On a GPU with TMA the known-good tiles come in every schedule. on_gpu as
+    in legal_configs: the first tiles of schedule hopper that are legal lead.
+    """
+    if spec.direction in DECODING:
+        known = (*in_parts(spec, decoding_seeds(spec)), tuned_default(spec))
+        return tuple(dict.fromkeys(c for c in known if why_illegal(spec, c, gpu) is None))
+    ordered = spec.causal and spec.direction in ("forward", "backward_dq")
+    order: Order = "longest_first" if ordered else "plain"
+    seeds = [
+        config for config in _hopper_grid(spec.direction)[:8] if on_gpu and config.order == order
+    ]
+    seeds += [
+        KernelConfig(
+            br=walked if spec.direction in BY_KEYS else owned,
+            bc=owned if spec.direction in BY_KEYS else walked,
+            num_warps=warps,
+            num_stages=stages,
+            schedule=schedule,
+            loads=loads,
+            order=order,
+        )
+        for owned, walked, warps, stages in KNOWN_GOOD
+        for schedule, loads in WAYS[:3]
+    ]
+    if spec.direction == "forward":
+        seeds.append(block_rule(spec, gpu))
+    seeds.append(tuned_default(spec))
+    seeds = list(in_parts(spec, tuple(seeds)))
+    seeds = [
+        seed for seed in seeds if spec.direction == "forward" or _worth_trying(spec, seed, gpu)
+    ]
+    legal = [seed for seed in seeds if why_illegal(spec, seed, gpu) is None]
+    return tuple(dict.fromkeys(legal))
+
+
+def in_parts(spec: AttentionSpec, configs: tuple[KernelConfig, ...]) -> tuple[KernelConfig, ...]:
+    """The configs, and where V is wider than 256 first those that have it in parts."""
+    if padded(spec.head_dim_v) <= 256 or spec.direction not in ("forward", "decode"):
+        return configs
+    return tuple(replace(config, v_parts=parts) for parts in (2, 4, 1) for config in configs)
+
+
+def tuned_default(spec: AttentionSpec) -> KernelConfig:
+    """The spec's default config with its head dims known when compiling: the baseline of a
+    search.
+    """
+    return replace(default_config(spec), head_dims="exact")
+
+
+def block_rule(spec: AttentionSpec, gpu: Gpu) -> KernelConfig:
+    """The tile of FlashAttention-1 (arXiv 2205.14135, Algorithm 1, line 1), as a legal config.
+
+    B_c = ceil(M / 4d) and B_r = min(B_c, d), M the shared memory in elements; each rounded down to
+    a power of two within 16..256, then bc halved until the config is legal.
+    """
+    elements = gpu.shared_per_block // spec.element_bytes
+    columns = math.ceil(elements / (4 * spec.head_dim))
+    br, bc = _power_below(min(columns, spec.head_dim)), _power_below(columns)
+    config = KernelConfig(br=br, bc=bc, num_warps=4 if br >= 32 else 2, num_stages=2)
+    while why_illegal(spec, config, gpu) is not None and config.bc > 16:
+        config = replace(config, bc=config.bc // 2)
+    return config
+
+
+def _power_below(value: int) -> int:
+    return min(256, max(16, 1 << (value.bit_length() - 1)))

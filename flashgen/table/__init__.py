@@ -1,0 +1,1 @@
+"""Entries, configs/<slug>.yaml in and out, and generated/ made from them."""

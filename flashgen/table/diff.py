@@ -1,0 +1,303 @@
+"""What changed between two tables of a GPU, as Markdown for a pull request; tables merged into one.
+
+Times compare only where they were found alike: of the same source, problem and protocol. Else both
+are shown, and no ratio.
+
+THE RULE OF MERGING, for entries of one spec and bucket: the stronger source wins. Of the same
+source, where the times compare, the faster one: measured, only if its 80th percentile lies below
+the other's 20th, for the least of many noisy medians is no winner. Else the entry of the later run.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from flashgen.errors import InvalidArgument
+from flashgen.spec.gpu import Gpu
+from flashgen.spec.legality import why_illegal
+from flashgen.spec.outcome import STRENGTH
+from flashgen.table.entry import Entry, Run
+from flashgen.table.table import Table, figure
+
+Kind = Literal["config", "weakened", "figures", "added", "removed"]
+"""What became of an entry: another config; a weaker source; the same config with other figures."""
+
+_HEADINGS: dict[Kind, str] = {
+    "weakened": "Weaker source than before",
+    "removed": "Removed",
+    "config": "Another config",
+    "added": "Added",
+    "figures": "Same config, other figures",
+}
+"""In the order of the Markdown: what a reviewer must not miss comes first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One spec and bucket that differs: its entry before (None: there was none) and after."""
+
+    before: Entry | None
+    after: Entry | None
+    ratio: float | None = None
+    """The median before over the one after, more than 1 is faster; None where they do not
+    compare."""
+
+    @property
+    def kind(self) -> Kind:
+        """The heading it stands under."""
+        if self.before is None:
+            return "added"
+        if self.after is None:
+            return "removed"
+        if STRENGTH[self.after.result.source] < STRENGTH[self.before.result.source]:
+            return "weakened"
+        return "figures" if self.before.config == self.after.config else "config"
+
+    @property
+    def entry(self) -> Entry:
+        """The entry after, or before where there is none after."""
+        entry = self.after or self.before
+        assert entry is not None  # a change has one of them
+        return entry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diff:
+    """All that differs between two tables of one GPU. facts: names of differing facts of it."""
+
+    old: Table
+    new: Table
+    changes: tuple[Change, ...]
+    unchanged: int
+    facts: tuple[str, ...]
+
+    def of(self, kind: Kind) -> tuple[Change, ...]:
+        """The changes under one heading, in the order of tables."""
+        return tuple(change for change in self.changes if change.kind == kind)
+
+
+def diff(old: Table, new: Table) -> Diff:
+    """What differs. An entry found again with equal figures by another run does not.
+
+    Raises InvalidArgument where the tables are of different GPUs.
+    """
+    _demand_one_gpu((old, new), "compared")
+    changes, unchanged = [], 0
+    for key in sorted(
+        {entry.key for table in (old, new) for entry in table.entries},
+        key=lambda key: (key[0].sort_key, key[1].low),
+    ):
+        before, after = old.find(*key), new.find(*key)
+        if before and after and replace(before, run=after.run) == after:
+            unchanged += 1
+            continue
+        ratio = None
+        if before and after and _compare(before, old.run_of(before), after, new.run_of(after)):
+            assert before.result.median_us is not None
+            assert after.result.median_us is not None
+            ratio = before.result.median_us / after.result.median_us
+        changes.append(Change(before=before, after=after, ratio=ratio))
+    names = [field.name for field in fields(Gpu)]
+    return Diff(
+        old=old,
+        new=new,
+        changes=tuple(changes),
+        unchanged=unchanged,
+        facts=tuple(name for name in names if getattr(old.gpu, name) != getattr(new.gpu, name)),
+    )
+
+
+def merge(tables: Sequence[Table]) -> Table:
+    """One table of the entries of several, by THE RULE. The GPU's facts are those of the strongest
+    run, of several such ones the latest: a device that was read beats a list of targets.
+
+    Raises InvalidArgument where there is no table, where they are of different GPUs, and for an
+    entry that these facts do not allow.
+    """
+    if not tables:
+        raise InvalidArgument("tables must be one at least: got none")
+    _demand_one_gpu(tables, "merged")
+    strongest = max(tables, key=lambda table: max(map(_weight, table.runs), default=(-1, "")))
+    merged = Table(gpu=strongest.gpu)
+    for table in tables:
+        for entry in table.entries:
+            merged = _with(merged, entry, table.run_of(entry))
+    for entry in merged.entries:
+        reason = why_illegal(entry.spec, entry.config, merged.gpu)
+        if reason is not None:
+            raise InvalidArgument(
+                f"{entry.spec.name} {entry.bucket} must be legal on {merged.gpu.slug} as its "
+                f"strongest run found it: {entry.config.label}: {reason}; tune it again"
+            )
+    return merged
+
+
+def _weight(run: Run) -> tuple[int, str]:
+    """By which of several runs the facts of the GPU are believed."""
+    return STRENGTH[run.source], run.date
+
+
+def _with(table: Table, entry: Entry, run: Run) -> Table:
+    """The table with an entry of another one, if it wins over the one in place."""
+    held = table.find(*entry.key)
+    if held is not None and not _wins(entry, run, held, table.run_of(held)):
+        return table
+    taken = {other.id: other for other in table.runs}
+    number, name = 1, run.id
+    while taken.get(name, named := replace(run, id=name)) != named:  # another run of the same name
+        number += 1
+        name = f"{run.id}-{number}"
+    return table.with_entry(replace(entry, run=name), named)
+
+
+def _wins(entry: Entry, run: Run, held: Entry, held_run: Run) -> bool:
+    """THE RULE OF MERGING."""
+    new, old = entry.result, held.result
+    if STRENGTH[new.source] != STRENGTH[old.source]:
+        return STRENGTH[new.source] > STRENGTH[old.source]
+    if _compare(entry, run, held, held_run):
+        if _faster(entry, held):
+            return True
+        if _faster(held, entry):
+            return False
+    return run.date > held_run.date
+
+
+def _compare(one: Entry, run: Run, other: Entry, other_run: Run) -> bool:
+    """Whether the two times were found alike."""
+    alike = one.result.source == other.result.source and one.result.problem == other.result.problem
+    timed = one.result.median_us is not None and other.result.median_us is not None
+    return alike and timed and run.protocol == other_run.protocol
+
+
+def _faster(one: Entry, other: Entry) -> bool:
+    """Whether the first of two entries that compare is faster, if measured beyond the spread."""
+    if one.result.source == "measured":
+        return (one.result.p80_us or math.inf) < (other.result.p20_us or 0.0)
+    return (one.result.median_us or math.inf) < (other.result.median_us or math.inf)
+
+
+def _demand_one_gpu(tables: Sequence[Table], what: str) -> None:
+    """Raise InvalidArgument unless all tables are of one product."""
+    slugs = dict.fromkeys(table.gpu.slug for table in tables)
+    if len(slugs) > 1:
+        raise InvalidArgument(
+            f"only tables of one GPU can be {what}: got {' and '.join(slugs)}; "
+            f"a configuration that wins on one may not even fit another"
+        )
+
+
+def markdown(found: Diff) -> str:
+    """A Diff for people: what a pull request that changes the table should say."""
+    old, new = found.old.gpu, found.new.gpu
+    total = len(found.changes) + found.unchanged
+    lines = [f"### {_text(new.name)}: {len(found.changes)} of {total} entries differ", ""]
+    if found.facts:
+        facts = (f"{name} {getattr(old, name)} → {getattr(new, name)}" for name in found.facts)
+        lines += [f"Facts of the GPU differ: {_text(', '.join(facts))}.", ""]
+    under = {heading: changes for kind, heading in _HEADINGS.items() if (changes := found.of(kind))}
+    if not under:
+        return "\n".join([*lines, "All entries are the same.", ""])
+    counts = [f"{len(changes)} {heading.lower()}" for heading, changes in under.items()]
+    lines += [f"{'; '.join(counts)}; {found.unchanged} unchanged.", "", *_verdict(found)]
+    for heading, changes in under.items():
+        lines += [f"#### {heading}", "", *_grid(changes), ""]
+    lines += ["#### Runs", "", *_runs(found), ""]
+    return "\n".join(lines)
+
+
+def _verdict(found: Diff) -> list[str]:
+    """Faster by how much, and the worst: of the times that compare."""
+    compared = [change for change in found.changes if change.ratio is not None]
+    if not compared:
+        return ["No two times compare: of another source, problem or protocol.", ""]
+    ratios = [change.ratio or 1.0 for change in compared]
+    worst = min(compared, key=lambda change: change.ratio or 1.0)
+    mean = math.exp(statistics.fmean(map(math.log, ratios)))
+    sentence = (
+        f"Where times compare ({len(compared)} entries) the new ones are {mean:.2f} times as fast, "
+        f"in the geometric mean; the worst is {worst.ratio:.2f}, "
+        f"of `{worst.entry.spec.name}` {worst.entry.bucket}."
+    )
+    return [sentence, ""]
+
+
+_Column = tuple[str, Callable[[Change], str]]
+
+
+def _grid(changes: Sequence[Change]) -> list[str]:
+    """The changes under one heading as a table; columns in which nothing stands are left out."""
+    columns: list[_Column] = [
+        ("spec", lambda change: f"`{change.entry.spec.name}`"),
+        ("seq_k", lambda change: str(change.entry.bucket)),
+        ("config", lambda change: _both(change, lambda entry: f"`{entry.config.label}`")),
+        ("median us", lambda change: _both(change, lambda entry: _us(entry.result.median_us))),
+        ("old / new", lambda change: "" if change.ratio is None else f"{change.ratio:.2f}"),
+        ("source", lambda change: _both(change, lambda entry: entry.result.source)),
+        ("kernel text", _text_change),
+        ("tried", _tried_change),
+        ("p", lambda change: _number(change.entry.result.p_value, ".2g")),
+        ("regret", lambda change: _number(change.entry.result.regret or None, ".1%")),
+    ]
+    rows = [[cell(change) for _, cell in columns] for change in changes]
+    kept = [n for n in range(len(columns)) if any(row[n] for row in rows)]
+    heads = [columns[n][0] for n in kept]
+    return _table(heads, [[row[n] for n in kept] for row in rows])
+
+
+def _both(change: Change, cell: Callable[[Entry], str]) -> str:
+    """The cell before and after; once where they are the same."""
+    cells = [cell(entry) for entry in (change.before, change.after) if entry is not None]
+    return " → ".join(dict.fromkeys(cells))
+
+
+def _tried_change(change: Change) -> str:
+    """How many configs each search tried, if one tried more."""
+    tried = _both(change, lambda entry: str(entry.result.candidates))
+    return tried if change.before and change.after and "→" in tried else ""
+
+
+def _text_change(change: Change) -> str:
+    if change.kind != "figures" or change.before is None or change.after is None:
+        return ""
+    return "changed" if change.before.digest != change.after.digest else ""
+
+
+def _runs(found: Diff) -> list[str]:
+    """Where the entries that differ come from."""
+    names = [field.name for field in fields(Run)]
+    rows = []
+    for word, table, entries in (
+        ("old", found.old, [change.before for change in found.changes if change.before]),
+        ("new", found.new, [change.after for change in found.changes if change.after]),
+    ):
+        used = [entry.run for entry in entries]
+        for run in table.runs:
+            if run.id in used:
+                facts = (getattr(run, name) for name in names)
+                cells = ("-" if fact is None else _text(str(fact)) for fact in facts)
+                rows.append([word, *cells, str(used.count(run.id))])
+    return _table(["", *names, "entries"], rows)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def _us(value: float | None) -> str:
+    return "untimed" if value is None else figure(value)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def _text(free: str) -> str:
+    """Text of a file within a line of Markdown: no markup, no new line, no new cell."""
+    return re.sub(r"([\\`*_|<>\[\]#~])", r"\\\1", " ".join(free.split()))

@@ -1,0 +1,207 @@
+"""Tables, targets and selections as people read them in a terminal."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Table as Grid
+from rich.text import Text
+
+from flashgen.errors import GeneratedError
+from flashgen.runtime.choice import Choice
+from flashgen.spec.gpu import Gpu
+from flashgen.table.entry import Entry, Result
+from flashgen.table.table import Table, sources
+
+WIDTH_OF_FILES = 200
+"""Columns where the output is no terminal: wide enough that no kernel's name is cut."""
+
+
+def console() -> Console:
+    """The console of standard output."""
+    width = None if sys.stdout.isatty() else WIDTH_OF_FILES
+    return Console(highlight=False, markup=False, width=width)
+
+
+def wrapped(line: str) -> str:
+    """A line folded to the terminal, what follows indented deeper; whole where there is none."""
+    if not sys.stdout.isatty():
+        return line
+    indent = line[: len(line) - len(line.lstrip())]
+    # Kernel names, paths and commands are copied: they are never cut.
+    folded = textwrap.wrap(
+        line.strip(),
+        console().width,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(folded)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntriesGrid:
+    """Entries as a terminal shows them: a row each where rows fit, else two lines each, and no word
+    of them is lost. Times are microseconds at the length "at", 16384 tokens in all.
+
+    "estimated" and "stale" stand where they hold; p and regret, of entry.Result, where any entry
+    has one.
+    """
+
+    entries: tuple[Entry, ...]
+    stale: Collection[Entry] = ()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        grid = self._rows()
+        if Measurement.get(console, options.update(width=10_000), grid).maximum <= (
+            options.max_width
+        ):
+            yield grid
+        else:
+            yield from self._pairs()
+
+    def _rows(self) -> Grid:
+        grid = Grid(box=None, pad_edge=False, header_style="bold")
+        for name in ("spec", "seq_k", "at", "config", "from"):
+            grid.add_column(name, no_wrap=True)  # where there is no room, _pairs() is printed
+        figures = self._figures()
+        for name in figures:
+            grid.add_column(name, justify="right", no_wrap=True)
+        for entry in self.entries:
+            spec, config = entry.spec.name, entry.config.label
+            origin = entry.result.source + (", stale" if entry in self.stale else "")
+            cells = (cell(entry.result) for cell in figures.values())
+            grid.add_row(spec, *self._where(entry), config, origin, *cells)
+        return grid
+
+    def _pairs(self) -> Iterator[Text]:
+        """Spec and config, to be copied; below them the rest, in columns that 80 have room for."""
+        figures = self._figures()
+        heads = ("seq_k", "at", "from", *figures)
+        rows = [
+            (*self._where(e), e.result.source, *(cell(e.result) for cell in figures.values()))
+            for e in self.entries
+        ]
+        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+
+        def line(cells: Sequence[str]) -> str:
+            named, numbers = 3, zip(cells, widths, strict=True)
+            padded = [
+                cell.ljust(width) if n < named else cell.rjust(width)
+                for n, (cell, width) in enumerate(numbers)
+            ]
+            return "  " + " ".join(padded)
+
+        yield Text(f"spec  config\n{line(heads)}", style="bold")
+        for entry, row in zip(self.entries, rows, strict=True):
+            stale = "  (stale)" if entry in self.stale else ""
+            yield Text(f"{entry.spec.name}  {entry.config.label}{stale}", overflow="fold")
+            yield Text(line(row), overflow="fold")
+
+    @staticmethod
+    def _where(entry: Entry) -> tuple[str, str]:
+        return str(entry.bucket), str(entry.result.problem.seq_k)
+
+    def _figures(self) -> dict[str, Callable[[Result], str]]:
+        """The columns of figures, and what each says of a result."""
+        figures: dict[str, Callable[[Result], str]] = {
+            "us": lambda result: _number(result.median_us, 1),
+            "TFLOP/s": lambda result: _number(result.tflops, 0),
+            "x default": lambda result: _number(result.speedup, 2),
+            "floors": lambda result: _number(result.max_abs_err_floors, 2),
+        }
+        if any(entry.result.p_value is not None for entry in self.entries):
+            figures["p"] = lambda r: "-" if r.p_value is None else f"{r.p_value:.1g}"
+        if any(entry.result.regret for entry in self.entries):
+            figures["regret"] = lambda r: f"{r.regret:.1%}" if r.regret else "-"
+        return figures
+
+
+def entries_grid(entries: Iterable[Entry], stale: Collection[Entry] = ()) -> EntriesGrid:
+    """Entries, to be printed on a rich console of any width."""
+    return EntriesGrid(entries=tuple(entries), stale=stale)
+
+
+def table_heading(table: Table) -> str:
+    """One line on a table: the GPU, and how many entries were measured, how many estimated."""
+    counts = ", ".join(f"{number} {source}" for source, number in sources(table.entries).items())
+    return f"{table.gpu.name} ({table.gpu.arch}): {len(table.entries)} entries, {counts or 'none'}"
+
+
+def targets_grid(targets: Iterable[Gpu], tables: Mapping[str, Table]) -> Grid:
+    """Known targets and the tables there are: facts, and what the entries come from."""
+    grid = Grid(box=None, pad_edge=False, header_style="bold")
+    for name in ("slug", "arch"):
+        grid.add_column(name, no_wrap=True)
+    for name in ("SMs", "shared KiB", "GB/s", "TFLOP/s"):
+        grid.add_column(name, justify="right", no_wrap=True)
+    grid.add_column("table")
+    for gpu in targets:
+        table = tables.get(gpu.slug)
+        held = sources(table.entries) if table else {}
+        grid.add_row(
+            gpu.slug,
+            gpu.arch,
+            str(gpu.sms),
+            str(gpu.shared_per_block // 1024),
+            _number(gpu.bandwidth_gbs, 0),
+            _number(gpu.peak_tflops, 0),
+            ", ".join(f"{number} {source}" for source, number in held.items()) or "none",
+        )
+    return grid
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """A generated package as it lies on disk: its dispatch table and the digests of its kernels."""
+
+    folder: Path
+    archs: Mapping[str, str]
+    choices: Mapping[str, tuple[Choice, ...]]
+    defaults: tuple[Choice, ...]
+    digests: Mapping[str, str]
+
+    def is_stale(self, choice: Choice) -> bool:
+        """Whether the kernel's text is no longer the one that was timed."""
+        return self.digests.get(choice.kernel) != choice.digest
+
+
+def load_package(folder: Path) -> Package:
+    """Read table.py and kernels/__init__.py of a generated package; no kernel is imported.
+
+    Raises GeneratedError where the folder holds none.
+    """
+    name = "_flashgen_shown"  # beside the package itself, should this process have imported one
+    for module in [m for m in sys.modules if m.split(".")[0] == name]:
+        del sys.modules[module]
+    try:
+        spec = importlib.util.spec_from_file_location(name, folder / "__init__.py")
+        assert spec is not None  # the file's name ends with .py
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        table = importlib.import_module(f"{name}.table")
+        defaults = importlib.import_module(f"{name}.defaults")
+        kernels = importlib.import_module(f"{name}.kernels")
+        return Package(
+            folder=folder,
+            archs=table.ARCHS,
+            choices=table.CHOICES,
+            defaults=defaults.DEFAULTS,
+            digests=kernels.DIGESTS,
+        )
+    except (OSError, SyntaxError, AttributeError, ImportError, KeyError) as error:
+        raise GeneratedError(
+            f"{folder} holds no package that flashgen generated ({error}): run flashgen generate"
+        ) from error
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,1 @@
+"""One tuning run: workloads, resume, shared runs."""

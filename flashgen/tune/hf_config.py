@@ -1,0 +1,313 @@
+"""From a Hugging Face config.json to the Workload of its attention.
+
+Families of models name the same things differently; _NAMES has the names that are read. A model may
+have several attentions: text and vision, encoder and decoder. Of each, one length a bucket is
+tuned, up to the longest that the model takes. Weight is layers times length: the work of attention
+a token, so the longest of the deepest comes first.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from flashgen.errors import InvalidArgument
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.problem import BUCKET_SEQ, TUNED_WINDOW
+from flashgen.spec.vocabulary import Mask, parse_dtype
+from flashgen.tune.workloads import Piece, Workload, kernels_of, problem_of
+
+Side = Literal["encoder", "decoder"]
+
+_NAMES: dict[str, tuple[str, ...]] = {
+    "heads": ("num_attention_heads", "n_head", "n_heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads"),
+    "width": ("hidden_size", "n_embd", "d_model", "dim"),
+    "head_dim": ("head_dim", "d_kv", "kv_channels"),
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "length": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"),
+    "registers": ("num_register_tokens",),
+}
+_DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "dropout_rate")
+_PARTS = ("text_config", "vision_config")
+_SEES_ALL = {
+    # Encoders of text and sound: every token sees every other.
+    "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "esm",
+    "eurobert", "hubert", "layoutlm", "modernbert", "mpnet", "nomic_bert", "roberta", "roformer",
+    "siglip_text_model", "siglip2_text_model", "wav2vec2", "wavlm", "xlm-roberta",
+}  # fmt: skip
+_CAPPED = "attn_logit_softcapping"
+_EVERY_OTHER = ("gemma2", "gpt_oss")
+"""Models whose layers have the window and the full mask in turn, where no list says so."""
+
+
+def from_hf_config(path: Path, *, directions: Sequence[str] = ("forward",)) -> Workload:
+    """The workload of a model's configuration; `path` may be the model's folder.
+
+    directions are the words of workloads.kernels_of; where the backward is among them, the model
+    trains, and its attention dropout counts. Raises InvalidArgument where the file cannot be read,
+    has no attention, or one that no kernel serves.
+    """
+    path = path / "config.json" if path.is_dir() else path
+    config = _read(path)
+    name = str(config.get("model_type", "of no model_type"))
+    training = any(word not in ("forward", "decode") for word in directions)
+    pieces: list[Piece] = []
+    notes: list[str] = []
+    without: list[str] = []
+    for where, part in _parts(config):
+        try:
+            pieces += _pieces(_Model(part, training=training), directions, notes)
+        except _NoAttention as error:
+            without.append(f"{where} names {error}")
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{path}, {where}: {error}") from None
+    if not pieces:
+        raise InvalidArgument(
+            f"{path}: {name} has no attention that flashgen knows ({'; '.join(without)}): "
+            f"name another configuration, or write a workload"
+        )
+    left_out = [f"{reason}: it is left out" for reason in without]
+    return Workload.of(name, pieces, dict.fromkeys([*left_out, *notes]))
+
+
+class _NoAttention(Exception):
+    """A part of a configuration has none; the message says which names it lacks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Attention:
+    """One attention of a model. length: the longest sequence; None is not known. fixed: all
+    sequences are as long.
+    """
+
+    spec: AttentionSpec
+    group: int
+    layers: int
+    length: int | None
+    fixed: bool
+
+    @property
+    def lengths(self) -> list[int]:
+        """A length for each bucket that the sequences fall into."""
+        if self.fixed and self.length is not None:
+            return [self.length]
+        longest = math.inf if self.length is None else self.length
+        return [min(seq, self.length or seq) for b, seq in BUCKET_SEQ.items() if b.low <= longest]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidArgument(
+            f"{path}: there is no such file; name the config.json of a model"
+        ) from None
+    except OSError as error:
+        raise InvalidArgument(
+            f"{path} cannot be read ({error.strerror}); name the config.json of a model"
+        ) from None
+    except ValueError as error:  # of JSON, and of UTF-8
+        raise InvalidArgument(f"{path}: this is not JSON ({error}); download it again") from None
+    if not isinstance(config, dict):
+        raise InvalidArgument(f"{path}: a configuration must be a JSON object; download it again")
+    return config
+
+
+def _parts(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The parts that may have an attention, and what to call them. Parts inherit the dtype."""
+    nested = [name for name in _PARTS if isinstance(config.get(name), dict)]
+    if "text_config" not in nested:  # some name the text's at the top, beside a vision_config
+        yield "the model", config
+    shared = {name: config[name] for name in ("dtype", "torch_dtype") if config.get(name)}
+    for name in nested:
+        own = {key: value for key, value in config[name].items() if value is not None}
+        yield name, shared | own
+
+
+class _Model:
+    """One part of a configuration, by the names of _NAMES."""
+
+    def __init__(self, config: dict[str, Any], *, training: bool) -> None:
+        inner = config.get("attn_config")  # of MPT and DBRX
+        self.config: Mapping[str, Any] = (inner if isinstance(inner, dict) else {}) | config
+        self.training = training
+        self.type = str(config.get("model_type", ""))
+
+    @property
+    def is_vision(self) -> bool:
+        return "image_size" in self.config and "patch_size" in self.config
+
+    @property
+    def sides(self) -> tuple[Side | None, ...]:
+        both = self.config.get("is_encoder_decoder") is True
+        return ("encoder", "decoder") if both else (None,)
+
+    def number(self, what: str, side: Side | None = None) -> int | None:
+        """A whole number under one of its names. Raises InvalidArgument for anything else."""
+        for name in self.names(what, side):
+            value = self.config.get(name)
+            if value is None:
+                continue
+            least = 0 if what == "registers" else 1
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise InvalidArgument(f"{name} must be a whole number from {least}: got {value!r}")
+            return value
+        return None
+
+    def names(self, what: str, side: Side | None) -> tuple[str, ...]:
+        names = _NAMES[what]
+        if what == "heads" and ("d_kv" in self.config or "attention_types" in self.config):
+            names += ("num_heads",)  # T5 and GPT-Neo; state-space models mean something else by it
+        if side is None:
+            return names
+        own = {
+            "heads": (f"{side}_attention_heads",),
+            "layers": (f"{side}_layers", f"num_{side}_layers"),
+            "length": (f"max_{'source' if side == 'encoder' else 'target'}_positions",),
+        }
+        return (*own.get(what, ()), *names)
+
+    def length(self, side: Side | None) -> int | None:
+        """The most tokens of a sequence. Of an image: its patches, the class token, registers."""
+        if not self.is_vision:
+            return self.number("length", side)
+        (high, wide), (patch_high, patch_wide) = map(self._edges, ("image_size", "patch_size"))
+        registers = self.number("registers", side) or 0
+        return (high // patch_high) * (wide // patch_wide) + 1 + registers
+
+    def _edges(self, name: str) -> tuple[int, int]:
+        value = self.config[name]
+        edges = value if isinstance(value, list) else [value, value]
+        if len(edges) != 2 or not all(isinstance(edge, int) and edge > 0 for edge in edges):
+            raise InvalidArgument(f"{name} must be one or two whole numbers: got {value!r}")
+        return edges[0], edges[1]
+
+    def head_dims(self, heads: int, side: Side | None) -> tuple[int, int]:
+        """Those of Q and K, and of V. Latent attention (DeepSeek) computes with both its parts."""
+        nope, rope = self.config.get("qk_nope_head_dim"), self.config.get("qk_rope_head_dim")
+        if isinstance(nope, int) and isinstance(rope, int):
+            of_v = self.config.get("v_head_dim")
+            return nope + rope, of_v if isinstance(of_v, int) else nope
+        head_dim, width = self.number("head_dim", side), self.number("width", side)
+        if head_dim is not None:
+            return head_dim, head_dim
+        if width is None:
+            raise _NoAttention(f"none of {', '.join(_NAMES['width'])}")
+        if width % heads:
+            raise InvalidArgument(
+                f"the width must be a multiple of the heads: got {width} and {heads}"
+            )
+        return width // heads, width // heads
+
+    def group(self, heads: int, side: Side | None) -> int:
+        """Query heads to each head of K and V."""
+        if "qk_nope_head_dim" in self.config:
+            return 1
+        one = self.config.get("multi_query") is True  # Falcon and GPT-BigCode
+        one = one and self.config.get("new_decoder_architecture") is not True
+        one = one or self.config.get("attn_type") == "multiquery_attention"
+        kv_heads = 1 if one else self.number("kv_heads", side) or heads
+        if heads % kv_heads:
+            raise InvalidArgument(
+                f"the heads must be a multiple of those of K and V: got {heads} and {kv_heads}"
+            )
+        return heads // kv_heads
+
+    def mask(self, side: Side | None) -> Mask:
+        """None where every token sees every other."""
+        if side is not None:
+            return "none" if side == "encoder" else "causal"
+        if self.config.get("is_decoder") is True:
+            return "causal"
+        masked = any("MaskedLM" in str(name) for name in self.config.get("architectures") or ())
+        two_ways = self.config.get("use_bidirectional_attention") is True
+        if self.is_vision or masked or two_ways or self.type in _SEES_ALL:
+            return "none"
+        return "causal"
+
+    def windowed(self, layers: int, length: int | None) -> int:
+        """How many of the layers have a window that hides something."""
+        window, is_off = self.config.get("sliding_window"), self.config.get("use_sliding_window")
+        if not isinstance(window, int) or is_off is False:
+            return 0
+        if length is not None and window >= length:
+            return 0
+        kinds, pattern = self.config.get("layer_types"), self.config.get("sliding_window_pattern")
+        if isinstance(kinds, list):
+            return sum(kind == "sliding_attention" for kind in kinds[:layers])
+        if isinstance(pattern, int) and pattern > 0:
+            return layers - layers // pattern
+        return (layers + 1) // 2 if self.type in _EVERY_OTHER else layers
+
+    def dtype(self, notes: list[str]) -> str:
+        named = self.config.get("dtype") or self.config.get("torch_dtype")
+        if named in (None, "auto"):
+            sentence = "the configuration names no dtype: bfloat16 is tuned"
+            notes += [sentence] if sentence not in notes else []
+            return "bfloat16"
+        return parse_dtype(str(named).removeprefix("torch."))
+
+
+def _pieces(model: _Model, directions: Sequence[str], notes: list[str]) -> Iterator[Piece]:
+    """The pieces of one part. What flashgen has no kernels for is noted."""
+    for attention in _attentions(model, notes):
+        for seq in attention.lengths:
+            for spec in kernels_of(attention.spec, directions):
+                yield Piece(
+                    spec=spec,
+                    problem=problem_of(spec, seq, attention.group),
+                    weight=float(attention.layers * seq),
+                )
+
+
+def _attentions(model: _Model, notes: list[str]) -> list[_Attention]:
+    """The attentions of one part. Raises _NoAttention, InvalidArgument."""
+    found = []
+    for side in model.sides:
+        heads = model.number("heads", side)
+        if heads is None:
+            raise _NoAttention(f"none of {', '.join(model.names('heads', side))}")
+        head_dim, head_dim_v = model.head_dims(heads, side)
+        length = model.length(side)
+        layers = model.number("layers", side) or 1
+        spec = AttentionSpec(
+            dtype=model.dtype(notes),  # type: ignore[arg-type]  # parse_dtype returns no other
+            head_dim=head_dim,
+            head_dim_v=head_dim_v,
+            mask=model.mask(side),
+            dropout=model.training and any(model.config.get(name) for name in _DROPOUT),
+            bias="additive" if "relative_attention_num_buckets" in model.config else "none",
+            alibi=model.config.get("alibi") is True or model.type == "bloom",
+            softcap=bool(model.config.get(_CAPPED)),
+            sink=model.type == "gpt_oss",
+        )
+        windowed = model.windowed(layers, length)
+        for of_kind, number in ((False, layers - windowed), (True, windowed)):
+            if number:
+                found.append(
+                    _Attention(
+                        spec=replace(spec, window=of_kind),
+                        group=model.group(heads, side),
+                        layers=number,
+                        length=length,
+                        fixed=model.is_vision,
+                    )
+                )
+        notes += _remarks(model.config, length, windowed=bool(windowed))
+    return found
+
+
+def _remarks(config: Mapping[str, Any], length: int | None, *, windowed: bool) -> Iterator[str]:
+    """Sentences on where what is tuned is not what the model runs."""
+    if windowed and config["sliding_window"] != TUNED_WINDOW:
+        yield (
+            f"sliding_window is {config['sliding_window']} keys: its kernels are tuned with a "
+            f"window of {TUNED_WINDOW}"
+        )
+    if length is None:
+        yield "the configuration names no longest sequence: all buckets are tuned"

@@ -1,0 +1,158 @@
+"""Precompile: the kernels of a table through Triton's compiler before anybody calls them.
+
+Triton keeps what it compiles under a key of the kernel's text, the types and alignment of its
+arguments, its options, the architecture, itself and its ptxas. Here kernels are compiled with
+exactly the types that a launch with aligned tensors has (kernels/signature.py), so that launch
+finds them. Into the user's own cache that is `flashgen warmup`; into a folder that travels,
+`flashgen aot`, which the runtime then offers to Triton under the same key
+(runtime/kernel_files.py). Where anything of the key differs, the binary is not found, and Triton
+compiles as ever: nothing wrong is ever run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from flashgen.compile.compiler import CompileFailed, source_class, target_of, write_whole
+from flashgen.errors import FlashgenError
+from flashgen.evaluate.build import cpu_count
+from flashgen.evaluate.evaluator import triton_version
+from flashgen.evaluate.tasks import COMPILE_ENV, COMPILE_LIMIT_S, kernel_payload
+from flashgen.evaluate.workers.answers import Done, Task
+from flashgen.evaluate.workers.pool import Workers
+from flashgen.kernels.launch import compile_signature, load_kernel
+from flashgen.kernels.render import render
+from flashgen.runtime.kernel_files import MANIFEST, SCHEMA
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig, kernel_name
+from flashgen.spec.defaults import default_config, plain_specs
+from flashgen.spec.gpu import Gpu
+from flashgen.spec.legality import why_illegal
+from flashgen.table.emit import kernels_of
+from flashgen.table.table import Table
+
+Pair = tuple[AttentionSpec, KernelConfig]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precompiled:
+    """One kernel: Triton's key for it, or why it has none. A default may not fit a small GPU."""
+
+    name: str
+    key: str
+    failure: str = ""
+
+
+def kernels_to_build(table: Table | None, gpu: Gpu, *, defaults: bool) -> tuple[Pair, ...]:
+    """What calls on `gpu` may launch: the entries of the table that serves it, their pointer twins
+    and, if asked, the default kernels; as far as they may fit. None twice.
+    """
+    entries = table.entries if table else ()
+    pairs = [(e.spec, config) for e in entries for config in kernels_of(e)]
+    if defaults:
+        pairs += [(spec, default_config(spec)) for spec in plain_specs()]
+    legal = (pair for pair in pairs if why_illegal(*pair, gpu) is None)
+    return tuple(dict.fromkeys(legal))
+
+
+def precompile(
+    pairs: Iterable[Pair], gpu: Gpu, *, cache: Path | None = None, jobs: int | None = None
+) -> Iterator[Precompiled]:
+    """Compile kernels for `gpu`, side by side in child processes; each in its turn when it is done.
+
+    cache: the folder that takes the binaries, in Triton's layout; Triton's own unless given. What
+    is there already is not compiled again. Raises ToolchainError where children cannot run.
+    """
+    pairs = list(pairs)
+    env = COMPILE_ENV | ({} if cache is None else {"TRITON_CACHE_DIR": str(cache)})
+    with Workers(min(jobs or cpu_count(), max(1, len(pairs))), env=env) as workers:
+        answers = [
+            workers.submit(
+                Task(
+                    function="flashgen.tune.precompile:build_one",
+                    payload=kernel_payload(*pair) | {"arch": gpu.arch},
+                    limit_s=COMPILE_LIMIT_S,
+                )
+            )
+            for pair in pairs
+        ]
+        for pair, waiting in zip(pairs, answers, strict=True):
+            answer, name = waiting.result(), kernel_name(*pair)
+            if isinstance(answer, Done):
+                yield Precompiled(name=name, key=answer.value["key"])
+            else:
+                yield Precompiled(name=name, key="", failure=str(answer))
+
+
+def build_one(payload: dict[str, Any]) -> dict[str, Any]:
+    """{spec, config, arch} -> {key}. Raises CompileFailed. What a child process runs."""
+    import triton
+
+    spec, config = AttentionSpec(**payload["spec"]), KernelConfig(**payload["config"])
+    rendered, signature = render(spec, config), compile_signature(spec, config)
+    with tempfile.TemporaryDirectory(prefix="flashgen-") as folder:
+        path = Path(folder, f"{rendered.name}.py")
+        path.write_text(rendered.source, encoding="utf-8")
+        source = source_class(config)(
+            fn=load_kernel(path, rendered.name),
+            signature=signature.types,
+            constexprs=signature.constexprs,
+            attrs=signature.attrs,
+        )
+        options = config.launch_options
+        try:
+            built = triton.compile(source, target=target_of(payload["arch"]), options=options)
+        except Exception as error:  # Triton, LLVM and ptxas each raise classes of their own
+            raise CompileFailed(f"{rendered.name}: {error}".splitlines()[0]) from error
+    return {"key": str(built.metadata.hash)}
+
+
+def package(
+    table: Table, pairs: Iterable[Pair], out: Path, *, jobs: int | None = None
+) -> Iterator[Precompiled]:
+    """Compile kernels into the folder `out`, which `FLASHGEN_AOT=OUT` then has the runtime use.
+
+    out/<slug>/ holds for each kernel Triton's metadata and binary, and a manifest, written last:
+    where it is, all that it names is. Kernels that do not compile are left out. Raises
+    FlashgenError where the folder cannot be written, and what precompile raises.
+    """
+    folder, kernels = out / table.gpu.slug, {}
+    with tempfile.TemporaryDirectory(prefix="flashgen-aot-") as cache:
+        for made in precompile(pairs, table.gpu, cache=Path(cache), jobs=jobs):
+            if made.key:
+                kernels[made.name] = {"key": made.key, "files": _kept(Path(cache), made, folder)}
+            yield made
+    manifest = {
+        "schema": SCHEMA,
+        "gpu": asdict(table.gpu)["name"],
+        "arch": table.gpu.arch,
+        "triton": triton_version(),
+        "kernels": kernels,
+    }
+    write_whole(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+
+
+def _kept(cache: Path, made: Precompiled, folder: Path) -> list[str]:
+    """Copy a kernel's metadata and binary out of Triton's cache; their names."""
+    found = [
+        path
+        for path in cache.rglob(f"{made.name[:150]}*")  # where Triton cuts a name
+        if path.suffix in (".json", ".cubin", ".hsaco") and not path.name.startswith("__grp__")
+    ]
+    keys = {path: json.loads(path.read_text())["hash"] for path in found if path.suffix == ".json"}
+    (home,) = {path.parent for path, key in keys.items() if key == made.key}
+    files = sorted(path for path in found if path.parent == home)
+    if len(files) != 2:
+        raise FlashgenError(
+            f"Triton must leave metadata and one binary of {made.name}: "
+            f"got {', '.join(path.name for path in files)}"
+        )
+    for path in files:
+        write_whole(folder / made.key / path.name, path.read_bytes())
+    return [os.fspath(path.name) for path in files]

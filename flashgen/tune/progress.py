@@ -1,0 +1,205 @@
+"""What a tuning run prints: progress, time left, the best config so far, and its results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Self
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.text import Text
+
+from flashgen.search.goal import Found, Progress
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.outcome import Outcome
+from flashgen.spec.problem import Problem, bucket_of, flops
+from flashgen.spec.vocabulary import SHORT_DTYPE
+from flashgen.table.entry import Entry, Result, RunnerUp
+
+SPEED_PERIOD_S = 600.0
+"""Of the estimate of the time left: searches differ, and a shorter one would jump with each."""
+
+
+class _Bar(Bar):
+    """Two lines: what is under way and its best, then the bar and its times. In one line of 80
+    columns they do not fit, and what does not fit is lost.
+    """
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The lines, anew at each refresh."""
+        for task in self.tasks:
+            yield Text(f"{task.description} {task.fields['stage']}".rstrip(), overflow="fold")
+        yield self.make_tasks_table(self.tasks)
+
+
+class Screen:
+    """A bar over `total` searches on a terminal; elsewhere, a word after each that is finished."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._console = console
+        self._total = total
+        self._number = 0
+        self._begun = time.monotonic()
+        self._bar = _Bar(
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            speed_estimate_period=SPEED_PERIOD_S,
+        )
+        self._task = self._bar.add_task("", total=total, stage="")
+
+    def begin(self, number: int, title: str) -> None:
+        """The search of this number, from 0, begins."""
+        self._number = number
+        where = f"{number + 1}/{self._total} {title}"
+        self._bar.update(self._task, completed=number, description=where, stage="")
+
+    def wind_up(self, title: str) -> None:
+        """All searches have ended, and something is left to be done."""
+        self._number = self._total
+        self._bar.update(self._task, completed=self._total, description=title, stage="")
+
+    def show(self, progress: Progress) -> None:
+        """The search under way is so far."""
+        self._bar.update(
+            self._task,
+            completed=min(self._total, self._number + progress.done / progress.total),
+            stage=", ".join([progress.stage, *_best(progress)]),
+        )
+
+    def finished(self, sentence: str) -> None:
+        """The search under way has ended, so."""
+        self._console.print(sentence + self._still_to_come())
+
+    def say(self, sentence: str) -> None:
+        """Print a line above the bar."""
+        self._console.print(sentence)
+
+    def _still_to_come(self) -> str:
+        """Where no bar is drawn: how many are done, and about how long the others will take."""
+        done = self._number + 1
+        if self._console.is_terminal or self._total == 1:
+            return ""
+        spent = time.monotonic() - self._begun
+        left = spent / done * (self._total - done)
+        return f" [{done}/{self._total}, about {_duration(left)} left]" if left else ""
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self._bar.update(self._task, completed=self._total, stage="done")
+        self._bar.stop()
+
+
+def _best(progress: Progress) -> list[str]:
+    """The best time so far, and what it beats."""
+    if progress.best_us is None:
+        return []
+    words = [f"best {progress.best_us:.1f} us"]
+    if progress.default_us is not None and progress.best_us < progress.default_us:
+        words.append(f"{progress.default_us / progress.best_us:.2f} x default")
+    if progress.incumbent_us is not None and progress.best_us < progress.incumbent_us:
+        words.append(f"{progress.incumbent_us / progress.best_us:.2f} x the table's")
+    return words
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def entry_of(spec: AttentionSpec, problem: Problem, found: Found, run: str) -> Entry:
+    """The row of the table. The winner was compiled and checked, so its facts are there."""
+    winner = found.winner
+    assert winner.registers is not None
+    assert winner.shared_bytes is not None
+    assert winner.check is not None
+    timing = winner.timing
+    default = found.default.timing
+    return Entry(
+        spec=spec,
+        bucket=bucket_of(problem.seq_k),
+        config=winner.config,
+        digest=winner.digest,
+        shared_bytes=winner.shared_bytes,
+        registers=winner.registers,
+        run=run,
+        result=Result(
+            source=winner.source,
+            problem=problem,
+            median_us=timing.median_us if timing else None,
+            p20_us=timing.low_us if timing else None,
+            p80_us=timing.high_us if timing else None,
+            tflops=timing.tflops(flops(spec, problem)) if timing else None,
+            default_us=default.median_us if default else None,
+            sdpa_us=winner.sdpa_us,
+            max_abs_err_floors=winner.check.floors,
+            candidates=found.candidates,
+            legal=found.legal,
+            p_value=found.p_value,
+            regret=0.0,
+        ),
+        runners_up=tuple(runner_up_of(outcome) for outcome in found.runners_up),
+    )
+
+
+def runner_up_of(outcome: Outcome) -> RunnerUp:
+    """The row of a config that came next."""
+    return RunnerUp(
+        config=outcome.config,
+        source=outcome.source,
+        median_us=outcome.timing.median_us if outcome.timing else None,
+        digest=outcome.digest,
+    )
+
+
+def title_of(spec: AttentionSpec, problem: Problem) -> str:
+    """What is searched, in few words."""
+    return f"{spec.name} seq {problem.seq_k}"
+
+
+def sentence(entry: Entry, found: Found) -> str:
+    """One line on a finished search."""
+    result = entry.result
+    words = [entry.config.label, result.source]
+    if result.median_us is not None:
+        words += [f"{result.median_us:.1f} us"]
+    if result.speedup is not None:
+        words += [f"{result.speedup:.2f} x default"]
+    tried = f"{found.candidates} of {found.legal}"
+    words += [
+        f"all {found.legal} legal configs tried" if found.exhaustive else f"{tried} configs tried"
+    ]
+    return f"{title_of(entry.spec, result.problem)}: {', '.join(words)}"
+
+
+def shared_sentence(old: Entry, new: Entry) -> str:
+    """One line on a bucket that takes another one's kernel."""
+    cost = f"for {new.result.regret:.2%} more time" if new.result.regret else "no slower"
+    return (
+        f"{title_of(new.spec, new.result.problem)}: {new.config.label} in the place of "
+        f"{old.config.label}, {cost}: one kernel fewer"
+    )
+
+
+def explain_options(entry: Entry) -> str:
+    """The options of `flashgen explain` for this entry."""
+    spec = entry.spec
+    dtype = "tf32" if spec.precision == "tf32" else SHORT_DTYPE[spec.dtype]
+    dims = str(spec.head_dim)
+    if spec.head_dim_v != spec.head_dim:
+        dims += f"x{spec.head_dim_v}"
+    causal = " --causal" if spec.causal else ""
+    kernel = "" if spec.direction == "forward" else f" --direction {spec.direction}"
+    kernel += spec.cache_options
+    words = "".join(f" --feature {word}" for word in spec.feature_words)
+    named = f"--dtype {dtype} --head-dim {dims} --seq {entry.result.problem.seq_k}"
+    return f"{named}{causal}{kernel}{words}"

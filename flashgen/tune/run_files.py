@@ -1,0 +1,136 @@
+"""What a tuning run keeps on disk: its session, so that a killed run resumes, and its provenance.
+
+A search depends on the table it starts from: incumbents are timed in the final round, and
+neighbours break ties. A killed run has already changed that table. So a run first stores its
+request and the table it found; the same request finds both again and takes the same path.
+Provenance is what the table records of the run: when, and with which versions.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+import flashgen
+from flashgen.evaluate.evaluator import Evaluator, protocol_of, triton_version
+from flashgen.evaluate.measure import Conditions
+from flashgen.table.entry import Run
+from flashgen.table.table import Table, dump, parse, write_text
+from flashgen.tune.shared import Ledger
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """A run under way: the table it found, its record in the table, and whether it is gone on with.
+
+    The file is gone when the run has ended; where it is there, the run was killed or interrupted.
+    """
+
+    path: Path
+    run: Run
+    found: Table
+    resumed: bool = False
+
+    @classmethod
+    def begin(
+        cls,
+        path: Path,
+        *,
+        request: Mapping[str, Any],
+        run: Run,
+        table: Table,
+        notice: Callable[[str], None],
+        ledger: Ledger | None = None,
+    ) -> Self:
+        """Go on with the run that `path` keeps if it was asked the same, else begin one.
+
+        Workers that share a ledger have all the run and the table of the first of them.
+
+        request: all that decides the run's path, as JSON. run and table: those of a run that begins
+        now. A file that cannot be read is taken for none, with a notice: nothing but the order of
+        finalists hangs on it. Raises FlashgenError where the disk does not take the file.
+        """
+        kept = _kept(path, table.gpu.slug, notice)
+        resumed = kept is not None and kept["request"] == json.loads(json.dumps(request))
+        begin: dict[str, Any] = {"run": asdict(run), "table": dump(table)}
+        if kept is not None and resumed:
+            begin = {"run": kept["run"], "table": kept["table"]}
+        if ledger is not None:
+            begin = ledger.agree("session", begin)
+        if kept is None or not resumed:
+            record = {"request": request, **begin}
+            write_text(path, json.dumps(record, indent=1) + "\n")
+        found = parse(begin["table"], _named(table.gpu.slug))
+        begun = Run(**begin["run"])
+        return cls(path=path, run=begun, found=replace(found, gpu=table.gpu), resumed=resumed)
+
+    def end(self) -> None:
+        """Forget the run: all of it is in the table. May be called again."""
+        self.path.unlink(missing_ok=True)
+
+
+def _kept(path: Path, slug: str, notice: Callable[[str], None]) -> dict[str, Any] | None:
+    """The record of a run that has not ended, if there is one."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        Run(**record["run"])
+        parse(record["table"], _named(slug))
+        return {"request": record["request"], "run": record["run"], "table": record["table"]}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        notice(f"{path}: this is no record of a run ({error}); the run begins anew")
+        return None
+
+
+def _named(slug: str) -> Path:
+    """What a table's text is parsed as: its file is named after the GPU."""
+    return Path(f"{slug}.yaml")
+
+
+def run_now(evaluator: Evaluator) -> Run:
+    """A run that begins now. What only a final round can tell is None yet."""
+    now = datetime.now(UTC)
+    cuda = None
+    if evaluator.source == "measured":
+        import torch
+
+        cuda = torch.version.cuda
+    return Run(
+        id=f"{now:%Y%m%dT%H%M%SZ}-{evaluator.source}",
+        date=f"{now:%Y-%m-%dT%H:%M:%SZ}",
+        source=evaluator.source,
+        flashgen=flashgen.__version__,
+        triton=triton_version(),
+        torch=importlib.metadata.version("torch"),
+        cuda=cuda,
+        driver=None,
+        clocks=None,
+        power=None,
+        protocol=protocol_of("final", evaluator.source),
+    )
+
+
+def with_conditions(run: Run, evaluator: Evaluator) -> Run:
+    """The run with the clocks and the power of the latest final round."""
+    conditions: Conditions | None = getattr(evaluator, "conditions", None)
+    if conditions is None:
+        return run
+    clocks = _joined(
+        ", ", ("SM {} MHz", conditions.sm_mhz), ("memory {} MHz", conditions.memory_mhz)
+    )
+    power = _joined(
+        " of ", ("{:.0f} W", conditions.power_w), ("{:.0f} W", conditions.power_limit_w)
+    )
+    return replace(run, driver=conditions.driver, clocks=clocks, power=power)
+
+
+def _joined(between: str, *parts: tuple[str, float | None]) -> str | None:
+    """The figures that are known, in words; None where none is."""
+    known = [words.format(figure) for words, figure in parts if figure is not None]
+    return between.join(known) or None

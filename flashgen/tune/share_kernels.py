@@ -1,0 +1,248 @@
+"""Fewer kernels: the smallest set of configs that serves all buckets of a spec almost as well.
+
+Each bucket was searched alone, so neighbouring buckets often have winners that differ by nothing
+but noise, and each is a kernel to compile, to prove and to keep. Here all winners are timed in all
+buckets, and a bucket takes another's winner where that costs at most `max_regret` of its time. What
+it costs stands in the entry.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import TypeVar
+
+from flashgen.errors import InvalidArgument
+from flashgen.evaluate.evaluator import Evaluator
+from flashgen.search.decide import median_us, p_value
+from flashgen.search.evidence import Evidence
+from flashgen.search.goal import RUNNERS_UP, Goal, Progress
+from flashgen.search.log import Log
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.outcome import STRENGTH, Outcome
+from flashgen.spec.problem import Bucket, flops
+from flashgen.spec.space import tuned_default
+from flashgen.table.entry import Entry, RunnerUp
+
+MAX_REGRET = 0.02
+"""By default: what one kernel less is worth. Two runs of one kernel differ by as much."""
+
+B = TypeVar("B", bound=Hashable)
+C = TypeVar("C", bound=Hashable)
+
+
+def smallest_set(times: Mapping[B, Mapping[C, float | None]], max_regret: float) -> dict[B, C]:
+    """The config of each bucket, so that they are the fewest that any choice could do with.
+
+    times: bucket -> config -> microseconds, None where it cannot run there. A bucket's config is
+    within `max_regret`, a share of the time, of that bucket's best. Of sets as small the one with
+    the least sum of regrets is taken, then the one whose configs come first. Exact: all sets of
+    each size are tried, of those that are good enough somewhere. Raises InvalidArgument.
+    """
+    if not 0 <= max_regret < math.inf:
+        raise InvalidArgument(f"max_regret must be finite and >= 0: got {max_regret}")
+    allowed = {bucket: _regrets(row, max_regret, bucket) for bucket, row in times.items()}
+    useful = list(dict.fromkeys(config for regrets in allowed.values() for config in regrets))
+    for size in range(len(times) + 1):
+        found = [
+            _served(allowed, chosen)
+            for chosen in combinations(useful, size)
+            if all(any(config in regrets for config in chosen) for regrets in allowed.values())
+        ]
+        if found:
+            return min(found, key=lambda served: served[0])[1]
+    raise AssertionError("the best of each bucket serve all of them")
+
+
+def _regrets(row: Mapping[C, float | None], max_regret: float, bucket: object) -> dict[C, float]:
+    """The regrets of the configs of one bucket that are allowed there, in their order."""
+    known = {config: us for config, us in row.items() if us is not None}
+    if not known:
+        raise InvalidArgument(
+            f"times must hold a config that runs in each bucket: got none that does in {bucket}"
+        )
+    best = min(known.values())
+    regrets = {config: us / best - 1 for config, us in known.items()}
+    return {config: regret for config, regret in regrets.items() if regret <= max_regret}
+
+
+def _served(
+    allowed: Mapping[B, Mapping[C, float]], chosen: Collection[C]
+) -> tuple[float, dict[B, C]]:
+    """The sum of regrets, and the best of these configs for each bucket; of equals the first."""
+    best = {
+        bucket: min((config for config in regrets if config in chosen), key=regrets.__getitem__)
+        for bucket, regrets in allowed.items()
+    }
+    return sum(allowed[bucket][config] for bucket, config in best.items()), best
+
+
+def consolidate(
+    entries: Sequence[Entry],
+    evaluator: Evaluator,
+    log: Log,
+    *,
+    max_regret: float,
+    run: str,
+    notify: Callable[[Progress], None] = lambda _: None,
+) -> tuple[Entry, ...]:
+    """The entries of one spec, in their order, changed to those that need the fewest kernels.
+
+    The winners of all buckets are timed in each: on a GPU in one final round a bucket, beside the
+    default; without one they are estimated. What is wrong, does not fit or fails in a bucket does
+    not count there, nor does what the default beats. One that is faster there than the bucket's
+    own winner counts as equally fast: the search had its reasons.
+
+    An entry that gets another config is of `run`, and its searched winner is the first to run up;
+    one that keeps its own keeps its figures, but for the regret. Left alone, though others may take
+    their configs, are entries whose own config cannot be timed any more, and measured ones where
+    the evaluator only estimates; untimed ones play no part. Outcomes come from `log` and go there.
+    Raises InvalidArgument, and what evaluator and log raise.
+    """
+    if len({entry.spec for entry in entries}) > 1:
+        raise InvalidArgument("entries must be of one spec: got several")
+    timed = [entry for entry in entries if entry.result.source != "untimed"]
+    winners = list(dict.fromkeys(config for entry in timed for config in _winners(entry)))
+    if len(timed) < 2 or len(winners) < 2:
+        return tuple(entries)
+    weight = STRENGTH[evaluator.source]
+    cases = {
+        entry.bucket: _case(entry, winners, evaluator, log, notify)
+        for entry in timed
+        if STRENGTH[entry.result.source] <= weight
+    }
+    cases = {b: case for b, case in cases.items() if case.entry.config in case.outcomes}
+    times: dict[Bucket, Mapping[KernelConfig, float | None]] = {
+        entry.bucket: cases[entry.bucket].times if entry.bucket in cases else {entry.config: 1.0}
+        for entry in timed
+    }
+    chosen = smallest_set(times, max_regret)
+    new = {bucket: _entry(case, chosen[bucket], run) for bucket, case in cases.items()}
+    return tuple(new.get(entry.bucket, entry) for entry in entries)
+
+
+def _winners(entry: Entry) -> tuple[KernelConfig, ...]:
+    """What the search of a bucket has chosen, and after it what the bucket has, if that is another.
+
+    Where a regret was paid before, the first to run up is what it was paid for; so regrets are of
+    that one, and do not add up unseen from run to run.
+    """
+    searched = entry.runners_up[:1] if entry.result.regret else ()
+    return tuple(dict.fromkeys((*(other.config for other in searched), entry.config)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Case:
+    """One bucket: its entry, and the winners that were timed there, with all their facts."""
+
+    entry: Entry
+    outcomes: Mapping[KernelConfig, Outcome]
+    default: Outcome | None
+
+    def us(self, config: KernelConfig) -> float:
+        """The time of a config here; infinite where it has none."""
+        outcome = self.outcomes.get(config)
+        return median_us(outcome.timing if outcome else None)
+
+    @property
+    def times(self) -> dict[KernelConfig, float | None]:
+        """What may serve here, the bucket's own before the others; none is faster than that was."""
+        own = _winners(self.entry)
+        best = min(self.us(config) for config in own)
+        slowest = math.inf if self.default is None else median_us(self.default.timing)
+        order = dict.fromkeys((*own, *self.outcomes))
+        return {
+            config: max(best, self.us(config))
+            for config in order
+            if config in own or self.us(config) <= slowest
+            if self.us(config) < math.inf
+        }
+
+
+def _case(
+    entry: Entry,
+    winners: Sequence[KernelConfig],
+    evaluator: Evaluator,
+    log: Log,
+    notify: Callable[[Progress], None],
+) -> _Case:
+    """Time all winners in the bucket of an entry."""
+    default = tuned_default(entry.spec)
+    goal = Goal(
+        spec=entry.spec,
+        problem=entry.result.problem,
+        legal=tuple(winners),
+        seeds=(),
+        default=default,
+    )
+    evidence = Evidence(goal, evaluator, log, notify)
+    configs = list(dict.fromkeys((*winners, default)))
+    evidence.planned = float(len(configs))
+    for stage in ("compile", "check"):
+        configs = [o.config for o in evidence.ask(stage, configs) if o.ok]
+    configs = [config for config in configs if evidence.twin_serves(config)]
+    timed = evidence.ask_round(configs) if evidence.on_gpu else evidence.ask("timed", configs)
+    found = {outcome.config: evidence.full(outcome.config) for outcome in timed if outcome.ok}
+    return _Case(
+        entry=entry,
+        outcomes={config: found[config] for config in winners if config in found},
+        default=found.get(default),
+    )
+
+
+def _entry(case: _Case, config: KernelConfig, run: str) -> Entry:
+    """The entry of a bucket that is served by `config`."""
+    entry, times = case.entry, case.times
+    best, us = min(filter(None, times.values())), times[config]
+    assert us is not None
+    regret = round(us / best - 1, 5)  # a thousandth of a percent
+    if config == entry.config:
+        return replace(entry, result=replace(entry.result, regret=regret))
+    outcome = case.outcomes[config]
+    timing, check = outcome.timing, outcome.check
+    assert timing is not None
+    assert check is not None
+    assert outcome.registers is not None
+    assert outcome.shared_bytes is not None
+    default = case.default
+    held = [default] if default else []
+    finals = list(dict.fromkeys((*case.outcomes.values(), *held)))
+    result = replace(
+        entry.result,
+        source=outcome.source,
+        median_us=timing.median_us,
+        p20_us=timing.low_us,
+        p80_us=timing.high_us,
+        tflops=timing.tflops(flops(entry.spec, entry.result.problem)),
+        default_us=default.timing.median_us if default and default.timing else None,
+        sdpa_us=outcome.sdpa_us,
+        max_abs_err_floors=check.floors,
+        p_value=p_value(outcome, finals, held),
+        regret=regret,
+    )
+    return replace(
+        entry,
+        config=config,
+        digest=outcome.digest,
+        shared_bytes=outcome.shared_bytes,
+        registers=outcome.registers,
+        run=run,
+        result=result,
+        runners_up=_runners_up(case, config),
+    )
+
+
+def _runners_up(case: _Case, config: KernelConfig) -> tuple[RunnerUp, ...]:
+    """The bucket's own winners with their times of now, then those that ran up to them."""
+    now = [
+        RunnerUp(config=own, source=outcome.source, median_us=case.us(own), digest=outcome.digest)
+        for own in _winners(case.entry)
+        if (outcome := case.outcomes.get(own))
+    ]
+    unlike: dict[KernelConfig, RunnerUp] = {}
+    for other in (*now, *case.entry.runners_up):
+        unlike.setdefault(other.config, other)
+    unlike.pop(config, None)
+    return tuple(unlike.values())[:RUNNERS_UP]

@@ -1,0 +1,449 @@
+"""Optuna storages named by a URL, with retries, and errors of one sentence.
+
+    postgresql+psycopg://USER@HOST/DATABASE    for many machines; libpq reads the password from
+    PGPASSWORD journal:///PATH, or PATH.journal, PATH.log a file, for one host sqlite:///PATH
+    a file, for one host, slower than a journal
+
+No message shows a password. A request without an answer is repeated for Pace.patience_s, so that a
+database may restart, or its network come back, in the middle of a run. JournalLock keeps the
+writers of a journal apart and its records whole.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flashgen.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import random
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from flashgen.errors import FlashgenError, ToolchainError
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial, TrialState
+    from sqlalchemy.engine import URL
+
+
+def journal_path(url: str) -> Path | None:
+    """The file that a URL names as a journal; None if it names a database."""
+    if url.startswith("journal:"):
+        path = url.removeprefix("journal:")
+        return Path(path.removeprefix("//") or ".")
+    if "://" not in url and url.endswith((".journal", ".log")):
+        return Path(url)
+    return None
+
+
+def parsed_url(url: str) -> URL:
+    """The URL of a database that is known. Raises InvalidArgument, which shows nothing secret."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    known = "postgresql+psycopg://USER@HOST/DATABASE, journal:///PATH or sqlite:///PATH"
+    scheme = url.partition("://")[0] if "://" in url else "another kind"
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        parsed = None
+    # An unescaped @ ends the password too early: its rest would be shown as a part of the host.
+    torn = parsed and parsed.drivername != "sqlite" and "@" in f"{parsed.host}{parsed.database}"
+    if parsed is None or torn:
+        raise InvalidArgument(
+            f"--storage must be like {known}: got one of {scheme} that cannot be read; "
+            f"a password's signs must be escaped as in URLs, or be in PGPASSWORD"
+        )
+    if parsed.drivername in ("postgres", "postgresql"):
+        return parsed.set(drivername="postgresql+psycopg")
+    if parsed.drivername not in ("postgresql+psycopg", "sqlite"):
+        raise InvalidArgument(f"--storage must be like {known}: got one of {scheme}")
+    return parsed
+
+
+def shown_url(url: URL) -> str:
+    """The URL without password and options, which may hold one."""
+    return url.create(
+        url.drivername, url.username, None, url.host, url.port, url.database
+    ).render_as_string()
+
+
+def secrets_of(url: URL) -> tuple[str, ...]:
+    """All that no message may hold."""
+    options = [value for name, value in url.query.items() if "pass" in name]
+    texts = [url.password, *options]
+    return tuple(text for text in texts if isinstance(text, str) and text)
+
+
+class JournalLock:
+    """Keeps writers of a journal apart: a lock of the file itself, which ends with its holder.
+
+    The one that Optuna brings outlives a killed holder by 30 s. A record that a kill has torn is
+    cut off before the next is written: Optuna could never read past it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = -1
+
+    def acquire(self) -> bool:
+        """Wait for the lock. Raises OSError."""
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        whole = _end_of_records(self._file)
+        if whole < os.fstat(self._file).st_size:
+            os.ftruncate(self._file, whole)
+        return True
+
+    def release(self) -> None:
+        """Let another writer in."""
+        os.close(self._file)
+
+
+def _end_of_records(file: int) -> int:
+    """Bytes of a file up to and with its last line break."""
+    end = os.fstat(file).st_size
+    while end > 0:
+        start = max(0, end - 65536)
+        at = os.pread(file, end - start, start).rfind(b"\n")
+        if at >= 0:
+            return start + at + 1
+        end = start
+    return 0
+
+
+def demand_journal(path: Path) -> None:
+    """See to it that a file, if there is one, begins as a journal: anything else is not to be
+    written to. Raises OSError, ValueError, TypeError or KeyError.
+    """
+    if path.exists():
+        with path.open("rb") as file:
+            first = file.readline()
+        if first:
+            json.loads(first)["op_code"]
+
+
+Notice = Callable[[str], None]
+T = TypeVar("T")
+
+CONNECT_LIMIT_S = 10
+OPENINGS = 8
+"""Attempts to create the tables: workers that start together on an empty database collide."""
+
+# Seconds until libpq gives up a server that went away without a word; TCP alone would wait hours.
+SILENCE_LIMITS = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+TCP_TIMEOUT_MS = 25_000
+
+
+class StorageError(FlashgenError, RuntimeError):
+    """A storage that cannot be used, or is lost; what this worker found out is in its log."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """Seconds: between two signs of life of a worker; without one, until it counts as dead; of
+    asking a storage that does not answer; at most, between two looks at what others do.
+    """
+
+    beat_s: int = 5
+    grace_s: int = 30
+    patience_s: float = 120.0
+    look_s: float = 0.5
+
+
+class Storage:
+    """Optuna's storage `url` names. `shown` is the URL without what must stay secret.
+
+    Methods raise StorageError. One thread at a time may use it; beside it one more may call beat().
+    """
+
+    def __init__(self, url: str, pace: Pace, notice: Notice) -> None:
+        self.pace = pace
+        self.journal = journal_path(url)
+        self._notice = notice
+        self._optuna = _optuna()
+        self._secrets: tuple[str, ...] = ()
+        self._away = False
+        self.mended: float | None = None  # when it last came back, by time.monotonic()
+        if self.journal is not None:
+            self.shown = str(self.journal)
+            self._raw: BaseStorage = self._open_journal(self.journal)
+        else:
+            parsed = parsed_url(url)
+            self.shown = shown_url(parsed)
+            self._secrets = secrets_of(parsed)
+            self._raw = self._open_database(parsed)
+
+    def study(self, name: str) -> Study:
+        """The study of this name, made where there is none. Its trials are to be minimized."""
+        made: Study = self._ask(
+            lambda: self._optuna.create_study(
+                storage=self._raw, study_name=name, direction="minimize", load_if_exists=True
+            )
+        )
+        return made
+
+    def note(self, study: Study, name: str, value: Any) -> None:
+        """Set an attribute of a study, for people who look at it."""
+        self._ask(lambda: study.set_user_attr(name, value))
+
+    def trials(self, study: Study) -> list[FrozenTrial]:
+        """All trials of a study in the order of their numbers. Not to be changed."""
+        return self._ask(lambda: study.get_trials(deepcopy=False))
+
+    def add(
+        self,
+        study: Study,
+        state: TrialState,
+        attributes: Mapping[str, Any],
+        params: Mapping[str, Any] | None = None,
+        distributions: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add a trial. Of trials added at once none has the number of another, and a trial is
+        seen by all before one with a higher number is.
+
+        After a lost answer it may be there twice.
+        """
+        trial = self._optuna.trial.create_trial(
+            state=state,
+            params=dict(params or {}),
+            distributions=dict(distributions or {}),
+            user_attrs=dict(attributes),
+        )
+        self._ask(lambda: study.add_trial(trial))
+
+    def put(self, trial: FrozenTrial, name: str, value: Any) -> bool:
+        """Set an attribute of a running trial; False if it runs no longer."""
+        return self._unless_finished(
+            lambda: self._raw.set_trial_user_attr(trial._trial_id, name, value)
+        )
+
+    def finish(self, trial: FrozenTrial, state: TrialState, value: float | None = None) -> bool:
+        """End a running trial; False if it runs no longer. Of two that try, one gets True."""
+        values = None if value is None else [value]
+        return self._unless_finished(
+            lambda: self._raw.set_trial_state_values(trial._trial_id, state, values)
+        )
+
+    @property
+    def beats(self) -> bool:
+        """Whether workers show that they live by beat(); a journal's hold a lock instead."""
+        return self.journal is None
+
+    def beat(self, trial: FrozenTrial) -> None:
+        """Show that the worker of this running trial lives. Where that fails, a next beat comes."""
+        try:
+            self._raw.record_heartbeat(trial._trial_id)  # type: ignore[attr-defined]
+        except self._losses():
+            self._away = True
+        else:
+            self._answered()
+
+    def end_thread(self) -> None:
+        """To be called last by a thread that called beat()."""
+        if self.beats:
+            self._raw.remove_session()
+
+    def fail_stale(self, study: Study) -> None:
+        """End the running trials of workers that have not shown for Pace.grace_s that they live.
+
+        Not soon after the storage itself was away: then nobody could show it.
+        """
+        if self._away:
+            self.trials(study)  # so that it is known when it came back
+        if self.mended is not None and time.monotonic() - self.mended < self.pace.grace_s:
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
+            self._ask(lambda: self._optuna.storages.fail_stale_trials(study))
+
+    def close(self) -> None:
+        """Close the connections. May be called again."""
+        self.end_thread()
+        if self.beats:
+            self._raw.engine.dispose()  # type: ignore[attr-defined]
+
+    @contextlib.contextmanager
+    def hurried(self) -> Iterator[None]:
+        """Within, nothing is asked for twice: the worker is about to end."""
+        pace, self.pace = self.pace, Pace(patience_s=0.0)
+        try:
+            yield
+        finally:
+            self.pace = pace
+
+    def _unless_finished(self, do: Callable[[], object]) -> bool:
+        """Whether `do` found the trial running: Optuna raises RuntimeError, or a child, if not."""
+        try:
+            self._ask(do)
+        except StorageError:
+            raise
+        except RuntimeError:
+            return False
+        return True
+
+    def _ask(self, do: Callable[[], T]) -> T:
+        """What `do` returns; tried again while the storage is away, until patience ends."""
+        begun, tries = time.monotonic(), 0
+        while True:
+            try:
+                answer = do()
+            except self._losses() as error:
+                reason = self._reason(error)
+            except OSError as error:
+                raise StorageError(
+                    f"{self.shown} cannot be used ({error.strerror}): make room there, or see "
+                    f"that it can be read and written; {_KEPT}"
+                ) from None
+            except (KeyError, ValueError) as error:
+                raise StorageError(
+                    f"{self.shown} is not as this run left it "
+                    f"({type(error).__name__}: {_first_line(error)}): leave its studies alone "
+                    f"while the run lasts, or begin with an empty storage; {_KEPT}"
+                ) from None
+            else:
+                self._answered()
+                return answer
+            waited, patience = time.monotonic() - begun, self.pace.patience_s
+            if waited >= patience:
+                raise StorageError(
+                    f"{self.shown} does not answer ({reason}), asked for {waited:.0f} s: "
+                    f"see that it runs; {_KEPT}"
+                )
+            if not tries:
+                self._notice(f"{self.shown} does not answer ({reason}); trying for {patience:g} s")
+            tries, self._away = tries + 1, True
+            time.sleep(min(0.05 * 2**tries, 5.0))
+
+    def _answered(self) -> None:
+        if self._away:
+            self._away, self.mended = False, time.monotonic()
+
+    def _losses(self) -> tuple[type[Exception], ...]:
+        """What Optuna raises where a database does not answer."""
+        if not self.beats:
+            return ()
+        from sqlalchemy.exc import SQLAlchemyError
+
+        return (self._optuna.exceptions.StorageInternalError, SQLAlchemyError)
+
+    def _reason(self, error: BaseException) -> str:
+        """What the database's driver said, in one line and without secrets."""
+        said: BaseException = error
+        while said.__cause__ is not None:
+            said = said.__cause__
+        text = _first_line(getattr(said, "orig", None) or said)
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text
+
+    def _open_journal(self, path: Path) -> BaseStorage:
+        journal = self._optuna.storages.journal
+        try:
+            demand_journal(path)
+            backend = journal.JournalFileBackend(str(path), lock_obj=JournalLock(path))
+            opened: BaseStorage = self._optuna.storages.JournalStorage(backend)
+        except OSError as error:
+            raise StorageError(
+                f"{path} cannot be opened as a journal ({error.strerror}): name a file in a "
+                f"folder that is there and can be written"
+            ) from None
+        except Exception as error:  # whatever a reader of foreign records stumbles over
+            raise StorageError(
+                f"{path} is no journal that Optuna {self._optuna.__version__} can read "
+                f"({type(error).__name__}): name another file, or have the same Optuna everywhere"
+            ) from None
+        return opened
+
+    def _open_database(self, url: URL) -> BaseStorage:
+        from sqlalchemy.exc import OperationalError
+
+        for attempt in range(1, OPENINGS + 1):
+            try:
+                return self._database(url)
+            except ImportError:
+                raise ToolchainError(
+                    f"--storage {self.shown} needs the package psycopg: "
+                    f"pip install 'flashgen[distributed]'"
+                ) from None
+            except self._losses() as error:
+                reason = self._reason(error)
+                refused = isinstance(error, OperationalError) or "permission denied" in reason
+                collided = "already exists" in reason or "locked" in reason or not refused
+                if attempt == OPENINGS or not collided:
+                    raise StorageError(self._refused(reason, url)) from None
+            except RuntimeError:  # Optuna's check of its tables
+                raise StorageError(self._foreign()) from None
+            time.sleep(random.uniform(0.05, 0.4))
+        raise AssertionError("the last attempt returned or raised")
+
+    def _database(self, url: URL) -> BaseStorage:
+        limits: dict[str, Any] = {"timeout": CONNECT_LIMIT_S}
+        if url.get_backend_name() == "postgresql":
+            limits = {"connect_timeout": CONNECT_LIMIT_S, "tcp_user_timeout": TCP_TIMEOUT_MS}
+            limits |= SILENCE_LIMITS
+        # Optuna fills in {SCHEMA_VERSION}: braces of a password are not meant.
+        text = url.render_as_string(hide_password=False).replace("{", "{{").replace("}", "}}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
+            opened: BaseStorage = self._optuna.storages.RDBStorage(
+                text,
+                engine_kwargs={"pool_pre_ping": True, "connect_args": limits},
+                heartbeat_interval=self.pace.beat_s,
+                grace_period=self.pace.grace_s,
+            )
+        return opened
+
+    def _refused(self, reason: str, url: URL) -> str:
+        """The sentence on a database that cannot be opened."""
+        if url.get_backend_name() == "sqlite":
+            mend = "name a file in a folder that is there and can be written"
+        elif "password" in reason:
+            mend = f"set PGPASSWORD or ~/.pgpass to the password of {url.username}"
+        elif "database" in reason and "does not exist" in reason:
+            mend = f"create it (createdb {url.database}), or mend the name in --storage"
+        elif "permission denied" in reason:
+            mend = f"give {url.username} a database of its own, or the right to make tables in it"
+        else:
+            mend = "see that it runs, and that host, port, user and database are right"
+        return f"the storage {self.shown} cannot be used ({reason}): {mend}"
+
+    def _foreign(self) -> str:
+        """The sentence on tables that another Optuna made."""
+        return (
+            f"the storage {self.shown} has tables of another Optuna, not those of "
+            f"{self._optuna.__version__}: install on all workers the Optuna that made them, "
+            f"bring them up to date with optuna storage upgrade, or name an empty database"
+        )
+
+
+_KEPT = "what this worker found out is in its log, and the same command goes on from there"
+
+
+def _first_line(error: object) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].strip()[:300] if lines else type(error).__name__
+
+
+def _optuna() -> Any:
+    """Optuna, quiet. Raises ToolchainError where it is not installed."""
+    try:
+        import optuna
+    except ImportError:
+        raise ToolchainError("--storage needs optuna: pip install 'flashgen[tune]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    return optuna

@@ -1,0 +1,115 @@
+"""Proves the entries of a table again: legal, compiled as recorded, right against float64.
+
+The evaluator does the work, as in a tuning run; here its answers are held against the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from flashgen.evaluate.evaluator import SLOW, Evaluator, triton_version
+from flashgen.spec.config import KernelConfig, kernel_name
+from flashgen.spec.legality import why_illegal
+from flashgen.spec.outcome import Outcome
+from flashgen.table.emit import is_stale, kernels_of
+from flashgen.table.entry import Entry
+from flashgen.table.table import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """What became of one entry. It holds if there are no failures; notes are worth knowing."""
+
+    entry: Entry
+    failures: tuple[str, ...]
+    notes: tuple[str, ...]
+    floors: float | None  # None: it could not be run
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing contradicts the entry."""
+        return not self.failures
+
+    def __str__(self) -> str:
+        """One line: verdict, kernel, bucket, and what there is to say."""
+        name = kernel_name(self.entry.spec, self.entry.config)
+        facts = "" if self.floors is None else f": {self.floors:.2f} floors"
+        remarks = "".join(f"; {remark}" for remark in (*self.failures, *self.notes))
+        return f"{'ok' if self.holds else 'FAILED'}  {name} {self.entry.bucket}{facts}{remarks}"
+
+
+def verify(table: Table, evaluator: Evaluator) -> Iterator[Proof]:
+    """A Proof of every entry, in the table's order, as each is known.
+
+    The evaluator must be one for the table's GPU, and new: a check it remembers proves nothing.
+    """
+    for _, group in groupby(table.entries, key=lambda entry: entry.spec):
+        entries = tuple(group)
+        kernels = tuple(dict.fromkeys(config for e in entries for config in kernels_of(e)))
+        compiled = _ask(evaluator, "compile", entries[0], kernels)
+        checked = _ask(evaluator, "check", entries[0], kernels)
+        for entry in entries:
+            yield _proof(table, entry, compiled, checked)
+
+
+def _ask(
+    evaluator: Evaluator, stage: str, entry: Entry, configs: tuple[KernelConfig, ...]
+) -> dict[KernelConfig, Outcome]:
+    """One stage's outcomes by config; lengths play no part in compiling and checking."""
+    outcomes = evaluator.evaluate(
+        stage,  # type: ignore[arg-type]
+        entry.spec,
+        entry.result.problem,
+        configs,
+    )
+    return dict(zip(configs, outcomes, strict=True))
+
+
+def _proof(
+    table: Table,
+    entry: Entry,
+    compiled: dict[KernelConfig, Outcome],
+    checked: dict[KernelConfig, Outcome],
+) -> Proof:
+    failures, notes = [], []
+    for config in kernels_of(entry):
+        whose = "" if config == entry.config else f"pointer twin {config.label}: "
+        if reason := why_illegal(entry.spec, config, table.gpu):
+            failures.append(f"{whose}illegal: {reason}")
+            continue
+        built, run = compiled[config], checked[config]
+        slow_twin = config != entry.config and built.status in SLOW
+        bad = next((o for o in (built, run) if not o.ok and not (slow_twin and o is built)), None)
+        if bad:
+            failures.append(f"{whose}{bad.status}: {bad.detail}")
+        elif slow_twin:
+            notes.append(f"{whose}{built.detail}")
+    if is_stale(entry):
+        notes.append("stale: the kernel's text has changed since this entry was made; tune again")
+    elif compiled[entry.config].ok:
+        found = _other_facts(entry, compiled[entry.config])
+        recorded = table.run_of(entry).triton
+        if found and recorded == triton_version():
+            failures.append(found)
+        elif found:
+            notes.append(f"{found} (Triton {triton_version()} here, {recorded} there)")
+    check = checked[entry.config].check
+    return Proof(
+        entry=entry,
+        failures=tuple(failures),
+        notes=tuple(notes),
+        floors=check.floors if check else None,
+    )
+
+
+def _other_facts(entry: Entry, outcome: Outcome) -> str:
+    """A sentence if the compiler's figures are not those of the entry, else ""."""
+    found = outcome.shared_bytes, outcome.registers
+    if found == (entry.shared_bytes, entry.registers):
+        return ""
+    return (
+        f"compiles to {found[0]} bytes of shared memory and {found[1]} registers: "
+        f"the entry says {entry.shared_bytes} and {entry.registers}"
+    )

@@ -1,0 +1,233 @@
+"""Workload: what is to be tuned, in order; read from a YAML file that people write.
+
+THE ORDER: by weight, the heaviest first; equal weights in the order of the file. So a run that is
+stopped, or whose time is up, has tuned what counts most.
+
+Each piece runs the standard problem of spec.workload, which fills a GPU; where the model's query
+heads share heads of K and V, so do the problem's, in the same ratio.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from flashgen.errors import InvalidArgument
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.features import Bias
+from flashgen.spec.problem import Bucket, Problem, bucket_of, workload
+from flashgen.spec.vocabulary import BACKWARD, Direction, Mask, Precision, parse_dtype
+from flashgen.table.yaml import Nodes
+
+if TYPE_CHECKING:
+    import yaml
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """One search of a workload. weight: how much it counts beside the others, more than 0."""
+
+    spec: AttentionSpec
+    problem: Problem
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < math.inf:
+            raise InvalidArgument(f"weight must be finite and more than 0: got {self.weight}")
+
+    @property
+    def key(self) -> tuple[AttentionSpec, Bucket]:
+        """What its entry in a table is chosen for."""
+        return self.spec, bucket_of(self.problem.seq_k)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What is to be tuned, in THE ORDER, no spec and bucket twice.
+
+    notes: sentences on what could not be taken over, for the user to read.
+    """
+
+    name: str
+    pieces: tuple[Piece, ...]
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, pieces: Iterable[Piece], notes: Iterable[str] = ()) -> Workload:
+        """The workload of these pieces. Of one spec and bucket the heaviest piece stays:
+        backward_delta, for one, has no mask, and serves several specs.
+        """
+        found: dict[tuple[AttentionSpec, Bucket], Piece] = {}
+        for piece in pieces:
+            held = found.setdefault(piece.key, piece)
+            if piece.weight > held.weight:
+                found[piece.key] = piece
+        order = sorted(found.values(), key=lambda piece: -piece.weight)
+        return cls(name=name, pieces=tuple(order), notes=tuple(notes))
+
+    @property
+    def work(self) -> tuple[tuple[AttentionSpec, Problem], ...]:
+        """What is searched, in order."""
+        return tuple((piece.spec, piece.problem) for piece in self.pieces)
+
+    def lines(self) -> list[str]:
+        """One line a piece: its share of all weights, and what it is."""
+        total = sum(piece.weight for piece in self.pieces)
+        return [
+            f"{piece.weight / total:5.1%}  {piece.spec.name} seq {piece.problem.seq_k}, "
+            f"heads {piece.problem.heads}/{piece.problem.kv_heads}"
+            for piece in self.pieces
+        ]
+
+
+def problem_of(spec: AttentionSpec, seq: int, group: int = 1) -> Problem:
+    """The standard problem at length `seq` with `group` query heads to each head of K and V.
+
+    The query heads stay as near to those of spec.workload as whole groups allow.
+    """
+    if group < 1:
+        raise InvalidArgument(f"group must be at least 1: got {group}")
+    filling = workload(spec, seq)
+    kv_heads = max(1, filling.heads // group)
+    return replace(filling, heads=kv_heads * group, kv_heads=kv_heads)
+
+
+def kernels_of(spec: AttentionSpec, words: Iterable[str]) -> list[AttentionSpec]:
+    """The specs of all kernels that these words name for the attention of a forward spec.
+
+    A word is forward, backward, or one of the backward kernels. Raises InvalidArgument.
+    """
+    found: list[AttentionSpec] = []
+    for word in words:
+        if word == "backward":
+            bias: tuple[Direction, ...] = ("backward_dbias",) if spec.bias == "additive" else ()
+            found += [spec.for_direction(direction) for direction in (*BACKWARD, *bias)]
+        elif word in get_args(Direction):
+            found.append(spec.for_direction(word))  # type: ignore[arg-type]  # one of them
+        else:
+            known = ", ".join(("backward", *get_args(Direction)))
+            raise InvalidArgument(f"directions must be some of {known}: got {word!r}")
+    return list(dict.fromkeys(found))
+
+
+def load(path: Path) -> Workload:
+    """The workload of a YAML file. Raises InvalidArgument that names file, line and mend."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InvalidArgument(
+            f"{path}: there is no such workload; examples/workloads/ of flashgen has some to copy"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(
+            f"{path}: cannot be read as UTF-8 text ({error}); name a YAML file"
+        ) from None
+    return parse(text, path)
+
+
+def parse(text: str, path: Path) -> Workload:
+    """The workload in a text; `path` stands in errors. Raises InvalidArgument."""
+    nodes = Nodes(path, InvalidArgument)
+    parts = nodes.keys(nodes.root(text), ("name", "specs"))
+    name = nodes.value(parts["name"], str, "name")
+    pieces: list[Piece] = []
+    lines: dict[tuple[AttentionSpec, Bucket], int] = {}
+    for node in nodes.items(parts["specs"], "specs"):
+        for piece, mark in _pieces(nodes, node):
+            spec, bucket = piece.key
+            if piece.key in lines and spec.direction != "backward_delta":  # it serves several
+                nodes.fail(
+                    mark,
+                    f"{spec.name} {bucket} is asked for in line {lines[piece.key]} already, and "
+                    f"one length stands for a bucket; remove one of them",
+                )
+            lines[piece.key] = mark.line + 1
+            pieces.append(piece)
+    if not pieces:
+        nodes.fail(parts["specs"].start_mark, "specs must hold a spec and a length; add them")
+    return Workload.of(name, pieces)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """One spec of a file, its lengths apart: heads and kv_heads are the model's."""
+
+    dtype: str
+    head_dim: int
+    mask: Mask
+    head_dim_v: int | None = None
+    precision: Precision = "ieee"
+    bias: Bias = "none"
+    alibi: bool = False
+    dropout: bool = False
+    window: bool = False
+    softcap: bool = False
+    sink: bool = False
+    heads: int = 1
+    kv_heads: int | None = None
+    directions: tuple[str, ...] = ("forward",)
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.kernels()
+        kv_heads = self.heads if self.kv_heads is None else self.kv_heads
+        if not kv_heads or self.heads < kv_heads or self.heads % kv_heads:
+            raise InvalidArgument(
+                f"heads must be a multiple of kv_heads: got {self.heads} and {kv_heads}"
+            )
+
+    @property
+    def group(self) -> int:
+        """Query heads to each head of K and V."""
+        return self.heads // (self.kv_heads or self.heads)
+
+    def kernels(self) -> list[AttentionSpec]:
+        """The specs of all directions."""
+        forward = AttentionSpec(
+            dtype=parse_dtype(self.dtype),  # type: ignore[arg-type]  # it returns no other
+            head_dim=self.head_dim,
+            head_dim_v=self.head_dim if self.head_dim_v is None else self.head_dim_v,
+            mask=self.mask,
+            precision=self.precision,
+            bias=self.bias,
+            alibi=self.alibi,
+            dropout=self.dropout,
+            window=self.window,
+            softcap=self.softcap,
+            sink=self.sink,
+        )
+        return kernels_of(forward, self.directions)
+
+
+_OPTIONAL = tuple(field.name for field in fields(_Asked) if field.default is not MISSING)
+
+
+def _pieces(nodes: Nodes, node: yaml.Node) -> Iterator[tuple[Piece, yaml.Mark]]:
+    """The pieces of one spec of a file: of each length all directions, with the length's line."""
+    asked: _Asked = nodes.record(node, _Asked, _OPTIONAL, beside=("seqs",))
+    for seq, weight, mark in _weights(nodes, nodes.keys(node, None)["seqs"]):
+        for spec in asked.kernels():
+            try:
+                problem = problem_of(spec, seq, asked.group)
+                yield Piece(spec=spec, problem=problem, weight=weight * asked.weight), mark
+            except InvalidArgument as error:
+                nodes.fail(mark, f"{error}; correct it")
+
+
+def _weights(nodes: Nodes, node: yaml.Node) -> list[tuple[int, float, yaml.Mark]]:
+    """The lengths of `seqs` and their weights: of a list, all 1; or of a mapping, written out."""
+    if nodes.is_list(node):
+        found = nodes.items(node, "seqs")
+        return [
+            (nodes.value(each, int, "a length of seqs"), 1.0, each.start_mark) for each in found
+        ]
+    lengths = []
+    for seq, weight in nodes.keys(node, None).items():
+        if not seq.isascii() or not seq.isdigit():
+            nodes.fail(weight.start_mark, f"a length of seqs must be a whole number: got {seq!r}")
+        value = nodes.value(weight, float, f"the weight of length {seq}")
+        lengths.append((int(seq), value, weight.start_mark))
+    return lengths

@@ -1,0 +1,264 @@
+"""benchmarks/search_efficiency.py: auto earns its place on recorded landscapes, and the program tells where it does not."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from flashgen.search.landscape import Landscape, dump, read
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = ROOT / "benchmarks" / "search_efficiency.py"
+LANDSCAPES = sorted((ROOT / "benchmarks" / "landscapes").glob("*.json*"))
+RESULTS = ROOT / "benchmarks" / "results" / "search_efficiency.json"
+
+
+@pytest.fixture(scope="module")
+def program() -> ModuleType:
+    """benchmarks/search_efficiency.py as a module."""
+    spec = importlib.util.spec_from_file_location("search_efficiency", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["search_efficiency"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def searched(
+    program: ModuleType, landscapes: Sequence[Landscape], names: Sequence[str], seeds: int
+) -> list[tuple[Landscape, list[Any]]]:
+    contenders = [each for each in program.CONTENDERS if each.name in names]
+    return list(program.curves(landscapes, contenders, seeds, 1))
+
+
+def thinned(landscape: Landscape) -> Landscape:
+    """Its points of the schedule fa2, and the seeds among them."""
+    kept = [n for n, point in enumerate(landscape.points) if point["schedule"] == "fa2"]
+    return replace(
+        landscape,
+        points=tuple(landscape.points[number] for number in kept),
+        times=tuple(landscape.times[number] for number in kept),
+        seeds=tuple(kept.index(seed) for seed in landscape.seeds if seed in kept),
+    )
+
+
+BARS = ("auto", "tpe", "random", "exhaustive")
+
+
+def test_auto_meets_its_bars_on_what_was_measured_and_on_a_thinned_space(
+    program: ModuleType,
+) -> None:
+    measured, (large,) = program.published(), read(LANDSCAPES[0])
+    assert [each.source for each in measured] == ["measured"] * 2
+    small = thinned(large)
+    assert 100 < len(small.points) < len(large.points)
+    done = searched(program, [*measured, small], BARS, seeds=3)
+    assert [
+        each for landscape, found in done for each in program.shortfalls(landscape, found)
+    ] == []
+    assert done[-1][1][0].median[19] < done[-1][1][1].median[19]  # not because all are at 0
+
+
+@pytest.mark.slow
+def test_auto_meets_its_bars_on_all_that_ships(program: ModuleType) -> None:
+    done = searched(program, program.shipped(), (*BARS, "auto, cold"), seeds=20)
+    assert len(done) == 5
+    for landscape, found in done:
+        assert program.shortfalls(landscape, found) == []
+        # Without its seeds it is still better than chance and TPE, if not than the space's order.
+        after_20 = {curve.contender: curve.median[19] for curve in found}
+        least = min(after_20["random"], after_20["tpe"])
+        assert after_20["auto, cold"] < least or after_20["auto, cold"] == 0.0
+
+
+class TestShortfalls:
+    LANDSCAPE = Landscape(
+        name="made", source="recorded", unit="ms", points=({"x": 1}, {"x": 2}), times=(1.0, 2.0)
+    )
+
+    def sentences(self, program: ModuleType, **regrets: Sequence[float]) -> list[str]:
+        """regrets: those of each contender after 5, 10, 20, 40 and 80."""
+
+        def curve(name: str, at: Sequence[float]) -> Any:
+            steps = zip(at, (5, 5, 10, 20, 40), strict=True)
+            every = tuple(regret for regret, times in steps for _ in range(times))
+            return program.Curve(contender=name, runs=1, median=every, low=every, high=every)
+
+        found = [curve(name, at) for name, at in regrets.items()]
+        listed: list[str] = program.shortfalls(self.LANDSCAPE, found)
+        return listed
+
+    GOOD = (0.5, 0.4, 0.3, 0.2, 0.0)
+
+    @pytest.mark.parametrize("name", ["random", "exhaustive"])
+    @pytest.mark.parametrize("place", range(5))
+    def test_being_worse_anywhere_is_told(self, program: ModuleType, name: str, place: int) -> None:
+        at = (5, 10, 20, 40, 80)[place]
+        worse = [regret + 0.1 * (number == place) for number, regret in enumerate(self.GOOD)]
+        figures = f"auto {100 * worse[place]:.1f} %, {name} {100 * self.GOOD[place]:.1f} %"
+        assert self.sentences(program, auto=worse, **{name: self.GOOD}) == [
+            f"made, after {at}: {figures}"
+        ]
+        assert self.sentences(program, auto=self.GOOD, **{name: self.GOOD}) == []
+
+    def test_being_no_better_than_tpe_after_20_is_told(self, program: ModuleType) -> None:
+        assert self.sentences(program, auto=self.GOOD, tpe=self.GOOD) == [
+            "made, after 20: auto 30.0 %, tpe 30.0 %"
+        ]
+        better = (9.0, 9.0, 0.2, 9.0, 9.0)
+        assert self.sentences(program, auto=better, tpe=self.GOOD) == []
+        nothing = (0.0,) * 5
+        assert self.sentences(program, auto=nothing, tpe=nothing) == []
+
+    def test_where_nothing_ran_yet_it_is_told(self, program: ModuleType) -> None:
+        late = (float("inf"), *self.GOOD[1:])
+        assert self.sentences(program, auto=late, random=self.GOOD) == [
+            "made, after 5: auto - %, random 50.0 %"
+        ]
+
+    def test_the_verdict_counts_them(self, program: ModuleType) -> None:
+        exact = (0.5,) * 80
+        curves = [
+            program.Curve(contender=name, runs=1, median=exact, low=exact, high=exact)
+            for name in ("auto", "tpe")
+        ]
+        text = program.verdict([(self.LANDSCAPE, curves)])
+        assert "It falls short in 1 places.\n- made, after 20:" in text
+        assert program.verdict([]).endswith("It falls short nowhere.")
+
+
+class TestShipped:
+    def test_those_of_our_kernels_say_that_they_are_estimated(self) -> None:
+        assert len(LANDSCAPES) == 3
+        for path in LANDSCAPES:
+            (found,) = read(path)
+            assert found.source == "estimated"
+            assert len(found.points) > 200
+            assert len(found.seeds) >= 10
+            assert path.name.startswith(found.name.split()[0])
+
+    def test_they_name_no_path_and_are_small(self) -> None:
+        for path in LANDSCAPES:
+            content = path.read_bytes()
+            assert len(content) < 150_000
+            if path.suffix == ".gz":
+                assert content[4:8] == bytes(4)  # no time of packing
+                content = gzip.decompress(content)
+            assert b"/" not in content
+            assert set(json.loads(content)) == {"schema_version", "flashgen", "results"}
+
+    def test_results_are_of_them_and_fall_short_nowhere(self, program: ModuleType) -> None:
+        record = json.loads(RESULTS.read_text())
+        told = [(each["name"], each["points"], each["best"]) for each in record["landscapes"]]
+        assert told == [(each.name, len(each.points), each.best) for each in program.shipped()]
+        assert record["shortfalls"] == []
+        for landscape in record["landscapes"]:
+            runs = {each["name"]: each["runs"] for each in landscape["contenders"]}
+            assert list(runs) == [each.name for each in program.CONTENDERS]
+            assert set(runs.values()) == {50, 1}
+        for suffix in (".md", ".png"):
+            assert RESULTS.with_suffix(suffix).exists()
+
+    def test_the_page_shows_the_figures_of_the_results(self) -> None:
+        page = (ROOT / "docs" / "searching.md").read_text()
+        record = json.loads(RESULTS.read_text())
+        for place, contender in enumerate(record["landscapes"][0]["contenders"]):
+            found = [each["contenders"][place]["median"] for each in record["landscapes"]]
+            figures = [f"{100 * median[19]:.1f}" for median in found]
+            assert f"| {contender['name']} | {' | '.join(figures)} |" in page
+
+
+def run(*arguments: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, SCRIPT, *map(str, arguments)],
+        cwd=folder, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+class TestProgram:
+    @pytest.fixture
+    def tiny(self, tmp_path: Path) -> Path:
+        """Six points, the third the best, the last a seed, one failing."""
+        made = Landscape(
+            name="tiny", source="measured", unit="us",
+            points=tuple({"x": x, "y": y} for x in (1, 2, 3) for y in (1, 2)),
+            times=(3.0, None, 2.0, 5.0, 4.0, 2.5), seeds=(5,),
+        )  # fmt: skip
+        path = tmp_path / "tiny.json"
+        path.write_text(dump(made))
+        return path
+
+    def test_it_writes_figures_tables_and_a_picture(self, tiny: Path, tmp_path: Path) -> None:
+        names = ("auto", "auto, cold", "random", "exhaustive")
+        chosen = [word for name in names for word in ("--contender", name)]
+        out = tmp_path / "new" / "found"
+        done = run(tiny, "--seeds", "2", "--jobs", "2", *chosen, "--out", out, folder=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        record = json.loads(out.with_suffix(".json").read_text())
+        (landscape,) = record["landscapes"]
+        assert (landscape["name"], landscape["points"], landscape["failing"]) == ("tiny", 6, 1)
+        curves = {each["name"]: each for each in landscape["contenders"]}
+        assert tuple(curves) == names
+        assert [curves[name]["runs"] for name in names] == [2, 2, 2, 1]
+        assert curves["exhaustive"]["median"] == [0.5, 0.5] + [0.0] * 78
+        assert curves["exhaustive"]["low"] == curves["exhaustive"]["high"]
+        assert curves["auto"]["median"][0] == 0.25  # the seed
+        text = out.with_suffix(".md").read_text()
+        exhaustive = " | ".join(["0.0 [0.0, 0.0]"] * 5)
+        assert f"| exhaustive | {exhaustive} |" in text
+        assert "## tiny: measured, 6 points, 1 failing, 1 seeds" in text
+        assert "It falls short nowhere." in text
+        assert f"| exhaustive | {exhaustive} |" in done.stdout
+        picture = out.with_suffix(".png").read_bytes()
+        assert picture.startswith(b"\x89PNG")
+        width, height = struct.unpack(">II", picture[16:24])
+        assert min(width, height) > 400
+
+    def test_a_landscape_without_seeds_has_no_warm_contender(
+        self, tiny: Path, tmp_path: Path, program: ModuleType
+    ) -> None:
+        (landscape,) = read(tiny)
+        names = ("auto", "auto, cold", "tpe, warm", "exhaustive")
+        ((_, found),) = searched(program, [replace(landscape, seeds=())], names, seeds=1)
+        assert [curve.contender for curve in found] == ["auto", "exhaustive"]
+
+    def test_jobs_change_nothing(self, tiny: Path, program: ModuleType) -> None:
+        contenders = program.CONTENDERS[:1]
+        one, two = (list(program.curves(read(tiny), contenders, 3, jobs)) for jobs in (1, 2))
+        assert one == two
+
+    @pytest.mark.parametrize(
+        ("arguments", "code", "sentence"),
+        [
+            (["none.json"], 2, r"none\.json: there is no such file of a landscape"),
+            (["damaged.json"], 1, r"damaged\.json must be JSON, gzipped or not: .*"),
+            (["words.json", "--contender", "cmaes"], 2, r"the sampler cmaes needs .*"),
+        ],
+    )
+    def test_bad_input_is_one_sentence_and_writes_nothing(
+        self, arguments: list[str], code: int, sentence: str, tmp_path: Path
+    ) -> None:
+        (tmp_path / "damaged.json").write_text("{")
+        words = Landscape(
+            name="words", source="recorded", unit="ms",
+            points=({"way": "a"}, {"way": "b"}), times=(1.0, 2.0),
+        )  # fmt: skip
+        (tmp_path / "words.json").write_text(dump(words))
+        before = sorted(tmp_path.iterdir())
+        done = run(*arguments, "--seeds", "1", "--jobs", "1", folder=tmp_path)
+        assert (done.returncode, done.stderr.count("\n")) == (code, 1)
+        assert re.search(f"{sentence}$", done.stderr.strip())
+        assert sorted(tmp_path.iterdir()) == before

@@ -1,0 +1,828 @@
+"""The command line: each command, what it prints, its exit code; and one sentence for bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+import flashgen
+from flashgen import __main__, cli, paths
+from flashgen.errors import FlashgenError
+from flashgen.kernels.render import render
+from flashgen.report.kernel_limits import Anatomy
+from flashgen.runtime.selection import tune_command
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import kernel_name
+from flashgen.spec.defaults import default_config, default_spec
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.outcome import CheckResult, Outcome, Status
+from flashgen.spec.problem import BUCKETS
+from flashgen.table import emit as generating
+from flashgen.table import show as showing
+from flashgen.table.table import load, save
+from flashgen.tune import precompile, workloads
+from flashgen.tune import verify as verifying
+from flashgen.tune.progress import explain_options
+from flashgen.tune.tune import TuneOptions
+from tests.tables import AHEAD, FA2, H200, SPEC, made_entry, made_table
+
+ROOT = Path(__file__).resolve().parents[3]
+FRESH = made_entry(bucket=BUCKETS[3], config=FA2, digest=render(SPEC, FA2).digest)
+
+TABLE = made_table(made_entry(source="measured"), FRESH)
+
+
+@pytest.fixture(autouse=True)
+def _shipped_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "shipped_configs_dir", lambda: tmp_path / "shipped")
+    monkeypatch.delenv("FLASHGEN_GPU", raising=False)
+    monkeypatch.delenv("FLASHGEN_CONFIGS", raising=False)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The generated/ of `out`, which nobody changes."""
+    folder = tmp_path_factory.mktemp("written") / "generated"
+    generating.write({"nvidia_h200": TABLE}, folder)
+    return folder
+
+
+@pytest.fixture
+def tables_alone(tmp_path: Path) -> Path:
+    """A folder with one table, of a stale entry and a fresh one."""
+    save(TABLE, tmp_path / "out" / "configs" / "nvidia_h200.yaml")
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def out(tables_alone: Path, written: Path) -> Path:
+    """The same with its generated/."""
+    shutil.copytree(written, tables_alone / "generated", copy_function=shutil.copyfile)
+    return tables_alone
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]):
+    """Run one command line: (exit code, standard output, standard error)."""
+
+    def run_line(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            __main__.main([str(argument) for argument in arguments])
+        code = caught.value.code
+        output, errors = capsys.readouterr()
+        return (code if isinstance(code, int) else 0 if code is None else 1), output, errors
+
+    return run_line
+
+
+@pytest.fixture
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+def test_the_versions(run) -> None:
+    """What a report of a fault begins with."""
+    import triton
+
+    expected = f"flashgen {flashgen.__version__}, Triton {triton.__version__}\n"
+    assert run("--version") == (0, expected, "")
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("line", "code", "sentence"),
+        [
+            ("tune --target nvidia_h20", 2, "did you mean nvidia_h200?"),
+            ("tune --dtype int8", 2, "dtype must be one of bf16, fp16, fp32"),
+            ("tune --head-dim 64 --head-dim 20", 2, "--head-dim must be a multiple of 8 from 16"),
+            ("tune --direction sideways", 2, "direction must be one of forward"),
+            ("tune --trials -1", 2, "--trials must be at least 1: got -1"),
+            ("tune --seq -5", 2, "--seq must be at least 1: got -5"),
+            ("tune --seq 4096 --seq 5000", 2, "at most one length a bucket: got 4096 and 5000"),
+            ("tune --time-budget -1", 2, "--time-budget must be more than 0 seconds: got -1.0"),
+            ("tune --seed -1", 2, "seed must be 0 to 4294967295: got -1"),
+            ("tune --jobs 0", 2, "--jobs must be at least 1: got 0"),
+            ("tune --sampler lucky", 2, "sampler must be one of auto"),
+            ("tune --gpu --target nvidia_l4", 2, "name one of --gpu, --target"),
+            ("tune --max-regret -0.1", 2, "--max-regret must be 0 or more, and less than 1: got -"),
+            ("tune --max-regret nan", 2, "--max-regret must be 0 or more, and less than 1: got n"),
+            ("tune --workload w.yaml --hf-config c.json", 2, "exclude each other: name one"),
+            ("tune --workload w.yaml --seq 512", 2, "--workload says what to tune: leave out"),
+            ("tune --workload w.yaml --direction delta", 2, "--workload says what to tune"),
+            ("tune --workload absent.yaml", 2, "absent.yaml"),
+            ("tune --hf-config c.json --causal", 2, "--hf-config says what to tune: leave out"),
+            ("tune --hf-config absent.json", 2, "absent.json"),
+            ("tune --gpus all --target nvidia_l4", 2, "--gpus and --target exclude each other"),
+            ("tune --gpus all --time-budget 9", 2, "does not go with several --gpus"),
+            ("tune --gpus all --sampler lucky", 2, "sampler must be one of auto"),
+            ("tune --storage a.journal --time-budget 9", 2, "time-budget does not go with storage"),
+            ("tune --target nvidia_l4 --seq 99999999999", 2, "seq must be from 1 to 16777216"),
+            ("tune --gpus all", 3, "without one, type: flashgen tune --target nvidia_h200"),
+            ("tune --gpus 0", 3, "without one, type: flashgen tune --target nvidia_h200"),
+            ("report nvidia_h20", 2, "did you mean nvidia_h200?"),
+            ("show nvidia_h20", 2, "did you mean nvidia_h200?"),
+            ("show amd_mi300", 2, "did you mean amd_instinct_mi300x?"),
+            (
+                "show nvidia_l4",
+                1,
+                "nvidia_l4 has no table yet: run flashgen tune --target nvidia_l4",
+            ),
+            (
+                "explain --head-dim 20 --seq 1",
+                2,
+                "--head-dim must be a multiple of 8 from 16 to 512",
+            ),
+            ("explain --head-dim 520 --seq 1", 2, "--head-dim must be a multiple of 8"),
+            (
+                "explain --head-dim 64x --seq 1",
+                2,
+                "--head-dim must be like 64 or 192x128: got '64x'",
+            ),
+            ("explain --head-dim -64 --seq 1", 2, "--head-dim must be like 64"),
+            ("explain --head-dim 64 --seq -1", 2, "--seq must be 0 or more: got -1"),
+            (
+                "explain --head-dim 64 --seq 1 --dtype int8",
+                2,
+                "dtype must be one of bf16, fp16, fp32, tf32: got 'int8'",
+            ),
+            (
+                "explain --head-dim 64 --seq 1 --gpu-slug nvidia_h201",
+                2,
+                "did you mean nvidia_h200?",
+            ),
+            (
+                "bench --contender sdpa --contender flash-attn-3",
+                2,
+                "--contender flash-attn-3: flash_attn_3 is not installed",
+            ),
+            ("bench --gigabytes -1", 2, "--gigabytes must be more than 0: got -1"),
+            ("verify", 2, "either --gpu or --target"),
+            ("verify --gpu --target nvidia_h200", 2, "either --gpu or --target"),
+            ("verify --target nvidia_h20", 2, "did you mean nvidia_h200?"),
+            ("verify --target nvidia_h200 --jobs 0", 2, "--jobs must be at least 1: got 0"),
+            ("aot --target nvidia_h20", 2, "did you mean nvidia_h200?"),
+            ("aot --target nvidia_h200 --jobs 0", 2, "--jobs must be at least 1: got 0"),
+            ("warmup", 3, "without one, type: flashgen aot --target nvidia_h200 --out DIR"),
+            ("verify --gpu", 3, "without one, type: flashgen verify --target nvidia_h200"),
+        ],
+    )
+    @pytest.mark.usefixtures("without_gpu")
+    def test_it_gets_one_sentence_and_its_code(
+        self, run, tables_alone, line, code, sentence
+    ) -> None:
+        found, output, errors = run(*line.split(), "--out", tables_alone)
+        assert found == code, errors
+        assert errors.startswith("flashgen: ")
+        assert sentence in errors
+        assert errors.count("\n") == 1
+        assert output == ""
+
+    def test_a_storage_of_another_kind_shows_no_password(self, run, tables_alone: Path) -> None:
+        line = "tune --target nvidia_l4 --storage redis://me:secret@here"
+        code, _, errors = run(*line.split(), "--out", tables_alone)
+        assert code == 2
+        assert errors.startswith("flashgen: --storage must be like postgresql+psycopg://")
+        assert errors.count("\n") == 1
+        assert "secret" not in errors
+
+    @pytest.mark.parametrize(
+        "line", ["frobnicate", "show", "explain --head-dim 64", "explain --seq x", "show a --no"]
+    )
+    def test_a_line_that_does_not_parse_is_usage(self, run, line) -> None:
+        code, _, errors = run(*line.split())
+        assert code == 2
+        assert "Traceback" not in errors
+
+    def test_a_broken_table_is_named_with_its_line(self, run, tables_alone: Path) -> None:
+        path = tables_alone / "configs" / "nvidia_h200.yaml"
+        path.write_text(path.read_text().replace("sms: 132", "sms: 132\n  sms: 133"))
+        line = path.read_text().split("sms: 133")[0].count("\n") + 1
+        for command in ("show nvidia_h200", "generate", "generate --check", "targets"):
+            code, _, errors = run(*command.split(), "--out", tables_alone)
+            assert code == 1
+            assert f"nvidia_h200.yaml, line {line}: the key 'sms' is here twice" in errors
+
+    def test_a_bug_is_one_line_and_debug_shows_where(self, run, monkeypatch) -> None:
+        def broken(_: object) -> None:
+            raise KeyError("inside")
+
+        monkeypatch.setattr(cli.tables, "tables_of", broken)
+        code, _, errors = run("targets")
+        assert code == 1
+        assert errors == "flashgen: a bug, KeyError: 'inside'; again with --debug shows where\n"
+        for arguments in (["--debug", "targets"], ["targets", "--debug"]):
+            with pytest.raises(KeyError, match="inside"):
+                __main__.main(arguments)
+
+    def test_debug_shows_where_an_error_came_from(self, tables_alone: Path) -> None:
+        with pytest.raises(FlashgenError, match="did you mean nvidia_h200"):
+            __main__.main(["show", "nvidia_h20", "--out", str(tables_alone), "--debug"])
+
+    def test_control_c_is_130(self, run, monkeypatch) -> None:
+        def interrupt(_: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(cli.tables, "tables_of", interrupt)
+        assert run("targets")[::2] == (130, "flashgen: interrupted\n")
+        monkeypatch.setattr("flashgen.tune.tune.tune", lambda *_: interrupt(0))
+        saved = "flashgen: interrupted; what was found is saved, and the same command goes on\n"
+        assert run("tune")[::2] == (130, saved)
+
+
+class TestTune:
+    @pytest.fixture
+    def options(self, run, monkeypatch):
+        """Run `flashgen tune` with these arguments up to the tuning: the TuneOptions it gets."""
+        got: list[TuneOptions] = []
+        monkeypatch.setattr("flashgen.tune.tune.tune", lambda options, _: got.append(options))
+
+        def options_of(line: str) -> TuneOptions:
+            code, _, errors = run("tune", *line.split())
+            assert code == 0, errors
+            return got.pop()
+
+        return options_of
+
+    def test_the_workload_of_a_bare_tune(self, options) -> None:
+        found = options("")
+        names = [spec.name for spec in found.specs]
+        assert names == [f"fwd_bf16_d{d}{m}" for d in (64, 128) for m in ("", "_causal")]
+        assert found.seqs == (4096,)
+        assert (found.gpu, found.target, found.out) == (False, None, Path())
+        assert (found.budget.trials, found.budget.seconds, found.improve_only) == (60, None, False)
+
+    def test_every_option_arrives(self, options) -> None:
+        found = options(
+            "--target nvidia_l4 --direction forward --dtype fp16 --dtype tf32 --head-dim 64 "
+            "--head-dim 192x128 --causal --seq 512 --seq 2048 --trials 7 --time-budget 90 "
+            "--sampler random --seed 3 --out here --improve-only --jobs 2"
+        )
+        names = [spec.name for spec in found.specs]
+        assert names == [
+            f"fwd_{t}_{d}_causal" for t in ("fp16", "tf32") for d in ("d64", "d192v128")
+        ]
+        assert (found.gpu, found.target, found.seqs) == (False, "nvidia_l4", (512, 2048))
+        assert (found.budget.trials, found.budget.seconds, found.jobs) == (7, 90.0, 2)
+        assert (found.method.sampler, found.method.seed) == ("random", 3)
+        assert (found.out, found.improve_only) == (Path("here"), True)
+
+    def test_every_option_of_a_long_run_arrives(self, options) -> None:
+        found = options("--max-regret 0.05 --retry-quarantined --gpus 3 --storage /x/y.journal")
+        assert (found.max_regret, found.retry_quarantined) == (0.05, True)
+        assert (found.gpu, found.device, found.storage) == (True, 3, "/x/y.journal")
+
+    def test_a_workload_says_what_and_in_which_order(self, options, tmp_path: Path) -> None:
+        path = ROOT / "examples" / "workloads" / "llama-3-8b.yaml"
+        found = options(f"--workload {path}")
+        assert found.specs == ()
+        assert found.work == workloads.load(path).work
+        assert len(found.work) > 1
+
+    def test_a_models_configuration_says_what(self, options, tmp_path: Path) -> None:
+        config = {
+            "model_type": "llama", "hidden_size": 256, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "max_position_embeddings": 2048, "torch_dtype": "float16",
+        }  # fmt: skip
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(config))
+        found = options(f"--hf-config {path} --direction forward --direction backward_dq")
+        specs = {spec.name for spec, _ in found.work}
+        assert specs == {"fwd_fp16_d64_causal", "bwd_dq_fp16_d64_causal"}
+        assert {p.heads // p.kv_heads for _, p in found.work} == {2}
+
+    def test_features_go_together(self, options) -> None:
+        line = "--feature window --feature softcap --feature bias --causal --head-dim 64"
+        found = options(f"{line} --direction forward --direction backward")
+        names = [spec.name for spec in found.specs]
+        kinds = ("fwd", "bwd_dkv", "bwd_dq", "bwd_fused", "bwd_dbias")
+        assert set(names) == {
+            "bwd_delta_bf16_d64", *(f"{k}_bf16_d64_causal_bias_window_softcap" for k in kinds),
+        }  # fmt: skip
+        assert len(names) == len(set(names))
+        (alone,) = options("--feature sink --causal --head-dim 64").specs
+        assert alone.name == "fwd_bf16_d64_causal_sink"
+
+    def test_a_block_mask_has_no_causal_one_beside_it(self, options) -> None:
+        assert {spec.mask for spec in options("--feature block-mask").specs} == {"none"}
+        with pytest.raises(AssertionError, match="block_mask goes with mask none"):
+            options("--feature block-mask --causal")  # what run() printed
+
+    def test_no_causal_is_one_mask_too(self, options) -> None:
+        assert {spec.mask for spec in options("--no-causal").specs} == {"none"}
+
+    def test_the_command_that_the_runtime_recommends_is_understood(self, options) -> None:
+        plain = AttentionSpec(
+            dtype="float32", head_dim=192, head_dim_v=128, mask="causal", precision="tf32"
+        )
+        words = ["window", "softcap", "bias", "alibi", "dropout"]
+        featured = plain.with_features(words)
+        for spec in (
+            plain,
+            *(plain.with_features([word]) for word in (*words, "boolean-mask", "sink")),
+            featured.for_direction("backward_dkv"),
+            featured.for_direction("backward_dbias"),
+            plain.with_features(["varlen", "window"]).for_direction("backward_dq"),
+            replace(plain.with_features(["varlen"]), paged=True),
+        ):
+            found = options(tune_command(spec, 5000).removeprefix("flashgen tune "))
+            assert (found.specs, found.seqs, found.gpu) == ((spec,), (5000,), True)
+
+
+class TestGenerate:
+    def test_it_writes_what_check_then_accepts(self, run, out: Path) -> None:
+        shutil.rmtree(out / "generated")
+        assert run("generate", "--check", "--out", out)[0] == 1
+        code, output, _ = run("generate", "--out", out)
+        assert code == 0
+        assert "files changed, of 1 tables" in output
+        assert (out / "generated" / "dispatcher.py").is_file()
+        assert run("generate", "--check", "--out", out)[0] == 0
+        assert "0 files changed" in run("generate", "--out", out)[1]
+
+    def test_a_feature_stays_by_every_later_generate(self, run, out: Path) -> None:
+        kernels = out / "generated" / "kernels"
+        before = {path.name for path in kernels.iterdir()}
+        code, _, error = run("generate", "--check", "--feature", "sink", "--out", out)
+        assert (code, "--check writes nothing" in error) == (2, True)
+        assert run("generate", "--feature", "sink", "--feature", "window", "--out", out)[0] == 0
+        added = {path.name for path in kernels.iterdir()} - before
+        fwd, dq = (
+            default_config(default_spec(SPEC.for_direction(d))).label
+            for d in ("forward", "backward_dq")
+        )
+        assert f"fwd_bf16_d128_causal_window_sink_{fwd}.py" in added
+        assert f"bwd_dq_bf16_d128_causal_window_{dq}.py" in before  # that of a window alone
+        assert not any("delta" in name or "dbias" in name for name in added)
+        listed = out / "generated" / "features.txt"
+        assert listed.read_text().splitlines()[-1] == "window sink"
+        assert run("generate", "--check", "--out", out)[0] == 0
+        assert "0 files changed" in run("generate", "--out", out)[1]
+        listed.write_text("window sinc\n")
+        code, _, error = run("generate", "--check", "--out", out)
+        assert (code, "features.txt, line 1: " in error) == (1, True)
+        listed.write_text("# Generated by flashgen from templates/\n")
+        assert run("generate", "--out", out)[0] == 0
+        assert not listed.exists()
+        assert {path.name for path in kernels.iterdir()} == before
+
+    def test_check_names_every_file_that_differs_and_mends_none(self, run, out: Path) -> None:
+        kernels = sorted((out / "generated" / "kernels").glob("fwd_*.py"))
+        kernels[0].write_text(kernels[0].read_text() + "# edited\n")
+        kernels[1].unlink()
+        orphan = kernels[0].with_name("fwd_gone.py")
+        orphan.write_text(kernels[2].read_text())
+        code, _, errors = run("generate", "--check", "--out", out)
+        assert code == 1
+        assert f"{kernels[0]} is not what flashgen emits" in errors
+        assert f"{kernels[1]} is missing" in errors
+        assert f"{orphan} is orphaned" in errors
+        assert "# edited" in kernels[0].read_text()
+        assert not kernels[1].exists()
+
+    def test_a_folder_that_cannot_be_written_is_a_sentence(self, run, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        code, _, errors = run("generate", "--out", tmp_path / "file")
+        assert code == 1
+        assert "cannot be written" in errors
+
+
+class TestPrecompiling:
+    """What is compiled, and what is said; the compiling itself is tested in tune/test_precompile.py."""
+
+    @pytest.fixture
+    def built(self, monkeypatch):
+        asked: list[tuple[str, str]] = []
+
+        def made(pairs, gpu, **_):
+            for spec, config in pairs:
+                asked.append((gpu.slug, kernel_name(spec, config)))
+                failure = "no room" if config.loads == "pointer" else ""
+                yield precompile.Precompiled(name=asked[-1][1], key="00", failure=failure)
+
+        monkeypatch.setattr(precompile, "precompile", made)
+        return asked
+
+    def test_warmup_takes_the_table_that_would_serve(self, run, out, built, monkeypatch) -> None:
+        """An H200 NVL has none of its own."""
+        here = replace(H200, name="NVIDIA H200 NVL")
+        monkeypatch.setattr("flashgen.kernels.launch.device_gpu", lambda *_, **__: here)
+        code, output, errors = run("warmup", "--out", out)
+        assert code == 0, errors
+        held = load(out / "configs" / "nvidia_h200.yaml")
+        names = {kernel_name(entry.spec, entry.config) for entry in held.entries}
+        assert names <= {name for _, name in built}
+        assert {slug for slug, _ in built} == {"nvidia_h200_nvl"}
+        assert "FAILED" in output
+        assert "by the table of nvidia_h200" in output
+
+    def test_warmup_of_a_gpu_without_a_table_compiles_the_defaults(
+        self, run, out, built, monkeypatch
+    ) -> None:
+        monkeypatch.setattr(
+            "flashgen.kernels.launch.device_gpu", lambda *_, **__: TARGETS["nvidia_l4"]
+        )
+        code, _, errors = run("warmup", "--out", out)
+        assert code == 1  # here pointer kernels do not compile, and there are no others
+        assert "kernels compiled: the lines above say why" in errors
+        assert all("_any_dim" in name for _, name in built)
+
+
+def test_a_folder_that_is_not_there_holds_no_table(run, tmp_path: Path) -> None:
+    for line in ("show nvidia_h200", "report nvidia_h200", "verify --target nvidia_h200"):
+        code, _, errors = run(*line.split(), "--out", tmp_path / "typo")
+        assert code == 2
+        assert "--out must name a folder" in errors
+
+
+class TestReport:
+    def test_it_writes_a_page_and_says_that_there_is_no_log(self, run, out: Path) -> None:
+        code, output, errors = run("report", "nvidia_h200", "--out", out)
+        assert code == 0, errors
+        assert "no history of its searches" in output
+        assert f"Written: {out / 'report.html'}" in output.replace("\n", "")
+        page = (out / "report.html").read_text()
+        assert "NVIDIA H200" in page
+        assert AHEAD.label in page
+
+
+class TestTableDiffAndMerge:
+    @pytest.fixture
+    def other(self, out: Path, tmp_path: Path) -> Path:
+        """The table of `out`, with a faster config in one bucket, under another name."""
+        faster = replace(FRESH, config=AHEAD, result=replace(FRESH.result, median_us=99.0))
+        save(made_table(made_entry(source="measured"), faster), tmp_path / "nvidia_h200.yaml")
+        return (tmp_path / "nvidia_h200.yaml").rename(tmp_path / "other.yaml")
+
+    def test_diff_prints_markdown_of_what_changed(self, run, out: Path, other: Path) -> None:
+        held = out / "configs" / "nvidia_h200.yaml"
+        code, output, errors = run("table", "diff", held, other)
+        assert code == 0, errors
+        assert "|" in output
+        assert AHEAD.label in output
+        assert "[1024, 4096)" not in output  # that one is as it was
+        assert run("table", "diff", held, held)[1] != output
+
+    def test_merge_writes_the_best_of_both(self, run, out: Path, other: Path) -> None:
+        held = out / "configs" / "nvidia_h200.yaml"
+        merged = out / "merged" / "nvidia_h200.yaml"
+        code, output, errors = run("table", "merge", held, other, "--out", merged)
+        assert code == 0, errors
+        assert "2 entries of 2 tables" in output
+        (chosen,) = (e for e in load(merged).entries if e.bucket == FRESH.bucket)
+        assert (chosen.config, chosen.result.median_us) == (AHEAD, 99.0)
+
+    def test_merge_overwrites_nothing_but_what_it_reads(
+        self, run, out: Path, other: Path, tmp_path: Path
+    ) -> None:
+        held = out / "configs" / "nvidia_h200.yaml"
+        text = held.read_text()
+        code, _, errors = run("table", "merge", other, "--out", held)
+        assert (code, held.read_text()) == (2, text)
+        assert "is there, and none of the tables to merge" in errors
+        assert run("table", "merge", other, "--out", tmp_path / "nvidia_h200")[0] == 2
+        assert run("table", "merge", held, other, "--out", held)[0] == 0
+        assert held.read_text() != text
+
+    def test_a_file_that_is_not_there_is_one_sentence(self, run, out: Path) -> None:
+        held = out / "configs" / "nvidia_h200.yaml"
+        merged = out / "merged.yaml"
+        for line in (("diff", held, "absent.yaml"), ("merge", "absent.yaml", "--out", merged)):
+            code, _, errors = run("table", *line)
+            assert code == 2
+            assert errors.count("\n") == 1
+            assert "absent.yaml" in errors
+
+
+class TestShow:
+    def test_it_prints_every_entry_and_which_is_stale(self, run, out: Path) -> None:
+        code, output, _ = run("show", "nvidia_h200", "--out", out)
+        assert code == 0
+        assert "NVIDIA H200 (sm_90): 2 entries, 1 measured, 1 estimated" in output
+        stale, fresh = (line for line in output.splitlines() if SPEC.name in line)
+        assert AHEAD.label in stale
+        assert "measured, stale" in stale
+        assert "[1024, 4096)" in stale
+        assert FA2.label in fresh
+        assert "stale" not in fresh
+        for figure in ("812.3", "512", "2.00", "1.25"):
+            assert figure in fresh
+        assert "1 stale: " in output
+
+    def test_an_alias_is_shown_by_its_relative(self, run, out: Path) -> None:
+        assert "NVIDIA H200" in run("show", "nvidia_h200_nvl", "--out", out)[1]
+
+    def test_an_untimed_entry_has_dashes(self, run, out: Path) -> None:
+        path = out / "configs" / "nvidia_h200.yaml"
+        save(made_table(made_entry(source="untimed")), path)
+        assert " -  " in run("show", "nvidia_h200", "--out", out)[1]
+
+
+def test_targets_lists_them_with_their_tables(run, out: Path) -> None:
+    made_up = replace(H200, name="Novel GPU 1")
+    save(replace(made_table(), gpu=made_up), out / "configs" / "novel_gpu_1.yaml")
+    code, output, _ = run("targets", "--out", out)
+    lines = {line.split()[0]: line for line in output.splitlines()}
+    assert code == 0
+    assert lines["nvidia_h200"].rstrip().endswith("1 measured, 1 estimated")
+    assert lines["nvidia_b200"].rstrip().endswith("none")
+    assert lines["novel_gpu_1"].rstrip().endswith("1 estimated")
+
+
+@pytest.mark.usefixtures("without_gpu")
+class TestExplain:
+    @pytest.fixture(autouse=True)
+    def _nothing_compiled(self, monkeypatch) -> None:
+        """tests/cpu/report/test_explain.py has what is said of a kernel itself."""
+        unknown = Anatomy(unknown="it was not compiled")
+        monkeypatch.setattr("flashgen.report.explain.dissect", lambda *_: unknown)
+
+    def test_an_entry_of_the_bucket_with_its_runner_up(self, run, out: Path) -> None:
+        line = "explain --head-dim 128 --seq 2048 --causal --gpu-slug nvidia_h200 --out"
+        code, output, _ = run(*line.split(), out)
+        assert code == 0
+        assert f"{SPEC.name} on nvidia_h200: {SPEC.name}_{AHEAD.label}\n" in output
+        assert "exact: the entry of nvidia_h200 for seq_k in [1024, 4096)" in output
+        assert "measured, 812.3 us at batch " in output
+        assert " on nvidia_h200, stale; from" in output
+        assert "runner-up: br128_bc64_w4_s2_fa2_pointer\n    untimed: " in output
+        assert "what limits it is not known: it was not compiled\n" in output
+        assert "  1 block an SM, 8 of 64 warps, for want of registers\n" in output
+        assert "  174 registers a thread, 98304 bytes of shared memory a block\n" in output
+        assert "to improve it" not in output
+
+    def test_the_nearest_bucket_and_the_command_that_would_help(self, run, out: Path) -> None:
+        line = "explain --head-dim 128 --seq 5000 --causal --gpu-slug nvidia_h200 --out"
+        output = run(*line.split(), out)[1]
+        assert "nearest_bucket: " in output
+        assert "stale" not in output
+        assert "flashgen tune --target nvidia_h200 --dtype bf16 --head-dim 128 --causal" in output
+
+    def test_a_spec_with_features_and_how_to_tune_it(self, run, out: Path) -> None:
+        line = "explain --head-dim 128 --seq 5000 --feature softcap --feature window --out"
+        code, output, _ = run(*line.split(), out, "--gpu-slug", "nvidia_h200")
+        assert code == 0
+        assert "fwd_bf16_d128_window_softcap on nvidia_h200: " in output
+        assert "rendered: " in output
+        assert "flashgen tune --target nvidia_h200" in output
+        assert "--feature window --feature softcap" in output
+        code, _, error = run(*line.replace("softcap", "capped").split(), out)
+        assert code == 2
+        assert "--feature must be one of " in error
+
+    @pytest.mark.parametrize("word", ["window", "boolean-mask"])
+    def test_what_tune_says_to_try_next_is_the_entry(self, run, out: Path, word: str) -> None:
+        spec = SPEC.for_direction("backward_dq").with_features([word])
+        line = explain_options(replace(made_entry(), spec=spec))
+        output = run("explain", *line.split(), "--gpu-slug", "nvidia_h200", "--out", out)[1]
+        assert output.startswith(f"{spec.name} on nvidia_h200: ")
+
+    def test_a_relative_then_the_default(self, run, out: Path) -> None:
+        line = "explain --head-dim 128 --seq 2048 --causal --gpu-slug nvidia_h100_pcie --out"
+        assert "relative: " in run(*line.split(), out)[1]
+        line = "explain --head-dim 192x128 --seq 2048 --dtype tf32 --gpu-slug nvidia_l4 --out"
+        output = run(*line.split(), out)[1]
+        assert "default: no entry for fwd_tf32_d192v128" in output
+        assert "fwd_tf32_d256_" in output
+        assert f"from {out / 'generated' / 'defaults.py'}" in output
+
+    def test_with_no_gpu_it_says_as_which_one(self, run, out: Path) -> None:
+        code, output, errors = run(
+            "explain", "--head-dim", 64, "--seq", 1, "--no-causal", "--out", out
+        )
+        assert code == 0
+        assert "no GPU here; as nvidia_h200" in errors
+        assert "fwd_bf16_d64 on nvidia_h200" in output
+
+    def test_flashgen_gpu_is_obeyed(self, run, out: Path, monkeypatch) -> None:
+        monkeypatch.setenv("FLASHGEN_GPU", "nvidia_l4")
+        line = ("explain", "--head-dim", 64, "--seq", 1, "--out", out)
+        assert "on nvidia_l4: " in run(*line)[1]
+
+    def test_lines_fold_to_the_terminal_and_names_stay_whole(self, monkeypatch) -> None:
+        line = f"  exact: {'word ' * 30}{SPEC.name}_{AHEAD.label} {AHEAD.label}"
+        assert showing.wrapped(line) == line  # no terminal: one line, to be searched
+        monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: True))
+        monkeypatch.setattr(showing, "console", lambda: SimpleNamespace(width=60))
+        first, *others = showing.wrapped(line).splitlines()
+        assert first.startswith("  exact: word")
+        assert all(part.startswith("      ") for part in others)
+        assert all(len(part) <= 60 or " " not in part.strip() for part in (first, *others))
+        assert f"{SPEC.name}_{AHEAD.label}" in [part.strip() for part in others]
+
+    def test_a_folder_that_is_no_package_is_a_sentence(self, run, out: Path) -> None:
+        (out / "generated" / "table.py").write_text("CHOICES = {")
+        line = "explain --head-dim 64 --seq 1 --gpu-slug nvidia_h200 --out"
+        code, _, errors = run(*line.split(), out)
+        assert code == 1
+        assert "holds no package that flashgen generated" in errors
+
+
+class Evaluator:
+    """Answers as told: by default that all is well, with the figures of made_entry."""
+
+    source = "estimated"
+    gpu = H200
+
+    def __init__(self, *, registers=174, compiled=Status.OK, checked=Status.OK, only=None) -> None:
+        self.registers, self.status = registers, {"compile": compiled, "check": checked}
+        self.only = only
+
+    def evaluate(self, stage, spec, problem, configs):
+        for config in configs:
+            told = self.only is None or config == self.only
+            status = self.status[stage] if told else Status.OK
+            yield Outcome(
+                spec=spec,
+                problem=problem,
+                config=config,
+                stage=stage,
+                status=status,
+                source="estimated",
+                gpu=self.gpu.slug,
+                triton="3.10",
+                digest=render(spec, config).digest,
+                protocol=1,
+                registers=self.registers,
+                shared_bytes=98304,
+                check=CheckResult(
+                    passed=True, floors=1.5, lse_error=0.1, cases=4, seed=0, where="interpreter"
+                ),
+                detail="as told" if status is not Status.OK else "",
+            )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class TestVerify:
+    @pytest.fixture(autouse=True)
+    def _same_triton(self, monkeypatch) -> None:
+        monkeypatch.setattr(verifying, "triton_version", lambda: "3.10")
+
+    @pytest.fixture
+    def verify(self, run, out: Path, monkeypatch):
+        def with_evaluator(evaluator: Evaluator) -> tuple[int, list[str]]:
+            table = load(out / "configs" / "nvidia_h200.yaml")
+            monkeypatch.setattr(cli.proving, "_table_and_evaluator", lambda *_: (table, evaluator))
+            code, output, _ = run("verify", "--target", "nvidia_h200", "--out", out)
+            return code, output.splitlines()
+
+        return with_evaluator
+
+    def test_entries_that_hold_and_one_of_them_stale(self, verify) -> None:
+        code, (stale, fresh, last) = verify(Evaluator())
+        assert code == 0
+        assert stale.startswith(f"ok  {SPEC.name}_{AHEAD.label} [1024, 4096): 1.50 floors; stale: ")
+        assert fresh == f"ok  {SPEC.name}_{FA2.label} [16384, inf): 1.50 floors"
+        assert last == "nvidia_h200: 2 of 2 entries hold"
+
+    def test_other_registers_fail_unless_stale(self, verify) -> None:
+        code, (stale, fresh, last) = verify(Evaluator(registers=200))
+        assert code == 1
+        assert stale.startswith("ok")
+        assert fresh.startswith("FAILED")
+        assert "200 registers: the entry says 98304 and 174" in fresh
+        assert last == "nvidia_h200: 1 of 2 entries hold"
+
+    def test_other_registers_are_a_note_under_another_triton(self, verify, monkeypatch) -> None:
+        monkeypatch.setattr(verifying, "triton_version", lambda: "3.11")
+        code, (_, fresh, _) = verify(Evaluator(registers=200))
+        assert code == 0
+        assert "(Triton 3.11 here, 3.10 there)" in fresh
+
+    @pytest.mark.parametrize(
+        "told",
+        [
+            {"compiled": Status.COMPILE_ERROR},
+            {"checked": Status.WRONG},
+            {"compiled": Status.SPILLS},
+        ],
+    )
+    def test_what_does_not_compile_or_is_wrong_fails(self, verify, told) -> None:
+        code, (stale, fresh, _) = verify(Evaluator(only=FA2, **told))
+        assert code == 1
+        assert stale.startswith("ok")
+        assert fresh.startswith("FAILED")
+        assert fresh.endswith("as told")
+
+    def test_a_twin_may_be_slow_and_not_wrong(self, verify) -> None:
+        twin = AHEAD.pointer_twin()
+        code, (first, *_) = verify(Evaluator(only=twin, compiled=Status.SPILLS))
+        assert code == 0
+        assert f"pointer twin {twin.label}: as told" in first
+        for compiled in (Status.OK, Status.SPILLS):
+            told = Evaluator(only=twin, compiled=compiled, checked=Status.WRONG)
+            code, (first, *_) = verify(told)
+            assert code == 1
+            assert f"pointer twin {twin.label}: wrong: as told" in first
+
+    def test_it_proves_with_compiler_and_interpreter(self, run, out: Path, monkeypatch) -> None:
+        """No fake: one entry of one small kernel, compiled for sm_90 and interpreted."""
+        monkeypatch.undo()
+        small = replace(FA2, br=16, bc=16, num_warps=1, num_stages=1)
+        spec = replace(SPEC, head_dim=16, head_dim_v=16, mask="none")
+        path = out / "configs" / "nvidia_h200.yaml"
+        save(made_table(made_entry(spec, BUCKETS[0], small)), path)
+        code, output, errors = run("verify", "--target", "nvidia_h200", "--jobs", 1, "--out", out)
+        assert code == 0, output + errors
+        assert "1 of 1 entries hold" in output
+        assert "stale" in output
+
+
+def test_an_interrupted_tune_is_whole_on_disk_and_goes_on(tmp_path: Path, monkeypatch) -> None:
+    """No fake: Ctrl-C in the second of two searches; then the same command, and what it says to try."""
+    monkeypatch.undo()
+    out = tmp_path / "of mine"
+    line = [sys.executable, "-m", "flashgen", "tune", "--target", "nvidia_l4", "--out", str(out)]
+    line += ["--head-dim", "24", "--trials", "1", "--jobs", "2"]
+    table, log = out / "configs" / "nvidia_l4.yaml", out / ".flashgen" / "nvidia_l4.jsonl"
+
+    def masks() -> list[str]:
+        """Of the entries it wrote; the shipped table has none of this head dim."""
+        return [entry.spec.mask for entry in load(table).entries if entry.spec.head_dim == 24]
+
+    running = subprocess.Popen(
+        line,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's "&" ignores it
+    )
+    while not table.exists() and running.poll() is None:
+        time.sleep(0.01)
+    os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to the children, too
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 130, errors
+    assert (
+        errors == "flashgen: interrupted; what was found is saved, and the same command goes on\n"
+    )
+    found = [Outcome.from_json(json.loads(record)) for record in log.read_text().splitlines()]
+    assert "none" in {outcome.spec.mask for outcome in found if outcome.stage == "check"}
+    assert masks() == ["none"]
+    assert generating.check(generating.tables_for(out), out / "generated") == []
+
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert masks() == ["none", "causal"]
+    bin_first = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    tried = subprocess.run(
+        done.stdout.rstrip().splitlines()[-1],
+        shell=True,
+        cwd=ROOT,  # where another generated/ lies
+        env=os.environ | {"PATH": bin_first, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert tried.returncode == 0, tried.stderr
+    assert "attention(q" in tried.stdout
+
+
+def test_help_is_quick_and_python_m_is_the_same_program() -> None:
+    code = (
+        "import sys; sys.argv = ['flashgen', '--help']\n"
+        "from flashgen.__main__ import main\n"
+        "try: main()\n"
+        "except SystemExit as e: assert not e.code\n"
+        "heavy = {'torch', 'triton', 'optuna', 'yaml', 'jinja2', 'numpy'}\n"
+        "sys.exit(repr(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    again = subprocess.run(
+        [sys.executable, "-m", "flashgen", "--help"], capture_output=True, text=True
+    )
+    assert again.stdout == done.stdout
+    for command in ("tune", "generate", "show", "explain", "verify", "calibrate", "targets"):
+        assert command in done.stdout
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys) -> None:
+    for module in [name for name in sys.modules if name.startswith("flashgen.cli")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.delattr("flashgen.cli")
+    monkeypatch.setitem(sys.modules, "typer", None)
+    with pytest.raises(SystemExit, match=r"needs typer, .* pip install 'flashgen\[tune\]'"):
+        __main__.main(["--help"])
+
+
+def test_the_table_it_shows_is_the_yaml_in_git(out: Path) -> None:
+    """Entries read by any YAML parser, not by flashgen's alone."""
+    plain = yaml.safe_load((out / "configs" / "nvidia_h200.yaml").read_text())
+    assert [entry["bucket"] for entry in plain["entries"]] == [[1024, 4096], [16384, None]]
+    assert plain["runs"][0]["triton"] == "3.10"

@@ -1,0 +1,295 @@
+"""compile/compiler.py: real compiles for several architectures, the cache, and what judge says of the results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+
+from flashgen.compile import compiler, sass
+from flashgen.compile.compiler import (
+    LEAST_OVERLAP,
+    Compiled,
+    CompileFailed,
+    cache_file,
+    compile_kernel,
+    judge,
+    recall,
+    residents,
+)
+from flashgen.compile.loops import LoopFacts
+from flashgen.errors import ToolchainError
+from flashgen.kernels.render import Rendered, render
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import TARGETS, Gpu
+from flashgen.spec.outcome import Status
+from tests.makers import make_config, make_spec
+
+A100, H200 = TARGETS["nvidia_a100_sxm4_80gb"], TARGETS["nvidia_h200"]
+MI300X = TARGETS["amd_instinct_mi300x"]
+Build = Callable[[AttentionSpec, KernelConfig, str], Compiled]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="module")
+def build(cache: Path) -> Build:
+    return lambda spec, config, arch: compile_kernel(
+        render(spec, config), spec, config, arch, cache=cache
+    )
+
+
+def made_loop(**fields: Any) -> LoopFacts:
+    counts: dict[str, Any] = {
+        "instructions": 400,
+        "matrix_instructions": 12,
+        "matrix_flops": 524288,
+        "exp2": 34,
+        "fp32": 136,
+        "other": 100,
+        "shared_bytes": 13312,
+        "spills": 0,
+        "warpgroup_arrives": 2,
+        "exp2_under_matrix": 1.0,
+    }
+    return LoopFacts(**(counts | fields))
+
+
+def made_compiled(**fields: Any) -> Compiled:
+    facts: dict[str, Any] = {
+        "name": "kernel",
+        "digest": "sha256:" + "0" * 64,
+        "arch": "sm_90",
+        "triton": "3.7.1",
+        "num_warps": 8,
+        "registers": 168,
+        "spill_bytes": 0,
+        "shared_bytes": 98304,
+        "loop": made_loop(),
+        "advisories": (),
+    }
+    return Compiled(**(facts | fields))
+
+
+def test_s_ahead_on_hopper_runs_exp2_under_its_own_wgmma(build: Build) -> None:
+    spec = make_spec(head_dim=64)
+    config = make_config(128, 64, num_warps=8, schedule="s_ahead", loads="descriptor")
+    compiled = build(spec, config, "sm_90")
+    assert compiled.loop is not None
+    # Eight warps share the two products of a 128x64 tile: 4 * br * bc * head_dim operations.
+    assert compiled.loop.matrix_flops * 8 == 4 * 128 * 64 * 64
+    assert compiled.loop.warpgroup_arrives == 2
+    assert (compiled.loop.exp2_under_matrix or 0) >= LEAST_OVERLAP
+    assert compiled.advisories == ()
+    assert judge(compiled, spec, config, H200) == (Status.OK, "")
+
+
+def test_a_causal_kernel_has_a_steady_and_a_masked_loop(build: Build) -> None:
+    spec, config = make_spec(mask="causal"), make_config(64, 32)
+    compiled = build(spec, config, "sm_80")
+    steady, masked = compiled.loops
+    assert steady == compiled.loop
+    assert steady.matrix_flops * 4 == masked.matrix_flops * 4 == 4 * 64 * 32 * 64
+    assert masked.other > steady.other
+    assert steady.exp2_under_matrix is None
+    assert 0 < compiled.registers <= 255
+    assert compiled.shared_bytes >= 2 * 32 * 64 * 2
+    assert (compiled.arch, compiled.triton) == ("sm_80", triton.__version__)
+
+
+def test_a_tile_too_large_spills_and_is_serialized(build: Build) -> None:
+    spec, config = make_spec("float16", head_dim=64), make_config(256, 128)
+    compiled = build(spec, config, "sm_90")
+    assert compiled.spill_bytes > 0
+    assert compiled.loop is not None
+    assert compiled.loop.spills > 0
+    assert compiled.loop.warpgroup_arrives > 2
+    assert any("C751" in advisory and "serialized" in advisory for advisory in compiled.advisories)
+    assert judge(compiled, spec, config, H200)[0] is Status.SPILLS
+
+
+def test_float32_without_matrix_instructions(build: Build) -> None:
+    compiled = build(make_spec("float32", head_dim=16), make_config(16, 16, num_warps=1), "sm_80")
+    assert compiled.loop is not None
+    assert compiled.loop.matrix_instructions == compiled.loop.matrix_flops == 0
+    assert compiled.loop.fp32 > 100
+
+
+def test_amd_has_registers_and_no_loop(build: Build) -> None:
+    config = make_config(64, 32, num_stages=1)
+    compiled = build(make_spec(), config, "gfx942")
+    assert compiled.loop is None
+    assert compiled.loops == ()
+    assert compiled.registers > 0
+    assert compiled.shared_bytes > 0
+    assert judge(compiled, make_spec(), config, MI300X) == (Status.OK, "")
+
+
+def small() -> tuple[Rendered, AttentionSpec, KernelConfig]:
+    spec, config = make_spec("float16", head_dim=16), make_config(16, 16, num_warps=1, num_stages=1)
+    return render(spec, config), spec, config
+
+
+def test_what_the_cache_holds_is_not_compiled_again(cache: Path) -> None:
+    rendered, spec, config = small()
+    first = compile_kernel(rendered, spec, config, "sm_80", cache=cache)
+    unusable = replace(rendered, source="raise AssertionError('compiled again')\n")
+    assert compile_kernel(unusable, spec, config, "sm_80", cache=cache) == first
+    binary = cache_file(rendered.digest, "sm_80", triton.__version__, cache, "cubin")
+    assert binary.read_bytes().startswith(b"\x7fELF")
+    assert not list(cache.glob(".*"))  # nothing half written stays
+
+
+@pytest.mark.parametrize("damage", ["torn", "empty", "foreign", "older", "no binary", "no file"])
+def test_a_damaged_cache_file_is_as_good_as_none(tmp_path: Path, damage: str) -> None:
+    compiled = made_compiled()
+    facts, binary = (
+        cache_file(compiled.digest, compiled.arch, compiled.triton, tmp_path, suffix)
+        for suffix in ("json", "cubin")
+    )
+    whole = json.dumps({"facts": compiler.FACTS, **compiled.to_json()})
+    facts.write_text(whole)
+    binary.write_bytes(b"code")
+    assert recall(compiled.digest, compiled.arch, compiled.triton, tmp_path) == compiled
+    if damage == "no binary":
+        binary.unlink()
+    elif damage == "no file":
+        facts.unlink()
+    else:
+        record = json.loads(whole)
+        changed = {
+            "torn": whole[:-20],
+            "empty": "",
+            "foreign": "[1, 2]",
+            "older": json.dumps(record | {"facts": 0}),
+        }
+        facts.write_text(changed[damage])
+    assert recall(compiled.digest, compiled.arch, compiled.triton, tmp_path) is None
+
+
+def test_facts_survive_json() -> None:
+    compiled = made_compiled(
+        advisories=("C7510",), other_loops=(made_loop(exp2_under_matrix=None),)
+    )
+    assert Compiled.from_json(json.loads(json.dumps(compiled.to_json()))) == compiled
+    assert Compiled.from_json(made_compiled(loop=None).to_json()).loop is None
+
+
+def test_a_refusal_says_what_the_compiler_said() -> None:
+    rendered, spec, config = small()
+    broken = replace(
+        rendered, source=rendered.source.replace("tl.dot(q, ", "tl.dot(no_such_name, ")
+    )
+    assert broken.source != rendered.source
+    with pytest.raises(CompileFailed, match=r"br16_bc16.* for sm_80: .*no_such_name") as error:
+        compile_kernel(broken, spec, config, "sm_80")
+    assert "\n" not in str(error.value)
+
+
+def test_an_interpreting_process_cannot_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(ToolchainError, match="TRITON_INTERPRET"):
+        compile_kernel(*small(), "sm_80")
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "file"
+    folder.write_text("no folder")
+    with pytest.raises(ToolchainError, match=f"cache {folder} cannot be written"):
+        compile_kernel(*small(), "sm_80", cache=folder)
+
+
+FA2 = make_config(128, 64, num_warps=8)
+AHEAD = make_config(128, 64, num_warps=8, schedule="s_ahead", loads="descriptor")
+
+
+@pytest.mark.parametrize(
+    ("facts", "config", "gpu", "status", "says"),
+    [
+        ({}, FA2, H200, Status.OK, ""),
+        ({"shared_bytes": 232449}, FA2, H200, Status.OUT_OF_RESOURCES, "232449"),
+        ({"shared_bytes": 232448}, FA2, H200, Status.OK, ""),
+        ({"num_warps": 16, "registers": 255}, FA2, H200, Status.OUT_OF_RESOURCES, "255 registers"),
+        ({"loop": made_loop(spills=3)}, FA2, H200, Status.SPILLS, "3 loads and stores"),
+        ({"other_loops": (made_loop(spills=4),)}, FA2, H200, Status.SPILLS, "4 loads and stores"),
+        ({"spill_bytes": 8}, FA2, H200, Status.OK, ""),  # outside the main loops
+        ({"loop": None, "spill_bytes": 8}, FA2, H200, Status.SPILLS, "8 bytes"),
+        ({"advisories": ("(C7511) serialized",)}, FA2, H200, Status.SERIALIZED, "C7511"),
+        ({"loop": made_loop(warpgroup_arrives=12)}, FA2, H200, Status.SERIALIZED, "12 batches"),
+        ({"loop": made_loop(exp2_under_matrix=0.0)}, FA2, H200, Status.OK, ""),
+        ({"loop": made_loop(exp2_under_matrix=0.84)}, AHEAD, H200, Status.NO_OVERLAP, "84%"),
+        ({"loop": made_loop(exp2_under_matrix=0.85)}, AHEAD, H200, Status.OK, ""),
+        ({"loop": made_loop(exp2_under_matrix=None)}, AHEAD, H200, Status.NO_OVERLAP, "0%"),
+        ({"loop": made_loop(exp2_under_matrix=None), "arch": "sm_80"}, AHEAD, A100, Status.OK, ""),
+    ],
+)
+def test_judge(
+    facts: dict[str, Any], config: KernelConfig, gpu: Gpu, status: Status, says: str
+) -> None:
+    found, detail = judge(made_compiled(**facts), make_spec(), config, gpu)
+    assert found is status
+    assert says in detail
+    assert bool(detail) == (status is not Status.OK)
+
+
+@pytest.mark.parametrize(
+    ("facts", "gpu", "blocks"),
+    [
+        ({"num_warps": 4, "registers": 128, "shared_bytes": 1024}, H200, 4),
+        (
+            {"num_warps": 4, "registers": 129, "shared_bytes": 1024},
+            H200,
+            3,
+        ),  # 4,128 rounded up to 4,352 a warp
+        ({"num_warps": 8, "registers": 255, "shared_bytes": 1024}, H200, 1),
+        ({"num_warps": 4, "registers": 32, "shared_bytes": 112 * 1024}, H200, 2),
+        (
+            {"num_warps": 4, "registers": 32, "shared_bytes": 114 * 1024},
+            H200,
+            1,
+        ),  # 1 KiB each is reserved
+        ({"num_warps": 4, "registers": 32, "shared_bytes": 0}, H200, 16),  # 64 warps
+        ({"num_warps": 1, "registers": 16, "shared_bytes": 0}, H200, 32),
+        ({"num_warps": 8, "registers": 168, "shared_bytes": 232449}, H200, 0),
+        ({"num_warps": 4, "registers": 128, "shared_bytes": 64 * 1024}, MI300X, 1),
+    ],
+)
+def test_residents(facts: dict[str, Any], gpu: Gpu, blocks: int) -> None:
+    assert residents(made_compiled(**facts), gpu) == blocks
+
+
+@pytest.mark.parametrize(
+    ("remark", "counts"),
+    [
+        ("(C7510) Potential Performance Loss: wgmma.mma_async is serialized", True),
+        ("(C7508) Potential Performance Loss: 'setmaxnreg' ignored", True),
+        ("(C7516) wgmma.mma_async is serialized", True),
+        ("(C7900) Potential Performance Loss: of another kind", False),
+    ],
+)
+def test_what_ptxas_regrets_is_an_advisory(remark: str, counts: bool) -> None:
+    log = f"ptxas info    : {remark} in the function 'k'\nptxas info    : Used 168 registers\n"
+    assert compiler._ADVISORY.findall(log) == [f"{remark} in the function 'k'"] * counts
+
+
+def test_multiply_add_is_one_instruction_whatever_triton_defaults_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton 3.9 warns that 3.10 will make two."""
+    from triton import knobs
+
+    monkeypatch.setattr(knobs.language, "default_fp_fusion", False)
+    spec, config = make_spec(), make_config(32, 32)
+    compiled = compile_kernel(render(spec, config), spec, config, "sm_80", cache=tmp_path)
+    binary = cache_file(compiled.digest, "sm_80", compiled.triton, tmp_path, "cubin")
+    found = [i.base for i in sass.disassemble(binary.read_bytes()).instructions]
+    assert found.count("FFMA") > found.count("FADD")

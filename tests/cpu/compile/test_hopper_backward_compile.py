@@ -1,0 +1,149 @@
+"""What the compiler makes of schedule hopper's backward: facts of its machine code for sm_90a.
+
+None of these kernels has run; compile/test_hopper_compile.py does the same for the forward.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from flashgen.compile import loops
+from flashgen.compile.compiler import HOPPER_OVERLAP, judge, overlap, residents
+from flashgen.compile.sass import Instruction
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.legality import shared_bound_bytes, why_illegal
+from flashgen.spec.outcome import Status
+from flashgen.spec.space import legal_configs
+from flashgen.spec.vocabulary import Direction, padded
+from tests.cpu.compile.test_hopper_compile import (
+    Build,
+    _arrivals,
+    _loads,
+    _never,
+    _waits,
+    build,
+    name_of,
+)
+from tests.makers import make_config, make_spec
+
+__all__ = ["build"]  # the fixture
+
+H200 = TARGETS["nvidia_h200"]
+PRODUCTS = {"backward_dkv": 4, "backward_fused": 5, "backward_dq": 3}
+"""Of a tile: S, dP and what sums the direction has."""
+
+
+def shown(
+    direction: Direction, dim: int, mask: str, warps: int = 8
+) -> tuple[AttentionSpec, KernelConfig]:
+    owned = 16 * warps
+    br, bc = (owned, 64) if direction == "backward_dq" else (64, owned)
+    config = make_config(
+        br, bc, num_warps=warps, num_stages=2, schedule="hopper", loads="descriptor"
+    )
+    return make_spec("bfloat16", dim, mask, direction=direction), config
+
+
+SHOWN = [
+    shown("backward_dkv", 128, "causal"),
+    shown("backward_dq", 128, "causal"),
+    shown("backward_fused", 64, "causal"),
+    *(
+        pytest.param(*pair, marks=pytest.mark.slow)
+        for pair in (
+            shown("backward_dkv", 128, "none"),
+            shown("backward_dkv", 64, "causal"),
+            shown("backward_dq", 64, "none"),
+            shown("backward_dq", 128, "none", 12),
+            shown("backward_fused", 64, "none"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("spec", "config"), SHOWN, ids=name_of)
+def test_the_schedule_survives_ptxas(
+    build: Build, spec: AttentionSpec, config: KernelConfig
+) -> None:
+    compiled, _ = build(spec, config)
+    assert judge(compiled, spec, config, H200) == (Status.OK, "")
+    # A loop of every consumer and a masked one: of dQ always, for the ragged end, else of a diagonal.
+    masked = spec.causal or spec.direction == "backward_dq"
+    assert len(compiled.loops) == config.consumers * (2 if masked else 1)
+    products = PRODUCTS[spec.direction]
+    for loop in compiled.loops:
+        assert loop.spills == 0
+        assert loop.warpgroup_arrives == products
+        assert (loop.exp2_under_matrix or 0) >= HOPPER_OVERLAP
+    walked = config.bc if spec.direction == "backward_dq" else config.br
+    # Four warps share the products of a consumer's 64 rows or keys; of dQ a consumer has a share.
+    flops = products * 2 * 64 * walked * padded(spec.head_dim)
+    assert {loop.matrix_flops * 4 for loop in compiled.loops} == {flops}
+    assert compiled.advisories == ()
+    assert overlap(compiled, config) >= HOPPER_OVERLAP
+    assert residents(compiled, H200) >= 1
+    bound = shared_bound_bytes(spec, config, H200)
+    assert bound <= compiled.shared_bytes <= bound + 2048  # statistics and barriers
+
+
+@pytest.mark.parametrize(("spec", "config"), SHOWN[:3], ids=name_of)
+def test_the_barriers_of_the_machine_code(
+    build: Build, spec: AttentionSpec, config: KernelConfig
+) -> None:
+    """Per turn of a loop: each barrier of the text once, whatever the compiler moved."""
+    _, listing = build(spec, config)
+    main = loops.main_bodies(listing)
+    consumers = [role for role in loops.roles(listing, main) if role.loops[0] in main]
+    assert len(consumers) == config.consumers
+    anchors = 64 * 64 // 128 // (8 if spec.direction == "backward_dq" else 16)
+    for role in consumers:
+        for body in role.loops:
+            assert (len(_waits(body)), len(_arrivals(body))) == (2, 1), "two full, one empty"
+            assert _never(body) == anchors
+            assert _meetings(body) == (2 if spec.direction == "backward_fused" else 0)
+    # Where heads share keys, the loop over their rows lies in one over the heads.
+    ring = min((x for x in loops.loops(listing.instructions) if _loads(x)), key=len)
+    assert (len(_waits(ring)), len(_arrivals(ring))) == (1, 2)
+    # A load is 64 elements wide: what 128 bytes of swizzle hold.
+    assert len(_loads(ring)) == 2 * spec.head_dim // 64
+
+
+def _meetings(body: list[Instruction]) -> int:
+    """How often all consumers meet at barrier 8, which Triton has no use for."""
+    return sum(i.barrier_name == 8 and i.barrier_threads == 256 for i in body)
+
+
+def test_dq_of_head_dim_128_beside_dk_and_dv_spills(build: Build) -> None:
+    """So the fused kernel ends at head dim 64: the search is told, and refuses it."""
+    spec, config = shown("backward_fused", 128, "none")
+    assert why_illegal(spec, config, H200) is None
+    compiled, _ = build(spec, config)
+    assert judge(compiled, spec, config, H200)[0] is Status.SPILLS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize(
+    ("direction", "head_dims"),
+    [
+        ("backward_dkv", (64, 96, 128)),
+        ("backward_dq", (64, 96, 128, 192, 256)),
+        ("backward_fused", (64,)),
+    ],
+)
+def test_the_space_has_sound_kernels(
+    build: Build, direction: Direction, head_dims: tuple[int, ...], mask: str
+) -> None:
+    for head_dim in head_dims:
+        spec = make_spec("bfloat16", head_dim, mask, direction=direction)
+        configs = [
+            config
+            for config in legal_configs(spec, H200, on_gpu=True)
+            if config.schedule == "hopper" and config.order == "plain"
+        ]
+        assert configs
+        verdicts = {c.label: judge(build(spec, c)[0], spec, c, H200)[0] for c in configs}
+        assert Status.OK in verdicts.values(), verdicts
+        assert set(verdicts.values()) <= {Status.OK, Status.SPILLS}, verdicts

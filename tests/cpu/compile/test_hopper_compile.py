@@ -1,0 +1,268 @@
+"""What the compiler makes of schedule hopper: facts of its machine code for sm_90a.
+
+None of these kernels has run. A new ptxas may undo what is held here, and no other test would tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flashgen.compile import loops, sass
+from flashgen.compile.compiler import (
+    HOPPER_OVERLAP,
+    Compiled,
+    cache_file,
+    compile_kernel,
+    judge,
+    overlap,
+    residents,
+)
+from flashgen.compile.sass import Instruction, Listing
+from flashgen.kernels.render import render
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import REGISTER_SPLIT, KernelConfig, o_apart
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.legality import shared_bound_bytes, why_illegal
+from flashgen.spec.outcome import Status
+from flashgen.spec.space import legal_configs
+from tests.makers import make_config, make_spec
+
+H200 = TARGETS["nvidia_h200"]
+Build = Callable[[AttentionSpec, KernelConfig], tuple[Compiled, Listing]]
+
+
+def hopper(
+    br: int, bc: int, stages: int = 2, order: str = "plain", persistent: bool = False
+) -> KernelConfig:
+    way: dict[str, Any] = {"schedule": "hopper", "loads": "descriptor", "persistent": persistent}
+    return make_config(br, bc, num_warps=br // 16, num_stages=stages, order=order, **way)
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    cache: Path = tmp_path_factory.mktemp("compiled")
+
+    def built(spec: AttentionSpec, config: KernelConfig) -> tuple[Compiled, Listing]:
+        compiled = compile_kernel(render(spec, config), spec, config, "sm_90", cache=cache)
+        binary = cache_file(compiled.digest, "sm_90", compiled.triton, cache, "cubin")
+        return compiled, sass.disassemble(binary.read_bytes())
+
+    return built
+
+
+SHOWN = [
+    (make_spec(dtype, dim, mask), config)
+    for dtype, dim, config, masks in (
+        ("bfloat16", 64, hopper(192, 64), ("none", "causal")),
+        ("bfloat16", 128, hopper(128, 128), ("none", "causal")),
+        ("bfloat16", 256, hopper(128, 64), ("none", "causal")),
+        ("float16", 96, hopper(128, 64, 3), ("causal",)),
+    )
+    for mask in masks
+]
+
+
+PERSISTENT = [
+    (make_spec("bfloat16", 64, "causal"), hopper(192, 64, 2, "grouped", persistent=True)),
+    (make_spec("bfloat16", 128), hopper(128, 128, persistent=True)),
+    (make_spec("bfloat16", 128, "causal"), hopper(128, 128, 2, "longest_first", persistent=True)),
+    (make_spec("float16", 256, "causal"), hopper(128, 64, 2, "head_reversal", persistent=True)),
+]
+EVERY_ONE = [
+    *SHOWN,
+    (make_spec("bfloat16", 128, "causal"), hopper(128, 128, 2, "grouped")),
+    *PERSISTENT,
+]
+
+
+def name_of(value: object) -> str:
+    return value.label if isinstance(value, KernelConfig) else getattr(value, "name", str(value))
+
+
+@pytest.mark.parametrize(("spec", "config"), EVERY_ONE, ids=name_of)
+def test_the_schedule_survives_ptxas(
+    build: Build, spec: AttentionSpec, config: KernelConfig
+) -> None:
+    compiled, _ = build(spec, config)
+    assert judge(compiled, spec, config, H200) == (Status.OK, "")
+    # A loop of every consumer, and a masked one where there is a diagonal.
+    assert len(compiled.loops) == config.consumers * (2 if spec.causal else 1)
+    for loop in compiled.loops:
+        assert loop.spills == 0
+        assert loop.warpgroup_arrives == 2
+        assert (loop.exp2_under_matrix or 0) >= HOPPER_OVERLAP
+    dims = {64: 64, 96: 128, 128: 128, 256: 256}[spec.head_dim]
+    # Four warps of a consumer share the two products of its 64 rows.
+    assert {loop.matrix_flops * 4 for loop in compiled.loops} == {4 * 64 * config.bc * dims}
+    assert compiled.advisories == ()
+    assert overlap(compiled, config) >= HOPPER_OVERLAP
+
+
+@pytest.mark.parametrize(("spec", "config"), EVERY_ONE, ids=name_of)
+def test_it_fits_an_sm(build: Build, spec: AttentionSpec, config: KernelConfig) -> None:
+    compiled, listing = build(spec, config)
+    assert compiled.num_warps == config.block_warps == 4 * (config.consumers + 1)
+    assert compiled.registers * 32 * compiled.num_warps <= 65536
+    assert residents(compiled, H200) >= 1
+    bound = shared_bound_bytes(spec, config, H200)
+    assert bound <= compiled.shared_bytes <= bound + 1024  # barriers, and what Triton adds
+    computing, loading = REGISTER_SPLIT[config.consumers]
+    asked = {i.operands.split()[-1] for i in listing.instructions if i.base == "USETMAXREG"}
+    assert {hex(computing), hex(loading)} <= asked
+    assert config.consumers * computing + loading <= 512
+
+
+@pytest.mark.parametrize(("spec", "config"), EVERY_ONE, ids=name_of)
+def test_the_barriers_of_the_machine_code(
+    build: Build, spec: AttentionSpec, config: KernelConfig
+) -> None:
+    """Per turn of a loop: each barrier of the text once, whatever the compiler moved."""
+    _, listing = build(spec, config)
+    main = loops.main_bodies(listing)
+    consumers = [role for role in loops.roles(listing, main) if role.loops[0] in main]
+    assert len(consumers) == config.consumers
+    turns = spec.head_dim <= 128
+    met = []
+    for role in consumers:
+        met += [_named(body) for body in role.loops]
+        for body in role.loops:
+            waits, arrivals = _waits(body), _arrivals(body)
+            assert (len(waits), len(arrivals)) == (2, 2), "K and V full; K and V empty"
+            assert _never(body) == 1, "the anchor"
+    expected = [{(w, "SYNC"), ((w + 1) % config.consumers, "ARV")} for w in range(config.consumers)]
+    twice = 2 if spec.causal else 1
+    for pair in expected:
+        assert met.count(pair if turns else set()) == (twice if turns else len(met))
+    producer = [loop for loop in loops.loops(listing.instructions) if _loads(loop)]
+    assert len(producer) == 1 + config.persistent
+    ring = min(producer, key=len)
+    assert len(_waits(ring)) == 2
+    assert len(_arrivals(ring)) == 2
+    # A load is 64 elements wide: what 128 bytes of swizzle hold.
+    assert len(_loads(ring)) == 2 * max(1, {96: 128}.get(spec.head_dim, spec.head_dim) // 64)
+
+
+@pytest.mark.parametrize(("spec", "config"), PERSISTENT, ids=name_of)
+def test_the_barriers_of_a_tile_of_o(
+    build: Build, spec: AttentionSpec, config: KernelConfig
+) -> None:
+    """Of the loop over tiles, without those over keys: full Q, K and last V, each given back."""
+    _, listing = build(spec, config)
+    main = loops.main_bodies(listing)
+    of_keys = {i.address for body in main for i in body}
+    found = loops.loops(listing.instructions)
+    tiles = [loop for loop in found if any(_holds(loop, body) for body in main)]
+    assert len(tiles) == config.consumers
+    for loop in tiles:
+        once = [i for i in loop if i.address not in of_keys]
+        waits, arrivals = _waits(once), _arrivals(once)
+        assert (len(waits), len(arrivals)) == (3, 3)
+        stored = ("STSM", "FENCE", "BAR", "UTMASTG")
+        code = [i.base for i in once if i.base in stored or _store_wait(i) or i in arrivals]
+        if o_apart(spec, config):
+            # The TMA unit has read O of the tile before, as all four warps know; then comes this O.
+            before = code.index("STSM")
+            assert code[before - 2 : before] == ["DEPBAR", "BAR"]
+            assert code[-1] == "UTMASTG"
+        else:
+            # It has read O, as all four warps know; then the place is Q's again.
+            assert code[-4:] == ["UTMASTG", "DEPBAR", "BAR", "SYNCS"]
+    of_producer = sorted((loop for loop in found if _loads(loop)), key=len)
+    once = [i for i in of_producer[1] if i not in of_producer[0]]
+    assert len(_waits(once)) == 2 + config.consumers, "the first K, the last V, and every Q"
+
+
+def test_triton_takes_none_of_our_named_barriers(build: Build) -> None:
+    """Its own are numbered from 0: one a partition, and one to start them."""
+    _, listing = build(*SHOWN[1])
+    barriers = [i for i in listing.instructions if i.base == "BAR"]
+    threads: dict[int, set[int | None]] = {}
+    for i in barriers:
+        if i.barrier_name is None:
+            # Consumers that share the code of their ends have the name in a register.
+            assert i.operands.endswith("0x80"), "one warpgroup"
+        else:
+            threads.setdefault(i.barrier_name, set()).add(i.barrier_threads)
+    ours = {8, 9, 10, 15}
+    assert ours < set(threads)
+    assert {name for name in threads if name > 7} == ours
+    assert all(threads[name] == {256} for name in ours), "two warpgroups each"
+
+
+def test_o_is_fenced_before_it_is_stored(build: Build) -> None:
+    """Written by all four warps, ordered for the TMA unit, awaited, then stored."""
+    _, listing = build(*SHOWN[2])
+    code = [i for i in listing.instructions if i.base in ("STSM", "STS", "FENCE", "BAR", "UTMASTG")]
+    stores = [n for n, i in enumerate(code) if i.base == "UTMASTG"]
+    assert len(stores) >= 2
+    for n in (n for n in stores if code[n - 1].base != "UTMASTG"):
+        assert [i.base for i in code[n - 2 : n]] == ["FENCE", "BAR"]
+        assert code[n - 3].base in ("STSM", "STS")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+def test_the_space_has_sound_kernels_of_every_head_dim(
+    build: Build, head_dim: int, mask: str, persistent: bool
+) -> None:
+    """Some spill or do not fit, and are refused; of each head dim at least one is sound."""
+    spec = make_spec("bfloat16", head_dim, mask)
+    configs = [
+        config
+        for config in legal_configs(spec, H200, on_gpu=True)
+        if (config.schedule, config.order, config.persistent) == ("hopper", "plain", persistent)
+    ]
+    assert configs
+    verdicts = {c.label: judge(build(spec, c)[0], spec, c, H200)[0] for c in configs}
+    assert Status.OK in verdicts.values(), verdicts
+    assert set(verdicts.values()) <= {Status.OK, Status.SPILLS, Status.OUT_OF_RESOURCES}, verdicts
+
+
+def test_registers_too_few_are_told(build: Build) -> None:
+    """Three consumers of 160 registers do not hold 128 columns of S beside 128 of O."""
+    spec, config = make_spec("bfloat16", 128), hopper(192, 128)
+    assert why_illegal(spec, config, H200) is None
+    compiled, _ = build(spec, config)
+    assert judge(compiled, spec, config, H200)[0] is Status.SPILLS
+
+
+def _named(body: Sequence[Instruction]) -> set[tuple[int, str]]:
+    """The turns that a loop takes and gives: (warpgroup, SYNC or ARV)."""
+    found = set()
+    for i in body:
+        if i.barrier_name in (8, 9, 10) and not i.predicate:
+            found.add((i.barrier_name - 8, i.opcode.split(".")[1]))
+    return found
+
+
+def _holds(outer: Sequence[Instruction], inner: Sequence[Instruction]) -> bool:
+    """Whether a loop is around another one."""
+    around = outer[0].address <= inner[0].address and inner[-1].address <= outer[-1].address
+    return around and len(outer) > len(inner)
+
+
+def _store_wait(i: Instruction) -> bool:
+    """Whether nothing is left after it that the TMA unit has yet to read for a store."""
+    return i.opcode == "DEPBAR.LE" and i.operands == "SB0, 0x0"
+
+
+def _waits(body: Sequence[Instruction]) -> list[Instruction]:
+    return [i for i in body if i.opcode.startswith("SYNCS.PHASECHK")]
+
+
+def _arrivals(body: Sequence[Instruction]) -> list[Instruction]:
+    return [i for i in body if i.opcode.startswith("SYNCS.ARRIVE")]
+
+
+def _loads(body: Sequence[Instruction]) -> list[Instruction]:
+    return [i for i in body if i.is_bulk_load]
+
+
+def _never(body: Sequence[Instruction]) -> int:
+    return sum(i.opcode.startswith("BAR.ARV") and i.operands.startswith("0xf") for i in body)

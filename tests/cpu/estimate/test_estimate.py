@@ -1,0 +1,386 @@
+"""estimate/estimate.py: from a kernel's replay to the time of a launch, and what estimate_cubin refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
+from flashgen.estimate import estimate as module
+from flashgen.estimate import sm
+from flashgen.estimate.estimate import BAND, LAUNCH_US, WIDE_BAND, estimate, estimate_cubin, time_of
+from flashgen.estimate.machines import MACHINES
+from flashgen.estimate.sm import (  # fmt: skip
+    Replay,
+    Usage,
+    cached_replay,
+    recall_replay,
+    replay_cubin,
+)
+from flashgen.estimate.trip_counts import grid
+from flashgen.spec.gpu import TARGETS, Gpu
+from flashgen.spec.problem import Problem, flops, workload
+from tests import cubins
+from tests.makers import make_config, make_spec
+
+A100, H200 = TARGETS["nvidia_a100_sxm4_40gb"], TARGETS["nvidia_h200"]
+USAGE = Usage(matrix=0.5, exp2=0.4, issue=0.3, shared=0.2, memory=0.1)
+SPEC = make_spec(head_dim=128)
+CAUSAL = make_spec(head_dim=128, mask="causal")
+FA2 = make_config(128, 128, num_warps=8)
+MHZ = 1410
+
+
+def replayed(*cycles: tuple[float, ...], **fields: Any) -> Replay:
+    """Of a kernel whose trips take so long with 1, 2, ... blocks on an SM; one loop a column."""
+    loops = len(cycles[0])
+    return Replay(
+        **{
+            "residents": len(cycles),
+            "phases": tuple((loop,) for loop in range(loops)),
+            "cycles": cycles,
+            "usage": (USAGE,) * loops,
+            "block_flops": (1000,) * loops,
+            "least_cycles": (0.0,) * loops,
+            "outside": 100,
+            "firm": True,
+        }
+        | fields
+    )
+
+
+def cycles_of(found: Replay, blocks: Any, gpu: Gpu = A100) -> float:
+    """SM cycles of a launch, its own time and the launch's overhead left out."""
+    return (time_of(found, blocks, gpu).median_us - LAUNCH_US) * MHZ
+
+
+START = module.BLOCK_CYCLES
+
+
+def test_one_block_takes_its_trips_and_what_surrounds_them() -> None:
+    assert cycles_of(replayed((500.0,)), [(40,)]) == pytest.approx(START + 100 + 40 * 500)
+
+
+def test_blocks_that_share_an_sm_slow_one_another() -> None:
+    found = replayed((500.0,), (800.0,))
+    alone = cycles_of(found, [(40,)] * 108)
+    assert alone == pytest.approx(START + 100 + 40 * 500)
+    # One more than there are SMs: two share one, and while both run, each trip takes 800.
+    two = START + 2 * 100 + 40 * 800
+    assert cycles_of(found, [(40,)] * 216) == pytest.approx(two)
+    assert alone < cycles_of(found, [(40,)] * 109) == pytest.approx(two)
+    # A third wave runs when the first has ended, again two by two.
+    assert cycles_of(found, [(40,)] * 432) == pytest.approx(2 * two)
+
+
+def test_the_longest_block_first_ends_sooner() -> None:
+    found = replayed((500.0,), (800.0,))
+    lengths = [(n % 32 + 1,) for n in range(800)]
+    assert cycles_of(found, sorted(lengths, reverse=True)) < cycles_of(found, sorted(lengths))
+
+
+def test_loops_follow_one_another_but_for_those_of_roles() -> None:
+    found = replayed((500.0, 700.0))
+    assert cycles_of(found, [(40, 3)]) == pytest.approx(START + 100 + 40 * 500 + 3 * 700)
+    beside = replayed((500.0,), phases=((0, 1),), block_flops=(1000, 1000), least_cycles=(0.0, 0.0))
+    # The longer of two roles is what the block takes.
+    assert cycles_of(beside, [(40, 30)]) == cycles_of(beside, [(30, 40)])
+    assert cycles_of(beside, [(40, 30)]) == pytest.approx(START + 100 + 40 * 500)
+
+
+def test_with_many_waves_time_is_linear_in_the_blocks() -> None:
+    found = replayed((500.0,), (800.0,), (1100.0,))
+    times = [time_of(found, [(16,)] * (324 * waves), A100).median_us for waves in (20, 40, 80)]
+    assert times[1] / times[0] == pytest.approx(2, rel=0.01)
+    assert times[2] / times[1] == pytest.approx(2, rel=0.01)
+
+
+def test_a_block_without_trips_and_a_grid_without_blocks() -> None:
+    assert cycles_of(replayed((500.0,)), [(0,)]) == pytest.approx(START + 100)
+    assert time_of(replayed((500.0,)), [], A100).median_us == LAUNCH_US
+
+
+def test_what_memory_must_move_is_a_bound() -> None:
+    found = replayed((500.0,))
+    moved = time_of(found, [(1,)], A100, least_bytes=1555e9)
+    assert moved.median_us == pytest.approx(1e6 + LAUNCH_US)
+
+
+def test_power_lowers_the_clock_of_hopper() -> None:
+    assert H200.clock_mhz is not None
+    spent = (time_of(replayed((500.0,)), [(400,)], H200).median_us - LAUNCH_US) * H200.clock_mhz
+    assert spent == pytest.approx((START + 100 + 400 * 500) / 0.93)
+
+
+@pytest.mark.parametrize(("firm", "band"), [(True, BAND), (False, WIDE_BAND)])
+def test_the_band_is_wide_where_nothing_was_measured(firm: bool, band: tuple[float, float]) -> None:
+    timing = time_of(replayed((500.0,), firm=firm), [(40,)], A100)
+    ratios = (timing.low_us / timing.median_us, timing.high_us / timing.median_us)
+    assert ratios == pytest.approx(band)
+    assert timing.samples == 0
+
+
+@given(
+    cycles=st.lists(st.floats(1e-3, 1e5), min_size=1, max_size=4),
+    block_flops=st.integers(0, 10**9),
+    trips=st.lists(st.integers(0, 300), max_size=400),
+    firm=st.booleans(),
+)
+def test_nothing_is_above_the_peak(
+    cycles: list[float], block_flops: int, trips: list[int], firm: bool
+) -> None:
+    """Even of a replay that claims what no SM can do."""
+    rows = tuple((each,) for each in sorted(cycles))
+    found = replayed(*rows, block_flops=(block_flops,), firm=firm)
+    timing = time_of(found, [(count,) for count in trips], A100)
+    assert 0 < timing.low_us <= timing.median_us <= timing.high_us
+    assert A100.peak_tflops is not None
+    operations = block_flops * sum(trips)
+    assert operations / timing.low_us * 1e-6 <= A100.peak_tflops * (1 + 1e-9)
+
+
+@given(
+    spec=st.sampled_from((SPEC, CAUSAL)),
+    problem=st.builds(
+        lambda batch, group, kv, q, k: Problem(
+            batch=batch, heads=group * kv, kv_heads=kv, seq_q=q, seq_k=k
+        ),
+        st.integers(0, 4), st.sampled_from((1, 4)), st.integers(1, 4),
+        st.integers(0, 2000), st.integers(0, 2000),
+    ),
+)  # fmt: skip
+def test_nor_is_any_of_our_kernels(spec: Any, problem: Problem) -> None:
+    found = replayed((1.0, 1.0), block_flops=(1, 1))
+    timing = estimate(found, spec, FA2, problem, H200)
+    assert H200.peak_tflops is not None
+    assert flops(spec, problem) / timing.low_us * 1e-6 <= H200.peak_tflops * (1 + 1e-9)
+
+
+def test_nor_is_float32_without_matrix_instructions(tmp_path: Path) -> None:
+    spec, config = make_spec("float32"), make_config(64, 32)
+    _, compiled = cubins.own(spec, config, "sm_80", tmp_path)
+    problem = workload(spec, 2048)
+    timing = estimate(cached_replay(compiled, A100, tmp_path), spec, config, problem, A100)
+    peak_tflops = 2 * 64 * A100.sms * MHZ * 1e-6  # 64 multiply-adds a cycle and SM
+    assert flops(spec, problem) / timing.low_us * 1e-6 <= peak_tflops
+
+
+def test_a_grid_that_runs_for_hours_ends() -> None:
+    hours = time_of(replayed((3000.0,), (5000.0,)), [(10**9,), (10**9 + 1,)] * 350, A100)
+    assert hours.median_us > 3.6e9
+
+
+def test_nothing_to_do_is_a_launch() -> None:
+    empty = Problem(batch=0, heads=16, kv_heads=16, seq_q=128, seq_k=128)
+    assert estimate(replayed((500.0, 500.0)), SPEC, FA2, empty, H200).median_us == LAUNCH_US
+
+
+def test_a_causal_mask_halves_long_work() -> None:
+    found = replayed((5000.0, 5500.0))
+    long = Problem(batch=1, heads=32, kv_heads=32, seq_q=16384, seq_k=16384)
+    plain = estimate(found, SPEC, FA2, long, H200).median_us
+    assert 0.5 < estimate(found, CAUSAL, FA2, long, H200).median_us / plain < 0.6
+
+
+@pytest.mark.parametrize(
+    ("found", "config", "says"),
+    [
+        (replayed((1.0, 1.0)), make_config(64, 64, schedule="fa1"), "fa1"),
+        (replayed((1.0, 1.0, 1.0)), FA2, "3 main loops"),
+    ],
+)
+def test_kernels_of_ours_that_get_no_estimate(found: Replay, config: Any, says: str) -> None:
+    with pytest.raises(NoEstimate, match=says):
+        estimate(found, SPEC, config, workload(SPEC, 2048), H200)
+
+
+@pytest.mark.parametrize("direction", ["backward_dkv", "backward_dq", "backward_fused"])
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_the_backwards_s_ahead_turns_as_often_as_fa2(mask: str, direction: Any) -> None:
+    """No tile is carried over to the next turn, so none comes after the loops."""
+    spec = make_spec(mask=mask).for_direction(direction)
+    problem = Problem(batch=2, heads=4, kv_heads=2, seq_q=1000, seq_k=777)
+    fa2, ahead = (make_config(64, 64, schedule=way) for way in ("fa2", "s_ahead"))
+    for loops in (1, 2):
+        expected = grid(spec, fa2, problem, H200, loops=loops)
+        assert grid(spec, ahead, problem, H200, loops=loops) == expected
+
+
+@pytest.mark.parametrize("schedule", ["fa2", "s_ahead"])
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize(("br", "bc"), [(128, 64), (64, 128), (32, 32)])
+@pytest.mark.parametrize(("seq_q", "seq_k"), [(256, 256), (1000, 1000), (100, 777), (300, 50)])
+def test_trips_are_those_of_the_template(
+    schedule: Any, mask: str, br: int, bc: int, seq_q: int, seq_k: int
+) -> None:
+    """Counted here tile by tile: a tile is masked where a row does not see all of its keys."""
+    spec = make_spec(mask=mask)
+    config = make_config(br, bc, schedule=schedule)
+    problem = Problem(batch=1, heads=1, kv_heads=1, seq_q=seq_q, seq_k=seq_k)
+    expected = []
+    for start in range(0, seq_q, br):
+        last_row = seq_k if mask == "none" else start + br + seq_k - seq_q
+        first_row = seq_k if mask == "none" else start + 1 + seq_k - seq_q
+        tiles = [at for at in range(0, seq_k, bc) if at < last_row]
+        whole = [at for at in tiles if at + bc <= min(seq_k, max(first_row, 0))]
+        if schedule == "s_ahead":  # one tile ahead: the last comes after the loops
+            tiles, whole = tiles[:-1], whole[: max(len(tiles) - 1, 0)]
+        expected.append((len(whole), len(tiles) - len(whole)))
+    assert grid(spec, config, problem, H200, loops=2) == expected
+    assert grid(spec, config, problem, H200, loops=1) == [(sum(trips),) for trips in expected]
+
+
+def test_a_replay_survives_json() -> None:
+    found = replayed((500.0, 700.0), (800.0, 900.5), phases=((0, 1),))
+    assert Replay.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+@pytest.fixture(scope="module")
+def kernel() -> cubins.Cubin:
+    """A kernel that is not ours, of one main loop."""
+    return cubins.single_phase(64, 64, 4, 2)
+
+
+def times(kernel: cubins.Cubin, blocks: Any = ((32,),) * 864, **changed: Any) -> Any:
+    arguments = kernel.geometry() | {"target": "nvidia_a100_sxm4_40gb"} | changed
+    code = arguments.pop("cubin", kernel.code)
+    return estimate_cubin(code, blocks=blocks, **arguments)
+
+
+def test_a_slug_and_its_gpu_and_arrays_are_the_same(kernel: cubins.Cubin) -> None:
+    found = times(kernel)
+    assert found.low_us < found.median_us < found.high_us
+    assert times(kernel, target=A100) == found
+    assert times(kernel, np.full((864, 1), 32)) == found
+    assert times(kernel, np.full((864, 1), 32, np.int32)) == found
+    assert times(kernel, [[32]] * 864) == found
+    assert times(kernel, np.empty((0, 1), int)) == times(kernel, [])
+
+
+def test_more_warps_or_shared_memory_leave_room_for_fewer_blocks(kernel: cubins.Cubin) -> None:
+    base = replay_cubin(kernel.code, A100, num_warps=4, shared_bytes=kernel.shared_bytes).residents
+    assert base >= 2
+    crowded = replay_cubin(kernel.code, A100, num_warps=4, shared_bytes=A100.shared_per_block)
+    assert crowded.residents == 1
+    assert times(kernel, shared_bytes=A100.shared_per_block).median_us > times(kernel).median_us
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "says"),
+    [
+        ({"arch": "sm_90"}, InvalidArgument, "nvidia_a100_sxm4_40gb is sm_80, not sm_90"),
+        ({"target": "nvidia_h200"}, InvalidArgument, "nvidia_h200 is sm_90, not sm_80"),
+        ({"target": "nvidia_a100"}, InvalidArgument, "did you mean nvidia_a100"),
+        ({"blocks": [(1, 2)]}, InvalidArgument, r"1 trip counts >= 0.*\[1, 2\]"),
+        ({"blocks": [(32,), ()]}, InvalidArgument, r"1 trip counts >= 0.*\[\]"),
+        ({"blocks": [(32,), (-1,)]}, InvalidArgument, r"got \[-1\]"),
+        ({"shared_bytes": 10**6}, NoEstimate, "does not fit an SM"),
+        ({"num_warps": 32}, NoEstimate, "does not fit an SM"),
+        ({"arch": "sm_100", "target": "nvidia_b200"}, NoEstimate, "does not know sm_100"),
+        (
+            {"arch": "sm_120", "target": "nvidia_geforce_rtx_5090"},
+            NoEstimate,
+            "does not know sm_120",
+        ),
+        ({"cubin": b"not a cubin"}, ToolchainError, "cuobjdump failed"),
+        ({"cubin": b""}, ToolchainError, "cuobjdump failed"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_one_sentence(
+    kernel: cubins.Cubin, changed: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says) as caught:
+        times(kernel, **changed)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cubin_of_another_architecture_than_was_said(kernel: cubins.Cubin) -> None:
+    """Nothing in the arguments contradicts: only the listing tells."""
+    with pytest.raises(
+        InvalidArgument, match="compiled for sm_90, which nvidia_h200 is: it is for sm_80"
+    ):
+        times(kernel, arch="sm_90", target=H200)
+
+
+def test_two_processes_say_the_same_to_the_byte(kernel: cubins.Cubin, tmp_path: Path) -> None:
+    cubin = tmp_path / "kernel.cubin"
+    cubin.write_bytes(kernel.code)
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom flashgen.estimate.estimate import estimate_cubin\n"
+        "print(estimate_cubin(Path(sys.argv[1]).read_bytes(), arch='sm_80', num_warps=4,\n"
+        f"    shared_bytes={kernel.shared_bytes}, target='nvidia_a100_sxm4_40gb',\n"
+        "    blocks=[(n % 32,) for n in range(864)]))\n"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", program, str(cubin)], capture_output=True, check=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+    assert outputs == {f"{times(kernel, [(n % 32,) for n in range(864)])}\n".encode()}
+
+
+def test_compile_and_estimate_take_less_than_a_second_and_a_half(kernel: cubins.Cubin) -> None:
+    """Of this process, on one core, numba's own compiling left out; child processes included."""
+    times(kernel)
+    before = os.times()
+    for stages in (3, 4):
+        times(cubins.single_phase(128, 64, 8, stages))
+    after = os.times()
+    spent = sum(after[:4]) - sum(before[:4])
+    assert spent / 2 < 1.5
+
+
+def test_a_replay_is_kept_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, config = make_spec("float16"), make_config(64, 64)
+    _, compiled = cubins.own(spec, config, "sm_80", tmp_path)
+    assert recall_replay(compiled, A100, tmp_path) is None
+    found = cached_replay(compiled, A100, tmp_path)
+    monkeypatch.setattr(sm, "replay_cubin", None)
+    assert (
+        cached_replay(compiled, A100, tmp_path) == found == recall_replay(compiled, A100, tmp_path)
+    )
+    assert recall_replay(compiled, replace(A100, sms=100), tmp_path) is None
+    with monkeypatch.context() as patch:
+        patch.setitem(MACHINES, "sm_80", replace(MACHINES["sm_80"], exp2=32.0))
+        assert recall_replay(compiled, A100, tmp_path) is None
+    monkeypatch.setattr(sm, "REPLAY", sm.REPLAY + 1)
+    assert recall_replay(compiled, A100, tmp_path) is None
+
+
+def test_a_torn_file_counts_as_none(tmp_path: Path) -> None:
+    spec, config = make_spec("float16"), make_config(64, 64)
+    _, compiled = cubins.own(spec, config, "sm_80", tmp_path)
+    cached_replay(compiled, A100, tmp_path)
+    (kept,) = tmp_path.glob("*.replay.json")
+    whole = kept.read_text()
+    for torn in ("", whole[: len(whole) // 2], "[]", "{}", whole.replace("residents", "resident")):
+        kept.write_text(torn)
+        assert recall_replay(compiled, A100, tmp_path) is None
+
+
+def test_a_kernel_whose_binary_is_gone_is_told(tmp_path: Path) -> None:
+    _, compiled = cubins.own(make_spec("float16"), make_config(64, 64), "sm_80", tmp_path)
+    with pytest.raises(ToolchainError, match="cannot be read"):
+        cached_replay(compiled, A100, tmp_path / "elsewhere")
+
+
+@pytest.mark.slow
+def test_an_estimate_from_a_cache_is_immediate(tmp_path: Path) -> None:
+    _, compiled = cubins.own(make_spec("float16"), make_config(64, 64), "sm_80", tmp_path)
+    cached_replay(compiled, A100, tmp_path)
+    began = time.perf_counter()
+    cached_replay(compiled, A100, tmp_path)
+    assert time.perf_counter() - began < 0.1

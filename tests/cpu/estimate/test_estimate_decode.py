@@ -1,0 +1,159 @@
+"""Estimates of a decode: what bounds it is memory, and the bytes that are on their way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flashgen.errors import NoEstimate
+from flashgen.estimate.estimate import LAUNCH_US, estimate, time_of
+from flashgen.estimate.machines import MACHINES, from_memory
+from flashgen.estimate.sm import Replay, Usage, cached_replay, recall_replay
+from flashgen.estimate.trip_counts import bytes_moved, grid
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.problem import Problem, workload
+from tests import cubins
+from tests.makers import make_config, make_spec
+
+A100 = TARGETS["nvidia_a100_sxm4_80gb"]
+SPEC = make_spec("bfloat16", 128, direction="decode")
+CAUSAL = make_spec("bfloat16", 128, "causal", direction="decode")
+
+
+def problem_of(batch: int, seq_k: int, seq_q: int = 1) -> Problem:
+    return Problem(batch=batch, heads=32, kv_heads=8, seq_q=seq_q, seq_k=seq_k)
+
+
+def replayed(cycles: float, residents: int = 1) -> Replay:
+    usage = Usage(matrix=0.1, exp2=0.1, issue=0.2, shared=0.1, memory=0.9)
+    return Replay(
+        residents=residents,
+        phases=((0,), (1,)),
+        cycles=((cycles, cycles),) * residents,
+        usage=(usage, usage),
+        block_flops=(1000, 1000),
+        least_cycles=(1.0, 1.0),
+        outside=0,
+        firm=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "config", "problem"),
+    [
+        (SPEC, make_config(16, 64), problem_of(1, 1000)),
+        (SPEC, make_config(16, 64, split_keys=256), problem_of(2, 4096)),
+        (SPEC, make_config(16, 32, split_keys=512), problem_of(1, 100)),
+        (CAUSAL, make_config(16, 32), problem_of(4, 777, 16)),
+        (CAUSAL, make_config(64, 64), problem_of(64, 2048, 4)),
+    ],
+)
+def test_trips_are_those_of_the_template(
+    spec: AttentionSpec, config: KernelConfig, problem: Problem
+) -> None:
+    """Every tile of keys once for each tile of rows; masked where the first row does not see all of
+    it, or where the keys end.
+    """
+    blocks = grid(spec, config, problem, A100, loops=2)
+    tiles = -(-problem.seq_k // config.bc)
+    of_a_head = len(blocks) // (problem.batch * problem.kv_heads)
+    rows = -(-problem.group * problem.seq_q // config.br)
+    assert of_a_head % rows == 0
+    for row in range(rows):
+        first_query = row * config.br // problem.group
+        sees = problem.seq_k - problem.seq_q + 1 + first_query if spec.causal else problem.seq_k
+        mine = blocks[:of_a_head][row::rows]
+        assert sum(map(sum, mine)) == tiles
+        assert (
+            sum(unmasked for unmasked, _ in mine) == max(min(sees, problem.seq_k), 0) // config.bc
+        )
+        longest = max(-(-tiles // len(mine)), config.split_keys // config.bc)
+        assert max(map(sum, mine)) == min(longest, tiles)
+    assert blocks == blocks[:of_a_head] * (len(blocks) // of_a_head)
+    assert grid(spec, config, problem, A100, loops=1) == [(sum(trips),) for trips in blocks]
+
+
+def test_combine_and_append_have_no_loops_to_count() -> None:
+    for direction in ("combine", "append"):
+        spec = SPEC.for_direction(direction)
+        with pytest.raises(NoEstimate, match=f"direction {direction} has no main loop"):
+            grid(spec, make_config(16, 16), workload(spec, 8), A100, loops=1)
+
+
+def test_memory_is_the_bound_where_enough_is_on_its_way() -> None:
+    problem = problem_of(108, 8192)  # 8 blocks an SM, none idle
+    assert A100.bandwidth_gbs is not None
+    moved_us = bytes_moved(SPEC, problem) / (A100.bandwidth_gbs * 1e3)
+    fast = estimate(replayed(100.0, residents=8), SPEC, make_config(16, 64), problem, A100)
+    assert fast.median_us == pytest.approx(LAUNCH_US + moved_us / 0.9, rel=0.01)
+    assert fast.low_us >= moved_us  # nothing is above the bandwidth
+    slow = estimate(replayed(60000.0, residents=8), SPEC, make_config(16, 64), problem, A100)
+    assert slow.median_us > 1.5 * fast.median_us
+
+
+def test_what_idles_at_the_end_of_the_grid_comes_on_top() -> None:
+    bytes_all = 1e9
+    assert A100.clock_mhz is not None
+    assert A100.bandwidth_gbs is not None
+    found = replayed(1000.0)
+    full = time_of(found, [(10, 0)] * 216, A100, least_bytes=bytes_all, streams=True)
+    thin = time_of(found, [(10, 0)] * 217, A100, least_bytes=bytes_all, streams=True)
+    block_us = (10 * 1000.0 + 2500.0) / A100.clock_mhz
+    assert thin.median_us - full.median_us == pytest.approx(block_us * 107 / 108)
+    assert full.median_us == pytest.approx(LAUNCH_US + 1e9 / (A100.bandwidth_gbs * 1e3) / 0.9)
+
+
+def test_what_a_window_hides_costs_nothing() -> None:
+    """Nor does it count for the splits, of which the merging kernel reads every one."""
+    usage = replayed(1.0).usage[0]
+    found = replace(
+        replayed(3000.0), phases=((0,), (1,), (2,)), cycles=((3000.0,) * 3,), usage=(usage,) * 3,
+        block_flops=(1000,) * 3, least_cycles=(1.0,) * 3,
+    )  # fmt: skip
+    spec, config = replace(SPEC, window=True), make_config(16, 64, split_keys=256)
+    long, short = (estimate(found, spec, config, problem_of(1, n), A100) for n in (1 << 16, 8192))
+    assert long == short
+
+
+def test_the_kernel_that_merges_is_waited_for() -> None:
+    """One sequence is split over the SMs; of 64 there are blocks enough without."""
+    config, found = make_config(16, 64), replayed(3000.0)
+    for batch, merged in ((1, True), (64, False)):
+        problem = problem_of(batch, 8192)
+        blocks = grid(SPEC, config, problem, A100, loops=2)
+        alone = time_of(
+            found, blocks, A100, least_bytes=bytes_moved(SPEC, problem), streams=True, firm=False
+        )
+        whole = estimate(found, SPEC, config, problem, A100)
+        assert (whole.median_us >= alone.median_us + LAUNCH_US) == merged
+
+
+def test_loads_from_memory_come_later_and_are_kept_apart(tmp_path: Path) -> None:
+    machine = MACHINES["sm_80"]
+    later = from_memory(machine)
+    assert later.copy_late - machine.copy_late == machine.memory_late == 300.0
+    assert replace(later, load_late=480.0, copy_late=520.0, tma_late=0.0) == machine
+    config = make_config(16, 32, num_stages=2)
+    _, compiled = cubins.own(SPEC, config, "sm_80", tmp_path)
+    near = cached_replay(compiled, A100, tmp_path)
+    far = cached_replay(compiled, A100, tmp_path, streams=True)
+    # One block with two stages waits for memory in every trip.
+    assert far.cycles[0][0] > near.cycles[0][0] + 100
+    assert recall_replay(compiled, A100, tmp_path) == near
+    assert recall_replay(compiled, A100, tmp_path, streams=True) == far
+
+
+def test_more_stages_are_faster_where_few_blocks_fit(tmp_path: Path) -> None:
+    """So an offline search has something to go by: bytes in flight."""
+    times = []
+    for stages in (2, 4):
+        config = make_config(16, 64, num_stages=stages)
+        _, compiled = cubins.own(SPEC, config, "sm_80", tmp_path)
+        found = cached_replay(compiled, A100, tmp_path, streams=True)
+        one = replace(found, residents=1, cycles=found.cycles[:1])
+        times.append(estimate(one, SPEC, config, problem_of(64, 8192), A100).median_us)
+    assert times[1] < 0.9 * times[0]

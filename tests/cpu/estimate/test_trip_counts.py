@@ -1,0 +1,214 @@
+"""Trip counts of windowed kernels, beside a matrix of who sees what; and what such a spec counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flashgen.compile.compiler import compile_kernel
+from flashgen.errors import NoEstimate
+from flashgen.estimate.estimate import estimate
+from flashgen.estimate.sm import cached_replay
+from flashgen.estimate.trip_counts import grid
+from flashgen.evaluate.inputs import make_decode, make_features, make_inputs
+from flashgen.kernels.launch import Bound, Plan
+from flashgen.kernels.launch_backward import _RUN, Backward
+from flashgen.kernels.launch_cache import DecodeBound
+from flashgen.kernels.render import render
+from flashgen.reference.visibility import places
+from flashgen.spec import problem as problem_module
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.grid_rules import splits_of
+from flashgen.spec.problem import TUNED_WINDOW, Problem, flops, workload
+from tests.makers import make_config, make_spec
+
+H200 = TARGETS["nvidia_h200"]
+
+LENGTHS = [(64, 64), (70, 130), (130, 70), (1, 90), (90, 1)]
+
+
+def seen(mask: str, seq_q: int, seq_k: int, window: int) -> torch.Tensor:
+    """Who sees whom, beyond the last row too: tiles of rows are whole."""
+    rows, diagonal = seq_q + 64, seq_k - seq_q
+    sides = (window, -1 if mask == "causal" else window)
+    at = places(rows, seq_k, diagonal, torch.device("cpu"), None)
+    found = at.in_window(sides)
+    if mask == "causal":
+        found &= at.causal()
+    return found
+
+
+@pytest.mark.parametrize("window", [0, 20, 33, 500])
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize(("seq_q", "seq_k"), LENGTHS)
+def test_trips_are_the_tiles_that_some_row_sees(
+    seq_q: int, seq_k: int, mask: str, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flashgen.estimate.trip_counts.TUNED_WINDOW", window)
+    problem = Problem(batch=1, heads=2, kv_heads=1, seq_q=seq_q, seq_k=seq_k)
+    config, who = make_config(32, 16), seen(mask, seq_q, seq_k, window)
+    spec = make_spec("bfloat16", 64, mask, window=True)
+    by_rows = grid(spec, config, problem, H200, loops=3)
+    for start, trips in zip(range(0, seq_q, 32), by_rows[: len(by_rows) // 2], strict=True):
+        tiles = [who[start : start + 32, key : key + 16] for key in range(0, seq_k, 16)]
+        whole = [bool(tile.all()) and tile.shape[1] == 16 for tile in tiles]
+        assert trips[1] == sum(whole)
+        assert sum(trips) == sum(bool(tile.any()) for tile in tiles)
+    one = grid(spec, config, problem, H200, loops=1)
+    assert one == [(sum(trips),) for trips in by_rows]
+    for start, (trips,) in zip(
+        range(0, seq_k, 16),
+        grid(spec.for_direction("backward_dkv"), config, problem, H200, loops=1),
+        strict=True,
+    ):
+        tiles = [who[row : row + 32, start : start + 16] for row in range(0, seq_q, 32)]
+        assert trips == 2 * sum(bool(tile.any()) for tile in tiles)
+
+
+@pytest.mark.parametrize("window", [0, 20, 100])
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize(("seq_q", "seq_k"), [(1, 300), (6, 290), (5, 3)])
+def test_trips_of_a_windowed_decode_are_the_tiles_that_some_row_sees(
+    seq_q: int, seq_k: int, mask: str, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each tile once, of one split or another; the first and the last loop mask."""
+    monkeypatch.setattr("flashgen.estimate.trip_counts.TUNED_WINDOW", window)
+    problem = Problem(batch=2, heads=8, kv_heads=2, seq_q=seq_q, seq_k=seq_k)
+    spec = make_spec("bfloat16", 64, mask, direction="decode", window=True)
+    config, who = make_config(16, 16), seen(mask, seq_q, seq_k, window)[:seq_q]
+    blocks = grid(spec, config, problem, H200, loops=3)
+    row_tiles = -(-4 * seq_q // 16)
+    splits = splits_of(config, replace(problem, seq_k=min(seq_k, window + seq_q)), H200.sms)
+    assert len(blocks) == 4 * splits * row_tiles
+    for number in range(row_tiles):
+        mine = blocks[: splits * row_tiles][number::row_tiles]
+        rows = who[4 * number : 4 * number + 4]  # 4 heads share keys: 16 rows are 4 queries
+        tiles = [rows[:, key : key + 16] for key in range(0, seq_k, 16)]
+        whole = [bool(tile.all()) and tile.shape[1] == 16 for tile in tiles]
+        assert sum(trips[1] for trips in mine) == sum(whole)
+        assert sum(map(sum, mine)) == sum(bool(tile.any()) for tile in tiles)
+        assert max(map(sum, mine)) <= -(-sum(map(sum, mine)) // splits)
+    one = grid(spec, config, problem, H200, loops=1)
+    assert one == [(sum(trips),) for trips in blocks]
+
+
+PARTS = make_config(32, 32, v_parts=2)
+LAUNCHED: dict[str, tuple[AttentionSpec, KernelConfig]] = {
+    "plain": (make_spec("float16", 32), make_config(32, 16)),
+    "parts of V": (make_spec("float16", 128), PARTS),
+    "longest first": (make_spec("float16", 128, "causal"), replace(PARTS, order="longest_first")),
+    "grouped": (make_spec("float16", 32, "causal"), make_config(32, 16, order="grouped")),
+    "window": (make_spec("float16", 32, window=True), make_config(32, 16)),
+    "packed": (make_spec("float16", 32, varlen=True), make_config(32, 16)),
+    "block mask": (make_spec("float16", 32, block_mask=True), make_config(32, 16)),
+    "block mask, parts of V": (make_spec("float16", 128, block_mask=True), PARTS),
+    "decode": (make_spec("float16", 32, "causal", direction="decode"), make_config(16, 16)),
+    "windowed decode": (
+        make_spec("float16", 128, direction="decode", window=True),
+        make_config(16, 16, split_keys=256, v_parts=2),
+    ),
+    "dkv": (make_spec("float16", 32, direction="backward_dkv"), make_config(32, 16)),
+    "dq": (make_spec("float16", 32, direction="backward_dq"), make_config(32, 16)),
+    "dkv, block mask": (
+        make_spec("float16", 32, direction="backward_dkv", block_mask=True),
+        make_config(32, 16),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_there_is_a_count_for_each_program_that_is_launched(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("grid", "inputs", "problem"):
+        monkeypatch.setattr(f"flashgen.{module}.TUNED_WINDOW", 150)
+    spec, config = LAUNCHED[name]
+    seq_q = 3 if spec.direction == "decode" else 300
+    problem = Problem(batch=2, heads=4, kv_heads=2, seq_q=seq_q, seq_k=300)
+    loops = 3 if spec.window else 2
+    assert len(grid(spec, config, problem, H200, loops=loops)) == launched(spec, config, problem)
+
+
+def launched(spec: AttentionSpec, config: KernelConfig, problem: Problem) -> int:
+    """The programs of the launch that measures a kernel, which is not made."""
+    found: list[int] = []
+    plan = Plan(None, spec, config)
+    plan.start = lambda blocks, arguments: found.append(blocks)  # type: ignore[assignment,method-assign]
+    if spec.direction == "decode":
+        DecodeBound(plan)(make_decode(spec, problem, 0, "cpu", H200.sms))
+        return found[0]
+    q, k, v = make_inputs(spec, problem, 0, "cpu")
+    features = make_features(spec, problem, 0, "cpu")
+    if spec.direction == "forward":
+        Bound(plan)(q, k, v, 1.0, None, features)
+        return found[0]
+    rows = torch.zeros(q.shape[:3])
+    call = Backward(
+        q=q, k=k, v=v, do=torch.zeros_like(q), lse=rows, delta=rows, scale=1.0, diagonal=None,
+        features=features,
+    )  # fmt: skip
+    _RUN[spec.direction](plan, call)
+    return found[0]
+
+
+def test_other_numbers_of_loops_get_no_estimate() -> None:
+    problem = Problem(batch=1, heads=1, kv_heads=1, seq_q=64, seq_k=64)
+    spec = make_spec("bfloat16", 64, "causal", window=True)
+    with pytest.raises(NoEstimate, match=r"2 main loops .* has 1 or 3"):
+        grid(spec, make_config(), problem, H200, loops=2)
+    with pytest.raises(NoEstimate, match=r"3 main loops .* has 1$"):
+        grid(spec.for_direction("backward_dkv"), make_config(), problem, H200, loops=3)
+    with pytest.raises(NoEstimate, match=r"3 main loops .* has 1 or 2"):
+        grid(make_spec(), make_config(), problem, H200, loops=3)
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize(("seq_q", "seq_k"), [(300, 300), (100, 300), (300, 100)])
+def test_operations_are_those_inside_the_window(
+    seq_q: int, seq_k: int, mask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the diagonal, of which flops counts half."""
+    problem = Problem(batch=1, heads=1, kv_heads=1, seq_q=seq_q, seq_k=seq_k)
+    spec, plain = (make_spec("bfloat16", 64, mask, window=w) for w in (True, False))
+    assert flops(spec, problem) == flops(plain, problem)
+    monkeypatch.setattr(problem_module, "TUNED_WINDOW", 40)
+    if seq_q > seq_k and mask == "causal":
+        return  # flops halves a causal mask of any shape
+    pairs = int(seen(mask, seq_q, seq_k, 40)[:seq_q].sum())
+    if seq_q != seq_k and mask == "causal":
+        pairs -= seq_q * seq_k // 2 - seq_q * seq_q // 2  # likewise
+    assert flops(spec, problem) == pytest.approx(4 * 64 * pairs, rel=0.03)
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_operations_of_a_windowed_decode_are_those_of_the_keys_it_sees(mask: str) -> None:
+    """Its queries stand at the end: nothing is halved."""
+    spec = make_spec("bfloat16", 64, mask, direction="decode", window=True)
+    problem = Problem(batch=3, heads=8, kv_heads=2, seq_q=4, seq_k=4 * TUNED_WINDOW)
+    assert flops(spec, problem) == pytest.approx(4 * 64 * 3 * 8 * 4 * TUNED_WINDOW, rel=0.01)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward_dkv", "backward_dq"])
+def test_a_windowed_kernel_is_estimated_to_be_faster(direction: Any, tmp_path: Path) -> None:
+    a100 = TARGETS["nvidia_a100_sxm4_40gb"]
+    times = []
+    for window in (False, True):
+        spec = make_spec("bfloat16", 64, "causal", window=window).for_direction(direction)
+        config = make_config(64, 64)
+        compiled = compile_kernel(render(spec, config), spec, config, a100.arch, cache=tmp_path)
+        replayed = cached_replay(compiled, a100, tmp_path)
+        times.append(
+            [
+                estimate(replayed, spec, config, workload(spec, seq), a100).median_us
+                for seq in (TUNED_WINDOW // 4, 4 * TUNED_WINDOW)
+            ]
+        )
+    (short, long), (short_windowed, long_windowed) = times
+    assert 0.8 * short < short_windowed < 1.6 * short
+    assert long_windowed < 0.65 * long

@@ -1,0 +1,390 @@
+"""Child processes: one failed answer for one bad task, nobody else blamed, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flashgen.errors import ToolchainError
+from flashgen.evaluate.workers import pool
+from flashgen.evaluate.workers.answers import Answer, Died, Done, Raised, Task, TimedOut
+from flashgen.evaluate.workers.pool import Workers
+
+ROOT = Path(__file__).resolve().parents[3]
+WORKER = "flashgen.evaluate.workers.child"
+
+
+def task(function: str, limit_s: float = 20.0, **payload: Any) -> Task:
+    return Task(function=f"tests.worker_faults:{function}", payload=payload, limit_s=limit_s)
+
+
+def answer(workers: Workers, function: str, limit_s: float = 20.0, **payload: Any) -> Answer:
+    return workers.submit(task(function, limit_s, **payload)).result(timeout=60)
+
+
+def running(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def eventually(condition: Callable[[], bool], limit_s: float = 10.0) -> bool:
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    with Workers(1) as made:
+        yield made
+
+
+def test_a_child_answers_and_stays_warm(workers: Workers) -> None:
+    first = answer(workers, "echo", number=1)
+    second = answer(workers, "echo", number=2)
+    assert isinstance(first, Done)
+    assert isinstance(second, Done)
+    assert (first.value["number"], second.value["number"]) == (1, 2)
+    assert first.value["pid"] == second.value["pid"] != os.getpid()
+
+
+def test_no_child_is_started_before_the_first_task() -> None:
+    with Workers(4) as workers:
+        assert not workers._children
+        answer(workers, "echo")
+        assert len(workers._children) == 1
+
+
+def test_what_a_task_prints_is_no_answer(workers: Workers) -> None:
+    got = answer(workers, "chatter", number=7)
+    assert isinstance(got, Done)
+    assert got.value["number"] == 7
+
+
+def test_an_exception_is_an_answer_and_the_child_lives_on(workers: Workers) -> None:
+    before = answer(workers, "echo")
+    got = answer(workers, "refuse")
+    assert isinstance(got, Raised)
+    assert (got.kind, got.message, got.ended) == ("ValueError", "tile too odd", False)
+    assert got.where.startswith("worker_faults.py:")
+    assert answer(workers, "echo") == before
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("segfault", "SIGSEGV"),
+        ("abort", "SIGABRT: LLVM ERROR: Broken invariant"),
+        ("leave", "exit code 3"),
+        ("garbage", "garbage"),
+        ("forge", "garbage"),
+    ],
+)
+def test_a_death_is_one_failed_answer(workers: Workers, fault: str, words: str) -> None:
+    before = answer(workers, "echo")
+    got = answer(workers, fault)
+    after = answer(workers, "echo")
+    assert isinstance(got, Died)
+    assert words in got.detail
+    assert isinstance(before, Done)
+    assert isinstance(after, Done)
+    assert before.value["pid"] != after.value["pid"]
+    assert not running(before.value["pid"])
+
+
+def test_an_answer_too_many_reaches_no_other_task(workers: Workers) -> None:
+    assert answer(workers, "extra_answer") == Done({"first": True})
+    got = answer(workers, "echo", number=3)
+    assert isinstance(got, Done)
+    assert got.value["number"] == 3
+
+
+def test_a_hang_is_killed_at_its_limit_with_all_it_started(
+    workers: Workers, tmp_path: Path
+) -> None:
+    file = tmp_path / "pids"
+    answer(workers, "echo")
+    began = time.monotonic()
+    got = answer(workers, "hang", limit_s=2.0, file=str(file))
+    assert got == TimedOut(2.0)
+    assert time.monotonic() - began < 10.0
+    child, grandchild = map(int, file.read_text().split())
+    assert not running(child)
+    assert eventually(lambda: not running(grandchild))
+    assert isinstance(answer(workers, "echo"), Done)
+
+
+def test_neighbours_of_a_crash_are_not_blamed() -> None:
+    with Workers(2) as workers:
+        names = ["echo", "segfault", "echo", "abort", "echo", "garbage", "spoil", "echo", "echo"]
+        futures = [workers.submit(task(name, number=i)) for i, name in enumerate(names)]
+        for i, (name, future) in enumerate(zip(names, futures, strict=True)):
+            got = future.result(timeout=60)
+            if name == "echo":
+                assert isinstance(got, Done)
+                assert got.value["number"] == i
+            else:
+                assert isinstance(got, Raised if name == "spoil" else Died)
+
+
+@pytest.mark.parametrize("fault", ["leak", "leak_elsewhere"])
+def test_a_leak_is_killed_at_the_limit_with_all_it_started(fault: str) -> None:
+    with Workers(1, memory_bytes=256 << 20) as workers:
+        first = answer(workers, "echo")
+        got = answer(workers, fault)
+        after = answer(workers, "echo")
+    assert isinstance(got, Died)
+    assert "GiB of memory, over its limit of 0.25" in got.detail
+    assert isinstance(first, Done)
+    assert isinstance(after, Done)
+    assert first.value["pid"] != after.value["pid"]
+
+
+def test_what_tasks_leave_behind_is_not_laid_to_the_last_of_them() -> None:
+    """Ten that keep 40 MiB each hold 400, of 256: each is innocent, and gets its answer."""
+    with Workers(1, memory_bytes=256 << 20) as workers:
+        answers = [answer(workers, "grow", mib=40) for _ in range(10)]
+    assert all(isinstance(got, Done) for got in answers), answers
+    pids = [got.value["pid"] for got in answers if isinstance(got, Done)]
+    assert 2 <= len(set(pids)) <= 9  # replaced when it has grown, and only then
+
+
+@pytest.mark.parametrize("error", ["host", "fork", "torch", "driver"])
+def test_for_want_of_memory_a_fresh_child_is_asked_before_the_task_is_blamed(
+    error: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "failures"
+    with Workers(1) as workers:
+        first = answer(workers, "grow", mib=1)
+        innocent = answer(workers, "allocate", error=error)  # fails where the first has been
+        guilty = answer(workers, "out_of_memory", error=error, file=str(file))
+        after = answer(workers, "echo")
+    with Workers(1) as workers:
+        assert answer(workers, "out_of_memory", error=error, file=str(file)) == guilty
+    pids = [got.value["pid"] for got in (first, innocent, after) if isinstance(got, Done)]
+    assert len(set(pids)) == 3
+    assert isinstance(guilty, Raised)
+    assert (guilty.kind, guilty.ended) == ("OutOfMemoryError", True)
+    assert file.read_text().count("failed") == 2 + 1
+
+
+def test_a_signal_to_all_processes_of_a_job_is_left_to_the_parent(workers: Workers) -> None:
+    first = answer(workers, "echo")
+    assert isinstance(first, Done)
+    slow = workers.submit(task("nap", seconds=0.5))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(first.value["pid"], number)
+    got = slow.result(timeout=60)
+    assert isinstance(got, Done)
+    assert got.value["pid"] == first.value["pid"]
+
+
+def test_a_limit_grows_where_tasks_of_its_kind_are_slow_and_for_no_other(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flashgen.evaluate.workers.pool.FIRST_TASK_S", 20.0)
+    assert isinstance(answer(workers, "echo", 1.0), Done)  # takes the first task's grace
+    assert isinstance(answer(workers, "nap", 1.5, seconds=0.9), Done)
+    assert isinstance(answer(workers, "nap", 1.5, seconds=1.7), Done)
+    for _ in range(2):  # what failed says nothing of how long to wait
+        assert answer(workers, "hang", 0.3, file=os.devnull) == TimedOut(0.3)
+        assert isinstance(answer(workers, "echo", 1.0), Done)
+
+
+def test_the_first_task_of_a_child_has_time_to_import(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flashgen.evaluate.workers.pool.FIRST_TASK_S", 5.0)
+    assert isinstance(answer(workers, "nap", 0.2, seconds=0.9), Done)
+    assert answer(workers, "nap", 0.2, seconds=20.0) == TimedOut(0.2)
+
+
+def test_a_child_killed_between_tasks_is_replaced_without_blame(workers: Workers) -> None:
+    first = answer(workers, "echo")
+    assert isinstance(first, Done)
+    os.kill(first.value["pid"], signal.SIGKILL)
+    assert eventually(lambda: not running(first.value["pid"]))
+    second = answer(workers, "echo")
+    assert isinstance(second, Done)
+    assert second.value["pid"] != first.value["pid"]
+
+
+def test_a_task_that_spoiled_its_process_gets_its_answer_and_a_fresh_one_follows(
+    workers: Workers,
+) -> None:
+    before = answer(workers, "echo")
+    got = answer(workers, "spoil")
+    assert isinstance(got, Raised)
+    assert (got.kind, got.message, got.ended) == (
+        "RuntimeError",
+        "an illegal memory access was encountered",
+        True,
+    )
+    after = answer(workers, "echo")
+    assert isinstance(before, Done)
+    assert isinstance(after, Done)
+    assert before.value["pid"] != after.value["pid"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("disk_full", "No space left"), ("missing_package", "a_package_nobody_has")],
+)
+def test_a_fault_of_the_machine_is_raised_not_blamed(
+    workers: Workers, fault: str, words: str
+) -> None:
+    with pytest.raises(ToolchainError, match=words):
+        answer(workers, fault)
+    assert isinstance(answer(workers, "echo"), Done)
+
+
+@pytest.mark.parametrize("program", ["/bin/false", "/nonexistent/python"])
+def test_children_that_cannot_start_are_an_error_of_the_machine(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "executable", program)
+        for _ in range(2):
+            with pytest.raises(ToolchainError, match="cannot be started"):
+                answer(workers, "echo")
+    assert isinstance(answer(workers, "echo"), Done)
+
+
+def test_environment_is_added_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TO_REMOVE", "1")
+    with Workers(1, env={"TO_REMOVE": None, "TO_ADD": "2"}) as workers:
+        got = answer(workers, "environment", names=["TO_REMOVE", "TO_ADD"])
+    assert got == Done({"TO_REMOVE": None, "TO_ADD": "2"})
+
+
+def test_close_ends_children_at_work_and_drops_the_queue(tmp_path: Path) -> None:
+    file = tmp_path / "pids"
+    workers = Workers(1)
+    busy = workers.submit(task("hang", 600.0, file=str(file)))
+    queued = workers.submit(task("echo"))
+    assert eventually(lambda: file.exists() and " " in file.read_text())
+    began = time.monotonic()
+    workers.close()
+    workers.close()
+    assert time.monotonic() - began < 5.0
+    assert isinstance(busy.result(timeout=5), Died)
+    assert queued.cancelled()
+    child, grandchild = map(int, file.read_text().split())
+    assert not Path(f"/proc/{child}").exists(), "the child is a zombie"
+    assert eventually(lambda: not running(grandchild))
+    assert not any(thread.is_alive() for thread in workers._threads)
+    with pytest.raises(RuntimeError, match="after close"):
+        workers.submit(task("echo"))
+
+
+def test_pipes_do_not_leak() -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    with Workers(1) as workers:
+        answer(workers, "echo")
+        before = descriptors()
+        for _ in range(3):
+            answer(workers, "leave")
+            answer(workers, "echo")
+        assert descriptors() == before
+
+
+PARENT = """
+import sys, time
+from flashgen.evaluators.answers import Task
+from flashgen.evaluators.pool import Workers
+workers = Workers(1)
+workers.submit(Task(function="tests.worker_faults:hang", payload={"file": sys.argv[1]}, limit_s=600.0))
+print("started", flush=True)
+try:
+    time.sleep(600)
+except KeyboardInterrupt:
+    pass
+"""
+
+
+def start_parent(file: Path) -> tuple[subprocess.Popen[str], int]:
+    """A process with a child at work, and the child's pid."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(file)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert eventually(lambda: file.exists() and " " in file.read_text())
+    return parent, int(file.read_text().split()[0])
+
+
+def test_children_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    parent, child = start_parent(tmp_path / "pids")
+    grandchild = int((tmp_path / "pids").read_text().split()[1])
+    assert running(child)
+    parent.kill()
+    parent.communicate(timeout=20)
+    assert eventually(lambda: not running(child))
+    # What the child itself had started is not covered by a kill -9 of its parent.
+    os.kill(grandchild, signal.SIGKILL)
+
+
+def test_ctrl_c_in_the_terminal_prints_no_traceback_of_a_child(tmp_path: Path) -> None:
+    parent, child = start_parent(tmp_path / "pids")
+    os.killpg(parent.pid, signal.SIGINT)  # what a terminal does: the whole foreground group
+    printed, _ = parent.communicate(timeout=20)
+    assert printed == "started\n"
+    assert parent.returncode == 0
+    assert eventually(lambda: not running(child))
+    os.kill(int((tmp_path / "pids").read_text().split()[1]), signal.SIGKILL)
+
+
+def test_an_idle_child_ends_at_the_end_of_its_requests() -> None:
+    requests_out, requests_in = os.pipe()
+    answers_out, answers_in = os.pipe()
+    child = subprocess.Popen(
+        [sys.executable, "-m", WORKER, str(requests_out), str(answers_in), str(os.getpid())],
+        pass_fds=(requests_out, answers_in),
+        cwd=ROOT,
+    )
+    os.close(requests_out)
+    os.close(answers_in)
+    assert b"ready" in os.read(answers_out, 100)
+    os.close(requests_in)
+    assert child.wait(timeout=10) == 0
+    os.close(answers_out)
+
+
+def test_a_child_started_by_a_parent_that_is_gone_ends_at_once() -> None:
+    requests_out, requests_in = os.pipe()
+    answers_out, answers_in = os.pipe()
+    child = subprocess.Popen(
+        [sys.executable, "-m", WORKER, str(requests_out), str(answers_in), "1"],
+        pass_fds=(requests_out, answers_in),
+        cwd=ROOT,
+    )
+    assert child.wait(timeout=10) == 0
+    for descriptor in (requests_out, requests_in, answers_out, answers_in):
+        os.close(descriptor)
+
+
+def test_the_import_path_is_handed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = pool.child_environment({})["PYTHONPATH"].split(os.pathsep)
+    assert path[0] == str(tmp_path)
+    assert "" not in path

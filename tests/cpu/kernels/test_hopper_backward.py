@@ -1,0 +1,267 @@
+"""Schedule hopper's backward text, run by a model of Gluon: its barriers, its rows, its gradients.
+
+As kernels/test_hopper_model.py does for the forward: no GPU and no compiler is here.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from flashgen.evaluate.check import check_loaded
+from flashgen.kernels.launch import describe_for_gluon
+from flashgen.kernels.launch_backward import Backward, bind_backward
+from flashgen.kernels.render import render
+from flashgen.kernels.signature import compile_signature
+from flashgen.reference import attention as reference
+from flashgen.reference.cases import Case
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.problem import Problem
+from flashgen.spec.vocabulary import SHORT_DTYPE, Direction
+from tests.gluon_model import Deadlock, Misuse, ModelKernel
+from tests.makers import make_config, make_spec
+
+DIRECTIONS: tuple[Direction, ...] = ("backward_dkv", "backward_fused", "backward_dq")
+
+
+def hopper(
+    direction: Direction, walked: int = 64, stages: int = 2, warps: int = 8, order: str = "plain"
+) -> KernelConfig:
+    """A config by what its programs walk."""
+    owned = 16 * warps
+    br, bc = (owned, walked) if direction == "backward_dq" else (walked, owned)
+    return make_config(
+        br,
+        bc,
+        num_warps=warps,
+        num_stages=stages,
+        schedule="hopper",
+        loads="descriptor",
+        order=order,
+    )
+
+
+def spec_of(
+    direction: Direction, mask: str = "none", dims: tuple[int, int] = (64, 64), dtype="bfloat16"
+) -> AttentionSpec:
+    return make_spec(dtype, dims[0], mask, head_dim_v=dims[1], direction=direction)
+
+
+def model(spec: AttentionSpec, config: KernelConfig, seed: int = 0) -> ModelKernel:
+    rendered = render(spec, config)
+    return ModelKernel(rendered.source, rendered.name, seed)
+
+
+def case(sq: int, sk: int, alignment: str = "bottom_right", heads: int = 1, kv: int = 1) -> Case:
+    problem = Problem(batch=1, heads=heads, kv_heads=kv, seq_q=sq, seq_k=sk)
+    return Case(problem=problem, alignment=alignment)
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(
+    ("dtype", "dims", "walked", "stages"),
+    [
+        ("bfloat16", (64, 64), 64, 2),
+        ("float16", (64, 64), 128, 3),
+        ("bfloat16", (128, 128), 64, 2),
+        ("bfloat16", (96, 96), 64, 2),
+        ("bfloat16", (40, 72), 64, 3),
+    ],
+)
+def test_every_variant_is_right(
+    direction: Direction, dtype: str, dims: tuple[int, int], walked: int, stages: int, mask: str
+) -> None:
+    spec, config = spec_of(direction, mask, dims, dtype), hopper(direction, walked, stages)
+    result = check_loaded(model(spec, config), spec, config)
+    assert result.passed, result
+
+
+@pytest.mark.parametrize("order", ["plain", "longest_first"])
+@pytest.mark.parametrize("walked", [32, 64])
+def test_three_consumers_of_rows(walked: int, order: str) -> None:
+    spec = spec_of("backward_dq", "causal")
+    config = hopper("backward_dq", walked, 3, 12, order)
+    result = check_loaded(model(spec, config), spec, config)
+    assert result.passed, result
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(
+    ("mask", "alignment"),
+    [("none", "bottom_right"), ("causal", "bottom_right"), ("causal", "top_left")],
+)
+def test_one_to_five_tiles(direction: Direction, mask: str, alignment: str) -> None:
+    """Every number of uses of a place of the rings, and every remainder, with many interleavings."""
+    spec, config = spec_of(direction, mask), hopper(direction)
+    walked, owned = [1, 63, 64, 65, 128, 191, 257, 320], [1, 193]
+    for seed, lengths in enumerate(itertools.product(walked, owned)):
+        sq, sk = lengths[::-1] if direction == "backward_dq" else lengths
+        kernel = model(spec, config, seed)
+        cases = [case(sq, sk, alignment, heads=2, kv=1 + seed % 2)]
+        result = check_loaded(kernel, spec, config, seed=seed, cases=cases)
+        assert result.passed, result
+
+
+def test_rows_are_loaded_once_for_each_head_from_the_first_that_sees_a_key() -> None:
+    spec, config = spec_of("backward_dkv", "causal"), hopper("backward_dkv")
+    kernel = model(spec, config)
+    assert check_loaded(kernel, spec, config, cases=[case(256, 256, heads=2)]).passed
+    walks = []
+    for loads in kernel.loads:
+        assert [at for *_, at in loads[:2]] == [loads[0][2]] * 2
+        rows = [at for *_, at in loads[2:]]
+        assert rows[::2] == rows[1::2]
+        walks.append((loads[0][2], rows[::2]))
+    assert walks == [(0, [0, 64, 128, 192] * 2), (128, [128, 192] * 2)]
+
+
+@pytest.mark.parametrize("order", ["plain", "longest_first"])
+def test_keys_are_loaded_once_up_to_the_last_that_a_row_sees(order: str) -> None:
+    spec, config = spec_of("backward_dq", "causal"), hopper("backward_dq", order=order)
+    kernel = model(spec, config)
+    assert check_loaded(kernel, spec, config, cases=[case(256, 256)]).passed
+    walks = []
+    for loads in kernel.loads:
+        rows, keys = [at for *_, at in loads[:4]], [at for *_, at in loads[4:]]
+        assert rows == [rows[0]] * 2 + [rows[0] + 64] * 2
+        assert keys[::2] == keys[1::2]
+        walks.append((rows[0], keys[::2]))
+    expected = [(0, [0, 64]), (128, [0, 64, 128, 192])]
+    assert walks == (expected[::-1] if order == "longest_first" else expected)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_scores_far_below_zero(direction: Direction, mask: str) -> None:
+    """Keys past the end have score 0, far above those that a row sees: P of them is infinite."""
+    spec, config = spec_of(direction, mask), hopper(direction)
+    x = torch.full((1, 1, 70, 64), 8.0, dtype=torch.bfloat16)
+    q, k, v, do = x, -x, torch.randn_like(x), torch.randn_like(x)
+    o, lse = reference.attention(q.double(), k.double(), v.double(), scale=0.125, diagonal=0)
+    assert bool((lse < -500).all())
+    call = Backward(
+        q=q, k=k, v=v, do=do, lse=lse.float(), delta=(o * do).sum(-1).float(), scale=0.125,
+        diagonal=0 if spec.causal else None,
+    )  # fmt: skip
+    for gradient in bind_backward(model(spec, config), spec, config)(call):
+        assert bool(gradient.isfinite().all())
+
+
+def test_keys_that_no_row_sees_have_no_gradient() -> None:
+    """More keys than queries, aligned at the top: the last tile's rows begin past the end."""
+    spec, config = spec_of("backward_fused", "causal"), hopper("backward_fused")
+    result = check_loaded(model(spec, config), spec, config, cases=[case(70, 300, "top_left")])
+    assert result.passed, result
+
+
+DONE = "            dv, dk = warpgroup_mma_wait(1, deps=(dv, dk))\n"
+FREE = "            mbarrier.arrive(empty.index(stage), count=1)\n"
+OF_KEYS = {
+    "the producer waits for the wrong phase": ("phase ^ 1", "phase"),
+    "the producer waits for no place": ("mbarrier.wait(empty.index(stage), phase ^ 1)", "pass"),
+    "statistics before their place is free": (
+        "            mbarrier.wait(empty.index(stage), phase ^ 1)\n"
+        "            lse_smem.index(stage).store(lse_log2e)\n",
+        "            lse_smem.index(stage).store(lse_log2e)\n"
+        "            mbarrier.wait(empty.index(stage), phase ^ 1)\n"),
+    "statistics are not awaited": ("            barrier()\n", ""),
+    "a place is given back before it is read": (DONE + FREE, FREE + DONE),
+    "a place is never given back": (FREE, ""),
+    "Q is not awaited": ("            mbarrier.wait(q_full.index(stage), phase)\n", ""),
+    "dO is not awaited": ("            mbarrier.wait(do_full.index(stage), phase)\n", ""),
+    "K and V are not awaited": ("    mbarrier.wait(kv_full.index(0), 0)\n", ""),
+    "V is not counted": (
+        "k_desc.block_type.nbytes + v_desc.block_type.nbytes", "k_desc.block_type.nbytes"),
+    "one arrival empties": ("count=WARPGROUPS", "count=1"),
+    "the count starts anew with each head": (
+        "        head_rows = (batch * heads + kv_head", "        nth = 0\n        head_rows = (batch * heads + kv_head"),
+    "dS is written while it is read": (
+        "            token = meet(token)  # all have read dS of the tile before\n", ""),
+    "dS is read before it is whole": (
+        "            fence_async_shared()\n            token = meet(token)\n",
+        "            fence_async_shared()\n"),
+    "dS is not fenced": ("            fence_async_shared()\n", ""),
+    "K is overwritten while it is read": ("    token = meet(token)  # nobody reads K any more\n", ""),
+    "gradients are not fenced": ("    fence_async_shared()\n    tma_store(dk", "    tma_store(dk"),
+    "dQ of the wrong columns": ("k_smem.reshape([BC, HEAD_DIM_PAD]).slice(WARPGROUP * DQ_DIMS, DQ_DIMS, 1)",
+        "k_smem.reshape([BC, HEAD_DIM_PAD]).slice(0, DQ_DIMS, 1)"),
+    "dQ of another head": ("kv_head * group + member).to(gl.int64) * seq_q\n        dq_base",
+        "kv_head * group).to(gl.int64) * seq_q\n        dq_base"),
+    "the diagonal is not seen": ("gl.expand_dims(keys, 1) <= ", "gl.expand_dims(keys, 1) < "),
+    "a masked tile too few": ("gl.maximum(first_key + 63 - diagonal, 0)", "gl.maximum(first_key - 1 - diagonal, 0)"),
+    "rows that see keys are passed over": ("gl.maximum(key_start - diagonal, 0) // BR", "gl.maximum(key_start + BR - diagonal, 0) // BR"),
+    "rows that see nothing count": ('lse == float("-inf"), float("inf")', 'lse == float("-inf"), lse'),
+    "dK without its scale": ("(dk * scale)", "dk"),
+    "gradients of another consumer": ("first_key, 0], k_smem.slice(64 * WARPGROUP", "first_key, 0], k_smem.slice(64 * 0"),
+}  # fmt: skip
+
+
+OF_ROWS = {
+    "the producer waits for the wrong phase": ("phase ^ 1", "phase"),
+    "the producer waits for no place": ("mbarrier.wait(empty.index(stage), phase ^ 1)", "pass"),
+    "a place is given back before it is read": (
+        "        dq = warpgroup_mma_wait(0, deps=(dq,))\n"
+        "        mbarrier.arrive(empty.index(stage), count=1)\n",
+        "        mbarrier.arrive(empty.index(stage), count=1)\n"
+        "        dq = warpgroup_mma_wait(0, deps=(dq,))\n"),
+    "a place is never given back": ("        mbarrier.arrive(empty.index(stage), count=1)\n", ""),
+    "K is not awaited": ("        mbarrier.wait(k_full.index(stage), phase)\n", ""),
+    "V is not awaited": ("        mbarrier.wait(v_full.index(stage), phase)\n", ""),
+    "Q and dO are not awaited": ("    mbarrier.wait(rows_full.index(WARPGROUP), 0)\n", ""),
+    "dO is not counted": (
+        "q_desc.block_type.nbytes + do_desc.block_type.nbytes", "q_desc.block_type.nbytes"),
+    "one arrival empties": ("count=WARPGROUPS", "count=1"),
+    "dQ is not fenced": ("    fence_async_shared()\n    tma_store(dq", "    tma_store(dq"),
+    "dQ of another consumer": ("q_tile = q_smem.index(WARPGROUP)", "q_tile = q_smem.index(0)"),
+    "the diagonal is not seen": ("<= gl.expand_dims(last_key", "< gl.expand_dims(last_key"),
+    "a masked tile too few": ("first_row + diagonal + 1, 0)", "first_row + diagonal + BC, 0)"),
+    "one tile too few": ("gl.cdiv(key_end, BC)", "key_end // BC"),
+    "rows that see nothing count": ('lse == float("-inf"), float("inf")', 'lse == float("-inf"), lse'),
+    "rows of another head": ("delta_ptr += batch_head.to(gl.int64) * seq_q", "pass"),
+    "dQ without its scale": ("(dq * scale)", "dq"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("direction", "mutant"),
+    [
+        *(("backward_fused", mutant) for mutant in OF_KEYS),
+        *(("backward_dq", mutant) for mutant in OF_ROWS),
+    ],
+)
+def test_a_broken_text_is_found(direction: Direction, mutant: str) -> None:
+    old, new = (OF_ROWS if direction == "backward_dq" else OF_KEYS)[mutant]
+    spec, config = spec_of(direction, "causal"), hopper(direction)
+    rendered = render(spec, config)
+    assert old in rendered.source
+    text = rendered.source.replace(old, new)
+    cases = [case(300, 60, heads=2), case(193, 256, heads=4, kv=2), case(129, 193, "top_left")]
+    for seed in range(5):  # a race is not lost in every order
+        kernel = ModelKernel(text, rendered.name, seed)
+        try:
+            result = check_loaded(kernel, spec, config, cases=cases)
+        except (Deadlock, Misuse):
+            return
+        if not result.passed:
+            return
+    raise AssertionError("the broken text passes")
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_the_signature_is_that_of_a_launch(direction: Direction) -> None:
+    spec, config = spec_of(direction, "causal", (96, 64)), hopper(direction)
+    types = compile_signature(spec, config).types
+    function = model(spec, config)._function
+    assert tuple(types) == function.__code__.co_varnames[: function.__code__.co_argcount]
+    x = torch.zeros(2, 3, 100, 96, dtype=torch.bfloat16)
+    own = {"q": (64, 128), "k": (64, 128), "do": (64, 64), "dq": (64, 128)}
+    if direction != "backward_dq":
+        own = {"q": (64, 128), "k": (128, 128), "dk": (64, 128), "dv": (64, 64)}
+    for name, (rows, dim) in own.items():
+        host = describe_for_gluon(x[..., :dim], rows, dim)
+        text = f"tensordesc<{SHORT_DTYPE[spec.dtype]}{host.block_shape},{host.layout!r}>"
+        assert types[f"{name}_desc"] == text

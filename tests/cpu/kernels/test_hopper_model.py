@@ -1,0 +1,180 @@
+"""Schedule hopper's text, run by a model of Gluon: its barriers, its order of tiles, its results.
+
+No GPU and no compiler is here: what is shown is that the text as it stands waits for all it must
+wait for and for nothing that never comes, whatever the order in which warps and copies proceed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from triton._C.libtriton import native_specialize_impl
+from triton.backends.nvidia.compiler import CUDABackend
+
+from flashgen.evaluate.check import check_loaded
+from flashgen.kernels.launch import describe_for_gluon, launch
+from flashgen.kernels.render import render
+from flashgen.kernels.signature import compile_signature
+from flashgen.reference.cases import Case
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.problem import Problem
+from flashgen.spec.vocabulary import SHORT_DTYPE
+from tests.gluon_model import Deadlock, Misuse, ModelKernel
+from tests.makers import make_config, make_spec
+
+
+def hopper(
+    br: int = 128, bc: int = 64, stages: int = 2, order: str = "plain", persistent: bool = False
+) -> KernelConfig:
+    way: dict[str, Any] = {"schedule": "hopper", "loads": "descriptor", "persistent": persistent}
+    return make_config(br, bc, num_warps=br // 16, num_stages=stages, order=order, **way)
+
+
+def model(spec: AttentionSpec, config: KernelConfig, seed: int = 0) -> ModelKernel:
+    rendered = render(spec, config)
+    return ModelKernel(rendered.source, rendered.name, seed)
+
+
+def case(sq: int, sk: int, alignment: str = "bottom_right", heads: int = 1, kv: int = 1) -> Case:
+    problem = Problem(batch=1, heads=heads, kv_heads=kv, seq_q=sq, seq_k=sk)
+    return Case(problem=problem, alignment=alignment)
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize(
+    ("dtype", "dims", "config"),
+    [
+        ("bfloat16", (64, 64), hopper()),
+        ("bfloat16", (64, 64), hopper(192, 32, 3)),
+        ("bfloat16", (128, 128), hopper(128, 128)),
+        ("bfloat16", (256, 256), hopper(128, 64)),
+        ("bfloat16", (96, 96), hopper(192, 64)),
+        ("bfloat16", (192, 192), hopper(128, 32)),
+        ("bfloat16", (192, 128), hopper(128, 64)),
+        ("float16", (64, 64), hopper(128, 64, 4)),
+    ],
+)
+def test_every_variant_is_right(
+    dtype: str, dims: tuple[int, int], config: KernelConfig, mask: str
+) -> None:
+    spec = make_spec(dtype, dims[0], mask, head_dim_v=dims[1])
+    result = check_loaded(model(spec, config), spec, config)
+    assert result.passed, result
+
+
+@pytest.mark.parametrize(
+    ("mask", "alignment"),
+    [("none", "bottom_right"), ("causal", "bottom_right"), ("causal", "top_left")],
+)
+@pytest.mark.parametrize("config", [hopper(), hopper(192, 32, 3, "plain"), hopper(128, 32, 2)])
+def test_one_to_five_tiles_of_keys(config: KernelConfig, mask: str, alignment: str) -> None:
+    """Every number of uses of a place of the ring, and every remainder, with many interleavings."""
+    spec, bc = make_spec("bfloat16", 64, mask), config.bc
+    lengths = [1, bc - 1, bc, bc + 1, 2 * bc, 3 * bc - 1, 4 * bc + 1, 5 * bc]
+    for seed, (sk, sq) in enumerate(itertools.product(lengths, (1, config.br + 65))):
+        cases = [case(sq, sk, alignment, heads=2)]
+        kernel = model(spec, config, seed)
+        result = check_loaded(kernel, spec, config, seed=seed, cases=cases)
+        assert result.passed, result
+
+
+@pytest.mark.parametrize("order", ["plain", "longest_first"])
+def test_tiles_are_loaded_once_each_from_the_last_that_is_seen(order: str) -> None:
+    spec, config = make_spec("bfloat16", 64, "causal"), hopper(order=order)
+    kernel = model(spec, config)
+    assert check_loaded(kernel, spec, config, cases=[case(384, 384)]).passed
+    walks = []
+    for loads in kernel.loads:
+        rows = [at for block, head, at in loads[:2]]
+        assert rows[1] == rows[0] + 64
+        keys = [at for block, head, at in loads[2:]]
+        of_k, of_v = [keys[0], *keys[1:-1:2]], [*keys[2:-1:2], keys[-1]]
+        assert of_k == of_v
+        walks.append((rows[0], of_k))
+    expected = [(row, list(range(row + 64, -1, -64))) for row in (0, 128, 256)]
+    assert walks == (expected[::-1] if order == "longest_first" else expected)
+
+
+def test_rows_that_see_no_key() -> None:
+    """More queries than keys: the first 100 rows, one whole tile among them where br is 64."""
+    spec, config = make_spec("bfloat16", 64, "causal"), hopper()
+    q, k, v = (torch.randn(1, 1, n, 64, dtype=torch.bfloat16) for n in (200, 60, 60))
+    o, lse = launch(model(spec, config), spec, config, q, k, v, scale=0.125, diagonal=60 - 200)
+    assert bool((o[:, :, :140] == 0).all())
+    assert bool((lse[:, :, :140] == float("-inf")).all())
+    assert bool(torch.isfinite(lse[:, :, 140:]).all())
+
+
+LOOP_K = "        s = warpgroup_mma_wait(1, deps=(s,))\n"
+FREE_K = "        mbarrier.arrive(k_empty.index(stage), count=1)\n"
+LOOP_V = "        acc = warpgroup_mma_wait(0, deps=(acc,))\n"
+FREE_V = "        mbarrier.arrive(v_empty.index(before), count=1)\n"
+MUTANTS = {
+    "producer waits for the wrong phase": ("phase ^ 1", "phase"),
+    "producer waits for no place of K": ("mbarrier.wait(k_empty.index(stage), phase ^ 1)", "pass"),
+    "producer waits for no place of V": ("mbarrier.wait(v_empty.index(stage), phase ^ 1)", "pass"),
+    "K is given back before it is read": (LOOP_K + FREE_K, FREE_K + LOOP_K),
+    "V is given back before it is read": (LOOP_V + FREE_V, FREE_V + LOOP_V),
+    "K is never given back": (FREE_K, ""),
+    "V is never given back": (FREE_V, ""),
+    "V is not awaited": ("        mbarrier.wait(v_full.index(before), phase_before)\n", ""),
+    "K is not awaited": ("        mbarrier.wait(k_full.index(stage), phase)\n", ""),
+    "V of the wrong phase": ("((i - 1) // STAGES) & 1", "(i // STAGES) & 1"),
+    "V of the wrong tile": ("before = (i - 1) % STAGES", "before = i % STAGES"),
+    "one arrival empties": ("count=WARPGROUPS", "count=1"),
+    "Q is not awaited": ("    mbarrier.wait(q_full.index(WARPGROUP), 0)\n", ""),
+    "no first turn": ("row_max = end_turn(row_max, 0)", "pass"),
+    "no last turn": ("        row_max = await_turn(row_max, 0)\n", "        pass\n"),
+    "turns are never passed on": (
+        "        row_max = end_turn(row_max, (WARPGROUP + 1) % WARPGROUPS)\n", ""),
+    "no fence before the store": ("    fence_async_shared()\n    tma_store", "    tma_store"),
+    "K in another order than V": ("tile_start, 0]\n        mbarrier", "i * BC - BC, 0]\n        mbarrier"),
+    "the diagonal is not seen": ("<= gl.expand_dims(last_key", "< gl.expand_dims(last_key"),
+    "a masked tile too few": (
+        "masked_tiles = gl.maximum(key_tiles - full_tiles, 1)",
+        "masked_tiles = gl.maximum(key_tiles - full_tiles - 1, 1)"),
+    "one tile too few": ("gl.cdiv(key_end, BC), 1)", "key_end // BC, 1)"),
+    "the maximum starts infinite": ("-1.0e30", 'float("-inf")'),
+    "O of another warpgroup": ("o_smem.index(WARPGROUP)", "o_smem.index(0)"),
+    "a sum that is not rescaled": ("row_sum = row_sum * rescale", "row_sum = row_sum"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_broken_text_is_found(mutant: str) -> None:
+    old, new = MUTANTS[mutant]
+    spec, config = make_spec("bfloat16", 64, "causal"), hopper(128, 32, 2)
+    rendered = render(spec, config)
+    assert old in rendered.source
+    text = rendered.source.replace(old, new)
+    cases = [case(200, 60), case(128, 256, heads=4), case(129, 193, "top_left")]
+    for seed in range(5):  # a race is not lost in every order
+        kernel = ModelKernel(text, rendered.name, seed)
+        try:
+            result = check_loaded(kernel, spec, config, cases=cases)
+        except (Deadlock, Misuse):
+            return
+        if not result.passed:
+            return
+    raise AssertionError("the broken text passes")
+
+
+@pytest.mark.parametrize("way", [hopper(192, 64), hopper(192, 64, 2, "grouped", persistent=True)])
+def test_the_signature_is_that_of_a_launch(way: KernelConfig) -> None:
+    """Triton keeps binaries by the text of their arguments' types; the order is the kernel's."""
+    spec, config = make_spec("bfloat16", 96, "causal"), way
+    types = compile_signature(spec, config).types
+    function = model(spec, config)._function
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    assert tuple(types) == names
+    x = torch.zeros(2, 3, 100, 96, dtype=torch.bfloat16)
+    for name, rows in {"q": 64, "k": 64, "v": 64, "o": 64}.items():
+        host = describe_for_gluon(x, rows, 128)
+        element = SHORT_DTYPE[spec.dtype]
+        assert types[f"{name}_desc"] == f"tensordesc<{element}{host.block_shape},{host.layout!r}>"
+        asked = native_specialize_impl(CUDABackend, host, False, True, True)
+        assert asked[0] == types[f"{name}_desc"]

@@ -1,0 +1,213 @@
+"""Schedule hopper in other orders of tiles, and in programs of many tiles, run by a model of Gluon.
+
+As tests/cpu/kernels/test_hopper_model.py has it for one tile a program: here the rings go on from tile to
+tile, Q is loaded again, and O is stored while the next tile begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flashgen.evaluate import check
+from flashgen.evaluate.check import cases_of, check_cases, check_loaded
+from flashgen.kernels import launch
+from flashgen.kernels.launch import INTERPRETED, OrderLimits
+from flashgen.kernels.render import render
+from flashgen.reference.cases import Case
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.problem import Problem
+from tests.cpu.kernels.test_hopper_model import case, hopper, model
+from tests.gluon_model import Deadlock, Misuse, ModelKernel
+from tests.makers import make_spec
+
+ALL_ORDERS = ("plain", "longest_first", "head_reversal", "grouped")
+
+
+@pytest.mark.parametrize("order", ALL_ORDERS)
+@pytest.mark.parametrize(
+    ("dims", "config"),
+    [
+        ((64, 64), hopper(192, 32, 3)),
+        ((128, 128), hopper()),
+        ((256, 256), hopper(persistent=True)),
+        ((192, 128), hopper(persistent=True)),
+        ((96, 96), hopper(192, 64, persistent=True)),
+        ((64, 64), hopper(128, 32, 3, persistent=True)),
+    ],
+)
+def test_every_order_is_right(dims: tuple[int, int], config: KernelConfig, order: Any) -> None:
+    spec = make_spec("bfloat16", dims[0], "causal", head_dim_v=dims[1])
+    config = replace(config, order=order)
+    result = check_loaded(model(spec, config), spec, config)
+    assert result.passed, result
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize(
+    ("dim", "config"),
+    [
+        (64, hopper(128, 32, 2, persistent=True)),
+        (64, hopper(192, 32, 3, persistent=True)),
+        (256, hopper(128, 32, 2, persistent=True)),
+    ],
+)
+def test_fewer_and_more_tiles_than_programs(dim: int, config: KernelConfig, mask: str) -> None:
+    """Five programs, of 1 to 24 tiles of O: each place of a ring begins a tile, and Q is used again.
+
+    Lengths are such that tiles of one program see odd and even numbers of keys.
+    """
+    spec, br = make_spec("float16", dim, mask), config.br
+    shapes = [
+        (1, 1, 1, 33, 65),
+        (1, 5, 5, br, 31),
+        (2, 3, 1, br - 1, 97),
+        (1, 6, 2, 3 * br + 5, 193),
+    ]
+    shapes.append((3, 2, 1, 3 * br + 1, 3 * br + 1))
+    for seed, (batch, heads, kv_heads, sq, sk) in enumerate(shapes):
+        problem = Problem(batch=batch, heads=heads, kv_heads=kv_heads, seq_q=sq, seq_k=sk)
+        cases = [Case(problem=problem, alignment="top_left")]
+        kernel = model(spec, config, seed)
+        result = check_loaded(kernel, spec, config, seed=seed, cases=cases)
+        assert result.passed, result
+        assert len(kernel.loads) == min(INTERPRETED.sms, batch * heads * -(-sq // br))
+
+
+def test_a_check_has_tiles_enough_for_the_programs_of_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With as many SMs as tiles no program walks, and a ring that begins anew is not found."""
+    spec, config = make_spec("bfloat16", 64, "causal"), hopper(128, 32, 2, persistent=True)
+    assert cases_of(spec, config) == check_cases(config)
+    few = OrderLimits(sms=24, l2_bytes=1 << 15)
+    for module in (launch, check):
+        monkeypatch.setattr(module, "order_limits", lambda device: few)
+    assert cases_of(spec, replace(config, persistent=False)) == check_cases(config)
+    *usual, walked = cases_of(spec, config)
+    assert tuple(usual) == check_cases(config)
+    rendered = render(spec, config)
+    anew = rendered.source.replace("        walked = end\n", "        walked = 0\n")
+    assert check_loaded(ModelKernel(anew, rendered.name), spec, config, cases=usual).passed
+    kernel = model(spec, config)
+    assert check_loaded(kernel, spec, config, cases=[walked]).passed
+    of_q = [sum(block == "[1, 1, 64, 64]" for block, _, _ in loads) for loads in kernel.loads]
+    assert len(of_q) == few.sms
+    assert min(of_q) >= 3 * config.consumers
+    with pytest.raises((Deadlock, Misuse)):
+        check_loaded(ModelKernel(anew, rendered.name), spec, config)
+
+
+@pytest.mark.parametrize("order", ALL_ORDERS)
+def test_each_program_walks_every_fifth_tile_of_its_order(order: Any) -> None:
+    """Heads, rows and keys, as the producer loads them; the results say that consumers agree."""
+    spec, config = make_spec("bfloat16", 64, "causal"), hopper(128, 32, 2, order, persistent=True)
+    problem = Problem(batch=1, heads=6, kv_heads=3, seq_q=384, seq_k=384)
+    kernel = model(spec, config)
+    assert check_loaded(kernel, spec, config, cases=[Case(problem=problem)]).passed
+    rows, heads = (0, 128, 256), range(6)
+    together = 2  # K and V of one head do not fit half of INTERPRETED's L2: one group of two heads
+    expected = {
+        "plain": [(h, r) for h in heads for r in rows],
+        "longest_first": [(h, r) for h in heads for r in rows[::-1]],
+        "head_reversal": [(h, r) for h in heads for r in (rows if h % 2 else rows[::-1])],
+        "grouped": [
+            (h, r)
+            for first in range(0, 6, together)
+            for r in rows[::-1]
+            for h in range(first, first + together)
+        ],
+    }[order]
+    for program, loads in enumerate(kernel.loads):
+        of_q = [(head, at) for block, head, at in loads if block == "[1, 1, 64, 64]"]
+        mine = expected[program :: INTERPRETED.sms]
+        assert of_q == [(head, at + rows) for head, at in mine for rows in (0, 64)]
+        keys = [(head, at) for block, head, at in loads if block == "[1, 1, 32, 64]"]
+        seen = [(head // 2, at) for head, row in mine for at in range(0, row + 128, 32)]
+        assert sorted(keys) == sorted(2 * seen), "K and V, once each"
+
+
+GIVE_Q = "        mbarrier.arrive(q_empty.index(WARPGROUP), count=1)\n"
+FREE_LAST_V = "        mbarrier.arrive(v_empty.index(before), count=1)\n        o = "
+AWAIT_STORE = "        tma.store_wait(0)\n        o_tile"
+PERSISTENT_MUTANTS = {
+    "Q is loaded before it is read": ("mbarrier.wait(q_empty.index(w), q_phase ^ 1)", "pass"),
+    "Q of the wrong phase is loaded": ("q_phase ^ 1)", "q_phase)"),
+    "Q of the wrong phase is read": ("q_full.index(WARPGROUP), q_phase", "q_full.index(WARPGROUP), 0"),
+    "Q is never given back": (GIVE_Q, ""),
+    "Q is given back twice": (GIVE_Q, 2 * GIVE_Q),
+    "Q is given back before it is read": (
+        "        mbarrier.wait(q_full.index(WARPGROUP), q_phase)\n",
+        "        mbarrier.wait(q_full.index(WARPGROUP), q_phase)\n" + GIVE_Q),
+    "an arrival too many empties Q": ("init(q_empty.index(place), count=1", "init(q_empty.index(place), count=2"),
+    "an arrival too many fills Q": ("init(q_full.index(place), count=1", "init(q_full.index(place), count=2"),
+    "an arrival too few empties K": (
+        "init(k_empty.index(place), count=WARPGROUPS", "init(k_empty.index(place), count=WARPGROUPS - 1"),
+    "an arrival too many empties K": (
+        "init(k_empty.index(place), count=WARPGROUPS", "init(k_empty.index(place), count=WARPGROUPS + 1"),
+    "an arrival too few empties V": (
+        "init(v_empty.index(place), count=WARPGROUPS", "init(v_empty.index(place), count=WARPGROUPS - 1"),
+    "the last V is never given back": (FREE_LAST_V, "        o = "),
+    "the last V is given back before it is read": (
+        "        acc = warpgroup_mma_wait(0, deps=(acc,))\n" + FREE_LAST_V,
+        FREE_LAST_V.removesuffix("        o = ")
+        + "        acc = warpgroup_mma_wait(0, deps=(acc,))\n        o = "),
+    "O is overwritten before it is stored": (AWAIT_STORE, "        o_tile"),
+    "O is not stored when the program ends": ("\n    tma.store_wait(0)\n", "\n"),
+    "all begin their rings anew": ("        walked = end\n", "        walked = 0\n"),
+    "the consumers count a tile of keys too many": (
+        "        end = walked + key_tiles\n        first_row", "        end = walked + key_tiles + 1\n        first_row"),
+    "the producer forgets a tile of keys": (
+        "        walked = end\n        q_phase ^= 1\n\n", "        walked = end - 1\n        q_phase ^= 1\n\n"),
+    "nobody counts uses of Q": ("        q_phase ^= 1\n", ""),
+    "the wrong keys are masked": ("(end - 1 - i) * BC", "(key_tiles - 1 - i) * BC"),
+    "the producer walks other tiles": (
+        "gl.num_programs(0)):\n        batch, head, kv_head, row_start, key_tiles = tile_of(pid, sizes)\n"
+        "        end = walked + key_tiles\n        # Tiles",
+        "gl.num_programs(0) + 1):\n        batch, head, kv_head, row_start, key_tiles = tile_of(pid, sizes)\n"
+        "        end = walked + key_tiles\n        # Tiles"),
+    "the last tile is left out": ("all_tiles, gl.num", "all_tiles - 1, gl.num"),
+    "no first turn": ("        end_turn(gl.zeros([64], gl.float32, S_ROWS), 0)\n", "        pass\n"),
+    "no last turn": ("        await_turn(gl.zeros([64], gl.float32, S_ROWS), 0)\n", "        pass\n"),
+    "LSE of another batch": ("(batch * heads + head)", "head"),
+}  # fmt: skip
+SHARED_MUTANTS = {
+    "O is stored from where Q is loaded": (
+        "        tma.store_wait(0)\n" + GIVE_Q, GIVE_Q + "        tma.store_wait(0)\n"),
+    "Q is never given back": (GIVE_Q, ""),
+}  # fmt: skip
+
+
+def assert_found(spec: AttentionSpec, config: KernelConfig, old: str, new: str) -> None:
+    """That a persistent kernel with one text in place of another is found wrong."""
+    rendered = render(spec, config)
+    assert old in rendered.source
+    source = rendered.source.replace(old, new)
+    problem = Problem(batch=2, heads=4, kv_heads=2, seq_q=257, seq_k=289)
+    # Few tiles of keys: only then the producer comes to a place that was given back too early.
+    cases = [Case(problem=problem), case(257, 64, "top_left", heads=6)]
+    for seed in range(3):
+        kernel = ModelKernel(source, rendered.name, seed)
+        try:
+            result = check_loaded(kernel, spec, config, cases=cases)
+        except (Deadlock, Misuse):
+            return
+        if not result.passed:
+            return
+    pytest.fail("nobody noticed")
+
+
+@pytest.mark.parametrize("mutant", PERSISTENT_MUTANTS)
+def test_a_broken_persistent_text_is_found(mutant: str) -> None:
+    config = hopper(128, 32, 2, "longest_first", persistent=True)
+    assert_found(make_spec("bfloat16", 64, "causal"), config, *PERSISTENT_MUTANTS[mutant])
+
+
+@pytest.mark.parametrize("mutant", SHARED_MUTANTS)
+def test_a_text_that_breaks_q_by_o_is_found(mutant: str) -> None:
+    """At head dim 256 O takes the place of Q, which the producer would load again."""
+    config = hopper(128, 32, 2, "longest_first", persistent=True)
+    assert_found(make_spec("bfloat16", 256, "causal"), config, *SHARED_MUTANTS[mutant])

@@ -1,0 +1,351 @@
+"""The renderer and the rules of the templates: strict, deterministic, clean, readable."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from flashgen import paths
+from flashgen.errors import FlashgenError
+from flashgen.kernels import render
+from flashgen.kernels.render import HEADER_LINES, body_of, digest_of
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.defaults import default_config, default_spec
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.legality import why_illegal
+from flashgen.spec.vocabulary import DECODING, Direction
+from tests.makers import make_config, make_spec
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+H200 = TARGETS["nvidia_h200"]
+
+
+def variants() -> list[tuple[AttentionSpec, KernelConfig]]:
+    """Every structural variant of the templates once: mask, schedule, loads, order, head dims, dtype."""
+    found = []
+    for mask, schedule, loads, order, (d, dv) in itertools.product(
+        ("none", "causal"), ("fa1", "fa2", "s_ahead", "auto"), ("pointer", "descriptor"),
+        ("plain", "longest_first", "head_reversal", "grouped"), ((40, 40), (64, 64), (96, 96), (128, 96)),
+    ):  # fmt: skip
+        spec = make_spec("bfloat16", d, mask, head_dim_v=dv)
+        config = make_config(64, 64, schedule=schedule, loads=loads, order=order)
+        if why_illegal(spec, config, H200) is None:
+            found.append((spec, config))
+        persistent = replace(config, persistent=True)
+        if why_illegal(spec, persistent, H200) is None:
+            found.append((spec, persistent))
+    for precision, mask in itertools.product(("ieee", "tf32"), ("none", "causal")):
+        spec = default_spec(make_spec("float32", 64, mask, precision=precision))
+        found.append((spec, default_config(spec)))
+    return found + hopper_variants() + backward_variants() + decoding_variants()
+
+
+def hopper_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
+    """The same of schedule hopper: two consumers and three, O in Q's place and in its own."""
+    found = []
+    for mask, order, persistent, (br, d, dv) in itertools.product(
+        ("none", "causal"), ("plain", "longest_first", "head_reversal", "grouped"), (False, True),
+        ((192, 64, 64), (128, 256, 256), (128, 192, 128)),
+    ):  # fmt: skip
+        way: dict[str, Any] = {"schedule": "hopper", "loads": "descriptor", "num_warps": br // 16}
+        config = make_config(br, 32, order=order, persistent=persistent, **way)
+        spec = make_spec("bfloat16", d, mask, head_dim_v=dv)
+        if why_illegal(spec, config, H200) is None:
+            found.append((spec, config))
+    way = {"schedule": "hopper", "loads": "descriptor"}
+    for mask, (direction, br, bc, warps), (d, dv) in itertools.product(
+        ("none", "causal"),
+        (
+            ("backward_dkv", 64, 128, 8),
+            ("backward_fused", 64, 128, 8),
+            ("backward_dq", 192, 64, 12),
+        ),
+        ((64, 64), (96, 64)),
+    ):
+        spec = make_spec("float16", d, mask, head_dim_v=dv, direction=direction)
+        found.append((spec, make_config(br, bc, num_warps=warps, num_stages=3, **way)))
+    return found
+
+
+FEATURES: tuple[dict[str, Any], ...] = (
+    {}, {"bias": "additive", "alibi": True, "dropout": True}, {"bias": "boolean"}, {"dropout": True},
+    {"alibi": True}, {"bias": "additive"}, {"window": True}, {"softcap": True}, {"sink": True},
+    {"bias": "additive", "alibi": True, "dropout": True, "window": True, "softcap": True},
+    {"varlen": True}, {"varlen": True, "alibi": True, "dropout": True, "window": True},
+    {"block_mask": True}, {"block_mask": True, "alibi": True, "dropout": True, "softcap": True},
+)  # fmt: skip
+
+
+def backward_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
+    """The same of the backward kernels and of the features."""
+    found = []
+    for direction, mask, features, loads, (dtype, precision), dims in itertools.product(
+        [d for d in get_args(Direction) if d not in DECODING], ("none", "causal"), FEATURES, ("pointer", "descriptor"),
+        (("bfloat16", "ieee"), ("float32", "tf32")), ((64, 64), (40, 96)),
+    ):  # fmt: skip
+        if direction == "backward_dbias" and features.get("bias") != "additive":
+            continue
+        if features.get("block_mask") and mask == "causal":
+            continue  # the mask says it
+        if direction != "forward" and features == {"sink": True}:
+            continue  # the plain kernel
+        if direction == "backward_delta" and (features or mask == "causal" or precision == "tf32"):
+            continue
+        base = make_spec(dtype, dims[0], mask, head_dim_v=dims[1], precision=precision, **features)
+        spec = base.for_direction(direction)
+        delta = direction == "backward_delta"
+        config = make_config(64, 16 if delta else 32, num_stages=1 if delta else 2, loads=loads)
+        plain = direction == "forward" and not features  # is among those above
+        if not plain and why_illegal(spec, config, H200) is None:
+            found.append((spec, config))
+            if loads == "pointer" and dims == (64, 64):
+                found.append((spec, replace(config, head_dims="padded")))
+    return found
+
+
+def appends(decode: AttentionSpec) -> list[AttentionSpec]:
+    if decode.dtype == "float32":
+        return []
+    append = decode.for_direction("append")
+    return [replace(append, rotary=rotary) for rotary in ("none", "halves", "interleaved")]
+
+
+def narrow_caches(decode: AttentionSpec) -> list[dict[str, Any]]:
+    if decode.dtype == "float32" or decode.causal:
+        return []
+    scales = ("head", "page") if decode.paged else ("head",)
+    return [{"kv_dtype": kv, "kv_scales": s} for kv in ("float8_e4m3", "int8") for s in scales]
+
+
+def decoding_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
+    """The kernels of a cache."""
+    found = []
+    for (dtype, precision), dims, mask, paged, head_dims in itertools.product(
+        (("bfloat16", "ieee"), ("float32", "tf32")), ((64, 64), (40, 96)), ("none", "causal"),
+        (False, True), ("exact", "padded"),
+    ):  # fmt: skip
+        attention = make_spec(dtype, dims[0], mask, head_dim_v=dims[1], precision=precision)
+        decode = replace(attention.for_direction("decode"), paged=paged)
+        one_stage = make_config(16, 16, num_stages=1, head_dims=head_dims)
+        for spec, config in (
+            (decode, make_config(16, 32, head_dims=head_dims, split_keys=256 if paged else 1)),
+            (replace(decode, sink=True, alibi=True, leftpad=True), make_config(16, 32)),
+            *(
+                (replace(s, **kv), c)
+                for kv in narrow_caches(decode)
+                for s, c in (
+                    (decode, make_config(16, 32, head_dims=head_dims)),
+                    (decode.for_direction("append"), one_stage),
+                )
+            ),
+            (replace(decode, bias="boolean", window=True, indexed=not paged), make_config(16, 32)),
+            (decode.for_direction("combine"), one_stage),
+            *((append, one_stage) for append in appends(decode)),
+        ):
+            if why_illegal(spec, config, H200) is None and (spec, config) not in found:
+                found.append((spec, config))
+    return found
+
+
+GOLDENS = [
+    (make_spec("bfloat16", 128, "causal"), make_config(64, 128, schedule="auto", loads="descriptor", order="longest_first")),
+    (make_spec("bfloat16", 128, "causal"), make_config(128, 64, num_warps=8, schedule="s_ahead", loads="descriptor", order="grouped", persistent=True)),
+    (make_spec("bfloat16", 64, "causal"), make_config(64, 64, order="head_reversal")),
+    (make_spec("bfloat16", 128, "causal", direction="decode", paged=True), make_config(16, 64, num_stages=3)),
+    (make_spec("float16", 96, direction="decode"), make_config(16, 64, num_stages=3, split_keys=512)),
+    (make_spec("bfloat16", 64, "causal", direction="decode", window=True, softcap=True, sink=True), make_config(16, 64, num_stages=3)),
+    (make_spec("float16", 64, direction="decode", bias="additive", alibi=True, indexed=True, leftpad=True), make_config(16, 32)),
+    (make_spec("bfloat16", 128, direction="decode", kv_dtype="float8_e4m3"), make_config(16, 64, num_stages=3)),
+    (make_spec("float16", 64, direction="decode", paged=True, kv_dtype="float8_e4m3", kv_scales="page"), make_config(16, 64, widening="native")),
+    (make_spec("bfloat16", 64, direction="append", paged=True, kv_dtype="float8_e4m3", kv_scales="page"), make_config(16, 16, num_stages=1)),
+    (make_spec("bfloat16", 64, direction="append", kv_dtype="int8"), make_config(16, 16, num_stages=1)),
+    (make_spec("bfloat16", 128, direction="combine"), make_config(16, 32, num_stages=1)),
+    (make_spec("bfloat16", 128, direction="append", paged=True, rotary="halves"), make_config(16, 16, num_stages=1)),
+    (make_spec("bfloat16", 128, "causal"), make_config(128, 64, num_warps=8, schedule="s_ahead", loads="descriptor", order="longest_first")),
+    (make_spec("bfloat16", 128, "causal"), make_config(128, 128, num_warps=8, schedule="hopper", loads="descriptor", order="longest_first")),
+    (make_spec("bfloat16", 64, "causal"), make_config(192, 64, num_warps=12, schedule="hopper", loads="descriptor", order="grouped", persistent=True)),
+    (make_spec("float16", 96, "none"), make_config(128, 64)),
+    (make_spec("bfloat16", 64, "causal"), make_config(64, 64)),
+    (make_spec("float32", 128, "none", precision="tf32"), make_config(64, 32, head_dims="padded")),
+    (make_spec("bfloat16", 64, "causal"), make_config(64, 64, schedule="fa1")),
+    (make_spec("bfloat16", 64, "causal", bias="additive", dropout=True), make_config(64, 64)),
+    (make_spec("bfloat16", 96).for_direction("backward_delta"), make_config(64, 16, num_stages=1)),
+    (make_spec("bfloat16", 128, "causal").for_direction("backward_dkv"), make_config(64, 128, num_warps=8, loads="descriptor")),
+    (make_spec("float16", 64, "causal", alibi=True).for_direction("backward_dkv"), make_config(64, 64)),
+    (make_spec("bfloat16", 128, "causal").for_direction("backward_dq"), make_config(128, 64, num_warps=8, loads="descriptor", order="longest_first")),
+    (make_spec("float16", 64, "none", dropout=True).for_direction("backward_dq"), make_config(64, 64)),
+    (make_spec("bfloat16", 64, "causal").for_direction("backward_fused"), make_config(64, 64)),
+    (make_spec("bfloat16", 64, "causal").for_direction("backward_dkv"), make_config(64, 128, num_warps=8, schedule="s_ahead", loads="descriptor")),
+    (make_spec("bfloat16", 128, "causal").for_direction("backward_dq"), make_config(128, 64, num_warps=8, schedule="s_ahead", loads="descriptor", order="longest_first")),
+    (make_spec("bfloat16", 64, "none", bias="additive").for_direction("backward_dbias"), make_config(64, 64)),
+    (make_spec("bfloat16", 128, "none", window=True), make_config(128, 64, num_warps=8, loads="descriptor")),
+    (make_spec("bfloat16", 64, "causal", window=True, sink=True), make_config(64, 64)),
+    (make_spec("bfloat16", 512, "causal"), make_config(32, 16, v_parts=2)),
+    (make_spec("bfloat16", 320, direction="decode", head_dim_v=512), make_config(16, 32, v_parts=2)),
+    (make_spec("bfloat16", 128, "causal", fp8=True), make_config(128, 64, num_warps=8, loads="descriptor")),
+    (make_spec("float16", 64, "causal", fp8=True, window=True, sink=True), make_config(64, 64)),
+    (make_spec("bfloat16", 128, "causal", softcap=True), make_config(128, 64, num_warps=8, loads="descriptor")),
+    (make_spec("float16", 64, "none", window=True, softcap=True).for_direction("backward_dkv"), make_config(64, 64)),
+    (make_spec("float16", 64, "causal", window=True, softcap=True).for_direction("backward_dq"), make_config(64, 64)),
+    (make_spec("bfloat16", 128, "causal", varlen=True), make_config(128, 64, num_warps=8)),
+    (make_spec("bfloat16", 64, "causal", varlen=True).for_direction("backward_dkv"), make_config(64, 64)),
+    (make_spec("bfloat16", 128, "none", block_mask=True), make_config(128, 64, num_warps=8, loads="descriptor")),
+    (make_spec("bfloat16", 64, "none", block_mask=True).for_direction("backward_dkv"), make_config(64, 64)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "config"), GOLDENS, ids=lambda x: getattr(x, "name", ""))
+def test_golden(spec: AttentionSpec, config: KernelConfig, update_golden: bool) -> None:
+    rendered = render.render(spec, config)
+    golden = GOLDEN / f"{rendered.name}.py"
+    if update_golden:
+        golden.write_text(rendered.source)
+    assert golden.is_file(), (
+        "no golden kernel yet; run: pytest tests/cpu/kernels/test_render.py --update-golden"
+    )
+    assert rendered.source == golden.read_text(), (
+        "the emitted text changed; if that is meant, run: pytest tests/cpu/kernels/test_render.py --update-golden"
+    )
+
+
+def test_every_golden_is_tested() -> None:
+    assert {f.stem for f in GOLDEN.glob("*.py")} == {render.render(s, c).name for s, c in GOLDENS}
+
+
+@pytest.fixture(scope="module")
+def emitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("emitted")
+    for spec, config in variants():
+        rendered = render.render(spec, config)
+        (folder / f"{rendered.name}.py").write_text(rendered.source)
+    return folder
+
+
+def test_emitted_files_are_clean_and_formatted(emitted: Path) -> None:
+    assert len(list(emitted.iterdir())) >= 30
+    rules = ["--isolated", "--line-length", "100"]
+    for command in (
+        ["format", "--check", *rules],
+        ["check", *rules, "--select", "E,F,W,I,B,UP", "--ignore", "B007"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, str(emitted)], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_last_function_is_named_as_the_file(emitted: Path) -> None:
+    for file in emitted.glob("*.py"):
+        functions = [n for n in ast.parse(file.read_text()).body if isinstance(n, ast.FunctionDef)]
+        assert functions[-1].name == file.stem
+        # Of schedule hopper, warps that load and warps that compute have functions of their own.
+        assert len(functions) == 1 or "_hopper_" in file.stem
+
+
+def test_no_flag_survives_into_the_kernel(emitted: Path) -> None:
+    """Structure is Jinja's: the emitted kernel has no branch, so no dead one, but that of a program
+    beyond its sequence, which returns."""
+    for file in emitted.glob("*.py"):
+        branches = [
+            node
+            for node in ast.walk(ast.parse(file.read_text()))
+            if isinstance(node, ast.If | ast.IfExp)
+        ]
+        if "_hopper_" in file.name:  # which consumer it is, known when compiling
+            branches = [b for b in branches if not ast.unparse(b.test).startswith("WARPGROUP ==")]
+        assert len(branches) == ("_varlen_" in file.name), file.name
+        for branch in branches:
+            assert ast.unparse(branch).splitlines()[1:] == ["    return"], file.name
+
+
+def test_header_is_five_lines_with_the_digest_of_the_rest() -> None:
+    for spec, config in variants():
+        rendered = render.render(spec, config)
+        lines = rendered.source.splitlines()
+        assert all(line.startswith("# ") for line in lines[:HEADER_LINES])
+        assert not lines[HEADER_LINES].startswith("#")
+        assert lines[0] == f"# {rendered.name}"
+        assert (
+            lines[HEADER_LINES - 1]
+            == f"# {rendered.digest}"
+            == f"# {digest_of(body_of(rendered.source))}"
+        )
+        assert max(map(len, lines)) <= 100, rendered.name
+
+
+def test_names_and_digests_are_distinct() -> None:
+    rendered = [render.render(spec, config) for spec, config in variants()]
+    assert len({r.name for r in rendered}) == len({r.digest for r in rendered}) == len(rendered)
+
+
+def test_rendering_is_deterministic_across_processes() -> None:
+    program = (
+        "from tests.cpu.kernels.test_render import variants\n"
+        "from flashgen.kernels.render import render\n"
+        "print([render(s, c).digest for s, c in variants()])"
+    )
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True, text=True, check=True, cwd=paths.ROOT,
+            env={"PYTHONPATH": str(paths.ROOT), "PYTHONHASHSEED": seed, "PATH": ""},
+        ).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+    assert seen == {f"{[render.render(s, c).digest for s, c in variants()]}\n"}
+
+
+def test_an_unknown_name_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "broken.py.jinja").write_text("BR = {{ config.block_rows }}\n")
+    (tmp_path / "wrong_type.py.jinja").write_text("X = {{ value | py }}\n")
+    monkeypatch.setattr(paths, "templates_dir", lambda: tmp_path)
+    render._environment.cache_clear()
+    try:
+        with pytest.raises(FlashgenError, match="block_rows"):
+            render.render_text("broken.py.jinja", config=make_config())
+        with pytest.raises(FlashgenError, match="float"):
+            render.render_text("wrong_type.py.jinja", value=0.5)
+        with pytest.raises(FlashgenError, match="missing"):
+            render.render_text("missing.py.jinja")
+    finally:
+        render._environment.cache_clear()
+
+
+def template_files() -> list[Path]:
+    return sorted(paths.templates_dir().glob("*.jinja"))
+
+
+@pytest.mark.parametrize("file", template_files(), ids=lambda f: f.name)
+def test_no_hole_in_strictness(file: Path) -> None:
+    text = file.read_text()
+    assert not re.search(r"is\s+(not\s+)?defined|default\s*\(|\|\s*d\s*\(", text)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [f for f in template_files() if f.name.startswith("_") and "header" not in f.name],
+    ids=lambda f: f.name,
+)
+def test_macro_files_open_with_a_comment_and_so_does_every_macro(file: Path) -> None:
+    text = file.read_text()
+    assert text.startswith("{#")
+    for macro in re.finditer(r"\{% macro ", text):
+        assert text[: macro.start()].rstrip().endswith("#}"), text[macro.start() :][:60]
+
+
+def test_only_kernels_and_the_report_are_made_by_jinja2() -> None:
+    users = [
+        file.name
+        for file in (paths.ROOT / "flashgen").rglob("*.py")
+        if re.search(r"^\s*(import|from) jinja2", file.read_text(), re.M)
+    ]
+    assert sorted(users) == ["kernels/render.py", "report/html.py"]

@@ -1,0 +1,242 @@
+"""The code of README.md, CONTRIBUTING.md and docs/ runs, and names only options there are.
+
+```python     all blocks of a page run in one process, one after the other, sharing their names
+```bash       runs in an empty folder, where `flashgen` is this checkout's; must be quick
+... no-run    after the language: shown only; its flashgen commands must still be ones flashgen takes
+```console, ```text, ```mermaid, ```yaml   shown only
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+SHOWN_ONLY = {"console", "text", "mermaid", "yaml"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    page: str
+    line: int
+    language: str
+    runs: bool
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """The fenced blocks of a page. A fence without a language is an error: nobody knows what it is."""
+    found, opened, lines = [], None, page.read_text().splitlines()
+    for number, line in enumerate(lines, 1):
+        if not line.lstrip().startswith("```"):
+            continue
+        if opened is None:
+            opened = number
+            continue
+        language, *flags = lines[opened - 1].strip().removeprefix("```").split()
+        text = "\n".join(lines[opened : number - 1]) + "\n"
+        runs = "no-run" not in flags
+        found.append(Block(page=page.name, line=opened, language=language, runs=runs, text=text))
+        opened = None
+    assert opened is None, f"{page.name}:{opened}: the fence is never closed"
+    return found
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+PYTHON = {
+    page: [
+        block
+        for block in BLOCKS
+        if (block.page, block.language, block.runs) == (page, "python", True)
+    ]
+    for page in dict.fromkeys(block.page for block in BLOCKS)
+}
+BASH = [block for block in BLOCKS if block.language == "bash"]
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    """This checkout importable from anywhere, and its program first on the path."""
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    program = bin_folder / "flashgen"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m flashgen "$@"\n')
+    program.chmod(0o755)
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("FLASHGEN_")
+    }
+    path = os.pathsep.join([str(bin_folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+    return inherited | {"PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+
+
+def test_every_block_says_what_it_is() -> None:
+    unknown = [
+        f"{block}: {block.language}"
+        for block in BLOCKS
+        if block.language not in {"python", "bash"} | SHOWN_ONLY
+    ]
+    assert unknown == []
+    assert any(blocks for blocks in PYTHON.values())
+    assert any(block.runs for block in BASH)
+
+
+@pytest.mark.parametrize("page", [page for page, blocks in PYTHON.items() if blocks])
+def test_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
+    # Line numbers are those of the page, so that a traceback points into it.
+    program = ""
+    for block in PYTHON[page]:
+        program += "\n" * (block.line - program.count("\n")) + block.text
+    file = tmp_path / f"{page}.py"
+    file.write_text(program)
+    done = subprocess.run(
+        [sys.executable, file],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("block", [block for block in BASH if block.runs], ids=str)
+def test_bash_block_runs(block: Block, tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block.text],
+        cwd=here, env=environment(tmp_path), capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def commands() -> list[tuple[Block, list[str]]]:
+    """Every flashgen command of a bash block, without comments, assignments before it and pipes after."""
+    found = []
+    for block in BASH:
+        for line in block.text.replace("\\\n", " ").splitlines():
+            command = re.match(r"\s*(?:[A-Z_]+=\S+\s+)*flashgen\s+(.*)", line)
+            if command is None:
+                continue
+            text = command.group(1)
+            if text.count("'") % 2:  # the last command of a script in quotes
+                text = text.removesuffix("'")
+            words = shlex.split(text, comments=True)
+            end = next((i for i, word in enumerate(words) if word in ("|", ">", "&&", ";")), None)
+            found.append((block, words[:end]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("block", "words"), commands(), ids=lambda value: value if isinstance(value, str) else None
+)
+def test_shown_commands_are_ones_there_are(block: Block, words: list[str]) -> None:
+    """Parsed, not run: a renamed option must not live on in the documentation."""
+    import typer.main
+
+    from flashgen.cli import app
+
+    words = [word for word in words if word not in ("--debug", "--help")]
+    group = typer.main.get_command(app)
+    with group.make_context("flashgen", list(words), resilient_parsing=True) as context:
+        name, command, rest = group.resolve_command(context, words)  # type: ignore[attr-defined]
+    assert command is not None, f"{block}: flashgen has no command {name}"
+    command.make_context(name, list(rest)).close()
+
+
+def test_links_within_the_repository_lead_somewhere() -> None:
+    broken = []
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+            if "://" not in target and not (page.parent / target).exists():
+                broken.append(f"{page.name}: {target}")
+    assert broken == []
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    text = (ROOT / "README.md").read_text()
+    pages = [page.name for page in (ROOT / "docs").glob("*.md")]
+    assert [name for name in sorted(pages) if f"(docs/{name}" not in text] == []
+
+
+def test_the_page_on_tuning_has_every_option_and_its_words() -> None:
+    import typer
+
+    from flashgen.cli import app
+    from flashgen.spec.vocabulary import FEATURE_WORDS, KV_WORDS
+
+    text = (ROOT / "docs" / "tuning.md").read_text()
+    command = typer.main.get_command(app).commands["tune"]  # type: ignore[attr-defined]
+    options = {name for each in command.params for name in each.opts if name != "--help"}
+    assert sorted(name for name in options if f"`{name}" not in text) == []
+    rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
+    for option, words in (("--feature", FEATURE_WORDS), ("--kv", KV_WORDS)):
+        told = rows[option].replace("`", "").replace(",", " ").split()
+        assert [word for word in words if word not in told] == []
+
+
+def test_readme_shows_the_words_of_the_code() -> None:
+    """The table of words holds the statuses a reader meets: names in code, spelled as in the code."""
+    text = (ROOT / "README.md").read_text()
+    for word in (
+        "spec",
+        "problem",
+        "config",
+        "bucket",
+        "slug",
+        "target",
+        "outcome",
+        "source",
+        "table",
+        "floor",
+    ):
+        assert re.search(rf"^\| `?{word}`? \|", text, re.MULTILINE), (
+            f"README.md does not explain {word}"
+        )
+
+
+@pytest.mark.parametrize("line", ["tune --gpuz", "generat --check", "explain --head-dim 64"])
+def test_a_command_there_is_not_is_noticed(line: str) -> None:
+    block = Block(page="made.md", line=1, language="bash", runs=False, text=line)
+    with pytest.raises(Exception, match=r"(?i)no such option|has no command|missing"):
+        test_shown_commands_are_ones_there_are(block, line.split())
+
+
+def sentences() -> set[str]:
+    """Every string of flashgen/ as the compiler joins it, values of f-strings left out."""
+    found = set()
+    for path in (ROOT / "flashgen").rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings
+        for node in nodes:
+            if id(node) in prose:
+                continue
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            texts = [part.value for part in parts if isinstance(part, ast.Constant)]
+            found.add(" ... ".join(text for text in texts if isinstance(text, str)))
+    return found
+
+
+def test_messages_that_troubleshooting_explains_are_ones_flashgen_gives() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| ")]
+    quoted = [
+        text for row in rows for text in re.findall(r"`([^`]+)`", row) if text != "TRITON_INTERPRET"
+    ]
+    known = "\n".join(sentences())
+    missing = [
+        part for text in quoted for part in text.split(" ... ") if part.strip(". ") not in known
+    ]
+    assert quoted
+    assert missing == []

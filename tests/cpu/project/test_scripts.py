@@ -1,0 +1,30 @@
+"""Every script of examples/ and benchmarks/ starts: what it imports by name is still there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPTS = sorted(
+    str(file.relative_to(ROOT))
+    for folder in ("examples", "benchmarks")
+    for file in (ROOT / folder).rglob("*.py")
+    if 'if __name__ == "__main__":' in file.read_text()
+)
+
+
+def test_there_are_scripts_in_both_folders() -> None:
+    assert {script.split("/")[0] for script in SCRIPTS} == {"examples", "benchmarks"}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_it_prints_its_help(script: str) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / script, "--help"], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: {Path(script).name}")

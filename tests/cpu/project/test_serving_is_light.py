@@ -1,0 +1,48 @@
+"""What `import generated.dispatcher` loads and touches. Who may import whom is import-linter's: `make lint`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+TOOLS = ("optuna", "yaml", "typer", "rich", "numba", "flashgen.compile", "flashgen.table")
+
+LIGHT = """
+import os, sys
+done = []
+
+def watch(event, arguments):
+    writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+    if event in ("os.mkdir", "os.rename", "os.remove", "os.symlink", "os.link", "socket.connect"):
+        done.append((event, arguments))
+    elif event == "open" and isinstance(arguments[2], int) and arguments[2] & writes:
+        done.append((event, arguments))
+
+sys.addaudithook(watch)
+import {module}
+import torch
+loaded = [name for name in {heavy!r} if name in sys.modules]
+print(loaded, torch.cuda.is_initialized(), done)
+"""
+
+
+@pytest.mark.parametrize("module", ["flashgen.runtime", "generated.dispatcher"])
+def test_serving_loads_little_and_does_nothing(module: str, tmp_path: Path) -> None:
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "HOME": str(tmp_path),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT.format(module=module, heavy=TOOLS)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout.strip(), done.stderr) == ("[] False []", "")
+    assert list(tmp_path.rglob("*")) == []

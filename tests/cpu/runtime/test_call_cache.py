@@ -1,0 +1,486 @@
+"""Repeats: a call like an earlier one is launched again as the earlier one was, and only if it is like it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton import knobs
+
+import flashgen.runtime.flash_attn as flash_attn
+from flashgen.errors import InvalidArgument, NotDifferentiable
+from flashgen.kernels import launch
+from flashgen.runtime import Dispatcher, call_cache
+from flashgen.runtime.call_cache import Kinds
+from flashgen.runtime.resolver import key
+from tests.launches import Written, dispatcher, served
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Written]:
+    with served(monkeypatch) as made:
+        yield made
+
+
+@pytest.fixture
+def own(driver: Written, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
+    return dispatcher(monkeypatch)
+
+
+def tensors(
+    *, seq_q: int = 48, seq_k: int = 48, heads: int = 4, kv_heads: int = 4, dim: int = 64,
+    dim_v: int = 64, batch: int = 2, dtype: torch.dtype = BF16,
+) -> list[Tensor]:  # fmt: skip
+    shapes = ((heads, seq_q, dim), (kv_heads, seq_k, dim), (kv_heads, seq_k, dim_v))
+    return [torch.zeros((batch, *shape), dtype=dtype) for shape in shapes]
+
+
+def seq_first(x: Tensor) -> Tensor:
+    """The same shape, (batch, seq, heads, dim) in memory."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def spaced(x: Tensor, by: int = 8) -> Tensor:
+    """The same shape, with room between rows."""
+    return torch.zeros((*x.shape[:3], x.shape[3] + by), dtype=x.dtype)[..., : x.shape[3]]
+
+
+def moved(x: Tensor) -> Tensor:
+    """The same shape and strides, with an unaligned base."""
+    return torch.zeros(x.numel() + 8, dtype=x.dtype)[1:-7].view(x.shape)
+
+
+def with_(index: int, change: Callable[[Tensor], Tensor], **sizes: Any) -> list[Tensor]:
+    found = tensors(**sizes)
+    found[index] = change(found[index])
+    return found
+
+
+def last(driver: Written, results: tuple[Tensor, ...]) -> Any:
+    """The launch made last, its outputs by their place among the results."""
+    function, stream, grid, arguments = driver.launches[-1]
+    where = {x.data_ptr(): ("result", i) for i, x in enumerate(results)}
+
+    def named(argument: Any) -> Any:
+        if isinstance(argument, tuple):
+            kind, fields = argument
+            return kind, {name: named(value) for name, value in fields.items()}
+        return where.get(argument, argument) if isinstance(argument, int) else argument
+
+    layout = [(x.shape, x.stride(), x.dtype) for x in results]
+    return function, stream, grid, [named(x) for x in arguments], layout
+
+
+def by_launch(driver: Written, own: Dispatcher, call: Any, times: int) -> tuple[list[Any], int]:
+    """What `times` calls are launched with, and how many of them were repeats."""
+    made, runs = [], 0
+    run = launch._run
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal runs
+        runs += 1
+        return run(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "_run", counted)
+        made = [last(driver, call(own)) for _ in range(times)]
+    return made, times - runs
+
+
+def attention(qkv: list[Tensor], **options: Any) -> Callable[[Dispatcher], Any]:
+    return lambda own: own.attention(*qkv, return_lse=True, **options)
+
+
+CALLS: dict[str, tuple[list[Tensor], dict[str, Any]]] = {
+    "base": (tensors(), {"causal": True}),
+    "parameter": (with_(1, lambda x: torch.nn.Parameter(x, requires_grad=False)), {"causal": True}),
+    "seq_q": (tensors(seq_q=32), {"causal": True}),
+    "seq_k": (tensors(seq_k=64), {"causal": True}),
+    "batch": (tensors(batch=3), {"causal": True}),
+    "heads": (tensors(heads=8), {"causal": True}),
+    "kv_heads": (tensors(kv_heads=2), {"causal": True}),
+    "dim": (tensors(dim=128, dim_v=128), {"causal": True}),
+    "dim_v": (tensors(dim_v=128), {"causal": True}),
+    "any dim": (tensors(dim=24, dim_v=24), {"causal": True}),
+    "float16": (tensors(dtype=torch.float16), {"causal": True}),
+    "float32": (tensors(dtype=torch.float32), {"causal": True}),
+    "tf32": (tensors(dtype=torch.float32), {"causal": True, "precision": "tf32"}),
+    "q cut": (with_(0, lambda x: x[:, :, :32]), {"causal": True}),  # of the same strides
+    "q strides": (with_(0, seq_first), {"causal": True}),
+    "q rows": (with_(0, spaced), {"causal": True}),
+    "k strides": (with_(1, seq_first), {"causal": True}),
+    "v strides": (with_(2, seq_first), {"causal": True}),
+    "long": (tensors(seq_q=1, seq_k=70000, batch=1, heads=1, kv_heads=1), {"causal": True}),
+    "mask": (tensors(), {"causal": False}),
+    "top_left": (tensors(seq_k=64), {"causal": "top_left"}),
+    "bottom_right": (tensors(seq_k=64), {"causal": "bottom_right"}),
+    "scale": (tensors(), {"causal": True, "scale": 0.5}),
+    "another scale": (tensors(), {"causal": True, "scale": 0.25}),
+}
+NEVER: dict[str, tuple[list[Tensor], dict[str, Any]]] = {
+    "q base": (with_(0, moved), {"causal": True}),
+    "q base of pointers": (with_(0, moved, dim=24, dim_v=24), {"causal": True}),
+    "k base": (with_(1, moved), {"causal": True}),
+    "v base": (with_(2, moved), {"causal": True}),
+    "no query": (tensors(seq_q=0), {"causal": True}),
+    "copied": (with_(2, lambda x: x.transpose(2, 3).contiguous().transpose(2, 3)), {}),
+    "scale < 0": (tensors(), {"causal": True, "scale": -0.5}),
+    "scale = 0": (tensors(), {"causal": True, "scale": 0.0}),
+    "whole scale": (tensors(), {"causal": True, "scale": 1}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_repeat_is_launched_as_the_first_call_was(
+    name: str, driver: Written, own: Dispatcher
+) -> None:
+    qkv, options = CALLS[name]
+    made, repeated = by_launch(driver, own, attention(qkv, **options), 4)
+    assert repeated == 2
+    assert made[1:] == [made[0]] * 3
+
+
+def test_calls_are_told_apart_by_all_that_their_launch_follows_from(
+    driver: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One dispatcher that has met all of them launches each as one does that has met none."""
+    own = dispatcher(monkeypatch)
+    for _ in range(3):
+        for qkv, options in CALLS.values():
+            attention(qkv, **options)(own)
+    for name, (qkv, options) in (CALLS | NEVER).items():
+        if qkv[0].numel() == 0 or name in ("copied", "scale < 0", "scale = 0"):
+            continue  # nothing is launched, or of a copy, which lies elsewhere each time
+        (met,), _ = by_launch(driver, own, attention(qkv, **options), 1)
+        (fresh,), _ = by_launch(driver, dispatcher(monkeypatch), attention(qkv, **options), 1)
+        assert met == fresh, name
+
+
+@pytest.mark.parametrize("name", NEVER)
+def test_what_no_launch_can_repeat_is_made_anew(
+    name: str, driver: Written, own: Dispatcher
+) -> None:
+    for _ in range(3):
+        attention(*CALLS["base"][:1], causal=True)(own)
+    qkv, options = NEVER[name]
+    launches = len(driver.launches)
+    runs: list[int] = []
+    run = launch._run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "_run", lambda *arguments: (runs.append(1), run(*arguments))[1])
+        for _ in range(4):
+            attention(qkv, **options)(own)
+    assert len(runs) == 4
+    assert len(driver.launches) - launches == (0 if name == "no query" else 4)
+
+
+class Tagged(Tensor):
+    """A subclass of Tensor."""
+
+
+WRONG: dict[str, tuple[Callable[[], list[Any]], dict[str, Any]]] = {
+    "causal 1": (tensors, {"causal": 1}),
+    "causal 1.0": (tensors, {"causal": 1.0}),
+    "causal word": (tensors, {"causal": "left"}),
+    "precision": (tensors, {"causal": True, "precision": "half"}),
+    "nan": (tensors, {"causal": True, "scale": float("nan")}),
+    "huge": (tensors, {"causal": True, "scale": 1e300}),
+    "q dtype": (lambda: with_(0, lambda x: x.half()), {"causal": True}),
+    "q device": (lambda: with_(0, lambda x: x.to("meta")), {"causal": True}),
+    "k dtype": (lambda: with_(1, lambda x: x.half()), {"causal": True}),
+    "v dtype": (lambda: with_(2, lambda x: x.half()), {"causal": True}),
+    "k device": (lambda: with_(1, lambda x: x.to("meta")), {"causal": True}),
+    "v device": (lambda: with_(2, lambda x: x.to("meta")), {"causal": True}),
+    "k kind": (lambda: with_(1, lambda x: x.as_subclass(Tagged)), {"causal": True}),
+    "v kind": (lambda: with_(2, lambda x: x.as_subclass(Tagged)), {"causal": True}),
+    "k none": (lambda: [tensors()[0], None, tensors()[2]], {"causal": True}),
+    "k shape": (lambda: with_(1, lambda x: x[:, :, :-1]), {"causal": True}),
+    "v heads": (lambda: with_(2, lambda x: x[:, :2]), {"causal": True}),
+    "rank": (lambda: with_(0, lambda x: x[0]), {"causal": True}),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_call_is_refused_as_ever(
+    name: str, driver: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = dispatcher(monkeypatch)
+    for _ in range(3):
+        own.attention(*tensors(), causal=True)
+    given, options = WRONG[name]
+    said = []
+    for each in (own, dispatcher(monkeypatch)):
+        with pytest.raises(InvalidArgument) as raised:
+            each.attention(*given(), **options)
+        said.append(str(raised.value))
+    assert said[0] == said[1]
+
+
+@pytest.fixture
+def met(own: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Tensors of a kind of call that was met; a repeat of one is an error from now on."""
+    qkv = tensors()
+    for _ in range(3):
+        own.attention(*qkv, causal=True)
+
+    def repeated(*_: Any) -> None:
+        raise AssertionError("a call was repeated")
+
+    monkeypatch.setattr(call_cache.Again, "__call__", repeated)
+    with pytest.raises(AssertionError, match="repeated"):
+        own.attention(*qkv, causal=True)
+    return qkv
+
+
+class Passing(TorchDispatchMode):
+    """A dispatch mode that changes nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_are_asked_first(
+    own: Dispatcher, met: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = met
+    with torch.autocast("cpu", torch.float16):
+        assert own.attention(q, k, v, causal=True).dtype is torch.float16
+    monkeypatch.setattr("flashgen.runtime.registry.dispatcher_of", lambda package: own)
+    with Passing():
+        own.attention(q, k, v, causal=True)
+    own.attention(q.as_subclass(Tagged), k.as_subclass(Tagged), v.as_subclass(Tagged), causal=True)
+    torch.func.vjp(lambda q: own.attention(q, k, v, causal=True), q)
+    with pytest.raises(InvalidArgument, match="vmap"):
+        torch.func.vmap(lambda q: own.attention(q, k, v, causal=True))(q[None])
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(NotDifferentiable, match="forward-mode"):
+            own.attention(dual, k, v, causal=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.compiler, "is_compiling", lambda: True)
+        own.attention(q, k, v, causal=True)
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [
+        {"bias": torch.zeros(1, 1, 48, 48)}, {"alibi_slopes": torch.zeros(4)}, {"dropout_p": 0.5},
+        {"window": (3, 3)}, {"softcap": 5.0}, {"sinks": torch.zeros(4)},
+    ],
+    ids=lambda feature: next(iter(feature)),
+)  # fmt: skip
+def test_features_are_no_part_of_a_plain_call(
+    feature: dict[str, Any], own: Dispatcher, met: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own.passes, "forward", lambda q, k, v, call, features: (q, features))
+    _, features = own.attention(*met, causal=True, return_lse=True, **feature)
+    assert features is not launch.PLAIN
+
+
+def test_gradients_are_recorded_and_only_where_they_are_asked_for(
+    driver: Written, own: Dispatcher
+) -> None:
+    qkv = tensors()
+    made = by_launch(driver, own, attention(qkv, causal=True), 3)[0]
+    for i in range(3):
+        asked = [x.clone().requires_grad_(j == i) for j, x in enumerate(qkv)]
+        for deterministic in (True, False, True):
+            call = attention(asked, causal=True, deterministic=deterministic)
+            (one,), repeated = by_launch(driver, own, call, 1)
+            assert (one[0], one[2], one[4]) == (made[0][0], made[0][2], made[0][4])
+            assert repeated == 1
+            o, lse = call(own)
+            assert o.requires_grad
+            assert lse.requires_grad
+            assert o.grad_fn.options[1].deterministic is deterministic
+            assert o.grad_fn.next_functions[i][0] is not None
+        with torch.no_grad():
+            assert not own.attention(*asked, causal=True).requires_grad
+    assert not own.attention(*qkv, causal=True).requires_grad
+    with torch.inference_mode():
+        assert own.attention(*qkv, causal=True).is_inference()
+
+
+def test_head_dims_without_a_backward_are_refused_when_gradients_are_asked_for(
+    own: Dispatcher,
+) -> None:
+    qkv = tensors(dim=512, dim_v=512)
+    with torch.no_grad():
+        for _ in range(3):
+            own.attention(*qkv)
+    with pytest.raises(InvalidArgument, match="head"):
+        own.attention(qkv[0].requires_grad_(), *qkv[1:])
+
+
+def test_the_environment_is_read_at_every_call(
+    driver: Written, own: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = attention(tensors(), causal=True)
+    (first, *_), _ = by_launch(driver, own, call, 3)
+    monkeypatch.setenv("FLASHGEN_GPU", "nvidia_l4")
+    (there, again, *_), _ = by_launch(driver, own, call, 3)
+    assert there[0] != first[0]
+    assert again == there
+    monkeypatch.setenv("FLASHGEN_GPU", "nvidia_h200")
+    assert by_launch(driver, own, call, 1) == ([first], 1)
+    before = driver.by_triton
+    monkeypatch.setenv("FLASHGEN_DIRECT", "0")
+    _, repeated = by_launch(driver, own, call, 3)
+    assert (repeated, driver.by_triton - before) == (0, 3)
+    monkeypatch.delenv("FLASHGEN_DIRECT")
+    assert by_launch(driver, own, call, 1) == ([first], 1)
+    assert driver.by_triton - before == 3
+
+
+def test_streams_and_devices_are_asked_for_at_every_call(driver: Written, own: Dispatcher) -> None:
+    call = attention(tensors(), causal=True)
+    by_launch(driver, own, call, 3)
+    driver.stream = 78
+    made, repeated = by_launch(driver, own, call, 1)
+    assert (made[0][1], repeated) == (78, 1)
+    driver.device += 10**6
+    assert by_launch(driver, own, call, 1)[1] == 0  # of another device nothing is known
+
+
+@pytest.mark.parametrize("what", ["launch_enter_hook", "debug", "add_stages_inspection_hook"])
+def test_who_listens_is_heard(what: str, driver: Written, own: Dispatcher) -> None:
+    call = attention(tensors(), causal=True)
+    by_launch(driver, own, call, 3)
+    before = driver.by_triton
+    with knobs.runtime.scope():
+        if what == "debug":
+            knobs.runtime.debug = True
+        elif what == "add_stages_inspection_hook":
+            knobs.runtime.add_stages_inspection_hook = lambda *_: ("key", "hash")
+        else:
+            knobs.runtime.launch_enter_hook.add(print)
+        try:
+            by_launch(driver, own, call, 2)
+        finally:
+            knobs.runtime.launch_enter_hook.remove(print)
+    assert driver.by_triton - before == 2
+    assert by_launch(driver, own, call, 1)[1] == 1
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_outputs_that_are_not_aligned_are_launched_anew(
+    place: int, driver: Written, own: Dispatcher
+) -> None:
+    """As torch's allocator never has them; another may."""
+    call = attention(tensors(dim=24, dim_v=24), causal=True)
+    by_launch(driver, own, call, 3)
+    empty = torch.empty_strided
+    given: list[Tensor] = []
+
+    def unaligned(shape: Any, strides: Any, **kind: Any) -> Tensor:
+        given.append(empty(shape, strides, **kind))
+        return moved(given[-1]) if len(given) == place + 1 else given[-1]
+
+    own.repeats.kinds.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty_strided", unaligned)
+        by_launch(driver, own, call, 2)
+        launches = len(driver.launches)
+        _, repeated = by_launch(driver, own, call, 1)
+    assert (repeated, len(driver.launches) - launches) == (0, 1)
+    assert len(given) == 2
+
+
+def test_a_kernel_that_lost_its_place_is_not_launched_again(
+    driver: Written, own: Dispatcher
+) -> None:
+    q, k, v = tensors()
+    call = attention([q, k, v], causal=True)
+    (first, *_), _ = by_launch(driver, own, call, 3)
+    launcher = own.resolver.plain[key(q, v, True, "ieee")]
+    steps = launcher._aligned
+    config = steps.config
+    while steps.config == config:  # the same may serve two buckets
+        assert steps.bound is not None
+        steps._next(steps.bound, RuntimeError("shared memory"))
+    made, repeated = by_launch(driver, own, call, 1)
+    assert repeated == 0
+    assert made[0][0] != first[0]
+
+
+def test_no_tensor_is_kept_alive(own: Dispatcher) -> None:
+    qkv = tensors()
+    for _ in range(3):
+        own.attention(*qkv, causal=True)
+    alive = [weakref.ref(x) for x in qkv]
+    del qkv
+    assert [ref() for ref in alive] == [None] * 3
+
+
+DEFAULTS_OF_DROP_INS: list[dict[str, Any]] = [
+    {}, {"window": (-1, -1)}, {"window": (None, -1)}, {"window": [-1, -1]}, {"softcap": 0.0},
+    {"window": (-1, 0)}, {"window": (-1, -1), "softcap": 0, "dropout_p": 0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", DEFAULTS_OF_DROP_INS, ids=str)
+def test_a_feature_that_changes_nothing_is_none(
+    options: dict[str, Any], driver: Written, own: Dispatcher
+) -> None:
+    qkv = tensors()
+    (plain, *_), _ = by_launch(driver, own, attention(qkv, causal=True), 2)
+    assert by_launch(driver, own, attention(qkv, causal=True, **options), 1) == ([plain], 1)
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (48, 60)])
+def test_flash_attn_func_is_kept(
+    window: tuple[int, int], driver: Written, own: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its defaults, and with a window that is as wide as the keys."""
+    monkeypatch.setattr("flashgen.runtime.registry.dispatcher_of", lambda: own)
+    q, k, v = (x.transpose(1, 2).contiguous() for x in tensors())
+
+    def call(_: Dispatcher) -> Any:
+        o, lse, _ = flash_attn.flash_attn_func(
+            q, k, v, causal=True, window_size=window, return_attn_probs=True
+        )
+        return o, lse
+
+    made, repeated = by_launch(driver, own, call, 4)
+    assert repeated == 2
+    assert made[1:] == [made[0]] * 3
+
+
+@pytest.mark.parametrize("index", range(3))
+@pytest.mark.parametrize("dim", [64, 24], ids=["descriptor", "pointer"])
+def test_a_view_of_negatives_is_made_plain(
+    index: int, dim: int, driver: Written, own: Dispatcher
+) -> None:
+    """Of the same shape, strides and memory as a tensor of a kind that is kept."""
+    qkv = tensors(dim=dim, dim_v=dim)
+    by_launch(driver, own, attention(qkv, causal=True), 3)
+    at = qkv[index].data_ptr()
+    qkv[index] = torch._neg_view(qkv[index])
+    _, repeated = by_launch(driver, own, attention(qkv, causal=True), 1)
+    launched = driver.launches[-1][3][index]
+    assert repeated == 0
+    assert at not in (launched, launched[1]["base"] if isinstance(launched, tuple) else None)
+
+
+def test_what_is_kept_is_bounded_and_what_is_used_stays() -> None:
+    kinds: Kinds[int] = Kinds(most=4)
+    assert not kinds.meet(("used",))
+    assert kinds.meet(("used",))
+    kinds.keep(("used",), 7)
+    for i in range(100):
+        assert not kinds.meet((i,))
+        assert len(kinds) <= 8
+        assert kinds.get(("used",)) == 7
+        assert kinds.get((i,)) is None
+    assert kinds.meet((99,))
+    assert not kinds.meet((1,))
+    for i in range(100, 110):
+        kinds.meet((i,))
+    assert kinds.get(("used",)) is None

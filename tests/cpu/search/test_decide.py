@@ -1,0 +1,131 @@
+"""search/decide.py: the order that estimates give, on a GPU and without one, and what cannot win any more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flashgen.search.decide import ENOUGH_RATIOS, PROMISING, by_estimate, can_win, to_measure
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.outcome import Outcome, Status, Timing
+from flashgen.spec.problem import workload
+from tests.fakes import FakeEvaluator
+from tests.makers import make_config, make_spec
+
+SPEC = make_spec()
+A, B, C, D, E = (make_config(br, 32) for br in (16, 32, 64, 128, 256))
+GUESS = {A: 100.0, B: 149.0, C: 151.0, D: 400.0}
+
+
+def timing(us: float, low_us: float | None = None) -> Timing:
+    return Timing(median_us=us, low_us=us if low_us is None else low_us, high_us=us)
+
+
+def outcome(config: KernelConfig, us: float | None, **fields: object) -> Outcome:
+    """Compiled, and estimated at `us`; timing and estimate are the same, as with no GPU."""
+    fake = FakeEvaluator(us=lambda _: 1.0, gpu=TARGETS["nvidia_h200"])
+    made = fake.outcome("compile", SPEC, workload(SPEC, 512), config)
+    estimate = None if us is None else timing(us)
+    changes = {"timing": estimate, "estimate": estimate, "registers": 128} | fields
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+class TestToMeasure:
+    COMPILED = tuple(outcome(config, GUESS.get(config)) for config in (D, E, C, B, A))
+
+    def order(self, least_us: float, *always: KernelConfig) -> list[list[KernelConfig]]:
+        parts = to_measure(self.COMPILED, least_us, always)
+        return [[outcome.config for outcome in part] for part in parts]
+
+    def test_the_promising_come_by_estimate_and_one_without_keeps_its_place(self) -> None:
+        """D and C, of those before and after it, are postponed: E was given before B and A."""
+        assert self.order(100.0) == [[E, A, B], [C, D]]
+        last = [*(o for o in self.COMPILED if o.config != E), outcome(E, None)]
+        promising, _ = to_measure(last, 100.0, ())
+        assert [each.config for each in promising] == [A, B, E]
+
+    def test_between_the_estimated_it_keeps_its_place_too(self) -> None:
+        given = [outcome(c, GUESS.get(c)) for c in (B, E, A)]
+        promising, _ = to_measure(given, 100.0, ())
+        assert [each.config for each in promising] == [A, E, B]
+
+    def test_seeds_without_an_estimate_lead_in_their_order(self) -> None:
+        """Of the space and the seeds only these are what only a GPU can judge."""
+        given = [outcome(c, us) for c, us in ((A, 100.0), (D, None), (B, 90.0), (E, None))]
+        promising, _ = to_measure(given, 90.0, (B, E, D))
+        assert [each.config for each in promising] == [D, E, B, A]
+
+    def test_the_limit_itself_is_promising(self) -> None:
+        at, above = outcome(A, PROMISING * 80.0), outcome(B, PROMISING * 80.0 + 0.1)
+        assert to_measure([above, at], 80.0, ()) == ([at], [above])
+
+    def test_the_least_estimate_may_be_that_of_another(self) -> None:
+        assert self.order(90.0) == [[E, A], [B, C, D]]
+
+    def test_what_must_be_measured_is_never_postponed(self) -> None:
+        assert self.order(100.0, D) == [[A, E, B, D], [C]]
+
+    def test_equal_estimates_keep_the_order_given(self) -> None:
+        equal = [outcome(config, 100.0) for config in (C, A, B)]
+        assert to_measure(equal, 100.0, ()) == (equal, [])
+
+
+class TestCanWin:
+    """Measured times are 2 to 3 times the estimates, and the best is 200 us."""
+
+    MEASURED = ((100.0, 200.0), *((100.0, 300.0) for _ in range(ENOUGH_RATIOS - 1)))
+
+    @pytest.mark.parametrize(("low_us", "can"), [(99.0, True), (100.0, True), (101.0, False)])
+    def test_the_lower_edge_times_the_least_ratio_decides(self, low_us: float, can: bool) -> None:
+        assert can_win(timing(500.0, low_us), self.MEASURED) is can
+
+    def test_few_measurements_prove_nothing(self) -> None:
+        assert can_win(timing(1e9), self.MEASURED[:-1])
+
+    def test_without_an_estimate_anything_can_win(self) -> None:
+        assert can_win(None, self.MEASURED)
+
+
+class TestByEstimate:
+    def order(self, *outcomes: Outcome, neighbours: tuple[KernelConfig, ...] = ()) -> list[object]:
+        return [outcome.config for outcome in by_estimate(outcomes, neighbours)]
+
+    def test_nothing(self) -> None:
+        assert by_estimate([]) == []
+
+    def test_beyond_a_tie_the_estimate_decides(self) -> None:
+        spills = outcome(A, 100.0, registers=255, spill_bytes=64)
+        assert self.order(outcome(B, 106.0), outcome(C, 105.1), spills) == [A, C, B]
+
+    def test_in_a_tie_registers_decide(self) -> None:
+        assert self.order(outcome(A, 100.0), outcome(B, 105.0, registers=96)) == [B, A]
+
+    def test_then_the_estimate_then_the_order_given(self) -> None:
+        tied = outcome(B, 101.0), outcome(A, 101.0), outcome(C, 100.0)
+        assert self.order(*tied) == [C, B, A]
+
+    def test_neighbours_come_before_registers_and_the_most_of_them_first(self) -> None:
+        tied = outcome(A, 100.0, registers=64), outcome(B, 102.0), outcome(C, 104.0)
+        assert self.order(*tied, neighbours=(B,)) == [B, A, C]
+        assert self.order(*tied, neighbours=(B, C, C)) == [C, B, A]
+
+    def test_no_spill_comes_before_neighbours(self) -> None:
+        spills = outcome(A, 100.0, spill_bytes=8)
+        assert self.order(spills, outcome(B, 104.0), neighbours=(A, A)) == [B, A]
+
+    def test_what_an_old_log_does_not_say_is_not_held_against_it(self) -> None:
+        old = outcome(A, 100.0, spill_bytes=None, registers=None)
+        assert self.order(old, outcome(B, 101.0, spill_bytes=4)) == [A, B]
+
+    def test_all_ties_are_with_the_best_not_with_the_next(self) -> None:
+        chain = outcome(A, 100.0), outcome(B, 104.0, registers=96), outcome(C, 108.0, registers=32)
+        assert self.order(*chain) == [B, A, C]
+
+    def test_those_without_an_estimate_are_last_in_the_order_given(self) -> None:
+        none = [
+            outcome(c, None, status=Status.NO_ESTIMATE, registers=r) for c, r in ((E, 200), (D, 32))
+        ]
+        assert self.order(*none, outcome(A, 100.0)) == [A, E, D]
+        assert self.order(*none, neighbours=(D,)) == [E, D]

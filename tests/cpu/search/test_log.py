@@ -1,0 +1,493 @@
+"""search/log.py: what was found out is never asked again, a torn end costs one record, the rest is an error."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from flashgen.compile import compiler
+from flashgen.errors import FlashgenError
+from flashgen.estimate import estimate
+from flashgen.evaluate import check, measure
+from flashgen.evaluate.evaluator import protocol_of
+from flashgen.search.history import outcomes_of
+from flashgen.search.log import Log
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.outcome import CheckResult, Outcome, Source, Stage, Status, Timing
+from flashgen.spec.problem import workload
+from tests.makers import make_config, make_spec
+
+SPEC = make_spec()
+SHORT, LONG = workload(SPEC, 512), workload(SPEC, 4096)
+CONFIG = make_config()
+
+
+def outcome(stage: Stage = "timed", **changes: object) -> Outcome:
+    made = Outcome(
+        spec=SPEC,
+        problem=LONG,
+        config=CONFIG,
+        stage=stage,
+        status=Status.OK,
+        source="measured",
+        gpu="nvidia_h200",
+        triton="3.7.1",
+        digest="sha256:" + "0" * 64,
+        protocol=protocol_of(stage, str(changes.get("source", "measured"))),  # type: ignore[arg-type]
+        timing=Timing(median_us=10.5, low_us=10.0, high_us=11.0, samples=20),
+        check=CheckResult(passed=True, floors=1.1, lse_error=0.2, cases=7, seed=3, where="gpu"),
+        detail="as found",
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def open_log(folder: Path, **changes: object) -> Log:
+    fields = {"gpu": "nvidia_h200", "triton": "3.7.1"} | changes
+    return Log(folder / "nvidia_h200.jsonl", **fields)  # type: ignore[arg-type]
+
+
+def recall(log: Log, like: Outcome, **changes: object) -> Outcome | None:
+    wanted = replace(like, **changes)  # type: ignore[arg-type]
+    return log.recall(
+        wanted.stage,
+        wanted.spec,
+        wanted.problem,
+        wanted.config,
+        wanted.digest,
+        source=wanted.source,
+    )
+
+
+def test_an_outcome_is_recalled_equal_after_reopening(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        log.append(outcome())
+        assert recall(log, outcome()) == outcome()
+    with open_log(tmp_path) as log:
+        assert recall(log, outcome()) == outcome()
+
+
+def test_a_record_is_one_json_line_with_every_field(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        log.append(outcome())
+        lines = log.path.read_text().splitlines()  # on the disk before close
+    assert len(lines) == 1
+    record = json.loads(lines[0])
+    wanted = {
+        "spec",
+        "problem",
+        "config",
+        "stage",
+        "status",
+        "source",
+        "timing",
+        "digest",
+        "detail",
+    }
+    assert wanted <= record.keys()
+    assert Outcome.from_json(record) == outcome()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stage": "rough"},
+        {"problem": SHORT},
+        {"config": make_config(128, 64)},
+        {"digest": "sha256:" + "1" * 64},
+        {"source": "estimated"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_every_part_of_the_key_counts(tmp_path: Path, changes: dict[str, object]) -> None:
+    with open_log(tmp_path) as log:
+        log.append(outcome())
+        assert recall(log, outcome(), **changes) is None
+
+
+def test_what_another_triton_found_is_not_recalled(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        log.append(outcome())
+    with open_log(tmp_path, triton="3.8.0") as log:
+        assert recall(log, outcome()) is None
+
+
+@pytest.mark.parametrize(
+    ("stage", "source", "decides"),
+    [
+        # What was compiled carries its estimate, so both decide.
+        ("compile", "measured", {(compiler, "FACTS"), (estimate, "PROTOCOL")}),
+        ("compile", "estimated", {(compiler, "FACTS"), (estimate, "PROTOCOL")}),
+        ("check", "measured", {(check, "PROTOCOL")}),
+        ("check", "estimated", {(check, "PROTOCOL")}),
+        ("timed", "measured", {(measure, "PROTOCOL")}),
+        ("final", "measured", {(measure, "PROTOCOL")}),
+        ("timed", "estimated", {(estimate, "PROTOCOL")}),
+        ("timed", "untimed", {(estimate, "PROTOCOL")}),
+    ],
+)
+def test_an_outcome_is_recalled_until_what_decides_its_stage_changes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stage: Stage,
+    source: Source,
+    decides: set[tuple[ModuleType, str]],
+) -> None:
+    made = outcome(stage, source=source)
+    with open_log(tmp_path) as log:
+        log.append(made)
+    for module, name in (
+        (compiler, "FACTS"),
+        *((m, "PROTOCOL") for m in (check, estimate, measure)),
+    ):
+        with monkeypatch.context() as patched, open_log(tmp_path) as before:
+            assert recall(before, made) == made
+            before.close()
+            patched.setattr(module, name, getattr(module, name) + 1)
+            with open_log(tmp_path) as after:
+                assert (recall(after, made) is None) == ((module, name) in decides)
+
+
+@pytest.mark.parametrize("stage", ["compile", "check"])
+def test_compiles_and_checks_hold_for_every_problem(tmp_path: Path, stage: Stage) -> None:
+    with open_log(tmp_path) as log:
+        log.append(outcome(stage))
+        assert recall(log, outcome(stage), problem=SHORT) == outcome(stage, problem=SHORT)
+
+
+ESTIMATE = Timing(median_us=9.0, low_us=7.0, high_us=14.0)
+
+
+def test_estimate_and_spills_come_back_beside_the_measurement(tmp_path: Path) -> None:
+    made = outcome(estimate=ESTIMATE, spill_bytes=16)
+    with open_log(tmp_path) as log:
+        log.append(made)
+    with open_log(tmp_path) as log:
+        assert recall(log, made) == made
+
+
+def test_a_log_from_before_there_were_estimates_is_read(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        log.append(outcome("compile"))
+    record = json.loads(log.path.read_text())
+    assert record.pop("estimate") is record.pop("spill_bytes") is None
+    log.path.write_text(json.dumps(record) + "\n")
+    with open_log(tmp_path) as log:
+        assert recall(log, outcome("compile")) == outcome("compile")
+        assert recall(log, outcome("compile"), problem=SHORT) == outcome("compile", problem=SHORT)
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_an_estimate_holds_for_its_own_problem_alone(tmp_path: Path, reopened: bool) -> None:
+    built, checked = (outcome(stage, estimate=ESTIMATE) for stage in ("compile", "check"))
+    slow = outcome("compile", config=make_config(128), status=Status.SPILLS, estimate=ESTIMATE)
+    bare = replace(ESTIMATE, median_us=1.0)
+    with open_log(tmp_path) as log:
+        for made in (built, checked, slow):
+            log.append(made)
+        log.append(outcome("compile", config=make_config(32)))
+    with open_log(tmp_path) as log:
+        assert recall(log, built) == built
+        # a GPU's search wants an estimate, so what had one is asked for again; all else is known
+        assert recall(log, built, problem=SHORT) is None
+        assert recall(log, slow, problem=SHORT) == replace(slow, problem=SHORT, estimate=None)
+        assert recall(log, built, problem=SHORT, config=make_config(32)) is not None
+        for made, source in (
+            (checked, "measured"),
+            (replace(built, source="estimated"), "estimated"),
+        ):
+            again = recall(log, made, problem=SHORT)
+            assert again is not None, source
+            assert (again.problem, again.estimate) == (SHORT, None)
+        log.append(replace(built, problem=SHORT, estimate=bare))
+        if reopened:
+            log.close()
+            log = open_log(tmp_path)
+        assert recall(log, built) == built
+        assert recall(log, built, problem=SHORT) == replace(built, problem=SHORT, estimate=bare)
+        log.close()
+
+
+def test_a_check_in_the_interpreter_is_not_one_on_the_gpu(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        log.append(outcome("check", source="estimated"))
+        assert recall(log, outcome("check"), source="measured") is None
+        broken = outcome("compile", source="estimated", status=Status.COMPILE_ERROR)
+        log.append(broken)
+        assert recall(log, broken, source="measured") == broken
+
+
+def test_a_gpu_asks_for_the_estimates_that_compiling_with_none_left_out(tmp_path: Path) -> None:
+    offline = outcome("compile", source="estimated")
+    here = outcome("compile", estimate=ESTIMATE)
+    with open_log(tmp_path) as log:
+        log.append(offline)
+        assert recall(log, offline) == offline
+        assert recall(log, here) is None
+        log.append(here)
+        assert recall(log, here) == here
+        assert recall(log, offline) == here
+
+
+def test_no_estimate_is_recalled_by_the_offline_evaluator(tmp_path: Path) -> None:
+    none = outcome(source="untimed", status=Status.NO_ESTIMATE, timing=None)
+    with open_log(tmp_path) as log:
+        log.append(none)
+        assert recall(log, none, source="estimated") == none
+
+
+def test_the_later_record_counts(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        log.append(outcome(detail="first"))
+        log.append(outcome(detail="second"))
+    with open_log(tmp_path) as log:
+        found = recall(log, outcome())
+        assert found is not None
+        assert found.detail == "second"
+
+
+def test_a_final_round_counts_only_whole(tmp_path: Path) -> None:
+    first, second, third = (
+        outcome("final", config=make_config(br), digest="sha256:" + digit * 64)
+        for br, digit in ((32, "1"), (64, "2"), (128, "3"))
+    )
+
+    def round_of(log: Log, *members: Outcome) -> list[Outcome] | None:
+        kernels = [(member.config, member.digest) for member in members]
+        return log.recall_round(SPEC, LONG, kernels, source="measured")
+
+    with open_log(tmp_path) as log:
+        log.append(first)
+        log.append(second)
+        assert round_of(log, second, first) == [second, first]
+        assert round_of(log, first, second, third) is None
+        log.append(third)
+        log.append(second)
+        assert round_of(log, first, second) is None  # of two rounds now
+        assert round_of(log, third, second) == [third, second]
+
+
+@pytest.mark.parametrize("lost", [1, 40], ids=["only the line break", "half a record"])
+def test_a_torn_last_record_is_dropped_with_one_notice(tmp_path: Path, lost: int) -> None:
+    with open_log(tmp_path) as log:
+        log.append(outcome(detail="whole"))
+        log.append(outcome("rough"))
+    content = log.path.read_bytes()
+    log.path.write_bytes(content[:-lost])
+    notices: list[str] = []
+    with open_log(tmp_path, notice=notices.append) as log:
+        assert recall(log, outcome()) is not None
+        assert recall(log, outcome("rough")) is None
+        log.append(outcome("rough"))
+    assert len(notices) == 1
+    assert str(log.path) in notices[0]
+    assert log.path.read_bytes() == content
+    with open_log(tmp_path, notice=notices.append):
+        pass
+    assert len(notices) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{", "[]", "{}", '{"status": "ok"}', "\xff"],
+    ids=["cut", "list", "empty", "few", "bytes"],
+)
+def test_any_other_unreadable_line_is_named(tmp_path: Path, line: str) -> None:
+    with open_log(tmp_path) as log:
+        log.append(outcome())
+    good = log.path.read_bytes()
+    log.path.write_bytes(good + line.encode("latin-1") + b"\n" + good)
+    with pytest.raises(FlashgenError, match=r"nvidia_h200\.jsonl, line 2: .* delete the line"):
+        open_log(tmp_path)
+    assert log.path.read_bytes() == good + line.encode("latin-1") + b"\n" + good
+
+
+def test_a_log_of_another_gpu_is_refused(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        log.append(outcome(gpu="nvidia_l4"))
+    with pytest.raises(FlashgenError, match=r"line 1: .* nvidia_h200 alone: got nvidia_l4"):
+        open_log(tmp_path)
+
+
+def test_a_second_tuner_in_the_folder_says_so_and_stops(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        with pytest.raises(FlashgenError, match=rf"another flashgen .*process {os.getpid()}"):
+            Log(tmp_path / "nvidia_l4.jsonl", gpu="nvidia_l4", triton="3.7.1")
+        log.append(outcome())  # and the first goes on
+    open_log(tmp_path).close()
+
+
+def test_a_killed_tuner_leaves_no_lock(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys, pathlib; from flashgen.search.log import Log\n"
+        "Log(pathlib.Path(sys.argv[1]), gpu='g', triton='3')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    path = tmp_path / "nvidia_h200.jsonl"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, path], cwd=Path(__file__).parents[3], check=False
+    )
+    assert ended.returncode == -9
+    open_log(tmp_path).close()
+
+
+@pytest.mark.parametrize("failing", ["write", "fsync"])
+def test_a_full_disk_is_one_sentence_and_leaves_whole_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    write = os.write
+
+    def full(descriptor: int, *content: bytes) -> int:
+        if failing == "write" and len(content[0]) > 100:
+            return write(descriptor, content[0][:100])  # what fits; the next call finds no room
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with open_log(tmp_path) as log:
+        log.append(outcome())
+        before = log.path.read_bytes()
+        with monkeypatch.context() as patched:
+            patched.setattr(os, failing, full)
+            with pytest.raises(FlashgenError, match=r"No space left .* --out") as caught:
+                log.append(outcome("rough", detail="x" * 200))
+        assert "\n" not in str(caught.value)
+        assert log.path.read_bytes() == before
+        assert recall(log, outcome("rough")) is None
+        log.append(outcome("rough"))
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FlashgenError, match="cannot be written"):
+        open_log(tmp_path / "file")
+
+
+def test_a_read_only_folder_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(FlashgenError, match=r"Read-only file system.* --out"):
+        open_log(tmp_path)
+
+
+def test_those_who_share_a_ledger_share_a_folder(tmp_path: Path) -> None:
+    with open_log(tmp_path, shared="one") as first, open_log(tmp_path, shared="one") as second:
+        first.append(outcome(detail="of the first"))
+        second.append(outcome("rough"))
+        first.append(outcome("check"))
+    with open_log(tmp_path) as log:  # all have left
+        assert recall(log, outcome()) == outcome(detail="of the first")
+        assert recall(log, outcome("rough")) == outcome("rough")
+        assert recall(log, outcome("check")) == outcome("check")
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "said"),
+    [
+        (None, None, r"another flashgen tunes in .* \(process PID\): wait .*--storage"),
+        (None, "one", r"shares no storage, tunes in .* \(process PID\): .*--storage"),
+        ("one", None, r"other flashgens, which share a storage, tune in [^()]*: .* same --storage"),
+        ("one", "two", r"other flashgens, which share a storage, tune in [^()]*: .*--out"),
+    ],
+)
+def test_others_are_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    there: str | None,
+    here: str | None,
+    said: str,
+) -> None:
+    monkeypatch.setattr("flashgen.search.log.OPENING_LIMIT_S", 0.05)
+    with open_log(tmp_path, shared=there) as log:
+        with pytest.raises(FlashgenError, match=said.replace("PID", str(os.getpid()))) as caught:
+            open_log(tmp_path, shared=here)
+        assert "\n" not in str(caught.value)
+        log.append(outcome())
+    open_log(tmp_path, shared=here).close()
+
+
+def test_who_shares_waits_for_others_who_are_opening(tmp_path: Path) -> None:
+    """They hold the folder alone for a moment, and have not said yet for whom."""
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        let_in = threading.Timer(0.2, fcntl.flock, (lock, fcntl.LOCK_UN))
+        let_in.start()
+        open_log(tmp_path, shared="one").close()
+        let_in.join()
+
+
+def test_a_shared_log_leaves_the_answers_to_the_ledger_but_remembers(tmp_path: Path) -> None:
+    final = outcome("final")
+    kernel = CONFIG, outcome().digest
+    with open_log(tmp_path) as log:
+        log.append(outcome(), final)
+    with open_log(tmp_path, shared="one") as log:
+        assert recall(log, outcome()) is None
+        assert log.recall_round(SPEC, LONG, [kernel], source="measured") is None
+
+        def remembered(stage: Stage, *kernels: tuple[KernelConfig, str]) -> list[Outcome] | None:
+            return log.remembered(stage, SPEC, LONG, kernels, source="measured")
+
+        assert remembered("timed", kernel) == [outcome()]
+        assert remembered("timed", kernel, kernel) == [outcome()] * 2
+        assert remembered("timed", kernel, (make_config(128), kernel[1])) is None
+        assert remembered("final", kernel) == [final]
+        assert remembered("rough", kernel) is None
+
+
+def test_an_outcome_that_all_have_is_written_once(tmp_path: Path) -> None:
+    killer = outcome("rough", status=Status.CRASHED)  # recalled by none, and known all the same
+    with open_log(tmp_path, shared="one") as first, open_log(tmp_path, shared="one") as second:
+        for log in (first, second, first):
+            log.append(outcome(), killer)
+        second.append(outcome(detail="another"))
+        lines = first.path.read_text().splitlines()
+    assert len(lines) == 3
+    assert [json.loads(line)["detail"] for line in lines] == ["as found", "as found", "another"]
+
+
+def test_a_record_that_a_killed_one_tore_is_cut_off_by_those_who_live(tmp_path: Path) -> None:
+    notices: list[str] = []
+    with open_log(tmp_path, shared="one", notice=notices.append) as log:
+        log.append(outcome())
+        whole = log.path.read_bytes()
+        with log.path.open("ab") as file:
+            file.write(whole[:40])
+        log.append(outcome("rough"))
+        assert len(notices) == 1
+        assert "torn" in notices[0]
+        assert log.path.read_bytes().startswith(whole)
+    with open_log(tmp_path) as log:
+        assert recall(log, outcome("rough")) is not None
+
+
+def test_records_of_many_writers_stay_whole(tmp_path: Path) -> None:
+    pids = []
+    for writer in range(3):
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                with open_log(tmp_path, shared="one") as log:
+                    for number in range(20):
+                        log.append(outcome(detail=f"{writer} {number} " + 5000 * "x"))
+                status = 0
+            finally:
+                os._exit(status)
+        pids.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0, 0]
+    found = outcomes_of(tmp_path / "nvidia_h200.jsonl", pytest.fail)
+    assert sorted(each.detail.split("x")[0] for each in found) == sorted(
+        f"{writer} {number} " for writer in range(3) for number in range(20)
+    )

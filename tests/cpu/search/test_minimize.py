@@ -1,0 +1,389 @@
+"""minimize: seeds first, budgets, failures, every sampler by name, bad input, and no attention loaded."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+import flashgen.search
+from flashgen.errors import FlashgenError, InvalidArgument
+from flashgen.search import Budget, Evaluation, Method, Minimum, NoMinimum, minimize
+from flashgen.search.space import Point, Sampler
+
+ROOT = Path(__file__).resolve().parents[3]
+SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
+
+SPACE: list[Point] = [
+    {"rows": rows, "warps": warps, "way": way, "late": late}
+    for rows, warps, way, late in itertools.product(
+        (16, 32, 64, 128, 256), (2, 4, 8), ("a", "b", "c"), (False, True)
+    )
+    if rows * warps >= 64
+]
+BEST: Point = {"rows": 64, "warps": 4, "way": "b", "late": True}
+
+
+def cost(point: Point) -> float:
+    """Least at BEST, 100."""
+    off = abs(math.log2(float(point["rows"]) / 64)) + abs(math.log2(float(point["warps"]) / 4))
+    return 100.0 * (1 + off + 2 * (point["way"] != "b") + 0.5 * (not point["late"]))
+
+
+def search(sampler: Sampler = "auto", *, seed: int = 0, trials: int = 12, **fields: Any) -> Minimum:
+    evaluator = fields.pop("evaluator", cost)
+    space = fields.pop("space", SPACE)
+    method = Method(sampler=sampler, seed=seed)
+    return minimize(space, evaluator, Budget(trials=trials), method=method, **fields)
+
+
+def points(found: Minimum) -> list[Point]:
+    return [each.point for each in found.evaluations]
+
+
+class TestEverySampler:
+    @pytest.mark.parametrize("sampler", SAMPLERS)
+    def test_it_evaluates_as_many_as_the_budget_allows_and_none_twice(
+        self, sampler: Sampler
+    ) -> None:
+        asked: list[Point] = []
+
+        def evaluator(point: Point) -> float | None:
+            asked.append(point)
+            return None if point["way"] == "c" else cost(point)
+
+        found = search(sampler, evaluator=evaluator)
+        assert points(found) == asked
+        assert len(asked) == (len(SPACE) if sampler == "exhaustive" else 12)
+        assert len({tuple(point.items()) for point in asked}) == len(asked)
+        assert all(point in SPACE for point in asked)
+        known = [each.value for each in found.evaluations if each.value is not None]
+        assert found.value == min(known) == cost(found.point)
+        assert found.exhaustive is (sampler == "exhaustive")
+
+    @pytest.mark.parametrize("sampler", [each for each in SAMPLERS if each != "exhaustive"])
+    def test_the_seed_decides_the_path(self, sampler: Sampler) -> None:
+        assert points(search(sampler, seed=1)) == points(search(sampler, seed=1))
+        assert points(search(sampler, seed=1)) != points(search(sampler, seed=2))
+
+    @pytest.mark.parametrize("sampler", SAMPLERS)
+    def test_a_budget_for_all_evaluates_all(self, sampler: Sampler) -> None:
+        found = search(sampler, space=SPACE[:9], trials=9)
+        assert sorted(map(repr, points(found))) == sorted(map(repr, SPACE[:9]))
+        assert found.exhaustive
+        assert found.value == min(map(cost, SPACE[:9]))
+
+    @pytest.mark.parametrize("sampler", ["auto", "tpe", "cmaes"])
+    def test_it_learns_from_what_it_sees(self, sampler: Sampler) -> None:
+        """30 of 84, six times: by chance the best one is among them all six times in 500 only."""
+        assert [search(sampler, seed=seed, trials=30).value for seed in range(6)] == [100.0] * 6
+        assert max(search("random", seed=seed, trials=30).value for seed in range(6)) > 100.0
+
+    def test_exhaustive_keeps_the_order_whatever_the_budget(self) -> None:
+        assert points(search("exhaustive", trials=1)) == SPACE
+
+    def test_auto_is_what_is_taken_where_no_method_is_given(self) -> None:
+        found = minimize(SPACE, cost, Budget(trials=12))
+        assert points(found) == points(search("auto", seed=0))
+
+
+class TestSeeds:
+    CHOSEN = (SPACE[40], SPACE[3], SPACE[40], SPACE[20])
+
+    @pytest.mark.parametrize("sampler", ["auto", "tpe", "exhaustive"])
+    def test_they_are_evaluated_first_in_their_order_and_once(self, sampler: Sampler) -> None:
+        found = search(sampler, seeds=self.CHOSEN)
+        assert points(found)[:3] == [SPACE[40], SPACE[3], SPACE[20]]
+        assert SPACE[40] not in points(found)[3:]
+
+    def test_they_cost_budget(self) -> None:
+        assert points(search(trials=2, seeds=self.CHOSEN)) == [SPACE[40], SPACE[3]]
+
+    def test_they_are_learnt_from(self) -> None:
+        """With five values known, nothing of what auto does next is left to chance."""
+        seeds = SPACE[::17]
+        assert len(seeds) == 5
+        assert search(seed=1, seeds=seeds).evaluations == search(seed=2, seeds=seeds).evaluations
+
+    def test_another_order_of_names_is_the_same_point(self) -> None:
+        turned = MappingProxyType(dict(reversed(SPACE[7].items())))
+        assert points(search(trials=1, seeds=[turned])) == [SPACE[7]]
+
+
+class TestGuesses:
+    def test_good_ones_find_the_best_at_once(self) -> None:
+        assert points(search(guesses=cost, trials=1)) == [BEST]
+
+    def test_a_common_factor_and_missing_ones_do_not_matter(self) -> None:
+        def guess(point: Point) -> float | None:
+            return None if point["way"] == "c" else cost(point) / 1e6
+
+        assert points(search(guesses=guess, trials=1)) == [BEST]
+
+    def test_wrong_ones_are_got_over(self) -> None:
+        found = search(guesses=lambda point: 1e5 / cost(point), trials=40)
+        assert found.value < np.quantile([cost(point) for point in SPACE], 0.05)
+
+    def test_seeds_come_before_the_best_guess(self) -> None:
+        assert points(search(guesses=cost, seeds=[SPACE[3]], trials=2)) == [SPACE[3], BEST]
+
+    def test_other_samplers_do_not_heed_them(self) -> None:
+        assert points(search("random", guesses=cost)) == points(search("random"))
+
+
+class TestBudget:
+    @staticmethod
+    def in_seconds(seconds: float, monkeypatch: pytest.MonkeyPatch) -> int:
+        """How many are evaluated where each takes a second."""
+        clock = [1000.0]
+        monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+        def evaluator(point: Point) -> float:
+            clock[0] += 1.0
+            return cost(point)
+
+        method = Method(sampler="exhaustive")
+        found = minimize(SPACE, evaluator, Budget(seconds=seconds), method=method)
+        return len(found.evaluations)
+
+    def test_none_is_begun_when_the_seconds_are_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.in_seconds(2.5, monkeypatch) == 3
+        assert self.in_seconds(3.0, monkeypatch) == 3
+
+    def test_one_is_evaluated_however_short_the_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.in_seconds(0.0, monkeypatch) == 1
+
+    def test_more_trials_than_points_evaluate_each_once(self) -> None:
+        found = search(space=SPACE[:4], trials=1000)
+        assert (len(found.evaluations), found.exhaustive) == (4, True)
+
+    def test_the_last_of_the_budget_may_complete_the_space(self) -> None:
+        assert search(space=SPACE[:4], trials=4).exhaustive
+        assert not search(space=SPACE[:4], trials=3).exhaustive
+
+
+class TestFailures:
+    def test_a_failure_is_never_the_minimum(self) -> None:
+        found = search("exhaustive", evaluator=lambda point: None if point == BEST else cost(point))
+        assert found.value == sorted(map(cost, SPACE))[1]
+        assert Evaluation(point=BEST, value=None) in found.evaluations
+
+    @pytest.mark.parametrize("sampler", SAMPLERS)
+    def test_where_all_fail_there_is_none(self, sampler: Sampler) -> None:
+        with pytest.raises(NoMinimum, match="all 6 that were evaluated failed") as caught:
+            search(sampler, space=SPACE[::15], trials=6, evaluator=lambda _: None)
+        assert isinstance(caught.value, FlashgenError)
+
+    def test_of_equals_the_first_evaluated_is_taken(self) -> None:
+        found = search("exhaustive", evaluator=lambda _: 7.0, seeds=[SPACE[5]])
+        assert found.point == SPACE[5]
+
+    def test_values_may_be_negative_or_nothing(self) -> None:
+        found = search(trials=40, evaluator=lambda point: cost(point) - 250.0)
+        assert found.value == cost(BEST) - 250.0
+        assert search(trials=5, evaluator=lambda _: 0).value == 0
+
+    def test_what_the_evaluator_raises_is_not_caught(self) -> None:
+        def evaluator(point: Point) -> float:
+            raise ZeroDivisionError("mine")
+
+        with pytest.raises(ZeroDivisionError, match="mine"):
+            search(evaluator=evaluator)
+
+    def test_a_number_of_numpy_is_a_number(self) -> None:
+        assert search(evaluator=lambda point: np.float32(cost(point))).value > 0  # type: ignore[misc]
+
+
+class TestNotify:
+    def test_each_evaluation_is_told_as_it_is_done(self) -> None:
+        told: list[Evaluation] = []
+        counts: list[int] = []
+
+        def evaluator(point: Point) -> float:
+            counts.append(len(told))
+            return cost(point)
+
+        found = search(evaluator=evaluator, notify=told.append)
+        assert tuple(told) == found.evaluations
+        assert counts == list(range(12))
+
+
+class Killed(BaseException):
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize("sampler", ["auto", "tpe", "gp", "random"])
+@pytest.mark.parametrize("after", [0, 1, 7])
+def test_a_killed_search_goes_on_from_a_record(sampler: Sampler, after: int) -> None:
+    """An evaluator that answers what it knows: nothing is computed twice, and the end is the same."""
+    computed: list[Point] = []
+    record: dict[str, float | None] = {}
+    life = after
+
+    def evaluator(point: Point) -> float | None:
+        nonlocal life
+        key = json.dumps(point)
+        if key not in record:
+            if life == 0:
+                raise Killed
+            life -= 1
+            computed.append(point)
+            record[key] = None if point["rows"] == 256 else cost(point)
+        return record[key]
+
+    with pytest.raises(Killed):
+        search(sampler, evaluator=evaluator, trials=14)
+    assert len(computed) == after
+    life = 1000
+    resumed = search(sampler, evaluator=evaluator, trials=14)
+    assert len(computed) == 14
+    undisturbed = search(
+        sampler, trials=14, evaluator=lambda p: None if p["rows"] == 256 else cost(p)
+    )
+    assert resumed == undisturbed
+
+
+def spaces() -> list[tuple[Sequence[Any], str]]:
+    return [
+        ([], "space must have a point at least: got none"),
+        ([3], "a point must map names to values: got 3 for point 0"),
+        ([{"x": 1}, "xy"], "a point must map names to values: got 'xy' for point 1"),
+        (
+            [{"x": 1, "y": 2}, {"x": 1}],
+            "all points of a space must have the same parameters: point 0 has x, y, and point 1 x",
+        ),
+        (
+            [{"x": 1}, {"x": None}],
+            "the value of a parameter must be an int, a float, a string or a bool: got None for x of point 1",
+        ),
+        (
+            [{"x": [1]}],
+            "the value of a parameter must be an int, a float, a string or a bool: got [1] for x of point 0",
+        ),
+        ([{"x": 1.0}, {"x": math.nan}], "a number must be finite: got nan for x of point 1"),
+        ([{"x": math.inf}], "a number must be finite: got inf for x of point 0"),
+        (
+            [{"x": 1, "y": "a"}, {"x": 2, "y": "a"}, {"y": "a", "x": 1}],
+            "no point may stand in a space twice: points 0 and 2 are both {'y': 'a', 'x': 1}",
+        ),
+    ]
+
+
+class TestBadInput:
+    @staticmethod
+    def refused(**fields: Any) -> str:
+        asked: list[Point] = []
+
+        def evaluator(point: Point) -> float:
+            asked.append(point)
+            return cost(point)
+
+        with pytest.raises(InvalidArgument) as caught:
+            search(**{"evaluator": evaluator, **fields})
+        assert isinstance(caught.value, ValueError)
+        assert asked == []  # said before anything was computed
+        return str(caught.value)
+
+    @pytest.mark.parametrize(("space", "sentence"), spaces())
+    def test_a_space_that_is_none(self, space: Sequence[Any], sentence: str) -> None:
+        assert self.refused(space=space) == sentence
+
+    @pytest.mark.parametrize(
+        "seed", [{**BEST, "rows": 48}, {"rows": 64}, {}, {**BEST, "rows": [64]}, 3]
+    )
+    def test_a_seed_that_is_no_point(self, seed: Any) -> None:
+        sentence = f"seeds must be points of the space: got {seed!r}"
+        assert self.refused(seeds=[SPACE[0], seed]) == sentence
+
+    @pytest.mark.parametrize("guess", [0, -1.0, math.nan, math.inf, "fast"])
+    def test_a_guess_that_is_none(self, guess: Any) -> None:
+        sentence = (
+            f"a guess must be a finite number above 0, or None: got {guess!r} for {SPACE[0]!r}"
+        )
+        assert self.refused(guesses=lambda _: guess) == sentence
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "fast", [1.0]])
+    def test_a_value_that_is_none(self, value: Any) -> None:
+        with pytest.raises(InvalidArgument) as caught:
+            search("exhaustive", evaluator=lambda _: value)
+        assert str(caught.value) == (
+            "the evaluator must return a finite number, or None for a failure: "
+            f"got {value!r} for {SPACE[0]!r}"
+        )
+
+    def test_a_sampler_that_does_not_apply(self) -> None:
+        sentence = self.refused(sampler="cmaes", space=[{"way": "a"}, {"way": "b"}])
+        assert sentence == (
+            "the sampler cmaes needs a parameter that varies and whose values are numbers: "
+            "got way; choose another sampler"
+        )
+
+    @pytest.mark.parametrize(
+        ("fields", "sentence"),
+        [
+            ({"trials": 0}, "trials must be at least 1: got 0"),
+            ({"seconds": -1.0}, "time_budget must be finite and >= 0: got -1.0"),
+            ({"seconds": math.nan}, "time_budget must be finite and >= 0: got nan"),
+        ],
+    )
+    def test_a_budget_that_is_none(self, fields: dict[str, Any], sentence: str) -> None:
+        with pytest.raises(InvalidArgument) as caught:
+            Budget(**fields)
+        assert str(caught.value) == sentence
+
+    def test_a_method_that_is_none(self) -> None:
+        known = "auto, exhaustive, random, tpe, gp, cmaes, genetic"
+        with pytest.raises(InvalidArgument) as caught:
+            Method(sampler="best")  # type: ignore[arg-type]
+        assert str(caught.value) == f"sampler must be one of {known}: got 'best'"
+        for seed in (-1, 2**32):
+            with pytest.raises(InvalidArgument, match=f"seed must be 0 to 4294967295: got {seed}"):
+                Method(seed=seed)
+
+
+ALONE = """
+import sys
+from flashgen.search import Budget, Method, minimize
+
+space = [{"x": x, "y": y} for x in range(6) for y in range(6)]
+found = minimize(
+    space, lambda p: (p["x"] - 4) ** 2 + p["y"], Budget(trials=20), method=Method(sampler=sys.argv[1])
+)
+assert found.value == 0, found.point
+ours = sorted(name for name in sys.modules if name.startswith(("flashgen", "generated")))
+others = [name for name in ("torch", "triton", "optuna", "yaml", "jinja2") if name in sys.modules]
+print(ours, others)
+"""
+
+
+@pytest.mark.parametrize(("sampler", "others"), [("auto", []), ("tpe", ["optuna"])])
+def test_it_loads_nothing_of_attention(sampler: str, others: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, sampler],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    names = {"auto": ["auto", "method", "minimize", "points", "propose", "samplers", "surrogate"],
+             "tpe": ["library", "method", "minimize", "points", "propose", "samplers"]}[sampler]  # fmt: skip
+    ours = ["flashgen", "flashgen.errors", "flashgen.search"]
+    ours += [f"flashgen.search.{name}" for name in names]
+    assert done.stdout.strip() == f"{ours} {others}"
+
+
+def test_the_package_names_what_it_has_and_no_more() -> None:
+    for name in flashgen.search.__all__:
+        assert getattr(flashgen.search, name)
+    with pytest.raises(AttributeError, match="has no attribute 'maximize'"):
+        _ = flashgen.search.maximize

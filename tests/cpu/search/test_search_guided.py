@@ -1,0 +1,450 @@
+"""search on a GPU with estimates: who is measured, in what order, and who is not."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from flashgen.search.explore import BATCH, LOOK_AHEAD
+from flashgen.search.goal import Found, Goal, Progress, goal_for
+from flashgen.search.samplers import Proposer
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.outcome import Outcome, Stage, Status
+from flashgen.spec.problem import workload
+from tests.fakes import FakeEvaluator, Killed, digest_of
+from tests.makers import make_config
+from tests.searches import BEST, DEFAULT, GPU, PROBLEM, SPACE, SPEC, fake, landscape, make_goal, run
+
+SEED = make_config(32, 32)
+
+
+def noisy(config: KernelConfig) -> float:
+    """An estimate within 20 % of half the time, by a draw that is the config's own."""
+    return landscape(config) / 2 * random.Random(config.label).uniform(0.8, 1.2)
+
+
+def guided(guess: Callable[[KernelConfig], float | None] = noisy, **fields: Any) -> FakeEvaluator:
+    return fake(guess=guess, **fields)
+
+
+def table(known: dict[KernelConfig, float], other: float | None) -> Callable[..., float | None]:
+    return lambda config: known.get(config, other)
+
+
+class TestEnumerated:
+    """All configs fit the budget."""
+
+    def run(self, folder: Path, evaluator: FakeEvaluator, **fields: Any) -> Found:
+        return run(folder, evaluator, **{"trials": len(SPACE), "sampler": "exhaustive"} | fields)
+
+    def test_all_are_compiled_and_then_measured_in_the_order_of_their_estimates(
+        self, tmp_path: Path
+    ) -> None:
+        evaluator = guided()
+        found = self.run(tmp_path, evaluator)
+        for stage in ("check", "rough"):
+            assert evaluator.configs(stage) == [DEFAULT, *(c for c in self.order() if c != DEFAULT)]
+        after = evaluator.asked[evaluator.asked.index(("check", self.order()[0])) :]
+        assert "compile" not in {stage for stage, _ in after}
+        assert found.winner.config == BEST
+        assert found.exhaustive
+
+    @staticmethod
+    def order() -> list[KernelConfig]:
+        """The promising by estimate, and the seeds among them; then the others."""
+        least = min(map(noisy, SPACE))
+        later = {c for c in SPACE if noisy(c) > 1.5 * least} - {DEFAULT, SEED}
+        assert 5 < len(later) < len(SPACE) - 5
+        return sorted(SPACE, key=lambda c: (c in later, noisy(c)))
+
+    def test_estimate_and_measurement_stand_side_by_side(self, tmp_path: Path) -> None:
+        found = self.run(tmp_path, guided())
+        for outcome in (found.winner, *found.runners_up, found.default):
+            assert outcome.estimate is not None
+            assert outcome.timing is not None
+            assert outcome.estimate.median_us == noisy(outcome.config)
+            assert outcome.timing.median_us == landscape(outcome.config)
+        records = (tmp_path / "log.jsonl").read_text().splitlines()
+        assert sum('"stage":"timed"' in r and '"estimate":{' in r for r in records) > 5
+
+    def test_where_nothing_is_estimated_each_batch_is_measured_before_the_next(
+        self, tmp_path: Path
+    ) -> None:
+        evaluator = guided(table({}, None))
+        self.run(tmp_path, evaluator)
+        stages = [
+            stage for stage, _ in itertools.groupby(evaluator.asked, key=lambda each: each[0])
+        ]
+        assert stages.count("compile") == 1 + -(-len(SPACE) // BATCH)
+
+    def test_those_without_an_estimate_keep_their_places(self, tmp_path: Path) -> None:
+        """As of the space of an H200, where a schedule that no estimate is for stands first."""
+        blind = set(SPACE[:6]) - {DEFAULT, SEED}
+        known = {config: noisy(config) for config in SPACE if config not in blind}
+        evaluator = guided(table(known, None))
+        self.run(tmp_path, evaluator)
+        assert len(blind) >= 4
+        measured = evaluator.configs("rough")
+        assert blind <= set(measured[: len(blind) + 3])  # the default, and two seeds before them
+        rest = [config for config in measured[1:] if config not in blind]
+        later = {c for c in rest if known[c] > 1.5 * min(known.values())} - {DEFAULT, SEED}
+        assert rest == sorted(rest, key=lambda c: (c in later, known[c]))
+
+    def test_seeds_without_an_estimate_are_measured_first(self, tmp_path: Path) -> None:
+        """The kernels that only a GPU proves lead the seeds: docs/hopper.md."""
+        blind = (SPACE[-1], SPACE[-2])
+        goal = make_goal(seeds=(SPACE[3], *blind))
+        evaluator = guided(lambda c: None if c in blind else noisy(c))
+        self.run(tmp_path, evaluator, goal=goal)
+        assert evaluator.configs("rough")[:3] == [DEFAULT, *blind]
+
+    def test_a_wrong_kernel_sets_no_standard(self, tmp_path: Path) -> None:
+        """It is estimated at a tenth, which would postpone all others."""
+        bad = SPACE[4]
+        evaluator = guided(
+            lambda c: 5.0 if c == bad else noisy(c),
+            failing=lambda stage, c: Status.WRONG if (stage, c) == ("check", bad) else None,
+        )
+        self.run(tmp_path, evaluator)
+        others = [c for c in self.order() if c not in (bad, DEFAULT, SEED)]
+        assert evaluator.configs("rough") == [DEFAULT, SEED, *others]
+
+    def test_time_runs_out_on_the_worst(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        clock = itertools.count()
+        monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+        evaluator = guided()
+        found = self.run(tmp_path, evaluator, seconds=20.0)
+        measured = evaluator.configs("rough")
+        assert len(evaluator.configs("compile")) == len(SPACE) > len(measured) > BATCH
+        others = [config for config in self.order() if config != DEFAULT]
+        assert measured == [DEFAULT, *others[: len(measured) - 1]]
+        assert found.candidates == len(evaluator.configs("check")) < found.legal
+        assert not found.exhaustive
+
+    def test_compiling_takes_no_more_than_half_of_the_time(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A compile takes a second here, and all else no time."""
+        evaluator = guided(us=area, guess=lambda c: area(c) / 3, band=(0.1, 1.0))
+        compiled = 0
+
+        def clock() -> float:
+            return float(len(evaluator.configs("compile")))
+
+        monkeypatch.setattr(time, "monotonic", clock)
+        self.run(tmp_path, evaluator, goal=real_goal(), seconds=200.0)
+        for stage, config in evaluator.asked:
+            compiled += stage == "compile"
+            if stage == "rough" and config != DEFAULT:
+                break
+        assert 100 <= compiled < 100 + BATCH * LOOK_AHEAD
+        assert len(evaluator.configs("compile")) > compiled  # and so it goes on, in turn
+        assert len(evaluator.configs("rough")) > 100
+
+
+class TestStop:
+    """What cannot win is left out, unless all were asked for."""
+
+    @staticmethod
+    def evaluator(**fields: Any) -> FakeEvaluator:
+        return guided(lambda config: landscape(config) / 2, **fields)
+
+    @staticmethod
+    def hopeless() -> set[KernelConfig]:
+        """Here all times are twice the estimate, and the lower edge lies at 0.8 of that."""
+        return {config for config in SPACE if 0.8 * landscape(config) > landscape(BEST)}
+
+    def test_what_cannot_win_is_not_measured(self, tmp_path: Path) -> None:
+        evaluator = self.evaluator()
+        found = run(tmp_path, evaluator, trials=len(SPACE))
+        first = set(sorted(SPACE, key=landscape)[:BATCH])  # before anything is known
+        measured = set(SPACE) - self.hopeless() | first | {DEFAULT, SEED}
+        assert set(evaluator.configs("rough")) == measured
+        assert {DEFAULT, SEED} < self.hopeless() - first
+        assert found.winner.config == BEST
+        assert not found.exhaustive
+
+    def test_a_search_of_all_by_name_measures_all(self, tmp_path: Path) -> None:
+        evaluator = self.evaluator()
+        assert run(tmp_path, evaluator, sampler="exhaustive").exhaustive
+        assert set(evaluator.configs("rough")) == set(SPACE)
+
+    def test_a_band_that_reaches_below_the_best_measured_keeps_them(self, tmp_path: Path) -> None:
+        evaluator = self.evaluator(band=(0.3, 3.0))
+        assert run(tmp_path, evaluator, trials=len(SPACE)).exhaustive
+
+
+class TestSampled:
+    """A sampler proposes, more than is measured."""
+
+    FAR = make_config(64, 32, num_warps=8, num_stages=3)
+    """Estimated at 1.6 of the best, by far the fastest in truth."""
+
+    def guess(self, config: KernelConfig) -> float:
+        return 160.0 if config == self.FAR else 100.0 + SPACE.index(config) * 0.1
+
+    def us(self, config: KernelConfig) -> float:
+        return 20.0 if config == self.FAR else 200.0
+
+    def run(self, folder: Path, **fields: Any) -> tuple[Found, FakeEvaluator]:
+        evaluator = guided(self.guess, us=self.us, band=(0.1, 2.0))
+        return run(folder, evaluator, **fields), evaluator
+
+    def test_one_at_1_6_is_not_measured_when_the_trials_run_out(self, tmp_path: Path) -> None:
+        for seed in range(3):
+            found, evaluator = self.run(tmp_path / str(seed), trials=len(SPACE) - 2, seed=seed)
+            assert self.FAR in evaluator.configs("compile")
+            assert self.FAR not in evaluator.configs("check")
+            assert len(evaluator.configs("check")) == found.candidates == len(SPACE) - 2
+
+    def test_it_is_when_they_do_not(self, tmp_path: Path) -> None:
+        """The last trial but one is left to it: one of the space never compiles."""
+        broken = SPACE[5]
+        evaluator = guided(
+            self.guess, us=self.us, band=(0.1, 2.0),
+            failing=lambda stage, c: Status.SPILLS if (stage, c) == ("compile", broken) else None,
+        )  # fmt: skip
+        found = run(tmp_path, evaluator, trials=len(SPACE) - 1)
+        assert evaluator.configs("check")[-1] == found.winner.config == self.FAR
+
+    @pytest.mark.parametrize("special", ["incumbent", "default", "seed"])
+    def test_a_terrible_estimate_loses_none_that_must_run(
+        self, tmp_path: Path, special: str
+    ) -> None:
+        changes = {"seeds": (DEFAULT, self.FAR)} if special == "seed" else {special: self.FAR}
+        found, evaluator = self.run(tmp_path, trials=6, goal=make_goal(**changes))
+        assert found.winner.config == self.FAR
+        assert len(evaluator.configs("check")) == 6 + (special == "incumbent")
+
+    def test_the_seeds_are_measured_in_the_order_of_their_estimates(self, tmp_path: Path) -> None:
+        seeds = SPACE[20:5:-1]
+        _, evaluator = self.run(tmp_path, trials=24, goal=make_goal(seeds=seeds))
+        assert evaluator.configs("check")[:16] == [DEFAULT, *sorted(seeds, key=self.guess)]
+
+    @pytest.mark.parametrize("sampler", ["auto", "tpe", "random", "genetic"])
+    def test_of_four_compiled_the_best_is_measured(self, tmp_path: Path, sampler: str) -> None:
+        real = real_goal()
+        evaluator = guided(us=area, guess=lambda c: area(c) / 3, band=(0.1, 1.0))
+        seeds = len(real.first)
+        found = run(tmp_path, evaluator, goal=real, trials=seeds + 2 * BATCH, sampler=sampler)
+        compiled, measured = evaluator.configs("compile"), evaluator.configs("check")
+        assert len(measured) == found.candidates == seeds + 2 * BATCH
+        proposed = compiled[seeds : seeds + BATCH * LOOK_AHEAD]
+        assert measured[seeds : seeds + BATCH] == sorted(proposed, key=area)[:BATCH]
+        assert found.candidates < len(compiled) < found.legal
+
+    def test_the_postponed_wait_until_nothing_more_is_compiled(self, tmp_path: Path) -> None:
+        """One of eight is promising: a round has not enough of them, and is not filled up."""
+        real = real_goal()
+        near = {c for c in real.legal if random.Random(c.label).random() < 1 / 8}
+        evaluator = guided(us=area, guess=lambda c: 30.0 if c in near else 90.0, band=(0.01, 1.0))
+        trials = len(real.first) + 2 * BATCH
+        run(tmp_path, evaluator, goal=real, trials=trials)
+        far = [("check", c) for c in real.legal if c not in near and c not in real.first]
+        first_far = min(evaluator.asked.index(each) for each in far if each in evaluator.asked)
+        assert "compile" not in {stage for stage, _ in evaluator.asked[first_far:]}
+        compiled, measured = evaluator.configs("compile"), evaluator.configs("check")
+        assert near & set(compiled) <= set(measured)
+        assert len(measured) == trials
+
+    @pytest.mark.parametrize("fault", ["wrong", "fails at the launch", "slow"])
+    def test_a_seed_that_is_not_what_was_estimated_sets_no_standard(
+        self, tmp_path: Path, fault: str
+    ) -> None:
+        """It would postpone all others, and then as many would be compiled as may be at most."""
+        real = real_goal()
+        bad = real.first[0]
+        statuses = {
+            "wrong": {("check", bad): Status.WRONG},
+            "fails at the launch": {("rough", bad): Status.RUN_ERROR},
+            "slow": {},
+        }[fault]
+        evaluator = guided(
+            us=lambda c: area(c) * (5 if (c, fault) == (bad, "slow") else 1),
+            guess=lambda c: area(c) / (30 if c == bad else 3),
+            band=(0.1, 1.0),
+            failing=lambda *asked: statuses.get(asked),
+        )
+        trials = len(real.first) + 2 * BATCH
+        run(tmp_path, evaluator, goal=real, trials=trials)
+        assert len(evaluator.configs("check")) == trials
+        assert len(evaluator.configs("compile")) < LOOK_AHEAD * trials
+
+    def test_compiling_ends_where_nothing_more_can_win(self, tmp_path: Path) -> None:
+        """The trials would allow more, but only so many are compiled."""
+        real = real_goal()
+        evaluator = guided(us=lambda _: 100.0, guess=lambda c: 50.0 if c in real.first else 5e3)
+        run(tmp_path, evaluator, goal=real, trials=60)
+        assert evaluator.configs("check") == sorted(real.first, key=lambda c: c != real.default)
+        assert len(evaluator.configs("compile")) == LOOK_AHEAD * 60
+
+    def test_the_sampler_learns_scaled_estimates_of_those_that_wait(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        learnt: dict[KernelConfig, float | None] = {}
+        learn = Proposer.learn
+
+        def noted(self: Any, config: KernelConfig, value: float | None) -> None:
+            learnt.setdefault(config, value)
+            learn(self, config, value)
+
+        monkeypatch.setattr(Proposer, "learn", noted)
+        broken = {c for c in SPACE if c.br == 128} - {BEST}
+        evaluator = guided(
+            lambda c: landscape(c) / 2,
+            failing=lambda stage, c: Status.SPILLS if stage == "compile" and c in broken else None,
+        )
+        run(tmp_path, evaluator, trials=12)
+        waiting = set(evaluator.configs("compile")) - set(evaluator.configs("check")) - broken
+        assert len(waiting) > 5
+        for config, value in learnt.items():
+            if config in broken:
+                assert value is None
+            else:  # here measured times are twice the estimates
+                assert value == pytest.approx(landscape(config))
+
+    def test_what_waits_without_an_estimate_is_no_failure(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        told: list[float | None] = []
+        learn = Proposer.learn
+
+        def noted(self: Any, config: KernelConfig, value: float | None) -> None:
+            told.append(value)
+            learn(self, config, value)
+
+        monkeypatch.setattr(Proposer, "learn", noted)
+        evaluator = guided(table({DEFAULT: 50.0}, None))
+        run(tmp_path, evaluator, trials=20)
+        assert None not in told
+        assert len(evaluator.configs("check")) == 20
+
+
+def real_goal() -> Goal:
+    """The space of an A100: all by pointer, so that no twin is compiled and checked besides."""
+    a100 = TARGETS["nvidia_a100_sxm4_80gb"]
+    return replace(goal_for(SPEC, PROBLEM, a100), digest_of=digest_of)
+
+
+def area(config: KernelConfig) -> float:
+    """Microseconds, different for all configs."""
+    least = 100.0 + 1e4 / config.br / 16 + config.bc / 8
+    return least + random.Random(config.label).random()
+
+
+class TestKilled:
+    @pytest.mark.parametrize("sampler", ["auto", "exhaustive"])
+    def test_a_resumed_search_repeats_nothing_and_ends_alike(
+        self, tmp_path: Path, sampler: str
+    ) -> None:
+        whole = guided()
+        expected = run(tmp_path / "whole", whole, sampler=sampler)
+        kept = [item for item in whole.asked if item[0] != "final"]
+        for kill_after in (17, 41, len(kept) - 1):
+            folder = tmp_path / str(kill_after)
+            killed = guided(kill_after=kill_after)
+            with pytest.raises(Killed):
+                run(folder, killed, sampler=sampler)
+            resumed = guided()
+            assert run(folder, resumed, sampler=sampler) == expected
+            assert killed.asked + resumed.asked == whole.asked
+
+    GUESSES: ClassVar[dict[str, Callable[[KernelConfig], float | None]]] = {
+        "noisy": noisy,
+        "none of the seeds": lambda c: None if c in (DEFAULT, SEED) else noisy(c),
+        "the winner far below": lambda c: 20.0 if c == BEST else noisy(c),
+        "the winner rather late": lambda c: 140.0 if c == BEST else 100.0 + SPACE.index(c),
+    }
+
+    @pytest.mark.parametrize("guess", GUESSES)
+    def test_run_again_with_its_own_winner_it_takes_the_same_path(
+        self, tmp_path: Path, guess: str
+    ) -> None:
+        """The incumbent is known from the start then, and must not change what comes before it."""
+        cases = itertools.product((16, 30, len(SPACE)), ("random", "tpe"))
+        for number, (trials, sampler) in enumerate(cases):
+            folder = tmp_path / str(number)
+            options: dict[str, Any] = {"trials": trials, "seed": number, "sampler": sampler}
+            evaluator, again = guided(self.GUESSES[guess]), guided(self.GUESSES[guess])
+            first = run(folder, evaluator, **options)
+            goal = make_goal(incumbent=first.winner.config)
+            second = run(folder, again, goal=goal, **options)
+            assert again.asked == []
+            assert second.winner == first.winner
+            assert second.runners_up == first.runners_up
+            assert second.candidates == first.candidates
+
+    def test_so_it_does_where_the_winner_had_waited(self, tmp_path: Path) -> None:
+        """It is proposed in the first round and measured in the second; the sampler learns in between."""
+        real = real_goal()
+        trials = len(real.first) + 3 * BATCH
+
+        def once(folder: str, best: KernelConfig | None, goal: Goal) -> tuple[Found, FakeEvaluator]:
+            evaluator = guided(
+                us=lambda c: 60.0 if c == best else area(c),
+                guess=lambda c: 100.0 + 40.0 * random.Random(c.label).random(),
+                band=(0.1, 1.0),
+            )
+            return run(tmp_path / folder, evaluator, goal=goal, trials=trials), evaluator
+
+        _, probe = once("probe", None, real)
+        second = len(real.first) + BATCH
+        proposed = probe.configs("compile")[len(real.first) :][: BATCH * LOOK_AHEAD]
+        measured = probe.configs("check")[second : second + BATCH]
+        best = next(config for config in measured if config in proposed)
+        first, evaluator = once("a", best, real)
+        assert first.winner.config == best
+        assert evaluator.configs("compile")[:60] == probe.configs("compile")[:60]
+        again, evaluator = once("a", best, replace(real, incumbent=best))
+        assert evaluator.asked == []
+        assert again.winner == first.winner
+
+    def test_another_length_is_estimated_anew(self, tmp_path: Path) -> None:
+        """Its compiles come back with its own estimates; what failed, and the checks, are known."""
+        broken = SPACE[7]
+
+        class Lengths(FakeEvaluator):
+            def outcome(self, stage: Stage, spec: Any, problem: Any, config: Any) -> Outcome:
+                self.guess = lambda c: noisy(c) * problem.seq_k / 4096
+                return super().outcome(stage, spec, problem, config)
+
+        def evaluator() -> FakeEvaluator:
+            return Lengths(
+                us=landscape, gpu=GPU,
+                failing=lambda *asked: Status.SPILLS if asked == ("compile", broken) else None,
+            )  # fmt: skip
+
+        run(tmp_path, evaluator(), sampler="exhaustive")
+        other = evaluator()
+        short = make_goal(problem=workload(SPEC, 512))
+        found = run(tmp_path, other, goal=short, sampler="exhaustive")
+        assert {stage for stage, _ in other.asked} == {"compile", "rough", "timed", "final"}
+        assert set(other.configs("compile")) == set(SPACE) - {broken}
+        assert found.winner.estimate is not None
+        assert found.winner.estimate.median_us == noisy(BEST) / 8
+        again = evaluator()
+        assert run(tmp_path, again, goal=short, sampler="exhaustive") == found
+        run(tmp_path, again, sampler="exhaustive")
+        assert again.asked == []
+
+
+@pytest.mark.parametrize("trials", [20, 60])
+def test_progress_only_grows_and_ends_near_its_total(tmp_path: Path, trials: int) -> None:
+    steps: list[Progress] = []
+    goal = real_goal()
+    evaluator = guided(us=area, guess=lambda c: area(c) / 3)
+    run(tmp_path, evaluator, goal=goal, trials=trials, notify=steps.append)
+    done = [step.done for step in steps]
+    assert done == sorted(done)
+    assert all(step.done <= step.total for step in steps)
+    assert done[-1] > 0.6 * steps[-1].total

@@ -1,0 +1,210 @@
+"""search/samplers/surrogate.py: what is expected of points nobody evaluated, and what is worth trying next."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashgen.search.samplers import surrogate
+from flashgen.search.samplers.surrogate import Expectation, Surrogate
+from flashgen.search.space import Point, parameters_of
+
+SIZES = (16, 32, 64, 128, 256)
+SPACE: list[Point] = [
+    {"rows": rows, "warps": warps, "way": way, "idle": idle}
+    for rows, warps, way, idle in itertools.product(SIZES, (2, 4, 8), "ab", SIZES)
+]
+
+
+def smooth(point: Point) -> float:
+    """Least at 64 rows, 4 warps, way b, in few steps; `idle` changes nothing."""
+    off = abs(math.log2(float(point["rows"]) / 64)) + abs(math.log2(float(point["warps"]) / 4))
+    return 100.0 * 1.2**off * (1.3 if point["way"] == "a" else 1.0)
+
+
+def drawn(count: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).sample(range(len(SPACE)), count)
+
+
+def expect(
+    seen: Sequence[int],
+    value: Callable[[Point], float | None] = smooth,
+    guesses: Sequence[float | None] | None = None,
+    space: Sequence[Point] = SPACE,
+) -> Expectation:
+    made = Surrogate(space, parameters_of(space), guesses)
+    return made.expect(seen, [value(space[number]) for number in seen])
+
+
+class TestExpectation:
+    def test_it_goes_through_what_is_known_and_is_less_sure_elsewhere(self) -> None:
+        seen = drawn(40)
+        found = expect(seen)
+        cap = max(found.mean[seen])
+        for number in seen:
+            height = min(math.log(smooth(SPACE[number])), cap)
+            assert found.mean[number] == pytest.approx(height, abs=0.02)
+        others = np.setdiff1d(np.arange(len(SPACE)), seen)
+        assert max(found._left[seen]) < min(found._left[others])
+
+    def test_it_predicts_what_it_has_not_seen(self) -> None:
+        found = expect(drawn(50))
+        truth = np.array([math.log(smooth(point)) for point in SPACE])
+        assert int(np.argmin(found.mean)) in np.flatnonzero(truth < truth.min() + 1e-9)
+        assert np.corrcoef(found.mean, np.minimum(truth, found.mean.max()))[0, 1] > 0.9
+
+    def test_a_parameter_that_changes_nothing_gets_a_long_length(self) -> None:
+        fit = expect(drawn(50)).fit
+        lengths = dict(zip(SPACE[0], fit.lengths, strict=True))
+        assert lengths["idle"] > max(lengths["rows"], lengths["warps"])
+
+    def test_what_no_parameter_explains_is_noise(self) -> None:
+        chance = random.Random(1)
+        found = expect(drawn(60), lambda point: 100.0 * math.exp(chance.gauss(0, 0.2)))
+        assert found.fit.noise == max(surrogate.NOISES)
+        assert expect(drawn(60)).fit.noise == min(surrogate.NOISES)
+
+    def test_the_order_in_which_points_were_seen_says_nothing(self) -> None:
+        seen = drawn(30)
+        one, other = expect(seen), expect(seen[::-1])
+        assert one.fit == other.fit
+        rest = np.setdiff1d(np.arange(len(SPACE)), seen)
+        assert (one.scores()[rest] == other.scores()[rest]).all()
+
+    def test_how_slow_the_slow_ones_are_says_nothing(self) -> None:
+        seen = drawn(30)
+        slow = set(sorted(seen, key=lambda number: smooth(SPACE[number]))[-8:])
+        found = [
+            expect(seen, lambda point, by=by: smooth(point) * (by if SPACE.index(point) in slow else 1))  # type: ignore[misc]
+            for by in (10.0, 1e6)
+        ]  # fmt: skip
+        assert (found[0].scores() == found[1].scores()).all()
+
+    def test_the_unit_says_nothing(self) -> None:
+        seen = drawn(30)
+        in_seconds = expect(seen, lambda point: smooth(point) * 1e-6)
+        assert in_seconds.scores() == pytest.approx(expect(seen).scores(), abs=1e-4)
+
+    def test_values_below_zero_are_told_apart_too(self) -> None:
+        seen = drawn(50)
+        found = expect(seen, lambda point: smooth(point) - 150.0)
+        best = min(SPACE, key=smooth)
+        assert smooth(SPACE[int(np.argmin(found.mean))]) == smooth(best)
+
+    @pytest.mark.parametrize("value", [0.0, -1.0, 1.0])
+    def test_one_value_and_a_failure_are_enough(self, value: float) -> None:
+        found = expect([7, 100], lambda point: value if point == SPACE[7] else None)
+        assert np.isfinite(found.scores()).all()
+        assert found.mean[7] < found.mean[100]
+
+    def test_of_many_a_part_chooses_the_lengths(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        sizes = set()
+        solve = Surrogate._solve
+
+        def noted(self: Any, places: Any, heights: Any, fit: Any) -> Any:
+            sizes.add(len(heights))
+            return solve(self, places, heights, fit)
+
+        monkeypatch.setattr(Surrogate, "_solve", noted)
+        expect(drawn(surrogate.MOST_TO_FIT + 5))
+        assert sizes == {63, surrogate.MOST_TO_FIT + 5}
+
+    def test_a_space_of_which_nothing_varies(self) -> None:
+        assert np.isfinite(expect([0], lambda _: 1.0, space=[{"only": 1}]).scores()).all()
+
+
+class TestFailures:
+    def test_what_is_like_failures_is_tried_last(self) -> None:
+        """All with 256 rows fail; five of the fifteen seen of them are known."""
+        broken = [n for n, point in enumerate(SPACE) if point["rows"] == 256]
+        seen = drawn(25) + broken[::5]
+        found = expect(seen, lambda p: None if p["rows"] == 256 else smooth(p))
+        rest = [n for n in range(len(SPACE)) if n not in seen]
+        scores = found.scores()
+        worst = sorted(rest, key=lambda n: scores[n])
+        assert sum(SPACE[n]["rows"] == 256 for n in worst[-20:]) == 0
+
+    def test_a_failure_is_no_worse_than_slow(self) -> None:
+        seen = drawn(30)
+        slow = sorted(seen, key=lambda number: smooth(SPACE[number]))[-5:]
+        points = [SPACE[number] for number in slow]
+        failing = expect(seen, lambda p: None if p in points else smooth(p))
+        assert max(failing.mean[slow]) <= max(expect(seen).mean[seen]) + 0.05
+
+
+class TestGuesses:
+    @staticmethod
+    def crude(point: Point) -> float:
+        """Half the truth, but for the ways, which it takes for the same."""
+        return smooth(point) / (2.6 if point["way"] == "a" else 2.0)
+
+    def test_a_good_guess_is_believed_from_the_first_value(self) -> None:
+        guesses = [smooth(point) / 3 for point in SPACE]
+        found = expect([4], guesses=guesses)
+        assert smooth(SPACE[int(np.argmin(found.mean))]) == min(map(smooth, SPACE))
+        assert found.fit.slope == 1.0
+
+    def test_what_it_has_wrong_is_learnt(self) -> None:
+        found = expect(drawn(40), guesses=[self.crude(point) for point in SPACE])
+        pairs = [
+            (found.mean[n], found.mean[SPACE.index({**SPACE[n], "way": "b"})])
+            for n in range(len(SPACE))
+            if SPACE[n]["way"] == "a" and smooth(SPACE[n]) < 160
+        ]
+        assert sum(a > b for a, b in pairs) > 0.9 * len(pairs)
+
+    def test_a_bad_one_is_not_believed(self) -> None:
+        """It says the opposite."""
+        found = expect(drawn(40), guesses=[1e4 / smooth(point) for point in SPACE])
+        assert found.fit.slope == 0.0
+
+    def test_where_there_is_none_the_usual_one_stands_in(self) -> None:
+        some = [self.crude(p) if n % 3 else None for n, p in enumerate(SPACE)]
+        found = expect(drawn(20), guesses=some)
+        assert np.isfinite(found.scores()).all()
+        none = expect(drawn(20), guesses=[None] * len(SPACE))
+        assert (none.scores() == expect(drawn(20)).scores()).all()
+
+
+class TestScores:
+    @pytest.mark.parametrize("z", [-30.0, -8.0, -2.0, -1.01, -0.99, 0.0, 1.5, 6.0])
+    def test_they_are_the_logarithm_of_the_expected_improvement(self, z: float) -> None:
+        """Against the integral of (z - x) phi(x) up to z, in steps."""
+        steps = np.linspace(0.0, 12.0, 400_001)
+        weights = np.exp(-np.square(z - steps) / 2 + min(z, 0.0) ** 2 / 2)
+        integral = float(np.trapezoid(steps * weights, steps)) / math.sqrt(2 * math.pi)
+        expected = math.log(integral) - min(z, 0.0) ** 2 / 2
+        assert surrogate._log_improvement(np.array([z]))[0] == pytest.approx(expected, abs=1e-6)
+
+    def test_they_fall_with_every_step_down_to_the_hopeless(self) -> None:
+        z = -np.geomspace(1e5, 1e-3, 20_000)
+        gains = surrogate._log_improvement(np.concatenate([[-1e12, -1e6], z, -z[::-1]]))
+        assert np.isfinite(gains).all()
+        assert gains[0] == gains[1] == gains[2]
+        assert (np.diff(gains[2:]) > 0).all()
+
+    def test_believing_is_solving_anew(self) -> None:
+        """With the same fit, and a value that is as expected."""
+        seen = drawn(20)
+        found = expect(seen)
+        new = int(np.argmax(found.scores()))
+        again = Surrogate(SPACE, parameters_of(SPACE))
+        at = [*seen, new]
+        covariance = again.covariance(at, found.fit)
+        full = covariance[:, at] + found.fit.noise * np.eye(len(at))
+        left = 1.0 - np.einsum("ij,ij->j", covariance, np.linalg.solve(full, covariance))
+        found.believe(new)
+        assert found._left == pytest.approx(left, abs=1e-9)
+        assert np.argmax(found.scores()) != new
+
+    def test_what_was_believed_is_known_to_the_best(self) -> None:
+        found = expect(drawn(10))
+        best = int(np.argmin(found.mean))
+        found.believe(best)
+        assert found.best <= found.mean[best]

@@ -1,0 +1,208 @@
+"""KernelConfig, why_illegal, and the space: finite, ordered, legal, with its seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, get_args
+
+import pytest
+
+from flashgen.errors import InvalidArgument
+from flashgen.spec.config import BY_KEYS, KernelConfig, kernel_name
+from flashgen.spec.defaults import default_config, default_spec
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.legality import shared_bound_bytes, why_illegal
+from flashgen.spec.space import block_rule, legal_configs, seed_configs, tuned_default
+from flashgen.spec.vocabulary import DECODING, Direction
+from tests.makers import make_config, make_spec
+
+H200, A100, L4 = (TARGETS[s] for s in ("nvidia_h200", "nvidia_a100_sxm4_80gb", "nvidia_l4"))
+BACKWARD = [
+    make_spec("bfloat16", 128, "causal", bias="additive").for_direction(direction)
+    for direction in get_args(Direction)[1:]
+    if direction not in DECODING
+]
+SPECS = [make_spec("bfloat16", d, mask) for d in (64, 96, 256) for mask in ("none", "causal")]
+
+
+DELTA, DKV = BACKWARD[0], BACKWARD[1]
+PLAIN = {
+    direction: make_spec("bfloat16", 64, "causal").for_direction(direction)
+    for direction in ("backward_delta", "backward_dkv", "backward_dq", "backward_fused")
+}
+PACKED = make_spec("bfloat16", 64, varlen=True).for_direction("backward_dkv")
+
+
+def test_a_name_holds_every_field() -> None:
+    base = make_config(128, 64)
+    others = {
+        "br": 64, "bc": 32, "num_warps": 8, "num_stages": 3, "schedule": "s_ahead", "loads": "descriptor",
+        "order": "longest_first", "head_dims": "padded", "split_keys": 512, "persistent": True,
+        "widening": "native", "v_parts": 2,
+    }  # fmt: skip
+    assert set(others) == {field.name for field in dataclasses.fields(KernelConfig)}
+    spec = make_spec(mask="causal")
+    for field, value in others.items():
+        assert kernel_name(spec, dataclasses.replace(base, **{field: value})) != kernel_name(
+            spec, base
+        )
+
+
+@pytest.mark.parametrize(
+    "field", ["br", "bc", "num_warps", "num_stages", "schedule", "loads", "order"]
+)
+def test_a_bad_field_is_named(field: str) -> None:
+    with pytest.raises(InvalidArgument, match=field):
+        make_config(**{field: 7})
+
+
+@pytest.mark.parametrize(
+    ("spec", "config", "gpu", "reason"),
+    [
+        (make_spec(), make_config(loads="descriptor"), A100, "TMA"),
+        (make_spec(), make_config(order="longest_first"), H200, "causal"),
+        (make_spec(head_dim=64), make_config(256, 256, num_warps=4), H200, "registers"),
+        (make_spec(head_dim=256), make_config(64, 128, num_stages=4), L4, "shared memory"),
+        (
+            make_spec(head_dim=256),
+            make_config(128, 64, num_warps=8, num_stages=3),
+            H200,
+            "shared memory",
+        ),
+        (make_spec(head_dim=96), make_config(head_dims="padded"), H200, "powers of two"),
+        (make_spec(mask="causal"), make_config(schedule="fa1", order="longest_first"), H200, "fa1"),
+        (make_spec(), make_config(schedule="fa1", head_dims="padded"), H200, "true head dims"),
+        (make_spec(head_dim=128, varlen=True), make_config(v_parts=2), H200, "without varlen"),
+        (
+            make_spec(block_mask=True),
+            make_config(persistent=True),
+            H200,
+            "got plain and persistent",
+        ),
+        (make_spec(), make_config(256, 64, num_warps=16), TARGETS["amd_instinct_mi300x"], None),
+        (make_spec(dropout=True), make_config(schedule="s_ahead"), H200, "dropout"),
+        (PLAIN["backward_dkv"], make_config(schedule="s_ahead"), H200, None),
+        (PLAIN["backward_dq"], make_config(schedule="s_ahead", loads="descriptor"), H200, None),
+        (PLAIN["backward_fused"], make_config(schedule="s_ahead"), A100, None),
+        (PLAIN["backward_dkv"], make_config(schedule="fa1"), H200, "fa2, s_ahead and hopper alone"),
+        (PLAIN["backward_delta"], make_config(schedule="s_ahead"), H200, "fa2 alone"),
+        (DKV, make_config(schedule="s_ahead"), H200, "features (bias)"),
+        (PACKED, make_config(schedule="s_ahead"), H200, "features (varlen)"),
+        (DKV, make_config(order="longest_first"), H200, "plain alone"),
+        (DKV, make_config(64, 128, num_warps=8), H200, None),
+        (DKV, make_config(64, 128, num_warps=4), H200, "registers"),
+        (DKV, make_config(64, 128, num_warps=8, num_stages=5), L4, "shared memory"),
+        (DELTA, make_config(64, 32, num_stages=1), H200, "bc is 16"),
+        (DELTA, make_config(64, 16, num_stages=1, loads="descriptor"), H200, "pointer loads"),
+    ],
+)
+def test_why_illegal(spec: object, config: object, gpu: object, reason: str | None) -> None:
+    said = why_illegal(spec, config, gpu)  # type: ignore[arg-type]
+    assert said is None if reason is None else said is not None and reason in said
+
+
+@pytest.mark.parametrize("gpu", list(TARGETS.values()), ids=lambda gpu: gpu.slug)
+def test_every_default_is_legal_on_every_target(gpu: object) -> None:
+    for dtype, precision in (
+        ("float16", "ieee"),
+        ("bfloat16", "ieee"),
+        ("float32", "ieee"),
+        ("float32", "tf32"),
+    ):
+        for head_dim in (16, 32, 64, 128, 256):
+            for mask in ("none", "causal"):
+                spec = make_spec(dtype, head_dim, mask, precision=precision)
+                biased = dataclasses.replace(spec, bias="additive")
+                for direction in get_args(Direction)[1:]:
+                    if direction in DECODING:
+                        continue
+                    other = biased.for_direction(direction)
+                    if other.precision == "ieee":
+                        assert why_illegal(other, default_config(other), gpu) is None  # type: ignore[arg-type]
+                reason = why_illegal(spec, default_config(spec), gpu)  # type: ignore[arg-type]
+                if precision == "tf32" and gpu.arch == "gfx950":  # type: ignore[attr-defined]
+                    assert reason is not None  # served by the ieee default
+                else:
+                    assert reason is None
+
+
+def test_default_spec_pads_both_head_dims() -> None:
+    spec = default_spec(make_spec(head_dim=192, head_dim_v=128))
+    assert (spec.head_dim, spec.head_dim_v) == (256, 256)
+
+
+def test_twins_are_legal_where_their_configs_are() -> None:
+    for spec in SPECS:
+        for config in legal_configs(spec, H200):
+            assert why_illegal(spec, config.pointer_twin(), H200) is None
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_the_space_is_legal_deterministic_and_without_repeats(spec: object) -> None:
+    configs = legal_configs(spec, H200)  # type: ignore[arg-type]
+    assert configs == legal_configs(spec, H200)  # type: ignore[arg-type]
+    assert len(set(configs)) == len(configs) > 100
+    assert all(why_illegal(spec, config, H200) is None for config in configs)  # type: ignore[arg-type]
+    assert {c.schedule for c in configs} == {"fa2", "s_ahead"}
+
+
+@pytest.mark.parametrize("gpu", [H200, A100, L4], ids=lambda gpu: gpu.slug)
+@pytest.mark.parametrize("spec", BACKWARD, ids=lambda spec: spec.direction)
+def test_the_space_of_a_backward_kernel(spec: Any, gpu: Any) -> None:
+    configs, seeds = legal_configs(spec, gpu), seed_configs(spec, gpu)
+    assert len(set(configs)) == len(configs) > 1
+    assert tuned_default(spec) in seeds
+    assert len(set(seeds)) == len(seeds)
+    for config in (*configs, *seeds, default_config(spec)):
+        assert why_illegal(spec, config, gpu) is None or config.head_dims == "padded"
+    # Of 16-bit tiles at head dim 128 a program owns 64 rows or keys at least with 8 warps.
+    owned = {(c.bc if spec.direction in BY_KEYS else c.br) for c in configs if c.num_warps == 8}
+    assert min(owned) >= 64
+
+
+@pytest.mark.parametrize("slug", list(TARGETS))
+@pytest.mark.parametrize("direction", list(PLAIN))
+def test_the_backwards_s_ahead_is_tried_where_it_was_seen_to_overlap(
+    direction: str, slug: str
+) -> None:
+    spec, gpu = PLAIN[direction], TARGETS[slug]
+    tried = [
+        config
+        for config in (*legal_configs(spec, gpu), *seed_configs(spec, gpu))
+        if config.schedule == "s_ahead"
+    ]
+    assert bool(tried) is (gpu.arch == "sm_90" and direction != "backward_delta")
+    assert {config.loads for config in tried} <= {"descriptor"}
+
+
+@pytest.mark.parametrize("gpu", [H200, A100, L4], ids=lambda gpu: gpu.slug)
+def test_seeds_hold_the_default_and_the_block_rule(gpu: object) -> None:
+    for spec in SPECS:
+        seeds = seed_configs(spec, gpu)  # type: ignore[arg-type]
+        assert tuned_default(spec) in seeds
+        assert block_rule(spec, gpu) in seeds  # type: ignore[arg-type]
+        assert len(set(seeds)) == len(seeds)
+
+
+def test_block_rule_is_the_papers() -> None:
+    # A100: M = 163 KiB / 2 bytes = 83456 elements, d = 64: B_c = 326 -> 256, B_r = min(326, 64) = 64.
+    rule = block_rule(make_spec(head_dim=64), A100)
+    assert (rule.br, rule.bc) == (64, 256)
+
+
+def test_only_the_forwards_s_ahead_holds_a_tile_more() -> None:
+    def bound(spec: Any, schedule: Any) -> int:
+        config = make_config(64, 128, num_warps=8, schedule=schedule, loads="descriptor")
+        return shared_bound_bytes(spec, config, H200)
+
+    for spec in (PLAIN["backward_dkv"], PLAIN["backward_dq"], PLAIN["backward_fused"]):
+        assert bound(spec, "s_ahead") == bound(spec, "fa2")
+    forward = make_spec("bfloat16", 64, "causal")
+    assert bound(forward, "s_ahead") == bound(forward, "fa2") + 128 * 64 * 2
+
+
+def test_shared_bound_counts_stages() -> None:
+    spec = make_spec(head_dim=128)
+    two, three = (make_config(128, 64, num_warps=8, num_stages=n) for n in (2, 3))
+    tile = 64 * 128 * 2
+    assert shared_bound_bytes(spec, three, A100) - shared_bound_bytes(spec, two, A100) == 2 * tile

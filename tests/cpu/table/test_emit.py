@@ -1,0 +1,368 @@
+"""table/emit.py: generated/ is a function of tables and templates, both ways."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flashgen import paths
+from flashgen.errors import FlashgenError, GeneratedError
+from flashgen.kernels.render import render
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import kernel_name
+from flashgen.spec.defaults import (
+    DEFAULT_DIRECTIONS,
+    default_config,
+    default_configs,
+    default_spec,
+    has_default,
+    shipped_specs,
+)
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.legality import why_illegal
+from flashgen.spec.problem import BUCKETS
+from flashgen.spec.vocabulary import FEATURE_WORDS, UNMASKED
+from flashgen.table import table
+from flashgen.table.emit import (
+    check,
+    demand_agreement,
+    featured_specs,
+    is_stale,
+    kernels_of,
+    plan,
+    tables_for,
+    write,
+)
+from flashgen.table.show import load_package
+from flashgen.table.table import Table, save
+from tests.makers import make_spec
+from tests.tables import AHEAD, DIGEST, FA2, SPEC, made_entry, made_table
+
+D192 = AttentionSpec(dtype="float16", head_dim=192, head_dim_v=128, mask="none")
+FRESH = render(D192, FA2).digest
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[str, Table]:
+    h200 = made_table(
+        made_entry(),
+        made_entry(bucket=BUCKETS[3], config=FA2, source="measured", run="m"),
+        made_entry(D192, BUCKETS[0], FA2, source="untimed", digest=FRESH),
+    )
+    empty = Table(gpu=TARGETS["nvidia_l4"])
+    return {"nvidia_h200": h200, "nvidia_l4": empty}
+
+
+@pytest.fixture(scope="module")
+def written(tables: dict[str, Table], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of `tables`, which nobody changes."""
+    folder = tmp_path_factory.mktemp("written") / "generated"
+    write(tables, folder)
+    return folder
+
+
+@pytest.fixture
+def out(written: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    shutil.copytree(written, tmp_path / "generated", copy_function=shutil.copyfile)
+    return tmp_path / "generated"
+
+
+def names(files: dict[Path, str]) -> set[str]:
+    return {path.stem for path in files if path.parent == Path("kernels")} - {"__init__"}
+
+
+def test_it_is_a_pure_function(tables: dict[str, Table]) -> None:
+    assert plan(tables) == plan(dict(reversed(tables.items())))
+
+
+def test_every_entry_has_its_kernel_and_pointer_twin(tables: dict[str, Table]) -> None:
+    found = names(plan(tables))
+    for entry in tables["nvidia_h200"].entries:
+        assert kernel_name(entry.spec, entry.config) in found
+        assert kernel_name(entry.spec, entry.config.pointer_twin()) in found
+    assert kernel_name(SPEC, AHEAD.pointer_twin()) in found - names(plan({}))
+
+
+def test_a_pointer_config_is_its_own_twin() -> None:
+    assert kernels_of(made_entry(config=FA2)) == (FA2,)
+    assert kernels_of(made_entry(config=AHEAD)) == (AHEAD, AHEAD.pointer_twin())
+
+
+def all_specs() -> Iterator[AttentionSpec]:
+    kinds = [("float16", "ieee"), ("bfloat16", "ieee"), ("float32", "ieee"), ("float32", "tf32")]
+    dims = range(16, 257, 40), range(16, 257, 40)
+    for (dtype, precision), mask, d, dv in itertools.product(kinds, ("none", "causal"), *dims):
+        yield AttentionSpec(dtype=dtype, precision=precision, mask=mask, head_dim=d, head_dim_v=dv)
+
+
+@pytest.mark.parametrize("word", ["varlen", "block-mask"])
+def test_a_feature_has_defaults_of_the_masks_that_it_goes_with(word: str) -> None:
+    specs = list(featured_specs((word,)))
+    assert {spec.mask for spec in specs} == ({"none", "causal"} if word == "varlen" else {"none"})
+    assert {spec.direction for spec in specs} == {"forward", "backward_dkv", "backward_dq"}
+    assert all(spec.feature_words == (word,) for spec in specs)
+
+
+def test_with_no_table_every_spec_without_features_still_has_its_default_kernels() -> None:
+    found = names(plan({}))
+    for spec in all_specs():
+        for direction in DEFAULT_DIRECTIONS:
+            asked = spec.for_direction(direction)
+            assert has_default(default_spec(asked))
+            assert kernel_name(default_spec(asked), default_config(asked)) in found
+
+
+def test_each_feature_alone_has_its_default_kernels() -> None:
+    found = names(plan({}))
+    for spec in all_specs():
+        for word in FEATURE_WORDS:
+            if (word == "fp8" and spec.dtype == "float32") or (word in UNMASKED and spec.causal):
+                continue
+            asked = spec.with_features([word])
+            more = ("backward_dbias",) if word == "bias" else ()
+            for direction in ("forward",) if word == "fp8" else (*DEFAULT_DIRECTIONS, *more):
+                of_direction = asked.for_direction(direction)
+                assert has_default(default_spec(of_direction))
+                config = default_config(of_direction)
+                assert kernel_name(default_spec(of_direction), config) in found
+
+
+def test_a_cache_has_its_default_kernels() -> None:
+    found = names(plan({}))
+    for spec, paged in itertools.product(all_specs(), (False, True)):
+        decode = replace(spec, direction="decode", paged=paged)
+        append = decode.for_direction("append")
+        rotary = (replace(append, rotary=rotary) for rotary in ("none", "halves", "interleaved"))
+        for asked in (decode, decode.for_direction("combine"), *rotary):
+            assert has_default(default_spec(asked))
+            assert kernel_name(default_spec(asked), default_config(asked)) in found
+
+
+def test_combinations_have_none() -> None:
+    assert not has_default(make_spec().with_features(["window", "sink"]))
+    assert not has_default(make_spec(direction="backward_fused"))
+    assert not has_default(make_spec(head_dim=96))  # that of 128 serves it
+
+
+def test_the_defaults_are_legal_on_every_known_target() -> None:
+    pairs = itertools.product(shipped_specs(), TARGETS.values())
+    refused = [
+        (s, gpu)
+        for s, gpu in pairs
+        if any(why_illegal(s, c, gpu) for c in default_configs(s) if c.widening == "bits")
+    ]
+    # gfx950 dropped the tf32 instructions of gfx942, so that no config of any kernel has them; of
+    # fp8 some architectures have none, or others.
+    assert {(spec.precision, gpu.arch) for spec, gpu in refused if not spec.fp8} == {
+        ("tf32", "gfx950")
+    }
+    served = {gpu.arch for gpu in TARGETS.values()} - {g.arch for spec, g in refused if spec.fp8}
+    assert served == {"sm_89", "sm_90", "sm_100", "sm_120"}
+
+
+class TestTheEmittedTable:
+    def test_it_says_what_the_tables_say(self, tables: dict[str, Table], out: Path) -> None:
+        package = load_package(out)
+        assert dict(package.archs) == {"nvidia_h200": "sm_90", "nvidia_l4": "sm_89"}
+        assert package.choices["nvidia_l4"] == ()
+        for entry, choice in zip(
+            tables["nvidia_h200"].entries, package.choices["nvidia_h200"], strict=True
+        ):
+            assert (choice.spec, choice.bucket, choice.config) == (*entry.key, entry.config)
+            assert choice.kernel == kernel_name(entry.spec, entry.config)
+            assert choice.digest == entry.digest
+            assert choice.shared_bytes == entry.shared_bytes
+            assert choice.registers == entry.registers
+            assert choice.source == entry.result.source
+            assert choice.median_us == entry.result.median_us
+
+    def test_the_defaults_serve_every_length(self, out: Path) -> None:
+        defaults = load_package(out).defaults
+        assert list(dict.fromkeys(c.spec for c in defaults)) == list(shipped_specs())
+        for choice in defaults:
+            assert choice.bucket is None
+            assert choice.config in default_configs(choice.spec)
+            assert choice.digest == render(choice.spec, choice.config).digest
+            assert (out / "kernels" / f"{choice.kernel}.py").is_file()
+
+    def test_a_stale_entry_is_served_and_shown(self, tables: dict[str, Table], out: Path) -> None:
+        package = load_package(out)
+        stale = {choice.spec: package.is_stale(choice) for choice in package.choices["nvidia_h200"]}
+        assert stale == {SPEC: True, D192: False}
+        assert [is_stale(entry) for entry in tables["nvidia_h200"].entries] == [True, True, False]
+        text = (out / "table.py").read_text()
+        assert text.count(f'digest="{DIGEST}"') == 2
+
+    def test_an_entry_takes_one_line(self, out: Path) -> None:
+        text = (out / "table.py").read_text()
+        row = "        untimed(1, br128_bc64_w8_s2_fa2_pointer, 98304, 174),\n"
+        assert f"    *serve(\n        fwd_fp16_d192v128,\n{row}    ),\n" in text
+
+    def test_it_imports_nothing_of_the_tool(self, out: Path) -> None:
+        modules = set()
+        files = ("table.py", "defaults.py", "dispatcher.py", "kernels/__init__.py")
+        for path in (out / file for file in files):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ImportFrom):
+                    modules.add("." * node.level + (node.module or ""))
+        assert modules == {
+            "functools",
+            "typing",
+            "flashgen.runtime.choice",
+            "flashgen.spec.config",
+            "flashgen.spec.outcome",
+            "flashgen.spec.problem",
+            "flashgen.runtime",
+            "flashgen.spec.attention",
+            ".defaults",
+            ".kernels",
+            ".table",
+        }
+
+
+def test_the_figures_are_those_of_the_file(tmp_path: Path) -> None:
+    """An entry straight from a search and the same one read back emit one text."""
+    fresh = made_table(made_entry(median_us=123.456789))
+    save(fresh, tmp_path / "nvidia_h200.yaml")
+    read = table.load(tmp_path / "nvidia_h200.yaml")
+    assert plan({"nvidia_h200": fresh}) == plan({"nvidia_h200": read})
+
+
+def test_ruff_has_nothing_to_change(out: Path) -> None:
+    rules = ["--config", str(paths.ROOT / "pyproject.toml"), "--no-cache"]
+    command = [sys.executable, "-m", "ruff"]
+    done = subprocess.run(
+        [*command, "format", "--diff", *rules, out], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    # pyproject's exceptions for generated/kernels go by the path from its own folder.
+    exceptions = ["--ignore", "B007,D100,D103"]
+    done = subprocess.run(
+        [*command, "check", *rules, *exceptions, out], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_package_can_be_imported_and_called(out: Path) -> None:
+    code = (
+        "import torch; from generated.dispatcher import attention, digest, explain;"
+        "q = torch.randn(1, 2, 5, 64); o, lse = attention(q, q, q, causal=True, return_lse=True);"
+        "print(o.shape == q.shape, lse.shape == (1, 2, 5), digest()[:7], 'torch' in str(explain(q, q, q)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=out.parent,
+        env={"PYTHONPATH": f"{out.parent}:{paths.ROOT}", "PATH": ""},
+    )
+    assert done.stdout.split() == ["True", "True", "sha256:", "True"], done.stderr
+
+
+class TestCheckAndWrite:
+    def test_what_was_written_is_clean(self, tables: dict[str, Table], out: Path) -> None:
+        (out / "__pycache__").mkdir()
+        (out / "__pycache__" / "table.cpython-311.pyc").write_bytes(b"")
+        (out / "kernels" / "__pycache__").mkdir()
+        (out / "kernels" / "__pycache__" / "x.pyc").write_bytes(b"")
+        assert check(tables, out) == []
+        demand_agreement(tables, out)
+
+    def test_nothing_is_written_twice(self, tables: dict[str, Table], out: Path) -> None:
+        before = {path: path.stat().st_mtime_ns for path in out.rglob("*.py")}
+        assert write(tables, out) == []
+        assert {path: path.stat().st_mtime_ns for path in out.rglob("*.py")} == before
+
+    def test_a_changed_file_is_named_with_its_line_and_mended(self, tables, out: Path) -> None:
+        path = out / "dispatcher.py"
+        path.write_text(path.read_text().replace("attention = _dis", "attention = _Dis"))
+        line = path.read_text().split("attention = _Dis")[0].count("\n") + 1
+        (problem,) = check(tables, out)
+        assert re.search(
+            rf"dispatcher\.py is not what flashgen emits, from line {line} on", problem
+        )
+        assert write(tables, out) == [Path("dispatcher.py")]
+        assert check(tables, out) == []
+
+    @pytest.mark.parametrize("name", ["table.py", "kernels/__init__.py"])
+    def test_a_longer_a_shorter_and_a_binary_file_are_changed(self, tables, out, name) -> None:
+        path, text = out / name, (out / name).read_text()
+        for broken in (text + "\n", text[:-1], text.replace("\n", "\r\n"), "\xff"):
+            path.write_bytes(broken.encode("latin-1"))
+            assert len(check(tables, out)) == 1
+            write(tables, out)
+            assert path.read_bytes().decode() == text
+
+    def test_a_missing_file_is_named_and_mended(self, tables, out: Path) -> None:
+        gone = next(path for path in (out / "kernels").glob("fwd_*.py"))
+        gone.unlink()
+        (problem,) = check(tables, out)
+        assert f"{gone} is missing: run flashgen generate" in problem
+        assert write(tables, out) == [gone.relative_to(out)]
+        assert check(tables, out) == []
+
+    def test_an_orphan_of_ours_is_named_and_deleted(self, tables, out: Path) -> None:
+        fewer = {"nvidia_h200": Table(gpu=tables["nvidia_h200"].gpu)}
+        problems = check(fewer, out)
+        orphan = out / "kernels" / f"{kernel_name(SPEC, AHEAD)}.py"
+        assert any(f"{orphan} is orphaned" in p and "run flashgen generate" in p for p in problems)
+        write(fewer, out)
+        assert not orphan.exists()
+        assert check(fewer, out) == []
+
+    def test_a_file_of_another_hand_is_named_and_left(self, tables, out: Path) -> None:
+        own = out / "kernels" / "mine.py"
+        own.write_text("# flashgen had no part in this\n")
+        (problem,) = check(tables, out)
+        assert f"{own} is orphaned" in problem
+        assert "move it elsewhere" in problem
+        assert write(tables, out) == []
+        assert own.exists()
+
+    def test_a_folder_that_is_not_there_lacks_everything(self, tables, tmp_path: Path) -> None:
+        assert len(check(tables, tmp_path / "no")) == len(plan(tables))
+        with pytest.raises(GeneratedError, match="is missing"):
+            demand_agreement(tables, tmp_path / "no")
+
+    def test_a_full_disk_is_a_sentence_and_leaves_whole_files(
+        self, tables, tmp_path, monkeypatch
+    ) -> None:
+        import errno
+
+        left, replaced = iter([None] * 3), Path.replace
+
+        def replace(self: Path, target: Path) -> Path:
+            if next(left, 1) is not None:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return replaced(self, target)
+
+        monkeypatch.setattr(Path, "replace", replace)
+        with pytest.raises(FlashgenError, match="No space left on device"):
+            write(tables, tmp_path)
+        written = [path for path in tmp_path.rglob("*") if path.is_file()]
+        files = plan(tables)
+        assert len(written) == 3
+        assert all(path.read_text() == files[path.relative_to(tmp_path)] for path in written)
+        # The table, which names kernels, is not there before they are.
+        assert not (tmp_path / "table.py").exists()
+
+
+def test_the_tables_of_out_win_over_the_shipped(tmp_path: Path, monkeypatch) -> None:
+    shipped = made_table()
+    save(shipped, tmp_path / "shipped" / "nvidia_h200.yaml")
+    save(Table(gpu=TARGETS["nvidia_l4"]), tmp_path / "shipped" / "nvidia_l4.yaml")
+    own = replace(shipped, entries=(), runs=())
+    save(own, tmp_path / "out" / "configs" / "nvidia_h200.yaml")
+    monkeypatch.setattr(paths, "shipped_configs_dir", lambda: tmp_path / "shipped")
+    tables = tables_for(tmp_path / "out")
+    assert tables == {"nvidia_h200": own, "nvidia_l4": Table(gpu=TARGETS["nvidia_l4"])}

@@ -1,0 +1,184 @@
+"""The tables that ship, and generated/: complete, legal, current, and as compiled as they say."""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import triton
+
+from benchmarks import sass_facts
+from flashgen import paths
+from flashgen.compile.compiler import Compiled, compile_kernel, judge
+from flashgen.estimate.estimate import estimable
+from flashgen.kernels.render import render
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import AHEAD, KernelConfig, Order
+from flashgen.spec.legality import why_illegal
+from flashgen.spec.outcome import Status
+from flashgen.spec.problem import BUCKETS
+from flashgen.spec.vocabulary import BACKWARD, Direction
+from flashgen.table import emit
+from flashgen.table.entry import Entry
+from flashgen.table.table import Table, load
+
+SHIPPED = (
+    "nvidia_h200",
+    "nvidia_h100_80gb_hbm3",
+    "nvidia_a100_sxm4_80gb",
+    "nvidia_l4",
+    "nvidia_geforce_rtx_4090",
+    "nvidia_geforce_rtx_5090",
+    "nvidia_b200",
+)
+HEAD_DIMS = (64, 96, 128, 192, 256)
+
+
+@cache
+def table_of(slug: str) -> Table:
+    return load(paths.shipped_table(slug))
+
+
+@pytest.mark.parametrize("slug", SHIPPED)
+def test_a_table_is_complete(slug: str) -> None:
+    held: dict[Direction, set[object]] = {}
+    for entry in table_of(slug).entries:
+        spec = entry.spec
+        key = spec.dtype, spec.head_dim, spec.mask, entry.bucket
+        held.setdefault(spec.direction, set()).add(key)
+    expected = set(product(("float16", "bfloat16"), HEAD_DIMS, ("none", "causal"), BUCKETS))
+    for direction in ("forward", "backward_dkv", "backward_dq", "backward_fused"):
+        assert held[direction] >= expected, direction
+    # A delta kernel sees no mask.
+    assert held["backward_delta"] >= {key for key in expected if "none" in key}
+
+
+@pytest.mark.parametrize("slug", SHIPPED)
+def test_every_entry_is_legal_current_checked_and_honest(slug: str) -> None:
+    table = table_of(slug)
+    for entry in table.entries:
+        gpu, result = table.gpu, entry.result
+        assert why_illegal(entry.spec, entry.config, gpu) is None
+        assert entry.shared_bytes <= gpu.shared_per_block
+        assert entry.registers <= 255
+        assert result.max_abs_err_floors <= 2.0
+        # Of what was tried of a backward kernel with wide heads, few fit the registers.
+        assert len(entry.runners_up) == 2 or entry.spec.direction != "forward"
+        if result.source != "measured":  # a measured entry is served after its template changed
+            assert entry.digest == render(entry.spec, entry.config).digest
+            assert result.source == ("estimated" if estimable(gpu.arch) else "untimed")
+        assert (result.median_us is None) == (result.source == "untimed")
+        if result.tflops is not None:
+            assert gpu.peak_tflops is not None
+            assert result.tflops < gpu.peak_tflops
+
+
+def test_generated_agrees_with_tables_and_templates() -> None:
+    assert emit.check(emit.tables_for(paths.ROOT), paths.generated_dir(paths.ROOT)) == []
+
+
+def test_the_facts_are_of_the_kernels_that_ship() -> None:
+    recorded = sass_facts.sections_of(sass_facts.RESULT.read_text())[triton.__version__]
+    names = [render(*pair).name for pair in (*sass_facts.shipped(), *sass_facts.of_hopper())]
+    lines = [line for line in recorded.splitlines() if line.startswith("| `")]
+    assert [line.split("`")[1] for line in lines] == names
+
+
+SPILLING = {"3.9.0": ["bwd_dkv_bf16_d128_causal", "bwd_fused_bf16_d64_causal"]}
+"""Kernels of schedule hopper that spill a register or two in a main loop: refused there."""
+
+
+def test_the_facts_of_hopper_are_of_every_order_and_break_no_rule_but_two_with_one_triton() -> None:
+    pairs = sass_facts.of_hopper()
+    assert {spec.direction for spec, _ in pairs} == {"forward", *AHEAD}
+    assert {(c.order, c.persistent) for spec, c in pairs if spec.causal} == set(
+        product(get_args(Order), (False, True))
+    )
+    assert {(spec.dtype, spec.head_dim, spec.mask) for spec, c in pairs if c.persistent} == set(
+        product(("float16", "bfloat16"), (64, 128, 256), ("none", "causal"))
+    )
+    for version, part in sass_facts.sections_of(sass_facts.RESULT.read_text()).items():
+        lines = [line for line in part.splitlines() if "_hopper_" in line]
+        assert len(lines) == len(pairs), version
+        broken = [line.split("_br")[0][3:] for line in lines if not line.endswith("| nothing |")]
+        assert broken == SPILLING.get(version, []), version
+
+
+@pytest.mark.parametrize("held", ["", "## Triton 3.6.0\n\nold\n", "## Triton 3.10.0\n\nold\n"])
+def test_a_new_part_of_the_facts_leaves_the_others(held: str) -> None:
+    text = sass_facts.merged(sass_facts.merged("", held), "## Triton 3.9.0\n\nnew\n")
+    again = sass_facts.merged(text, "## Triton 3.9.0\n\nnewer\n")
+    parts = sass_facts.sections_of(again)
+    assert list(parts) == sorted(parts, key=lambda name: [int(n) for n in name.split(".")])
+    assert parts["3.9.0"] == "## Triton 3.9.0\n\nnewer\n"
+    assert {**sass_facts.sections_of(held), **parts} == parts
+    assert sass_facts.differences(again, parts["3.9.0"]) == []
+    assert "+new" in sass_facts.differences(again, "## Triton 3.9.0\n\nnew\n")
+
+
+def test_some_kernels_facts_are_compared_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """As make check does."""
+    held = "## Triton 3.9.0\n\n2 of 2\n\n| `bwd_a` | 1 |\n| `fwd_b` | 2 |\n"
+    new = "## Triton 3.9.0\n\n1 of 1\n\n| `bwd_a` | {} |\n"
+    assert sass_facts.differences(held, new.format(1), ["bwd_*"]) == []
+    found = sass_facts.differences(held, new.format(3), ["bwd_*", "x"])
+    assert [line for line in found if line[1:2] == "|"] == ["-| `bwd_a` | 1 |", "+| `bwd_a` | 3 |"]
+    assert "-| `fwd_b` | 2 |" in sass_facts.differences(held, new.format(1))
+    for options in (["--kernel", "bwd_*"], ["--check", "--kernel", "none"]):
+        with pytest.raises(SystemExit):
+            sass_facts.main(options)
+    assert "no kernel of the table is called none" in capsys.readouterr().err
+
+
+def test_check_fails_where_the_file_says_otherwise(tmp_path: Path) -> None:
+    text = sass_facts.RESULT.read_text()
+    delta = next(line for line in text.splitlines() if "`bwd_delta_bf16_d64_" in line)
+    other = tmp_path / "facts.md"
+    other.write_text(text.replace(delta, delta.replace("| nothing |", "| spills |")))
+    asked = ["--check", "--jobs", "1", "--kernel", "bwd_delta_bf16_d64_*", "--out"]
+    assert sass_facts.main([*asked, str(sass_facts.RESULT)]) == 0
+    assert sass_facts.main([*asked, str(other)]) == 1
+
+
+def compile_entry(job: tuple[AttentionSpec, KernelConfig]) -> Compiled:
+    spec, config = job
+    return compile_kernel(render(spec, config), spec, config, "sm_90")
+
+
+@pytest.mark.parametrize(
+    "direction",
+    [
+        "forward",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in BACKWARD),
+    ],
+)
+def test_compiled_facts_of_every_kernel_shipped_for_hopper(direction: Direction) -> None:
+    entries: dict[tuple[AttentionSpec, KernelConfig], Entry] = {}
+    for slug in ("nvidia_h200", "nvidia_h100_80gb_hbm3"):
+        shipped = [e for e in table_of(slug).entries if e.spec.direction == direction]
+        entries |= {(e.spec, e.config): e for e in shipped}
+    assert entries
+    runs = {run.id: run for slug in SHIPPED for run in table_of(slug).runs}
+    gpu = table_of("nvidia_h200").gpu
+    recorded = sass_facts.sections_of(sass_facts.RESULT.read_text())[triton.__version__]
+    with ProcessPoolExecutor(2) as pool:
+        built = list(pool.map(compile_entry, entries))
+    for (spec, config, entry), compiled in zip(
+        ((spec, config, entry) for (spec, config), entry in entries.items()), built, strict=True
+    ):
+        assert judge(compiled, spec, config, gpu) == (Status.OK, ""), compiled.name
+        assert compiled.shared_bytes <= 232_448
+        assert sum(loop.spills for loop in compiled.loops) == 0
+        if config.schedule == "s_ahead":
+            assert compiled.loop is not None
+            assert (compiled.loop.exp2_under_matrix or 0) >= 0.85
+        if runs[entry.run].triton == triton.__version__:
+            facts = (compiled.registers, compiled.shared_bytes)
+            assert facts == (entry.registers, entry.shared_bytes), compiled.name
+        line = sass_facts.line(compiled, spec, config)
+        assert line.endswith("| nothing |"), line
+        assert line in recorded.splitlines(), f"run make facts, and see why it is now: {line}"

@@ -1,0 +1,204 @@
+"""kill -9 at random moments: what was known is not computed again, and the end is the same."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from flashgen import paths
+from flashgen.evaluate.evaluator import triton_version
+from flashgen.evaluate.replayed import ReplayEvaluator
+from flashgen.search.goal import Budget, Goal, goal_for
+from flashgen.search.history import outcomes_of
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.outcome import Outcome, Stage
+from flashgen.spec.problem import Problem, workload
+from flashgen.spec.space import legal_configs
+from flashgen.table import emit
+from flashgen.tune import evaluators, tune
+from flashgen.tune.tune import TuneOptions
+from tests.fakes import FakeEvaluator
+from tests.makers import make_spec
+
+H200 = TARGETS["nvidia_h200"]
+SPECS = (make_spec(), make_spec(mask="causal"))
+SEQS = (512, 4096)
+STAGES: tuple[Stage, ...] = ("compile", "check", "rough", "timed", "final")
+KILLS = 50
+MOST_BETWEEN = 6
+"""Evaluations between two kills. They are so few that the run is not over before the last."""
+
+
+def digest_of(spec: AttentionSpec, config: KernelConfig) -> str:
+    """Quicker than rendering."""
+    return "sha256:" + hashlib.sha256(f"{spec}{config}".encode()).hexdigest()
+
+
+def recorded() -> list[Outcome]:
+    """A landscape of all legal configs: wide tiles are fast, and no two take the same time."""
+    landscape = FakeEvaluator(
+        us=lambda c: 1000.0 - c.br - c.bc / 2 + 3 * c.num_stages + c.num_warps,
+        gpu=H200,
+        spread=0.1,
+    )
+    return [
+        replace(
+            landscape.outcome(stage, spec, workload(spec, seq), config),
+            digest=digest_of(spec, config),
+            triton=triton_version(),
+        )
+        for spec in SPECS
+        for seq in SEQS
+        for config in legal_configs(spec, H200)
+        for stage in STAGES
+    ]
+
+
+class Counting(ReplayEvaluator):
+    """Replays, and writes down what it was asked for before it answers."""
+
+    ledger: Path
+
+    def evaluate(
+        self, stage: Stage, spec: AttentionSpec, problem: Problem, configs: Sequence[KernelConfig]
+    ) -> Iterator[Outcome]:
+        for outcome in super().evaluate(stage, spec, problem, configs):
+            with self.ledger.open("a") as file:
+                file.write(f"{key(outcome)}\n")
+            time.sleep(0.001)
+            yield outcome
+
+
+def key(outcome: Outcome) -> str:
+    return f"{outcome.stage} {outcome.spec.name} {outcome.problem.seq_k} {outcome.config.label}"
+
+
+def tune_into(out: Path, evaluator: Counting) -> None:
+    """What a child does: tune all specs, with nothing emitted."""
+    tune._choose_gpu = lambda *_: (H200, True)  # type: ignore[assignment]
+    evaluators.make_evaluator = lambda *_: evaluator  # type: ignore[assignment]
+    tune.goal_for = cheap_goal  # type: ignore[attr-defined]
+    emit.write = lambda *_: []  # type: ignore[assignment]
+    paths.shipped_configs_dir = lambda: out / "nothing shipped"  # type: ignore[assignment]
+    options = TuneOptions(specs=SPECS, seqs=SEQS, budget=Budget(trials=30), out=out)
+    tune.tune(options, Console(file=io.StringIO()))
+
+
+def cheap_goal(*arguments: object, **fields: object) -> Goal:
+    return replace(goal_for(*arguments, **fields), digest_of=digest_of)  # type: ignore[arg-type]
+
+
+def started(out: Path, evaluator: Counting) -> int:
+    """A child process that tunes; a fork, because a new interpreter takes a second to import."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        tune_into(out, evaluator)
+        status = 0
+    except BaseException:
+        traceback.print_exc(file=sys.__stderr__)
+    finally:
+        os._exit(status)
+
+
+def killed_after(pid: int, ledger: Path, more: int, delay_s: float) -> None:
+    """Kill the child when it has been asked so much more, and a little later."""
+    lines = count(ledger) + more
+    while count(ledger) < lines:
+        assert os.waitpid(pid, os.WNOHANG) == (0, 0), "the run ended before it was killed"
+        time.sleep(0.0005)
+    time.sleep(delay_s)
+    os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    assert os.WIFSIGNALED(status), f"the run ended before it was killed: {status}"
+
+
+def count(ledger: Path) -> int:
+    return ledger.read_bytes().count(b"\n") if ledger.exists() else 0
+
+
+def known(out: Path) -> set[str]:
+    """The keys of what the log holds; a torn end counts for nothing."""
+    log = paths.log_file(out, H200.slug)
+    return {key(outcome) for outcome in outcomes_of(log, lambda _: None)} if log.exists() else set()
+
+
+def table_of(out: Path, slug: str = H200.slug) -> str:
+    """The table's text, less the time at which the run began."""
+    text = paths.table_file(out, slug).read_text()
+    return re.sub(r"20\d{6}T\d{6}Z|20\d\d-\d\d-\d\dT[\d:]+Z", "THEN", text)
+
+
+def test_fifty_kills_cost_nothing_and_change_nothing(tmp_path: Path) -> None:
+    evaluator = Counting(recorded(), H200)
+    evaluator.ledger = tmp_path / "undisturbed.txt"
+    pid = started(tmp_path / "undisturbed", evaluator)
+    assert os.waitpid(pid, 0)[1] == 0
+    asked = count(evaluator.ledger)
+    assert asked > KILLS * MOST_BETWEEN / 2  # on average, and so not over before the last kill
+
+    chance = random.Random(0)
+    out, evaluator.ledger = tmp_path / "killed", tmp_path / "killed.txt"
+    for _ in range(KILLS):
+        before, start = known(out), count(evaluator.ledger)
+        pid = started(out, evaluator)
+        killed_after(
+            pid, evaluator.ledger, chance.randint(0, MOST_BETWEEN), chance.uniform(0, 0.008)
+        )
+        again = evaluator.ledger.read_text().splitlines()[start:]
+        assert not before.intersection(again)
+    pid = started(out, evaluator)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert table_of(out) == table_of(tmp_path / "undisturbed")
+    assert not paths.session_file(out, H200.slug).exists()
+
+
+REAL = ("tune --target nvidia_a100_sxm4_80gb --head-dim 64 --no-causal --seq 512 --seq 4096 "
+        "--trials 6 --jobs 2 --out").split()  # fmt: skip
+
+
+@pytest.mark.slow
+def test_kills_of_the_real_thing_leave_no_child_and_change_nothing(tmp_path: Path) -> None:
+    """Compiler and interpreter, in processes of their own, killed with their parent."""
+    chance = random.Random(1)
+    log = paths.log_file(tmp_path / "killed", "nvidia_a100_sxm4_80gb")
+    for number in range(3):
+        process = subprocess.Popen([sys.executable, "-m", "flashgen", *REAL, tmp_path / "killed"])
+        while process.poll() is None and count(log) < 4 * (number + 1):
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 0.5))
+        workers = children_of(process.pid)
+        assert workers
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+        while any(Path(f"/proc/{pid}").exists() for pid in workers):
+            time.sleep(0.01)  # the test's own time limit ends this
+    for out in (tmp_path / "killed", tmp_path / "undisturbed"):
+        subprocess.run([sys.executable, "-m", "flashgen", *REAL, out], check=True)
+    found = [key(outcome) for outcome in outcomes_of(log, lambda _: None)]
+    assert len(found) == len(set(found))
+    assert table_of(tmp_path / "killed", log.stem) == table_of(tmp_path / "undisturbed", log.stem)
+
+
+def children_of(parent: int) -> list[int]:
+    """The processes that this one has started, whichever of its threads did."""
+    lists = Path(f"/proc/{parent}/task").glob("*/children")
+    return [int(pid) for each in lists for pid in each.read_text().split()]

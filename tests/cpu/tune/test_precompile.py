@@ -1,0 +1,247 @@
+"""tune/precompile.py and runtime/kernel_files.py: what was compiled ahead is what a launch looks for, to the letter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton import knobs
+from triton.runtime.cache import get_cache_manager
+
+from flashgen.compile.sass import disassemble
+from flashgen.errors import InvalidArgument
+from flashgen.kernels import launch, launch_backward
+from flashgen.kernels.render import render
+from flashgen.runtime import kernel_files
+from flashgen.runtime.choice import Choice
+from flashgen.runtime.launcher import _Steps
+from flashgen.runtime.selection import Selection
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig, kernel_name
+from flashgen.spec.defaults import DEFAULT_DIRECTIONS, default_config, default_spec
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.problem import BUCKETS
+from flashgen.table.table import Table
+from flashgen.tune import precompile
+from tests.cpu.kernels.test_specialization import CompileOnly, CompileOnlyDriver
+from tests.makers import make_config, make_spec
+from tests.tables import made_entry, made_run
+
+H200 = TARGETS["nvidia_h200"]
+SPEC = make_spec(head_dim=64)
+TILE = make_config(64, 32, loads="descriptor")
+DEFAULT = default_spec(make_spec(head_dim=24, mask="causal"))
+KERNELS: tuple[tuple[AttentionSpec, KernelConfig], ...] = (
+    (SPEC, TILE),
+    (SPEC, TILE.pointer_twin()),
+    (DEFAULT, default_config(DEFAULT)),
+    (SPEC.for_direction("backward_delta"), make_config(64, 16, num_stages=1)),
+    (SPEC.for_direction("backward_dkv"), make_config(32, 32)),
+    (SPEC.for_direction("backward_dq"), make_config(32, 32, loads="descriptor")),
+)
+NAMES = [kernel_name(*pair) for pair in KERNELS]
+
+pytestmark = pytest.mark.xdist_group("precompile")  # KERNELS are packaged once, by one worker
+
+
+@pytest.fixture(autouse=True)
+def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache of Triton that is empty, and folders that were not read before."""
+    monkeypatch.setattr(triton.runtime.driver, "_active", CompileOnlyDriver())
+    kernel_files.binaries.cache_clear()
+    with knobs.cache.scope():
+        knobs.cache.dir = str(tmp_path / "cache")
+        yield tmp_path / "cache"
+    kernel_files.binaries.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def packaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that `flashgen aot` would write, of KERNELS."""
+    out = tmp_path_factory.mktemp("aot")
+    made = list(precompile.package(Table(gpu=H200), KERNELS, out, jobs=2))
+    assert [(each.name, each.failure) for each in made] == [(name, "") for name in NAMES]
+    return out
+
+
+def launched(spec: AttentionSpec, config: KernelConfig, folder: Path) -> Any:
+    """What Triton compiles or finds when the launcher launches this kernel on aligned tensors."""
+    rendered = render(spec, config)
+    path = folder / f"{rendered.name}.py"
+    path.write_text(rendered.source)
+    kernel = launch.load_kernel(path, rendered.name)
+    q, k, v = (torch.zeros((2, 4, 96, 64), dtype=torch.bfloat16) for _ in range(3))
+    rows = torch.zeros(2, 4, 96)
+    only, diagonal = CompileOnly(kernel), 0 if spec.causal else None
+    if config.head_dims == "padded":
+        q, k, v = (x[..., :16].contiguous() for x in (q, k, v))
+    if spec.direction == "forward":
+        launch.launch(only, spec, config, q, k, v, scale=0.1, diagonal=diagonal)
+    elif spec.direction == "backward_delta":
+        launch_backward.bind_delta(only, spec, config)(q, k, rows)
+    else:
+        call = launch_backward.Backward(
+            q=q, k=k, v=v, do=q.clone(), lse=rows, delta=rows, scale=0.1, diagonal=diagonal
+        )
+        launch_backward.bind_backward(only, spec, config)(call)
+    (built,) = kernel.device_caches[0][0].values()
+    return built
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each kernel that Triton was asked for, whether its cache had it."""
+    hits: list[bool] = []
+    with knobs.compilation.scope():
+        knobs.compilation.listener = lambda **facts: hits.append(facts["cache_hit"])
+        yield hits  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("pair", KERNELS, ids=NAMES)
+def test_a_launch_finds_what_was_compiled_ahead(
+    packaged: Path,
+    pair: tuple[AttentionSpec, KernelConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    compilations: list[bool],
+) -> None:
+    monkeypatch.setenv("FLASHGEN_AOT", str(packaged))
+    assert kernel_files.offer(kernel_name(*pair)) == 1
+    assert kernel_files.offer(kernel_name(*pair)) == 0  # it is there
+    found = launched(*pair, tmp_path)
+    assert compilations == [True]
+    with knobs.cache.scope():
+        knobs.cache.dir = str(tmp_path / "other")
+        anew = launched(*pair, tmp_path)
+    assert compilations == [True, False]
+    # The same instructions; the lines of the source they name are in other folders.
+    assert disassemble(found.asm["cubin"]) == disassemble(anew.asm["cubin"])
+
+
+def test_a_kernel_of_another_text_is_compiled(
+    packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compilations: list[bool]
+) -> None:
+    """The folder holds a kernel of the same name, made from an older template."""
+    monkeypatch.setenv("FLASHGEN_AOT", str(packaged))
+    assert kernel_files.offer(NAMES[1]) == 1
+    spec, config = KERNELS[1]
+    rendered = render(spec, config)
+    path = tmp_path / f"{rendered.name}.py"
+    path.write_text(rendered.source.replace("-1.0e30", "-2.0e30"))
+    q = torch.zeros((1, 1, 64, 64), dtype=torch.bfloat16)
+    kernel = CompileOnly(launch.load_kernel(path, rendered.name))
+    launch.launch(kernel, spec, config, q, q, q, scale=0.1, diagonal=None)
+    assert compilations == [False]
+
+
+def test_another_triton_is_said_once_and_offers_nothing(
+    packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    manifest = packaged / H200.slug / kernel_files.MANIFEST
+    text = manifest.read_text().replace(f'"{triton.__version__}"', '"3.0.0"')
+    (tmp_path / "old" / "x").mkdir(parents=True)
+    (tmp_path / "old" / "x" / kernel_files.MANIFEST).write_text(text)
+    monkeypatch.setenv("FLASHGEN_AOT", str(tmp_path / "old"))
+    assert [kernel_files.offer(name) for name in NAMES] == [0] * len(NAMES)
+    assert caplog.text.count("is of Triton 3.0.0") == 1
+
+
+def test_a_binary_that_is_gone_is_compiled(
+    packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    folder = tmp_path / "part" / "x"
+    folder.mkdir(parents=True)
+    (folder / kernel_files.MANIFEST).write_text(
+        (packaged / H200.slug / kernel_files.MANIFEST).read_text()
+    )
+    monkeypatch.setenv("FLASHGEN_AOT", str(folder.parent))
+    assert kernel_files.offer(NAMES[0]) == 0
+    assert "compiled when first called" in caplog.text
+
+
+def test_without_the_variable_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FLASHGEN_AOT", raising=False)
+    assert kernel_files.offer(NAMES[0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (None, "must name a folder that `flashgen aot` made"),
+        ({"schema": 2}, r"schema 1 \(schema 2\): run flashgen aot again"),
+        ({"triton": 3}, "schema 1"),
+        ({"kernels": {"a": {"key": "not hex", "files": []}}}, "ValueError"),
+        ({"kernels": {"a": {}}}, "KeyError"),
+    ],
+)
+def test_a_folder_that_is_none_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, said: str
+) -> None:
+    (tmp_path / "x").mkdir()
+    good = {"schema": 1, "triton": triton.__version__, "kernels": {}}
+    if change is not None:
+        (tmp_path / "x" / kernel_files.MANIFEST).write_text(json.dumps(good | change))
+    monkeypatch.setenv("FLASHGEN_AOT", str(tmp_path))
+    with pytest.raises(InvalidArgument, match=said):
+        kernel_files.offer("a")
+
+
+def test_the_runtime_offers_before_it_imports(
+    packaged: Path, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher's own road, of a kernel that generated/ ships."""
+    offered: list[str] = []
+    monkeypatch.setattr(kernel_files, "offer", lambda name: offered.append(name) or 1)
+    choice = Choice(
+        spec=DEFAULT, bucket=None, config=default_config(DEFAULT), kernel=NAMES[2], digest="",
+        shared_bytes=None, registers=None, source="untimed", median_us=None,
+    )  # fmt: skip
+    selection = Selection(choice=choice, rung="default", slug=None, reason="")
+    _Steps("generated", [(selection, choice.config)])._kernel()
+    assert offered == [NAMES[2]]
+
+
+class TestWhichKernels:
+    TABLE = Table(gpu=H200).with_entry(made_entry(SPEC, BUCKETS[2], TILE), made_run())
+
+    def test_entries_and_their_twins(self) -> None:
+        pairs = precompile.kernels_to_build(self.TABLE, H200, defaults=False)
+        assert pairs == ((SPEC, TILE), (SPEC, TILE.pointer_twin()))
+
+    def test_what_another_gpu_cannot_run_is_left_out(self) -> None:
+        pairs = precompile.kernels_to_build(self.TABLE, TARGETS["nvidia_l4"], defaults=False)
+        assert pairs == ((SPEC, TILE.pointer_twin()),)
+
+    def test_defaults_are_those_without_features(self) -> None:
+        from generated.defaults import DEFAULTS
+
+        pairs = precompile.kernels_to_build(None, H200, defaults=True)
+        assert {kernel_name(*pair) for pair in pairs} == {
+            choice.kernel
+            for choice in DEFAULTS
+            if choice.spec.direction in DEFAULT_DIRECTIONS and not choice.spec.featured
+        }
+
+
+def test_what_does_not_compile_is_told_and_left_out(tmp_path: Path) -> None:
+    bad = replace(H200, arch="sm_1")
+    (made,) = precompile.package(Table(gpu=bad), KERNELS[1:2], tmp_path, jobs=1)
+    assert made.key == ""
+    assert made.failure
+    assert json.loads((tmp_path / bad.slug / kernel_files.MANIFEST).read_text())["kernels"] == {}
+
+
+def test_what_triton_has_is_not_compiled_again(fresh_cache: Path) -> None:
+    (first,) = precompile.precompile(KERNELS[1:2], H200, cache=fresh_cache, jobs=1)
+    group = get_cache_manager(first.key).get_group(f"{first.name}.json")
+    assert group
+    before = Path(group[f"{first.name}.cubin"]).stat().st_mtime_ns
+    (again,) = precompile.precompile(KERNELS[1:2], H200, cache=fresh_cache, jobs=1)
+    assert again.key == first.key
+    assert Path(group[f"{first.name}.cubin"]).stat().st_mtime_ns == before

@@ -1,0 +1,37 @@
+"""Screen: what a run shows on a terminal of 80 columns while it is under way."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from flashgen.search.goal import Progress
+from flashgen.tune.progress import Screen
+
+TITLE = "bwd_dkv_bf16_d128_causal seq 16384"
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_nothing_is_lost_once_a_best_is_known(width: int) -> None:
+    file = io.StringIO()
+    console = Console(file=file, width=width, force_terminal=True, color_system=None)
+    with Screen(console, 48) as screen:
+        screen.begin(11, TITLE)
+        screen.show(
+            Progress(
+                done=3, total=4, stage="timed", best_us=1234.5, default_us=1481.4,
+                incumbent_us=1296.2,
+            )
+        )  # fmt: skip
+        screen._bar.refresh()
+        written = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())
+    last = written[written.rindex("12/48") :].replace("\r", "")
+    words = " ".join(last.split())
+    assert f"12/48 {TITLE}" in words
+    assert "timed, best 1234.5 us, 1.20 x default, 1.05 x the table's" in words
+    assert re.search(r"[━╸╺]{10} .*0:00:0\d left [-\d]:[-\d]{2}:[-\d]{2}$", words)
+    assert "…" not in last
+    assert max(map(len, last.splitlines())) <= width

@@ -1,0 +1,126 @@
+"""tune/transfer.py: which entries of a table speak for a config, and that a killed run hears the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import TARGETS, Gpu
+from flashgen.spec.problem import BUCKETS, Bucket
+from flashgen.table.table import Table
+from flashgen.tune.transfer import elsewhere, neighbours
+from tests.makers import make_config, make_spec
+from tests.tables import H200, made_entry, made_run
+
+SPEC = make_spec()
+HERE, THERE = BUCKETS[1], BUCKETS[2]
+TILE, OTHER = make_config(128, 64), make_config(64, 64)
+
+
+def table(*chosen: tuple[AttentionSpec, Bucket, KernelConfig]) -> Table:
+    made = Table(gpu=H200)
+    for spec, bucket, config in chosen:
+        made = made.with_entry(made_entry(spec, bucket, config), made_run())
+    return made
+
+
+def test_the_same_spec_in_another_bucket_is_one_and_in_its_own_is_none() -> None:
+    held = table((SPEC, HERE, OTHER), (SPEC, THERE, TILE))
+    assert neighbours(held, SPEC, HERE) == (TILE,)
+    assert neighbours(held, SPEC, THERE) == (OTHER,)
+
+
+@pytest.mark.parametrize(
+    ("spec", "alike"),
+    [
+        (make_spec(dtype="float16"), True),
+        (make_spec(mask="causal"), True),
+        (make_spec(dtype="float16", mask="causal"), True),
+        (make_spec(dtype="float32"), False),
+        (make_spec(head_dim=128), False),
+        (make_spec(head_dim=64, head_dim_v=128), False),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_another_mask_or_dtype_counts_in_the_same_bucket(spec: AttentionSpec, alike: bool) -> None:
+    assert neighbours(table((spec, HERE, TILE)), SPEC, HERE) == ((TILE,) if alike else ())
+    assert neighbours(table((spec, THERE, TILE)), SPEC, HERE) == ()
+
+
+def test_float32_and_tf32_are_no_neighbours() -> None:
+    ieee, tf32 = make_spec(dtype="float32"), make_spec(dtype="float32", precision="tf32")
+    held = table((ieee, HERE, OTHER), (tf32, HERE, OTHER))
+    assert neighbours(held, ieee, HERE) == neighbours(held, tf32, HERE) == ()
+
+
+def test_the_order_of_tiles_is_that_of_the_own_mask() -> None:
+    causal, longest = make_spec(mask="causal"), replace(TILE, order="longest_first")
+    assert neighbours(table((SPEC, HERE, TILE)), causal, HERE) == (longest,)
+    assert neighbours(table((causal, HERE, longest)), SPEC, HERE) == (TILE,)
+    assert neighbours(table((causal, THERE, TILE)), causal, HERE) == (TILE,)  # the mask is the same
+
+
+def test_one_that_two_chose_stands_there_twice() -> None:
+    half, causal = make_spec(dtype="float16"), make_spec(mask="causal")
+    held = table((SPEC, THERE, TILE), (half, HERE, OTHER), (causal, HERE, TILE))
+    assert sorted(map(str, neighbours(held, SPEC, HERE))) == sorted(map(str, (TILE, TILE, OTHER)))
+
+
+def test_what_is_illegal_here_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    l4 = replace(table((make_spec(dtype="float16"), HERE, TILE)), gpu=H200)
+    monkeypatch.setattr("flashgen.tune.transfer.why_illegal", lambda *_: "it does not fit")
+    assert neighbours(l4, SPEC, HERE) == ()
+
+
+def test_what_is_left_out_does_not_count() -> None:
+    half: Any = make_spec(dtype="float16")
+    held = table((SPEC, THERE, TILE), (half, HERE, OTHER))
+    assert neighbours(held, SPEC, HERE, leave_out={(SPEC, THERE)}) == (OTHER,)
+    assert neighbours(held, SPEC, HERE, leave_out=[(half, HERE)]) == (TILE,)
+
+
+class TestElsewhere:
+    H100, L4 = TARGETS["nvidia_h100_80gb_hbm3"], TARGETS["nvidia_l4"]
+
+    @staticmethod
+    def of(gpu: Gpu, config: KernelConfig, source: Any = "estimated", **key: Any) -> Table:
+        spec, bucket = key.get("spec", SPEC), key.get("bucket", HERE)
+        entry = made_entry(spec, bucket, config)
+        entry = replace(entry, result=replace(entry.result, source=source))
+        return replace(table(), gpu=gpu, entries=(entry,))
+
+    def test_the_same_architecture_first_then_what_was_measured_and_none_twice(self) -> None:
+        far, near, again = make_config(32, 32), make_config(64, 32), make_config(128, 32)
+        tables = [
+            self.of(self.L4, far),
+            self.of(TARGETS["nvidia_a100_sxm4_80gb"], again, "measured"),
+            self.of(TARGETS["nvidia_geforce_rtx_4090"], near),
+            self.of(self.H100, near),
+        ]
+        assert elsewhere(tables, H200, SPEC, HERE) == (near, again, far)
+
+    @pytest.mark.parametrize(
+        ("gpu", "key"),
+        [
+            (H200, {}),  # the GPU's own table
+            (L4, {"bucket": THERE}),
+            (L4, {"spec": make_spec(mask="causal")}),
+            (L4, {"spec": make_spec(dtype="float16")}),
+        ],
+        ids=["itself", "bucket", "mask", "dtype"],
+    )
+    def test_only_this_very_spec_and_bucket_of_others_count(
+        self, gpu: Gpu, key: dict[str, Any]
+    ) -> None:
+        assert elsewhere([self.of(gpu, TILE, **key)], H200, SPEC, HERE) == ()
+        assert elsewhere([self.of(self.L4, TILE)], H200, SPEC, HERE) == (TILE,)
+
+    def test_what_is_illegal_here_does_not_come(self) -> None:
+        by_descriptor = replace(TILE, loads="descriptor")
+        tables = [self.of(self.H100, by_descriptor)]
+        assert elsewhere(tables, H200, SPEC, HERE) == (by_descriptor,)
+        assert elsewhere(tables, self.L4, SPEC, HERE) == ()

@@ -1,0 +1,423 @@
+"""Workloads: strict YAML, the order of tuning, and what is read from a model's configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flashgen.errors import InvalidArgument
+from flashgen.spec.problem import Problem, workload
+from flashgen.tune.hf_config import from_hf_config
+from flashgen.tune.workloads import Piece, Workload, kernels_of, load, parse, problem_of
+from tests.makers import make_spec
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "workloads"
+
+PLAIN = """\
+name: one
+specs:
+- dtype: bf16
+  head_dim: 128
+  mask: causal
+  heads: 32
+  kv_heads: 8
+  seqs: {512: 1, 8192: 2.5}
+- {dtype: float32, precision: tf32, head_dim: 64, mask: none, alibi: true, weight: 2, seqs: [2048]}
+"""
+
+
+def parsed(text: str) -> Workload:
+    return parse(text, Path("w.yaml"))
+
+
+def titles(found: Workload) -> list[str]:
+    return [f"{piece.spec.name} {piece.problem.seq_k}" for piece in found.pieces]
+
+
+# ---------------------------------------------------------------- the file
+
+
+def test_the_heaviest_comes_first() -> None:
+    found = parsed(PLAIN)
+    names = ["fwd_bf16_d128_causal 8192", "fwd_tf32_d64_alibi 2048", "fwd_bf16_d128_causal 512"]
+    assert titles(found) == names
+    assert [piece.weight for piece in found.pieces] == [2.5, 2.0, 1.0]
+    assert found.work == tuple((piece.spec, piece.problem) for piece in found.pieces)
+    assert found.lines()[0] == "45.5%  fwd_bf16_d128_causal seq 8192, heads 16/4"
+
+
+def test_equal_weights_stay_in_the_order_of_the_file() -> None:
+    found = parsed(
+        "name: w\nspecs:\n- {dtype: fp16, head_dim: 64, mask: none, seqs: [8192, 512, 2048]}\n"
+    )
+    assert [piece.problem.seq_k for piece in found.pieces] == [8192, 512, 2048]
+
+
+def test_directions_are_the_kernels_of_a_training_step() -> None:
+    text = "name: w\nspecs:\n- {dtype: fp16, head_dim: 64, mask: causal, dropout: true, bias: additive,"
+    found = parsed(f"{text} directions: [forward, backward], seqs: [512]}}\n")
+    assert [piece.spec.direction for piece in found.pieces] == [
+        "forward",
+        "backward_delta",
+        "backward_dkv",
+        "backward_dq",
+        "backward_fused",
+        "backward_dbias",
+    ]
+    assert all(
+        piece.spec.dropout for piece in found.pieces if piece.spec.direction != "backward_delta"
+    )
+
+
+def test_a_kernel_that_serves_two_specs_is_searched_once_at_the_heavier_weight() -> None:
+    form = "- {{dtype: fp16, head_dim: 64, mask: {}, directions: [backward_delta], weight: {}, seqs: [512]}}\n"
+    found = parsed("name: w\nspecs:\n" + form.format("none", 1) + form.format("causal", 3))
+    assert [(p.spec.name, p.weight) for p in found.pieces] == [("bwd_delta_fp16_d64", 3.0)]
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "group", "heads"),
+    [
+        (128, 1, (16, 16)),
+        (128, 4, (16, 4)),
+        (128, 7, (14, 2)),
+        (64, 71, (71, 1)),
+        (256, 16, (16, 1)),
+    ],
+)
+def test_a_problem_has_the_head_ratio_of_the_model(
+    head_dim: int, group: int, heads: tuple[int, int]
+) -> None:
+    spec = make_spec(head_dim=head_dim)
+    problem, standard = problem_of(spec, 2048, group), workload(spec, 2048)
+    assert (problem.heads, problem.kv_heads) == heads
+    assert problem.group == group
+    assert (problem.batch, problem.seq_q, problem.seq_k) == (standard.batch, 2048, 2048)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("mask: causal", "mask: causal\n  causal: true", "line 6: unknown key 'causal'; remove it (known: dtype,"),
+        ("name: one", "name: one\nnotes: x", "line 2: unknown key 'notes'"),
+        ("mask: causal", "mask: causal\n  mask: none", "line 6: the key 'mask' is here twice"),
+        ("  mask: causal\n", "", "line 3: the key 'mask' is missing; add it"),
+        ("  seqs: {512: 1, 8192: 2.5}\n", "", "line 3: the key 'seqs' is missing; add it"),
+        ("mask: causal", "mask: window", "line 5: mask must be one of none, causal"),
+        ("dtype: bf16", "dtype: int8", "line 3: dtype must be one of bf16, fp16, fp32: got 'int8'"),
+        ("head_dim: 128", "head_dim: 100", "line 3: head_dim must be a multiple of 8 from 16 to 512: got 100"),
+        ("head_dim: 128", "head_dim: wide", "line 4: head_dim must be a whole number >= 0; write it in digits: got 'wide'"),
+        ("kv_heads: 8", "kv_heads: 5", "line 3: heads must be a multiple of kv_heads: got 32 and 5"),
+        ("kv_heads: 8", "kv_heads: 0", "line 3: heads must be a multiple of kv_heads: got 32 and 0"),
+        ("8192: 2.5", "600: 2", "line 8: fwd_bf16_d128_causal [1, 1024) is asked for in line 8 already"),
+        ("512: 1", "0: 1", "line 8: seq must be from 1 to 16777216: got 0"),
+        ("512: 1", "long: 1", "line 8: a length of seqs must be a whole number: got 'long'"),
+        ("512: 1", "512: 0", "line 8: weight must be finite and more than 0: got 0.0"),
+        ("512: 1", "512: much", "line 8: the weight of length 512 must be a number; write it like 12.5: got 'much'"),
+        ("{512: 1, 8192: 2.5}", "512", "line 8: a mapping must stand here"),
+        ("seqs: [2048]", "seqs: [2048], directions: [sideways]", "line 9: directions must be some of backward, forward"),
+        ("seqs: [2048]", "seqs: [2048], directions: [backward_dbias]", "line 9: direction backward_dbias needs bias additive"),
+        ("alibi: true", "alibi: yes", "line 9: alibi must be true or false: got 'yes'"),
+        ("precision: tf32", "precision: high", "line 9: precision must be one of ieee, tf32"),
+        ("specs:", "specs: [", "this is not YAML"),
+    ],
+)  # fmt: skip
+def test_what_a_file_may_not_say_is_named_with_its_line(old: str, new: str, said: str) -> None:
+    assert PLAIN.count(old) == 1
+    with pytest.raises(InvalidArgument) as caught:
+        parsed(PLAIN.replace(old, new))
+    assert str(caught.value).startswith("w.yaml, line ")
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "name: w\nspecs: []\n", "- 1\n", "just a word"])
+def test_a_file_without_specs_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"w\.yaml, line \d"):
+        parsed(text)
+
+
+def test_a_spec_may_stand_twice_with_other_directions_but_not_with_the_same() -> None:
+    form = "- {{dtype: fp16, head_dim: 64, mask: none, directions: [{}], seqs: [512]}}\n"
+    both = "name: w\nspecs:\n" + form.format("forward") + form.format("backward_dq")
+    assert titles(parsed(both)) == ["fwd_fp16_d64 512", "bwd_dq_fp16_d64 512"]
+    with pytest.raises(InvalidArgument, match=r"line 5: bwd_dq_fp16_d64 .* in line 4 already"):
+        parsed(both + form.format("backward_dq"))
+
+
+def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="there is no such workload; examples/workloads/"):
+        load(tmp_path / "none.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"name: \xe9\n")
+    with pytest.raises(InvalidArgument, match="cannot be read as UTF-8 text"):
+        load(tmp_path / "latin.yaml")
+
+
+def test_weights_and_words_are_checked_in_python_too() -> None:
+    with pytest.raises(InvalidArgument, match="weight must be finite and more than 0"):
+        Piece(spec=make_spec(), problem=workload(make_spec(), 512), weight=-1.0)
+    with pytest.raises(InvalidArgument, match="directions must be some of"):
+        kernels_of(make_spec(), ["up"])
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("llama-3-8b", [("fwd_bf16_d128_causal", n, 16, 4) for n in (2048, 8192, 512)]),
+        ("qwen3-30b-a3b", [("fwd_bf16_d128_causal", n, 16, 2) for n in (2048, 8192, 16384, 512)]),
+        ("vit-l", [("fwd_bf16_d64", 197, 32, 32)]),
+        (
+            "gpt-2",
+            [
+                ("fwd_bf16_d64_causal_dropout", 1024, 32, 32),
+                ("bwd_delta_bf16_d64", 1024, 32, 32),
+                ("bwd_dkv_bf16_d64_causal_dropout", 1024, 32, 32),
+                ("bwd_dq_bf16_d64_causal_dropout", 1024, 32, 32),
+                ("bwd_fused_bf16_d64_causal_dropout", 1024, 32, 32),
+                ("fwd_bf16_d64_causal", 512, 32, 32),
+                ("fwd_bf16_d64_causal", 1024, 32, 32),
+            ],
+        ),
+    ],
+)
+def test_an_example_is_what_it_says(file: str, expected: list[tuple[Any, ...]]) -> None:
+    found = load(EXAMPLES / f"{file}.yaml")
+    assert [
+        (p.spec.name, p.problem.seq_k, p.problem.heads, p.problem.kv_heads) for p in found.pieces
+    ] == expected
+
+
+def test_all_examples_are_tested() -> None:
+    assert {path.stem for path in EXAMPLES.iterdir()} == {
+        "llama-3-8b",
+        "qwen3-30b-a3b",
+        "vit-l",
+        "gpt-2",
+    }
+
+
+# ---------------------------------------------------------------- a model's configuration
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "torch_dtype": "bfloat16",
+}
+GPT2 = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "n_positions": 1024,
+    "attn_pdrop": 0.1,
+}
+VIT = {
+    "model_type": "vit",
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "image_size": 224,
+    "patch_size": 16,
+    "torch_dtype": "float32",
+}
+DEEPSEEK = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "num_hidden_layers": 61,
+    "head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "max_position_embeddings": 4096,
+    "dtype": "bfloat16",
+}
+
+
+def read(tmp_path: Path, config: dict[str, Any], **options: Any) -> Workload:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    return from_hf_config(path, **options)
+
+
+def sizes(found: Workload) -> list[tuple[str, int, int, int]]:
+    return [
+        (p.spec.name, p.problem.seq_k, p.problem.heads, p.problem.kv_heads) for p in found.pieces
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (LLAMA, [("fwd_bf16_d128_causal", n, 16, 4) for n in (8192, 2048, 512)]),
+        (LLAMA | {"head_dim": 64}, [("fwd_bf16_d64_causal", n, 32, 8) for n in (8192, 2048, 512)]),
+        (LLAMA | {"torch_dtype": "torch.float16", "num_key_value_heads": None, "max_position_embeddings": 300},
+         [("fwd_fp16_d128_causal", 300, 16, 16)]),
+        (LLAMA | {"max_position_embeddings": 40960},
+         [("fwd_bf16_d128_causal", n, 16, 4) for n in (16384, 8192, 2048, 512)]),
+        (GPT2, [("fwd_bf16_d64_causal", 1024, 32, 32), ("fwd_bf16_d64_causal", 512, 32, 32)]),
+        (VIT, [("fwd_fp32_d64", 197, 32, 32)]),
+        (VIT | {"image_size": 384}, [("fwd_fp32_d64", 577, 32, 32)]),
+        (VIT | {"image_size": [224, 448], "num_register_tokens": 4, "dtype": "float16"},
+         [("fwd_fp16_d64", 14 * 28 + 1 + 4, 32, 32)]),
+        (DEEPSEEK, [("fwd_bf16_d192v128_causal", n, 10, 10) for n in (4096, 2048, 512)]),
+        (LLAMA | {"model_type": "bert", "max_position_embeddings": 512}, [("fwd_bf16_d128", 512, 16, 4)]),
+        (LLAMA | {"architectures": ["NewForMaskedLM"], "max_position_embeddings": 512}, [("fwd_bf16_d128", 512, 16, 4)]),
+        (LLAMA | {"model_type": "bert", "is_decoder": True, "max_position_embeddings": 512},
+         [("fwd_bf16_d128_causal", 512, 16, 4)]),
+        (LLAMA | {"model_type": "falcon", "alibi": True, "multi_query": True, "num_attention_heads": 64, "max_position_embeddings": 512},
+         [("fwd_bf16_d64_causal_alibi", 512, 64, 1)]),
+        (LLAMA | {"multi_query": True, "new_decoder_architecture": True, "max_position_embeddings": 512},
+         [("fwd_bf16_d128_causal", 512, 16, 4)]),
+        ({"model_type": "mpt", "d_model": 4096, "n_heads": 32, "n_layers": 32, "max_seq_len": 512, "dtype": "bfloat16",
+          "attn_config": {"alibi": True, "kv_n_heads": 8}}, [("fwd_bf16_d128_causal_alibi", 512, 16, 4)]),
+        ({"model_type": "t5", "is_encoder_decoder": True, "d_model": 512, "d_kv": 64, "num_heads": 8, "num_layers": 6,
+          "num_decoder_layers": 3, "relative_attention_num_buckets": 32, "n_positions": 512, "dtype": "bfloat16"},
+         [("fwd_bf16_d64_bias", 512, 32, 32), ("fwd_bf16_d64_causal_bias", 512, 32, 32)]),
+    ],
+)  # fmt: skip
+def test_a_configuration_says_what_to_tune(
+    tmp_path: Path, config: dict[str, Any], expected: list[tuple[str, int, int, int]]
+) -> None:
+    assert sizes(read(tmp_path, config)) == expected
+
+
+def test_training_takes_the_backward_and_the_dropout_of_attention(tmp_path: Path) -> None:
+    found = read(tmp_path, GPT2, directions=("forward", "backward"))
+    first = [piece.spec.name for piece in found.pieces if piece.problem.seq_k == 1024]
+    assert first == [
+        "fwd_bf16_d64_causal_dropout",
+        "bwd_delta_bf16_d64",
+        "bwd_dkv_bf16_d64_causal_dropout",
+        "bwd_dq_bf16_d64_causal_dropout",
+        "bwd_fused_bf16_d64_causal_dropout",
+    ]
+    assert not any(piece.spec.dropout for piece in read(tmp_path, GPT2).pieces)
+
+
+def test_of_several_attentions_the_deeper_and_longer_comes_first(tmp_path: Path) -> None:
+    config = {
+        "model_type": "both",
+        "text_config": LLAMA | {"torch_dtype": None},
+        "vision_config": VIT,
+        "dtype": "float16",
+    }
+    found = read(tmp_path, config)
+    assert sizes(found) == [
+        ("fwd_fp16_d128_causal", 8192, 16, 4),
+        ("fwd_fp16_d128_causal", 2048, 16, 4),
+        ("fwd_fp16_d128_causal", 512, 16, 4),
+        ("fwd_fp16_d64", 197, 32, 32),
+    ]  # fmt: skip
+    assert [piece.weight for piece in found.pieces] == [32 * 8192, 32 * 2048, 32 * 512, 24 * 197]
+    beside = {key: value for key, value in config.items() if key != "text_config"} | LLAMA
+    assert sizes(read(tmp_path, beside))[0] == ("fwd_fp16_d128_causal", 8192, 16, 4)
+
+
+@pytest.mark.parametrize(
+    ("config", "note"),
+    [
+        (LLAMA | {"sliding_window": 128}, "sliding_window is 128 keys: its kernels are tuned with a window of 4096"),
+        (LLAMA | {"torch_dtype": None}, "names no dtype: bfloat16 is tuned"),
+        (LLAMA | {"max_position_embeddings": None}, "names no longest sequence: all buckets are tuned"),
+        (LLAMA | {"vision_config": {"depth": 3}}, "vision_config names none of num_attention_heads"),
+    ],
+)  # fmt: skip
+def test_what_is_not_taken_over_is_noted(tmp_path: Path, config: dict[str, Any], note: str) -> None:
+    (said,) = read(tmp_path, config).notes
+    assert note in said
+
+
+@pytest.mark.parametrize(
+    "window",
+    [{"sliding_window": None}, {"sliding_window": 4096, "use_sliding_window": False}, {"sliding_window": 8192}],
+)  # fmt: skip
+def test_a_window_that_hides_nothing_is_none(tmp_path: Path, window: dict[str, Any]) -> None:
+    found = read(tmp_path, LLAMA | window)
+    assert found.notes == ()
+    assert not any(piece.spec.window for piece in found.pieces)
+
+
+@pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        ({"model_type": "mistral"}, {True: 32}),
+        ({"model_type": "gemma2", "num_hidden_layers": 27}, {True: 14, False: 13}),
+        ({"model_type": "gemma3_text", "sliding_window_pattern": 6}, {True: 27, False: 5}),
+        ({"layer_types": ["sliding_attention", "full_attention"] * 16}, {True: 16, False: 16}),
+        ({"layer_types": ["full_attention"] * 31 + ["sliding_attention"]}, {True: 1, False: 31}),
+    ],
+    ids=str,
+)
+def test_layers_with_a_window_are_pieces_of_their_own(
+    tmp_path: Path, config: dict[str, Any], layers: dict[bool, int]
+) -> None:
+    found = read(tmp_path, LLAMA | {"sliding_window": 4096} | config)
+    longest = [piece for piece in found.pieces if piece.problem.seq_k == 8192]
+    assert {piece.spec.window: piece.weight / 8192 for piece in longest} == layers
+    assert found.notes == ()
+
+
+def test_caps_and_sinks_are_tuned(tmp_path: Path) -> None:
+    capped = read(tmp_path, LLAMA | {"attn_logit_softcapping": 50.0}, directions=["backward"])
+    assert {p.spec.name for p in capped.pieces if p.problem.seq_k == 512} == {
+        "bwd_delta_bf16_d128",
+        *(f"bwd_{which}_bf16_d128_causal_softcap" for which in ("dkv", "dq", "fused")),
+    }
+    sinks = read(tmp_path, LLAMA | {"model_type": "gpt_oss"}, directions=["forward", "backward_dq"])
+    names = {piece.spec.name for piece in sinks.pieces}
+    assert names == {"fwd_bf16_d128_causal_sink", "bwd_dq_bf16_d128_causal"}
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "mamba", "hidden_size": 768, "state_size": 16},
+         "mamba has no attention that flashgen knows (the model names none of num_attention_heads, n_head, n_heads)"),
+        ({"model_type": "mamba2", "hidden_size": 4096, "num_heads": 128, "head_dim": 64, "state_size": 128},
+         "mamba2 has no attention"),
+        ({"model_type": "resnet", "hidden_sizes": [256, 512]}, "resnet has no attention"),
+        ({}, "of no model_type has no attention"),
+        ({"text_config": {"num_attention_heads": 8}}, "text_config names none of hidden_size, n_embd, d_model, dim"),
+        (LLAMA | {"num_attention_heads": 48}, "the model: the width must be a multiple of the heads: got 4096 and 48"),
+        (LLAMA | {"num_key_value_heads": 5}, "the model: the heads must be a multiple of those of K and V: got 32 and 5"),
+        (LLAMA | {"head_dim": 576}, "the model: head_dim must be a multiple of 8 from 16 to 512: got 576"),
+        (LLAMA | {"num_attention_heads": "many"}, "num_attention_heads must be a whole number from 1: got 'many'"),
+        (LLAMA | {"torch_dtype": "float8_e4m3fn"}, "dtype must be one of bf16, fp16, fp32: got 'float8_e4m3fn'"),
+        (VIT | {"patch_size": 0}, "patch_size must be one or two whole numbers: got 0"),
+        (VIT | {"image_size": [1, 2, 3]}, "image_size must be one or two whole numbers: got [1, 2, 3]"),
+    ],
+)  # fmt: skip
+def test_a_configuration_that_cannot_be_tuned_is_one_sentence(
+    tmp_path: Path, config: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        read(tmp_path, config)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    with pytest.raises(InvalidArgument, match="there is no such file"):
+        from_hf_config(path)
+    path.write_text("{")
+    with pytest.raises(InvalidArgument, match="this is not JSON"):
+        from_hf_config(path)
+    path.write_text("[1]")
+    with pytest.raises(InvalidArgument, match="must be a JSON object"):
+        from_hf_config(path)
+
+
+def test_a_models_folder_serves_as_well(tmp_path: Path) -> None:
+    found = read(tmp_path, LLAMA)
+    assert from_hf_config(tmp_path) == found
+    assert found.pieces[0].problem == Problem(batch=2, heads=16, kv_heads=4, seq_q=8192, seq_k=8192)

@@ -1,0 +1,128 @@
+"""The repairs of Triton's interpreter, and whether they are still needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flashgen.kernels import interpreter
+from flashgen.kernels.launch import load_kernel
+
+KERNEL = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def dot_and_cast(a_ptr, b_ptr, product_ptr, cast_ptr, x_ptr):
+    rows = tl.arange(0, 32)
+    tile = rows[:, None] * 32 + rows[None, :]
+    product = tl.dot(tl.load(a_ptr + tile), tl.load(b_ptr + tile))
+    tl.store(product_ptr + tile, product)
+    tl.store(cast_ptr + tile, tl.load(x_ptr + tile).to(tl.bfloat16))
+"""
+
+
+def run(tmp_path: Path) -> tuple[float, float]:
+    """The largest error of a bfloat16 product, and the share of casts that are not round-to-nearest-even."""
+    path = tmp_path / "dot_and_cast.py"
+    path.write_text(KERNEL)
+    kernel = load_kernel(path, "dot_and_cast")
+    a, b = (torch.randn(32, 32).bfloat16() for _ in range(2))
+    x, product, cast = (
+        torch.randn(32, 32),
+        torch.empty(32, 32),
+        torch.empty(32, 32, dtype=torch.bfloat16),
+    )
+    kernel[(1,)](a, b, product, cast, x)
+    return float((product - a.float() @ b.float()).abs().max()), float(
+        (cast != x.bfloat16()).float().mean()
+    )
+
+
+def test_repaired_dot_and_cast_are_right(tmp_path: Path) -> None:
+    error, wrong_casts = run(tmp_path)
+    assert error < 1e-4
+    assert wrong_casts == 0.0
+
+
+def test_the_repairs_are_still_needed(tmp_path: Path) -> None:
+    """When this fails, Triton has mended its interpreter: delete the repair that is needed no more."""
+    program = (
+        "import pathlib, sys\n"
+        "from flashgen import interpreter\n"
+        "interpreter._repair = lambda: None\n"
+        "from tests.interpreted.kernels.test_interpreter import run\n"
+        "print(*run(pathlib.Path(sys.argv[1])))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True,
+        cwd=Path(__file__).parents[3],
+    )  # fmt: skip
+    error, wrong_casts = map(float, done.stdout.split())
+    assert error > 1.0, "dot multiplies bfloat16 rightly now"
+    assert wrong_casts > 0.1, "float32 -> bfloat16 rounds rightly now"
+
+
+COUNTING = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def total(x_ptr):
+    return tl.sum(tl.load(x_ptr + tl.arange(0, 16)))
+
+
+@triton.jit
+def counting(x_ptr, found_ptr, big):
+    tl.store(found_ptr, total(x_ptr))
+    tl.store(found_ptr + 1, big + big)
+"""
+
+
+def test_the_language_is_patched_once_and_no_overflow_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each program calls two device functions, total and sum, and adds whole numbers."""
+    from triton.language.semantic import TritonSemantic
+    from triton.runtime import interpreter as runtime
+
+    path = tmp_path / "counting.py"
+    path.write_text(COUNTING)
+    kernel = load_kernel(path, "counting")
+    x, found = torch.arange(16, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    kernel[(1,)](x, found, 3)
+    patched, checked = [], []
+    patch, less_equal = runtime._patch_builtin, TritonSemantic.less_equal
+    monkeypatch.setattr(runtime, "_patch_builtin", lambda *a: [patched.append(a), patch(*a)])
+    monkeypatch.setattr(
+        TritonSemantic, "less_equal", lambda *a: (checked.append(a), less_equal(*a))[1]
+    )
+    with np.errstate(over="ignore"):
+        kernel[(3,)](x, found, 1 << 30)
+    assert found.tolist() == [120, -(1 << 31)]  # it wraps, as on a GPU
+    assert not patched
+    assert not checked
+
+
+def test_rounding_matches_torch_on_the_odd_values() -> None:
+    values = np.array(
+        [0.0, -0.0, 1.0, 1.00390625, 1.01171875, 3.3e38, 3.4e38, -3.4e38, 1e-40, np.inf, -np.inf],
+        np.float32,
+    )
+    ours = interpreter.widen_bfloat16(interpreter.round_to_bfloat16(values))
+    np.testing.assert_array_equal(ours, torch.from_numpy(values).bfloat16().float().numpy())
+    assert np.isnan(
+        interpreter.widen_bfloat16(interpreter.round_to_bfloat16(np.float32([np.nan])))
+    ).all()
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 5)])
+def test_shapes_are_kept(shape: tuple[int, ...]) -> None:
+    assert interpreter.round_to_bfloat16(np.ones(shape, np.float32)).shape == shape

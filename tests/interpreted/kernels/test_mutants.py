@@ -1,0 +1,87 @@
+"""A kernel with one line broken must fail the check that tuning makes. Each mutant is a test."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from flashgen.evaluate.check import check_kernel
+from flashgen.kernels.render import render
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from tests.makers import make_config, make_spec
+
+CAUSAL, FULL = make_spec("bfloat16", 32, "causal"), make_spec("bfloat16", 32, "none")
+TAIL = 's = tl.where((start + keys)[None, :] < seq_k, s, float("-inf"))'
+LAST = 's = tl.where((last + keys)[None, :] < seq_k, s, float("-inf"))'
+
+MUTANTS = {
+    "causal mask": (CAUSAL, "tl.minimum(rows + diagonal, seq_k - 1)", "seq_k - 1 + 0 * rows"),
+    "causal mask by one": (CAUSAL, "tl.minimum(rows + diagonal, seq_k - 1)", "tl.minimum(rows + diagonal + 1, seq_k - 1)"),
+    "causal key range": (CAUSAL, "row_start + BR + diagonal", "row_start + BR + diagonal - 1"),
+    "causal full tiles": (CAUSAL, "row_start + diagonal + 1, 0", "row_start + diagonal + BC, 0"),
+    "tail mask": (FULL, TAIL, "s = s"),
+    "tail mask by one": (FULL, "< seq_k, s,", "<= seq_k, s,"),
+    "rescale of O": (FULL, "acc = acc * rescale[:, None]", "acc = acc * 1.0"),
+    "rescale of the sum": (FULL, "row_sum * rescale + tl.sum", "row_sum + tl.sum"),
+    "final division": (FULL, "o = acc * inverse[:, None]", "o = acc"),
+    "zero of empty rows": (CAUSAL, "tl.where(row_sum == 0.0, 1.0, row_sum)", "row_sum"),
+    "GQA head": (FULL, "kv_head = head // group", "kv_head = head % (heads // group)"),
+    "GQA group of two": (FULL, "kv_head = head // group", "kv_head = head // 2"),
+    "batch": (FULL, "batch = batch_head // heads", "batch = batch_head // heads * 0"),
+    "batch stride of Q": (FULL, "batch.to(tl.int64) * stride_qb", "batch.to(tl.int64) * 0"),
+    "head without its batch": (FULL, "head = batch_head % heads", "head = batch_head % heads * 0"),
+    "GQA head dropped": (FULL, "kv_head = head // group", "kv_head = head * 0"),
+    "scale": (FULL, "p = tl.exp2(s * scale_log2e", "p = tl.exp2(s"),
+    "LSE base": (FULL, "* 0.6931471805599453", ""),
+    "unwritten rows": (FULL, "mask=rows < seq_q)", "mask=rows < seq_q - 1)"),
+    "V not advanced": (FULL, "v_base += BC * stride_vs", "v_base += 0 * stride_vs"),
+}  # fmt: skip
+
+
+def mutant_passes(spec: AttentionSpec, config: KernelConfig, line: str, broken: str) -> bool:
+    rendered = render(spec, config)
+    assert line in rendered.source, f"the mutated line is not in {rendered.name}: {line}"
+    source = rendered.source.replace(line, broken)
+    return check_kernel(dataclasses.replace(rendered, source=source), spec, config, seed=1).passed
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", MUTANTS)
+def test_fa2_mutant_is_caught(name: str) -> None:
+    spec, line, broken = MUTANTS[name]
+    config = make_config(32, 16)
+    assert mutant_passes(spec, config, line, line), "the kernel must pass unbroken"
+    assert not mutant_passes(spec, config, line, broken)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("loads", ["pointer", "descriptor"])
+@pytest.mark.parametrize(
+    ("spec", "line", "broken"),
+    [
+        (FULL, LAST, "s = s"),
+        (CAUSAL, "full_end = tl.minimum(full_end, last)", "full_end = last"),
+        (FULL, "s = s_next", "s = s"),
+        (CAUSAL, "s = s_next", "s = s"),
+        (FULL, "(seq_k - 1) // BC * BC", "tl.maximum(seq_k - 2, 0) // BC * BC"),
+    ],
+    ids=["tail", "mask", "carry", "causal carry", "last tile"],
+)
+def test_s_ahead_mutant_is_caught(spec: AttentionSpec, line: str, broken: str, loads: str) -> None:
+    config = make_config(32, 16, schedule="s_ahead", loads=loads)
+    assert not mutant_passes(spec, config, line, broken)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("line", "broken"),
+    [
+        ("kept = old_sum * tl.exp2(old_max - new_max)", "kept = old_sum"),
+        ("* inverse[:, None]", ""),
+        ("kept[:, None] * old_o", "old_o"),
+    ],
+)
+def test_fa1_mutant_is_caught(line: str, broken: str) -> None:
+    assert not mutant_passes(CAUSAL, make_config(32, 16, schedule="fa1"), line, broken)

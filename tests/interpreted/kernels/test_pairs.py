@@ -1,0 +1,42 @@
+"""Every feature alone and every pair of what may go together, against float64."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from flashgen.evaluate.check import cases_of, check_kernel
+from flashgen.kernels.render import render
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from tests.pairs import Proven, alone, in_pairs
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.fixture(scope="session")
+def seed() -> int:
+    """Fresh for every session, printed by every failure through CheckResult.detail."""
+    return random.SystemRandom().randrange(1 << 30)
+
+
+def prove(proven: Proven, seed: int, step: int) -> None:
+    spec, config = proven
+    cases = cases_of(spec, config)[::step]
+    result = check_kernel(render(spec, config), spec, config, seed=seed, cases=cases)
+    assert result.passed, f"{spec.name}_{config.label}: {result}"
+
+
+def name_of(value: object) -> str:
+    return value.name if isinstance(value, AttentionSpec) else str(getattr(value, "loads", value))
+
+
+@pytest.mark.parametrize(("spec", "config"), alone(), ids=name_of)
+def test_alone(spec: AttentionSpec, config: KernelConfig, seed: int) -> None:
+    prove((spec, config), seed, step=4)
+
+
+@pytest.mark.parametrize(("spec", "config"), in_pairs(), ids=name_of)
+def test_in_pairs(spec: AttentionSpec, config: KernelConfig, seed: int) -> None:
+    prove((spec, config), seed, step=3)

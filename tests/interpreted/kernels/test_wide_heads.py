@@ -1,0 +1,108 @@
+"""Head dims above 256, V in parts: forward and decode against float64, and mutants."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flashgen.evaluate.check import check_kernel
+from flashgen.evaluate.check_cache import DecodeCase
+from flashgen.kernels.render import render
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.defaults import default_config, default_spec
+from tests.makers import make_config, make_spec
+from tests.serving import serve
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.fixture(scope="session")
+def seed() -> int:
+    """Fresh for every session, printed by every failure through CheckResult.detail."""
+    return random.SystemRandom().randrange(1 << 30)
+
+
+def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = None) -> None:
+    result = check_kernel(render(spec, config), spec, config, seed=seed, cases=cases)
+    assert result.passed, f"{spec.name}_{config.label}: {result}"
+
+
+@pytest.mark.parametrize("parts", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4))])
+@pytest.mark.parametrize("direction", ["forward", "decode"])
+def test_parts(direction: Any, parts: int, seed: int) -> None:
+    spec = make_spec("bfloat16", 320, "causal", direction=direction, head_dim_v=400)
+    prove(spec, make_config(16, 16, v_parts=parts), seed)
+
+
+@pytest.mark.parametrize("direction", ["forward", "decode"])
+def test_defaults_take_the_true_head_dims(direction: Any, seed: int) -> None:
+    """V of 40 columns leaves the second part none."""
+    asked = make_spec("float32", 264, direction=direction, head_dim_v=40)
+    prove(default_spec(asked), default_config(asked), seed)
+
+
+@pytest.mark.parametrize(
+    "on",
+    [
+        {"window": True, "softcap": True, "sink": True}, {"bias": "additive", "alibi": True},
+        {"kv_dtype": "float8_e4m3"}, {"paged": True, "kv_dtype": "int8", "kv_scales": "page"},
+    ],
+    ids=lambda on: "-".join(on),
+)  # fmt: skip
+def test_decode_with_features(on: dict[str, Any], seed: int) -> None:
+    case = DecodeCase(lengths=(37, 0, 16), capacity=40, seq_q=3, group=2, splits=3)
+    spec = make_spec("float16", 512, "causal", direction="decode", **on)
+    prove(spec, make_config(16, 16, v_parts=2), seed, [case])
+
+
+@pytest.mark.parametrize(
+    "on", [{"dropout": True, "sink": True}, {"fp8": True}], ids=lambda on: "-".join(on)
+)
+def test_forward_with_features(on: dict[str, Any], seed: int) -> None:
+    prove(make_spec("float16", 512, "causal", **on), make_config(32, 32, v_parts=4), seed)
+
+
+@pytest.mark.parametrize("direction", ["combine", "append"])
+def test_what_goes_with_decode(direction: Any, seed: int) -> None:
+    prove(make_spec("bfloat16", 512, direction=direction), make_config(16, 16, num_stages=1), seed)
+
+
+MUTANTS = {
+    "the first part twice": ("first_dim_v = tl.program_id(0) % 2 * HEAD_DIM_V_PAD", "first_dim_v = tl.program_id(0) % 2 * 0"),
+    "parts of other rows": ("pid = tl.program_id(0) // 2", "pid = tl.program_id(0) // 4 * 2"),
+    "LSE of no part": ("(first_dim_v == 0)", "(first_dim_v < 0)"),
+    "V of the first part": ("dims_v = first_dim_v + tl.arange", "dims_v = 0 * first_dim_v + tl.arange"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("direction", ["forward", "decode"])
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_caught(name: str, direction: Any) -> None:
+    line, broken = MUTANTS[name]
+    spec, config = (
+        make_spec("bfloat16", 128, "causal", direction=direction),
+        make_config(16, 16, v_parts=2),
+    )
+    rendered = render(spec, config)
+    assert line in rendered.source, f"the mutated line is not in the kernel: {line}"
+    mutant = dataclasses.replace(rendered, source=rendered.source.replace(line, broken))
+    assert not check_kernel(mutant, spec, config, seed=1).passed
+
+
+def test_the_dispatcher_serves_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    q, k = torch.randn(1, 2, 5, 296), torch.randn(1, 1, 90, 296)
+    v = torch.randn(1, 1, 90, 512)
+    dispatcher = serve(monkeypatch, tmp_path)
+    assert "_v2" in str(dispatcher.explain(q, k, v, causal=True))
+    o = dispatcher.attention(q, k, v, causal=True)
+    by_decode = dispatcher.decode(q, k, v)
+    monkeypatch.delenv("FLASHGEN_GPU")
+    want = dispatcher.attention(q, k, v, causal=True)
+    torch.testing.assert_close(o, want, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(by_decode, want, rtol=1e-4, atol=1e-4)
