@@ -196,7 +196,7 @@ class FaultsContract:
         behaviours = {f"{config.br}x{config.bc}": fault for fault, (config, _) in FAULTS.items()}
         monkeypatch.setenv("BEHAVIOURS", json.dumps(behaviours))
         monkeypatch.setattr("flashgen.evaluate.workers.pool.FIRST_TASK_S", 5.0)
-        for limit in ("build.COMPILE", "offline.CHECK", "gpu.CHECK", "gpu.MEASURE"):
+        for limit in ("build.COMPILE", "offline.CHECK", "on_gpu.CHECK", "on_gpu.MEASURE"):
             monkeypatch.setattr(f"flashgen.evaluate.{limit}_LIMIT_S", 1.5)
         monkeypatch.setattr("flashgen.evaluate.on_gpu.FINAL_LIMIT_PER_CONFIG_S", 0.0)
         monkeypatch.setattr("flashgen.evaluate.workers.memory.share", lambda children: 256 << 20)
