@@ -677,7 +677,7 @@ class TestVerify:
     def verify(self, run, out: Path, monkeypatch):
         def with_evaluator(evaluator: Evaluator) -> tuple[int, list[str]]:
             table = load(out / "configs" / "nvidia_h200.yaml")
-            monkeypatch.setattr(cli.proving, "_table_and_evaluator", lambda *_: (table, evaluator))
+            monkeypatch.setattr(cli.prove, "_table_and_evaluator", lambda *_: (table, evaluator))
             code, output, _ = run("verify", "--target", "nvidia_h200", "--out", out)
             return code, output.splitlines()
 
