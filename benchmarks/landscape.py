@@ -42,6 +42,7 @@ sys.path.insert(0, str(ROOT))
 from flashgen.bench.record import provenance
 from flashgen.errors import FlashgenError, InvalidArgument, NoGpuError
 from flashgen.evaluate.evaluator import Evaluator, triton_version
+from flashgen.files import write_whole
 from flashgen.kernels.render import render
 from flashgen.report.calibrate import LEGEND, by_gpu, calibrations, pairs_of, table_lines
 from flashgen.search.history import outcomes_of
@@ -51,7 +52,6 @@ from flashgen.spec.gpu import Gpu, known_target
 from flashgen.spec.outcome import Outcome, Stage, Status
 from flashgen.spec.problem import workload
 from flashgen.spec.space import legal_configs
-from flashgen.table.table import write_text
 
 HEAD_DIMS, MASKS = (64, 128, 256), ("none", "causal")
 CONFIGS, SEQ, PASSES = 80, 8192, 3
@@ -292,7 +292,7 @@ def run_freeze(asked: argparse.Namespace, command: Sequence[str]) -> int:
         )
         outcomes = list(made)
     about = _about(None, command, target=gpu.slug, configs=asked.configs, sampler_seed=asked.seed)
-    write_text(asked.out, dump(outcomes, about))
+    write_whole(asked.out, dump(outcomes, about))
     print(f"Written: {asked.out}, {len(outcomes)} configs. Commit it before anything is measured.")
     return 0
 
@@ -323,7 +323,7 @@ def run_measure(asked: argparse.Namespace, command: Sequence[str]) -> int:
                     "commit": committed,
                 },
             )  # fmt: skip
-            write_text(asked.out, dump(outcomes, about))
+            write_whole(asked.out, dump(outcomes, about))
             _tell(outcomes, frozen, asked.out)
     return 0 if complete else LATE
 

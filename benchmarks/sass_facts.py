@@ -51,13 +51,14 @@ from flashgen.compile.compiler import (
     least_overlap,
     overlap,
 )
+from flashgen.files import write_whole
 from flashgen.kernels.render import render
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, Order
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.vocabulary import Direction, Mask
-from flashgen.table.table import load, write_text
+from flashgen.table.table import load
 
 H200 = TARGETS["nvidia_h200"]
 TABLES = ("nvidia_h200", "nvidia_h100_80gb_hbm3")
@@ -246,7 +247,7 @@ def main(arguments: Sequence[str]) -> int:
     held = asked.out.read_text() if asked.out.exists() else ""
     new = section(pairs, hopper, asked.jobs)
     if not asked.check:
-        write_text(asked.out, merged(held, new))
+        write_whole(asked.out, merged(held, new))
         print(f"Written: {asked.out}, the part of Triton {triton.__version__}")
         return 0
     found = differences(held, new, asked.kernel)

@@ -304,7 +304,7 @@ def _on_the_host(task: str, payload: Payload) -> Payload:
         def clock_mhz(self) -> float | None:
             return None
 
-    few = measure.Budget(warm_s=0.0, sample_s=0.0, least=2, most=3)
+    few = measure.MeasureBudget(warm_s=0.0, sample_s=0.0, least=2, most=3)
     measure.BUDGETS.update(rough=few, timed=few, final=few)
     tasks._stopwatch = lambda *_: HostStopwatch()  # type: ignore[assignment]
     tasks._conditions_under_load = lambda *_: measure.Conditions()  # type: ignore[assignment]

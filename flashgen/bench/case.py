@@ -1,7 +1,7 @@
-"""Case: what is run, one spec at one size in one direction, and the tensors of it.
+"""BenchCase: what is run, one spec at one size in one direction, and the tensors of it.
 
 The setting is that of the FlashAttention papers (16384 tokens, a model width of 2048); of decode,
-full caches of 32 query heads to 8 of K and V, by batch and length. Inputs are random normal
+full caches of 32 query heads to 8 of K and V, by batch and length. BenchInputs are random normal
 numbers, the same for the same seed.
 """
 
@@ -38,7 +38,7 @@ PAGE_SIZES = (16, 256)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class BenchCase:
     """One spec at one size. The spec's direction is forward, or decode."""
 
     direction: Direction
@@ -75,7 +75,7 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Inputs:
+class BenchInputs:
     """The tensors of a case: q (B, H, Sq, d), k (B, Hkv, Sk, d), v (B, Hkv, Sk, d_v), and dO of O's
     shape. Of decode k and v are the cache, which `cache` and, by page size, `paged` hold too.
     """
@@ -102,7 +102,7 @@ class Sizes:
     smoke: bool = False
 
 
-def cases(sizes: Sizes) -> Iterator[Case]:
+def cases(sizes: Sizes) -> Iterator[BenchCase]:
     """All cases, direction by direction, then head dim, mask and length."""
     for direction in sizes.directions:
         for head_dim in sizes.head_dims:
@@ -117,10 +117,10 @@ def cases(sizes: Sizes) -> Iterator[Case]:
                     problem = workload(spec, seq)
                     if sizes.smoke:
                         problem = replace(problem, batch=1, heads=2, kv_heads=2)
-                    yield Case(direction=direction, spec=spec, problem=problem)
+                    yield BenchCase(direction=direction, spec=spec, problem=problem)
 
 
-def _decoding(sizes: Sizes, head_dim: int) -> Iterator[Case]:
+def _decoding(sizes: Sizes, head_dim: int) -> Iterator[BenchCase]:
     """One query a sequence, for which a causal mask is as none."""
     spec = AttentionSpec(
         direction="decode",
@@ -133,7 +133,7 @@ def _decoding(sizes: Sizes, head_dim: int) -> Iterator[Case]:
     for batch in sizes.batches:
         for seq in sizes.seqs:
             problem = Problem(batch=batch, heads=heads, kv_heads=kv_heads, seq_q=1, seq_k=seq)
-            case = Case(direction="decode", spec=spec, problem=problem)
+            case = BenchCase(direction="decode", spec=spec, problem=problem)
             if case.bytes <= sizes.gigabytes * 1e9:
                 yield case
 
@@ -148,7 +148,7 @@ def left_out(sizes: Sizes) -> list[str]:
     ]
 
 
-def make_inputs(case: Case, device: str) -> Inputs:
+def make_inputs(case: BenchCase, device: str) -> BenchInputs:
     """The tensors of a case on a device. Raises InvalidArgument where its memory is too small."""
     try:
         if case.direction == "decode":
@@ -157,7 +157,7 @@ def make_inputs(case: Case, device: str) -> Inputs:
         generator = torch.Generator(device=device).manual_seed(SEED + 2)
         shape = (*q.shape[:3], case.spec.head_dim_v)
         do = torch.randn(shape, generator=generator, device=device).to(q.dtype)
-        return Inputs(q=q, k=k, v=v, do=do, paged={})
+        return BenchInputs(q=q, k=k, v=v, do=do, paged={})
     except torch.OutOfMemoryError as error:
         raise InvalidArgument(
             f"{case.key} must fit the GPU's memory ({str(error).splitlines()[0]}): "
@@ -165,8 +165,8 @@ def make_inputs(case: Case, device: str) -> Inputs:
         ) from error
 
 
-def _decode_inputs(case: Case, device: str) -> Inputs:
+def _decode_inputs(case: BenchCase, device: str) -> BenchInputs:
     call = make_decode(case.spec, case.problem, SEED, device, sms=1)  # sms: of no use here
     paged = {size: in_pages(call.cache, size, SEED) for size in PAGE_SIZES}
     k, v = call.cache.k, call.cache.v
-    return Inputs(q=call.q, k=k, v=v, do=torch.empty(0), cache=call.cache, paged=paged)
+    return BenchInputs(q=call.q, k=k, v=v, do=torch.empty(0), cache=call.cache, paged=paged)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from flashgen.bench.case import PAGE_SIZES, Case, Direction, Inputs
+from flashgen.bench.case import PAGE_SIZES, BenchCase, BenchInputs, Direction
 from flashgen.errors import FlashgenError
 from flashgen.reference.cache import Cache
 from flashgen.runtime import Dispatcher, registry
@@ -47,7 +47,7 @@ class Contender:
 
     name: str
     group: str
-    make: Callable[[Inputs], Made]
+    make: Callable[[BenchInputs], Made]
     own: bool = False
 
 
@@ -81,7 +81,7 @@ def dispatchers() -> Dispatchers:
     return Dispatchers(tuned=tuned, untuned=untuned)
 
 
-def flashgen_and_torch(case: Case, ours: Dispatchers, *, smoke: bool) -> Iterator[Contender]:
+def flashgen_and_torch(case: BenchCase, ours: Dispatchers, *, smoke: bool) -> Iterator[Contender]:
     """Flashgen tuned and untuned, SDPA by backend, and FlexAttention."""
     for name, group, dispatcher in (
         ("flashgen", "flashgen", ours.tuned),
@@ -97,14 +97,14 @@ def flashgen_and_torch(case: Case, ours: Dispatchers, *, smoke: bool) -> Iterato
         yield Contender(name="FlexAttention", group="flex", make=_flex(case, compiled=not smoke))
 
 
-def _ours(name: str, group: str, dispatcher: Dispatcher, case: Case) -> Iterator[Contender]:
+def _ours(name: str, group: str, dispatcher: Dispatcher, case: BenchCase) -> Iterator[Contender]:
     if case.direction != "decode":
         yield Contender(
             name=name, group=group, own=True, make=lambda x: _served(dispatcher, case, x)
         )
         return
 
-    def decoding(page_size: int | None) -> Callable[[Inputs], Made]:
+    def decoding(page_size: int | None) -> Callable[[BenchInputs], Made]:
         return lambda x: _decoded(
             dispatcher, x, x.cache if page_size is None else x.paged[page_size]
         )
@@ -116,7 +116,7 @@ def _ours(name: str, group: str, dispatcher: Dispatcher, case: Case) -> Iterator
             yield Contender(name=paged, group=group, own=True, make=decoding(size))
 
 
-def _served(dispatcher: Dispatcher, case: Case, x: Inputs) -> Made:
+def _served(dispatcher: Dispatcher, case: BenchCase, x: BenchInputs) -> Made:
     causal = case.spec.causal
     kernels = [
         _kernel(dispatcher.explain(x.q, x.k, x.v, causal=causal, direction=direction))
@@ -135,7 +135,7 @@ def served_directions(direction: Direction) -> tuple[Any, ...]:
     return BACKWARD_KERNELS if direction == "backward" else ("forward", *BACKWARD_KERNELS)
 
 
-def _decoded(dispatcher: Dispatcher, x: Inputs, cache: Cache | None) -> Made:
+def _decoded(dispatcher: Dispatcher, x: BenchInputs, cache: Cache | None) -> Made:
     assert cache is not None  # of decode
     k, v = (c.transpose(1, 2) if cache.paged else c for c in (cache.k, cache.v))
     beside: dict[str, Any] = {"lengths": cache.lengths, "block_table": cache.block_table}
@@ -153,14 +153,14 @@ def _kernel(why: Any) -> str:
     return f"{why.twin or choice.kernel}, {choice.source}, {why.selection.rung}"
 
 
-def _sdpa(backend: SDPBackend, case: Case) -> Callable[[Inputs], Made]:
+def _sdpa(backend: SDPBackend, case: BenchCase) -> Callable[[BenchInputs], Made]:
     causal = case.spec.causal
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with sdpa_kernel(backend):
             return scaled_dot_product_attention(q, k, v, is_causal=causal)
 
-    def make(_: Inputs) -> Made:
+    def make(_: BenchInputs) -> Made:
         p = case.problem
         scores = 4 * p.batch * p.heads * p.seq_q * p.seq_k  # bytes, in float32
         if backend is SDPBackend.MATH and scores > SCORES_BYTES[case.direction]:
@@ -170,15 +170,15 @@ def _sdpa(backend: SDPBackend, case: Case) -> Callable[[Inputs], Made]:
     return make
 
 
-def _sdpa_of_one(x: Inputs) -> Made:
+def _sdpa_of_one(x: BenchInputs) -> Made:
     return Made(
         attention=lambda: scaled_dot_product_attention(x.q, x.k, x.v, enable_gqa=True),
         detail=f"torch {torch.__version__}, by its own choice",
     )
 
 
-def _flex(case: Case, *, compiled: bool) -> Callable[[Inputs], Made]:
-    def make(x: Inputs) -> Made:
+def _flex(case: BenchCase, *, compiled: bool) -> Callable[[BenchInputs], Made]:
+    def make(x: BenchInputs) -> Made:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         mask = None

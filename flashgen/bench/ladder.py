@@ -16,10 +16,11 @@ from typing import Any
 
 from torch import Tensor
 
-from flashgen.bench.case import Case, Inputs
+from flashgen.bench.case import BenchCase, BenchInputs
 from flashgen.bench.contenders import Contender, LeftOut, Made
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.evaluator import Evaluator
+from flashgen.files import write_whole
 from flashgen.kernels import launch
 from flashgen.kernels.launch_backward import Backward, bind_backward, bind_delta, contiguous_rows
 from flashgen.kernels.render import render
@@ -44,7 +45,6 @@ from flashgen.spec.outcome import Outcome
 from flashgen.spec.problem import Problem, bucket_of
 from flashgen.spec.space import AUTO_TILES, HOPPER_TILES, KNOWN_GOOD
 from flashgen.spec.vocabulary import Direction
-from flashgen.table.table import write_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +173,7 @@ class PinnedPasses:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ladder:
+class LadderSteps:
     """Where steps are picked: for a GPU, by what a generated package serves it and an evaluator.
 
     evaluator None: a smoke run, which takes the first legal candidate and proves it by the judging
@@ -185,7 +185,7 @@ class Ladder:
     evaluator: Evaluator | None
     folder: Path
 
-    def contenders(self, case: Case) -> Iterator[Contender]:
+    def contenders(self, case: BenchCase) -> Iterator[Contender]:
         """A contender a step of a forward or a backward case; those that the case has no variant of
         are not.
         """
@@ -194,8 +194,8 @@ class Ladder:
             if all(self._legal(step, spec) for spec in step.specs(case.spec)):
                 yield self._contender(step, case)
 
-    def _contender(self, step: Step, case: Case) -> Contender:
-        def make(_: Inputs) -> Made:
+    def _contender(self, step: Step, case: BenchCase) -> Contender:
+        def make(_: BenchInputs) -> Made:
             picked = {spec: self.pick(step, spec, case.problem) for spec in step.specs(case.spec)}
             bound = {spec: self._bind(spec, config) for spec, (config, _) in picked.items()}
             detail = "; ".join(
@@ -206,7 +206,7 @@ class Ladder:
 
         return Contender(name=f"ladder: {step.name}", group="ladder", make=make, own=True)
 
-    def _differentiable(self, case: Case, bound: dict[AttentionSpec, Any]) -> Attention:
+    def _differentiable(self, case: BenchCase, bound: dict[AttentionSpec, Any]) -> Attention:
         """Attention whose backward is by these kernels, and whose forward by the default's."""
         pinned = {spec.direction: kernel for spec, kernel in bound.items()}
         for spec in (case.spec, case.spec.for_direction("backward_delta")):
@@ -217,7 +217,7 @@ class Ladder:
     def _bind(self, spec: AttentionSpec, config: KernelConfig) -> Any:
         rendered = render(spec, config)
         path = self.folder / f"{rendered.name}.py"
-        write_text(path, rendered.source)
+        write_whole(path, rendered.source)
         binders = {"forward": launch.bind, "backward_delta": bind_delta}
         bind = binders.get(spec.direction, bind_backward)
         return bind(launch.load_kernel(path, rendered.name), spec, config)
@@ -265,7 +265,7 @@ class Ladder:
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def _forward(case: Case, bound: dict[AttentionSpec, Any]) -> Attention:
+def _forward(case: BenchCase, bound: dict[AttentionSpec, Any]) -> Attention:
     """Attention by one forward kernel."""
     (kernel,) = bound.values()
     return lambda q, k, v: kernel(q, k, v, case.scale, case.diagonal)[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from flashgen.bench.case import Case
+from flashgen.bench.case import BenchCase
 from flashgen.bench.race import Line
 from flashgen.bench.record import Measured
 
@@ -16,7 +16,7 @@ LONG = 4096
 """Keys from which the goal holds."""
 
 
-def case_lines(case: Case, lines: Iterable[Line]) -> Iterator[str]:
+def case_lines(case: BenchCase, lines: Iterable[Line]) -> Iterator[str]:
     """One table a case."""
     p = case.problem
     heads = f"{p.heads}" if p.heads == p.kv_heads else f"{p.heads}/{p.kv_heads}"

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgen.bench.case import Case, Inputs
+from flashgen.bench.case import BenchCase, BenchInputs
 from flashgen.bench.contenders import Contender, Made
 
 WORKSPACE_BYTES = 256 << 20
@@ -33,7 +33,7 @@ MODULES = {
 """The module and the distribution of each group."""
 
 
-def peers(case: Case) -> Iterator[Contender]:
+def peers(case: BenchCase) -> Iterator[Contender]:
     """Those whose package is here and that have the direction."""
     for group, (module, _) in MODULES.items():
         makers = _maker(group, case.direction)
@@ -53,7 +53,9 @@ def why_absent(group: str, directions: Sequence[str]) -> str | None:
     return f"it has no direction {' or '.join(directions)}"
 
 
-def _maker(group: str, direction: str) -> Callable[[Case], Callable[[Inputs], Made]] | None:
+def _maker(
+    group: str, direction: str
+) -> Callable[[BenchCase], Callable[[BenchInputs], Made]] | None:
     if group == "flashinfer" and direction in ("backward", "both"):
         return None
     return _MAKERS.get((group, "decode" if direction == "decode" else "attention"))
@@ -74,9 +76,9 @@ def _detail(group: str) -> str:
         return f"{module}, of unknown version"
 
 
-def _flash_attn(group: str) -> Callable[[Case], Callable[[Inputs], Made]]:
-    def of_case(case: Case) -> Callable[[Inputs], Made]:
-        def make(_: Inputs) -> Made:
+def _flash_attn(group: str) -> Callable[[BenchCase], Callable[[BenchInputs], Made]]:
+    def of_case(case: BenchCase) -> Callable[[BenchInputs], Made]:
+        def make(_: BenchInputs) -> Made:
             function: Any = importlib.import_module(MODULES[group][0]).flash_attn_func
 
             def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -92,9 +94,9 @@ def _flash_attn(group: str) -> Callable[[Case], Callable[[Inputs], Made]]:
     return of_case
 
 
-def _flash_attn_decode(group: str) -> Callable[[Case], Callable[[Inputs], Made]]:
-    def of_case(_: Case) -> Callable[[Inputs], Made]:
-        def make(x: Inputs) -> Made:
+def _flash_attn_decode(group: str) -> Callable[[BenchCase], Callable[[BenchInputs], Made]]:
+    def of_case(_: BenchCase) -> Callable[[BenchInputs], Made]:
+        def make(x: BenchInputs) -> Made:
             function: Any = importlib.import_module(MODULES[group][0]).flash_attn_with_kvcache
             assert x.cache is not None  # of decode
             turned = [y.transpose(1, 2).contiguous() for y in (x.q, x.k, x.v)]
@@ -111,8 +113,8 @@ def _flash_attn_decode(group: str) -> Callable[[Case], Callable[[Inputs], Made]]
     return of_case
 
 
-def _flashinfer(case: Case) -> Callable[[Inputs], Made]:
-    def make(x: Inputs) -> Made:
+def _flashinfer(case: BenchCase) -> Callable[[BenchInputs], Made]:
+    def make(x: BenchInputs) -> Made:
         package: Any = importlib.import_module("flashinfer")
         p, spec, device = case.problem, case.spec, x.q.device
         workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
@@ -137,8 +139,8 @@ def _flashinfer(case: Case) -> Callable[[Inputs], Made]:
     return make
 
 
-def _flashinfer_decode(case: Case) -> Callable[[Inputs], Made]:
-    def make(x: Inputs) -> Made:
+def _flashinfer_decode(case: BenchCase) -> Callable[[BenchInputs], Made]:
+    def make(x: BenchInputs) -> Made:
         package: Any = importlib.import_module("flashinfer")
         p, device, size = case.problem, x.q.device, min(x.paged)
         cache = x.paged[size]
@@ -186,7 +188,7 @@ _NAMES = {
     "flash-attn-4": "flash-attn-4",
     "flashinfer": "FlashInfer",
 }
-_MAKERS: dict[tuple[str, str], Callable[[Case], Callable[[Inputs], Made]]] = {
+_MAKERS: dict[tuple[str, str], Callable[[BenchCase], Callable[[BenchInputs], Made]]] = {
     ("flash-attn-2", "attention"): _flash_attn("flash-attn-2"),
     ("flash-attn-3", "attention"): _flash_attn("flash-attn-3"),
     ("flash-attn-4", "attention"): _flash_attn("flash-attn-4"),

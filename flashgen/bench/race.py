@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from flashgen.bench.case import Case, Inputs
+from flashgen.bench.case import BenchCase, BenchInputs
 from flashgen.bench.contenders import Contender, LeftOut, Made
 from flashgen.errors import FlashgenError
 from flashgen.evaluate import measure
@@ -34,7 +34,7 @@ BACKWARD_ELEMENTS = 1 << 25
 """The same of the backward, but for one head: the reference holds a dozen of this size."""
 
 
-def floors(found: tuple[Tensor, ...], case: Case, x: Inputs) -> float:
+def floors(found: tuple[Tensor, ...], case: BenchCase, x: BenchInputs) -> float:
     """The worst error of what a pass returned: (O,), (dQ, dK, dV), or (O, dQ, dK, dV)."""
     if case.direction == "decode":
         return _of_decode(found[0], case, x)
@@ -45,23 +45,23 @@ def floors(found: tuple[Tensor, ...], case: Case, x: Inputs) -> float:
     return max(_of_forward(found[0], case, x), _of_backward(found[1:], case, x))
 
 
-def _heads(case: Case, elements: int) -> int:
+def _heads(case: BenchCase, elements: int) -> int:
     p = case.problem
     return max(1, min(p.heads, elements // (p.seq_q * p.seq_k)))
 
 
-def _of_forward(o: Tensor, case: Case, x: Inputs) -> float:
+def _of_forward(o: Tensor, case: BenchCase, x: BenchInputs) -> float:
     heads = _heads(case, FORWARD_ELEMENTS)
     q, k, v, o = (y[:1, :heads] for y in (x.q, x.k, x.v, o))
     lse = torch.zeros(o.shape[:3], device=o.device)  # most peers return none; O alone is compared
     return reference.judge(o, lse, q, k, v, scale=case.scale, diagonal=case.diagonal).floors
 
 
-def _of_backward(found: tuple[Tensor, ...], case: Case, x: Inputs) -> float:
+def _of_backward(found: tuple[Tensor, ...], case: BenchCase, x: BenchInputs) -> float:
     """The worst gradient. The heads are not grouped, so each has its own gradients."""
     heads = _heads(case, BACKWARD_ELEMENTS)
     q, k, v, do, *gradient = (y[:1, :heads] for y in (x.q, x.k, x.v, x.do, *found))
-    inputs = gradients.Inputs(
+    inputs = gradients.GradientInputs(
         q=q,
         k=k,
         v=v,
@@ -74,7 +74,7 @@ def _of_backward(found: tuple[Tensor, ...], case: Case, x: Inputs) -> float:
     return gradients.judge("backward_fused", tuple(gradient), inputs).floors
 
 
-def _of_decode(o: Tensor, case: Case, x: Inputs) -> float:
+def _of_decode(o: Tensor, case: BenchCase, x: BenchInputs) -> float:
     assert x.cache is not None  # of decode
     worst = 0.0
     for number in {0, case.problem.batch - 1}:
@@ -146,7 +146,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Raced:
+class RaceResult:
     """The lines of a case, and the GPU's conditions while the contenders were running."""
 
     lines: tuple[Line, ...]
@@ -175,13 +175,13 @@ class SmokeStopwatch:
 
 
 def run_case(
-    case: Case,
-    x: Inputs,
+    case: BenchCase,
+    x: BenchInputs,
     contenders: Sequence[Contender],
     place: Place,
     *,
     meanwhile: Callable[[str], object] = lambda name: None,
-) -> Raced:
+) -> RaceResult:
     """Judge every contender, then time them; meanwhile(name) is told whose turn it is. Raises
     Spoiled.
     """
@@ -208,10 +208,10 @@ def run_case(
         measure.keep_busy([racing[name] for name in timings], list(timings.values()))
         during = place.conditions()
         torch.cuda.synchronize(place.device)
-    return Raced(lines=tuple(lines.values()), during=during)
+    return RaceResult(lines=tuple(lines.values()), during=during)
 
 
-def judged(contender: Contender, case: Case, x: Inputs) -> tuple[Line, Pass | None]:
+def judged(contender: Contender, case: BenchCase, x: BenchInputs) -> tuple[Line, Pass | None]:
     """Whether a contender runs here and how far it is from float64; with it, what would be timed.
 
     A peer may raise anything, and is unavailable then. Raises Spoiled.
@@ -244,7 +244,7 @@ def _first_line(error: BaseException) -> str:
     return (lines[0] if lines else type(error).__name__)[:200]
 
 
-def pass_of(made: Made, case: Case, x: Inputs) -> Pass:
+def pass_of(made: Made, case: BenchCase, x: BenchInputs) -> Pass:
     """What is timed of a contender. Of a backward its forward has run; both is a training step."""
     attention = made.attention
     if case.direction == "decode":
@@ -316,7 +316,7 @@ class _Turn:
         return taken
 
 
-def timed(line: Line, timing: Timing, case: Case, place: Place) -> Line:
+def timed(line: Line, timing: Timing, case: BenchCase, place: Place) -> Line:
     """The line with its time, refused where the GPU cannot have done the work. A smoke run's times
     are not kept: they mean nothing.
     """

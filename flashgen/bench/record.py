@@ -1,4 +1,4 @@
-"""Record: bench.json, every figure with where it is from, written whole after each case.
+"""BenchRecord: bench.json, every figure with where it is from, written whole after each case.
 
 A run that is begun again goes on with what is missing. A contender that was at work when an earlier
 run was killed is struck from that case: a kernel that hangs costs one run, not every one.
@@ -18,15 +18,15 @@ import torch
 
 import flashgen
 from flashgen import paths
-from flashgen.bench.case import SEED, Case
+from flashgen.bench.case import SEED, BenchCase
 from flashgen.bench.race import Line
 from flashgen.errors import FlashgenError
 from flashgen.evaluate import measure
 from flashgen.evaluate.evaluator import triton_version
 from flashgen.evaluate.gpu_state import Conditions
+from flashgen.files import write_whole
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.outcome import Timing
-from flashgen.table.table import write_text
 
 SCHEMA = 1
 SAME = ("measured", "gpu", "protocol", "seed", "dtype", "flashgen", "torch", "triton", "tables")
@@ -92,7 +92,7 @@ class Measured:
         return cls(**(record | {"lines": tuple(lines)}))
 
 
-class Record:
+class BenchRecord:
     """The file of a folder, and the mark of who is at work beside it."""
 
     def __init__(self, folder: Path, run: dict[str, Any]) -> None:
@@ -133,29 +133,29 @@ class Record:
                     "name another --out, or delete it"
                 )
 
-    def missing(self, case: Case, names: Iterable[str]) -> bool:
+    def missing(self, case: BenchCase, names: Iterable[str]) -> bool:
         """Whether any of these contenders has no line in the case yet."""
         found = self.cases.get(case.key)
         return found is None or not set(names) <= {line.name for line in found.lines}
 
-    def struck(self, case: Case) -> set[str]:
+    def struck(self, case: BenchCase) -> set[str]:
         """Contenders at whose work an earlier run was killed."""
         return {name for key, name in self._struck if key == case.key}
 
-    def strike(self, case: Case, name: str) -> None:
+    def strike(self, case: BenchCase, name: str) -> None:
         """Leave this contender out of the case from now on."""
         self._struck.append([case.key, name])
         self._write()
 
-    def at_work(self, case: Case | None, name: str) -> None:
+    def at_work(self, case: BenchCase | None, name: str) -> None:
         """Leave a mark of who is at work, "" nobody: it stays where this process is killed."""
         if case is None or not name:
             self._mark.unlink(missing_ok=True)
         else:
-            write_text(self._mark, json.dumps([case.key, name]))
+            write_whole(self._mark, json.dumps([case.key, name]))
 
     def add(
-        self, case: Case, lines: Sequence[Line], conditions: Sequence[Conditions | None]
+        self, case: BenchCase, lines: Sequence[Line], conditions: Sequence[Conditions | None]
     ) -> None:
         """Write a case with the conditions before, during and after it."""
         before, during, after = (None if each is None else asdict(each) for each in conditions)
@@ -172,7 +172,7 @@ class Record:
             "benchmark": "flashgen bench", "schema": SCHEMA, "runs": self._runs,
             "struck": self._struck, "cases": used,
         }  # fmt: skip
-        write_text(self.path, json.dumps(record, indent=1) + "\n")
+        write_whole(self.path, json.dumps(record, indent=1) + "\n", durable=True)
 
 
 def _short(value: Any) -> str:

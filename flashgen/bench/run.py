@@ -21,17 +21,17 @@ import torch
 
 from flashgen import paths, settings
 from flashgen.bench import listing, picture
-from flashgen.bench.case import SEED, Case, Sizes, cases, left_out, make_inputs
+from flashgen.bench.case import SEED, BenchCase, Sizes, cases, left_out, make_inputs
 from flashgen.bench.contenders import Contender, Dispatchers, dispatchers, flashgen_and_torch
-from flashgen.bench.ladder import Ladder
+from flashgen.bench.ladder import LadderSteps
 from flashgen.bench.peers import peers
 from flashgen.bench.race import Line, Place, SmokeStopwatch, Spoiled, run_case
-from flashgen.bench.record import Record, provenance
+from flashgen.bench.record import BenchRecord, provenance
 from flashgen.errors import FlashgenError, NoGpuError, ToolchainError
 from flashgen.evaluate import measure
+from flashgen.files import write_whole
 from flashgen.kernels.launch import device_gpu
 from flashgen.spec.gpu import known_target
-from flashgen.table.table import write_text
 
 MATMUL_SIZE, SMOKE_MATMUL_SIZE = 8192, 32
 COPY_BYTES, SMOKE_COPY_BYTES = 1 << 30, 1 << 10
@@ -102,7 +102,7 @@ def run(options: BenchOptions, say: Say) -> None:
     """Run all cases that the folder has no figures of, and write what was found after each.
 
     Raises NoGpuError where there is none, and it is no smoke run; FlashgenError where nothing could
-    be timed or, of a smoke run, some contender failed; and what Record raises.
+    be timed or, of a smoke run, some contender failed; and what BenchRecord raises.
     """
     began = time.monotonic()
     if options.smoke:
@@ -119,7 +119,7 @@ def run(options: BenchOptions, say: Say) -> None:
         tables=ours.tuned.digest(),
         conditions=place.conditions(),
     )
-    record = Record(options.out, run_)  # before the ceilings: it may refuse
+    record = BenchRecord(options.out, run_)  # before the ceilings: it may refuse
     with torch.no_grad(), _device(place), _compiled_backward():
         place = _with_ceilings(place, options.sizes.dtype, say)
         run_ |= {"matmul_tflops": place.matmul_tflops, "copy_gbs": place.copy_gbs}
@@ -141,10 +141,10 @@ class _Site:
     options: BenchOptions
     place: Place
     ours: Dispatchers
-    ladder: Ladder
-    record: Record
+    ladder: LadderSteps
+    record: BenchRecord
 
-    def contenders(self, case: Case) -> list[Contender]:
+    def contenders(self, case: BenchCase) -> list[Contender]:
         """Those of a case that are asked for."""
         smoke = self.options.smoke
         everybody = [
@@ -173,7 +173,7 @@ def _walk(site: _Site, say: Say, began: float) -> int:
     return 0
 
 
-def _run_one(site: _Site, case: Case, say: Say) -> None:
+def _run_one(site: _Site, case: BenchCase, say: Say) -> None:
     record, place = site.record, site.place
     known = record.cases.get(case.key)
     asked = site.contenders(case)
@@ -256,7 +256,7 @@ def _with_ceilings(place: Place, dtype: str, say: Say) -> Place:
 
 
 @contextlib.contextmanager
-def _ladder(options: BenchOptions, place: Place, ours: Dispatchers) -> Iterator[Ladder]:
+def _ladder(options: BenchOptions, place: Place, ours: Dispatchers) -> Iterator[LadderSteps]:
     """Picks the ladder's steps: by an evaluator on a GPU, whose children end with the run."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flashgen-bench-")))
@@ -267,7 +267,7 @@ def _ladder(options: BenchOptions, place: Place, ours: Dispatchers) -> Iterator[
             state = paths.state_dir(options.out)
             evaluator = stack.enter_context(GpuEvaluator(gpu, options.index, state))
         here = gpu or known_target(settings.served_gpu() or SMOKE_TARGET)
-        yield Ladder(gpu=here, served=ours.tuned.served, evaluator=evaluator, folder=folder)
+        yield LadderSteps(gpu=here, served=ours.tuned.served, evaluator=evaluator, folder=folder)
 
 
 def _write(site: _Site, say: Say) -> None:
@@ -279,7 +279,7 @@ def _write(site: _Site, say: Say) -> None:
         say(sentence)
     whose = place.gpu.name if place.gpu else "a smoke run: nothing was measured"
     head = [f"{whose}. Figures beyond 2 floors are struck through.", "", *summaries]
-    write_text(out / "bench.md", listing.markdown(found, head))
+    write_whole(out / "bench.md", listing.markdown(found, head))
     try:
         files = picture.draw(found, out, ceilings=(place.matmul_tflops, place.copy_gbs))
     except ToolchainError as error:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import re
 import tempfile
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from flashgen.compile import sass
 from flashgen.compile.loops import LoopFacts, main_loops
 from flashgen.compile.occupancy import resident_blocks
 from flashgen.errors import FlashgenError, ToolchainError
+from flashgen.files import write_whole
 from flashgen.kernels.launch import compile_signature, load_kernel
 from flashgen.kernels.render import Rendered
 from flashgen.spec.attention import AttentionSpec
@@ -213,7 +213,7 @@ def _compile(
     triton: str,
 ) -> Compiled:
     source = folder / f"{rendered.name}-{rendered.digest.removeprefix('sha256:')[:12]}.py"
-    write_whole(source, rendered.source.encode())
+    write_whole(source, rendered.source)
     built, log = _build(source, rendered, spec, config, arch)
     if arch.startswith("sm_"):
         binary = built.asm["cubin"]
@@ -242,7 +242,7 @@ def _compile(
     facts = json.dumps({"facts": FACTS, **compiled.to_json()}, indent=1)
     # The facts last: where they are, the binary is.
     write_whole(cache_file(rendered.digest, arch, triton, folder, "cubin"), binary)
-    write_whole(cache_file(rendered.digest, arch, triton, folder, "json"), facts.encode())
+    write_whole(cache_file(rendered.digest, arch, triton, folder, "json"), facts)
     return compiled
 
 
@@ -316,18 +316,3 @@ def _first_line(error: BaseException) -> str:
     if message:
         return str(message).strip().splitlines()[0]
     return lines[0] if lines else type(error).__name__
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all. Raises ToolchainError if the folder does not take it."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_bytes(content)
-        os.replace(scratch, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            scratch.unlink()
-        raise ToolchainError(
-            f"the compile cache {path.parent} cannot be written: {error}"
-        ) from error

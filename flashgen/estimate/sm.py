@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flashgen.compile.compiler import Compiled, cache_file, write_whole
+from flashgen.compile.compiler import Compiled, cache_file
 from flashgen.compile.loops import hidden_roles, main_bodies, matrix_flops, roles
 from flashgen.compile.occupancy import resident_blocks
 from flashgen.compile.sass import Listing, disassemble, self_check
@@ -31,6 +31,7 @@ from flashgen.estimate.machines import (
     hmma_cycles,
     machine_of,
 )
+from flashgen.files import write_whole
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu
 
@@ -378,7 +379,7 @@ def cached_replay(compiled: Compiled, gpu: Gpu, cache: Path, *, streams: bool = 
         streams=streams,
     )
     record = {"made_by": _made_by(gpu), "replay": replayed.to_json()}
-    write_whole(_replay_file(compiled, gpu, cache, streams), json.dumps(record).encode())
+    write_whole(_replay_file(compiled, gpu, cache, streams), json.dumps(record))
     return replayed
 
 

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from flashgen.compile.compiler import Compiled, judge, recall
-from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
+from flashgen.errors import InvalidArgument, NoEstimate
 from flashgen.estimate.estimate import estimate, estimate_streaming
 from flashgen.estimate.sm import Replay, recall_replay, streams
 from flashgen.evaluate.evaluator import Request, triton_version
-from flashgen.evaluate.tasks import COMPILE_ENV, COMPILE_LIMIT_S, Tasks, kernel_payload, write_whole
+from flashgen.evaluate.tasks import COMPILE_ENV, COMPILE_LIMIT_S, Tasks, kernel_payload
 from flashgen.evaluate.workers.answers import Answer, Done, Failure, Raised, Task, TimedOut, finite
 from flashgen.evaluate.workers.pool import Workers
+from flashgen.files import write_whole
 from flashgen.kernels.render import Rendered, render
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -29,7 +30,7 @@ from flashgen.spec.outcome import Status, Timing
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class BuildResult:
     """How far one config came: rendered None if illegal, compiled None if it does not compile.
 
     replay is None where there can be no estimate; no_estimate then says why.
@@ -67,7 +68,7 @@ class Built:
         )
 
 
-def estimated(built: Verdict, request: Request, config: KernelConfig, gpu: Gpu) -> Timing:
+def estimated(built: BuildResult, request: Request, config: KernelConfig, gpu: Gpu) -> Timing:
     """The estimate of a kernel that was built. Raises NoEstimate."""
     if request.spec.direction == "backward_delta":
         return estimate_streaming(request.spec, request.problem, gpu)
@@ -77,7 +78,7 @@ def estimated(built: Verdict, request: Request, config: KernelConfig, gpu: Gpu) 
 
 
 def estimate_or_none(
-    built: Verdict, request: Request, config: KernelConfig, gpu: Gpu
+    built: BuildResult, request: Request, config: KernelConfig, gpu: Gpu
 ) -> Timing | None:
     """The estimate of a kernel, if there is one."""
     try:
@@ -91,29 +92,29 @@ def cpu_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def draft(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> Verdict:
-    """The Verdict before compiling: ILLEGAL, or OK with the rendered kernel."""
+def draft(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> BuildResult:
+    """The result before compiling: ILLEGAL, or OK with the rendered kernel."""
     reason = why_illegal(spec, config, gpu)
     if reason is not None:
-        return Verdict(status=Status.ILLEGAL, detail=reason)
+        return BuildResult(status=Status.ILLEGAL, detail=reason)
     try:
-        return Verdict(status=Status.OK, rendered=render(spec, config))
+        return BuildResult(status=Status.OK, rendered=render(spec, config))
     except InvalidArgument as error:
-        return Verdict(status=Status.ILLEGAL, detail=str(error))
+        return BuildResult(status=Status.ILLEGAL, detail=str(error))
 
 
 class Build:
     """One config under way."""
 
     def __init__(
-        self, builder: Builder, spec: AttentionSpec, config: KernelConfig, drafted: Verdict
+        self, builder: Builder, spec: AttentionSpec, config: KernelConfig, drafted: BuildResult
     ) -> None:
         self._builder = builder
         self._spec = spec
         self.config = config
         self.drafted = drafted
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> BuildResult:
         """Wait for the compiler, and judge what it made. Raises ToolchainError."""
         if self.drafted.rendered is None:
             return self.drafted
@@ -155,7 +156,7 @@ class Builder:
             Task(function=self._tasks.compile, payload=payload, limit_s=COMPILE_LIMIT_S)
         )
 
-    def verdict(self, spec: AttentionSpec, config: KernelConfig, rendered: Rendered) -> Verdict:
+    def verdict(self, spec: AttentionSpec, config: KernelConfig, rendered: Rendered) -> BuildResult:
         """Wait for a queued kernel. Raises ToolchainError."""
         if rendered.digest not in self._built:
             answer = finite(self._answers[rendered.digest].result())
@@ -164,7 +165,7 @@ class Builder:
             self._built[rendered.digest] = Built.from_json(answer.value)
         built = self._built[rendered.digest]
         status, detail = judge(built.compiled, spec, config, self._gpu)
-        return Verdict(
+        return BuildResult(
             status=status,
             detail=detail,
             rendered=rendered,
@@ -185,22 +186,19 @@ class Builder:
         self._workers.close()
 
 
-def _failed(answer: Failure, rendered: Rendered, cache: Path) -> Verdict:
-    """A Verdict of a kernel that the compiler did not survive or refused; the kernel is kept."""
+def _failed(answer: Failure, rendered: Rendered, cache: Path) -> BuildResult:
+    """The result for a kernel that failed to compile or crashed the compiler; its text is kept."""
     if isinstance(answer, Raised) and not answer.ended:
         status = Status.COMPILE_ERROR
         text = answer.message if answer.kind == "CompileFailed" else str(answer)
     else:
         status = Status.TIMEOUT if isinstance(answer, TimedOut) else Status.COMPILE_CRASH
         text = f"compiler: {answer}"
-    return Verdict(status=status, detail=kept(text, rendered, cache), rendered=rendered)
+    return BuildResult(status=status, detail=kept(text, rendered, cache), rendered=rendered)
 
 
 def kept(detail: str, rendered: Rendered, cache: Path) -> str:
     """Keep the kernel of a failure as a file one can run; returns `detail` with its path."""
     path = cache / "quarantine" / f"{rendered.name}.py"
-    try:
-        write_whole(path, rendered.source)
-    except OSError as error:
-        raise ToolchainError(f"{path} cannot be written: {error}") from error
+    write_whole(path, rendered.source)
     return f"{detail}; kernel kept in {path}"

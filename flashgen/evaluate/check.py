@@ -22,8 +22,8 @@ from flashgen.kernels.render import Rendered
 from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases
 from flashgen.reference import gradients
-from flashgen.reference.attention import Verdict
-from flashgen.reference.cases import Case
+from flashgen.reference.attention import Comparison
+from flashgen.reference.cases import CheckCase
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.block_mask import BLOCK
 from flashgen.spec.config import KernelConfig
@@ -32,20 +32,22 @@ from flashgen.spec.outcome import CheckResult
 from flashgen.spec.problem import Problem
 from flashgen.spec.vocabulary import DECODING
 
-AnyCase = Case | DecodeCase
+AnyCase = CheckCase | DecodeCase
 
 PROTOCOL = 4
 """Version of the cases and of the oracle; every check result of another one is made anew."""
 
 
-def check_cases(config: KernelConfig) -> tuple[Case, ...]:
+def check_cases(config: KernelConfig) -> tuple[CheckCase, ...]:
     """The cases every candidate must pass: ragged lengths with batches and shared heads, aligned to
     the tiles, one key beyond a tile, more queries than keys, and rows that see nothing.
     """
 
-    def case(sq: int, sk: int, batch: int = 1, heads: int = 1, kv: int = 1, **options: str) -> Case:
+    def case(
+        sq: int, sk: int, batch: int = 1, heads: int = 1, kv: int = 1, **options: str
+    ) -> CheckCase:
         problem = Problem(batch=batch, heads=heads, kv_heads=kv, seq_q=sq, seq_k=sk)
-        return Case(problem=problem, **options)
+        return CheckCase(problem=problem, **options)
 
     br, bc = config.br, config.bc
     return (
@@ -68,7 +70,7 @@ def cases_of(spec: AttentionSpec, config: KernelConfig, device: str = "cpu") -> 
     return (*check_cases(config), *walking_cases(config, device))
 
 
-def walking_cases(config: KernelConfig, device: str) -> tuple[Case, ...]:
+def walking_cases(config: KernelConfig, device: str) -> tuple[CheckCase, ...]:
     """What check_cases lacks for a persistent kernel on a GPU, whose SMs outnumber the tiles there:
     three tiles for each program, of several lengths under a causal mask.
     """
@@ -87,17 +89,19 @@ def walking_cases(config: KernelConfig, device: str) -> tuple[Case, ...]:
         seq_q=2 * config.br + 1,
         seq_k=2 * config.br + config.bc + 7,
     )
-    return (Case(problem=problem, alignment="top_left"),)
+    return (CheckCase(problem=problem, alignment="top_left"),)
 
 
-def block_mask_cases() -> tuple[Case, ...]:
+def block_mask_cases() -> tuple[CheckCase, ...]:
     """Several blocks of queries and keys, ragged and whole ones; four, so that each kind of mask is
     had, whatever the first seed.
     """
 
-    def case(sq: int, sk: int, batch: int = 1, heads: int = 1, kv: int = 1, **options: str) -> Case:
+    def case(
+        sq: int, sk: int, batch: int = 1, heads: int = 1, kv: int = 1, **options: str
+    ) -> CheckCase:
         problem = Problem(batch=batch, heads=heads, kv_heads=kv, seq_q=sq, seq_k=sk)
-        return Case(problem=problem, **options)
+        return CheckCase(problem=problem, **options)
 
     return (
         case(BLOCK + 5, 2 * BLOCK + 7, batch=2, heads=2, layout="bshd"),
@@ -159,7 +163,7 @@ def check_loaded(
 ) -> CheckResult:
     """check_kernel for a kernel that is loaded already."""
     chosen = cases_of(spec, config, device) if cases is None else tuple(cases)
-    worst, at, number = Verdict(floors=0.0, lse=0.0), "no case", 0
+    worst, at, number = Comparison(floors=0.0, lse=0.0), "no case", 0
     passed = True
     for number, case in enumerate(chosen):
         verdict = run_case(kernel, spec, config, case, seed=seed + number, device=device)
@@ -180,7 +184,7 @@ def check_loaded(
     )
 
 
-def _badness(verdict: Verdict) -> float:
+def _badness(verdict: Comparison) -> float:
     return max(verdict.floors / reference.FLOORS_ACCEPTED, verdict.lse)
 
 
@@ -192,7 +196,7 @@ def run_case(
     *,
     seed: int,
     device: str,
-) -> Verdict:
+) -> Comparison:
     """One case: inputs from the seed, outputs poisoned with NaN by the allocator, compared with
     float64.
 
@@ -212,8 +216,13 @@ def run_case(
 
 
 def _run_forward(
-    kernel: Kernel, spec: AttentionSpec, config: KernelConfig, case: Case, seed: int, device: str
-) -> Verdict:
+    kernel: Kernel,
+    spec: AttentionSpec,
+    config: KernelConfig,
+    case: CheckCase,
+    seed: int,
+    device: str,
+) -> Comparison:
     q, k, v = reference_cases.make_inputs(spec, case, seed, device)
     features = reference_cases.make_features(spec, case, seed, device)
     scale, diagonal = check_scale(None, spec.head_dim), case.diagonal(spec)
@@ -236,8 +245,13 @@ def _run_forward(
 
 
 def _run_backward(
-    kernel: Kernel, spec: AttentionSpec, config: KernelConfig, case: Case, seed: int, device: str
-) -> Verdict:
+    kernel: Kernel,
+    spec: AttentionSpec,
+    config: KernelConfig,
+    case: CheckCase,
+    seed: int,
+    device: str,
+) -> Comparison:
     inputs = gradients.make_inputs(spec, case, seed, device)
     o, lse, delta = gradients.forward(inputs)
     if spec.direction == "backward_delta":

@@ -27,9 +27,9 @@ from flashgen.kernels.launch_cache import (
 from flashgen.reference import attention as reference
 from flashgen.reference import cache as reference_cache
 from flashgen.reference import cases as reference_cases
-from flashgen.reference.attention import Verdict
+from flashgen.reference.attention import Comparison
 from flashgen.reference.cache import Cache
-from flashgen.reference.cases import Case
+from flashgen.reference.cases import CheckCase
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.features import Features
@@ -45,7 +45,7 @@ def run_append(
     queries: Tensor,
     new_keys: int,
     seed: int,
-) -> Verdict:
+) -> Comparison:
     """Append `new_keys` drawn keys to a cache, and rotate queries (B, H, Sq, d) if spec does so."""
     device, dtype = cache.k.device, queries.dtype
     generator = torch.Generator().manual_seed(seed + 1)
@@ -71,11 +71,11 @@ def run_append(
     found = replace(cache, k=cache.k.clone(), v=cache.v.clone())
     q = bind_append(kernel, spec, config)(Append(k=k, v=v, cache=found, rotation=rotation))
     if spec.kv_dtype != "same" and rotation is None and not _same_bytes(found, k, v, cache):
-        return Verdict(floors=float("inf"), lse=0.0)
+        return Comparison(floors=float("inf"), lse=0.0)
     verdicts = [_error(found.k, expected.k, cache.k), _error(found.v, expected.v, cache.v)]
     if q is not None:
         verdicts.append(_error(q, exact_q, queries))
-    return Verdict(floors=max(verdicts), lse=0.0)
+    return Comparison(floors=max(verdicts), lse=0.0)
 
 
 def rotated_pair(
@@ -230,7 +230,7 @@ def run_decoding(
     *,
     seed: int,
     device: str,
-) -> Verdict:
+) -> Comparison:
     """One case of a decode or combine kernel, with fresh inputs from the seed."""
     if spec.direction == "combine":
         return _run_combine(kernel, spec, config, case, seed, device)
@@ -252,9 +252,9 @@ def merged(parts: Parts, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return o.to(dtype), lse.float()
 
 
-def judge(o: Tensor, lse: Tensor, call: Decode, spec: AttentionSpec) -> Verdict:
+def judge(o: Tensor, lse: Tensor, call: Decode, spec: AttentionSpec) -> Comparison:
     """The worst of all sequences of a call, each by reference.judge."""
-    worst = Verdict(floors=0.0, lse=0.0)
+    worst = Comparison(floors=0.0, lse=0.0)
     for number, q, k, v, own in reference_cache.sequences(call.q, call.cache, call.features):
         one = slice(number, number + 1)
         verdict = reference.judge(
@@ -353,7 +353,7 @@ def make_features(
         batch=len(case.lengths), heads=heads, kv_heads=case.kv_heads, seq_q=case.seq_q,
         seq_k=cache.capacity,
     )  # fmt: skip
-    drawn = Case(problem=problem, layout=case.layout)
+    drawn = CheckCase(problem=problem, layout=case.layout)
     features = reference_cases.make_features(spec, drawn, seed, device)
     bias, own = features.bias, (problem.batch, cache.capacity)
     if spec.bias == "additive" and bias is not None and bias.shape[::3] == own:
@@ -380,7 +380,7 @@ def _poison(cache: Cache) -> None:
 def _run_combine(
     kernel: Kernel, spec: AttentionSpec, config: KernelConfig, case: DecodeCase, seed: int,
     device: str,
-) -> Verdict:  # fmt: skip
+) -> Comparison:  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
     rows = (len(case.lengths), case.kv_heads * case.group, case.seq_q)
     o = torch.randn((case.splits, *rows, spec.head_dim_v), generator=generator)
@@ -398,4 +398,4 @@ def _run_combine(
     floors = reference.error_in_floors(found, exact_o, exact_o.to(found.dtype), largest)
     tolerance = reference.LSE_TOLERANCE * exact_lse.abs().clamp(min=1.0).nan_to_num(posinf=1.0)
     off = torch.where(exact_lse == found_lse, 0.0, exact_lse - found_lse) / tolerance
-    return Verdict(floors=floors, lse=reference.max_abs(off))
+    return Comparison(floors=floors, lse=reference.max_abs(off))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from flashgen.reference.cases import Case
+from flashgen.reference.cases import CheckCase
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.features import Features
 from flashgen.spec.packed import Sequences, from_bounds
@@ -23,8 +23,8 @@ Lengths = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedCase(Case):
-    """A Case whose q, k and v are packed: problem has a batch of 1 and all places.
+class PackedCase(CheckCase):
+    """A CheckCase whose q, k and v are packed: problem has a batch of 1 and all places.
 
     lengths: (queries, keys) of each sequence; spare: the places behind each one's queries and keys
     that are its room but not used. index: the dtype of the bounds. page_size: of a spec whose keys
@@ -127,7 +127,7 @@ def varlen_cases(config: KernelConfig) -> tuple[PackedCase, ...]:
 
 
 def in_pages(
-    k: Tensor, v: Tensor, features: Features, case: Case, seed: int
+    k: Tensor, v: Tensor, features: Features, case: CheckCase, seed: int
 ) -> tuple[Tensor, Tensor, Features]:
     """Packed k and v as pools of pages (pages, Hkv, page_size, dim), and the features that say
     where a sequence's are. Pages come in any order; what no key has in them is NaN, and so are some

@@ -199,7 +199,7 @@ class Unsteady(FlashgenError, RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
+class MeasureBudget:
     """How long to warm and to sample, in seconds of wall clock, and the least and most samples.
 
     Of a final round, least is of passes: so many its rank test needs.
@@ -211,14 +211,14 @@ class Budget:
     most: int
 
 
-BUDGETS: dict[Effort, Budget] = {
+BUDGETS: dict[Effort, MeasureBudget] = {
     # Enough to see a factor of 1.5; the GPU is warm from the candidate before.
-    "rough": Budget(warm_s=0.2, sample_s=0.05, least=3, most=50),
+    "rough": MeasureBudget(warm_s=0.2, sample_s=0.05, least=3, most=50),
     # Enough to rank within 1 to 2 %.
-    "timed": Budget(warm_s=1.0, sample_s=0.4, least=5, most=500),
+    "timed": MeasureBudget(warm_s=1.0, sample_s=0.4, least=5, most=500),
     # For each candidate of the round. Ten passes, the least: one that won all of them is beyond
     # chance (p 1/1024) though ten such were tried.
-    "final": Budget(warm_s=2.0, sample_s=1.0, least=10, most=1000),
+    "final": MeasureBudget(warm_s=2.0, sample_s=1.0, least=10, most=1000),
 }
 
 

@@ -10,13 +10,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
-from flashgen.errors import NoEstimate, ToolchainError
+from flashgen.errors import NoEstimate
 from flashgen.evaluate import check
-from flashgen.evaluate.build import Builder, Verdict, cpu_count, draft, estimated, kept
+from flashgen.evaluate.build import Builder, BuildResult, cpu_count, draft, estimated, kept
 from flashgen.evaluate.evaluator import Request, triton_version
-from flashgen.evaluate.tasks import CHECK_LIMIT_S, INTERPRET_ENV, Tasks, kernel_payload, write_whole
+from flashgen.evaluate.tasks import CHECK_LIMIT_S, INTERPRET_ENV, Tasks, kernel_payload
 from flashgen.evaluate.workers.answers import Answer, Died, Done, Failure, Raised, Task, TimedOut
 from flashgen.evaluate.workers.pool import Workers
+from flashgen.files import write_whole
 from flashgen.kernels.render import Rendered
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -66,7 +67,7 @@ class OfflineEvaluator:
         finally:
             self._builder.drop(builds)
 
-    def _estimated(self, request: Request, config: KernelConfig, built: Verdict) -> Outcome:
+    def _estimated(self, request: Request, config: KernelConfig, built: BuildResult) -> Outcome:
         """The outcome of the compile stage, or of the estimate where another stage asks."""
         status, detail, timing = built.status, built.detail, None
         if request.stage != "compile" and status is Status.OK:
@@ -111,7 +112,7 @@ class OfflineEvaluator:
         self,
         request: Request,
         config: KernelConfig,
-        drafted: Verdict,
+        drafted: BuildResult,
         pending: dict[str, Future[Answer]],
     ) -> Outcome:
         rendered = drafted.rendered
@@ -154,11 +155,7 @@ class OfflineEvaluator:
         if not sound(result):
             return
         record = {"triton": triton_version(), "check": asdict(result)}
-        path = self._check_file(digest)
-        try:
-            write_whole(path, json.dumps(record))
-        except OSError as error:
-            raise ToolchainError(f"{path} cannot be written: {error}") from error
+        write_whole(self._check_file(digest), json.dumps(record))
 
     def close(self) -> None:
         """As Evaluator.close."""

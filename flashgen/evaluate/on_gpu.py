@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
 
-from flashgen.evaluate.build import Builder, Verdict, cpu_count, estimate_or_none, kept
+from flashgen.evaluate.build import Builder, BuildResult, cpu_count, estimate_or_none, kept
 from flashgen.evaluate.evaluator import SLOW, Request
 from flashgen.evaluate.gpu_state import Clock
 from flashgen.evaluate.measure import Conditions
@@ -98,7 +98,7 @@ class GpuEvaluator:
         answer = self._owner.submit(task).result()
         return answer if function == self._tasks.check else finite(answer)
 
-    def _checked(self, request: Request, config: KernelConfig, built: Verdict) -> Outcome:
+    def _checked(self, request: Request, config: KernelConfig, built: BuildResult) -> Outcome:
         payload = kernel_payload(request.spec, config) | {"device": self._device, "seed": SEED}
         answer = self._ask(self._tasks.check, payload, CHECK_LIMIT_S)
         if not isinstance(answer, Done):
@@ -109,7 +109,7 @@ class GpuEvaluator:
         check = result if sound(result) else None
         return self._outcome(request, config, built, status, detail, check=check)
 
-    def _timed(self, request: Request, config: KernelConfig, built: Verdict) -> Outcome:
+    def _timed(self, request: Request, config: KernelConfig, built: BuildResult) -> Outcome:
         """Time one kernel alone."""
         payload = self._timing_payload(request)
         effort = "rough" if request.stage == "rough" else "timed"
@@ -123,7 +123,7 @@ class GpuEvaluator:
         return self._outcome(request, config, built, timing=timing)
 
     def _final(
-        self, request: Request, configs: Sequence[KernelConfig], built: Sequence[Verdict]
+        self, request: Request, configs: Sequence[KernelConfig], built: Sequence[BuildResult]
     ) -> Iterator[Outcome]:
         """Time all in one round; if it fails, a second leaves out those that fail alone, too."""
         outcomes = {
@@ -148,7 +148,7 @@ class GpuEvaluator:
     def _raced(
         self,
         request: Request,
-        racing: Sequence[tuple[KernelConfig, Verdict]],
+        racing: Sequence[tuple[KernelConfig, BuildResult]],
         value: dict[str, Any],
     ) -> Iterator[Outcome]:
         """The outcomes of a round; one at another clock than the run's is UNSTEADY as a whole."""
@@ -188,7 +188,7 @@ class GpuEvaluator:
         }
 
     def _blamed(
-        self, request: Request, config: KernelConfig, built: Verdict, answer: Failure
+        self, request: Request, config: KernelConfig, built: BuildResult, answer: Failure
     ) -> Outcome:
         """The outcome of a kernel that failed while no other ran."""
         assert built.rendered is not None
@@ -196,7 +196,7 @@ class GpuEvaluator:
         return self._outcome(request, config, built, status, detail)
 
     def _failed(
-        self, request: Request, config: KernelConfig, built: Verdict, answer: Answer
+        self, request: Request, config: KernelConfig, built: BuildResult, answer: Answer
     ) -> Outcome:
         """The outcome of one of several that failed together, though each runs alone.
 
@@ -214,7 +214,7 @@ class GpuEvaluator:
         self,
         request: Request,
         config: KernelConfig,
-        built: Verdict,
+        built: BuildResult,
         status: Status = Status.OK,
         detail: str = "",
         *,

@@ -22,6 +22,7 @@ from typing import Any, Self
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.build import draft
 from flashgen.evaluate.evaluator import Evaluator, Request
+from flashgen.files import append_whole, disk_errors, whole_lines
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
 from flashgen.spec.outcome import KILLERS, PASSING, Outcome, Source, Stage, Status
@@ -33,7 +34,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class QuarantineRecord:
     """One line of the file: a kernel, and what became of it. OK: it was tried again, and lived."""
 
     digest: str
@@ -55,14 +56,14 @@ class Record:
         of_compiler = self.stage == "compile" or self.status is Status.COMPILE_CRASH
         return self.digest, "" if of_compiler else self.source
 
-    def settles(self, held: Record) -> bool:
+    def settles(self, held: QuarantineRecord) -> bool:
         """Whether it says what became of a kernel where that was stopped before."""
         everywhere = self.stage in ("compile", "check")
         return self.stage == held.stage and (everywhere or self.problem == held.problem)
 
     @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Record:
-        """The Record of a line. Raises KeyError, TypeError or ValueError."""
+    def from_json(cls, record: dict[str, Any]) -> QuarantineRecord:
+        """The QuarantineRecord of a line. Raises KeyError, TypeError or ValueError."""
         fields = dict(record)
         fields["spec"] = AttentionSpec(**fields["spec"])
         fields["problem"] = Problem(**fields["problem"])
@@ -89,8 +90,8 @@ class Quarantine:
     ) -> None:
         self.path = path
         self._triton = triton
-        self._held: dict[Key, Record] = {}
-        with _disk_errors(path):
+        self._held: dict[Key, QuarantineRecord] = {}
+        with disk_errors(path):
             for record in self._read(notice):
                 self._take(record)
         self._retried = set(self._held) if retry else set[Key]()
@@ -123,11 +124,11 @@ class Quarantine:
             if any(record.settles(held) for held in self._of(outcome.digest, outcome.source)):
                 self._append(record)
 
-    def _of(self, digest: str, source: Source) -> list[Record]:
+    def _of(self, digest: str, source: Source) -> list[QuarantineRecord]:
         keys: list[Key] = [(digest, ""), (digest, source)]
         return [self._held[key] for key in keys if key in self._held]
 
-    def _take(self, record: Record) -> None:
+    def _take(self, record: QuarantineRecord) -> None:
         """Later records take the place of earlier ones."""
         if record.triton != self._triton:
             return
@@ -138,30 +139,22 @@ class Quarantine:
             if record.settles(held):
                 del self._held[held.key]
 
-    def _append(self, record: Record) -> None:
+    def _append(self, record: QuarantineRecord) -> None:
         line = json.dumps(asdict(record), separators=(",", ":")).encode() + b"\n"
-        with _disk_errors(self.path):
+        with disk_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with _locked(self.path) as descriptor:
-                size = os.fstat(descriptor).st_size
-                try:
-                    written = 0
-                    while written < len(line):
-                        written += os.write(descriptor, line[written:])
-                    os.fsync(descriptor)
-                except OSError:
-                    os.ftruncate(descriptor, size)
-                    raise
+                append_whole(descriptor, line)
         self._take(record)
 
-    def _read(self, notice: Callable[[str], None]) -> Iterator[Record]:
+    def _read(self, notice: Callable[[str], None]) -> Iterator[QuarantineRecord]:
         """The records; what stands behind the last line break was torn, and is cut off."""
         if not self.path.exists():
             return
         with _locked(self.path) as descriptor:
             content = self.path.read_bytes()
-            whole = content.rfind(b"\n") + 1
-            for number, line in enumerate(content[:whole].splitlines(), start=1):
+            lines, whole = whole_lines(content)
+            for number, line in enumerate(lines, start=1):
                 yield self._parse(line, number)
             if whole < len(content):
                 os.ftruncate(descriptor, whole)
@@ -170,9 +163,9 @@ class Quarantine:
                     f"{self.path}: the last record was torn when a run was killed; it is dropped"
                 )
 
-    def _parse(self, line: bytes, number: int) -> Record:
+    def _parse(self, line: bytes, number: int) -> QuarantineRecord:
         try:
-            return Record.from_json(json.loads(line))
+            return QuarantineRecord.from_json(json.loads(line))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise FlashgenError(
                 f"{self.path}, line {number}: this is no record of a quarantined kernel ({error}); "
@@ -180,8 +173,8 @@ class Quarantine:
             ) from None
 
 
-def _record(outcome: Outcome, status: Status) -> Record:
-    return Record(
+def _record(outcome: Outcome, status: Status) -> QuarantineRecord:
+    return QuarantineRecord(
         digest=outcome.digest,
         kernel=kernel_name(outcome.spec, outcome.config),
         spec=outcome.spec,
@@ -206,18 +199,6 @@ def _locked(path: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
-    """Say in one sentence what the operating system refused."""
-    try:
-        yield
-    except OSError as error:
-        raise FlashgenError(
-            f"{path} cannot be read or written ({error.strerror}); what it held is kept: "
-            f"make room there, or name another folder with --out"
-        ) from None
 
 
 class QuarantiningEvaluator:

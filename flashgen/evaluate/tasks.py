@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashgen.errors import NoEstimate, ToolchainError
 from flashgen.evaluate.workers.child import Unrecoverable
+from flashgen.files import write_whole
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.from_call import check_scale, diagonal_of
@@ -313,14 +313,3 @@ def _answers(device: str) -> bool:
         return float(torch.ones(1, device=device).sum()) == 1.0
     except Exception:  # torch raises RuntimeError or its children, by version
         return False
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        scratch.write_text(text, encoding="utf-8")
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)

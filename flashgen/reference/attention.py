@@ -169,7 +169,7 @@ def round_to_tf32(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Comparison:
     """One comparison. floors: error of O in units of the floor. lse: error of LSE in units of its
     tolerance.
     """
@@ -194,7 +194,7 @@ def judge(
     diagonal: int | None,
     precision: str = "ieee",
     features: Features = PLAIN,
-) -> Verdict:
+) -> Comparison:
     """The oracle: compare a kernel's O and LSE with float64.
 
     The unit is the largest of three: the floor; half a unit in the last place of the output type at
@@ -210,7 +210,7 @@ def judge(
             q, k, v, scale=scale, diagonal=diagonal, precision=precision, features=features
         )
     if o.numel() == 0:
-        return Verdict(floors=0.0, lse=0.0)
+        return Comparison(floors=0.0, lse=0.0)
     _, _, wide_v = descaled(q.double(), k.double(), v.double(), features)
     largest = max_abs(wide_v) * max(1.0, features.keep_scale)
     floors = error_in_floors(o, exact_o, ideal_o, largest)
@@ -219,7 +219,7 @@ def judge(
     if precision == "tf32":
         tolerance = tolerance.clamp(min=2 * max_abs(_difference(ideal_lse.double(), exact_lse)))
     off = _difference(lse.double(), exact_lse) / tolerance.nan_to_num(posinf=1.0)
-    return Verdict(floors=floors, lse=max_abs(off))
+    return Comparison(floors=floors, lse=max_abs(off))
 
 
 def error_in_floors(found: Tensor, exact: Tensor, ideal: Tensor, summed: float) -> float:

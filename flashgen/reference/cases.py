@@ -23,7 +23,7 @@ BIAS_SHAPES = ("bhqk", "hqk", "k", "bh", "qk", "bq", "bhk")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class CheckCase:
     """One comparison to make: sizes, alignment of the causal mask, and how Q, K and V lie in
     memory.
 
@@ -59,7 +59,7 @@ class Case:
 
 
 def make_inputs(
-    spec: AttentionSpec, case: Case, seed: int, device: torch.device | str
+    spec: AttentionSpec, case: CheckCase, seed: int, device: torch.device | str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Random normal Q, K and V for a case; the same for the same seed, on every device."""
     generator = torch.Generator().manual_seed(seed)
@@ -93,7 +93,7 @@ def moved(x: Tensor, dtype: torch.dtype, device: torch.device | str) -> Tensor:
 
 
 def make_features(
-    spec: AttentionSpec, case: Case, seed: int, device: torch.device | str
+    spec: AttentionSpec, case: CheckCase, seed: int, device: torch.device | str
 ) -> Features:
     """The features of a spec, drawn for a case: a bias of a shape that the seed chooses, slopes of
     ALiBi by batch and head or by head, dropout of a quarter, a window and a cap that the seed
@@ -160,14 +160,14 @@ def windows(problem: Problem) -> tuple[tuple[int, int], ...]:
     )
 
 
-def nasty_cases(br: int, bc: int) -> tuple[Case, ...]:
+def nasty_cases(br: int, bc: int) -> tuple[CheckCase, ...]:
     """The shapes that find mistakes for tiles of br by bc: 1, a tile less one, a tile, one more,
     primes; Sq below and above Sk, both alignments, grouped heads, permuted and sliced memory.
     """
 
-    def case(sq: int, sk: int, heads: int = 1, kv: int = 1, **options: str) -> Case:
+    def case(sq: int, sk: int, heads: int = 1, kv: int = 1, **options: str) -> CheckCase:
         problem = Problem(batch=1, heads=heads, kv_heads=kv, seq_q=sq, seq_k=sk)
-        return Case(problem=problem, **options)
+        return CheckCase(problem=problem, **options)
 
     return (
         case(1, 1),

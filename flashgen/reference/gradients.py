@@ -21,8 +21,8 @@ from torch import Tensor
 
 from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases
-from flashgen.reference.attention import Verdict
-from flashgen.reference.cases import Case
+from flashgen.reference.attention import Comparison
+from flashgen.reference.cases import CheckCase
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import Features
 from flashgen.spec.from_call import check_scale
@@ -38,7 +38,7 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Inputs:
+class GradientInputs:
     """What a backward pass starts from: the arguments of the forward, dO (B, H, Sq, d_v), and dLSE
     (B, H, Sq).
     """
@@ -53,13 +53,13 @@ class Inputs:
     features: Features
     precision: str = "ieee"
 
-    def double(self) -> Inputs:
+    def double(self) -> GradientInputs:
         """The same values in float64."""
         q, k, v, do, dlse = (x.double() for x in (self.q, self.k, self.v, self.do, self.dlse))
         return self._with(q, k, v, do, dlse)
 
-    def _with(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, dlse: Tensor) -> Inputs:
-        return Inputs(
+    def _with(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, dlse: Tensor) -> GradientInputs:
+        return GradientInputs(
             q=q,
             k=k,
             v=v,
@@ -72,7 +72,9 @@ class Inputs:
         )
 
 
-def make_inputs(spec: AttentionSpec, case: Case, seed: int, device: torch.device | str) -> Inputs:
+def make_inputs(
+    spec: AttentionSpec, case: CheckCase, seed: int, device: torch.device | str
+) -> GradientInputs:
     """Random inputs for a case, dO in another layout than Q; the same for the same seed."""
     q, k, v = reference_cases.make_inputs(spec, case, seed, device)
     generator = torch.Generator().manual_seed(seed + 2)
@@ -81,7 +83,7 @@ def make_inputs(spec: AttentionSpec, case: Case, seed: int, device: torch.device
     layout = "sliced" if case.layout == "bhsd" else "bhsd"
     do = reference_cases.draw((*rows, spec.head_dim_v), layout, generator)
     dlse = torch.randn(rows, generator=generator)
-    return Inputs(
+    return GradientInputs(
         q=q,
         k=k,
         v=v,
@@ -94,7 +96,7 @@ def make_inputs(spec: AttentionSpec, case: Case, seed: int, device: torch.device
     )
 
 
-def forward(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+def forward(inputs: GradientInputs) -> tuple[Tensor, Tensor, Tensor]:
     """What an ideally rounded forward leaves for the backward: O of q's dtype, LSE and delta, both
     float32.
     """
@@ -116,7 +118,7 @@ def delta_of(o: Tensor, do: Tensor, dlse: Tensor) -> Tensor:
     return (o * do).sum(-1) - dlse
 
 
-def exact_gradients(inputs: Inputs) -> dict[str, Tensor]:
+def exact_gradients(inputs: GradientInputs) -> dict[str, Tensor]:
     """dq, dk, dv and, where there are such, dbias of an additive bias and dsinks; float64."""
     x = inputs.double()
     o, lse = reference.attention(
@@ -125,7 +127,7 @@ def exact_gradients(inputs: Inputs) -> dict[str, Tensor]:
     return _gradients(x, lse, delta_of(o, x.do, x.dlse), torch.float64)
 
 
-def rounded_gradients(inputs: Inputs, lse: Tensor, delta: Tensor) -> dict[str, Tensor]:
+def rounded_gradients(inputs: GradientInputs, lse: Tensor, delta: Tensor) -> dict[str, Tensor]:
     """What ideally rounded kernels give, from what `forward` left them: float32 throughout, but P
     and dS rounded to the operand type before their products, and the results to their own.
 
@@ -143,7 +145,9 @@ def rounded_gradients(inputs: Inputs, lse: Tensor, delta: Tensor) -> dict[str, T
     }
 
 
-def _gradients(x: Inputs, lse: Tensor, delta: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+def _gradients(
+    x: GradientInputs, lse: Tensor, delta: Tensor, dtype: torch.dtype
+) -> dict[str, Tensor]:
     """The formulas above, P and dS rounded to `dtype` and the precision's operands."""
 
     def rounded(t: Tensor) -> Tensor:
@@ -167,7 +171,7 @@ def _gradients(x: Inputs, lse: Tensor, delta: Tensor, dtype: torch.dtype) -> dic
     return found
 
 
-def _slope_of_cap(x: Inputs) -> Tensor | float:
+def _slope_of_cap(x: GradientInputs) -> Tensor | float:
     """The derivative of the capped scores by the scores, (B, H, Sq, Sk); 1 without a cap."""
     if x.features.softcap == 0.0:
         return 1.0
@@ -191,7 +195,7 @@ def _over_group(x: Tensor, kv_heads: int) -> Tensor:
     return x.view(batch, kv_heads, group, seq, dim).sum(2) if group > 1 else x
 
 
-def judge(direction: Direction, found: tuple[Tensor, ...], inputs: Inputs) -> Verdict:
+def judge(direction: Direction, found: tuple[Tensor, ...], inputs: GradientInputs) -> Comparison:
     """The oracle of the gradients, `found` as the direction's launcher returns them.
 
     The unit of each is the largest of: its floor; half a unit in the last place of its type at its
@@ -211,10 +215,10 @@ def judge(direction: Direction, found: tuple[Tensor, ...], inputs: Inputs) -> Ve
         if t.numel()
     ]
     nan = any(floor != floor for floor in floors)
-    return Verdict(floors=float("nan") if nan else max(floors, default=0.0), lse=0.0)
+    return Comparison(floors=float("nan") if nan else max(floors, default=0.0), lse=0.0)
 
 
-def _summed(inputs: Inputs) -> dict[str, float]:
+def _summed(inputs: GradientInputs) -> dict[str, float]:
     """The largest sum of absolute values in each gradient."""
     x = inputs.double()
     heads = x.q.shape[1]
@@ -240,12 +244,12 @@ def _summed(inputs: Inputs) -> dict[str, float]:
     return {name: reference.max_abs(t) for name, t in sums.items()}
 
 
-def judge_delta(found: Tensor, o: Tensor, do: Tensor, dlse: Tensor) -> Verdict:
+def judge_delta(found: Tensor, o: Tensor, do: Tensor, dlse: Tensor) -> Comparison:
     """The oracle of delta: the same unit, with the sum of |dO * O| + |dLSE|."""
     if found.numel() == 0:
-        return Verdict(floors=0.0, lse=0.0)
+        return Comparison(floors=0.0, lse=0.0)
     o64, do64, dlse64 = o.double(), do.double(), dlse.double()
     summed = reference.max_abs((o64 * do64).abs().sum(-1) + dlse64.abs())
     ideal = delta_of(o.float(), do.float(), dlse)
     exact = delta_of(o64, do64, dlse64)
-    return Verdict(floors=reference.error_in_floors(found, exact, ideal, summed), lse=0.0)
+    return Comparison(floors=reference.error_in_floors(found, exact, ideal, summed), lse=0.0)

@@ -19,15 +19,16 @@ from markupsafe import Markup
 
 import flashgen
 from flashgen.errors import InvalidArgument, ToolchainError
+from flashgen.files import write_whole
 from flashgen.report import svg
 from flashgen.report.calibrate import Calibration, Pair, calibrations, pairs_of
-from flashgen.report.search_history import Point, Trace, Traces
+from flashgen.report.search_history import TimedConfig, Trace, Traces
 from flashgen.report.svg import Level, Mark
 from flashgen.search.importance import fastest_share, importances
 from flashgen.spec.config import kernel_name
 from flashgen.spec.outcome import Outcome
 from flashgen.table.entry import Entry, Run
-from flashgen.table.table import Table, figure, sources, write_text
+from flashgen.table.table import Table, figure, sources
 
 MOST_MARKS = 2000
 """Marks of the scatter; of more pairs so many are drawn, evenly taken. Each has its title."""
@@ -95,7 +96,7 @@ def write_report(
     """
     if path.suffix.lower() not in (".html", ".htm"):
         raise InvalidArgument(f"the report must be an .html file: got {path}")
-    write_text(path, page(table, outcomes, notice=notice))
+    write_whole(path, page(table, outcomes, notice=notice))
 
 
 def page(
@@ -165,7 +166,7 @@ def _history(entry: Entry, trace: Trace) -> str:
     return svg.history(marks, trace.best_us, levels, label)
 
 
-def _history_mark(number: int, point: Point, entry: Entry) -> Mark:
+def _history_mark(number: int, point: TimedConfig, entry: Entry) -> Mark:
     kind, shape = ("dropped", "cross") if point.dropped else ("mark", "circle")
     if point.config == entry.config:
         kind, shape = "winner", "diamond"

@@ -21,7 +21,7 @@ few, and under other conditions."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class TimedConfig:
     """One config's time in a search. estimate_us stands beside a measured one; None: there is none.
 
     dropped: it was timed roughly, found far slower than the best, and timed no further.
@@ -40,7 +40,7 @@ class Trace:
     failed: how many configs of the spec ended how, in whatever search of it.
     """
 
-    points: tuple[Point, ...]
+    points: tuple[TimedConfig, ...]
     failed: Mapping[str, int]
 
     @property
@@ -76,14 +76,14 @@ class Traces:
 
     def of(self, entry: Entry, run: Run) -> Trace:
         """The trace of the search that an entry of `run` comes from; it may be empty."""
-        points: dict[KernelConfig, Point] = {}
+        points: dict[KernelConfig, TimedConfig] = {}
         ended: dict[KernelConfig, Status] = {}
         for outcome in self._of_spec[entry.spec]:
             if outcome.triton != run.triton:
                 continue
             ended[outcome.config] = outcome.status
             if self._is_of(outcome, entry, run) and outcome.timing is not None:
-                points[outcome.config] = Point(
+                points[outcome.config] = TimedConfig(
                     config=outcome.config,
                     us=outcome.timing.median_us,
                     estimate_us=_estimate_us(outcome),

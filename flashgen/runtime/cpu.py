@@ -52,7 +52,7 @@ def forward(
 
 def backward(saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted) -> Gradients:
     """The gradients by their formulas, laid out in memory as the kernels do."""
-    inputs = gradients.Inputs(
+    inputs = gradients.GradientInputs(
         q=saved.q,
         k=saved.k,
         v=saved.v,

@@ -11,18 +11,16 @@ is compiled as usual.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import logging
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flashgen import paths, settings
 from flashgen.errors import InvalidArgument, ToolchainError
+from flashgen.files import write_whole
 from flashgen.kernels import launch
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -131,7 +129,7 @@ def kernel(spec: AttentionSpec, config: KernelConfig) -> launch.Kernel:
     folder = paths.kernel_cache_dir() / rendered.digest.removeprefix("sha256:")
     file = folder / f"{rendered.name}.py"
     if not _holds(file, rendered.source):
-        _write(file, rendered.source)
+        write_whole(file, rendered.source)
         logger.info("%s was rendered to %s", rendered.name, file)
     return launch.load_kernel(file, rendered.name)
 
@@ -146,23 +144,3 @@ def _holds(file: Path, text: str) -> bool:
         return file.read_text() == text
     except (OSError, UnicodeDecodeError):
         return False
-
-
-def _write(file: Path, text: str) -> None:
-    """Write beside the file, then rename: another process sees all of it or nothing."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
-        try:
-            with open(handle, "w") as stream:
-                stream.write(text)
-            os.replace(name, file)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
-    except OSError as error:
-        raise ToolchainError(
-            f"{file.parent} cannot be written ({error.strerror}): "
-            "set XDG_CACHE_HOME to a folder that can"
-        ) from error

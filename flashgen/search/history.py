@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flashgen.errors import FlashgenError, InvalidArgument
+from flashgen.files import whole_lines
 from flashgen.spec.outcome import Outcome
 
 
@@ -30,8 +31,8 @@ def outcomes_of(path: Path, notice: Callable[[str], None]) -> list[Outcome]:
         raise FlashgenError(f"{path} cannot be read: {error.strerror}") from None
     if path.suffix == ".json":
         return _of_landscape(content, path)
-    whole = content.rfind(b"\n") + 1
-    found = [_parsed(line, path, n) for n, line in enumerate(content[:whole].splitlines(), 1)]
+    lines, whole = whole_lines(content)
+    found = [_parsed(line, path, n) for n, line in enumerate(lines, 1)]
     if whole < len(content):
         notice(f"{path}: the last record is torn; it is left out")
     return found

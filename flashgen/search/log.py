@@ -21,6 +21,7 @@ from typing import Self
 
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.evaluator import protocol_of
+from flashgen.files import append_whole, disk_errors, whole_lines
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import PASSING, Outcome, Source, Stage
@@ -72,7 +73,7 @@ class Log:
         self._count = 0
         self._written: set[int] = set()  # hashes of all lines
         self._end = 0  # of what was read or written, in bytes
-        with contextlib.ExitStack() as opened, _disk_errors(path):
+        with contextlib.ExitStack() as opened, disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = _open(path.parent / "lock", os.O_RDWR, opened)
             _take_lock(self._lock, path.parent, shared)
@@ -174,17 +175,11 @@ class Log:
         Raises FlashgenError, having written nothing, where the disk does not take them.
         """
         records = [(outcome, _line(outcome)) for outcome in outcomes]
-        with _disk_errors(self.path), self._alone():
+        with disk_errors(self.path), self._alone():
             if self._shared is not None:
                 self._read()
                 records = [each for each in records if hash(each[1]) not in self._written]
-            size = os.fstat(self._file).st_size
-            try:
-                _write_all(self._file, b"".join(line for _, line in records))
-                os.fsync(self._file)
-            except OSError:
-                os.ftruncate(self._file, size)
-                raise
+            append_whole(self._file, b"".join(line for _, line in records))
             self._end = os.fstat(self._file).st_size
         for outcome, line in records:
             self._remember(outcome)
@@ -222,8 +217,8 @@ class Log:
         """
         new = os.fstat(self._file).st_size - self._end
         content = os.pread(self._file, new, self._end) if new > 0 else b""
-        whole = content.rfind(b"\n") + 1
-        for line in content[:whole].splitlines(keepends=True):
+        lines, whole = whole_lines(content)
+        for line in lines:
             self._remember(self._parse(line, self._count + 1))
             self._written.add(hash(line))
         self._end += whole
@@ -363,20 +358,3 @@ def _line(outcome: Outcome) -> bytes:
     """The record of an outcome."""
     text = json.dumps(outcome.to_json(), separators=(",", ":"), allow_nan=False)
     return text.encode() + b"\n"
-
-
-def _write_all(descriptor: int, content: bytes) -> None:
-    while content:
-        content = content[os.write(descriptor, content) :]
-
-
-@contextlib.contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
-    """Say in one sentence what the operating system refused."""
-    try:
-        yield
-    except OSError as error:
-        raise FlashgenError(
-            f"{path} cannot be written ({error.strerror}); all outcomes before are kept: "
-            f"make room there, or name another folder with --out"
-        ) from None

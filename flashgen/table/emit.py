@@ -17,6 +17,7 @@ from typing import Any
 
 from flashgen import paths
 from flashgen.errors import FlashgenError, GeneratedError, InvalidArgument
+from flashgen.files import write_whole
 from flashgen.kernels.render import Rendered, render, render_text
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
@@ -30,7 +31,7 @@ from flashgen.spec.defaults import (
 from flashgen.spec.outcome import STRENGTH
 from flashgen.spec.vocabulary import KV_WORDS
 from flashgen.table.entry import Entry
-from flashgen.table.table import Table, figure, load_folders, write_text
+from flashgen.table.table import Table, figure, load_folders
 
 LINE_LENGTH = 100
 FEATURE_SETS = Path("features.txt")
@@ -101,7 +102,7 @@ def write(tables: Mapping[str, Table], out: Path, add: FeatureSet = ()) -> list[
     files = plan(tables, [*feature_sets(out), *([add] if add else [])])
     changed = [path for path, text in files.items() if _text_of(out / path) != text]
     for path in sorted(changed, key=lambda path: (path.parent == Path(), path)):
-        write_text(out / path, files[path], durable=False)
+        write_whole(out / path, files[path])
     orphans = [path for path in _orphans(files, out) if _is_ours(out / path)]
     for path in orphans:
         try:

@@ -7,10 +7,8 @@ that are on. load trusts nothing: what it refuses it names with file, line and m
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -19,7 +17,8 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from flashgen.errors import FlashgenError, InvalidArgument, TableError
+from flashgen.errors import InvalidArgument, TableError
+from flashgen.files import write_whole
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import OPTIONS, KernelConfig
 from flashgen.spec.gpu import Gpu
@@ -143,32 +142,7 @@ def save(table: Table, path: Path) -> None:
         raise TableError(
             f"{path}: the table of {table.gpu.name} is {table.gpu.slug}.yaml; rename it"
         )
-    write_text(path, dump(table))
-
-
-def write_text(path: Path, text: str, *, durable: bool = True) -> None:
-    """Write a file by way of a temporary one beside it. Raises FlashgenError, leaving nothing.
-
-    durable: it is on the disk when this returns, and outlives a power cut. What can be made again
-    need not be: two thousand kernels would wait for the disk two thousand times.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise FlashgenError(
-            f"{path} cannot be written ({error.strerror}) and is as it was: "
-            f"make room there or name another folder with --out"
-        ) from None
-    finally:
-        with contextlib.suppress(OSError):  # a folder out of reach holds no temporary file either
-            temporary.unlink(missing_ok=True)
+    write_whole(path, dump(table), durable=True)
 
 
 def parse(text: str, path: Path, *, any_name: bool = False) -> Table:

@@ -80,7 +80,7 @@ class _NoAttention(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Attention:
+class _AttentionShape:
     """One attention of a model. length: the longest sequence; None is not known. fixed: all
     sequences are as long.
     """
@@ -265,7 +265,7 @@ def _pieces(model: _Model, directions: Sequence[str], notes: list[str]) -> Itera
                 )
 
 
-def _attentions(model: _Model, notes: list[str]) -> list[_Attention]:
+def _attentions(model: _Model, notes: list[str]) -> list[_AttentionShape]:
     """The attentions of one part. Raises _NoAttention, InvalidArgument."""
     found = []
     for side in model.sides:
@@ -290,7 +290,7 @@ def _attentions(model: _Model, notes: list[str]) -> list[_Attention]:
         for of_kind, number in ((False, layers - windowed), (True, windowed)):
             if number:
                 found.append(
-                    _Attention(
+                    _AttentionShape(
                         spec=replace(spec, window=of_kind),
                         group=model.group(heads, side),
                         layers=number,

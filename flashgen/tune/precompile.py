@@ -19,13 +19,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flashgen.compile.compiler import CompileFailed, source_class, target_of, write_whole
+from flashgen.compile.compiler import CompileFailed, source_class, target_of
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.build import cpu_count
 from flashgen.evaluate.evaluator import triton_version
 from flashgen.evaluate.tasks import COMPILE_ENV, COMPILE_LIMIT_S, kernel_payload
 from flashgen.evaluate.workers.answers import Done, Task
 from flashgen.evaluate.workers.pool import Workers
+from flashgen.files import write_whole
 from flashgen.kernels.launch import compile_signature, load_kernel
 from flashgen.kernels.render import render
 from flashgen.runtime.kernel_files import MANIFEST, SCHEMA
@@ -135,7 +136,7 @@ def package(
         "triton": triton_version(),
         "kernels": kernels,
     }
-    write_whole(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+    write_whole(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
 
 def _kept(cache: Path, made: Precompiled, folder: Path) -> list[str]:

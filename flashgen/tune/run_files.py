@@ -19,8 +19,9 @@ from typing import Any, Self
 import flashgen
 from flashgen.evaluate.evaluator import Evaluator, protocol_of, triton_version
 from flashgen.evaluate.measure import Conditions
+from flashgen.files import write_whole
 from flashgen.table.entry import Run
-from flashgen.table.table import Table, dump, parse, write_text
+from flashgen.table.table import Table, dump, parse
 from flashgen.tune.shared import Ledger
 
 
@@ -64,7 +65,7 @@ class Session:
             begin = ledger.agree("session", begin)
         if kept is None or not resumed:
             record = {"request": request, **begin}
-            write_text(path, json.dumps(record, indent=1) + "\n")
+            write_whole(path, json.dumps(record, indent=1) + "\n", durable=True)
         found = parse(begin["table"], _named(table.gpu.slug))
         begun = Run(**begin["run"])
         return cls(path=path, run=begun, found=replace(found, gpu=table.gpu), resumed=resumed)

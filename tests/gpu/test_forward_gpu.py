@@ -14,7 +14,7 @@ from flashgen.kernels.launch import device_gpu, takes_descriptor
 from flashgen.kernels.render import render
 from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases
-from flashgen.reference.cases import Case
+from flashgen.reference.cases import CheckCase
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_config
@@ -117,7 +117,7 @@ def served(
     causal: bool | str,
     *,
     heads: slice = slice(None),
-) -> reference.Verdict:
+) -> reference.Comparison:
     """attention() of the shipped package on these tensors; the heads named are compared."""
     from generated.dispatcher import attention
 
@@ -144,7 +144,7 @@ LAYOUTS = ("bhsd", "bshd", "sliced")
 def test_attention(head_dim: int, causal: bool | str, problem: Problem, layout: str) -> None:
     spec = make_spec("bfloat16", head_dim, "causal" if causal else "none")
     q, k, v = reference_cases.make_inputs(
-        spec, Case(problem=problem, layout=layout), seed=7, device="cuda"
+        spec, CheckCase(problem=problem, layout=layout), seed=7, device="cuda"
     )
     verdict = served(q, k, v, causal)
     assert verdict.passed, verdict
@@ -165,7 +165,7 @@ def test_unaligned_tensors_are_served() -> None:
 def test_scattered_last_dimension_is_copied_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     spec = make_spec("float16", 64)
     problem = Problem(batch=1, heads=2, kv_heads=2, seq_q=65, seq_k=65)
-    q, k, v = reference_cases.make_inputs(spec, Case(problem=problem), seed=3, device="cuda")
+    q, k, v = reference_cases.make_inputs(spec, CheckCase(problem=problem), seed=3, device="cuda")
     k = k.transpose(2, 3).contiguous().transpose(2, 3)
     with caplog.at_level(logging.WARNING, "flashgen.runtime"):
         verdicts = [served(q, k, v, False) for _ in range(2)]

@@ -13,7 +13,7 @@ from flashgen.kernels.launch import device_gpu
 from flashgen.kernels.render import render
 from flashgen.reference import cases as reference_cases
 from flashgen.reference import gradients
-from flashgen.reference.cases import Case
+from flashgen.reference.cases import CheckCase
 from flashgen.runtime import Dispatcher
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.legality import why_illegal
@@ -59,7 +59,7 @@ def test_gradients_are_right_to_the_floor(
 ) -> None:
     spec: AttentionSpec = make_spec("bfloat16", head_dim, mask, **features)
     problem = Problem(batch=2, heads=4, kv_heads=2, seq_q=300, seq_k=420)
-    inputs = gradients.make_inputs(spec, Case(problem=problem, layout="bshd"), 1, "cuda")
+    inputs = gradients.make_inputs(spec, CheckCase(problem=problem, layout="bshd"), 1, "cuda")
     x = leaves(inputs.q, inputs.k, inputs.v)
     o, lse = shipped.attention(
         *x,

@@ -305,7 +305,7 @@ class Storage:
                 reason = self._reason(error)
             except OSError as error:
                 raise StorageError(
-                    f"{self.shown} cannot be used ({error.strerror}): make room there, or see "
+                    f"{self.shown} cannot be used ({error.strerror}): free some space there, or see "
                     f"that it can be read and written; {_KEPT}"
                 ) from None
             except (KeyError, ValueError) as error:

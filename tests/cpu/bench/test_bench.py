@@ -17,10 +17,10 @@ from torch import Tensor
 from flashgen.bench import ladder, listing, peers, picture, race
 from flashgen.bench import ladder as steps
 from flashgen.bench import run as ceilings
-from flashgen.bench.case import Case, Inputs, Sizes, cases, left_out, make_inputs
+from flashgen.bench.case import BenchCase, BenchInputs, Sizes, cases, left_out, make_inputs
 from flashgen.bench.contenders import Contender, LeftOut, Made
 from flashgen.bench.race import Line, Place, SmokeStopwatch, Spoiled, run_case, timed
-from flashgen.bench.record import Measured, Record, provenance
+from flashgen.bench.record import BenchRecord, Measured, provenance
 from flashgen.errors import FlashgenError
 from flashgen.runtime.selection import Served
 from flashgen.spec.config import KernelConfig
@@ -44,7 +44,7 @@ def sizes(direction: str = "forward", **fields: Any) -> Sizes:
     return Sizes(directions=[direction], smoke=True, **fields)  # type: ignore[list-item]
 
 
-def case_of(direction: str = "forward", **fields: Any) -> tuple[Case, Inputs]:
+def case_of(direction: str = "forward", **fields: Any) -> tuple[BenchCase, BenchInputs]:
     case = next(iter(cases(sizes(direction, **fields))))
     return case, make_inputs(case, "cpu")
 
@@ -145,7 +145,7 @@ class TestRunning:
         def refuses(*_: Tensor) -> Tensor:
             raise TypeError("head dim 16 is not for us\nand more")
 
-        def left(_: Inputs) -> Made:
+        def left(_: BenchInputs) -> Made:
             raise LeftOut("not here")
 
         found = self.race_of(
@@ -197,7 +197,7 @@ class TestFigures:
     )
     LINE = Line(name="x", group="sdpa", detail="", status="ok")
 
-    def case(self, direction: str) -> Case:
+    def case(self, direction: str) -> BenchCase:
         return next(iter(cases(Sizes(
             directions=[direction], dtype="bfloat16", head_dims=[128], seqs=[4096], masks=["none"],  # type: ignore[list-item]
             batches=[64],
@@ -259,10 +259,10 @@ def measured(tflops: float, name: str = "flashgen", seq: int = 4096, **fields: A
 class TestRecord:
     def test_it_goes_on_with_what_is_missing(self, tmp_path: Path) -> None:
         case, _ = case_of()
-        record = Record(tmp_path, dict(RUN))
+        record = BenchRecord(tmp_path, dict(RUN))
         assert record.missing(case, ["flashgen"])
         record.add(case, [measured(500)], (None, None, None))
-        again = Record(tmp_path, dict(RUN))
+        again = BenchRecord(tmp_path, dict(RUN))
         assert not again.missing(case, ["flashgen"])
         assert again.missing(case, ["flashgen", "SDPA flash"])
         assert again.cases == record.cases
@@ -270,28 +270,28 @@ class TestRecord:
 
     def test_figures_of_another_machine_are_not_mixed_in(self, tmp_path: Path) -> None:
         case, _ = case_of()
-        Record(tmp_path, dict(RUN)).add(case, [measured(500)], (None, None, None))
+        BenchRecord(tmp_path, dict(RUN)).add(case, [measured(500)], (None, None, None))
         other = RUN | {"gpu": {"name": "NVIDIA B200"}}
         with pytest.raises(FlashgenError, match="with gpu NVIDIA H200, here it is NVIDIA B200"):
-            Record(tmp_path, other)
+            BenchRecord(tmp_path, other)
 
     def test_who_was_at_work_at_a_kill_is_struck_from_that_case(self, tmp_path: Path) -> None:
         case, _ = case_of()
-        record = Record(tmp_path, dict(RUN))
+        record = BenchRecord(tmp_path, dict(RUN))
         record.at_work(case, "ladder: hopper")
-        killed = Record(tmp_path, dict(RUN))  # without anybody having taken the mark away
+        killed = BenchRecord(tmp_path, dict(RUN))  # without anybody having taken the mark away
         assert killed.struck(case) == {"ladder: hopper"}
         killed.add(case, [measured(500)], (None, None, None))
-        assert Record(tmp_path, dict(RUN)).struck(case) == {"ladder: hopper"}
+        assert BenchRecord(tmp_path, dict(RUN)).struck(case) == {"ladder: hopper"}
         killed.at_work(case, "flashgen")
         killed.at_work(None, "")
-        assert "flashgen" not in Record(tmp_path, dict(RUN)).struck(case)
+        assert "flashgen" not in BenchRecord(tmp_path, dict(RUN)).struck(case)
 
     @pytest.mark.parametrize("text", ["", "[]", '{"schema": 2, "runs": []}', '{"schema": 1}'])
     def test_another_file_is_one_sentence(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "bench.json").write_text(text)
         with pytest.raises(FlashgenError, match="is no record of flashgen bench"):
-            Record(tmp_path, dict(RUN))
+            BenchRecord(tmp_path, dict(RUN))
 
     def test_provenance_names_what_must_not_change(self) -> None:
         from flashgen.bench.record import SAME
@@ -390,11 +390,11 @@ class FakeEvaluator:
 class TestLadder:
     STEP = next(step for step in ladder.STEPS if step.name == "s_ahead, descriptors")
 
-    def ladder_of(self, evaluator: Any, tmp_path: Path, choices: Any = None) -> ladder.Ladder:
+    def ladder_of(self, evaluator: Any, tmp_path: Path, choices: Any = None) -> ladder.LadderSteps:
         served = Served(archs={"nvidia_h200": "sm_90"}, choices=choices or {}, defaults=())
-        return ladder.Ladder(gpu=H200, served=served, evaluator=evaluator, folder=tmp_path)
+        return ladder.LadderSteps(gpu=H200, served=served, evaluator=evaluator, folder=tmp_path)
 
-    def labels(self, case: Case) -> list[str]:
+    def labels(self, case: BenchCase) -> list[str]:
         return [config.label for config in self.STEP.candidates(case.spec)]
 
     def test_the_best_by_estimate_is_taken_if_it_is_right(self, tmp_path: Path) -> None:

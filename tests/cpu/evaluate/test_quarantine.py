@@ -249,7 +249,7 @@ class TestFile:
 
         full.write = write  # type: ignore[attr-defined]
         with monkeypatch.context() as patched:
-            patched.setattr("flashgen.evaluate.quarantine.os", full)
+            patched.setattr("flashgen.files.os", full)
             with pytest.raises(FlashgenError, match=r"held\.jsonl cannot .*No space left.*--out"):
                 quarantine.note(outcome(Status.CRASHED, source="estimated"))
         assert quarantine.path.read_bytes() == before

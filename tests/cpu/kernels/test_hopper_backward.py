@@ -16,7 +16,7 @@ from flashgen.kernels.launch_backward import Backward, bind_backward
 from flashgen.kernels.render import render
 from flashgen.kernels.signature import compile_signature
 from flashgen.reference import attention as reference
-from flashgen.reference.cases import Case
+from flashgen.reference.cases import CheckCase
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.problem import Problem
@@ -55,9 +55,11 @@ def model(spec: AttentionSpec, config: KernelConfig, seed: int = 0) -> ModelKern
     return ModelKernel(rendered.source, rendered.name, seed)
 
 
-def case(sq: int, sk: int, alignment: str = "bottom_right", heads: int = 1, kv: int = 1) -> Case:
+def case(
+    sq: int, sk: int, alignment: str = "bottom_right", heads: int = 1, kv: int = 1
+) -> CheckCase:
     problem = Problem(batch=1, heads=heads, kv_heads=kv, seq_q=sq, seq_k=sk)
-    return Case(problem=problem, alignment=alignment)
+    return CheckCase(problem=problem, alignment=alignment)
 
 
 @pytest.mark.parametrize("mask", ["none", "causal"])

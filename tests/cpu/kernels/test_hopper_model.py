@@ -18,7 +18,7 @@ from flashgen.evaluate.check import check_loaded
 from flashgen.kernels.launch import describe_for_gluon, launch
 from flashgen.kernels.render import render
 from flashgen.kernels.signature import compile_signature
-from flashgen.reference.cases import Case
+from flashgen.reference.cases import CheckCase
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.problem import Problem
@@ -39,9 +39,11 @@ def model(spec: AttentionSpec, config: KernelConfig, seed: int = 0) -> ModelKern
     return ModelKernel(rendered.source, rendered.name, seed)
 
 
-def case(sq: int, sk: int, alignment: str = "bottom_right", heads: int = 1, kv: int = 1) -> Case:
+def case(
+    sq: int, sk: int, alignment: str = "bottom_right", heads: int = 1, kv: int = 1
+) -> CheckCase:
     problem = Problem(batch=1, heads=heads, kv_heads=kv, seq_q=sq, seq_k=sk)
-    return Case(problem=problem, alignment=alignment)
+    return CheckCase(problem=problem, alignment=alignment)
 
 
 @pytest.mark.parametrize("mask", ["none", "causal"])

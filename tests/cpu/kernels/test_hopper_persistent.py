@@ -16,7 +16,7 @@ from flashgen.evaluate.check import cases_of, check_cases, check_loaded
 from flashgen.kernels import launch
 from flashgen.kernels.launch import INTERPRETED, OrderLimits
 from flashgen.kernels.render import render
-from flashgen.reference.cases import Case
+from flashgen.reference.cases import CheckCase
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.problem import Problem
@@ -70,7 +70,7 @@ def test_fewer_and_more_tiles_than_programs(dim: int, config: KernelConfig, mask
     shapes.append((3, 2, 1, 3 * br + 1, 3 * br + 1))
     for seed, (batch, heads, kv_heads, sq, sk) in enumerate(shapes):
         problem = Problem(batch=batch, heads=heads, kv_heads=kv_heads, seq_q=sq, seq_k=sk)
-        cases = [Case(problem=problem, alignment="top_left")]
+        cases = [CheckCase(problem=problem, alignment="top_left")]
         kernel = model(spec, config, seed)
         result = check_loaded(kernel, spec, config, seed=seed, cases=cases)
         assert result.passed, result
@@ -107,7 +107,7 @@ def test_each_program_walks_every_fifth_tile_of_its_order(order: Any) -> None:
     spec, config = make_spec("bfloat16", 64, "causal"), hopper(128, 32, 2, order, persistent=True)
     problem = Problem(batch=1, heads=6, kv_heads=3, seq_q=384, seq_k=384)
     kernel = model(spec, config)
-    assert check_loaded(kernel, spec, config, cases=[Case(problem=problem)]).passed
+    assert check_loaded(kernel, spec, config, cases=[CheckCase(problem=problem)]).passed
     rows, heads = (0, 128, 256), range(6)
     together = 2  # K and V of one head do not fit half of INTERPRETED's L2: one group of two heads
     expected = {
@@ -188,7 +188,7 @@ def assert_found(spec: AttentionSpec, config: KernelConfig, old: str, new: str) 
     source = rendered.source.replace(old, new)
     problem = Problem(batch=2, heads=4, kv_heads=2, seq_q=257, seq_k=289)
     # Few tiles of keys: only then the producer comes to a place that was given back too early.
-    cases = [Case(problem=problem), case(257, 64, "top_left", heads=6)]
+    cases = [CheckCase(problem=problem), case(257, 64, "top_left", heads=6)]
     for seed in range(3):
         kernel = ModelKernel(source, rendered.name, seed)
         try:

@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from flashgen.kernels import launch, launch_backward
 from flashgen.kernels.render import render
 from flashgen.reference import gradients
-from flashgen.reference.cases import Case
+from flashgen.reference.cases import CheckCase
 from flashgen.spec.features import Features
 from flashgen.spec.packed import from_bounds
 from flashgen.spec.problem import Problem
@@ -125,7 +125,7 @@ def test_backward_compilations_over_lengths(
     kernel = CompileOnly(launch.load_kernel(path, rendered.name))
     for seq in LENGTHS:
         problem = Problem(batch=1, heads=2, kv_heads=1, seq_q=seq, seq_k=seq)
-        inputs = gradients.make_inputs(spec, Case(problem=problem), 0, "cpu")
+        inputs = gradients.make_inputs(spec, CheckCase(problem=problem), 0, "cpu")
         rows = torch.zeros(1, 2, seq)
         if delta:
             do = inputs.do.contiguous()

@@ -11,10 +11,10 @@ import torch
 from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases
 from flashgen.reference import gradients
-from flashgen.reference.cases import Case
+from flashgen.reference.cases import CheckCase
 from flashgen.reference.gradients import (
     OUTPUTS,
-    Inputs,
+    GradientInputs,
     exact_gradients,
     forward,
     judge,
@@ -48,10 +48,10 @@ def inputs_of(
     sq: int = 9,
     sk: int = 7,
     **features: Any,
-) -> Inputs:
+) -> GradientInputs:
     spec = make_spec(dtype, 16, mask, head_dim_v=24, **features)
     problem = Problem(batch=2, heads=4, kv_heads=2, seq_q=sq, seq_k=sk)
-    return gradients.make_inputs(spec, Case(problem=problem), seed, "cpu")
+    return gradients.make_inputs(spec, CheckCase(problem=problem), seed, "cpu")
 
 
 @pytest.mark.parametrize("seed", range(len(reference_cases.BIAS_SHAPES)))
@@ -68,7 +68,7 @@ def test_every_feature_is_autograds(feature: str, mask: str) -> None:
     assert_is_autograd(inputs_of(mask=mask, sq=6, sk=11, **FEATURES[feature]))
 
 
-def assert_is_autograd(inputs: Inputs) -> None:
+def assert_is_autograd(inputs: GradientInputs) -> None:
     x = inputs.double()
     leaves = [t.requires_grad_() for t in (x.q, x.k, x.v)]
     features = x.features
@@ -116,7 +116,7 @@ def test_gradcheck_with_a_window_a_cap_and_sinks(window: tuple[int, int]) -> Non
     assert torch.autograd.gradcheck(attention, leaves, atol=1e-6)
 
 
-def ideal(inputs: Inputs) -> dict[str, torch.Tensor]:
+def ideal(inputs: GradientInputs) -> dict[str, torch.Tensor]:
     _, lse, delta = forward(inputs)
     return rounded_gradients(inputs, lse, delta)
 

@@ -9,13 +9,13 @@ import torch
 
 from flashgen.reference import attention as reference
 from flashgen.reference.attention import judge
-from flashgen.reference.cases import Case, make_inputs, nasty_cases
+from flashgen.reference.cases import CheckCase, make_inputs, nasty_cases
 from flashgen.spec.problem import Problem
 from tests.makers import make_spec
 
 
 def draw(sq: int, sk: int, heads: int = 2, kv: int = 2, seed: int = 0) -> tuple[torch.Tensor, ...]:
-    case = Case(problem=Problem(batch=2, heads=heads, kv_heads=kv, seq_q=sq, seq_k=sk))
+    case = CheckCase(problem=Problem(batch=2, heads=heads, kv_heads=kv, seq_q=sq, seq_k=sk))
     return make_inputs(make_spec("float32", 32), case, seed, "cpu")
 
 
@@ -62,7 +62,7 @@ def test_no_keys_gives_zero_and_minus_infinity() -> None:
     assert (lse == float("-inf")).all()
 
 
-def verdict_of(change: str) -> reference.Verdict:
+def verdict_of(change: str) -> reference.Comparison:
     q, k, v = (x.bfloat16() for x in draw(40, 50))
     o, lse = reference.rounded_attention(q, k, v, scale=0.2, diagonal=None, precision="ieee")
     if change == "nan in O":
@@ -106,7 +106,9 @@ def test_tf32_verdict_is_looser_only_by_its_own_floor() -> None:
 def test_inputs_are_replayable_and_layouts_are_what_they_say() -> None:
     spec = make_spec("bfloat16", 40, head_dim_v=24)
     for layout in ("bhsd", "bshd", "sliced"):
-        case = Case(problem=Problem(batch=2, heads=4, kv_heads=2, seq_q=5, seq_k=7), layout=layout)
+        case = CheckCase(
+            problem=Problem(batch=2, heads=4, kv_heads=2, seq_q=5, seq_k=7), layout=layout
+        )
         q, k, v = make_inputs(spec, case, 11, "cpu")
         again = make_inputs(spec, case, 11, "cpu")
         assert all(torch.equal(a, b) for a, b in zip((q, k, v), again, strict=True))

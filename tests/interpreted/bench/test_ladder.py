@@ -8,7 +8,7 @@ import pytest
 
 from flashgen.bench import race
 from flashgen.bench.case import Sizes, cases, make_inputs
-from flashgen.bench.ladder import Ladder
+from flashgen.bench.ladder import LadderSteps
 from flashgen.runtime.selection import Served
 from flashgen.spec.gpu import TARGETS
 
@@ -26,7 +26,7 @@ def test_a_backward_step_is_right(tmp_path: Path, name: str) -> None:
     )
     case = next(iter(cases(sizes)))
     served = Served(archs={}, choices={}, defaults=())
-    ladder = Ladder(gpu=TARGETS["nvidia_h200"], served=served, evaluator=None, folder=tmp_path)
+    ladder = LadderSteps(gpu=TARGETS["nvidia_h200"], served=served, evaluator=None, folder=tmp_path)
     contenders = {each.name: each for each in ladder.contenders(case)}
     line, ready = race.judged(contenders[f"ladder: {name}"], case, make_inputs(case, "cpu"))
     assert line.status == "ok", line

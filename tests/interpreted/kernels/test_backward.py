@@ -19,7 +19,7 @@ from flashgen.kernels.render import HEADER_LINES, render
 from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases
 from flashgen.reference import gradients
-from flashgen.reference.cases import Case
+from flashgen.reference.cases import CheckCase
 from flashgen.reference.visibility import keep_mask
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -70,9 +70,9 @@ def spec_of(dtype: str, dims: tuple[int, int], mask: str, direction: Any) -> Att
     return spec.for_direction(direction)
 
 
-def case(heads: tuple[int, int], seq: tuple[int, int], **options: str) -> Case:
+def case(heads: tuple[int, int], seq: tuple[int, int], **options: str) -> CheckCase:
     problem = Problem(batch=2, heads=heads[0], kv_heads=heads[1], seq_q=seq[0], seq_k=seq[1])
-    return Case(problem=problem, **options)
+    return CheckCase(problem=problem, **options)
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -147,7 +147,7 @@ VARIED = [
 @pytest.mark.parametrize("direction", GRADIENTS)
 @pytest.mark.parametrize(("dtype", "dims", "mask", "given"), VARIED, ids=str)
 def test_head_dims(
-    dtype: str, dims: tuple[int, int], mask: str, given: Case, direction: Any, seed: int
+    dtype: str, dims: tuple[int, int], mask: str, given: CheckCase, direction: Any, seed: int
 ) -> None:
     prove(spec_of(dtype, dims, mask, direction), make_config(32, 16), seed, [given])
 
@@ -204,7 +204,7 @@ def test_gradient_of_a_bias_broadcast_in_any_dimension(wide: str) -> None:
     ):
         spec = make_spec("float16", 16, mask, bias="additive").for_direction("backward_dbias")
         seed = 7 * random.SystemRandom().randrange(1 << 20) + shape
-        prove(spec, make_config(64, 32), seed, [Case(problem=problem, layout="sliced")])
+        prove(spec, make_config(64, 32), seed, [CheckCase(problem=problem, layout="sliced")])
 
 
 def test_gradient_of_a_bias_with_all_features(seed: int) -> None:

@@ -13,7 +13,7 @@ from flashgen.kernels.launch import load_kernel
 from flashgen.kernels.launch_backward import Backward, bind_backward
 from flashgen.kernels.render import render
 from flashgen.reference import gradients
-from flashgen.reference.cases import Case
+from flashgen.reference.cases import CheckCase
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
@@ -131,7 +131,7 @@ def test_s_ahead_mutant_is_caught(name: str) -> None:
 def test_d_of_a_wrong_o_is_caught(tmp_path: Path) -> None:
     """The kernels are right, and are given what another O would have left."""
     spec, config = DQ, make_config(16, 32)
-    case = Case(problem=Problem(batch=1, heads=2, kv_heads=1, seq_q=40, seq_k=50))
+    case = CheckCase(problem=Problem(batch=1, heads=2, kv_heads=1, seq_q=40, seq_k=50))
     inputs = gradients.make_inputs(spec, case, 3, "cpu")
     rendered = render(spec, config)
     path = tmp_path / "kernel.py"

@@ -17,7 +17,7 @@ from flashgen.kernels.launch_backward import Backward, bind_backward
 from flashgen.kernels.render import render
 from flashgen.reference import attention as reference
 from flashgen.reference import gradients
-from flashgen.reference.cases import Case
+from flashgen.reference.cases import CheckCase
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.block_mask import BlockMask, document, from_boolean, prefix_lm
 from flashgen.spec.attention import AttentionSpec
@@ -40,9 +40,9 @@ def seed() -> int:
     return random.SystemRandom().randrange(1 << 30)
 
 
-def case(seq_q: int, seq_k: int, batch: int = 1, heads: int = 1, kv_heads: int = 1) -> Case:
+def case(seq_q: int, seq_k: int, batch: int = 1, heads: int = 1, kv_heads: int = 1) -> CheckCase:
     problem = Problem(batch=batch, heads=heads, kv_heads=kv_heads, seq_q=seq_q, seq_k=seq_k)
-    return Case(problem=problem, layout="bshd")
+    return CheckCase(problem=problem, layout="bshd")
 
 
 RAGGED = case(133, 263, batch=2)
@@ -192,7 +192,7 @@ def test_skipped_blocks_are_not_read(tmp_path: Path, loads: str) -> None:
     call: dict[str, Any] = {
         "scale": 0.25, "diagonal": None, "features": Features(block_mask=mask),
     }  # fmt: skip
-    inputs = gradients.Inputs(q=q, k=k, v=v, do=do, dlse=torch.zeros(1, 1, 256), **call)
+    inputs = gradients.GradientInputs(q=q, k=k, v=v, do=do, dlse=torch.zeros(1, 1, 256), **call)
     want, lse, delta = gradients.forward(inputs)
     exact = gradients.exact_gradients(inputs)
     config = make_config(64, 64, loads=loads)

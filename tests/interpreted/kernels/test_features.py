@@ -20,7 +20,7 @@ from flashgen.kernels.render import render
 from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases
 from flashgen.reference import gradients
-from flashgen.reference.cases import Case, nasty_cases
+from flashgen.reference.cases import CheckCase, nasty_cases
 from flashgen.runtime import Dispatcher
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -144,7 +144,7 @@ def test_what_lies_outside_the_window_is_not_read(causal: bool, bias: Any, tmp_p
     features = Features(window=(left, -1 if causal else right), bias=added)
     call: dict[str, Any] = {"scale": 0.3, "diagonal": 0 if causal else None, "features": features}
     spec, _ = from_tensors(q, k, v, causal=causal, features=features)
-    inputs = gradients.Inputs(
+    inputs = gradients.GradientInputs(
         q=q, k=k, v=v, do=do, dlse=torch.zeros(1, 2, length), precision="ieee", **call
     )
     want, lse, delta = gradients.forward(inputs)
@@ -371,7 +371,7 @@ def test_a_case_of_windows_has_them_all() -> None:
     problem = Problem(batch=1, heads=1, kv_heads=1, seq_q=40, seq_k=60)
     spec = make_spec("float16", 16, window=True)
     drawn = {
-        reference_cases.make_features(spec, Case(problem=problem), n, "cpu").window
+        reference_cases.make_features(spec, CheckCase(problem=problem), n, "cpu").window
         for n in range(7)
     }
     assert drawn == set(reference_cases.windows(problem))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from flashgen.evaluate.check import check_kernel, run_case
 from flashgen.kernels.launch import load_kernel
 from flashgen.kernels.render import render
-from flashgen.reference.cases import Case, nasty_cases
+from flashgen.reference.cases import CheckCase, nasty_cases
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_config, default_spec
@@ -132,6 +132,6 @@ def test_drawn_shapes(
     problem = Problem(
         batch=batch, heads=kv_heads * group, kv_heads=kv_heads, seq_q=seq_q, seq_k=seq_k
     )
-    case = Case(problem=problem, alignment=alignment, layout=layout)
+    case = CheckCase(problem=problem, alignment=alignment, layout=layout)
     config = make_config(*tile, schedule=way[0], loads=way[1])
     prove(make_spec("bfloat16", 16, mask, head_dim_v=24), config, seed, [case])

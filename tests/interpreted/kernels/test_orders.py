@@ -14,7 +14,7 @@ import torch
 from flashgen.evaluate.check import check_kernel
 from flashgen.kernels import launch
 from flashgen.kernels.render import render
-from flashgen.reference.cases import Case, nasty_cases
+from flashgen.reference.cases import CheckCase, nasty_cases
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.problem import Problem
@@ -31,7 +31,7 @@ WAYS = [
     ("s_ahead", "pointer"),
     ("s_ahead", "descriptor"),
 ]
-MANY = Case(problem=Problem(batch=2, heads=6, kv_heads=3, seq_q=70, seq_k=75))
+MANY = CheckCase(problem=Problem(batch=2, heads=6, kv_heads=3, seq_q=70, seq_k=75))
 """12 heads of three tiles of 32 rows: more than a run holds, and more than a few programs."""
 
 

@@ -22,7 +22,7 @@ from flashgen.errors import InvalidArgument, NotDifferentiable
 from flashgen.kernels.render import render
 from flashgen.reference import attention as reference
 from flashgen.reference import gradients
-from flashgen.reference.cases import Case
+from flashgen.reference.cases import CheckCase
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.call import Call
 from flashgen.runtime.choice import Choice
@@ -48,13 +48,15 @@ def dispatcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Dispatcher:
     return serve(monkeypatch, tmp_path)
 
 
-def case(sq: int, sk: int, heads: int = 4, kv: int = 2, **options: str) -> Case:
-    return Case(problem=Problem(batch=2, heads=heads, kv_heads=kv, seq_q=sq, seq_k=sk), **options)
+def case(sq: int, sk: int, heads: int = 4, kv: int = 2, **options: str) -> CheckCase:
+    return CheckCase(
+        problem=Problem(batch=2, heads=heads, kv_heads=kv, seq_q=sq, seq_k=sk), **options
+    )
 
 
 def differentiated(
-    dispatcher: Dispatcher, spec: AttentionSpec, given: Case, seed: int = 0
-) -> tuple[gradients.Inputs, tuple[Tensor, ...], Tensor | None]:
+    dispatcher: Dispatcher, spec: AttentionSpec, given: CheckCase, seed: int = 0
+) -> tuple[gradients.GradientInputs, tuple[Tensor, ...], Tensor | None]:
     """What a backward pass of the public call gives for a case: its inputs, dq, dk and dv, dbias."""
     inputs = gradients.make_inputs(spec, given, seed, "cpu")
     q, k, v = (x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v))
@@ -87,7 +89,7 @@ def differentiated(
     ids=lambda value: value.name if isinstance(value, AttentionSpec) else None,
 )
 def test_gradients_are_right_to_the_floor(
-    dispatcher: Dispatcher, spec: AttentionSpec, given: Case
+    dispatcher: Dispatcher, spec: AttentionSpec, given: CheckCase
 ) -> None:
     inputs, found, dbias = differentiated(dispatcher, spec, given)
     verdict = gradients.judge("backward_fused", found, inputs)

@@ -1,0 +1,77 @@
+"""Files that are written whole or not at all, and files of lines that are only appended to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from flashgen.errors import FlashgenError, ToolchainError
+
+
+def write_whole(path: Path, content: str | bytes, *, durable: bool = False) -> None:
+    """Write a file by renaming a temporary one: other processes see all of it or the old file.
+
+    Text is written as UTF-8. durable: the content is on the disk when this returns, and outlives a
+    power cut. Raises ToolchainError, and leaves the old file, where the folder does not take it.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name[:200]}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A link that somebody planted under this name is neither followed nor written through.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()  # left behind by a killed process of this number
+        with open(os.open(temporary, flags, 0o666), "wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise ToolchainError(
+            f"{path} cannot be written ({error.strerror}) and is as it was: "
+            "free some space there, or name another folder with --out"
+        ) from None
+    finally:
+        with contextlib.suppress(OSError):  # an unreachable folder holds no temporary file either
+            temporary.unlink(missing_ok=True)
+
+
+def append_whole(descriptor: int, content: bytes) -> None:
+    """Append all of the content to an open file, or nothing; it is on the disk when this returns.
+
+    Raises OSError.
+    """
+    size = os.fstat(descriptor).st_size
+    try:
+        written = 0
+        while written < len(content):
+            written += os.write(descriptor, content[written:])
+        os.fsync(descriptor)
+    except OSError:
+        os.ftruncate(descriptor, size)
+        raise
+
+
+def whole_lines(content: bytes) -> tuple[list[bytes], int]:
+    """The lines that end in a line break, and how many bytes they are.
+
+    What follows the last line break was torn when its writer was killed, or is being written.
+    """
+    whole = content.rfind(b"\n") + 1
+    return content[:whole].splitlines(keepends=True), whole
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Raise FlashgenError, in one sentence, for what the operating system refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise FlashgenError(
+            f"{path} cannot be written ({error.strerror}); what it held is still there: "
+            "free some space, or name another folder with --out"
+        ) from None
