@@ -305,8 +305,8 @@ class Storage:
                 reason = self._reason(error)
             except OSError as error:
                 raise StorageError(
-                    f"{self.shown} cannot be used ({error.strerror}): free some space there, or see "
-                    f"that it can be read and written; {_KEPT}"
+                    f"{self.shown} cannot be used ({error.strerror}): free some space there, or "
+                    f"make it readable and writable; {_KEPT}"
                 ) from None
             except (KeyError, ValueError) as error:
                 raise StorageError(

@@ -204,7 +204,7 @@ def test_an_interpreting_process_cannot_compile(monkeypatch: pytest.MonkeyPatch)
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "file"
     folder.write_text("no folder")
-    with pytest.raises(ToolchainError, match=f"cache {folder} cannot be written"):
+    with pytest.raises(ToolchainError, match=f"{folder}.* cannot be written"):
         compile_kernel(*small(), "sm_80", cache=folder)
 
 
