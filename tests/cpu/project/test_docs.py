@@ -155,11 +155,21 @@ def test_shown_commands_are_ones_there_are(block: Block, words: list[str]) -> No
     command.make_context(name, list(rest)).close()
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_within_the_repository_lead_somewhere() -> None:
     broken = []
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
-            if "://" not in target and not (page.parent / target).exists():
+        for target in re.findall(r"\]\(([^)\s]+)[^)]*\)", page.read_text()):
+            path, _, anchor = target.partition("#")
+            file = page.parent / path if path else page
+            if "://" in target:
+                continue
+            if not file.exists() or (anchor and anchor not in anchors(file)):
                 broken.append(f"{page.name}: {target}")
     assert broken == []
 
