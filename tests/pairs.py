@@ -12,29 +12,43 @@ from typing import Any
 from flashgen.errors import InvalidArgument
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
+from flashgen.spec.features import FEATURE_WORDS, FEATURES, KV_WORDS
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import why_illegal
-from flashgen.spec.vocabulary import FEATURE_WORDS, KV_WORDS
+from flashgen.spec.vocabulary import Direction
 from tests.covering import Row, covering
 
 H200 = TARGETS["nvidia_h200"]
 ON_OFF = (False, True)
 
-ATTENTION: dict[str, tuple[Any, ...]] = {
-    "direction": ("forward", "backward_dkv", "backward_dq", "backward_fused", "backward_dbias"),
+
+def _features_of(*directions: Direction) -> dict[str, tuple[Any, ...]]:
+    """The fields of a spec that features of these kernels set, each with its values."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for row in FEATURES:
+        if row.directions and not set(row.directions) & set(directions):
+            continue
+        if row.word or row.directions:
+            found[row.field] = (*found.get(row.field, (row.off,)), row.value)
+    return found
+
+
+DIRECTIONS: tuple[Direction, ...] = (
+    "forward",
+    "backward_dkv",
+    "backward_dq",
+    "backward_fused",
+    "backward_dbias",
+)
+COMMON: dict[str, tuple[Any, ...]] = {
     "dtype": ("float16", "bfloat16", "float32", "tf32"),
     "dims": ((32, 32), (24, 40)),
     "mask": ("none", "causal"),
-    "bias": ("none", "additive", "boolean"),
-    "alibi": ON_OFF,
-    "dropout": ON_OFF,
-    "window": ON_OFF,
-    "softcap": ON_OFF,
-    "sink": ON_OFF,
-    "varlen": ON_OFF,
-    "paged": ON_OFF,
-    "block_mask": ON_OFF,
-    "fp8": ON_OFF,
+}
+ATTENTION: dict[str, tuple[Any, ...]] = {
+    "direction": DIRECTIONS,
+    **COMMON,
+    **_features_of(*DIRECTIONS),
     "loads": ("pointer", "descriptor"),
     "order": ("plain", "longest_first", "head_reversal", "grouped"),
     "persistent": ON_OFF,
@@ -42,23 +56,11 @@ ATTENTION: dict[str, tuple[Any, ...]] = {
 """Factors of attention() and its backward, which has no keys in pages."""
 CACHE: dict[str, tuple[Any, ...]] = {
     "direction": ("decode", "append"),
-    "dtype": ("float16", "bfloat16", "float32", "tf32"),
-    "dims": ((32, 32), (24, 40)),
-    "mask": ("none", "causal"),
-    "bias": ("none", "additive", "boolean"),
-    "alibi": ON_OFF,
-    "window": ON_OFF,
-    "softcap": ON_OFF,
-    "sink": ON_OFF,
-    "paged": ON_OFF,
-    "rotary": ("none", "halves", "interleaved"),
-    "indexed": ON_OFF,
-    "leftpad": ON_OFF,
-    "kv_dtype": ("same", "float8_e4m3", "int8"),
-    "kv_scales": ("head", "page"),
+    **COMMON,
+    **_features_of("decode", "append"),
 }
 """Factors of the kernels that serve a cache."""
-ALONE: tuple[Row, ...] = tuple({field: value} for field, value in FEATURE_WORDS.values())
+ALONE: tuple[Row, ...] = tuple({row.field: row.value} for row in FEATURE_WORDS.values())
 """What of a spec each feature of --feature sets."""
 PACKED_PAGES: Row = {"varlen": True, "paged": True}
 ALONE_IN_A_CACHE: tuple[Row, ...] = (

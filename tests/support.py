@@ -21,16 +21,17 @@ from flashgen.kernels.render import render
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_config, default_spec
+from flashgen.spec.features import FEATURE_WORDS, KV_WORDS, masks_of
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import why_illegal
-from flashgen.spec.vocabulary import FEATURE_WORDS, KV_WORDS, UNMASKED
 from tests.pairs import ATTENTION, CACHE, H200, Proven, alone, in_pairs, spec_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "support.md"
 COMMAND = "python -m tests.support"
 Fields = dict[str, Any]
 FEATURES: dict[str, Fields] = {
-    word: {field: value} for word, (field, value) in FEATURE_WORDS.items()
+    word: {row.field: row.value} | ({"mask": row.mask} if row.mask else {})
+    for word, row in FEATURE_WORDS.items()
 }
 IN_A_CACHE: dict[str, Fields] = {
     "paged": {"paged": True},
@@ -135,7 +136,7 @@ def _pairs() -> list[str]:
 
 def _ways() -> list[str]:
     def cell(row: str, column: str, notes: Notes) -> str:
-        mask = "none" if column in UNMASKED else "causal"
+        mask = masks_of([column] if column in FEATURES else [])[-1]
         fields = {"direction": "forward", "mask": mask, **FEATURES.get(column, {})}
         spec = _spec(fields | {"dims": (64, 64)})
         config = KernelConfig(br=128, bc=64, num_warps=8, num_stages=2, **WAYS[row])

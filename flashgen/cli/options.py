@@ -13,11 +13,10 @@ import typer
 from flashgen import paths
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.features import FEATURE_WORDS, KV_WORDS
 from flashgen.spec.gpu import ALIASES, TARGETS, slug_of
 from flashgen.spec.vocabulary import (
     BACKWARD,
-    FEATURE_WORDS,
-    KV_WORDS,
     Direction,
     check_head_dim,
     parse_dtype,

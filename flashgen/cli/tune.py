@@ -38,9 +38,9 @@ from flashgen.cli.options import (
 )
 from flashgen.errors import InvalidArgument
 from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.features import masks_of
 from flashgen.spec.gpu import known_target
 from flashgen.spec.problem import Problem
-from flashgen.spec.vocabulary import UNMASKED
 
 
 def tune(
@@ -173,9 +173,8 @@ def _specs(
     features: list[str] | None,
 ) -> tuple[AttentionSpec, ...]:
     """All specs that the options name together."""
-    masks = (False, True) if causal is None else (causal,)
-    if causal is None and set(UNMASKED) & set(features or ()):
-        masks = (False,)
+    either = [mask == "causal" for mask in masks_of(features or ())]
+    masks = either if causal is None else [causal]
     kernels = named_directions(direction or ["forward"])
     if "backward" in (direction or ()) and "bias" in (features or ()):
         kernels += [] if "backward_dbias" in kernels else ["backward_dbias"]

@@ -13,6 +13,7 @@ from flashgen import paths
 from flashgen.errors import FlashgenError, ToolchainError
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name, o_apart, rows_of_eight
+from flashgen.spec.features import features_on
 from flashgen.spec.vocabulary import padded
 
 HEADER_LINES = 5
@@ -116,16 +117,7 @@ def _serves(spec: AttentionSpec, config: KernelConfig) -> str:
         dims = f"any head_dim and head_dim_v up to {spec.head_dim}"
     else:
         dims = f"head_dim {spec.head_dim}, head_dim_v {spec.head_dim_v}"
-    features = {"none": "", "additive": ", bias", "boolean": ", boolean mask"}[spec.bias]
-    features += ", ALiBi" * spec.alibi + ", dropout" * spec.dropout + ", window" * spec.window
-    features += ", softcap" * spec.softcap + ", sink" * spec.sink
-    features += ", several lengths" * spec.varlen + ", block mask" * spec.block_mask
-    features += ", paged" * spec.paged
-    features += "" if spec.rotary == "none" else f", rotary {spec.rotary}"
-    features += ", indexed" * spec.indexed + ", leftpad" * spec.leftpad
-    features += ", fp8" * spec.fp8
-    features += "" if spec.kv_dtype == "same" else f", {spec.kv_dtype} K and V"
-    features += " with scales of pages" * (spec.kv_scales == "page")
+    features = "".join(row.header for row in features_on(spec))
     if features:
         dims = dims.replace("any head_dim and head_dim_v up", "head dims up")
     serves = f"{spec.direction}, {spec.dtype}{precision}, {dims}, {mask}"

@@ -264,24 +264,8 @@ def _sizes(spec: AttentionSpec, config: KernelConfig) -> dict[str, str]:
 
 
 def _features(spec: AttentionSpec) -> dict[str, str]:
-    types: dict[str, str] = {}
-    if spec.bias != "none":
-        types["bias_ptr"] = "*u8" if spec.bias == "boolean" else f"*{SHORT_DTYPE[spec.dtype]}"
-        types |= {f"stride_bias_{d}": "i32" for d in "bhqk"}
-    if spec.alibi:
-        types |= {"slopes_ptr": "*fp32", "stride_slopes_b": "i32", "stride_slopes_h": "i32"}
-    if spec.dropout:
-        types |= {"rng_ptr": "*i64", "keep_threshold": "i32", "keep_scale": "fp32"}
-    if spec.window:
-        types |= {"window_left": "i32"} | ({} if spec.causal else {"window_right": "i32"})
-    if spec.softcap:
-        types |= {"cap_log2e": "fp32", "inverse_cap": "fp32"}
-    if spec.sink:
-        types["sinks_ptr"] = "*fp32"
-    if spec.fp8:
-        types |= {f"{x}_descale_ptr": "*fp32" for x in "qkv"}
-        types |= {f"stride_{x}_descale_{d}": "i32" for x in "qkv" for d in "bh"}
-    return types
+    dtype = SHORT_DTYPE[spec.dtype]
+    return {each.name: each.type.format(dtype=dtype) for each in spec.feature_arguments}
 
 
 def _sequences(spec: AttentionSpec) -> dict[str, str]:

@@ -26,7 +26,7 @@ from flashgen.runtime.selection import (
     tune_command,
 )
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.features import PLAIN, Features
+from flashgen.spec.features import PLAIN, Features, key_of
 from flashgen.spec.from_call import from_tensors
 from flashgen.spec.gpu import Gpu, known_target
 from flashgen.spec.problem import BUCKETS, bucket_of
@@ -86,7 +86,7 @@ class Resolver:
             found = found or self.forward(q, k, v, call.causal, call.precision)
             assert isinstance(found, kind)  # torch serves no tensor that comes here
             return found
-        wanted = (direction, *_kinds(features), *_key_of(q, v, call, features))
+        wanted = (direction, *key_of(features), *_key_of(q, v, call, features))
         found = self._others.get(wanted)
         if found is None:
             spec, problem = from_tensors(
@@ -104,14 +104,14 @@ class Resolver:
             return False  # and no key
         if features is PLAIN:
             return key(q, v, call.causal is not False, call.precision) in self.plain
-        wanted = ("forward", *_kinds(features), *_key_of(q, v, call, features))
+        wanted = ("forward", *key_of(features), *_key_of(q, v, call, features))
         return wanted in self._others
 
     def prefers_fused(
         self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features
     ) -> bool:
         """Whether the tables have the fused backward faster than the two kernels it replaces."""
-        wanted = (*_kinds(features), *_key_of(q, v, call, features))
+        wanted = (*key_of(features), *_key_of(q, v, call, features))
         if wanted not in self._fused:
             spec, problem = from_tensors(
                 q, k, v, causal=call.causal, precision=call.precision, features=features
@@ -218,22 +218,3 @@ def _key_of(q: Tensor, v: Tensor, call: Call, features: Features) -> tuple[objec
     found = key(q, v, call.causal is not False, call.precision)
     # The length of packed sequences is that of the longest.
     return found if (packed := features.sequences) is None else (*found, bucket_of(packed.max_k))
-
-
-def _kinds(features: Features) -> tuple[object, ...]:
-    """What of the features makes another kernel."""
-    if features is PLAIN:
-        return (None, False, False, False, False, False, None, False)
-    bias = features.bias
-    masks = None if bias is None else bias.dtype is torch.bool
-    return (
-        masks,
-        features.slopes is not None,
-        features.dropout_p > 0.0,
-        features.window is not None,
-        features.softcap > 0.0,
-        features.sinks is not None,
-        None if features.sequences is None else features.sequences.paged,
-        None if features.fp8 is None else features.fp8.dtype,
-        features.block_mask is not None,
-    )

@@ -8,13 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from flashgen.errors import InvalidArgument
+from flashgen.spec.features import FEATURE_WORDS, FEATURES, KV_WORDS, OFF, Argument, features_on
 from flashgen.spec.rules import why_no_spec
 from flashgen.spec.vocabulary import (
-    BIAS_SUFFIX,
     DTYPE_BYTES,
-    FEATURE_WORDS,
-    KV_SUFFIX,
-    KV_WORDS,
     PREFIX,
     PRODUCTS,
     SHORT_DTYPE,
@@ -80,14 +77,7 @@ class AttentionSpec:
         if self.head_dim_v != self.head_dim:
             dims += f"v{self.head_dim_v}"
         mask = "" if self.mask == "none" else f"_{self.mask}"
-        features = BIAS_SUFFIX[self.bias]
-        features += "_alibi" * self.alibi + "_dropout" * self.dropout + "_window" * self.window
-        features += "_softcap" * self.softcap + "_sink" * self.sink + "_varlen" * self.varlen
-        features += "_blockmask" * self.block_mask + "_paged" * self.paged
-        features += "" if self.rotary == "none" else f"_rotary_{self.rotary}"
-        features += "_indexed" * self.indexed + "_leftpad" * self.leftpad
-        features += "_fp8" * self.fp8
-        features += KV_SUFFIX[self.kv_dtype] + "_page_scales" * (self.kv_scales == "page")
+        features = "".join(row.suffix for row in features_on(self))
         return f"{PREFIX[self.direction]}_{dtype}_{dims}{mask}{features}"
 
     @property
@@ -98,30 +88,42 @@ class AttentionSpec:
     @property
     def feature_words(self) -> tuple[str, ...]:
         """The features that are on, as --feature calls them."""
-        return tuple(
-            word for word, (field, value) in FEATURE_WORDS.items() if getattr(self, field) == value
-        )
+        return tuple(row.word for row in features_on(self) if row.word)
 
     @property
     def featured(self) -> bool:
-        """Whether any feature is on."""
-        return self.scores_featured or self.varlen or self.block_mask
+        """Whether any feature of attention is on."""
+        return any(row.word for row in features_on(self))
 
     @property
     def scores_featured(self) -> bool:
         """Whether a feature changes the scores of a query and a key, or the sum of a row."""
-        positions = self.bias != "none" or self.alibi or self.dropout or self.window
-        return positions or self.softcap or self.sink or self.fp8
+        return any(row.scores for row in features_on(self))
 
     @property
     def masked_by_feature(self) -> bool:
-        """Whether a feature asks for the positions of queries or keys."""
-        return self.bias != "none" or self.alibi or self.dropout or self.window or self.block_mask
+        """Whether a feature needs the positions of queries or keys."""
+        return any(row.positions for row in features_on(self))
 
     @property
     def masked(self) -> bool:
         """Whether anything but the lengths comes between a query and a key."""
         return self.causal or self.masked_by_feature
+
+    @property
+    def hides_first_keys(self) -> bool:
+        """Whether a feature hides the first keys from a row, so that a kernel begins later."""
+        return any(row.first_keys for row in features_on(self))
+
+    @property
+    def feature_arguments(self) -> tuple[Argument, ...]:
+        """The arguments that features add to a kernel that has scores, in their order there."""
+        return tuple(
+            each
+            for row in features_on(self)
+            for each in row.arguments
+            if not (self.causal and each.unless_causal)
+        )
 
     def for_direction(self, direction: Direction) -> AttentionSpec:
         """The spec of another kernel of the same attention, a forward or a backward one.
@@ -160,10 +162,11 @@ class AttentionSpec:
             if word not in FEATURE_WORDS:
                 known = ", ".join(FEATURE_WORDS)
                 raise InvalidArgument(f"--feature must be one of {known}: got {word!r}")
-            field, value = FEATURE_WORDS[word]
-            if field == "bias" and found.bias not in ("none", value):
-                raise InvalidArgument("--feature takes one of bias and boolean-mask: got both")
-            found = replace(found, **{field: value})  # type: ignore[arg-type]  # as the table says
+            row = FEATURE_WORDS[word]
+            if getattr(found, row.field) not in (row.off, row.value):
+                one, other = (each.word for each in FEATURES if each.field == row.field)
+                raise InvalidArgument(f"--feature takes one of {one} and {other}: got both")
+            found = replace(found, **{row.field: row.value})  # type: ignore[arg-type]  # a field
         return found
 
     @property
@@ -176,22 +179,7 @@ class AttentionSpec:
             self.head_dim,
             self.head_dim_v,
             self.mask != "none",
-            self.bias,
-            self.alibi,
-            self.dropout,
-            self.window,
-            self.softcap,
-            self.sink,
-            self.varlen,
-            self.block_mask,
-            self.paged,
-            self.rotary,
-            self.indexed,
-            self.leftpad,
-            self.fp8,
-            self.kv_dtype != "same",
-            self.kv_dtype,
-            self.kv_scales,
+            *(_PLACE[field, getattr(self, field)] for field in OFF),
         )
 
     @property
@@ -224,7 +212,7 @@ class AttentionSpec:
         """Whether the kernel is told the diagonal: a causal mask ends there, ALiBi and windows
         count from there.
         """
-        return self.causal or self.alibi or self.window
+        return self.causal or any(row.diagonal for row in features_on(self))
 
     @property
     def counts_keys(self) -> bool:
@@ -239,3 +227,10 @@ class AttentionSpec:
         kv = (self.kv_dtype, self.kv_scales)
         words = "".join(f" --kv {word}" for word, means in KV_WORDS.items() if means == kv)
         return " --paged" * self.paged + words
+
+
+_PLACE: dict[tuple[str, bool | str], int] = {
+    **{(row.field, row.off): 0 for row in FEATURES},
+    **{(row.field, row.value): number for number, row in enumerate(FEATURES, 1)},
+}
+"""Where the values of a field stand among each other in a listing."""

@@ -14,13 +14,11 @@ from typing import get_args
 
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import FP8_DEPTH, KernelConfig
+from flashgen.spec.features import FEATURE_WORDS, KV_WORDS, masks_of
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.vocabulary import (
-    FEATURE_WORDS,
-    KV_WORDS,
     MAX_HEAD_DIM,
-    UNMASKED,
     Direction,
     Rotary,
     padded,
@@ -37,7 +35,7 @@ DEFAULT_DIRECTIONS: tuple[Direction, ...] = (
 """Directions of attention() and its backward whose defaults are generated. The fused backward is
 chosen by its time alone, so an untimed one would never run."""
 FeatureSet = tuple[str, ...]
-"""Words of spec.FEATURE_WORDS, in that order: features that are on together."""
+"""Words of FEATURE_WORDS, in that order: features that are on together."""
 
 
 def has_default(spec: AttentionSpec) -> bool:
@@ -75,7 +73,7 @@ def featured_specs(features: FeatureSet) -> Iterator[AttentionSpec]:
     for plain in _forward():
         if "fp8" in features and unfit_for_fp8(plain):
             continue
-        if plain.causal and set(UNMASKED) & set(features):
+        if plain.mask not in masks_of(features):
             continue
         spec = plain.with_features(features)
         of_bias: tuple[Direction, ...] = ("backward_dbias",) if spec.bias == "additive" else ()

@@ -1,26 +1,272 @@
-"""Features: what a call may bring beside q, k and v: a bias or mask, ALiBi slopes, dropout, a
-sliding window, a cap of the scores, attention sinks, sequences of several lengths, block
-masks.
+"""Features: what a call may bring besides q, k and v, such as a bias, a window or packed sequences.
 
-What each means, in one place, for the reference, the kernels and the runtime. torch is not
-imported: tensors are read by their attributes.
+FEATURES lists each one once. Names, command-line words, rules, signatures and cache keys follow
+from its rows. The class Features holds the tensors and numbers of one call. torch is not imported:
+tensors are read by their attributes.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, get_args
 
 from flashgen.errors import InvalidArgument
 from flashgen.spec.block_mask import BlockMask, check_block_mask
 from flashgen.spec.packed import Sequences, check_sequences
+from flashgen.spec.vocabulary import BACKWARD, Bias, Direction, DType, KvDType, KvScales, Mask
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Bias = Literal["none", "additive", "boolean"]
+
+@dataclass(frozen=True, kw_only=True)
+class Argument:
+    """An argument that a feature adds to the kernels that have scores.
+
+    type is as Triton writes it, {dtype} being that of Q; note the comment behind its name. A number
+    with specialized False never decides what Triton compiles.
+    """
+
+    name: str
+    type: str
+    note: str = ""
+    specialized: bool = True
+    unless_causal: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    """One feature: a field of AttentionSpec at one of its values.
+
+    field, value   of the spec; off is the value of a spec without it
+    word           what --feature calls it; "" for what only a cache has
+    suffix, short  in a kernel's name, and where that would be long
+    header         in the line that says what a kernel serves, with what stands before it
+    given          whether a call brings it
+    directions     the kernels that have it, goes says so in words; () for all that have scores
+    mask, dtypes   what it goes with, if not with all
+    without        fields of other features that it excludes, each with the reason
+    scores         whether it changes the scores of a query and a key, or the sum of a row
+    positions      whether a kernel needs the positions of queries and keys for it
+    diagonal       whether it counts from the causal diagonal, masked or not
+    first_keys     whether it hides the first keys from a row, so that a kernel begins later
+    arguments      of the kernels that have scores, in the order in which templates declare them
+    """
+
+    field: str
+    value: bool | str = True
+    off: bool | str = False
+    word: str = ""
+    suffix: str
+    short: str
+    header: str
+    given: Callable[[Features], bool] = lambda _: False
+    directions: tuple[Direction, ...] = ()
+    goes: str = ""
+    mask: Mask | None = None
+    dtypes: tuple[DType, ...] = ()
+    without: tuple[tuple[str, str], ...] = ()
+    scores: bool = False
+    positions: bool = False
+    diagonal: bool = False
+    first_keys: bool = False
+    arguments: tuple[Argument, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """What errors call it: the field, and its value if that is a word."""
+        return self.field if self.value is True else f"{self.field} {self.value}"
+
+
+_SIXTEEN_BITS: tuple[DType, ...] = ("float16", "bfloat16")
+_ATTENTION: tuple[Direction, ...] = ("forward", *BACKWARD, "backward_dbias")
+_OF_A_CACHE: tuple[Direction, ...] = ("decode", "append")
+_BIAS_STRIDES = tuple(Argument(name=f"stride_bias_{d}", type="i32") for d in "bhqk")
+_OF_ITS_OWN = "for it says itself who sees whom"
+
+FEATURES: tuple[Feature, ...] = (
+    Feature(
+        field="bias", value="additive", off="none", word="bias", suffix="_bias", short="_bias",
+        header=", bias", scores=True, positions=True,
+        given=lambda call: call.bias_kind == "additive",
+        arguments=(
+            Argument(name="bias_ptr", type="*{dtype}", note="(batch, heads, seq_q, seq_k)"),
+            *_BIAS_STRIDES,
+        ),
+    ),
+    Feature(
+        field="bias", value="boolean", off="none", word="boolean-mask", suffix="_boolmask",
+        short="_bm", header=", boolean mask", scores=True, positions=True,
+        given=lambda call: call.bias_kind == "boolean",
+        arguments=(
+            Argument(
+                name="bias_ptr", type="*u8",
+                note="(batch, heads, seq_q, seq_k), 0 where the query may not see the key",
+            ),
+            *_BIAS_STRIDES,
+        ),
+    ),
+    Feature(
+        field="alibi", word="alibi", suffix="_alibi", short="_ali", header=", ALiBi",
+        scores=True, positions=True, diagonal=True,
+        given=lambda call: call.slopes is not None,
+        arguments=(
+            Argument(name="slopes_ptr", type="*fp32", note="(batch, heads) float32"),
+            Argument(name="stride_slopes_b", type="i32", specialized=False),
+            Argument(name="stride_slopes_h", type="i32", specialized=False),
+        ),
+    ),
+    Feature(
+        field="dropout", word="dropout", suffix="_dropout", short="_drop", header=", dropout",
+        scores=True, positions=True, directions=_ATTENTION, goes="training",
+        given=lambda call: call.dropout_p > 0.0,
+        arguments=(
+            Argument(
+                name="rng_ptr", type="*i64", note="int64: seed and offset of the generator"
+            ),
+            Argument(
+                name="keep_threshold", type="i32", specialized=False,
+                note="an element is kept where its random word, as an int32, is not below this",
+            ),
+            Argument(
+                name="keep_scale", type="fp32", note="1 / (1 - probability to be dropped)"
+            ),
+        ),
+    ),
+    Feature(
+        field="window", word="window", suffix="_window", short="_win", header=", window",
+        scores=True, positions=True, diagonal=True, first_keys=True,
+        given=lambda call: call.window is not None,
+        arguments=(
+            Argument(
+                name="window_left", type="i32", specialized=False,
+                note="row i sees no key before i + diagonal - window_left",
+            ),
+            Argument(
+                name="window_right", type="i32", specialized=False, unless_causal=True,
+                note="and none behind i + diagonal + window_right",
+            ),
+        ),
+    ),
+    Feature(
+        field="softcap", word="softcap", suffix="_softcap", short="_cap", header=", softcap",
+        scores=True, given=lambda call: call.softcap > 0.0,
+        arguments=(
+            Argument(name="cap_log2e", type="fp32", note="the cap of the scores * log2(e)"),
+            Argument(name="inverse_cap", type="fp32", note="1 / cap_log2e"),
+        ),
+    ),
+    Feature(
+        field="sink", word="sink", suffix="_sink", short="_sink", header=", sink", scores=True,
+        given=lambda call: call.sinks is not None,
+        directions=("forward", "decode"),
+        goes="direction forward and decode, for a backward kernel knows a sink by its LSE",
+        arguments=(Argument(name="sinks_ptr", type="*fp32", note="(heads) contiguous"),),
+    ),
+    Feature(
+        field="varlen", word="varlen", suffix="_varlen", short="_var", header=", several lengths",
+        given=lambda call: call.sequences is not None,
+        directions=_ATTENTION,
+        goes="attention and its gradients, for a cache has lengths of its own",
+        without=(
+            ("fp8", "whose factors are those of a batch: use float16 or bfloat16"),
+            ("bias", "for packed sequences share no scores"),
+        ),
+    ),
+    Feature(
+        field="block_mask", word="block-mask", suffix="_blockmask", short="_blk",
+        header=", block mask", positions=True,
+        given=lambda call: call.block_mask is not None,
+        directions=_ATTENTION,
+        goes="attention and its gradients, for a cache has lengths of its own",
+        mask="none",
+        without=(
+            ("window", _OF_ITS_OWN), ("varlen", _OF_ITS_OWN), ("bias", _OF_ITS_OWN),
+        ),
+    ),
+    Feature(
+        field="paged", suffix="_paged", short="_pg", header=", paged",
+        given=lambda call: call.sequences is not None and call.sequences.paged,
+        directions=("forward", *_OF_A_CACHE),
+        without=(("dropout", "for a cache is for inference"),),
+    ),
+    Feature(
+        field="rotary", value="halves", off="none", suffix="_rotary_halves", short="_rot",
+        header=", rotary halves", directions=("append",),
+    ),
+    Feature(
+        field="rotary", value="interleaved", off="none", suffix="_rotary_interleaved",
+        short="_roti", header=", rotary interleaved", directions=("append",),
+    ),
+    Feature(
+        field="indexed", suffix="_indexed", short="_idx", header=", indexed",
+        directions=_OF_A_CACHE,
+        without=(("paged", "whose block table names the pages"),),
+    ),
+    Feature(
+        field="leftpad", suffix="_leftpad", short="_lpad", header=", leftpad",
+        directions=("decode",),
+    ),
+    Feature(
+        field="fp8", word="fp8", suffix="_fp8", short="_fp8", header=", fp8", scores=True,
+        given=lambda call: call.fp8 is not None,
+        directions=("forward",), goes="direction forward, for it has no gradient",
+        dtypes=_SIXTEEN_BITS,
+        arguments=(
+            *(
+                Argument(name=f"{x}_descale_ptr", type="*fp32", note="(batch, kv_heads) float32")
+                for x in "qkv"
+            ),
+            *(
+                Argument(name=f"stride_{x}_descale_{d}", type="i32", specialized=False)
+                for x in "qkv"
+                for d in "bh"
+            ),
+        ),
+    ),
+    Feature(
+        field="kv_dtype", value="float8_e4m3", off="same", suffix="_kv_fp8", short="_kvf8",
+        header=", float8_e4m3 K and V", directions=_OF_A_CACHE, dtypes=_SIXTEEN_BITS,
+    ),
+    Feature(
+        field="kv_dtype", value="int8", off="same", suffix="_kv_int8", short="_kvi8",
+        header=", int8 K and V", directions=_OF_A_CACHE, dtypes=_SIXTEEN_BITS,
+    ),
+    Feature(
+        field="kv_scales", value="page", off="head", suffix="_page_scales", short="_pgs",
+        header=" with scales of pages", directions=_OF_A_CACHE,
+    ),
+)  # fmt: skip
+"""Every feature, in the order of fields in AttentionSpec, of suffixes in names and of words."""
+
+OFF: dict[str, bool | str] = {row.field: row.off for row in FEATURES}
+"""The fields of a spec that say which features are on, and what says that they are off. Tables
+write such a field only where it is on."""
+FEATURE_WORDS: dict[str, Feature] = {row.word: row for row in FEATURES if row.word}
+"""The features that --feature turns on, by what it calls them."""
+_OF_CALLS = tuple(row for row in FEATURES if row.word or row.field == "paged")
+KV_WORDS: dict[str, tuple[KvDType, KvScales]] = {
+    "fp8": ("float8_e4m3", "head"),
+    "fp8-page": ("float8_e4m3", "page"),
+    "int8": ("int8", "head"),
+    "int8-page": ("int8", "page"),
+}
+"""What --kv calls 8-bit caches: kv_dtype and kv_scales."""
+
+
+def features_on(spec: object) -> tuple[Feature, ...]:
+    """The features of a spec, or of anything with its fields."""
+    return tuple(row for row in FEATURES if getattr(spec, row.field) == row.value)
+
+
+def masks_of(words: Iterable[str]) -> tuple[Mask, ...]:
+    """The masks that features go with, by their words."""
+    needed = {FEATURE_WORDS[word].mask for word in words} - {None}
+    return tuple(mask for mask in get_args(Mask) if needed <= {mask})
+
 
 MASKED_BELOW = -1.0e30 / 1.4426950408889634
 """A bias at or below this masks its element, as -inf does: times log2(e) it is where the kernels'
@@ -175,6 +421,22 @@ def check_softcap(softcap: object) -> float:
 
 PLAIN = Features()
 """No feature."""
+
+
+def fields_of(features: Features) -> dict[str, bool | str]:
+    """The fields of a spec that a call's features turn on."""
+    return {row.field: row.value for row in _OF_CALLS if row.given(features)}
+
+
+def key_of(features: Features) -> tuple[object, ...]:
+    """What of a call's features decides its spec, as a key of dictionaries."""
+    if features is PLAIN:
+        return _PLAIN_KEY
+    of_o = None if features.fp8 is None else features.fp8.dtype
+    return (*(row.given(features) for row in _OF_CALLS), of_o)
+
+
+_PLAIN_KEY = (*(False for _ in _OF_CALLS), None)
 
 
 def check_features(features: Features, q: Tensor, k: Tensor) -> None:

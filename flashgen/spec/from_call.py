@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 
 from flashgen.errors import InvalidArgument
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.features import PLAIN, Features, check_features
+from flashgen.spec.features import PLAIN, Features, check_features, fields_of
 from flashgen.spec.problem import Problem
 from flashgen.spec.vocabulary import DTYPE_BYTES, Precision, check_head_dim
 
@@ -108,16 +108,7 @@ def from_tensors(
         head_dim_v=head_dim_v,
         mask="none" if causal is False else "causal",
         precision=precision if dtype == "float32" else "ieee",  # type: ignore[arg-type]
-        dropout=features.dropout_p > 0.0,
-        bias=features.bias_kind,
-        alibi=features.slopes is not None,
-        window=features.window is not None,
-        softcap=features.softcap > 0.0,
-        sink=features.sinks is not None,
-        varlen=packed is not None,
-        block_mask=features.block_mask is not None,
-        paged=packed is not None and packed.paged,
-        fp8=features.fp8 is not None,
+        **fields_of(features),  # type: ignore[arg-type]  # as the rows say
     )
     if packed is not None:
         batch, seq_q, seq_k = packed.count, packed.max_q, packed.max_k

@@ -5,9 +5,11 @@ why_no_spec is all of them, in the order in which they are told; each is a funct
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, get_args
 
 from flashgen.errors import InvalidArgument
+from flashgen.spec.features import OFF, features_on
 from flashgen.spec.vocabulary import (
     DECODING,
     MAX_BACKWARD_HEAD_DIM,
@@ -36,10 +38,7 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "kv_dtype": get_args(KvDType),
     "kv_scales": get_args(KvScales),
 }
-_FLAGS = (
-    "dropout", "alibi", "window", "softcap", "sink", "varlen", "block_mask",
-    "paged", "indexed", "leftpad", "fp8",
-)  # fmt: skip
+_FLAGS = tuple(field for field, off in OFF.items() if off is False)
 
 
 def why_no_spec(spec: AttentionSpec) -> str | None:
@@ -86,21 +85,28 @@ def _gradients(spec: AttentionSpec) -> str | None:
         return no_gradient(widest)
     if spec.direction == "backward_dbias" and spec.bias != "additive":
         return f"direction backward_dbias needs bias additive: got {spec.bias}"
-    if spec.direction not in ("forward", "decode") and spec.sink:
-        return (
-            "sink goes with direction forward and decode: "
-            "a backward kernel knows a sink by its LSE alone"
-        )
     return None
 
 
-def _fp8(spec: AttentionSpec) -> str | None:
-    if spec.fp8 and (spec.direction != "forward" or spec.dtype == "float32"):
-        return (
-            "fp8 goes with direction forward, for it has no gradient, and with O of dtype "
-            f"float16 or bfloat16: got {spec.direction} and {spec.dtype}"
-        )
+def _features(spec: AttentionSpec) -> str | None:
+    """What each feature goes with, as its row says."""
+    for row in features_on(spec):
+        if row.directions and spec.direction not in row.directions:
+            goes = row.goes or f"direction {_listed(row.directions)}"
+            return f"{row.label} goes with {goes}: got direction {spec.direction}"
+        if row.dtypes and spec.dtype not in row.dtypes:
+            return f"{row.label} goes with dtype {_listed(row.dtypes)}: got {spec.dtype}"
+        if row.mask not in (None, spec.mask):
+            return f"{row.label} goes with mask {row.mask}: got {spec.mask}"
+        for field, reason in row.without:
+            if getattr(spec, field) != OFF[field]:
+                return f"{row.label} goes without {field}, {reason}: got {spec.name}"
     return None
+
+
+def _listed(words: Sequence[str]) -> str:
+    """The words in a sentence: a, b and c."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _delta(spec: AttentionSpec) -> str | None:
@@ -124,59 +130,16 @@ def _varlen(spec: AttentionSpec) -> str | None:
             f"varlen goes with head dims to {MAX_BACKWARD_HEAD_DIM}: "
             f"got {spec.head_dim} and {spec.head_dim_v}"
         )
-    if spec.fp8:
-        return (
-            "varlen goes without fp8, whose factors are those of a batch: use float16 or bfloat16"
-        )
-    if spec.bias != "none":
-        return f"varlen goes with bias none, for packed sequences share no scores: got {spec.bias}"
-    return None
-
-
-def _block_mask(spec: AttentionSpec) -> str | None:
-    if spec.block_mask and (spec.causal or spec.window or spec.varlen or spec.bias != "none"):
-        return (
-            "block_mask goes with mask none, and without window, varlen and bias: it says "
-            f"itself who sees whom: got {spec.name}"
-        )
     return None
 
 
 def _pages(spec: AttentionSpec) -> str | None:
-    packed = spec.direction == "forward" and spec.varlen
-    if spec.paged and not packed and spec.direction not in ("decode", "append"):
-        return (
-            "paged goes with direction decode and append, and with forward and varlen: "
-            f"got {spec.direction}"
-        )
-    if spec.paged and spec.dropout:
-        return "paged goes without dropout: a cache is for inference"
+    if spec.paged and spec.direction == "forward" and not spec.varlen:
+        return "paged goes with direction decode and append, and with forward and varlen: got none"
     return None
 
 
-def _cache(spec: AttentionSpec) -> str | None:
-    """What only kernels of a cache have."""
-    if spec.rotary != "none" and spec.direction != "append":
-        return f"rotary goes with direction append: got {spec.direction}"
-    if spec.leftpad and spec.direction != "decode":
-        return f"leftpad goes with direction decode: got {spec.direction}"
-    if spec.indexed and (spec.direction not in ("decode", "append") or spec.paged):
-        return (
-            "indexed goes with direction decode and append of a cache that is not paged, whose "
-            f"block table names the pages: got {spec.direction}{', paged' * spec.paged}"
-        )
-    return None
-
-
-def _kv(spec: AttentionSpec) -> str | None:
-    """Of what elements a cache is."""
-    if spec.kv_dtype != "same" and (
-        spec.direction not in ("decode", "append") or spec.dtype == "float32"
-    ):
-        return (
-            f"kv_dtype {spec.kv_dtype} goes with direction decode and append, and with dtype "
-            f"float16 and bfloat16: got {spec.direction} and {spec.dtype}"
-        )
+def _scales(spec: AttentionSpec) -> str | None:
     if spec.kv_scales == "page" and not (spec.paged and spec.kv_dtype != "same"):
         return (
             "kv_scales page goes with paged and an 8-bit kv_dtype: "
@@ -185,18 +148,9 @@ def _kv(spec: AttentionSpec) -> str | None:
     return None
 
 
-def _decoding(spec: AttentionSpec) -> str | None:
-    """What kernels of a cache have not."""
-    if spec.direction not in DECODING:
-        return None
-    if spec.varlen or spec.block_mask:
-        return (
-            f"{'varlen' if spec.varlen else 'block_mask'} goes with attention and its "
-            f"gradients: direction {spec.direction} has the lengths of its cache"
-        )
-    if spec.dropout:
-        return f"dropout goes with training: direction {spec.direction} serves a cache, without"
-    if spec.direction == "decode":
+def _scoreless(spec: AttentionSpec) -> str | None:
+    """What the kernels of a cache that have no scores go with."""
+    if spec.direction not in DECODING or spec.direction == "decode":
         return None
     if spec.featured:
         return (
@@ -212,6 +166,6 @@ def _decoding(spec: AttentionSpec) -> str | None:
 
 
 _RULES = (
-    _values, _head_dims, _precision, _flags, _gradients, _fp8, _delta, _varlen, _block_mask,
-    _pages, _cache, _kv, _decoding,
+    _values, _head_dims, _precision, _flags, _gradients, _features, _delta, _varlen, _pages,
+    _scales, _scoreless,
 )  # fmt: skip

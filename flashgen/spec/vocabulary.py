@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 from flashgen.errors import InvalidArgument
-from flashgen.spec.features import Bias as Bias
 
 Direction = Literal[
     "forward", "backward_delta", "backward_dkv", "backward_dq", "backward_fused", "backward_dbias",
@@ -25,6 +24,7 @@ BACKWARD: tuple[Direction, ...] = (
 """What the word backward stands for: the kernels that a training step without a bias may run."""
 DType = Literal["float16", "bfloat16", "float32"]
 Mask = Literal["none", "causal"]
+Bias = Literal["none", "additive", "boolean"]
 Precision = Literal["ieee", "tf32"]
 KvDType = Literal["same", "float8_e4m3", "int8"]
 """What a cache holds: elements of Q's type, or 8-bit ones with a scale."""
@@ -35,33 +35,6 @@ Rotary = Literal["none", "halves", "interleaved"]
 and 2i + 1."""
 DTYPE_BYTES: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 SHORT_DTYPE: dict[str, str] = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
-FEATURES = (
-    "dropout", "bias", "alibi", "window", "softcap", "sink", "varlen", "block_mask",
-    "paged", "rotary", "indexed", "leftpad", "kv_dtype", "kv_scales", "fp8",
-)  # fmt: skip
-"""Fields of a spec that tables write out only where they are on."""
-FEATURE_WORDS: dict[str, tuple[str, bool | str]] = {
-    "bias": ("bias", "additive"),
-    "boolean-mask": ("bias", "boolean"),
-    "alibi": ("alibi", True),
-    "dropout": ("dropout", True),
-    "window": ("window", True),
-    "softcap": ("softcap", True),
-    "sink": ("sink", True),
-    "varlen": ("varlen", True),
-    "fp8": ("fp8", True),
-    "block-mask": ("block_mask", True),
-}
-"""What --feature calls the features: the field of a spec, and its value."""
-UNMASKED = ("block-mask",)
-"""Those that go with mask none alone."""
-KV_WORDS: dict[str, tuple[KvDType, KvScales]] = {
-    "fp8": ("float8_e4m3", "head"),
-    "fp8-page": ("float8_e4m3", "page"),
-    "int8": ("int8", "head"),
-    "int8-page": ("int8", "page"),
-}
-"""What --kv calls 8-bit caches: kv_dtype and kv_scales."""
 
 PREFIX: dict[str, str] = {
     "forward": "fwd",
@@ -74,8 +47,6 @@ PREFIX: dict[str, str] = {
     "combine": "combine",
     "append": "append",
 }
-BIAS_SUFFIX: dict[str, str] = {"none": "", "additive": "_bias", "boolean": "_boolmask"}
-KV_SUFFIX: dict[str, str] = {"same": "", "float8_e4m3": "_kv_fp8", "int8": "_kv_int8"}
 _DTYPE_NAMES = {short: name for name, short in SHORT_DTYPE.items()} | {n: n for n in SHORT_DTYPE}
 
 MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_STEP = 16, 512, 8

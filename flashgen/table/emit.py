@@ -3,7 +3,7 @@
 plan() is a pure function of the tables, the templates and the feature sets. write() makes a folder
 equal to a plan, and check() says in which files it is not; both go by the bytes of the files alone.
 
-A feature set is a tuple of spec.FEATURE_WORDS whose default kernels are generated too. A folder
+A feature set is a tuple of FEATURE_WORDS whose default kernels are generated too. A folder
 lists its own in features.txt, one a line, so that it is made again with them, whatever the tables.
 """
 
@@ -28,8 +28,8 @@ from flashgen.spec.defaults import (
     in_order,
     shipped_specs,
 )
+from flashgen.spec.features import KV_WORDS
 from flashgen.spec.outcome import STRENGTH
-from flashgen.spec.vocabulary import KV_WORDS
 from flashgen.table.entry import Entry
 from flashgen.table.table import Table, figure, load_folders
 

@@ -21,11 +21,11 @@ from flashgen.errors import InvalidArgument, TableError
 from flashgen.files import write_whole
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import OPTIONS, KernelConfig
+from flashgen.spec.features import OFF
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import STRENGTH
 from flashgen.spec.problem import BUCKETS, Bucket, Problem
-from flashgen.spec.vocabulary import FEATURES
 from flashgen.table.entry import Entry, Result, Run, RunnerUp
 from flashgen.table.yaml import Nodes
 
@@ -249,7 +249,7 @@ class _Reader(Nodes):
     ) -> Any:
         """As Nodes.record; what an older schema did not have may be missing."""
         if kind is AttentionSpec:
-            optional = (*optional, *FEATURES)
+            optional = (*optional, *OFF)
         elif kind is KernelConfig:
             optional = (*optional, *OPTIONS)
         elif kind is Result and self.schema < 2:
@@ -272,7 +272,7 @@ class _Reader(Nodes):
 
 
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-_OMITTED = (*FEATURES, *OPTIONS)
+_OMITTED = (*OFF, *OPTIONS)
 _TAG = "tag:yaml.org,2002:"
 _NULL = f"{_TAG}null"
 _FLOW = (AttentionSpec, KernelConfig, Problem)

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, get_args
 
 from flashgen.errors import InvalidArgument
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.features import Bias
 from flashgen.spec.problem import Bucket, Problem, bucket_of, workload
-from flashgen.spec.vocabulary import BACKWARD, Direction, Mask, Precision, parse_dtype
+from flashgen.spec.vocabulary import BACKWARD, Bias, Direction, Mask, Precision, parse_dtype
 from flashgen.table.yaml import Nodes
 
 if TYPE_CHECKING:

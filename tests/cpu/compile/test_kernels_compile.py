@@ -17,10 +17,10 @@ from flashgen.kernels.render import render
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_config, default_spec, featured_specs
+from flashgen.spec.features import FEATURE_WORDS
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.legality import shared_bound_bytes, why_illegal
 from flashgen.spec.outcome import Status
-from flashgen.spec.vocabulary import FEATURE_WORDS
 from tests.makers import make_config, make_spec
 
 H200 = TARGETS["nvidia_h200"]

@@ -184,7 +184,7 @@ def test_the_page_on_tuning_has_every_option_and_its_words() -> None:
     import typer
 
     from flashgen.cli import app
-    from flashgen.spec.vocabulary import FEATURE_WORDS, KV_WORDS
+    from flashgen.spec.features import FEATURE_WORDS, KV_WORDS
 
     text = (ROOT / "docs" / "tuning.md").read_text()
     command = typer.main.get_command(app).commands["tune"]  # type: ignore[attr-defined]

@@ -19,8 +19,8 @@ from flashgen.estimate.trip_counts import bytes_moved
 from flashgen.reference import cache as reference_cache
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.selection import tune_command
+from flashgen.spec.features import KV_WORDS
 from flashgen.spec.problem import workload
-from flashgen.spec.vocabulary import KV_WORDS
 from flashgen.table.table import dump, parse
 from generated.defaults import DEFAULTS
 from generated.table import ARCHS, CHOICES

@@ -305,12 +305,12 @@ def test_the_spec_of_a_call() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"varlen": True, "bias": "additive"}, "varlen goes with bias none"),
+        ({"varlen": True, "bias": "additive"}, "varlen goes without bias"),
         ({"varlen": 1}, "varlen must be true or false"),
         ({"paged": True}, "paged goes with"),
         ({"varlen": True, "paged": True, "dropout": True}, "without dropout"),
         ({"varlen": True, "paged": True, "direction": "backward_dq"}, "paged goes with"),
-        ({"varlen": True, "direction": "decode"}, "has the lengths of its cache"),
+        ({"varlen": True, "direction": "decode"}, "a cache has lengths of its own"),
     ],
 )
 def test_what_no_kernel_is_of(fields: dict[str, Any], message: str) -> None:

@@ -11,12 +11,11 @@ import torch
 
 from flashgen.errors import InvalidArgument
 from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.features import FEATURE_WORDS
 from flashgen.spec.from_call import check_scale, diagonal_of, from_tensors
 from flashgen.spec.problem import BUCKETS, Problem, bucket_of, flops, workload
 from flashgen.spec.vocabulary import (
     DECODING,
-    FEATURE_WORDS,
-    FEATURES,
     Direction,
     padded,
     parse_dtype,
@@ -33,8 +32,7 @@ def test_names_are_distinct_over_all_fields() -> None:
     ]
     specs.append(make_spec("float32", precision="tf32"))
     specs += [make_spec("float16", 64, bias=bias) for bias in ("additive", "boolean")]
-    cached_alone = ("paged", "rotary", "indexed", "leftpad", "kv_dtype", "kv_scales")
-    flags = [feature for feature in FEATURES if feature not in ("bias", *cached_alone)]
+    flags = [row.field for row in FEATURE_WORDS.values() if row.value is True]
     specs += [make_spec("float16", 64, **{feature: True}) for feature in flags]
     others = [each for each in get_args(Direction)[1:] if each not in DECODING]
     specs += [with_bias().for_direction(direction) for direction in others]
@@ -263,17 +261,20 @@ def test_decoding_runs_many_sequences_of_few_queries() -> None:
     [
         ({"direction": "forward", "paged": True}, "paged goes with direction decode and append"),
         ({"direction": "combine", "paged": True}, "paged goes with"),
-        ({"direction": "decode", "rotary": "halves"}, "rotary goes with direction append"),
-        ({"direction": "decode", "dropout": True}, "dropout goes with training: direction decode"),
+        ({"direction": "decode", "rotary": "halves"}, "rotary halves goes with direction append"),
+        (
+            {"direction": "decode", "dropout": True},
+            "dropout goes with training: got direction decode",
+        ),
         ({"direction": "forward", "varlen": True, "fp8": True}, "varlen goes without fp8"),
-        ({"direction": "decode", "varlen": True}, "direction decode has the lengths of its cache"),
+        ({"direction": "decode", "varlen": True}, "a cache has lengths of its own"),
         ({"direction": "combine", "sink": True}, "sink goes with direction forward and decode"),
         (
             {"direction": "append", "window": True},
             "append has no scores, so it goes with no feature",
         ),
         ({"direction": "append", "leftpad": True}, "leftpad goes with direction decode"),
-        ({"direction": "decode", "indexed": True, "paged": True}, "of a cache that is not paged"),
+        ({"direction": "decode", "indexed": True, "paged": True}, "indexed goes without paged"),
         (
             {"direction": "forward", "indexed": True},
             "indexed goes with direction decode and append",
@@ -304,7 +305,7 @@ def test_decoding_runs_many_sequences_of_few_queries() -> None:
         ),
         (
             {"direction": "forward", "dtype": "float32", "fp8": True},
-            "O of dtype float16 or bfloat16",
+            "fp8 goes with dtype float16 and bfloat16",
         ),
         ({"direction": "combine", "mask": "causal"}, "combine has no scores"),
         ({"direction": "append", "dtype": "float32", "precision": "tf32"}, "append has no scores"),
