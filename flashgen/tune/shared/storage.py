@@ -26,7 +26,7 @@ import os
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -140,6 +140,37 @@ Notice = Callable[[str], None]
 T = TypeVar("T")
 
 CONNECT_LIMIT_S = 10
+
+
+def retry(
+    do: Callable[[], T],
+    is_transient: Callable[[Exception], bool],
+    waits: Iterable[float],
+    on_failure: Callable[[Exception], None] = lambda _: None,
+) -> T:
+    """What `do` returns. After a transient error it is called again, `waits` seconds later.
+
+    The last call's error, and one that is not transient, is raised as it is.
+    """
+    for wait_s in waits:
+        try:
+            return do()
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            on_failure(error)
+        time.sleep(wait_s)
+    return do()
+
+
+def backoff(limit_s: float) -> Iterator[float]:
+    """Waits that double, from 0.1 to 5 seconds, until `limit_s` seconds have passed."""
+    begun, wait_s = time.monotonic(), 0.1
+    while time.monotonic() - begun < limit_s:
+        yield wait_s
+        wait_s = min(2 * wait_s, 5.0)
+
+
 OPENINGS = 8
 """Attempts to create the tables: workers that start together on an empty database collide."""
 
@@ -297,36 +328,35 @@ class Storage:
 
     def _ask(self, do: Callable[[], T]) -> T:
         """What `do` returns; tried again while the storage is away, until patience ends."""
-        begun, tries = time.monotonic(), 0
-        while True:
-            try:
-                answer = do()
-            except self._losses() as error:
+        begun, patience = time.monotonic(), self.pace.patience_s
+        losses = self._losses()
+
+        def lost(error: Exception) -> None:
+            if not self._away:
                 reason = self._reason(error)
-            except OSError as error:
-                raise StorageError(
-                    f"{self.shown} cannot be used ({error.strerror}): free some space there, or "
-                    f"make it readable and writable; {_KEPT}"
-                ) from None
-            except (KeyError, ValueError) as error:
-                raise StorageError(
-                    f"{self.shown} is not as this run left it "
-                    f"({type(error).__name__}: {_first_line(error)}): leave its studies alone "
-                    f"while the run lasts, or begin with an empty storage; {_KEPT}"
-                ) from None
-            else:
-                self._answered()
-                return answer
-            waited, patience = time.monotonic() - begun, self.pace.patience_s
-            if waited >= patience:
-                raise StorageError(
-                    f"{self.shown} does not answer ({reason}), asked for {waited:.0f} s: "
-                    f"see that it runs; {_KEPT}"
-                )
-            if not tries:
                 self._notice(f"{self.shown} does not answer ({reason}); trying for {patience:g} s")
-            tries, self._away = tries + 1, True
-            time.sleep(min(0.05 * 2**tries, 5.0))
+            self._away = True
+
+        try:
+            answer = retry(do, lambda error: isinstance(error, losses), backoff(patience), lost)
+        except losses as error:
+            raise StorageError(
+                f"{self.shown} does not answer ({self._reason(error)}), asked for "
+                f"{time.monotonic() - begun:.0f} s: see that it runs; {_KEPT}"
+            ) from None
+        except OSError as error:
+            raise StorageError(
+                f"{self.shown} cannot be used ({error.strerror}): free some space there, or "
+                f"make it readable and writable; {_KEPT}"
+            ) from None
+        except (KeyError, ValueError) as error:
+            raise StorageError(
+                f"{self.shown} is not as this run left it "
+                f"({type(error).__name__}: {_first_line(error)}): leave its studies alone "
+                f"while the run lasts, or begin with an empty storage; {_KEPT}"
+            ) from None
+        self._answered()
+        return answer
 
     def _answered(self) -> None:
         if self._away:
@@ -371,24 +401,28 @@ class Storage:
     def _open_database(self, url: URL) -> BaseStorage:
         from sqlalchemy.exc import OperationalError
 
-        for attempt in range(1, OPENINGS + 1):
-            try:
-                return self._database(url)
-            except ImportError:
-                raise ToolchainError(
-                    f"--storage {self.shown} needs the package psycopg: "
-                    f"pip install 'flashgen[distributed]'"
-                ) from None
-            except self._losses() as error:
-                reason = self._reason(error)
-                refused = isinstance(error, OperationalError) or "permission denied" in reason
-                collided = "already exists" in reason or "locked" in reason or not refused
-                if attempt == OPENINGS or not collided:
-                    raise StorageError(self._refused(reason, url)) from None
-            except RuntimeError:  # Optuna's check of its tables
-                raise StorageError(self._foreign()) from None
-            time.sleep(random.uniform(0.05, 0.4))
-        raise AssertionError("the last attempt returned or raised")
+        def refused(error: Exception) -> bool:
+            said = self._reason(error)
+            return isinstance(error, OperationalError) or "permission denied" in said
+
+        def collided(error: Exception) -> bool:
+            said = self._reason(error)
+            if not isinstance(error, self._losses()):
+                return False
+            return "already exists" in said or "locked" in said or not refused(error)
+
+        waits = (random.uniform(0.05, 0.4) for _ in range(OPENINGS - 1))
+        try:
+            return retry(lambda: self._database(url), collided, waits)
+        except ImportError:
+            raise ToolchainError(
+                f"--storage {self.shown} needs the package psycopg: "
+                f"pip install 'flashgen[distributed]'"
+            ) from None
+        except self._losses() as error:
+            raise StorageError(self._refused(self._reason(error), url)) from None
+        except RuntimeError:  # Optuna's check of its tables
+            raise StorageError(self._foreign()) from None
 
     def _database(self, url: URL) -> BaseStorage:
         limits: dict[str, Any] = {"timeout": CONNECT_LIMIT_S}

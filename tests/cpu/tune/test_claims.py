@@ -446,7 +446,7 @@ def test_a_full_disk_under_a_journal_is_one_sentence(
     ledger = opened(journal(tmp_path))
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        with pytest.raises(StorageError, match=r"No space left.*make room.* log"):
+        with pytest.raises(StorageError, match=r"No space left.*free some space.* log"):
             page_of(ledger).claim([ONE])
     assert len(page_of(ledger).claim([OTHER])) == 1
 
