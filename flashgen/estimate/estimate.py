@@ -168,7 +168,9 @@ def _grid_cycles(
         gpu.sms,
         residents,
     )
-    of_a_kind = np.array(trips, float) @ np.array(replayed.cycles[residents - 1]) + overhead
+    # Not a matrix product: BLAS adds in an order of its own on every CPU, which may break a tie.
+    cycles = np.array(trips, float) * np.array(replayed.cycles[residents - 1])
+    of_a_kind = cycles.sum(axis=1) + overhead
     busy = float(of_a_kind[np.array(kind_of)].sum()) / (residents * gpu.sms)
     return end, max(end - busy, 0.0)
 

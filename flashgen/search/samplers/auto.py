@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from flashgen.search.samplers import P, Proposer
-from flashgen.search.samplers.surrogate import Surrogate
+from flashgen.search.samplers.surrogate import Surrogate, choose_first
 from flashgen.search.space import Point, parameters_of
 
 START, LEAST_KNOWN = 5, 3
@@ -93,6 +93,6 @@ class AutoProposer(Proposer[P]):
         for _ in range(count):
             scores = expectation.scores() + TRUST / len(seen) * self._log_belief
             scores[[*seen, *self._pending]] = -math.inf
-            best = int(np.argmax(scores))
+            best = choose_first(scores)
             self._pending[best] = None
             expectation.believe(best)

@@ -7,8 +7,9 @@ expected improvement over the best so far (Jones, Schonlau and Welch, Efficient 
 1998). Of several at once each is chosen as if those before it had come out as expected: the kriging
 believer of Ginsbourger, Le Riche and Carraro (2010).
 
-What is fitted is chosen from short lists by the marginal likelihood, and scores are rounded: so the
-last bits of a sum, which differ from machine to machine, decide nothing.
+What is fitted is chosen from short lists by the marginal likelihood. The last bits of a sum differ
+from machine to machine, and between orders of the same numbers. So points are sorted first, and
+choose_first() takes values that differ by such bits for equal.
 
 A process that has to follow times from 1 to 30 has little left to say of those from 1.0 to 1.1. So
 it works on heights: logarithms, and none above a cap. A failure has the height of the cap: it is
@@ -59,8 +60,8 @@ ENOUGH_TO_FIT, MOST_TO_FIT = 4, 120
 """Evaluated points that lengths, noise and slope are chosen by; more would only take longer."""
 
 SWEEPS = 2
-DIGITS = 6
-"""Of a score or an evidence that count."""
+TIE = 1e-6
+"""Scores, or evidences, are equal within this share of the largest, and within this difference."""
 
 FAR = -1e5
 """Deviations from the best below which all are equally hopeless."""
@@ -111,17 +112,18 @@ class Surrogate:
     def expect(self, seen: Sequence[int], values: Sequence[float | None]) -> Expectation:
         """What is expected of all points where those at `seen` have these values, one at least.
 
-        None is a failure.
+        None is a failure. The order of `seen` changes nothing, not even the last bits.
         """
+        order = sorted(range(len(seen)), key=seen.__getitem__)
+        seen, values = [seen[i] for i in order], [values[i] for i in order]
         heights, best, on_logarithms = _heights(values)
         trend = np.zeros(self._places.shape[1])
         if self._guess is not None and on_logarithms:
             known = [i for i, value in zip(seen, values, strict=True) if value is not None]
             trend = np.minimum(self._guess, self._guess[known].min() + heights.max() - best)
-        at = list(seen)
-        fit = self._fitted(self._places[:, at], heights, trend[at])
-        solved = self._solve(self._places[:, at], heights - fit.slope * trend[at], fit)
-        rows = np.linalg.solve(solved.factor, self.covariance(at, fit))
+        fit = self._fitted(self._places[:, seen], heights, trend[seen])
+        solved = self._solve(self._places[:, seen], heights - fit.slope * trend[seen], fit)
+        rows = np.linalg.solve(solved.factor, self.covariance(seen, fit))
         mean = solved.mean + solved.weights @ rows + fit.slope * trend
         return Expectation(self, fit, solved.variance, rows, mean, best)
 
@@ -147,11 +149,12 @@ class Surrogate:
         fit = Fit(lengths=(USUAL_LENGTH,) * len(places), noise=NOISES[0], slope=SLOPES[0] * sloped)
 
         def evidence(other: Fit) -> float:
-            return round(self._solve(places, heights - other.slope * trend, other).evidence, DIGITS)
+            return self._solve(places, heights - other.slope * trend, other).evidence
 
         turns = range(len(places) + 1 + sloped) if len(heights) >= ENOUGH_TO_FIT else ()
         for turn in (*turns,) * SWEEPS:
-            fit = max([fit, *_variants(fit, turn)], key=evidence)
+            fits = [fit, *_variants(fit, turn)]
+            fit = fits[choose_first([evidence(other) for other in fits])]
         return fit
 
     def _solve(self, places: Floats, heights: Floats, fit: Fit) -> _Solved:
@@ -200,7 +203,7 @@ class Expectation:
         """The logarithm of the expected improvement over the best, of every point."""
         spread = np.sqrt(self._variance * np.maximum(self._left, LEAST_LEFT))
         gain = _log_improvement((self.best - self.mean) / spread)
-        scores: Floats = np.round(np.log(spread) + gain, DIGITS)
+        scores: Floats = np.log(spread) + gain
         return scores
 
     def believe(self, point: int) -> None:
@@ -211,6 +214,12 @@ class Expectation:
         self._rows = np.vstack([self._rows, row])
         self._left = self._left - np.square(row)
         self.best = min(self.best, float(self.mean[point]))
+
+
+def choose_first(values: Sequence[float] | Floats) -> int:
+    """The place of the first value that equals the largest but for TIE. One at least is finite."""
+    largest = float(np.max(values))
+    return int(np.argmax(np.asarray(values) >= largest - TIE * max(1.0, abs(largest))))
 
 
 def _places(points: Sequence[Point], parameter: Parameter) -> list[float]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import random
 import warnings
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.search.samplers import Proposer, auto, proposer_for
 from flashgen.search.samplers.auto import LEAST_KNOWN, START, AutoProposer
 from flashgen.search.samplers.optuna import OptunaProposer
-from flashgen.search.samplers.surrogate import Expectation
+from flashgen.search.samplers.surrogate import Expectation, Surrogate
 from flashgen.search.space import Method, Point, Sampler
 
 OPTUNAS: tuple[Sampler, ...] = ("random", "tpe", "gp", "cmaes", "genetic")
@@ -243,3 +246,37 @@ class TestAuto:
         heeded = mean_place(4)
         monkeypatch.setattr(auto, "TRUST", 0.0)
         assert heeded < mean_place(4) - 5
+
+    @pytest.mark.parametrize("trust", [0.0, auto.TRUST])
+    def test_the_last_bits_of_a_sum_decide_nothing(
+        self, monkeypatch: pytest.MonkeyPatch, trust: float
+    ) -> None:
+        """Scores and evidences are off by more than the order in which BLAS adds can do. All names
+        that no known point has are equal on paper.
+        """
+        monkeypatch.setattr(auto, "TRUST", trust)
+        space = list(itertools.product(range(6), "abcdefgh"))
+
+        def proposed() -> list[tuple[int, str]]:
+            made = AutoProposer(space, lambda p: {"x": p[0], "name": p[1]}, seed=0)
+            found = []
+            for _ in range(6):
+                batch = made.propose(2)
+                found += batch
+                for x, name in batch:
+                    made.learn((x, name), 10.0 + (x - 2) ** 2)
+            return found
+
+        exact, chance = proposed(), random.Random(0)
+        scores, solve = Expectation.scores, Surrogate._solve
+
+        def rough(values: Any) -> Any:
+            return values * np.array([1 + chance.uniform(-2e-7, 2e-7) for _ in values])
+
+        def roughly_solved(*arguments: Any) -> Any:
+            solved = solve(*arguments)
+            return replace(solved, evidence=solved.evidence * (1 + chance.uniform(-2e-7, 2e-7)))
+
+        monkeypatch.setattr(Expectation, "scores", lambda self: rough(scores(self)))
+        monkeypatch.setattr(Surrogate, "_solve", roughly_solved)
+        assert [proposed() for _ in range(5)] == [exact] * 5

@@ -173,6 +173,14 @@ class TestGuesses:
 
 
 class TestScores:
+    @pytest.mark.parametrize("score", [-2.5000005, -2.5, 0.0, -4e9])
+    def test_of_equals_the_first_is_chosen(self, score: float) -> None:
+        """Wherever equals lie: a rounded score would have borders that a last bit can cross."""
+        off = 1e-9 * max(1.0, abs(score))
+        for scores in ([score - off, score, score + off], [score + off, score, score - off]):
+            assert surrogate.choose_first([score - 1 - 0.1 * abs(score), *scores, -math.inf]) == 1
+        assert surrogate.choose_first([score, score + 1 + 1e-5 * abs(score)]) == 1
+
     @pytest.mark.parametrize("z", [-30.0, -8.0, -2.0, -1.01, -0.99, 0.0, 1.5, 6.0])
     def test_they_are_the_logarithm_of_the_expected_improvement(self, z: float) -> None:
         """Against the integral of (z - x) phi(x) up to z, in steps."""
