@@ -375,8 +375,8 @@ def test_it_loads_nothing_of_attention(sampler: str, others: list[str], tmp_path
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    names = {"auto": ["auto", "method", "minimize", "points", "propose", "samplers", "surrogate"],
-             "tpe": ["library", "method", "minimize", "points", "propose", "samplers"]}[sampler]  # fmt: skip
+    of_samplers = {"auto": ["samplers.auto", "samplers.surrogate"], "tpe": ["samplers.optuna"]}
+    names = ["minimize", "samplers", *of_samplers[sampler], "space"]
     ours = ["flashgen", "flashgen.errors", "flashgen.search"]
     ours += [f"flashgen.search.{name}" for name in names]
     assert done.stdout.strip() == f"{ours} {others}"
