@@ -11,13 +11,16 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flashgen.evaluate.evaluator import Evaluator, protocol_of, triton_version
 from flashgen.evaluate.quarantine import Quarantine, QuarantiningEvaluator
+from flashgen.evaluate.workers.answers import Task
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.legality import why_illegal
@@ -191,14 +194,11 @@ class FaultsContract:
 
     @pytest.fixture
     def faults(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """The folder where the stand-ins tell of their faults; limits in seconds, and 256 MiB."""
+        """The folder where the stand-ins tell of their faults; a limit of time, and of 256 MiB."""
         monkeypatch.setenv("FAULTS_FOLDER", str(tmp_path))
         behaviours = {f"{config.br}x{config.bc}": fault for fault, (config, _) in FAULTS.items()}
         monkeypatch.setenv("BEHAVIOURS", json.dumps(behaviours))
-        monkeypatch.setattr("flashgen.evaluate.workers.pool.FIRST_TASK_S", 5.0)
-        for limit in ("build.COMPILE", "offline.CHECK", "on_gpu.CHECK", "on_gpu.MEASURE"):
-            monkeypatch.setattr(f"flashgen.evaluate.{limit}_LIMIT_S", 1.5)
-        monkeypatch.setattr("flashgen.evaluate.on_gpu.FINAL_LIMIT_PER_CONFIG_S", 0.0)
+        monkeypatch.setattr("flashgen.evaluate.workers.pool.Limits.seconds", _limit_s)
         monkeypatch.setattr("flashgen.evaluate.workers.memory.share", lambda children: 256 << 20)
         return tmp_path
 
@@ -244,6 +244,12 @@ class FaultsContract:
         assert (played(faults) - already).keys() == {"abort"}
 
 
+def _limit_s(_: Any, task: Task, *, first: bool) -> float:
+    """In place of Limits.seconds: on a busy machine only the one that hangs may reach its limit."""
+    hangs = task.payload.get("config") == asdict(FAULTS["hang"][0])
+    return 4.0 if hangs else 300.0
+
+
 def played(folder: Path) -> Counter[str]:
     """The faults that the stand-ins have played, and how often."""
     return Counter((folder / "faults").read_text().split())
@@ -254,7 +260,7 @@ def pids(folder: Path) -> list[int]:
     return [int(word) for word in (folder / "pids").read_text().split()]
 
 
-def lives(pid: int, limit_s: float = 5.0) -> bool:
+def lives(pid: int, limit_s: float = 60.0) -> bool:
     """Whether a process is there, and no zombie, for all that time."""
     end = time.monotonic() + limit_s
     while time.monotonic() < end:

@@ -126,7 +126,7 @@ LAUNCHED: dict[str, tuple[AttentionSpec, KernelConfig]] = {
 def test_there_is_a_count_for_each_program_that_is_launched(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("grid", "inputs", "problem"):
+    for module in ("estimate.trip_counts", "evaluate.inputs", "spec.problem"):
         monkeypatch.setattr(f"flashgen.{module}.TUNED_WINDOW", 150)
     spec, config = LAUNCHED[name]
     seq_q = 3 if spec.direction == "decode" else 300

@@ -344,7 +344,7 @@ def test_macro_files_open_with_a_comment_and_so_does_every_macro(file: Path) -> 
 
 def test_only_kernels_and_the_report_are_made_by_jinja2() -> None:
     users = [
-        file.name
+        file.relative_to(paths.ROOT / "flashgen").as_posix()
         for file in (paths.ROOT / "flashgen").rglob("*.py")
         if re.search(r"^\s*(import|from) jinja2", file.read_text(), re.M)
     ]

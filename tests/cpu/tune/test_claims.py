@@ -565,8 +565,8 @@ def test_a_writer_killed_with_the_journals_lock_keeps_nobody_waiting(tmp_path: P
 
 HEIRLESS = """
 import os, pathlib, signal, subprocess, sys
-from flashgen.ledger import Ledger
-from flashgen.log import Log
+from flashgen.tune.shared import Ledger
+from flashgen.search.log import Log
 folder, url = pathlib.Path(sys.argv[1]), sys.argv[2]
 ledger = Ledger(url, gpu="nvidia_h200", request={"triton": "3.7.1", "seed": 0})
 log = Log(folder / "log.jsonl", gpu="nvidia_h200", triton="3.7.1", shared=ledger.id)

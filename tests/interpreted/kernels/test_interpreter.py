@@ -55,7 +55,7 @@ def test_the_repairs_are_still_needed(tmp_path: Path) -> None:
     """When this fails, Triton has mended its interpreter: delete the repair that is needed no more."""
     program = (
         "import pathlib, sys\n"
-        "from flashgen import interpreter\n"
+        "from flashgen.kernels import interpreter\n"
         "interpreter._repair = lambda: None\n"
         "from tests.interpreted.kernels.test_interpreter import run\n"
         "print(*run(pathlib.Path(sys.argv[1])))\n"
