@@ -25,13 +25,12 @@ from flashgen.runtime.call import (
     Saved,
     Scalars,
     Wanted,
-    bounds_of,
     features_of,
-    scalars_of,
+    parts_of,
 )
 from flashgen.runtime.launcher import BackwardLauncher, DeltaLauncher, Launcher
 from flashgen.runtime.resolver import AnyLauncher, Resolver
-from flashgen.spec.features import PLAIN, Features
+from flashgen.spec.features import BIAS, PLAIN, SINKS, Features, tensors_of
 from flashgen.spec.vocabulary import MAX_BACKWARD_HEAD_DIM, Direction, no_gradient
 
 
@@ -65,19 +64,8 @@ def attention(
         return _Plain.apply(passes, call, q, k, v)  # type: ignore[no-any-return, no-untyped-call]
     else:
         function = _Attention
-    o, lse = function.apply(
-        passes,
-        call,
-        scalars_of(features),
-        q,
-        k,
-        v,
-        features.bias,
-        features.slopes,
-        features.rng,
-        features.sinks,
-        *bounds_of(features),
-    )
+    scalars, tensors = parts_of(features)
+    o, lse = function.apply(passes, call, scalars, q, k, v, *tensors)
     return o, lse
 
 
@@ -88,6 +76,10 @@ def refuse_second_derivative() -> NoReturn:
         "torch.nn.attention.sdpa_kernel(SDPBackend.MATH) makes of scaled_dot_product_attention, "
         "or flashgen.reference.attention.attention"
     )
+
+
+_FIRST = 6
+"""Where TENSORS begin among the arguments of a Function that has features."""
 
 
 class _Attention(torch.autograd.Function):
@@ -102,31 +94,30 @@ class _Attention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        bias: Tensor | None,
-        slopes: Tensor | None,
-        rng: Tensor | None,
-        sinks: Tensor | None,
-        *bounds: Tensor,
+        *tensors: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        features = features_of(bias, slopes, rng, sinks, scalars, bounds)
-        o, lse = passes.forward(q, k, v, call, features)
-        ctx.save_for_backward(q, k, v, o, lse, bias, slopes, rng, sinks, *bounds)  # type: ignore[arg-type]  # None too
+        o, lse = passes.forward(q, k, v, call, features_of(scalars, tensors))
+        ctx.save_for_backward(q, k, v, o, lse, *tensors)  # type: ignore[arg-type]  # None too
         ctx.options = (passes, call, scalars)  # type: ignore[attr-defined]
         ctx.set_materialize_grads(False)
         return o, lse
 
     @staticmethod
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        none = (None, None, None)
-        bounds = (None,) * (len(ctx.needs_input_grad) - 10)  # have none
+        gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         if do is None and dlse is None:
-            return (*none, *none, *none, None, *bounds)
+            return tuple(gradients)
+        places = (3, 4, 5, _FIRST + BIAS, _FIRST + SINKS)
         wanted = Wanted(
-            **dict(zip(("q", "k", "v", "bias"), ctx.needs_input_grad[3:7], strict=True)),
-            sinks=ctx.needs_input_grad[9],
+            **{
+                name: ctx.needs_input_grad[place]
+                for name, place in zip(("q", "k", "v", "bias", "sinks"), places, strict=True)
+            }
         )
-        *found, dsinks = _backward(ctx.options, wanted, do, dlse, ctx.saved_tensors)
-        return (*none, *found, None, None, dsinks, *bounds)
+        found = _backward(ctx.options, wanted, do, dlse, ctx.saved_tensors)
+        for place, gradient in zip(places, found, strict=True):
+            gradients[place] = gradient
+        return tuple(gradients)
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> NoReturn:
@@ -155,7 +146,7 @@ class _Plain(torch.autograd.Function):
             bias=False,
             sinks=False,
         )
-        saved = (*ctx.saved_tensors, None, None, None, None)  # no tensor of a feature
+        saved = (*ctx.saved_tensors, *tensors_of(PLAIN))
         dq, dk, dv, *_ = _backward(ctx.options, wanted, do, dlse, saved)
         return None, None, dq, dk, dv
 
@@ -169,9 +160,8 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def forward(passes: TwoPasses, call: Call, scalars: Scalars, *tensors: Any) -> Any:
-        q, k, v, bias, slopes, rng, sinks, *bounds = tensors
-        features = features_of(bias, slopes, rng, sinks, scalars, tuple(bounds))
-        return passes.forward(q, k, v, call, features)
+        q, k, v, *others = tensors
+        return passes.forward(q, k, v, call, features_of(scalars, others))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -235,8 +225,8 @@ def _gradients(
     dlse: Tensor | None,
     *saved: Any,
 ) -> Gradients:
-    q, k, v, o, lse, bias, slopes, rng, sinks, *bounds = saved
-    features = features_of(bias, slopes, rng, sinks, scalars, tuple(bounds))
+    q, k, v, o, lse, *others = saved
+    features = features_of(scalars, others)
     forward = Saved(q=q, k=k, v=v, o=o, lse=lse, call=call, features=features)
     return passes.backward(forward, do, dlse, wanted)
 

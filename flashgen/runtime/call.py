@@ -4,8 +4,9 @@ Which objects are tensors that a kernel may be handed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch.nn import Parameter
 
 from flashgen.errors import InvalidArgument
 from flashgen.spec.block_mask import BlockMask
-from flashgen.spec.features import PLAIN, Features
+from flashgen.spec.features import PLAIN, TENSORS, Features, tensors_of, without_tensors
 from flashgen.spec.from_call import check_scale, diagonal_of
 from flashgen.spec.packed import Sequences
 
@@ -37,17 +38,16 @@ class Call:
         return diagonal_of(self.causal, q.shape[2], k.shape[2])
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Scalars:
-    """The features of a call that are no tensors, as Features holds them. packed: of packed
-    sequences, max_q, max_k and bottom_right. A block mask is made once, and never changed.
+    """The features of a call without their tensors, which autograd saves by itself.
+
+    packed: of packed sequences max_q, max_k and bottom_right. A block mask stays: it is made once,
+    and never changed.
     """
 
-    dropout_p: float = 0.0
-    window: tuple[int, int] | None = None
-    softcap: float = 0.0
+    features: Features = PLAIN
     packed: tuple[int, int, bool] | None = None
-    block_mask: BlockMask | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -82,75 +82,39 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Te
 NO_SCALARS = Scalars()
 
 
-def features_of(
-    bias: Tensor | None,
-    slopes: Tensor | None,
-    rng: Tensor | None,
-    sinks: Tensor | None,
-    scalars: Scalars,
-    bounds: tuple[Tensor, ...] = (),
-) -> Features:
-    """The features as one value; PLAIN where there are none. bounds: what bounds_of gave."""
-    if (
-        scalars.packed is None
-        and scalars.block_mask is None
-        and bias is None
-        and slopes is None
-        and rng is None
-        and sinks is None
-        and scalars.window is None
-        and scalars.softcap == 0.0
-    ):
-        return PLAIN
-    return Features(
-        bias=bias,
-        slopes=slopes,
-        rng=rng,
-        sinks=sinks,
-        dropout_p=scalars.dropout_p,
-        window=scalars.window,
-        softcap=scalars.softcap,
-        sequences=_sequences_of(scalars.packed, bounds),
-        block_mask=scalars.block_mask,
-    )
-
-
-def bounds_of(features: Features) -> tuple[Tensor, ...]:
-    """The tensors that say where packed sequences are; () where nothing is packed."""
-    packed = features.sequences
-    return () if packed is None else packed.bounds
-
-
-def _sequences_of(
-    packed: tuple[int, int, bool] | None, bounds: tuple[Tensor, ...]
-) -> Sequences | None:
-    if packed is None:
-        return None
-    q_begins, q_ends, k_begins, k_ends = bounds
-    max_q, max_k, bottom_right = packed
-    return Sequences(
-        q_begins=q_begins,
-        q_ends=q_ends,
-        k_begins=k_begins,
-        k_ends=k_ends,
-        max_q=max_q,
-        max_k=max_k,
-        bottom_right=bottom_right,
-    )
-
-
-def scalars_of(features: Features) -> Scalars:
-    """The features that are no tensors."""
+def parts_of(features: Features) -> tuple[Scalars, tuple[Tensor | None, ...]]:
+    """The features as what is no tensor, and as tensors: TENSORS of spec/features.py and, of packed
+    sequences, where they are.
+    """
     if features is PLAIN:
-        return NO_SCALARS
+        return NO_SCALARS, tensors_of(features)
     packed = features.sequences
-    return Scalars(
-        dropout_p=features.dropout_p,
-        window=features.window,
-        softcap=features.softcap,
+    scalars = Scalars(
+        features=without_tensors(features),
         packed=None if packed is None else (packed.max_q, packed.max_k, packed.bottom_right),
-        block_mask=features.block_mask,
     )
+    return scalars, tensors_of(features) + (() if packed is None else packed.bounds)
+
+
+def features_of(scalars: Scalars, tensors: Sequence[Any]) -> Features:
+    """The features of which parts_of made these."""
+    if scalars is NO_SCALARS:
+        return PLAIN
+    bounds, packed = tensors[len(TENSORS) :], None
+    if scalars.packed is not None:
+        q_begins, q_ends, k_begins, k_ends = bounds
+        max_q, max_k, bottom_right = scalars.packed
+        packed = Sequences(
+            q_begins=q_begins,
+            q_ends=q_ends,
+            k_begins=k_begins,
+            k_ends=k_ends,
+            max_q=max_q,
+            max_k=max_k,
+            bottom_right=bottom_right,
+        )
+    own = dict(zip(TENSORS, tensors, strict=False))
+    return replace(scalars.features, **own, sequences=packed)
 
 
 def check_tensors(**named: object) -> None:
@@ -164,18 +128,6 @@ def check_tensors(**named: object) -> None:
             raise InvalidArgument(f"{name} must not be nested: pad its sequences to one length")
         if x.layout is not torch.strided:
             raise InvalidArgument(f"{name} must be dense: got {x.layout}; call .to_dense()")
-
-
-def tensors_given(**named: Tensor | None) -> dict[str, Tensor]:
-    """Those that are not None, by name. Raises as check_tensors."""
-    given = {name: x for name, x in named.items() if x is not None}
-    check_tensors(**given)
-    return given
-
-
-def in_four(bias: Tensor | None) -> Tensor | None:
-    """A bias with dimensions of 1 put before its own, up to four."""
-    return bias[(None,) * (4 - bias.ndim)] if bias is not None and bias.ndim < 4 else bias
 
 
 def scale_of(scale: float | None, head_dim: int) -> float:

@@ -19,21 +19,14 @@ from flashgen.kernels.launch_cache import Decode, Parts
 from flashgen.reference import cache as reference_cache
 from flashgen.reference.cache import Cache
 from flashgen.runtime import torch_modes
-from flashgen.runtime.call import (
-    Scalars,
-    check_plain,
-    check_tensors,
-    features_of,
-    in_four,
-    tensors_given,
-)
+from flashgen.runtime.call import check_plain, check_tensors
 from flashgen.runtime.call_cache import DecodeRepeats
 from flashgen.runtime.launcher import KernelLauncher
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Ladder, Selection
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.defaults import WIDEST_DECODE
-from flashgen.spec.features import PLAIN, Features, Window, check_for_keys, limits_of
+from flashgen.spec.features import NOTHING_GIVEN, PLAIN, Features, Given, check_for_keys, fields_of
 from flashgen.spec.from_call import check_heads, check_precision, check_scale
 from flashgen.spec.problem import bucket_of
 from flashgen.spec.vocabulary import DTYPE_BYTES, check_head_dim
@@ -71,20 +64,13 @@ class Beside:
     cache_leftpad: Tensor | None = None
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
-    bias: Tensor | None = None
-    alibi_slopes: Tensor | None = None
-    window: Window | None = None
-    softcap: float | None = None
-    sinks: Tensor | None = None
+    given: Given = NOTHING_GIVEN
 
     @property
     def plain(self) -> bool:
-        """Whether there are lengths, and at most a block table beside them."""
-        others = (
-            self.cache_batch_idx, self.cache_leftpad, self.k_scale, self.v_scale, self.bias,
-            self.alibi_slopes, self.window, self.softcap, self.sinks,
-        )  # fmt: skip
-        return self.lengths is not None and all(x is None for x in others)
+        """Whether there are lengths, and at most a block table besides."""
+        others = (self.cache_batch_idx, self.cache_leftpad, self.k_scale, self.v_scale)
+        return self.lengths is not None and all(x is None for x in others) and self.given.nothing
 
     @property
     def where(self) -> tuple[Tensor, ...]:
@@ -93,16 +79,15 @@ class Beside:
 
     def features(self, q: Tensor, cache: Cache, *, causal: bool) -> Features:
         """The features of a call. Raises InvalidArgument, naming the argument."""
-        given = tensors_given(bias=self.bias, alibi_slopes=self.alibi_slopes, sinks=self.sinks)
+        given = self.given.tensors
+        check_tensors(**given)
         check_plain(**given)
         if torch.is_grad_enabled() and any(x.requires_grad for x in given.values()):
             raise InvalidArgument(
                 f"{', '.join(given)} must not require gradients, of which decode has none: "
                 "detach them, or call attention()"
             )
-        window, softcap = limits_of(self.window, self.softcap, causal=causal)
-        scalars = Scalars(window=window, softcap=softcap or 0.0)
-        features = features_of(in_four(self.bias), self.alibi_slopes, None, self.sinks, scalars)
+        features = self.given.features(causal=causal)
         if features is not PLAIN:
             check_for_keys(features, q, cache.capacity)
         return features
@@ -218,11 +203,7 @@ def spec_of(
         head_dim_v=cache.v.shape[3],
         mask="causal" if causal is not False and q.shape[2] != 1 else "none",
         precision=precision if dtype == "float32" else "ieee",  # type: ignore[arg-type]
-        bias=features.bias_kind,
-        alibi=features.slopes is not None,
-        window=features.window is not None,
-        softcap=features.softcap > 0.0,
-        sink=features.sinks is not None,
+        **fields_of(features),  # type: ignore[arg-type]  # as the rows say
         paged=cache.paged,
         indexed=cache.rows is not None,
         leftpad=cache.leftpad is not None,

@@ -25,7 +25,7 @@ from flashgen.runtime.kv_cache import Appender
 from flashgen.runtime.resolver import Resolver, addressable, key
 from flashgen.runtime.selection import Served
 from flashgen.spec.block_mask import BlockMask
-from flashgen.spec.features import PLAIN, Window, limits_of
+from flashgen.spec.features import PLAIN, Given, Window, limits_of
 from flashgen.spec.from_call import diagonal_of
 from flashgen.spec.vocabulary import Direction
 
@@ -119,9 +119,11 @@ class Dispatcher:
             or block_mask is not None or torch_modes.special(q)
         ):  # fmt: skip
             asked = Asked(
-                causal=causal, scale=scale, bias=bias, alibi_slopes=alibi_slopes,
-                dropout_p=dropout_p, window=window, softcap=softcap, sinks=sinks,
-                block_mask=block_mask, deterministic=deterministic, precision=precision,
+                causal=causal, scale=scale, deterministic=deterministic, precision=precision,
+                given=Given(
+                    bias=bias, alibi_slopes=alibi_slopes, dropout_p=dropout_p, window=window,
+                    softcap=softcap, sinks=sinks, block_mask=block_mask,
+                ),
             )  # fmt: skip
             o, lse = self.featured.attention(q, k, v, asked)
             return (o, lse) if return_lse else o
@@ -242,8 +244,11 @@ class Dispatcher:
             q, k, v,
             Beside(
                 lengths=lengths, block_table=block_table, cache_batch_idx=cache_batch_idx,
-                cache_leftpad=cache_leftpad, k_scale=k_scale, v_scale=v_scale, bias=bias,
-                alibi_slopes=alibi_slopes, window=window, softcap=softcap, sinks=sinks,
+                cache_leftpad=cache_leftpad, k_scale=k_scale, v_scale=v_scale,
+                given=Given(
+                    bias=bias, alibi_slopes=alibi_slopes, window=window, softcap=softcap,
+                    sinks=sinks,
+                ),
             ),
             causal=causal, scale=scale, precision=precision,
         )  # fmt: skip
@@ -277,9 +282,11 @@ class Dispatcher:
         that of a backward direction too. Launches nothing. Raises InvalidArgument.
         """
         asked = Asked(
-            causal=causal, scale=scale, bias=bias, alibi_slopes=alibi_slopes, dropout_p=dropout_p,
-            window=window, softcap=softcap, sinks=sinks, block_mask=block_mask,
-            deterministic=deterministic, precision=precision,
+            causal=causal, scale=scale, deterministic=deterministic, precision=precision,
+            given=Given(
+                bias=bias, alibi_slopes=alibi_slopes, dropout_p=dropout_p, window=window,
+                softcap=softcap, sinks=sinks, block_mask=block_mask,
+            ),
         )  # fmt: skip
         return explain(self.resolver, q, k, v, asked, direction)
 
@@ -310,8 +317,10 @@ class Dispatcher:
         """
         beside = Beside(
             lengths=lengths, block_table=block_table, cache_batch_idx=cache_batch_idx,
-            cache_leftpad=cache_leftpad, k_scale=k_scale, v_scale=v_scale, bias=bias,
-            alibi_slopes=alibi_slopes, window=window, softcap=softcap, sinks=sinks,
+            cache_leftpad=cache_leftpad, k_scale=k_scale, v_scale=v_scale,
+            given=Given(
+                bias=bias, alibi_slopes=alibi_slopes, window=window, softcap=softcap, sinks=sinks,
+            ),
         )  # fmt: skip
         options = (causal, scale, precision)
         return explain_decode(self.resolver, self.decoder, q, k, v, beside, options)

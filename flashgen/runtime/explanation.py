@@ -56,13 +56,14 @@ def explain(
     direction too. Launches nothing. Raises InvalidArgument, naming the argument.
     """
     check_tensors(q=q, k=k, v=v)
-    check_plain(k=k, v=v, **asked.tensors())
-    if asked.block_mask is not None:
-        check_block_mask(asked.block_mask, traced=False)
+    check_tensors(**asked.given.tensors)
+    check_plain(k=k, v=v, **asked.given.tensors)
+    if asked.given.block_mask is not None:
+        check_block_mask(asked.given.block_mask, traced=False)
     if torch_modes.autocasts():
         q, k, v = torch_modes.autocast(q), torch_modes.autocast(k), torch_modes.autocast(v)
     call = asked.call(q)
-    drops = torch_modes.check_dropout(asked.dropout_p) > 0.0
+    drops = torch_modes.check_dropout(asked.given.dropout_p) > 0.0
     rng = torch.zeros(2, dtype=torch.int64, device=q.device) if drops else None  # draws nothing
     features = asked.features(rng)
     spec, problem = from_tensors(

@@ -20,7 +20,7 @@ from flashgen.runtime import kv_cache, registry, torch_modes
 from flashgen.runtime.call import check_tensors
 from flashgen.runtime.decode import Beside
 from flashgen.runtime.varlen import attention_varlen
-from flashgen.spec.features import UNBOUNDED, Window, window_of
+from flashgen.spec.features import UNBOUNDED, Given, Window, window_of
 from flashgen.spec.from_call import check_scale
 from flashgen.spec.vocabulary import HEAD_DIM_STEP, MIN_HEAD_DIM
 
@@ -347,7 +347,8 @@ def flash_attn_with_kvcache(
         queries, keys, values,
         Beside(
             lengths=lengths, block_table=block_table, cache_batch_idx=cache_batch_idx,
-            cache_leftpad=cache_leftpad, alibi_slopes=alibi_slopes, window=window, softcap=cap,
+            cache_leftpad=cache_leftpad,
+            given=Given(alibi_slopes=alibi_slopes, window=window, softcap=cap),
         ),
         causal=bool(causal), scale=scale, precision="ieee", splits=num_splits or None,
         names=("q", "k_cache", "v_cache", "cache_seqlens"),

@@ -6,6 +6,8 @@ of e4m3, P too, with float32 accumulation. docs/numerics.md says how right that 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -18,10 +20,8 @@ from flashgen.runtime.call import (
     Causal,
     check_plain,
     check_tensors,
-    in_four,
-    tensors_given,
 )
-from flashgen.spec.features import Features, Fp8, Window, limits_of
+from flashgen.spec.features import Fp8, Given, Window
 from flashgen.spec.from_call import check_scale, from_tensors
 
 OUT_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -63,16 +63,11 @@ def attention(
         raise InvalidArgument(f"out_dtype must be bfloat16 or float16: got {out_dtype!r}")
     named = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
     factors = {name: _factor(name, x, q, k) for name, x in named.items()}
-    check_plain(**tensors_given(bias=bias, alibi_slopes=alibi_slopes, sinks=sinks))
-    window, softcap = limits_of(window, softcap, causal=causal is not False)
-    features = Features(
-        bias=in_four(bias),
-        slopes=alibi_slopes,
-        window=window,
-        softcap=softcap or 0.0,
-        sinks=sinks,
-        fp8=Fp8(**factors, dtype=OUT_DTYPES[out_dtype]),
-    )
+    given = Given(bias=bias, alibi_slopes=alibi_slopes, window=window, softcap=softcap, sinks=sinks)
+    check_tensors(**given.tensors)
+    check_plain(**given.tensors)
+    fp8 = Fp8(**factors, dtype=OUT_DTYPES[out_dtype])
+    features = replace(given.features(causal=causal is not False), fp8=fp8)
     from_tensors(q, k, v, causal=causal, features=features)
     call = Call(causal=causal, scale=check_scale(scale, q.shape[3]))
     dispatcher = registry.dispatcher_of()

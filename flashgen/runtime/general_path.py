@@ -13,20 +13,23 @@ from flashgen.runtime.autograd import Passes
 from flashgen.runtime.call import (
     Call,
     Causal,
-    Scalars,
     agree,
     check_block_mask,
     check_plain,
     check_tensors,
-    features_of,
-    in_four,
     refuse_scale_gradient,
     scale_of,
-    tensors_given,
 )
 from flashgen.runtime.resolver import Resolver
-from flashgen.spec.block_mask import BlockMask
-from flashgen.spec.features import PLAIN, UNBOUNDED, Features, Window, check_features, limits_of
+from flashgen.spec.features import (
+    NOTHING_GIVEN,
+    PLAIN,
+    Features,
+    Given,
+    check_features,
+    numbers_of,
+    tensors_of,
+)
 from flashgen.spec.from_call import from_tensors
 
 
@@ -36,13 +39,7 @@ class Asked:
 
     causal: Causal = False
     scale: float | None = None
-    bias: Tensor | None = None
-    alibi_slopes: Tensor | None = None
-    dropout_p: float = 0.0
-    window: Window | None = None
-    softcap: float | None = None
-    sinks: Tensor | None = None
-    block_mask: BlockMask | None = None
+    given: Given = NOTHING_GIVEN
     deterministic: bool = True
     precision: str = "ieee"
 
@@ -55,23 +52,9 @@ class Asked:
             deterministic=self.deterministic,
         )
 
-    def scalars(self) -> Scalars:
-        """What of it are features, and no tensors. Raises InvalidArgument, naming the argument."""
-        window, softcap = limits_of(self.window, self.softcap, causal=self.causal is not False)
-        return Scalars(
-            dropout_p=self.dropout_p,
-            window=window,
-            softcap=softcap or 0.0,
-            block_mask=self.block_mask,
-        )
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Those of the features, by their arguments. Raises InvalidArgument for what is none."""
-        return tensors_given(bias=self.bias, alibi_slopes=self.alibi_slopes, sinks=self.sinks)
-
     def features(self, rng: Tensor | None) -> Features:
-        """All features; rng: what modes.draw_rng gave."""
-        return features_of(in_four(self.bias), self.alibi_slopes, rng, self.sinks, self.scalars())
+        """The features; rng: what draw_rng gave. Raises InvalidArgument."""
+        return self.given.features(causal=self.causal is not False, rng=rng)
 
 
 class Featured:
@@ -85,17 +68,18 @@ class Featured:
     def attention(self, q: Tensor, k: Tensor, v: Tensor, asked: Asked) -> tuple[Tensor, Tensor]:
         """O and LSE, as Dispatcher.attention describes them."""
         check_tensors(q=q, k=k, v=v)
-        beside, slopes = asked.tensors(), asked.alibi_slopes
+        given, beside, slopes = asked.given, asked.given.tensors, asked.given.alibi_slopes
+        check_tensors(**beside)
         if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
             raise InvalidArgument("alibi_slopes have no gradient: detach them")
         refuse_scale_gradient(asked.scale)
         if torch_modes.autocasts():
             q, k, v = torch_modes.autocast(q), torch_modes.autocast(k), torch_modes.autocast(v)
-        rng = torch_modes.draw_rng(asked.dropout_p, q.device)
+        rng = torch_modes.draw_rng(given.dropout_p, q.device)
         if not torch.compiler.is_compiling():
-            torch_modes.refuse_tangents(q, k, v, asked.bias, asked.sinks)
-        if asked.block_mask is not None:
-            check_block_mask(asked.block_mask, traced=torch_modes.traced(q))
+            torch_modes.refuse_tangents(q, k, v, given.bias, given.sinks)
+        if given.block_mask is not None:
+            check_block_mask(given.block_mask, traced=torch_modes.traced(q))
         if torch_modes.traced(q):
             return self._traced(q, k, v, asked, rng)
         check_plain(k=k, v=v, **beside)
@@ -117,11 +101,10 @@ class Featured:
         self, q: Tensor, k: Tensor, v: Tensor, asked: Asked, rng: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """By the registered operators."""
-        causal, scalars = asked.causal, asked.scalars()
+        causal, features = asked.causal, asked.features(rng)
         word = "none" if causal is False else "bottom_right" if causal is True else causal
         o, lse = operators.attention_forward(
-            q, k, v, in_four(asked.bias), asked.alibi_slopes, rng, asked.sinks,
-            float(asked.dropout_p), *(scalars.window or (UNBOUNDED, UNBOUNDED)), scalars.softcap,
+            q, k, v, *tensors_of(features), *numbers_of(features),
             asked.scale, word, asked.precision, asked.deterministic, self._package,
         )  # fmt: skip
         return o, lse

@@ -18,46 +18,34 @@ from torch import Tensor
 from flashgen.kernels.launch import empty_like_layout
 from flashgen.runtime import registry, torch_modes
 from flashgen.runtime.autograd import refuse_second_derivative
-from flashgen.runtime.call import Call, Saved, Scalars, Wanted, features_of
-from flashgen.spec.features import UNBOUNDED
+from flashgen.runtime.call import Call, Saved, Wanted
+from flashgen.spec.features import BIAS, NUMBERS, SINKS, TENSORS, Features, from_parts
 from flashgen.spec.from_call import check_scale
 
-_ARGUMENTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? slopes, Tensor? rng, Tensor? sinks, "
-    "float dropout_p, int window_left, int window_right, float softcap, "
-    "float? scale, str causal, str precision, bool deterministic, str package"
+_ARGUMENTS = ", ".join(
+    (
+        *(f"Tensor {name}" for name in "qkv"),
+        *(f"Tensor? {name}" for name in TENSORS),
+        *(f"{kind} {name}" for name, kind in NUMBERS.items()),
+        "float? scale, str causal, str precision, bool deterministic, str package",
+    )
 )
 _FORWARD = f"({_ARGUMENTS}) -> (Tensor o, Tensor lse)"
 _BACKWARD = (
     f"(Tensor do, Tensor? dlse, Tensor o, Tensor lse, bool[] wanted, {_ARGUMENTS}) "
     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks)"
 )
-_TENSORS = 7  # q, k, v, bias, slopes, rng, sinks
+_TENSORS = 3 + len(TENSORS)
+"""How many arguments are tensors: q, k, v and those of features."""
 
 
 @torch.library.custom_op("flashgen::attention_forward", mutates_args=(), schema=_FORWARD)
-def attention_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    slopes: Tensor | None,
-    rng: Tensor | None,
-    sinks: Tensor | None,
-    dropout_p: float,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    scale: float | None,
-    causal: str,
-    precision: str,
-    deterministic: bool,
-    package: str,
-) -> tuple[Tensor, Tensor]:
-    """O and LSE. causal is "none", "top_left" or "bottom_right"; a window of -1 and -1 is none."""
-    scalars = _scalars(dropout_p, window_left, window_right, softcap)
-    features = features_of(bias, slopes, rng, sinks, scalars)
-    call = _call(q, scale, causal, precision, deterministic)
+def attention_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """O and LSE of q, k, v, TENSORS, NUMBERS, scale, causal, precision, deterministic and package.
+
+    causal is "none", "top_left" or "bottom_right"; a window of -1 and -1 is none.
+    """
+    q, k, v, call, features, package = _read(arguments)
     dispatcher = registry.dispatcher_of(package)
     dispatcher.featured.check(q, k, v, call, features)
     return dispatcher.passes.forward(q, k, v, call, features)
@@ -78,27 +66,10 @@ def attention_backward(
     o: Tensor,
     lse: Tensor,
     wanted: Sequence[bool],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    slopes: Tensor | None,
-    rng: Tensor | None,
-    sinks: Tensor | None,
-    dropout_p: float,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    scale: float | None,
-    causal: str,
-    precision: str,
-    deterministic: bool,
-    package: str,
+    *arguments: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v, bias and sinks, those of `wanted` in this order."""
-    scalars = _scalars(dropout_p, window_left, window_right, softcap)
-    features = features_of(bias, slopes, rng, sinks, scalars)
-    call = _call(q, scale, causal, precision, deterministic)
+    q, k, v, call, features, package = _read(arguments)
     saved = Saved(q=q, k=k, v=v, o=o, lse=lse, call=call, features=features)
     asked = Wanted(q=wanted[0], k=wanted[1], v=wanted[2], bias=wanted[3], sinks=wanted[4])
     found = registry.dispatcher_of(package).passes.backward(saved, do, dlse, asked)
@@ -113,15 +84,10 @@ def _(
     o: Tensor,
     lse: Tensor,
     wanted: Sequence[bool],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    slopes: Tensor | None,
-    rng: Tensor | None,
-    sinks: Tensor | None,
-    *_: Any,
+    *arguments: Any,
 ) -> tuple[Tensor, ...]:
+    q, k, v, *others = arguments
+    bias, sinks = others[BIAS], others[SINKS]
     found = [
         empty_like_layout(x, x.shape[3]) if asked else q.new_empty(0)
         for x, asked in zip((q, k, v), wanted, strict=False)
@@ -142,16 +108,18 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _differentiate(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-    after = (None,) * len(ctx.options)
+    gradients: list[Tensor | None] = [None] * (_TENSORS + len(ctx.options))
     if do is None and dlse is None:
-        return (*(None,) * _TENSORS, *after)
+        return tuple(gradients)
     torch_modes.check_gradients(do, dlse)
     o, lse, *tensors = ctx.saved_tensors
-    wanted = [*ctx.needs_input_grad[:4], ctx.needs_input_grad[6]]
+    places = (0, 1, 2, 3 + BIAS, 3 + SINKS)
+    wanted = [ctx.needs_input_grad[place] for place in places]
     do = torch.zeros_like(o) if do is None else do
     found = attention_backward(do, dlse, o, lse, wanted, *tensors, *ctx.options)
-    *found, dsinks = (x if asked else None for x, asked in zip(found, wanted, strict=True))
-    return (*found, None, None, dsinks, *after)
+    for place, x, asked in zip(places, found, wanted, strict=True):
+        gradients[place] = x if asked else None
+    return tuple(gradients)
 
 
 def _differentiate_twice(ctx: Any, *_: Tensor | None) -> NoReturn:
@@ -162,18 +130,17 @@ def _refuse_vmap(*_: Any) -> NoReturn:
     torch_modes.refuse_vmap()
 
 
-def _scalars(dropout_p: float, left: int, right: int, softcap: float) -> Scalars:
-    window = None if left == right == UNBOUNDED else (left, right)
-    return Scalars(dropout_p=dropout_p, window=window, softcap=softcap)
-
-
-def _call(q: Tensor, scale: float | None, causal: str, precision: str, deterministic: bool) -> Call:
-    return Call(
-        causal=False if causal == "none" else causal,  # type: ignore[arg-type]  # check() judges it
+def _read(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor, Call, Features, str]:
+    """q, k, v, the options, the features and the package of an operator's arguments."""
+    q, k, v, *tensors = arguments[:_TENSORS]
+    *numbers, scale, causal, precision, deterministic, package = arguments[_TENSORS:]
+    call = Call(
+        causal=False if causal == "none" else causal,  # check() judges it
         scale=check_scale(scale, q.shape[3]),
         precision=precision,
         deterministic=deterministic,
     )
+    return q, k, v, call, from_parts(tensors, numbers), package
 
 
 attention_forward.register_autograd(_differentiate, setup_context=_save)

@@ -18,7 +18,7 @@ from flashgen.reference.cache import Cache, sequence
 from flashgen.runtime import autograd, cpu, registry, torch_modes
 from flashgen.runtime.call import Call, Causal, check_plain, check_tensors, scale_of
 from flashgen.runtime.dispatcher import Dispatcher
-from flashgen.spec.features import Features, Window, limits_of
+from flashgen.spec.features import Features, Given, Window
 from flashgen.spec.from_call import diagonal_of
 from flashgen.spec.packed import from_bounds
 
@@ -97,16 +97,18 @@ def attention_varlen(
     k, v and sinks. torch.compile breaks its graph here. Raises InvalidArgument, a ValueError,
     naming the argument.
     """
+    given = Given(
+        alibi_slopes=alibi_slopes, dropout_p=dropout_p, window=window, softcap=softcap, sinks=sinks
+    )
     maybe = {
         "cu_seqlens_k": cu_seqlens_k, "seqused_q": seqused_q, "seqused_k": seqused_k,
-        "block_table": block_table, "alibi_slopes": alibi_slopes, "sinks": sinks,
+        "block_table": block_table,
     }  # fmt: skip
-    given = {name: x for name, x in maybe.items() if x is not None}
-    _check_tensors(q, k, v, given | {"cu_seqlens_q": cu_seqlens_q})
+    beside = {name: x for name, x in maybe.items() if x is not None} | given.tensors
+    _check_tensors(q, k, v, beside | {"cu_seqlens_q": cu_seqlens_q})
     if block_table is not None and dropout_p:
         raise InvalidArgument(f"dropout_p must be 0 with block_table: got {dropout_p}")
     diagonal_of(causal, 0, 0)
-    window, softcap = limits_of(window, softcap, causal=causal is not False)
     packed = from_bounds(
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=seqused_q,
         seqused_k=seqused_k, block_table=block_table,
@@ -114,13 +116,9 @@ def attention_varlen(
     ).within(q.shape[0], None if block_table is not None else k.shape[0])  # fmt: skip
     if torch_modes.autocasts():
         q, k, v = torch_modes.autocast(q), torch_modes.autocast(k), torch_modes.autocast(v)
-    features = Features(
-        slopes=alibi_slopes,
-        dropout_p=dropout_p,
+    features = given.features(
+        causal=causal is not False,
         rng=torch_modes.draw_rng(dropout_p, q.device),
-        window=window,
-        softcap=softcap or 0.0,
-        sinks=sinks,
         sequences=packed,
     )
     call = Call(

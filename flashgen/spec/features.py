@@ -8,10 +8,10 @@ tensors are read by their attributes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from numbers import Real
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from flashgen.errors import InvalidArgument
 from flashgen.spec.block_mask import BlockMask, check_block_mask
@@ -342,8 +342,6 @@ class Features:
     def __post_init__(self) -> None:
         if not 0.0 <= self.dropout_p <= 1.0:
             raise InvalidArgument(f"dropout_p must be from 0 to 1: got {self.dropout_p!r}")
-        if self.dropout_p > 0.0 and self.rng is None:
-            raise InvalidArgument("dropout_p above 0 needs rng, a seed and an offset: got none")
         if self.window is not None and self.window != window_of(self.window):
             raise InvalidArgument(f"window must have a bounded side, or be None: got {self.window}")
         check_softcap(self.softcap)
@@ -423,6 +421,99 @@ PLAIN = Features()
 """No feature."""
 
 
+TENSORS = ("bias", "slopes", "rng", "sinks")
+"""The fields of Features that are tensors, those of packed sequences apart. Autograd and operators
+take them in this order."""
+BIAS, SINKS = TENSORS.index("bias"), TENSORS.index("sinks")
+"""The places of those that have gradients."""
+_ARGUMENT = {"slopes": "alibi_slopes"}
+"""What calls name differently."""
+NUMBERS = {"dropout_p": "float", "window_left": "int", "window_right": "int", "softcap": "float"}
+"""The numbers of features with their types, as operators take them."""
+
+
+def tensors_of(features: Features) -> tuple[Tensor | None, ...]:
+    """TENSORS of a call."""
+    return tuple(getattr(features, name) for name in TENSORS)
+
+
+def numbers_of(features: Features) -> tuple[float, ...]:
+    """NUMBERS of a call."""
+    left, right = features.window or (UNBOUNDED, UNBOUNDED)
+    return features.dropout_p, left, right, features.softcap
+
+
+def from_parts(tensors: Sequence[Tensor | None], numbers: Sequence[float]) -> Features:
+    """The features of TENSORS and NUMBERS; PLAIN where there are none."""
+    dropout_p, left, right, softcap = numbers
+    window = None if left == right == UNBOUNDED else (int(left), int(right))
+    found = Features(
+        **dict(zip(TENSORS, tensors, strict=True)),  # type: ignore[arg-type]  # tensors
+        dropout_p=dropout_p,
+        window=window,
+        softcap=softcap,
+    )
+    return found if any(key_of(found)) else PLAIN
+
+
+def without_tensors(features: Features) -> Features:
+    """The same without TENSORS and packed sequences."""
+    none: dict[str, Any] = dict.fromkeys(TENSORS)
+    return replace(features, **none, sequences=None)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Given:
+    """The features of a call as its arguments give them; Dispatcher.attention describes them."""
+
+    bias: Tensor | None = None
+    alibi_slopes: Tensor | None = None
+    dropout_p: float = 0.0
+    window: Window | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    block_mask: BlockMask | None = None
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by argument, but for the block mask."""
+        named = {_ARGUMENT.get(name, name): name for name in TENSORS if name != "rng"}
+        found = {name: getattr(self, name) for name in named}
+        return {name: x for name, x in found.items() if x is not None}
+
+    @property
+    def nothing(self) -> bool:
+        """Whether no argument is given."""
+        return all(getattr(self, each.name) in (None, 0.0) for each in fields(self))
+
+    def features(
+        self, *, causal: bool, rng: Tensor | None = None, sequences: Sequences | None = None
+    ) -> Features:
+        """The features of a call under a causal mask or none; PLAIN where nothing is on. A bias
+        gets four dimensions. Raises InvalidArgument, naming the argument.
+        """
+        bias = self.bias
+        if bias is not None and bias.ndim < 4:
+            bias = bias[(None,) * (4 - bias.ndim)]
+        window, softcap = limits_of(self.window, self.softcap, causal=causal)
+        found = Features(
+            bias=bias,
+            slopes=self.alibi_slopes,
+            dropout_p=self.dropout_p,
+            rng=rng,
+            window=window,
+            softcap=softcap or 0.0,
+            sinks=self.sinks,
+            block_mask=self.block_mask,
+            sequences=sequences,
+        )
+        return found if any(key_of(found)) else PLAIN
+
+
+NOTHING_GIVEN = Given()
+"""No argument of a feature."""
+
+
 def fields_of(features: Features) -> dict[str, bool | str]:
     """The fields of a spec that a call's features turn on."""
     return {row.field: row.value for row in _OF_CALLS if row.given(features)}
@@ -454,16 +545,11 @@ def check_for_keys(features: Features, q: Tensor, keys: int) -> None:
     shape = (*q.shape[:3], keys)
     if features.sequences is not None:
         shape = (features.sequences.count, *shape[1:])
-    tensors = {
-        "bias": features.bias,
-        "alibi_slopes": features.slopes,
-        "rng": features.rng,
-        "sinks": features.sinks,
-    }
-    for name, tensor in tensors.items():
+    for name, tensor in zip(TENSORS, tensors_of(features), strict=True):
         if tensor is not None and tensor.device != q.device:
             raise InvalidArgument(
-                f"{name} must be on the device of q, {q.device}: got {tensor.device}"
+                f"{_ARGUMENT.get(name, name)} must be on the device of q, {q.device}: "
+                f"got {tensor.device}"
             )
     if features.bias is not None:
         _check_bias(features.bias, shape)
@@ -471,6 +557,8 @@ def check_for_keys(features: Features, q: Tensor, keys: int) -> None:
         _check_slopes(features.slopes, shape)
     if features.sinks is not None:
         _check_sinks(features.sinks, q)
+    if features.dropout_p > 0.0 and features.rng is None:
+        raise InvalidArgument("dropout_p above 0 needs rng, a seed and an offset: got none")
     if features.rng is not None and (
         str(features.rng.dtype) != "torch.int64" or tuple(features.rng.shape) != (2,)
     ):
