@@ -1,7 +1,7 @@
-"""Where templates, tables and generated files lie: the only file that knows.
+"""Locates templates, tables and generated files; no other module knows where they are.
 
-In a checkout (editable or not) they are the folders beside flashgen/. In a wheel, templates and
-tables travel as flashgen/_templates and flashgen/_configs.
+In a checkout (editable or not) their folders are next to flashgen/. A wheel has templates and
+tables in flashgen/_templates and flashgen/_configs.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def templates_dir() -> Path:
 
 
 def shipped_configs_dir() -> Path:
-    """The folder of the tables that came with flashgen, or the one FLASHGEN_CONFIGS names.
+    """The folder of the tables that came with flashgen, or the one that FLASHGEN_CONFIGS names.
 
-    Raises InvalidArgument if that one is no folder: every table would seem to be gone.
+    Raises InvalidArgument if that is no folder, because every table would seem to be missing.
     """
     named = settings.configs_override()
     if named is not None and not named.is_dir():
@@ -57,12 +57,12 @@ def log_file(out: Path, slug: str) -> Path:
 
 
 def quarantine_file(out: Path, slug: str) -> Path:
-    """DIR/.flashgen/<slug>.quarantine.jsonl, the kernels that are not tried again."""
+    """DIR/.flashgen/<slug>.quarantine.jsonl: kernels that are not tried again."""
     return state_dir(out) / f"{slug}.quarantine.jsonl"
 
 
 def session_file(out: Path, slug: str) -> Path:
-    """DIR/.flashgen/<slug>.session.json, what a run that has not ended started from."""
+    """DIR/.flashgen/<slug>.session.json: the starting point of a run that has not ended."""
     return state_dir(out) / f"{slug}.session.json"
 
 
