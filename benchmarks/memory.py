@@ -31,8 +31,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import flashgen
+from flashgen import attention
 from flashgen.spec.vocabulary import parse_dtype
-from generated.dispatcher import attention
 
 LENGTHS = tuple(1 << power for power in range(10, 17))  # 1k to 64k
 SMOKE_LENGTHS = (16, 33)

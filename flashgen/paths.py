@@ -1,7 +1,8 @@
-"""Locates templates, tables and generated files; no other module knows where they are.
+"""Where templates, tables and generated files lie: the only file that knows.
 
-In a checkout (editable or not) their folders are next to flashgen/. A wheel has templates and
-tables in flashgen/_templates and flashgen/_configs.
+A wheel holds them as flashgen/_templates, flashgen/_configs and flashgen/_generated. A checkout,
+installed or not, has them next to flashgen/. The import system is not consulted: the working
+directory and sys.path change nothing.
 """
 
 from __future__ import annotations
@@ -17,18 +18,23 @@ ROOT = PACKAGE.parent
 
 def templates_dir() -> Path:
     """The folder of *.py.jinja."""
-    return _beside("templates", "_templates")
+    return _shipped("templates")
 
 
 def shipped_configs_dir() -> Path:
-    """The folder of the tables that came with flashgen, or the one that FLASHGEN_CONFIGS names.
+    """The folder of the tables that came with flashgen, or the one FLASHGEN_CONFIGS names.
 
-    Raises InvalidArgument if that is no folder, because every table would seem to be missing.
+    Raises InvalidArgument if that one is no folder: every table would seem to be gone.
     """
     named = settings.configs_override()
     if named is not None and not named.is_dir():
         raise InvalidArgument(f"FLASHGEN_CONFIGS must name a folder of tables: got {named}")
-    return named or _beside("configs", "_configs")
+    return named or _shipped("configs")
+
+
+def shipped_generated_dir() -> Path:
+    """The folder of the kernels and the dispatch table that came with flashgen."""
+    return _shipped("generated")
 
 
 def shipped_table(slug: str) -> Path:
@@ -57,12 +63,12 @@ def log_file(out: Path, slug: str) -> Path:
 
 
 def quarantine_file(out: Path, slug: str) -> Path:
-    """DIR/.flashgen/<slug>.quarantine.jsonl: kernels that are not tried again."""
+    """DIR/.flashgen/<slug>.quarantine.jsonl, the kernels that are not tried again."""
     return state_dir(out) / f"{slug}.quarantine.jsonl"
 
 
 def session_file(out: Path, slug: str) -> Path:
-    """DIR/.flashgen/<slug>.session.json: the starting point of a run that has not ended."""
+    """DIR/.flashgen/<slug>.session.json, what a run that has not ended started from."""
     return state_dir(out) / f"{slug}.session.json"
 
 
@@ -71,8 +77,6 @@ def kernel_cache_dir() -> Path:
     return settings.user_cache() / "flashgen" / "kernels"
 
 
-def _beside(folder: str, packaged: str) -> Path:
-    checkout = ROOT / folder
-    if checkout.is_dir() and (ROOT / "pyproject.toml").is_file():
-        return checkout
-    return PACKAGE / packaged
+def _shipped(folder: str) -> Path:
+    packaged = PACKAGE / f"_{folder}"
+    return packaged if packaged.is_dir() else ROOT / folder

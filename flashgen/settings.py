@@ -1,4 +1,4 @@
-"""The five environment variables of flashgen, read here and nowhere else."""
+"""The environment variables of flashgen, read here and nowhere else."""
 
 from __future__ import annotations
 
@@ -12,20 +12,26 @@ from flashgen.errors import InvalidArgument
 
 
 def configs_override() -> Path | None:
-    """FLASHGEN_CONFIGS: the folder of tables that the tool reads and writes instead of the
-    shipped one.
+    """FLASHGEN_CONFIGS: the folder of tables the tool reads and writes in place of the shipped
+    one.
     """
     value = os.environ.get("FLASHGEN_CONFIGS")
     return Path(value) if value else None
 
 
+def generated_override() -> Path | None:
+    """FLASHGEN_GENERATED: the folder that serves in place of the shipped generated/."""
+    value = os.environ.get("FLASHGEN_GENERATED")
+    return Path(value) if value else None
+
+
 def served_gpu() -> str | None:
-    """FLASHGEN_GPU: the slug whose table serves, whatever the GPU."""
+    """FLASHGEN_GPU: the slug whose table serves, whatever GPU is there."""
     return os.environ.get("FLASHGEN_GPU") or None
 
 
 def aot_folder() -> Path | None:
-    """FLASHGEN_AOT: a folder of binaries from `flashgen aot`, for the runtime."""
+    """FLASHGEN_AOT: the folder of binaries that `flashgen aot` made, for the runtime to use."""
     value = os.environ.get("FLASHGEN_AOT")
     return Path(value) if value else None
 
@@ -36,15 +42,14 @@ def direct_launch() -> bool:
 
 
 def serving() -> tuple[object, object]:
-    """The part of the environment that decides how a call is served, FLASHGEN_GPU and
-    FLASHGEN_DIRECT, as a value to compare.
-
-    It is read at every call and takes a thirtieth of the time of os.environ.get.
+    """What of the environment decides how a call is served, in a form that is only to be compared:
+    FLASHGEN_GPU and FLASHGEN_DIRECT. It is read at every call, for a thirtieth of what os.environ
+    takes to look a name up.
     """
     return _RAW.get(_GPU), _RAW.get(_DIRECT)
 
 
-# os.environ wraps a dictionary of encoded names and changes it in place.
+# os.environ is a wrapper of a dictionary of encoded names, which it changes in place.
 _RAW: Mapping[Any, object] = getattr(os.environ, "_data", os.environ)
 _GPU, _DIRECT = (
     name if _RAW is os.environ else os.environ.encodekey(name)
@@ -53,10 +58,9 @@ _GPU, _DIRECT = (
 
 
 def configure_logging(logger: logging.Logger) -> None:
-    """Show messages of at least the level in FLASHGEN_LOG (debug, info, warning, error).
+    """Show messages from the level that FLASHGEN_LOG names (debug, info, warning, error) on.
 
-    If it is unset, nothing changes: Python shows warnings. Raises InvalidArgument for another
-    level.
+    Unset, nothing is changed: Python shows warnings. Raises InvalidArgument for another level.
     """
     value = os.environ.get("FLASHGEN_LOG")
     if not value:
@@ -70,7 +74,9 @@ def configure_logging(logger: logging.Logger) -> None:
 
 
 def interpreting() -> bool:
-    """Whether TRITON_INTERPRET selects Triton's interpreter; fixed once triton is imported."""
+    """Whether Triton's own TRITON_INTERPRET asks for its interpreter; fixed once triton is
+    imported.
+    """
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes")
 
 

@@ -5,3 +5,5 @@
 kernels/ holds one Triton kernel a file, table.py the kernel of every GPU, spec and length, and
 dispatcher.py the functions to import: attention, explain and digest.
 """
+
+SCHEMA = 1

@@ -11,14 +11,14 @@ a cache of keys and values, contiguous or in pages. explain(q, k, v) says which 
 gets, from where and why; digest() is one text that two processes compare to know they choose alike.
 """
 
-from flashgen.runtime import Dispatcher
+from pathlib import Path
 
-from .defaults import DEFAULTS
-from .table import ARCHS, CHOICES
+from flashgen.runtime.registry import dispatcher_in
 
 __all__ = ["attention", "decode", "digest", "explain", "explain_decode"]
 
-_dispatcher = Dispatcher(package=__package__, archs=ARCHS, choices=CHOICES, defaults=DEFAULTS)
+# One dispatcher a folder: flashgen.attention has the same one where this is the shipped folder.
+_dispatcher = dispatcher_in(Path(__file__).parent)
 
 attention = _dispatcher.attention
 decode = _dispatcher.decode

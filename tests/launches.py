@@ -93,5 +93,4 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Written]:
 
 def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
     """One of its own, which is not the process's."""
-    monkeypatch.setattr("flashgen.runtime.registry.register", lambda *_: None)
     return Dispatcher(package="generated", archs=ARCHS, choices=CHOICES, defaults=DEFAULTS)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flashgen.kernels.render import render
-from flashgen.runtime import Dispatcher
+from flashgen.runtime import Dispatcher, registry
 from flashgen.runtime.choice import Choice
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
@@ -44,6 +44,8 @@ def make_dispatcher(
             file = kernels / f"{kernel_name(choice.spec, config)}.py"
             file.write_text(render(choice.spec, config).source)
     sys.path.insert(0, str(folder))
-    return Dispatcher(
+    dispatcher = Dispatcher(
         package=name, archs={slug: arch}, choices={slug: tuple(choices)}, defaults=tuple(defaults)
     )
+    registry.register(name, dispatcher)
+    return dispatcher

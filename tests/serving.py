@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flashgen.kernels import launch, launch_backward, launch_cache
 from flashgen.kernels import launch_cache as launch_decode
-from flashgen.runtime import Dispatcher
+from flashgen.runtime import Dispatcher, registry
 from flashgen.runtime import launcher as launcher_module
 from flashgen.runtime.choice import Choice
 from generated.defaults import DEFAULTS
@@ -23,13 +23,15 @@ SLUG = "nvidia_h200"
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, cache: Path, *more: Choice) -> Dispatcher:
-    """A dispatcher of the shipped package as on an H200, with some more choices there; kernels that
-    it renders go to the folder `cache`.
+    """The current dispatcher from here on: the shipped tables as on an H200, with some more choices
+    there; kernels that it renders go to the folder `cache`.
     """
     monkeypatch.setenv("FLASHGEN_GPU", SLUG)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     choices = dict(CHOICES) | {SLUG: (*CHOICES[SLUG], *more)}
-    return Dispatcher(package="generated", archs=ARCHS, choices=choices, defaults=DEFAULTS)
+    dispatcher = Dispatcher(package="generated", archs=ARCHS, choices=choices, defaults=DEFAULTS)
+    monkeypatch.setattr(registry, "_current", dispatcher)
+    return dispatcher
 
 
 def timed(choice: Choice, median_us: float) -> Choice:

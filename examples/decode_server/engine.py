@@ -19,8 +19,7 @@ from page_pool import PagePool, block_table
 from tiny_model import Attend, TinyModel
 from torch import Tensor
 
-from flashgen.runtime.kv_cache import append
-from generated.dispatcher import decode
+from flashgen import append, decode
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,13 +71,13 @@ class Dispatchers:
 
 
 def dispatchers() -> Dispatchers:
-    """Those of the package `generated`. Raises GeneratedError where there is none."""
-    tuned = registry.dispatcher_of()
-    package = registry.DEFAULT_PACKAGE
+    """Those of the tables in use. Raises GeneratedError where there are none."""
+    tuned = registry.current()
+    assert isinstance(tuned, Dispatcher)
+    package = tuned.resolver.package
     untuned = Dispatcher(package=package, archs={}, choices={}, defaults=tuned.served.defaults)
     # It has no tables by design: nobody is to be told to tune what is tuned.
     untuned.resolver.advises = False
-    registry.register(package, tuned)  # the one that operators find
     return Dispatchers(tuned=tuned, untuned=untuned)
 
 

@@ -1,4 +1,4 @@
-"""flashgen bench: compares flashgen with other implementations in one run."""
+"""flashgen bench: flashgen beside its peers, in one run."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from flashgen import paths
 from flashgen.bench import GROUPS
 from flashgen.cli.options import COMMAND_LINE, Causal, check_least
 from flashgen.errors import InvalidArgument
+from flashgen.runtime import registry
 from flashgen.spec.vocabulary import check_head_dim, parse_dtype
 
 DIRECTIONS = ("forward", "backward", "both", "decode")
@@ -30,31 +31,27 @@ def bench(
     head_dim: Annotated[list[int] | None, typer.Option(help="Repeatable: 64, 128, 256.")] = None,
     seq: Annotated[list[int] | None, typer.Option(help="Keys. Repeatable.")] = None,
     causal: Causal = None,
-    batch: Annotated[
-        list[int] | None, typer.Option(help="Batch sizes of decode. Repeatable.")
-    ] = None,
+    batch: Annotated[list[int] | None, typer.Option(help="Of decode. Repeatable.")] = None,
     contender: Annotated[
         list[str] | None,
         typer.Option(help=f"{', '.join(GROUPS)}; all if none is given. Repeatable."),
     ] = None,
     time_budget: Annotated[
-        float | None, typer.Option(help="Seconds after which no new case starts.")
+        float | None, typer.Option(help="Seconds after which no case begins.")
     ] = None,
-    gigabytes: Annotated[
-        float, typer.Option(help="Upper bound for K and V of a decode, in GB.")
-    ] = 24.0,
+    gigabytes: Annotated[float, typer.Option(help="Of K and V of a decode, at most.")] = 24.0,
     tuned: Annotated[
-        Path | None, typer.Option(help="Folder of tune --out whose generated/ is used.")
+        Path | None, typer.Option(help="Folder that tune --out wrote: its generated/ is served.")
     ] = None,
-    index: Annotated[int, typer.Option(help="Index of the CUDA device.")] = 0,
-    out: Annotated[
-        Path, typer.Option(help="Folder of results; an existing run is resumed.")
-    ] = Path("bench"),
+    index: Annotated[int, typer.Option(help="Of the CUDA device.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder of results; goes on with what it has.")] = Path(
+        "bench"
+    ),
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Tiny sizes on a CPU; nothing is measured.")
     ] = False,
 ) -> None:
-    """Time flashgen, each step of its ladder and other implementations in one run, with errors."""
+    """Time flashgen, each step of its ladder and its peers in one run, errors beside the times."""
     for option, values in (("--seq", seq), ("--batch", batch)):
         for value in values or ():
             check_least(option, value, 1)
@@ -70,9 +67,9 @@ def bench(
     if not gigabytes > 0:
         raise InvalidArgument(f"--gigabytes must be more than 0: got {gigabytes}")
     element: Any = parse_dtype(dtype)
-    _serve_from(tuned)
     if smoke:
         _interpret()
+    _serve_from(tuned)
 
     from flashgen.bench.case import Sizes
     from flashgen.bench.peers import why_absent
@@ -109,20 +106,20 @@ def bench(
 
 
 def _serve_from(folder: Path | None) -> None:
-    """Import the generated package of a folder instead of the shipped one."""
+    """Serve by the tables of a folder in place of the shipped ones."""
     if folder is None:
         return
-    if not (paths.generated_dir(folder) / "table.py").is_file():
-        raise InvalidArgument(f"--tuned must name a folder that tune --out wrote: got {folder}")
-    sys.path.insert(0, str(folder.resolve()))
+    problem = registry.why_not_generated(paths.generated_dir(folder))
+    if problem is not None:
+        raise InvalidArgument(f"--tuned must name a folder that tune --out wrote: {problem}")
+    registry.use(folder)
 
 
 def _interpret() -> None:
-    """Run kernels in Triton's interpreter, as those of a known GPU.
-
-    Triton reads its variable at import, and no command imports it before this.
+    """Have kernels run in Triton's interpreter, as those of a known GPU. Triton reads its variable
+    when it is imported, which no command does before this.
     """
     if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
-        raise InvalidArgument("--smoke needs a new process: run it as `flashgen bench`")
+        raise InvalidArgument("--smoke needs a process of its own: run it by `flashgen bench`")
     os.environ["TRITON_INTERPRET"] = "1"
     os.environ.setdefault("FLASHGEN_GPU", "nvidia_h200")

@@ -21,16 +21,17 @@ from flashgen.cli.options import (
     tables_of,
 )
 from flashgen.errors import InvalidArgument, NoGpuError
+from flashgen.runtime import registry
 from flashgen.spec.gpu import Gpu, known_target
 
 
 def explain(
-    head_dim: Annotated[str, typer.Option(help="64; or 192x128 if that of V differs.")],
-    seq: Annotated[int, typer.Option(help="Number of keys.")],
+    head_dim: Annotated[str, typer.Option(help="64; or 192x128 where that of V differs.")],
+    seq: Annotated[int, typer.Option(help="Keys of the call.")],
     causal: Annotated[bool, typer.Option(help="Whether the mask is causal.")] = False,
     dtype: Annotated[str, typer.Option(help="fp16, bf16, fp32 or tf32.")] = "bf16",
     direction: Annotated[
-        str, typer.Option(help="forward, decode, or a kernel of the backward such as backward_dkv.")
+        str, typer.Option(help="forward, a kernel of the backward, as backward_dkv, or decode.")
     ] = "forward",
     paged: Paged = False,
     kv: Kv = None,
@@ -40,9 +41,7 @@ def explain(
     ] = None,
     out: Out = Path(),
 ) -> None:
-    """Show which kernel would serve a call, from which entry, what limits it, and why others
-    lost.
-    """
+    """Say which kernel would serve a call, from where, what limits it, and why no other does."""
     from flashgen.report.explain import Question, explanation
     from flashgen.runtime.selection import Served, ladder, tune_command
     from flashgen.table import show as showing
@@ -66,9 +65,9 @@ def explain(
 
 
 def _gpu_to_explain(slug: str | None, out: Path) -> tuple[Gpu, bool]:
-    """The Gpu to serve as, and whether it is present.
+    """The Gpu to serve as, and whether it is here.
 
-    It is the one named, the one in FLASHGEN_GPU, the present one, or nvidia_h200.
+    It is the one named, that of FLASHGEN_GPU, the one here, or nvidia_h200.
     """
     slug = slug or settings.served_gpu()
     if slug is None:
@@ -85,6 +84,6 @@ def _gpu_to_explain(slug: str | None, out: Path) -> tuple[Gpu, bool]:
 
 
 def _package_folder(out: Path) -> Path:
-    """generated/ of `out`, or the one installed with flashgen."""
+    """generated/ of `out` if flashgen wrote it, or the folder that serves this process."""
     own = paths.generated_dir(out)
-    return own if own.is_dir() else paths.generated_dir(paths.ROOT)
+    return own if registry.is_generated(own) else registry.default_folder()

@@ -13,7 +13,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from flashgen.runtime import autograd, cpu, registry, torch_modes
+from flashgen.runtime import autograd, cpu, torch_modes
 from flashgen.runtime.autograd import Passes
 from flashgen.runtime.call import Call, Causal, agree, check_plain, check_tensors, scale_of
 from flashgen.runtime.call_cache import Repeats
@@ -49,7 +49,6 @@ class Dispatcher:
         self.repeats = Repeats()
         self.decoder = Decoder(self.resolver)
         self.appender = Appender(self.resolver)
-        registry.register(package, self)
 
     @overload
     def attention(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from flashgen import settings
-from flashgen.runtime import torch_modes
+from flashgen.runtime import registry, torch_modes
 from flashgen.runtime.call import check_block_mask, check_plain, check_tensors
 from flashgen.runtime.call_cache import Options
 from flashgen.runtime.decode import Beside, Decoder, check_call, spec_of
@@ -33,6 +34,7 @@ class Explanation:
     skipped: tuple[str, ...]
     hint: str | None
     twin: str | None = None  # the pointer twin that is launched in the choice's place
+    tables: Path | None = None  # the folder that serves; None is the shipped one
 
     def __str__(self) -> str:
         if self.selection is None:
@@ -44,6 +46,8 @@ class Explanation:
         if self.twin:
             lines.append(f"  its pointer twin runs: no descriptor takes these tensors: {self.twin}")
         lines += [f"  skipped {sentence}" for sentence in self.skipped]
+        if self.tables:
+            lines.append(f"  tables: {self.tables}")
         if self.hint:
             lines.append(f"  to improve it: {self.hint}")
         return "\n".join(lines)
@@ -84,6 +88,7 @@ def explain(
         skipped=found.skipped,
         hint=None if first.rung == "exact" else command,
         twin=None if config == first.choice.config else kernel_name(first.choice.spec, config),
+        tables=registry.named_folder(resolver.package),
     )
 
 
@@ -108,7 +113,10 @@ def explain_decode(
     command = resolver.tune_command(spec, cache.capacity, q.device)
     first = found.rungs[0]
     hint = None if first.rung == "exact" else command
-    return Explanation(spec=spec, selection=first, skipped=found.skipped, hint=hint)
+    return Explanation(
+        spec=spec, selection=first, skipped=found.skipped, hint=hint,
+        tables=registry.named_folder(resolver.package),
+    )  # fmt: skip
 
 
 def digest(served: Served) -> str:

@@ -223,7 +223,7 @@ def flash_attn_func(
     check_probabilities(return_attn_probs, dropout_p)
     dim_v = v.shape[3]
     q, k, v, scale = in_steps(q, k, v, softmax_scale)
-    o, lse = registry.dispatcher_of().attention(
+    o, lse = registry.current().attention(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
         causal=bool(causal), scale=scale, dropout_p=dropout_p, alibi_slopes=alibi_slopes,
         window=window_within(window_size, k.shape[1]), softcap=cap_of(softcap),
@@ -335,7 +335,7 @@ def flash_attn_with_kvcache(
         )  # fmt: skip
         assert rotated is not None  # a q was given
         queries, lengths = rotated, lengths + k.shape[1]
-    decoder, scale = registry.dispatcher_of().decoder, check_scale(softmax_scale, q.shape[3])
+    decoder, scale = registry.current().decoder, check_scale(softmax_scale, q.shape[3])
     found = None
     if num_splits == 0 and lengths is not None and not (
         cache_batch_idx is not None or cache_leftpad is not None or alibi_slopes is not None

@@ -70,13 +70,14 @@ def attention(
     features = replace(given.features(causal=causal is not False), fp8=fp8)
     from_tensors(q, k, v, causal=causal, features=features)
     call = Call(causal=causal, scale=check_scale(scale, q.shape[3]))
-    dispatcher = registry.dispatcher_of()
+    dispatcher = registry.current()
     if dispatcher.serves_by_torch(q.device):
         o, lse = reference.attention(
             q, k, v, scale=call.scale, diagonal=call.diagonal(q, k), features=features
         )
         return launch.empty_like_layout(q, v.shape[3], out_dtype).copy_(o), lse.float()
-    return dispatcher.passes.forward(q, k, v, call, features)
+    found: tuple[Tensor, Tensor] = dispatcher.passes.forward(q, k, v, call, features)
+    return found
 
 
 def _factor(name: str, x: Tensor | None, q: Tensor, k: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ def append(
     rotary: Rotary = "none"
     if rotation is not None:
         rotary = "interleaved" if interleaved else "halves"
-    dispatcher = registry.dispatcher_of()
+    dispatcher = registry.current()
     call = Append(k=k, v=v, cache=cache, rotation=rotation)
     rotated = dispatcher.appender.append(call, rotary)
     return q if q is None or rotation is None else rotated

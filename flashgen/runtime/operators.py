@@ -1,10 +1,10 @@
 """Attention as operators of torch.library: what torch.compile, torch.export, FakeTensor and
 torch.func see of it.
 
-Eager calls do not come here: see autograd.py. An operator is the process's, so it is told by name
-which generated package serves it. O lies in memory as launch.empty_like_layout says, gradients as
-what they are gradients of, that of a bias contiguous; a gradient nobody wants is a tensor of no
-element.
+Eager calls do not come here: see autograd.py. An operator belongs to the process, so an argument
+names the package that serves it; runtime/registry.py resolves the name. O lies in memory as
+launch.empty_like_layout says, gradients as what they are gradients of, that of a bias contiguous; a
+gradient that is not wanted is a tensor of no element.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def attention_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     q, k, v, call, features, package = _read(arguments)
     dispatcher = registry.dispatcher_of(package)
     dispatcher.featured.check(q, k, v, call, features)
-    return dispatcher.passes.forward(q, k, v, call, features)
+    found: tuple[Tensor, Tensor] = dispatcher.passes.forward(q, k, v, call, features)
+    return found
 
 
 @attention_forward.register_fake

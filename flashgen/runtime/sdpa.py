@@ -74,7 +74,7 @@ def scaled_dot_product_attention(
     if attn_mask is not None:
         _check_mask(attn_mask, q, k)
         attn_mask = torch_modes.autocast(attn_mask)
-    o = registry.dispatcher_of().attention(
+    o: Tensor = registry.current().attention(
         q,
         k,
         v,
@@ -123,7 +123,7 @@ def _check_mask(mask: Tensor, q: Tensor, k: Tensor) -> None:
 
 def _why_not(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gqa: bool) -> str | None:
     """Why torch serves this call; None where a kernel does."""
-    if not torch.compiler.is_compiling() and registry.dispatcher_of().serves_by_torch(q.device):
+    if not torch.compiler.is_compiling() and registry.current().serves_by_torch(q.device):
         return "CPU tensors"
     return (
         _why_not_of_kind(q, k, v, mask)

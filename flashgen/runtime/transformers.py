@@ -148,7 +148,7 @@ def attention_forward(
     causal = bool(is_causal) and attention_mask is None and query.shape[2] > 1
     if softcap or s_aux is not None:
         # torch has no function of either, so that these go to kernels, or to the reference.
-        o = registry.dispatcher_of().attention(
+        o = registry.current().attention(
             query,
             key,
             value,

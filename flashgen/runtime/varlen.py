@@ -17,7 +17,7 @@ from flashgen.reference import attention as reference
 from flashgen.reference.cache import Cache, sequence
 from flashgen.runtime import autograd, cpu, registry, torch_modes
 from flashgen.runtime.call import Call, Causal, check_plain, check_tensors, scale_of
-from flashgen.runtime.dispatcher import Dispatcher
+from flashgen.runtime.registry import Serving
 from flashgen.spec.features import Features, Given, Window
 from flashgen.spec.from_call import diagonal_of
 from flashgen.spec.packed import from_bounds
@@ -132,7 +132,7 @@ def attention_varlen(
         k, v = k.transpose(1, 2), v.transpose(1, 2)
     else:
         k, v = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
-    o, lse = _attention(registry.dispatcher_of(), q, k, v, call, features)
+    o, lse = _attention(registry.current(), q, k, v, call, features)
     o, lse = o[0].transpose(0, 1), lse[0]
     return (o, lse) if return_lse else o
 
@@ -164,7 +164,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, beside: dict[str, Tensor]) -
 
 
 def _attention(
-    dispatcher: Dispatcher, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features
+    dispatcher: Serving, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features
 ) -> tuple[Tensor, Tensor]:
     """O (1, H, Tq, d_v) and LSE (1, H, Tq) of packed q (1, H, Tq, d), k and v."""
     dispatcher.featured.check(q, k, v, call, features)
@@ -175,7 +175,8 @@ def _attention(
     )
     if differentiated:
         return autograd.attention(dispatcher.passes, call, q, k, v, features)
-    return dispatcher.passes.forward(q, k, v, call, features)
+    found: tuple[Tensor, Tensor] = dispatcher.passes.forward(q, k, v, call, features)
+    return found
 
 
 def _by_torch(

@@ -16,6 +16,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from flashgen.errors import GeneratedError
+from flashgen.runtime import registry
 from flashgen.runtime.choice import Choice
 from flashgen.spec.gpu import Gpu
 from flashgen.table.entry import Entry, Result
@@ -180,6 +181,8 @@ def load_package(folder: Path) -> Package:
 
     Raises GeneratedError where the folder holds none.
     """
+    if (problem := registry.why_not_generated(folder)) is not None:
+        raise GeneratedError(problem)
     name = "_flashgen_shown"  # beside the package itself, should this process have imported one
     for module in [m for m in sys.modules if m.split(".")[0] == name]:
         del sys.modules[module]

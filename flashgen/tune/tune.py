@@ -284,7 +284,8 @@ class _Story:
         out, slug = self.options.out, self.evaluator.gpu.slug
         elsewhere = "" if out == Path() else shlex.quote(str(out))
         option = elsewhere and f" --out {elsewhere}"
-        there = elsewhere and f"cd {elsewhere} && "
+        shipped = paths.generated_dir(out).resolve() == paths.shipped_generated_dir().resolve()
+        served = "" if shipped else f"FLASHGEN_GENERATED={elsewhere or '.'} "
         proof = "--gpu" if self.evaluator.source == "measured" else f"--target {slug}"
         self.console.print()
         self.console.print(entries_grid(self.found.values()))
@@ -299,9 +300,7 @@ class _Story:
                 f"  flashgen explain {explain_options(last)} --gpu-slug {slug}{option}"
             )
         self.console.print(f"  flashgen verify {proof}{option}")
-        self.console.print(
-            f"  {there}python -c 'from generated.dispatcher import attention; help(attention)'"
-        )
+        self.console.print(f"  {served}python -c 'from flashgen import attention; help(attention)'")
 
     def _budget(self) -> Budget:
         """The share of the time left that the present search may take."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from generated.dispatcher import attention
+from flashgen import attention
 
 SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "memory.py"
 

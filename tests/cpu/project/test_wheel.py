@@ -18,6 +18,7 @@ SOURCES = (
     "configs",
     "generated",
     "pyproject.toml",
+    "setup.py",
     "README.md",
     "LICENSE",
 )
@@ -45,20 +46,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel installed, and nothing else."""
+    """A folder with the content of the wheel: what pip makes of one that holds only Python."""
     folder = tmp_path_factory.mktemp("site")
-    run(
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--target",
-        str(folder),
-        str(wheel),
-        cwd=folder,
-    )
+    zipfile.ZipFile(wheel).extractall(folder)
     return folder
 
 
@@ -96,7 +86,7 @@ def packed(folder: str, pattern: str, inside: str) -> set[str]:
         ("flashgen", "*.jinja", "flashgen"),
         ("templates", "*.jinja", "flashgen/_templates"),
         ("configs", "*.yaml", "flashgen/_configs"),
-        ("generated", "*.py", "generated"),
+        ("generated", "*.py", "flashgen/_generated"),
     ],
 )
 def test_wheel_holds_every_file(wheel: Path, folder: str, pattern: str, inside: str) -> None:
@@ -108,16 +98,24 @@ def test_wheel_holds_every_file(wheel: Path, folder: str, pattern: str, inside: 
 def test_wheel_holds_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
-    assert tops == {"flashgen", "generated"}
+    assert tops == {"flashgen"}
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
 def test_installed_wheel_serves(site: Path, tmp_path: Path) -> None:
-    """And has what tune reads: the shipped tables, the templates, the page of a report."""
+    """And has what tune reads: the shipped tables, the templates, the page of a report. A package
+    `generated` of somebody else's, first on the path, is not imported.
+    """
+    (tmp_path / "generated").mkdir()
+    (tmp_path / "generated" / "__init__.py").write_text("raise SystemExit('imported')\n")
     program = (
-        "import flashgen, generated, torch\n"
-        "from generated.dispatcher import attention, digest\n"
-        "from flashgen import paths, table\n"
+        "import sys\n"
+        "import flashgen\n"
+        "assert 'torch' not in sys.modules\n"
+        "import torch\n"
+        "from flashgen import attention, digest, paths\n"
+        "from flashgen.runtime import registry, sdpa\n"
+        "from flashgen.table import table\n"
         "from flashgen.kernels.render import render\n"
         "from flashgen.report.html import _environment\n"
         "held = table.load(paths.shipped_table('nvidia_l4'))\n"
@@ -126,7 +124,10 @@ def test_installed_wheel_serves(site: Path, tmp_path: Path) -> None:
         "assert _environment().get_template('report.html.jinja')\n"
         "q = torch.randn(1, 2, 5, 64)\n"
         "assert attention(q, q, q, causal=True).shape == q.shape\n"
-        "print(flashgen.__file__, generated.__file__, paths.templates_dir(), sep='\\n')"
+        "assert sdpa.scaled_dot_product_attention(q, q, q).shape == q.shape\n"
+        "assert digest().startswith('sha256:')\n"
+        "served = sys.modules['flashgen._generated'].__file__\n"
+        "print(flashgen.__file__, served, registry.default_folder(), paths.templates_dir(), sep='\\n')"
     )
     for line in run("-c", program, cwd=tmp_path, PYTHONPATH=str(site)).splitlines():
         assert Path(line).is_relative_to(site), f"{line} is not of the wheel"
@@ -141,15 +142,19 @@ def test_installed_wheel_tunes(site: Path, tmp_path: Path) -> None:
     environment = {"PYTHONPATH": str(site), "COLUMNS": "200"}
     run("-m", "flashgen", "tune", *options, "--out", str(tmp_path), cwd=tmp_path, **environment)
     assert (tmp_path / "configs" / "nvidia_l4.yaml").is_file()
-    # What it wrote is importable, and takes the place of the shipped package.
-    program = "import generated.dispatcher, flashgen; print(generated.dispatcher.__file__, flashgen.__file__)"
-    dispatcher, tool = run(
-        "-c", program, cwd=tmp_path, PYTHONPATH=f"{tmp_path}{os.pathsep}{site}"
-    ).split()
-    assert (Path(dispatcher), Path(tool).is_relative_to(site)) == (
-        tmp_path / "generated" / "dispatcher.py",
-        True,
+    # What it wrote is importable, and serves beside the shipped tables or in their place.
+    program = (
+        "import flashgen, generated.dispatcher\n"
+        "from flashgen.runtime import registry\n"
+        "own = generated.dispatcher._dispatcher\n"
+        "assert own is not registry.current() and own.digest() != flashgen.digest()\n"
+        "flashgen.use('.')\n"
+        "assert own is registry.current() and own.digest() == flashgen.digest()\n"
+        "print(generated.dispatcher.__file__, flashgen.__file__, sep='\\n')"
     )
+    dispatcher, tool = run("-c", program, cwd=tmp_path, PYTHONPATH=str(site)).splitlines()
+    assert Path(dispatcher) == tmp_path / "generated" / "dispatcher.py"
+    assert Path(tool).is_relative_to(site)
 
 
 @pytest.mark.slow
@@ -168,7 +173,7 @@ def test_installed_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
         cwd=tmp_path,
         program=program,
     )
-    run("-c", "import generated.dispatcher", cwd=tmp_path, program=program)
+    run("-c", "from flashgen import attention", cwd=tmp_path, program=program)
     told = run(
         "-m", "flashgen", "tune", "--target", "nvidia_l4", "--head-dim", "24", "--no-causal",
         "--seq", "512", "--trials", "2", "--out", "out",

@@ -439,7 +439,7 @@ def test_flash_attn_func_is_kept(
     window: tuple[int, int], driver: Written, own: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its defaults, and with a window that is as wide as the keys."""
-    monkeypatch.setattr("flashgen.runtime.registry.dispatcher_of", lambda: own)
+    monkeypatch.setattr("flashgen.runtime.registry._current", own)
     q, k, v = (x.transpose(1, 2).contiguous() for x in tensors())
 
     def call(_: Dispatcher) -> Any:

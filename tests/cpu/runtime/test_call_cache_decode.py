@@ -196,7 +196,7 @@ def test_flash_attn_with_kvcache_is_kept(
     name: str, driver: Written, own: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And launches what decode() does. Where another number of splits is asked for, it is not."""
-    monkeypatch.setattr("flashgen.runtime.registry.dispatcher_of", lambda: own)
+    monkeypatch.setattr("flashgen.runtime.registry._current", own)
     call = CALLS[name]
     turned = {x: call[x].transpose(1, 2) for x in ("q", "k", "v")}
     if name == "paged":

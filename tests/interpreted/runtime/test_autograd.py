@@ -23,7 +23,7 @@ from flashgen.kernels.render import render
 from flashgen.reference import attention as reference
 from flashgen.reference import gradients
 from flashgen.reference.cases import CheckCase
-from flashgen.runtime import Dispatcher
+from flashgen.runtime import Dispatcher, registry
 from flashgen.runtime.call import Call
 from flashgen.runtime.choice import Choice
 from flashgen.spec.attention import AttentionSpec
@@ -309,6 +309,7 @@ def test_the_fused_backward_needs_leave_and_a_better_time(
         choices={"nvidia_h200": tuple(choices)},
         defaults=(),
     )
+    registry.register(tmp_path.name, dispatcher)
     launched = record_directions(monkeypatch)
     spec = make_spec("bfloat16", 64)
     inputs = gradients.make_inputs(spec, case(20, 70), 3, "cpu")

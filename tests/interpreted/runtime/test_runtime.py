@@ -12,7 +12,7 @@ from flashgen.errors import GeneratedError, InvalidArgument, LaunchError, Toolch
 from flashgen.kernels import launch
 from flashgen.kernels import launch as arguments
 from flashgen.reference.attention import judge
-from flashgen.runtime import Dispatcher, registry
+from flashgen.runtime import Dispatcher
 from flashgen.runtime import launcher as launcher_module
 from flashgen.spec.problem import BUCKETS
 from tests.makers import make_config, make_spec
@@ -228,20 +228,6 @@ def test_a_kernel_file_that_lacks_a_module_is_not_missing(
         file.write_text("import no_such_module\n")
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         dispatcher.attention(*draw())
-
-
-def test_a_package_that_lacks_a_module_is_not_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    for name in ("pkg_of_nothing", "pkg_without_dispatcher"):
-        with pytest.raises(GeneratedError, match=f"package {name} cannot be imported"):
-            registry.dispatcher_of(name)
-        (tmp_path / "pkg_without_dispatcher").mkdir(exist_ok=True)
-    (tmp_path / "pkg_that_lacks").mkdir()
-    (tmp_path / "pkg_that_lacks" / "dispatcher.py").write_text("import no_such_module\n")
-    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
-        registry.dispatcher_of("pkg_that_lacks")
 
 
 def negated(x: torch.Tensor) -> torch.Tensor:

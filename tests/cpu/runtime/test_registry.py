@@ -1,0 +1,138 @@
+"""Which folder of generated kernels serves: the shipped one, FLASHGEN_GENERATED, flashgen.use()."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import flashgen
+from flashgen import paths
+from flashgen.errors import GeneratedError
+from flashgen.runtime import Dispatcher, api, registry, sdpa
+from flashgen.table import emit
+
+ROOT = Path(__file__).resolve().parents[3]
+Q = torch.zeros(1, 1, 4, 32)
+
+
+@pytest.fixture(autouse=True)
+def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_current", None)
+    monkeypatch.setattr(registry, "_dispatchers", dict(registry._dispatchers))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `flashgen generate --out` left in a folder, without the kernels."""
+    out = tmp_path_factory.mktemp("other")
+    shipped = paths.shipped_generated_dir()
+    (out / "generated" / "kernels").mkdir(parents=True)
+    for file in (*shipped.glob("*.py"), shipped / "kernels" / "__init__.py"):
+        shutil.copy(file, out / "generated" / file.relative_to(shipped))
+    return out
+
+
+def test_the_shipped_folder_has_one_dispatcher() -> None:
+    import generated.dispatcher
+
+    shipped = registry.current()
+    assert shipped is registry.dispatcher_in(ROOT / "generated")
+    assert shipped is generated.dispatcher._dispatcher
+    assert shipped is registry.dispatcher_of("flashgen._generated")
+    assert flashgen.digest() == generated.dispatcher.digest()
+    assert str(flashgen.explain(Q, Q, Q)).count("tables:") == 0
+
+
+def test_use_is_followed_by_functions_imported_before(
+    other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[object] = []
+    attention = Dispatcher.attention
+
+    def recording(self: Dispatcher, *args: object, **kwargs: object) -> object:
+        called.append(self)
+        return attention(self, *args, **kwargs)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Dispatcher, "attention", recording)
+    monkeypatch.setenv("FLASHGEN_GPU", "nvidia_h200")
+    monkeypatch.setattr("flashgen.runtime.resolver.Resolver.left_to_torch", lambda *_: False)
+    for named in (other, other / "generated", str(other)):
+        flashgen.use(named)
+        used = registry.dispatcher_in(other / "generated")
+        assert registry.current() is used
+        assert api.attention.__name__ == "attention"
+        with FakeTensorMode():
+            api.attention(torch.zeros(1, 1, 4, 32), *[torch.zeros(1, 1, 4, 32)] * 2)
+            sdpa.scaled_dot_product_attention(*[torch.zeros(1, 1, 4, 32)] * 3)
+        assert called == [used, used]
+        called.clear()
+        assert f"tables: {other / 'generated'}" in str(flashgen.explain(Q, Q, Q))
+    flashgen.use(None)
+    assert registry.current() is registry.dispatcher_in(ROOT / "generated")
+
+
+def test_graphs_name_their_folder(other: Path) -> None:
+    shipped = registry.current()
+    flashgen.use(other)
+    used = registry.current()
+    assert isinstance(used, Dispatcher)
+    assert registry.dispatcher_of(used.resolver.package) is used
+    assert registry.dispatcher_of() is used  # a graph of the shipped tables follows use()
+    flashgen.use(None)
+    assert registry.dispatcher_of(used.resolver.package) is used
+    assert registry.dispatcher_of("flashgen._generated_of_another_process") is shipped
+
+
+def test_the_variable_names_a_folder(other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHGEN_GENERATED", str(other))
+    assert registry.current() is registry.dispatcher_in(other / "generated")
+    monkeypatch.setenv("FLASHGEN_GENERATED", str(other / "nowhere"))
+    monkeypatch.setattr(registry, "_current", None)
+    with pytest.raises(GeneratedError, match="nowhere must be a folder that flashgen generated"):
+        registry.current()
+
+
+def test_a_folder_of_another_schema_or_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    """Before anything of it is imported."""
+    text = (ROOT / "generated" / "__init__.py").read_text()
+    shipped = registry.current()
+    for found, sentence in (
+        ("raise SystemExit('imported')\n", "its __init__.py does not say so"),
+        (text.replace("SCHEMA = 1", "SCHEMA = 99"), "must have schema 1, and it has schema 99"),
+        (text.replace("SCHEMA = 1", ""), "must have schema 1, and it has no schema: run flashgen"),
+        (text, "cannot be loaded (ModuleNotFoundError: "),
+        (text + "\nassert False\n", "cannot be loaded (AssertionError: "),
+    ):
+        (tmp_path / "__init__.py").write_text(found)
+        with pytest.raises(GeneratedError, match=re.escape(sentence)):
+            flashgen.use(tmp_path)
+        assert registry.current() is shipped
+
+
+def test_a_folder_on_the_path_serves_by_its_own_dispatcher(
+    other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(other))
+    for name in [name for name in sys.modules if name.split(".")[0] == "generated"]:
+        monkeypatch.delitem(sys.modules, name)
+    theirs = importlib.import_module("generated.dispatcher")
+    assert theirs._dispatcher is registry.dispatcher_in(other / "generated")
+    assert theirs._dispatcher is not registry.current()
+    assert f"tables: {other / 'generated'}" not in str(flashgen.explain(Q, Q, Q))
+
+
+def test_the_emitted_schema_is_the_one_that_is_read() -> None:
+    assert emit.plan({})[Path("__init__.py")].endswith(f"\nSCHEMA = {registry.SCHEMA}\n")
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
+    assert {"attention", "use", "block_mask"} <= {*dir(flashgen)}
+    with pytest.raises(AttributeError, match="no attribute 'attentoin'"):
+        _ = flashgen.attentoin  # type: ignore[attr-defined]
