@@ -1,6 +1,6 @@
-"""Search: which config is the fastest of a specification, found with few evaluations.
+"""Search: finds the fastest config of a spec with few evaluations.
 
-`minimize` knows nothing of attention, and loads none of it; `search` is loaded when asked for.
+`minimize` imports nothing about attention; `search` is imported on first use.
 """
 
 from __future__ import annotations

@@ -58,10 +58,11 @@ LEAST_P = 1e-6
 
 
 def choose(finals: Sequence[Outcome], held: Sequence[Outcome]) -> Outcome | None:
-    """The winner of a final round, by THE RULE. finals are sorted by median and include `held`.
+    """The winner of a final round, by the rule above. finals are sorted by median and include
+    `held`.
 
-    held: the incumbent, if any, then the default, as far as they ran. None where nothing ran.
-    Raises ToolchainError where scipy is missing.
+    held: the incumbent, if any, then the default, if they ran. None if nothing ran. Raises
+    ToolchainError if scipy is missing.
     """
     if not held:
         return finals[0] if finals else None
@@ -74,8 +75,8 @@ def choose(finals: Sequence[Outcome], held: Sequence[Outcome]) -> Outcome | None
 def p_value(winner: Outcome, finals: Sequence[Outcome], held: Sequence[Outcome]) -> float | None:
     """The p of a round's winner against the strongest of the others in `held`.
 
-    A challenger's is corrected, an incumbent's that stays is its own. None where nothing else was
-    held, or no passes are known.
+    A challenger's p is corrected; that of an incumbent that stays is not. None if there is nothing
+    else in `held`, or no passes are known.
     """
     others = [other for other in held if other.config != winner.config]
     if not others or not _paired(finals):
@@ -87,7 +88,7 @@ def p_value(winner: Outcome, finals: Sequence[Outcome], held: Sequence[Outcome])
 
 @functools.lru_cache(maxsize=256)
 def p_faster(challenger: tuple[float, ...], other: tuple[float, ...]) -> float:
-    """The p of "not faster by SMALLEST_EFFECT", of microseconds of the same passes."""
+    """The p of "not faster by SMALLEST_EFFECT", from the times of common passes in microseconds."""
     shift = math.log1p(SMALLEST_EFFECT)
     ratios = [math.log(a / b) + shift for a, b in zip(challenger, other, strict=True)]
     if not any(ratios):
@@ -96,7 +97,9 @@ def p_faster(challenger: tuple[float, ...], other: tuple[float, ...]) -> float:
 
 
 def _beating(finals: Sequence[Outcome], held: Sequence[Outcome]) -> Collection[KernelConfig]:
-    """The challengers that beat all that are held; the default is one to the incumbent."""
+    """The challengers that beat all of `held`; against the incumbent, the default is a
+    challenger.
+    """
     if _paired(finals):
         return [config for config, p in _corrected(finals, held).items() if p <= LEVEL]
     return [
@@ -107,7 +110,7 @@ def _beating(finals: Sequence[Outcome], held: Sequence[Outcome]) -> Collection[K
 
 
 def _challengers(finals: Sequence[Outcome], held: Sequence[Outcome]) -> list[Outcome]:
-    """All but the incumbent; where there is none, all but the default."""
+    """All but the incumbent; without one, all but the default."""
     return [outcome for outcome in finals if outcome.config != held[0].config]
 
 
@@ -137,14 +140,14 @@ def _paired(finals: Sequence[Outcome]) -> bool:
 
 
 def _apart(challenger: Outcome, other: Outcome) -> bool:
-    """Whether the challenger's band lies below the other's."""
+    """Whether the challenger's band lies entirely below the other's."""
     if challenger.timing is None or other.timing is None:
         return False
     return challenger.timing.high_us < other.timing.low_us
 
 
 def _stats() -> Any:
-    """scipy.stats, imported when a round is decided: it takes a second."""
+    """scipy.stats, imported only when a round is decided: the import takes a second."""
     try:
         return importlib.import_module("scipy.stats")
     except ImportError:
@@ -167,7 +170,7 @@ TIE = 1.05
 
 
 def median_us(timing: Timing | None) -> float:
-    """The median in microseconds; infinite where there is none."""
+    """The median in microseconds; infinite if there is none."""
     return timing.median_us if timing else math.inf
 
 
@@ -176,7 +179,7 @@ def to_measure(
 ) -> tuple[list[Outcome], list[Outcome]]:
     """The promising and the postponed of these compiled configs, each in the order of measuring.
 
-    least_us is the least estimate that is known. always: configs that must be measured.
+    least_us is the least known estimate. always: configs that must be measured.
     """
 
     def slow(outcome: Outcome) -> bool:
@@ -193,7 +196,7 @@ def to_measure(
 
 
 def _ranked(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """In the order of their estimates."""
+    """Sorted by estimate."""
     return sorted(outcomes, key=lambda outcome: median_us(outcome.estimate))
 
 
@@ -206,7 +209,7 @@ def can_win(estimate: Timing | None, measured: Sequence[tuple[float, float]]) ->
 
 
 def by_estimate(timed: Sequence[Outcome], neighbours: Sequence[KernelConfig] = ()) -> list[Outcome]:
-    """The order of choice with no GPU: timing is the estimate. neighbours may name one twice."""
+    """The order of choice without a GPU: timing is the estimate. neighbours may repeat a config."""
     ordered = sorted(timed, key=lambda outcome: median_us(outcome.timing))
     limit = TIE * median_us(ordered[0].timing) if ordered else 0.0
     tied = [outcome for outcome in ordered if median_us(outcome.timing) <= limit < math.inf]

@@ -32,10 +32,10 @@ def steadily(
     whole: bool,
     mark: Callable[..., None],
 ) -> Iterator[Outcome]:
-    """One outcome a config, in their order; UNSTEADY only what stays so after each of WAITS_S.
+    """One outcome per config, in their order. UNSTEADY ones are repeated after each of WAITS_S.
 
-    What is repeated goes to `mark` first, and nothing else is measured before it: the clock may
-    still be off. A final round is repeated as a `whole`.
+    An outcome to be repeated is passed to `mark` first. Nothing else is measured before it is
+    repeated, because the clock may still be off. A final round is repeated as a `whole`.
     """
     rest, waits = list(configs), list(WAITS_S)
     while rest:
@@ -55,26 +55,26 @@ def steadily(
 
 
 def _generator(outcomes: Iterator[Outcome]) -> Generator[Outcome, None, None]:
-    """The same, as something that can be closed, and then closes `outcomes` if that can be."""
+    """The same as a generator, which can be closed and then closes `outcomes`."""
     yield from outcomes
 
 
 DROP_ABOVE = 1.5
-"""A candidate so many times slower than the best, after a few samples, is timed no further."""
+"""A candidate slower than the best by this factor, after a few samples, is not timed further."""
 
 GPU_STAGES: tuple[Stage, ...] = ("compile", "check", "rough", "timed")
 OFFLINE_STAGES: tuple[Stage, ...] = ("compile", "timed")
 ALL_STAGES: tuple[Stage, ...] = (*GPU_STAGES, "final")
-"""In the order in which a later one says more of a config."""
+"""Ordered: a later one says more about a config."""
 
 RIGHT_ALL_THE_SAME = (Status.DROPPED, Status.NO_ESTIMATE, Status.UNSTEADY)
-"""No time to be chosen by; but nothing is wrong with the kernel."""
+"""Statuses without a usable time, although the kernel is not at fault."""
 
 
 class Evidence:
-    """What is known of the configs of one goal. `planned`: candidates, for the progress told.
+    """The known outcomes of the configs of one goal. `planned`: number of candidates, for progress.
 
-    stages are those that a candidate passes one after the other, on_gpu whether it is measured.
+    stages: the stages that a candidate passes, in order. on_gpu: whether they are measured.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Evidence:
         self._done = 0.0
 
     def ask(self, stage: Stage, configs: Iterable[KernelConfig]) -> list[Outcome]:
-        """One outcome a config, from the log or else from the evaluator, in the order given."""
+        """One outcome per config, from the log or else from the evaluator, in the order given."""
         goal, source = self.goal, self._evaluator.source
         configs, unknown = list(configs), []
         for config in configs:
@@ -115,7 +115,7 @@ class Evidence:
         return [self._seen[stage, config] for config in configs]
 
     def ask_round(self, finalists: Sequence[KernelConfig]) -> list[Outcome]:
-        """One whole final round: from the log if all its records are there, else measured anew."""
+        """One whole final round: from the log if it has all records, otherwise measured."""
         goal, source = self.goal, self._evaluator.source
         kernels = [(config, self._digest(config)) for config in finalists]
         known = self._log.recall_round(goal.spec, goal.problem, kernels, source=source)
@@ -126,25 +126,27 @@ class Evidence:
         return [self._seen["final", config] for config in finalists]
 
     def get(self, stage: Stage, config: KernelConfig) -> Outcome | None:
-        """What this stage found out, if it was asked."""
+        """The outcome of this stage, if it has run."""
         return self._seen.get((stage, config))
 
     def of(self, stage: Stage) -> list[Outcome]:
-        """All that this stage found out."""
+        """All outcomes of this stage."""
         return [outcome for (asked, _), outcome in self._seen.items() if asked == stage]
 
     def passed(self, stage: Stage, config: KernelConfig) -> bool:
-        """Whether this stage was asked, and found nothing wrong."""
+        """Whether this stage has run and succeeded."""
         outcome = self.get(stage, config)
         return outcome is not None and outcome.ok
 
     def failed(self, stage: Stage, config: KernelConfig) -> bool:
-        """Whether this stage was asked, and found something wrong."""
+        """Whether this stage has run and failed."""
         outcome = self.get(stage, config)
         return outcome is not None and not outcome.ok
 
     def full(self, config: KernelConfig) -> Outcome:
-        """What ended a config, or else its last outcome, with all that the earlier ones found."""
+        """The outcome that ended a config, or else its last one, with the facts of the earlier
+        ones.
+        """
         outcomes = [self._seen[s, config] for s in ALL_STAGES if (s, config) in self._seen]
         failed = (o for o in outcomes if not o.ok and o.status not in RIGHT_ALL_THE_SAME)
         last = next(failed, outcomes[-1])
@@ -158,7 +160,9 @@ class Evidence:
         )
 
     def twin_serves(self, config: KernelConfig) -> bool:
-        """Whether this config's pointer twin, if it has one, is right and fits; it may be slow."""
+        """Whether this config's pointer twin, if it has one, is correct and fits; it may be
+        slow.
+        """
         twin = config.pointer_twin()
         if twin == config:
             return True
@@ -166,13 +170,13 @@ class Evidence:
         return (built.ok or built.status in SLOW) and self.ask("check", [twin])[0].ok
 
     def last_failure(self) -> Outcome | None:
-        """The latest outcome of a config that may not be chosen."""
+        """The latest outcome that excludes its config."""
         return next((o for o in reversed(self._seen.values()) if not o.ok), None)
 
     def _evaluate(self, stage: Stage, configs: Sequence[KernelConfig]) -> None:
-        """Have configs evaluated; each outcome is in the log before the next is waited for.
+        """Evaluate configs; each outcome is logged before the next is awaited.
 
-        A final round is one measurement: it is in the log whole, or not at all.
+        A final round is one measurement: it is logged whole or not at all.
         """
         goal = self.goal
         ask = partial(self._evaluator.evaluate, stage, goal.spec, goal.problem)
@@ -184,9 +188,9 @@ class Evidence:
             self._keep([self._dropped(outcome) if stage == "rough" else outcome], [config])
 
     def _keep(self, outcomes: Sequence[Outcome], configs: Sequence[KernelConfig]) -> None:
-        """Put outcomes into the log together, then remember them."""
+        """Log outcomes together, then store them."""
         in_order = [outcome.config for outcome in outcomes] == list(configs)
-        assert in_order, "an evaluator answers in the order it was asked"
+        assert in_order, "an evaluator answers in the order of the requests"
         self._log.append(*outcomes)
         for outcome in outcomes:
             self._take(outcome)
@@ -198,7 +202,7 @@ class Evidence:
         return self._digests[config]
 
     def _dropped(self, outcome: Outcome) -> Outcome:
-        """End a candidate whose rough time is far from the best so far, resumed or not."""
+        """End a candidate whose rough time is far from the best so far, in a resumed run too."""
         slower = median_us(outcome.timing) / self._best_us
         if not outcome.ok or slower <= DROP_ABOVE:
             return outcome
@@ -206,7 +210,7 @@ class Evidence:
         return replace(outcome, status=Status.DROPPED, detail=why)
 
     def _take(self, outcome: Outcome) -> None:
-        """Remember an outcome and tell of it."""
+        """Store an outcome and report progress."""
         self._seen[outcome.stage, outcome.config] = outcome
         self._best_us = min(self._best_us, median_us(outcome.timing))
         self._done += self._share(outcome)
@@ -227,7 +231,7 @@ class Evidence:
         return next((o.timing.median_us for o in outcomes if o and o.timing), None)
 
     def _share(self, outcome: Outcome) -> float:
-        """The part of a candidate that this outcome settles: one that fails has no stage to go."""
+        """The share of a candidate that this outcome completes: a failure completes it."""
         if outcome.stage not in self.stages:
             return 1.0
         passed = self.stages.index(outcome.stage) / len(self.stages)

@@ -40,7 +40,7 @@ from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import Stage, Status
 
 BATCH = 12
-"""Configs proposed and measured at a time: on any machine, so that a search ends alike on all."""
+"""Configs proposed and measured at a time. The same on any machine, so that searches end alike."""
 
 LOOK_AHEAD = 4
 """Configs compiled for one that is measured, where a sampler proposes. They compile side by side
@@ -48,7 +48,7 @@ and are measured one by one; more would keep a machine of few cores from measuri
 
 
 class Explorer:
-    """Evaluates the configs of one goal. explored: all that were begun, in their order."""
+    """Evaluates the configs of one goal. explored: all configs that were started, in order."""
 
     def __init__(self, evidence: Evidence, budget: Budget, method: Method) -> None:
         self.explored: list[KernelConfig] = []
@@ -58,15 +58,17 @@ class Explorer:
         self._method = method
         self._to_the_last = method.sampler == "exhaustive"
         self._enumerated = self._to_the_last or len(self._goal.order) <= budget.trials
-        self._met: dict[KernelConfig, None] = {}  # in the order in which their turn came
+        self._met: dict[KernelConfig, None] = {}  # in the order in which they were considered
         self._waiting: dict[KernelConfig, None] = {}
-        self._tried: dict[KernelConfig, None] = {}  # in their turn, and so in the incumbent's, too
+        self._tried: dict[
+            KernelConfig, None
+        ] = {}  # in that order, including the incumbent at its own position
         self._trials = 0
         now, seconds = time.monotonic(), math.inf if budget.seconds is None else budget.seconds
         self._half_time, self._end = now + seconds / 2, now + seconds
 
     def run(self, enough: Callable[[], bool]) -> None:
-        """Evaluate until the budget is used up; where nothing can be estimated, until `enough`."""
+        """Evaluate until the budget is used up; if nothing can be estimated, until `enough`."""
         goal, trials = self._goal, self._budget.trials
         self._plan()
         self._pass(goal.rivals, self._evidence.stages)
@@ -85,30 +87,32 @@ class Explorer:
 
     @property
     def evaluated(self) -> int:
-        """How many configs were evaluated; one that still waits to be measured was not."""
+        """The number of evaluated configs; one that waits to be measured does not count."""
         held = self._goal.rivals
         return sum(config not in self._waiting or config in held for config in self.explored)
 
     @property
     def _late(self) -> bool:
-        """Whether the time is over."""
+        """Whether the time budget is used up."""
         return time.monotonic() >= self._end
 
     @property
     def _blind(self) -> bool:
-        """Whether configs compile, and the estimator has no figure for any of them. No GPU."""
+        """Whether configs compile but none has an estimate, without a GPU."""
         timed = self._evidence.of("timed")
         return bool(timed) and all(outcome.status is Status.NO_ESTIMATE for outcome in timed)
 
     @property
     def _guided(self) -> bool:
-        """Whether there is a GPU, and an estimate of any config whose turn has come."""
+        """Whether there is a GPU, and an estimate of any config considered so far."""
         return self._evidence.on_gpu and any(self._estimate_us(c) for c in self._met)
 
     def _walk(
         self, configs: Iterable[KernelConfig], enough: Callable[[], bool] = lambda: False
     ) -> None:
-        """Evaluate configs in batches, unless `enough`; then measure the promising that wait."""
+        """Evaluate configs in batches, unless `enough`; then measure the promising ones that
+        wait.
+        """
         rest = iter(configs)
         while not enough() and (batch := list(islice(rest, self._ahead(BATCH)))):
             self._admit(batch)
@@ -131,18 +135,18 @@ class Explorer:
             self._measure(count)
 
     def _tell(self, proposer: Proposer[KernelConfig]) -> None:
-        """Tell the sampler what became of all whose turn has come, unless that is still open."""
+        """Pass the results of all configs considered so far to the sampler, except pending ones."""
         for config in self._met:
             value = self._value_us(config)
             if value is not None or config not in self._waiting:
                 proposer.learn(config, value)
 
     def _ahead(self, count: int) -> int:
-        """How many configs to compile where so many are to be measured."""
+        """The number of configs to compile for this number to measure."""
         return LOOK_AHEAD * count if self._guided else count
 
     def _admit(self, batch: Sequence[KernelConfig]) -> None:
-        """Compile configs whose turn has come. They wait, or with nothing to wait for go on."""
+        """Compile configs. They wait to be measured, or proceed if nothing is to wait for."""
         compiled = self._pass(batch, self._evidence.stages[:1])
         self._met.update(dict.fromkeys(batch))
         if self._guided:
@@ -153,7 +157,7 @@ class Explorer:
             self._try(compiled)
 
     def _measure(self, most: int, *, postponed: bool = False) -> None:
-        """Take the best that wait, `most` at most, through all stages, a batch at a time."""
+        """Take the best waiting configs, at most `most`, through all stages, a batch at a time."""
         while (batch := self._next(min(most, BATCH), postponed)) and not self._late:
             most -= len(batch)
             self._trials += len(batch)
@@ -162,7 +166,7 @@ class Explorer:
             self._try(batch)
 
     def _next(self, count: int, postponed: bool) -> list[KernelConfig]:
-        """The next to be measured, of those that wait."""
+        """The next waiting configs to measure."""
         compiled = self._evidence.ask("compile", self._waiting)
         first, last = to_measure(compiled, self._least_us(), self._goal.first)
         pairs = self._pairs()
@@ -175,16 +179,17 @@ class Explorer:
         ][:count]
 
     def _try(self, configs: Sequence[KernelConfig]) -> None:
-        """Take compiled candidates through the stages that are left."""
+        """Take compiled candidates through the remaining stages."""
         self._tried.update(dict.fromkeys(configs))
         self._pass(configs, self._evidence.stages[1:])
 
     def _pass(
         self, configs: Sequence[KernelConfig], stages: Sequence[Stage]
     ) -> Sequence[KernelConfig]:
-        """Take candidates through these stages; those that pass them all.
+        """Take candidates through these stages; returns those that pass them all.
 
-        Late, only the incumbent and the default go on: without them there is nothing to choose.
+        After the time budget only the incumbent and the default proceed: without them there is
+        nothing to choose.
         """
         for stage in stages:
             if self._late:
@@ -196,21 +201,21 @@ class Explorer:
         return configs
 
     def _least_us(self) -> float:
-        """The least estimate among those whose turn has come, but that of none that has failed.
+        """The least estimate of the configs considered so far, without failed ones.
 
-        What was wrong, or was dropped because it is slow, was estimated for what it is not.
+        The estimate of a config that was wrong, or was dropped as slow, does not describe it.
         """
         failed, stages = self._evidence.failed, self._evidence.stages
         sound = (c for c in self._met if not any(failed(stage, c) for stage in stages))
         return min((self._estimate_us(c) or math.inf for c in sound), default=math.inf)
 
     def _pairs(self) -> list[tuple[float, float]]:
-        """Estimated and measured medians of those that were tried, in microseconds."""
+        """Estimated and measured medians of the configs tried, in microseconds."""
         pairs = ((self._estimate_us(c), self._measured_us(c)) for c in self._tried)
         return [(estimated, actual) for estimated, actual in pairs if estimated and actual]
 
     def _value_us(self, config: KernelConfig) -> float | None:
-        """Microseconds for the sampler to learn from; None where there are none."""
+        """Microseconds for the sampler to learn from; None if there are none."""
         if config not in self._waiting:
             return self._measured_us(config)
         estimated, pairs = self._estimate_us(config), self._pairs()
@@ -226,7 +231,7 @@ class Explorer:
         return outcome.timing.median_us if outcome and outcome.timing else None
 
     def _plan(self) -> None:
-        """Say how many candidates there will be, for the progress; a compile is part of one."""
+        """Set the number of candidates for the progress; compiling is a part of one."""
         goal = self._goal
         planned = float(len(goal.order) if self._enumerated else self._budget.trials)
         if self._guided and not self._enumerated:

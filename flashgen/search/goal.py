@@ -1,6 +1,4 @@
-"""Goal of a search of configs, its Progress, and what it Found. THE RULE by which a final round is
-decided stands in rule.py.
-"""
+"""Goal of a search, its Progress, and what it Found. decide.py has the rule of the final round."""
 
 from __future__ import annotations
 
@@ -35,10 +33,10 @@ def rendered_digest(spec: AttentionSpec, config: KernelConfig) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What one search is for: a spec at these sizes, its legal configs, those to try first.
+    """What to search: a spec at these sizes, its legal configs, and those to try first.
 
-    neighbours are the configs chosen for what is much alike, one as often as it was chosen;
-    elsewhere those chosen for the same on other GPUs.
+    neighbours are configs chosen for similar specs, repeated as often as they were chosen;
+    elsewhere are those that other GPUs chose for the same spec and bucket.
     """
 
     spec: AttentionSpec
@@ -53,31 +51,33 @@ class Goal:
 
     @property
     def first(self) -> tuple[KernelConfig, ...]:
-        """What the budget is spent on first: the seeds and the default; none twice."""
+        """Configs that the budget is spent on first: the seeds and the default, without
+        duplicates.
+        """
         return tuple(dict.fromkeys((*self.seeds, self.default)))
 
     @property
     def alike(self) -> tuple[KernelConfig, ...]:
-        """What to try after those: the legal ones that tables hold for what is much alike."""
+        """Configs to try next: the legal ones that tables hold for similar specs."""
         legal = frozenset(self.legal)
         chosen = dict.fromkeys((*self.neighbours, *self.elsewhere))
         return tuple(config for config in chosen if config in legal)
 
     @functools.cached_property
     def order(self) -> tuple[KernelConfig, ...]:
-        """All candidates there are, none twice: the incumbent, the seeds, the default, then the
-        space in its order.
+        """All candidates without duplicates: the incumbent, the seeds, the default, then the space
+        in its order.
 
-        Where nothing can be timed, the first that is right is taken: so the default stands last of
-        those that are tried first.
+        If nothing can be timed, the first correct one is taken, so the default comes last of those
+        that are tried first.
         """
         held = () if self.incumbent is None else (self.incumbent,)
         return tuple(dict.fromkeys((*held, *self.seeds, self.default, *self.legal)))
 
     @functools.cached_property
     def space(self) -> tuple[KernelConfig, ...]:
-        """The same candidates in an order that no incumbent changes: it stands last if it is none
-        of the others.
+        """The same candidates in an order that does not depend on the incumbent: if it is no
+        other candidate, it comes last.
         """
         return tuple(dict.fromkeys((*self.first, *self.legal, *self.order)))
 
@@ -113,10 +113,10 @@ def goal_for(
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a search is, counted in candidates; best_us is the best time so far.
+    """How far a search is, in candidates; best_us is the best time so far.
 
-    default_us and incumbent_us are the times of what a winner must beat, as far as they are known.
-    A check on its own and a kernel of the final round count as one. A search may end before total.
+    default_us and incumbent_us are the times that a winner must beat, if known. A separate check
+    and a kernel of the final round count as one. A search may end before total.
     """
 
     done: float
@@ -129,13 +129,13 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a search chose. Outcomes are of the last stage, with all facts of the earlier ones.
+    """The result of a search. Outcomes are of the last stage, with all facts of the earlier ones.
 
-    default and incumbent may have failed. candidates leaves out what was compiled and estimated and
-    then not measured. exhaustive: every legal config was evaluated. replaced: the winner is not the
-    incumbent, or there was none. p_value: the winner's against the strongest of its rivals, by THE
-    RULE; None where it has none, or nothing was timed in passes. interrupted: by Ctrl-C, so that
-    less was tried than was asked.
+    default and incumbent may have failed. candidates does not count configs that were compiled and
+    estimated but not measured. exhaustive: every legal config was evaluated. replaced: the winner
+    is not the incumbent, or there was none. p_value: of the winner against the strongest of its
+    rivals, by the rule of decide.py; None without rivals or passes. interrupted: ended early by
+    Ctrl-C.
     """
 
     winner: Outcome

@@ -1,6 +1,4 @@
-"""The outcomes of a log, or of a landscape, for whoever looks back at a search: read, never
-written, never locked.
-"""
+"""Reads the outcomes of a log or a landscape, without writing or locking."""
 
 from __future__ import annotations
 
@@ -14,12 +12,12 @@ from flashgen.spec.outcome import Outcome
 
 
 def outcomes_of(path: Path, notice: Callable[[str], None]) -> list[Outcome]:
-    """All outcomes of a log in their order, of whatever GPU, Triton and protocol; those of a file
-    of benchmarks/landscape.py (.json) too.
+    """All outcomes of a log in their order, of any GPU, Triton and protocol; also those of a file
+    of benchmarks/landscape.py (.json).
 
-    A last record that a kill has torn, or that a tuner is just writing, is left out with one
-    notice. Raises InvalidArgument where there is no such file, FlashgenError where it cannot be
-    read or a line is no outcome.
+    An incomplete last record, torn by a kill or still being written, is left out with one notice.
+    Raises InvalidArgument if there is no such file, FlashgenError if it cannot be read or a line is
+    no outcome.
     """
     try:
         content = path.read_bytes()

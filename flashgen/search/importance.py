@@ -1,4 +1,4 @@
-"""Importance: how much each field of a config decides whether it is among the fastest ones."""
+"""Importance: how much each field of a config decides whether it is among the fastest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flashgen.errors import ToolchainError
 from flashgen.spec.config import KernelConfig
 
 LEAST_CONFIGS = 10
-"""Of fewer configs nothing is said."""
+"""With fewer configs there is no result."""
 
 FASTEST = 0.1
 LEAST_FASTEST = 5
@@ -19,17 +19,19 @@ five."""
 
 
 def fastest_share(configs: int) -> float:
-    """The share of so many configs that counts as fast: FASTEST, or more where that is too few."""
+    """The share of this number of configs that counts as fast: FASTEST, or more if that is too
+    few.
+    """
     return min(0.5, max(FASTEST, LEAST_FASTEST / configs))
 
 
 def importances(times_us: Mapping[KernelConfig, float]) -> dict[str, float]:
     """The importance of each field that varies, the greatest first; they sum to 1.
 
-    By PED-ANOVA (Watanabe, Bansal and Hutter, arXiv 2304.10255), as Optuna has it: how far the
-    fastest configs differ in a field from all that were timed. It ranks, it explains nothing.
-    Nothing is said of fewer than LEAST_CONFIGS configs, of equal times, nor where no field varies.
-    Raises ToolchainError where optuna is not installed.
+    By PED-ANOVA (Watanabe, Bansal and Hutter, arXiv 2304.10255) as implemented in Optuna: how much
+    the fastest configs differ from all timed ones in a field. It ranks fields and explains nothing.
+    Empty for fewer than LEAST_CONFIGS configs, for equal times, and if no field varies. Raises
+    ToolchainError if optuna is not installed.
     """
     try:
         import optuna

@@ -1,4 +1,4 @@
-"""Landscapes: the times of all points of a space, as somebody recorded them, to try a search on.
+"""Landscapes: recorded times of all points of a space, to test a search on.
 
 Three kinds of file, each gzipped or not:
 
@@ -48,10 +48,10 @@ UNKNOWN = (Status.NO_ESTIMATE, Status.UNSTEADY, Status.QUARANTINED)
 
 @dataclass(frozen=True, kw_only=True)
 class Landscape:
-    """Points in the order of their space, and for each a time in `unit` or None: it failed.
+    """Points in the order of their space, each with a time in `unit`, or None if it failed.
 
-    source: measured, estimated, or recorded, where a file does not say. seeds: numbers of the
-    points that a search is given to begin with. guesses: what a model said of each point before.
+    source: measured, estimated, or recorded if the file does not say. seeds: numbers of the points
+    that a search starts with. guesses: what a model predicted for each point.
     """
 
     name: str
@@ -79,10 +79,10 @@ class Landscape:
 
 
 def read(path: Path, notice: Callable[[str], None] = lambda _: None) -> list[Landscape]:
-    """The landscapes of a file. notice is told what of a log is left out.
+    """The landscapes of a file. notice is called with what is left out of a log.
 
-    Raises InvalidArgument where there is no such file, FlashgenError where it is none of the three
-    kinds, or is damaged, or holds no time.
+    Raises InvalidArgument if there is no such file, FlashgenError if it has none of the three
+    formats, is damaged, or holds no time.
     """
     if path.suffix == ".jsonl":
         return _some(from_outcomes(outcomes_of(path, notice)), path)
@@ -108,7 +108,7 @@ def read(path: Path, notice: Callable[[str], None] = lambda _: None) -> list[Lan
 
 
 def from_outcomes(outcomes: Iterable[Outcome]) -> list[Landscape]:
-    """The landscapes of outcomes, as of a log. Of several times of a config see TRUST."""
+    """The landscapes of the outcomes of a log. TRUST decides between several times of a config."""
     broken: dict[tuple[object, ...], dict[tuple[Stage, KernelConfig], bool]] = defaultdict(dict)
     timed: dict[tuple[object, ...], dict[KernelConfig, Outcome]] = defaultdict(dict)
     for outcome in outcomes:
@@ -130,10 +130,10 @@ def from_outcomes(outcomes: Iterable[Outcome]) -> list[Landscape]:
 
 
 def dump(landscape: Landscape) -> str:
-    """The landscape in the T4 format, one result a line. `read` gives an equal one back.
+    """The landscape in the T4 format, one result per line. `read` returns an equal one.
 
-    Beside what T4 asks for stands `flashgen`: name, source and seeds. A guess is a measurement
-    named estimate.
+    The additional key `flashgen` has name, source and seeds. A guess is a measurement named
+    estimate.
     """
     guesses = landscape.guesses or [None] * len(landscape.points)
     results = [
@@ -148,10 +148,10 @@ def dump(landscape: Landscape) -> str:
 def replay(
     landscape: Landscape, method: Method, evaluations: int, *, warm: bool = True
 ) -> tuple[float, ...]:
-    """The regret of a search after 1, 2, ... evaluations, or until the space has no more points.
+    """The regret of a search after 1, 2, ... evaluations, or until the space is exhausted.
 
-    Regret is by how much the best so far is slower than the best there is: 0.04 is 4 %, infinite
-    where all have failed so far. warm: with the landscape's seeds and guesses.
+    Regret is how much slower the best so far is than the best of the landscape: 0.04 is 4 %,
+    infinite if all have failed so far. warm: with the landscape's seeds and guesses.
     """
     number_of = {id(point): number for number, point in enumerate(landscape.points)}
     guesses = landscape.guesses or ()
@@ -175,7 +175,7 @@ def replay(
 
 
 def _landscape(times: Mapping[KernelConfig, Outcome], broken: Sequence[KernelConfig]) -> Landscape:
-    """One landscape: what was timed, and of the same kernels those that failed before."""
+    """One landscape: the timed configs, and those of the same kernels that failed before."""
     first = next(iter(times.values()))
     spec, gpu = first.spec, TARGETS.get(first.gpu)
     seeds = (tuned_default(spec), *seed_configs(spec, gpu)) if gpu else ()
@@ -217,7 +217,7 @@ class _Row:
 
 
 def _from_json(record: Mapping[str, Any], name: str) -> Landscape:
-    """The landscape of a cache or of results. Of a config that stands there twice the last."""
+    """The landscape of a cache or of results. Of duplicate configs the last counts."""
     about: Mapping[str, Any] = record.get("flashgen", {})
     if "cache" in record:
         names = record["tune_params_keys"]
@@ -244,7 +244,7 @@ def _cached(entry: Mapping[str, Any], names: Sequence[str]) -> _Row:
 
 
 def _measured(result: Mapping[str, Any]) -> _Row:
-    """A T4 result. Raises FlashgenError where it should have a time and has none."""
+    """A T4 result. Raises FlashgenError if it lacks a time that it should have."""
     measurements = {each["name"]: each for each in result.get("measurements", ())}
     guess = measurements.get("estimate")
     row = _Row(
@@ -265,13 +265,13 @@ def _measured(result: Mapping[str, Any]) -> _Row:
 
 
 def _time(value: Any) -> float | None:
-    """A time, or None where something else stands in its place: a failure."""
+    """A time, or None for anything else: a failure."""
     is_time = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < NEVER
     return float(value) if is_time else None
 
 
 def _result(point: Point, time: float | None, guess: float | None, unit: str) -> dict[str, Any]:
-    """A T4 result. T4 knows kinds of failure; a landscape does not keep them apart."""
+    """A T4 result. T4 distinguishes kinds of failure; a landscape does not."""
     named = {"time": time, "estimate": guess}
     return {
         "configuration": dict(point),

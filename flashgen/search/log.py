@@ -1,9 +1,8 @@
-"""Log: the append-only record of outcomes that lets a killed run go on where it stopped.
+"""Log: the append-only record of outcomes, from which a killed run resumes.
 
-JSON lines, one record an outcome, each on the disk before the next one is begun: kill -9 at any
-moment loses only what was in flight. One tuner writes in a folder at a time, or several that share
-their outcomes through one ledger. The locks are flocks, which end with the process: children do not
-inherit them.
+JSON lines, one record per outcome, each on disk before the next is started: kill -9 loses only what
+was in progress. One tuner writes in a folder at a time, or several that share their outcomes
+through one storage. The locks are flocks, which end with the process; children do not inherit them.
 """
 
 from __future__ import annotations
@@ -37,21 +36,20 @@ OPENING_LIMIT_S = 1.0
 
 
 class Log:
-    """The outcomes of one GPU, kept in `path`; a context manager, or closed.
+    """The outcomes of one GPU, stored in `path`; a context manager, or call close().
 
-    Only outcomes of this Triton and of their stage's protocol of today are recalled; others stay in
-    the file, and so do those that outcome.PASSING names.
-    A last record that a kill has torn is dropped with one notice. Raises FlashgenError where
-    another tuner works in the folder, where a line cannot be read or is of another GPU, and where
-    the disk does not take it.
+    Only outcomes of this Triton and of the current protocol of their stage are recalled. Others
+    stay in the file, and so do those in outcome.PASSING. A last record torn by a kill is dropped
+    with one notice. Raises FlashgenError if another tuner works in the folder, if a line cannot be
+    read or is of another GPU, and if the disk cannot be written.
 
-    shared is the id of the ledger whose workers use the folder together. A shared log recalls
-    nothing by itself: what one worker remembers and another does not would part their ways. It is
-    asked by remembered(), before a worker evaluates what the ledger does not know. Each outcome is
-    written once, whoever has it first.
+    shared is the id of the storage whose workers use the folder together. A shared log recalls
+    nothing by itself, because workers with different memories would take different paths.
+    remembered() queries it before a worker evaluates what the storage does not know. Each outcome
+    is written once, by the first worker that has it.
 
-    clock_mhz is the GPU's clock after the first of the times that are known, if it was told: a run
-    that goes on measures at this clock, or its times do not compare with those.
+    clock_mhz is the GPU's clock after the first known time, if recorded. A resumed run measures at
+    this clock, because times at another one do not compare.
     """
 
     def __init__(
@@ -72,7 +70,7 @@ class Log:
         self._known: dict[Key, tuple[int, Outcome]] = {}
         self._count = 0
         self._written: set[int] = set()  # hashes of all lines
-        self._end = 0  # of what was read or written, in bytes
+        self._end = 0  # end of what was read or written, in bytes
         with contextlib.ExitStack() as opened, disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = _open(path.parent / "lock", os.O_RDWR, opened)
@@ -92,13 +90,13 @@ class Log:
         *,
         source: Source,
     ) -> Outcome | None:
-        """What this stage found out before about the kernel of this digest, if it did.
+        """The stored outcome of this stage for the kernel of this digest, if any.
 
-        Compiles and checks hold for every problem, and come back as of this one, less an estimate
-        of another. A GPU measures in the order of estimates, so where it could have one, a kernel
-        that compiled is asked for again: that costs no compiling. A check on a GPU and one in the
-        interpreter are told apart, as are measured and estimated times: by `source`, the
-        evaluator's.
+        Compiles and checks hold for every problem and are returned for this one, without an
+        estimate made for another. A GPU measures in the order of estimates, so a compiled kernel
+        that could have an estimate is evaluated again, which costs no compiling. Checks on a GPU
+        and in the interpreter are distinct, as are measured and estimated times: by `source`, that
+        of the evaluator.
         """
         if self._shared is not None:
             return None
@@ -113,7 +111,7 @@ class Log:
         *,
         source: Source,
     ) -> list[Outcome] | None:
-        """What is known of all these (config, digest) pairs, in their order, or else None.
+        """The stored outcomes of all these (config, digest) pairs, in their order, or None.
 
         As recall() and recall_round() of a log that is not shared.
         """
@@ -170,9 +168,9 @@ class Log:
         return [outcome for _, outcome in filter(None, records)]
 
     def append(self, *outcomes: Outcome) -> None:
-        """Record outcomes, all or none; they are on the disk when this returns.
+        """Record outcomes, all or none; they are on disk when this returns.
 
-        Raises FlashgenError, having written nothing, where the disk does not take them.
+        Raises FlashgenError if the disk cannot be written, in which case nothing is.
         """
         records = [(outcome, _line(outcome)) for outcome in outcomes]
         with disk_errors(self.path), self._alone():
@@ -186,7 +184,7 @@ class Log:
             self._written.add(hash(line))
 
     def close(self) -> None:
-        """Let another tuner work in the folder. May be called again."""
+        """Release the folder for other tuners. May be called again."""
         for name in ("_file", "_lock"):
             descriptor = getattr(self, name)
             if descriptor >= 0:
@@ -201,8 +199,8 @@ class Log:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Within, none of those who share the log writes or repairs it but this process."""
-        if self._shared is None:  # nobody else is in the folder
+        """Context in which no other process that shares the log writes or repairs it."""
+        if self._shared is None:  # no other process uses the folder
             yield
             return
         fcntl.flock(self._file, fcntl.LOCK_EX)
@@ -212,9 +210,7 @@ class Log:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _read(self) -> None:
-        """Take in what is new in the file; what stands behind its last line break was torn, and is
-        cut off.
-        """
+        """Read new records; an incomplete last line is cut off."""
         new = os.fstat(self._file).st_size - self._end
         content = os.pread(self._file, new, self._end) if new > 0 else b""
         lines, whole = whole_lines(content)
@@ -246,7 +242,7 @@ class Log:
         return outcome
 
     def _remember(self, outcome: Outcome) -> None:
-        """Later records take the place of earlier ones."""
+        """Store records; later ones replace earlier ones."""
         self._count += 1
         today = self._triton, protocol_of(outcome.stage, outcome.source)
         if (outcome.triton, outcome.protocol) == today and outcome.status not in PASSING:
@@ -271,7 +267,7 @@ def _key(
     digest: str,
     source: Source,
 ) -> Key:
-    """What makes two outcomes of one GPU, Triton and protocol the same."""
+    """The key of an outcome within one GPU, Triton and protocol."""
     kind = "estimated" if source == "untimed" else source
     if stage == "compile":
         return stage, spec, config, digest, problem
@@ -279,14 +275,15 @@ def _key(
 
 
 def _shared(key: Key) -> Key:
-    """The key under which an outcome is kept for other problems, too; `key` where it is not."""
+    """The key of an outcome that holds for other problems too; otherwise `key`."""
     return key[:-1] if key[0] in ("compile", "check") else key
 
 
 def _lacks_estimate(outcome: Outcome, problem: Problem) -> bool:
-    """Whether a kernel compiled whose estimate at `problem` was not asked for yet.
+    """Whether a kernel compiled but was not estimated at `problem` yet.
 
-    With no GPU it is the stage timed that estimates. On a GPU, what has none has none at all.
+    Without a GPU, the stage timed makes the estimates. On a GPU, a kernel without any estimate
+    cannot have one.
     """
     if outcome.stage != "compile" or not outcome.ok:
         return False
@@ -303,10 +300,11 @@ def _open(path: Path, flags: int, opened: contextlib.ExitStack) -> int:
 
 
 def _take_lock(descriptor: int, folder: Path, shared: str | None) -> None:
-    """Hold the folder until this process ends or closes the log: alone, or with those who share.
+    """Lock the folder until this process ends or closes the log, exclusively or with those who
+    share.
 
-    The file says who holds it: a process, or a ledger. Who shares holds it alone for a moment, if
-    nobody else is there, to write that down.
+    The file names the holder: a process or a storage. To write that down, a sharing process locks
+    the folder exclusively for a moment, if nobody else is there.
     """
     deadline = time.monotonic() + OPENING_LIMIT_S
     shared = shared and f"ledger {shared}"
@@ -326,12 +324,12 @@ def _take_lock(descriptor: int, folder: Path, shared: str | None) -> None:
 
 
 def _holder(descriptor: int) -> str:
-    """Who holds the folder, or held it last: the number of a process, or the id of a ledger."""
+    """The current or last holder of the folder: a process number or the id of a storage."""
     return os.pread(descriptor, 64, 0).decode(errors="replace").strip()
 
 
 def _occupied(folder: Path, holder: str, shared: str | None) -> str:
-    """The sentence on a folder that others hold."""
+    """The error message for a folder that others hold."""
     if not holder.isdecimal():
         who = "other flashgens, which share a storage, tune in"
     elif shared is None:
@@ -346,7 +344,7 @@ def _occupied(folder: Path, holder: str, shared: str | None) -> str:
 
 
 def _locked(descriptor: int, kind: int) -> bool:
-    """Take a lock of this kind, or change the one that is held, if that can be done at once."""
+    """Take a lock of this type, or change the held one, if that is possible without waiting."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,7 +1,7 @@
-"""minimize: the least value of a finite space, found with few evaluations. It knows no attention.
+"""minimize: finds the least value of a finite space with few evaluations, of any problem.
 
-All decisions follow from the values and the seed. So a search that was killed, begun again with an
-evaluator that answers from a record what it was asked before, ends as it would have.
+All decisions depend only on values and seed. So a killed search that is started again, with an
+evaluator that answers repeated points from a record, ends the same.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Key = frozenset[tuple[str, object]]
 
 
 class NoMinimum(FlashgenError, RuntimeError):
-    """Every point that was evaluated failed."""
+    """Every evaluated point failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """A point, and its value: None where it failed."""
+    """A point and its value; None if it failed."""
 
     point: Point
     value: float | None
@@ -34,7 +34,7 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Minimum:
-    """The best point that was evaluated, the first of equals. evaluations: all, in their order.
+    """The best evaluated point, the first of equals. evaluations: all, in order.
 
     exhaustive: every point of the space was evaluated, so none is better.
     """
@@ -55,17 +55,16 @@ def minimize(
     guesses: Callable[[Point], float | None] | None = None,
     notify: Callable[[Evaluation], None] = lambda _: None,
 ) -> Minimum:
-    """Find the point of `space` with the least value, evaluating few.
+    """Find the point of `space` with the least value, with few evaluations.
 
-    space: the legal points in their order, each a mapping of the same names to numbers, strings or
-    bools. evaluator: the value of a point, lower is better, or None where it fails; what it raises
-    is not caught. method: Method() unless given. seeds: points of the space that are evaluated
-    first. guesses: what a model says of a point, above 0 and right up to a factor that all have in
-    common, or None; the sampler auto alone heeds it. notify is told of each evaluation.
+    space: the legal points in order, each a mapping of the same names to numbers, strings or bools.
+    evaluator: returns the value of a point, lower is better, or None if it fails; its exceptions
+    are not caught. method: Method() by default. seeds: points of the space that are evaluated
+    first. guesses: a model's prediction for a point, above 0 and correct up to a common factor, or
+    None; only the sampler auto uses it. notify is called with each evaluation.
 
-    Raises InvalidArgument where the space, a seed, a guess or a value is none or the sampler does
-    not apply, NoMinimum where all that were evaluated failed, ToolchainError where a package is
-    missing.
+    Raises InvalidArgument for an invalid space, seed, guess or value, or if the sampler does not
+    apply. Raises NoMinimum if all evaluated points failed, ToolchainError if a package is missing.
     """
     check_space(space)
     done: list[Evaluation] = []
@@ -86,7 +85,7 @@ def minimize(
 
 
 class _Order:
-    """The numbers of points in the order of their evaluation: the seeds, then what is proposed."""
+    """The numbers of points in the order of evaluation: the seeds, then the proposals."""
 
     def __init__(
         self,
@@ -114,7 +113,7 @@ class _Order:
                 return
 
     def learn(self, number: int, value: float | None) -> None:
-        """Tell what became of the point of this number."""
+        """Record the value of the point of this number."""
         if self._proposer:
             self._proposer.learn(number, value)
 
@@ -148,7 +147,7 @@ def _check_value(value: float | None, point: Point) -> None:
 
 
 def _is_finite(value: object) -> bool:
-    """Whether this is a number, of numpy's too, and finite."""
+    """Whether this is a finite number, including numpy's."""
     return isinstance(value, Real) and math.isfinite(value)
 
 

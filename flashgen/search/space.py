@@ -15,9 +15,10 @@ Point = Mapping[str, Value]
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """One that varies over a space. ordered: its values are numbers, and ascend; others are names.
+    """A parameter that varies over a space. ordered: its values are ascending numbers; others are
+    names.
 
-    Numbers count by their place among the values alone: 16, 32 and 256 lie equally far apart.
+    Numbers count by their rank among the values: 16, 32 and 256 are equally far apart.
     """
 
     name: str
@@ -26,7 +27,7 @@ class Parameter:
 
 
 def check_space(points: Sequence[Point]) -> None:
-    """Raise InvalidArgument unless these are points of one space, and none stands there twice."""
+    """Raise InvalidArgument unless these are distinct points of one space."""
     if not points:
         raise InvalidArgument("space must have a point at least: got none")
     for number, point in enumerate(points):
@@ -63,7 +64,7 @@ def _check_value(name: str, value: object, number: int) -> None:
 
 
 def parameters_of(points: Sequence[Point]) -> tuple[Parameter, ...]:
-    """Those that vary, in the order of the first point; a value stands where it first occurs."""
+    """The parameters that vary, in the order of the first point; values in order of occurrence."""
     found = []
     for name in points[0]:
         values = tuple(dict.fromkeys(point[name] for point in points))
@@ -85,9 +86,9 @@ Sampler = Literal["auto", "exhaustive", "random", "tpe", "gp", "cmaes", "genetic
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """trials: the most that are evaluated. seconds: no new one is begun after so long.
+    """trials: the maximum of evaluations. seconds: the time after which no new one starts.
 
-    Where a GPU measures configs that have estimates, those count that go past the compiler.
+    Where a GPU measures configs that have estimates, only configs that get past the compiler count.
     """
 
     trials: int = 60
@@ -104,8 +105,8 @@ class Budget:
 class Method:
     """How candidates are proposed. Raises InvalidArgument.
 
-    auto is flashgen's own (search/samplers/auto.py); exhaustive takes all, in their order, whatever
-    the budget; the others are Optuna's. seed decides what is left to chance.
+    auto is flashgen's own sampler (search/samplers/auto.py); exhaustive takes all, in order,
+    whatever the budget; the others are Optuna's. seed fixes the random choices.
     """
 
     sampler: Sampler = "auto"

@@ -1,19 +1,19 @@
-"""Search: evaluate configs of one spec in stages, then choose.
+"""search(): evaluate configs of one spec in stages, then choose.
 
-On a GPU a candidate is compiled, checked, timed roughly, timed well; then comes the final round, in
-which the best few, the incumbent and the default are timed in alternation, and search/decide.py
-decides. Estimates say only who is measured first (search/explore.py has the rule).
+On a GPU a candidate is compiled, checked, timed roughly and timed well. In the final round the best
+few, the incumbent and the default are timed in alternation, and decide.py chooses. Estimates only
+order the measurements (explore.py).
 
-With no GPU all candidates are compiled and estimated, then checked until a winner, two runners-up
-and the default are right. rank.by_estimate chooses among the right ones: what lies close to the
-best of them is a tie, which the more robust wins. Where nothing can be estimated, the order is that
-of the seeds, then of the space.
+Without a GPU all candidates are compiled and estimated, then checked until a winner, two runners-up
+and the default are correct. decide.by_estimate chooses among the correct ones: those close to the
+best are ties, which the more robust one wins. If nothing can be estimated, the order is that of the
+seeds, then of the space.
 
-A winner's pointer twin is served in its place to tensors without descriptors, so it is compiled and
-checked, too: a candidate whose twin is wrong or does not fit is passed over.
+For tensors without descriptors the pointer twin of a winner is served instead. So it is compiled
+and checked too, and a candidate whose twin is wrong or does not fit is skipped.
 
-Outcomes are looked up in the log before they are asked for, and all decisions follow from outcomes
-and seed: a search that was killed repeats nothing and ends as it would have.
+Outcomes are looked up in the log before they are evaluated, and all decisions depend only on
+outcomes and seed: a killed search repeats nothing and ends the same.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from flashgen.search.log import Log
 from flashgen.spec.outcome import Outcome, Status
 
 FINALISTS = 4
-"""The best few of a final round; incumbent and default come besides."""
+"""Challengers of a final round, in addition to incumbent and default."""
 
 
 def search(
@@ -53,10 +53,10 @@ def search(
     notify: Callable[[Progress], None] = lambda _: None,
     on_interrupt: Callable[[], None] = lambda: None,
 ) -> Found:
-    """Find the config of a goal. Raises NothingRight, and what evaluator and log raise.
+    """Find the config of a goal. Raises NothingRight, and the errors of evaluator and log.
 
-    Ctrl-C ends the exploring: on_interrupt is called, and the best of what is known is found, as
-    at any end. A second one, or one before anything but the rivals was timed, is raised.
+    Ctrl-C ends the exploration: on_interrupt is called, and the best known config is chosen as
+    usual. A second Ctrl-C, or one before anything but the rivals was timed, is raised.
     """
     evidence = Evidence(goal, evaluator, log, notify)
     explorer = Explorer(evidence, budget, method)
@@ -87,9 +87,10 @@ def search(
 
 
 def _right_in_order(explorer: Explorer, evidence: Evidence) -> list[Outcome]:
-    """No GPU: the right ones, best first: checked until there are enough, and the rivals.
+    """Without a GPU: the correct configs, best first, checked until there are enough, and the
+    rivals.
 
-    Checked, too, is the one of the best estimate: what is a tie is told from it, if it is right.
+    The config with the best estimate is checked too: ties are relative to it, if it is correct.
     """
     goal = evidence.goal
     timed = [o for o in map(partial(evidence.get, "timed"), explorer.explored) if o]
@@ -110,8 +111,8 @@ def _right_in_order(explorer: Explorer, evidence: Evidence) -> list[Outcome]:
 
 
 def _final_round(explorer: Explorer, evidence: Evidence) -> list[Outcome]:
-    """GPU: time the best few and their rivals in alternation. The chosen one comes first; nobody is
-    chosen where the round failed as a whole.
+    """On a GPU: time the best few and their rivals in alternation. The chosen one comes first;
+    none is chosen if the round failed as a whole.
     """
     timed = [evidence.full(c) for c in explorer.explored if evidence.passed("timed", c)]
     timed.sort(key=lambda outcome: median_us(outcome.timing))
@@ -132,12 +133,12 @@ def _final_round(explorer: Explorer, evidence: Evidence) -> list[Outcome]:
 
 
 def _held(finals: Sequence[Outcome], evidence: Evidence) -> list[Outcome]:
-    """The incumbent, if any, then the default, as far as they are among these."""
+    """The incumbent, if any, then the default, if they are among these."""
     return [o for config in evidence.goal.rivals for o in finals if o.config == config]
 
 
 def _found(ranked: Sequence[Outcome], explorer: Explorer, evidence: Evidence) -> Found:
-    """The result, best first in `ranked`. Raises NothingRight where that is empty."""
+    """The result, best first in `ranked`. Raises NothingRight if that is empty."""
     goal, explored = evidence.goal, explorer.explored
     if not ranked:
         why = evidence.last_failure()

@@ -12,7 +12,7 @@ P = TypeVar("P", bound=Hashable)
 
 
 class Proposer(ABC, Generic[P]):
-    """What every sampler keeps: the points there are, in their order, and what became of them."""
+    """Common state of samplers: the points in their order, and their results."""
 
     def __init__(self, legal: Sequence[P]) -> None:
         self._legal = {point: number for number, point in enumerate(dict.fromkeys(legal))}
@@ -20,12 +20,15 @@ class Proposer(ABC, Generic[P]):
 
     @abstractmethod
     def propose(self, count: int) -> list[P]:
-        """Up to `count` legal points, never proposed nor learnt; fewer where none are left."""
+        """Up to `count` legal points that were neither proposed nor learnt; fewer if none are
+        left.
+        """
 
     def learn(self, point: P, value: float | None) -> None:
-        """Tell what became of a point: a value, lower is better, or None for a failure.
+        """Record the result of a point: a value, lower is better, or None for a failure.
 
-        One that is not legal says nothing. Told again of a point, a sampler may believe the first.
+        Points that are not legal are ignored. If a point is repeated, a sampler may keep the first
+        value.
         """
         if point in self._legal:
             first = point not in self._learnt
@@ -45,8 +48,8 @@ def proposer_for(
 ) -> Proposer[P]:
     """The proposer of this method, for any but `exhaustive`.
 
-    guesses: another model's opinion of each of `legal`, lower is better, above 0; auto alone heeds
-    it. Raises InvalidArgument where the sampler does not apply, ToolchainError where a package is
+    guesses: another model's prediction for each of `legal`, lower is better, above 0; only auto
+    uses it. Raises InvalidArgument if the sampler does not apply, ToolchainError if a package is
     missing.
     """
     if method.sampler == "auto":

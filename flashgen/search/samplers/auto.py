@@ -1,13 +1,13 @@
 """AutoProposer: flashgen's own sampler, which rates every point of a finite space.
 
-It begins with the best guesses, or where there are none by chance, until START points are known and
-LEAST_KNOWN of them have values, those that were told before included. From then on it proposes what
-the surrogate expects most of.
+It starts with the best guesses, or with random points if there are none, until START points are
+known and LEAST_KNOWN of them have values, including those learnt before. From then on it proposes
+the points with the largest expected improvement of the surrogate.
 
-The order of a space is an opinion, too: the likely ones stand first. It is heeded as in Hvarfner et
-al., piBO (ICLR 2022): the expected improvement is multiplied by the belief to the power TRUST / n
-after n evaluations, so that what was seen outweighs it soon. A point's belief is
-1 / (1 + DECAY * rank), ranks from 0 to 1.
+The order of a space is a prior: likely points come first. It is applied as in Hvarfner et al., piBO
+(ICLR 2022): the expected improvement is multiplied by the prior to the power TRUST / n after n
+evaluations, so observations soon outweigh it. The prior of a point is 1 / (1 + DECAY * rank), with
+ranks from 0 to 1.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ TRUST, DECAY = 10.0, 10.0
 
 
 class AutoProposer(Proposer[P]):
-    """Proposes by expected improvement. guesses: one of each of `legal`, where there are any.
+    """Proposes by expected improvement. guesses: one for each of `legal`, if any.
 
-    Told again of a point, it believes the last.
+    If a point is learnt again, the last value counts.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class AutoProposer(Proposer[P]):
         self._pending.pop(self._legal[point], None)
 
     def _draw(self, count: int) -> None:
-        """Make so many pending, in the order drawn at the start."""
+        """Propose `count` points in the random order drawn at the start."""
         for number in self._first:
             if count <= 0:
                 return
@@ -80,9 +80,10 @@ class AutoProposer(Proposer[P]):
                 count -= 1
 
     def _expect_most(self, count: int) -> None:
-        """Make so many pending, each what most is expected of if all pending come out as expected.
+        """Propose `count` points greedily by expected improvement, assuming the mean for pending
+        ones (kriging believer).
 
-        Of equals the first of the space.
+        Of equals the first in the space.
         """
         if count <= 0:
             return

@@ -1,6 +1,6 @@
-"""OptunaProposer: the samplers of Optuna over a space of which not every combination is legal.
+"""OptunaProposer: Optuna's samplers over a space in which not every combination is legal.
 
-The only importer of optuna here.
+The only module that imports optuna here.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ NEEDED = {"gp": ("scipy", "torch"), "cmaes": ("cmaes",)}
 
 
 class OptunaProposer(Proposer[P]):
-    """Optuna's view of a space: a parameter of a study for each that varies.
+    """Presents a space to Optuna: one parameter of a study for each one that varies.
 
-    A proposal that is illegal, or was learnt already, is answered at once and costs no evaluation:
-    what failed is told as pruned, which most samplers take as worse than any value. Told again of a
-    point, it believes the first.
+    A proposal that is illegal or already learnt is answered at once and costs no evaluation. A
+    failure is reported as pruned, which most samplers treat as worse than any value. If a point is
+    learnt again, the first value counts.
     """
 
     def __init__(self, legal: Sequence[P], point_of: Callable[[P], Point], method: Method) -> None:
@@ -89,7 +89,7 @@ class OptunaProposer(Proposer[P]):
         self._tell(trial, value)
 
     def _ask(self) -> list[P]:
-        """One proposal: a new point, or nothing where it could be answered at once."""
+        """One proposal: a new point, or None if it was answered at once."""
         trial = self._study.ask(self._space)
         point = self._by_values.get(self._values_of(trial.params))
         if point is None:
@@ -122,7 +122,7 @@ class OptunaProposer(Proposer[P]):
         return found
 
     def _parameters_of(self, point: P) -> dict[str, Any]:
-        """What a trial of this point has for parameters."""
+        """The parameters of a trial of this point."""
         return {
             each.name: each.values.index(value) if self._by_place and each.ordered else value
             for each, value in zip(self._parameters, self._values[point], strict=True)
@@ -139,7 +139,7 @@ class OptunaProposer(Proposer[P]):
 
 
 def _optuna() -> Any:
-    """Optuna, quiet. Raises ToolchainError where it is not installed."""
+    """Optuna with logging off. Raises ToolchainError if it is not installed."""
     try:
         import optuna
     except ImportError:
@@ -151,7 +151,7 @@ def _optuna() -> Any:
 
 
 def _check_applies(sampler: Sampler, parameters: Sequence[Parameter]) -> None:
-    """Raise where this sampler cannot search these parameters, or lacks a package."""
+    """Raise if this sampler cannot search these parameters or lacks a package."""
     if sampler == "cmaes" and not any(parameter.ordered for parameter in parameters):
         names = ", ".join(parameter.name for parameter in parameters) or "none at all"
         raise InvalidArgument(

@@ -1,19 +1,19 @@
-"""Surrogate: what a Gaussian process expects of every point of a space, from those evaluated.
+"""Surrogate: a Gaussian process over all points of a space, fitted to the evaluated ones.
 
-The process has a Matern 5/2 covariance with a length of its own for each parameter (Rasmussen and
-Williams, Gaussian Processes for Machine Learning, 2006, equations 4.17 and 5.1): ordered values lie
-apart by their places, two names are the same or are not. What is worth trying next has the largest
-expected improvement over the best so far (Jones, Schonlau and Welch, Efficient Global Optimization,
-1998). Of several at once each is chosen as if those before it had come out as expected: the kriging
-believer of Ginsbourger, Le Riche and Carraro (2010).
+The process has a Matern 5/2 covariance with one length per parameter (Rasmussen and Williams,
+Gaussian Processes for Machine Learning, 2006, equations 4.17 and 5.1): ordered values are as far
+apart as their ranks, names are equal or not. The next point has the largest expected improvement
+over the best so far (Jones, Schonlau and Welch, Efficient Global Optimization, 1998). Several
+points are chosen one by one, each assuming the mean for those before: the kriging believer of
+Ginsbourger, Le Riche and Carraro (2010).
 
-What is fitted is chosen from short lists by the marginal likelihood. The last bits of a sum differ
-from machine to machine, and between orders of the same numbers. So points are sorted first, and
-choose_first() takes values that differ by such bits for equal.
+The fit is chosen from short lists by the marginal likelihood. The last bits of a sum differ between
+machines and between orders of the same numbers. So points are sorted first, and choose_first()
+treats values that differ only by such bits as equal.
 
-A process that has to follow times from 1 to 30 has little left to say of those from 1.0 to 1.1. So
-it works on heights: logarithms, and none above a cap. A failure has the height of the cap: it is
-worth avoiding, and no worse than slow.
+A process fitted to times from 1 to 30 resolves little between 1.0 and 1.1. So it works on heights:
+logarithms, clipped at a cap. A failure has the height of the cap: worth avoiding, but no worse than
+slow.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from flashgen.search.space import Parameter, Point
 Floats = NDArray[np.floating[Any]]
 
 CAP = 0.3
-"""The cap lies above the median by this part of what the best lies below it."""
+"""Cap = median + CAP * (median - best)."""
 
 LEAST_CAP = 0.1
 """How far the cap lies above the best at least: else one value and a failure would be the same."""
@@ -72,7 +72,7 @@ LEAST_LEFT = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """What the evidence chooses; lengths are those of the parameters."""
+    """The parameters chosen by the evidence; one length per parameter of the space."""
 
     lengths: tuple[float, ...]
     noise: float
@@ -93,9 +93,10 @@ class _Solved:
 
 
 class Surrogate:
-    """A process over one space. guesses: another model's opinion of each point, lower is better.
+    """A process over one space. guesses: another model's prediction for each point, lower is
+    better.
 
-    A guess is above 0, and believed up to a factor that all have in common; None is no opinion.
+    A guess is above 0 and correct up to a common factor; None is no prediction.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Surrogate:
         self._guess = None if guesses is None else _logarithms(guesses)
 
     def expect(self, seen: Sequence[int], values: Sequence[float | None]) -> Expectation:
-        """What is expected of all points where those at `seen` have these values, one at least.
+        """The expectation of all points, given the values of those at `seen` (at least one).
 
         None is a failure. The order of `seen` changes nothing, not even the last bits.
         """
@@ -128,11 +129,11 @@ class Surrogate:
         return Expectation(self, fit, solved.variance, rows, mean, best)
 
     def covariance(self, at: Sequence[int], fit: Fit) -> Floats:
-        """Of these points with all of the space, noise and variance left out."""
+        """Covariance of these points with the whole space, without noise and variance."""
         return self._covariance(self._places[:, list(at)], self._places, fit)
 
     def _covariance(self, some: Floats, others: Floats, fit: Fit) -> Floats:
-        """Matern 5/2 of places (parameters x n) and (parameters x m): n x m."""
+        """Matern 5/2 of coordinates (parameters x n) and (parameters x m): n x m."""
         squares = np.zeros((some.shape[1], others.shape[1]))
         for a, b, length, ordered in zip(some, others, fit.lengths, self._ordered, strict=True):
             gaps = a[:, None] - b[None, :]
@@ -142,7 +143,7 @@ class Surrogate:
         return covariance
 
     def _fitted(self, places: Floats, heights: Floats, trend: Floats) -> Fit:
-        """The likeliest of the lists above, one thing changed at a time."""
+        """The fit with the largest evidence in the lists above, changing one thing at a time."""
         every = -(-len(heights) // MOST_TO_FIT)
         places, heights, trend = places[:, ::every], heights[::every], trend[::every]
         sloped = bool(trend.any())
@@ -158,7 +159,7 @@ class Surrogate:
         return fit
 
     def _solve(self, places: Floats, heights: Floats, fit: Fit) -> _Solved:
-        """The process of this fit through these heights; mean and variance are their likeliest."""
+        """The process of this fit through these heights, with the likeliest mean and variance."""
         count = len(heights)
         covariance = self._covariance(places, places, fit)
         factor = np.linalg.cholesky(covariance + fit.noise * np.eye(count))
@@ -177,7 +178,7 @@ class Surrogate:
 
 
 class Expectation:
-    """The height that is expected of every point of a space, and how surely.
+    """The expected height of every point of a space, and its uncertainty.
 
     rows: L^-1 times the covariance of the n known points with all, n x points.
     """
@@ -207,7 +208,7 @@ class Expectation:
         return scores
 
     def believe(self, point: int) -> None:
-        """Go on as if this point had been evaluated, and had come out as expected."""
+        """Continue as if this point had been evaluated with its expected result."""
         covariance = self._surrogate.covariance([point], self.fit)[0]
         covariance -= self._rows[:, point] @ self._rows
         row = covariance / math.sqrt(max(covariance[point], LEAST_LEFT) + self.fit.noise)
@@ -217,20 +218,22 @@ class Expectation:
 
 
 def choose_first(values: Sequence[float] | Floats) -> int:
-    """The place of the first value that equals the largest but for TIE. One at least is finite."""
+    """The index of the first value that equals the largest up to TIE. At least one is finite."""
     largest = float(np.max(values))
     return int(np.argmax(np.asarray(values) >= largest - TIE * max(1.0, abs(largest))))
 
 
 def _places(points: Sequence[Point], parameter: Parameter) -> list[float]:
-    """Where each point stands: 0 to 1 in an ordered parameter, the number of its name in others."""
+    """Coordinates of each point: 0 to 1 in an ordered parameter, the number of its name in
+    others.
+    """
     last = len(parameter.values) - 1 if parameter.ordered else 1
     place = {value: number / last for number, value in enumerate(parameter.values)}
     return [place[point[parameter.name]] for point in points]
 
 
 def _logarithms(guesses: Sequence[float | None]) -> Floats:
-    """Of the guesses; where there is none, what is usual."""
+    """Logarithms of the guesses; the usual one where there is none."""
     known = [math.log(guess) for guess in guesses if guess is not None]
     usual = float(np.median(known)) if known else 0.0
     return np.array([usual if guess is None else math.log(guess) for guess in guesses])
@@ -239,7 +242,7 @@ def _logarithms(guesses: Sequence[float | None]) -> Floats:
 def _heights(values: Sequence[float | None]) -> tuple[Floats, float, bool]:
     """Heights of these values, the least of them, and whether they are logarithms.
 
-    Values that are not all above 0 have none, and are divided by the largest instead.
+    Values that are not all above 0 have no logarithms and are divided by the largest instead.
     """
     known = np.array([value for value in values if value is not None], dtype=np.float64)
     on_logarithms = bool((known > 0).all())
