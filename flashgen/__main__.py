@@ -6,7 +6,7 @@ import sys
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line, with sys.argv if no arguments are given, and exit with its code."""
+    """Run the command line, by default with sys.argv, and exit with its code."""
     try:
         from flashgen import cli
     except ModuleNotFoundError as error:

@@ -1,12 +1,13 @@
-"""The errors a user may see: one sentence that says what held, what was given, what to do.
+"""The errors that a user may see. A message is one sentence: the condition, the value given, what
+to do.
 
-Every class carries the exit code of the command line. Anything raised that is not a FlashgenError
-is a bug of flashgen, and is shown as one.
+Every class carries the exit code of the command line. Any exception that is not a FlashgenError is
+a bug of flashgen and is reported as one.
 """
 
 
 class FlashgenError(Exception):
-    """Base of all errors that flashgen raises on purpose."""
+    """Base class of all errors that flashgen raises on purpose."""
 
     exit_code = 1
 
@@ -18,7 +19,7 @@ class InvalidArgument(FlashgenError, ValueError):
 
 
 class TableError(FlashgenError, ValueError):
-    """A table that cannot be read; the message names file, line and mend."""
+    """A table that cannot be read; the message names file, line and remedy."""
 
 
 class GeneratedError(FlashgenError, RuntimeError):
@@ -26,24 +27,22 @@ class GeneratedError(FlashgenError, RuntimeError):
 
 
 class NoGpuError(FlashgenError, RuntimeError):
-    """A GPU was asked for and there is none."""
+    """A GPU was required and there is none."""
 
     exit_code = 3
 
 
 class NoEstimate(FlashgenError, RuntimeError):
-    """The estimator has no honest number for this kernel; the message says why."""
+    """The estimator has no reliable figure for this kernel; the message gives the reason."""
 
 
 class ToolchainError(FlashgenError, RuntimeError):
-    """Something the machine must provide is missing: a C compiler, a package of an extra, a
-    folder.
-    """
+    """The machine lacks something required: a C compiler, a package of an extra, a folder."""
 
 
 class LaunchError(FlashgenError, RuntimeError):
-    """No rung of the ladder could launch a kernel for this call."""
+    """No candidate, from the tuned entry to the default kernel, could be launched for this call."""
 
 
 class NotDifferentiable(FlashgenError, NotImplementedError):
-    """A derivative was asked for that no kernel computes; the message names what does."""
+    """A derivative that no kernel computes; the message names an alternative."""

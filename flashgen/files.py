@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and files of lines that are only appended to."""
+"""Writes files atomically, and appends to files of lines."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from flashgen.errors import FlashgenError, ToolchainError
 
 
 def write_whole(path: Path, content: str | bytes, *, durable: bool = False) -> None:
-    """Write a file by renaming a temporary one: other processes see all of it or the old file.
+    """Write a file by renaming a temporary one: other processes see the new content or the old.
 
-    Text is written as UTF-8. durable: the content is on the disk when this returns, and outlives a
-    power cut. Raises ToolchainError, and leaves the old file, where the folder does not take it.
+    Text is written as UTF-8. durable: the content is on disk when this returns and survives a power
+    cut. If the folder cannot be written, raises ToolchainError and leaves the old file.
     """
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name[:200]}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A link that somebody planted under this name is neither followed nor written through.
+        # A symbolic link under this name is not followed.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()  # left behind by a killed process of this number
@@ -41,7 +41,7 @@ def write_whole(path: Path, content: str | bytes, *, durable: bool = False) -> N
 
 
 def append_whole(descriptor: int, content: bytes) -> None:
-    """Append all of the content to an open file, or nothing; it is on the disk when this returns.
+    """Append all of the content to an open file, or nothing; it is on disk when this returns.
 
     Raises OSError.
     """
@@ -57,9 +57,9 @@ def append_whole(descriptor: int, content: bytes) -> None:
 
 
 def whole_lines(content: bytes) -> tuple[list[bytes], int]:
-    """The lines that end in a line break, and how many bytes they are.
+    """The lines that end in a line break, and their size in bytes.
 
-    What follows the last line break was torn when its writer was killed, or is being written.
+    Text after the last line break is incomplete: its writer was killed or is still writing.
     """
     whole = content.rfind(b"\n") + 1
     return content[:whole].splitlines(keepends=True), whole
@@ -67,7 +67,7 @@ def whole_lines(content: bytes) -> tuple[list[bytes], int]:
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Raise FlashgenError, in one sentence, for what the operating system refuses."""
+    """Convert an OSError into a FlashgenError of one sentence."""
     try:
         yield
     except OSError as error:

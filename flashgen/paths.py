@@ -1,4 +1,4 @@
-"""Where templates, tables and generated files lie: the only file that knows.
+"""Locates templates, tables and generated files; no other module knows where they are.
 
 A wheel holds them as flashgen/_templates, flashgen/_configs and flashgen/_generated. A checkout,
 installed or not, has them next to flashgen/. The import system is not consulted: the working
@@ -22,9 +22,9 @@ def templates_dir() -> Path:
 
 
 def shipped_configs_dir() -> Path:
-    """The folder of the tables that came with flashgen, or the one FLASHGEN_CONFIGS names.
+    """The folder of the tables that came with flashgen, or the one that FLASHGEN_CONFIGS names.
 
-    Raises InvalidArgument if that one is no folder: every table would seem to be gone.
+    Raises InvalidArgument if that is no folder, because every table would seem to be missing.
     """
     named = settings.configs_override()
     if named is not None and not named.is_dir():
@@ -63,12 +63,12 @@ def log_file(out: Path, slug: str) -> Path:
 
 
 def quarantine_file(out: Path, slug: str) -> Path:
-    """DIR/.flashgen/<slug>.quarantine.jsonl, the kernels that are not tried again."""
+    """DIR/.flashgen/<slug>.quarantine.jsonl: kernels that are not tried again."""
     return state_dir(out) / f"{slug}.quarantine.jsonl"
 
 
 def session_file(out: Path, slug: str) -> Path:
-    """DIR/.flashgen/<slug>.session.json, what a run that has not ended started from."""
+    """DIR/.flashgen/<slug>.session.json: the starting point of a run that has not ended."""
     return state_dir(out) / f"{slug}.session.json"
 
 

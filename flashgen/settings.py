@@ -12,8 +12,8 @@ from flashgen.errors import InvalidArgument
 
 
 def configs_override() -> Path | None:
-    """FLASHGEN_CONFIGS: the folder of tables the tool reads and writes in place of the shipped
-    one.
+    """FLASHGEN_CONFIGS: the folder of tables that the tool reads and writes instead of the
+    shipped one.
     """
     value = os.environ.get("FLASHGEN_CONFIGS")
     return Path(value) if value else None
@@ -26,12 +26,12 @@ def generated_override() -> Path | None:
 
 
 def served_gpu() -> str | None:
-    """FLASHGEN_GPU: the slug whose table serves, whatever GPU is there."""
+    """FLASHGEN_GPU: the slug whose table serves, whatever the GPU."""
     return os.environ.get("FLASHGEN_GPU") or None
 
 
 def aot_folder() -> Path | None:
-    """FLASHGEN_AOT: the folder of binaries that `flashgen aot` made, for the runtime to use."""
+    """FLASHGEN_AOT: a folder of binaries from `flashgen aot`, for the runtime."""
     value = os.environ.get("FLASHGEN_AOT")
     return Path(value) if value else None
 
@@ -42,14 +42,15 @@ def direct_launch() -> bool:
 
 
 def serving() -> tuple[object, object]:
-    """What of the environment decides how a call is served, in a form that is only to be compared:
-    FLASHGEN_GPU and FLASHGEN_DIRECT. It is read at every call, for a thirtieth of what os.environ
-    takes to look a name up.
+    """The part of the environment that decides how a call is served, FLASHGEN_GPU and
+    FLASHGEN_DIRECT, as a value to compare.
+
+    It is read at every call and takes a thirtieth of the time of os.environ.get.
     """
     return _RAW.get(_GPU), _RAW.get(_DIRECT)
 
 
-# os.environ is a wrapper of a dictionary of encoded names, which it changes in place.
+# os.environ wraps a dictionary of encoded names and changes it in place.
 _RAW: Mapping[Any, object] = getattr(os.environ, "_data", os.environ)
 _GPU, _DIRECT = (
     name if _RAW is os.environ else os.environ.encodekey(name)
@@ -58,9 +59,10 @@ _GPU, _DIRECT = (
 
 
 def configure_logging(logger: logging.Logger) -> None:
-    """Show messages from the level that FLASHGEN_LOG names (debug, info, warning, error) on.
+    """Show messages of at least the level in FLASHGEN_LOG (debug, info, warning, error).
 
-    Unset, nothing is changed: Python shows warnings. Raises InvalidArgument for another level.
+    If it is unset, nothing changes: Python shows warnings. Raises InvalidArgument for another
+    level.
     """
     value = os.environ.get("FLASHGEN_LOG")
     if not value:
@@ -74,9 +76,7 @@ def configure_logging(logger: logging.Logger) -> None:
 
 
 def interpreting() -> bool:
-    """Whether Triton's own TRITON_INTERPRET asks for its interpreter; fixed once triton is
-    imported.
-    """
+    """Whether TRITON_INTERPRET selects Triton's interpreter; fixed once triton is imported."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes")
 
 

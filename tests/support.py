@@ -1,11 +1,11 @@
-"""docs/support.md: what goes with what, of the templates, and how many of the proven kernels say so.
+"""Writes docs/support.md: which features combine, and how many kernels of the tests prove it.
 
     python -m tests.support          write it
-    python -m tests.support --check  fail where it is not what this says
+    python -m tests.support --check  fail if it is out of date
 
-A cell is a kernel that renders, and counts the kernels of tests/pairs.py that prove it, each against
-float64; or a number, and below the table the sentence by which flashgen refuses it. A kernel that
-renders and that nothing proves is an error.
+A cell counts the kernels of tests/pairs.py with that combination, each compared with float64; or it
+refers to the sentence below the table with which flashgen refuses the combination. It is an error if
+a combination renders and no test kernel has it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Notes:
         self._numbers: dict[str, int] = {}
 
     def mark(self, sentence: str) -> str:
-        """What stands in the cell of a kernel that there is not."""
+        """The cell of a refused combination: the number of its sentence."""
         sentence = sentence.split(": got")[0]
         number = self._numbers.setdefault(sentence, len(self._numbers) + 1)
         return f"[{number}]"
@@ -87,11 +87,11 @@ class Notes:
 def page() -> str:
     """The whole text."""
     parts = [
-        "# What goes with what",
+        "# Feature combinations",
         f"<!-- {COMMAND} writes this page. -->",
-        "Made of the templates and the tests: a figure is the number of kernels in tests/pairs.py that have "
-        "both and that\n`make test` compares with float64, in Triton's interpreter; a number in brackets is the "
-        "sentence by which flashgen\nrefuses it. Whatever is not refused renders, in any combination.",
+        "A number is how many test kernels have that combination. `make test` compares each with float64 in Triton's\n"
+        "interpreter (tests/pairs.py). A number in brackets is the sentence with which flashgen refuses the combination.\n"
+        "Combinations of more features render as long as no two of them are refused.",
         "## Features by kernel",
         *_by_kernel({"no feature": {}, "causal": {"mask": "causal"}, **FEATURES}, ATTENTION["direction"]),
         "## Over a cache",
@@ -99,9 +99,9 @@ def page() -> str:
         "## Features in pairs",
         *_pairs(),
         "## Features by schedule and loads",
-        "Forward, bfloat16, head dim 64, as on an H200. A schedule that goes is rendered here; its proofs are in\n"
-        "`tests/interpreted/kernels/test_kernels.py` and `test_orders.py`, those of `hopper`, which no interpreter runs,\n"
-        "in `tests/cpu/kernels/test_hopper_model.py`; `auto` is proven by a GPU alone.",
+        "Forward, bfloat16, head dim 64, for an H200. \"yes\": the combination renders. Its tests are\n"
+        "`tests/interpreted/kernels/test_kernels.py` and `test_orders.py`, and for `hopper`, which no interpreter runs,\n"
+        "`tests/cpu/kernels/test_hopper_model.py`. `auto` is tested only on a GPU.",
         *_ways(),
         "## Dtypes by GPU",
         "The default kernel of head dim 128.",
@@ -161,13 +161,13 @@ def _dtypes() -> list[str]:
 
 
 def _count(fields: Fields, notes: Notes) -> str:
-    """How many kernels prove what has these fields of a spec; the mark of a refusal."""
+    """How many test kernels have these fields of a spec, or the mark of a refusal."""
     try:
         spec = _spec(fields)
     except InvalidArgument as error:
         return notes.mark(str(error))
     config = next((c for s, c in _all() if s.direction == spec.direction), None)
-    reason = f"no kernel of direction {spec.direction} is proven" if config is None else (
+    reason = f"no test kernel has direction {spec.direction}" if config is None else (
         why_illegal(spec, config, H200)
     )  # fmt: skip
     if reason is not None or config is None:
@@ -180,7 +180,7 @@ def _count(fields: Fields, notes: Notes) -> str:
         for s, _ in _all()
     )
     if not found:
-        raise FlashgenError(f"nothing in tests/pairs.py proves {fields}, which renders")
+        raise FlashgenError(f"tests/pairs.py has no kernel with {fields}, which renders")
     return str(found)
 
 
@@ -215,7 +215,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if PAGE.is_file() and PAGE.read_text() == text:
         return 0
-    print(f"{PAGE.name} is not what the templates and tests say: run {COMMAND}", file=sys.stderr)
+    print(f"{PAGE.name} is out of date: run {COMMAND}", file=sys.stderr)
     return 1
 
 

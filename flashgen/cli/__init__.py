@@ -1,7 +1,7 @@
-"""The flashgen command: arguments in, one call each, exit codes out.
+"""The flashgen command: parses arguments, makes one call each, returns exit codes.
 
-0 done, 1 failed, 2 usage, 3 no GPU where one was asked for, 130 interrupted with everything saved.
-Modules that import torch or optuna are imported by the command that needs them: --help is quick.
+0 done, 1 failed, 2 wrong usage, 3 --gpu without a GPU, 130 interrupted with everything saved. The
+commands import torch and optuna themselves, so --help is quick.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from flashgen.errors import FlashgenError
 
 __all__ = ["app", "main"]
 
-INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
+INTERRUPTED = 130  # 128 plus the number of SIGINT, as in shells
 
 app = typer.Typer(
     name="flashgen",
-    help="Triton attention kernels: tuned for a GPU, proven, and served from a readable table.",
-    epilog="--debug, anywhere on the line, shows the traceback of an error.",
+    help="Triton attention kernels: tuned per GPU, verified, and served from a readable table.",
+    epilog="--debug, anywhere in the command, shows the traceback of an error.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -43,7 +43,7 @@ def _common(
         bool,
         typer.Option(
             "--version",
-            help="The versions of flashgen and of Triton.",
+            help="Print the versions of flashgen and Triton.",
             callback=_versions,
             is_eager=True,
         ),
@@ -74,15 +74,15 @@ app.add_typer(_tables, name="table")
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Run one command and exit. What went wrong is one line on stderr; --debug shows where."""
+    """Run one command and exit. An error is one line on stderr; --debug adds the traceback."""
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     COMMAND_LINE.set(tuple(arguments))
     try:
         app(arguments, prog_name="flashgen")
-    except SystemExit as ended:  # Typer turns KeyboardInterrupt into this code, and says nothing
+    except SystemExit as ended:  # Typer turns KeyboardInterrupt into this code silently
         if ended.code == INTERRUPTED:
-            saved = "; what was found is saved, and the same command goes on"
+            saved = "; results are saved, and the same command resumes"
             _leave(
                 f"interrupted{saved if arguments[:1] in (['tune'], ['bench']) else ''}", INTERRUPTED
             )
@@ -94,7 +94,7 @@ def main(arguments: list[str]) -> NoReturn:
     except Exception as error:
         if debug:
             raise
-        _leave(f"a bug, {type(error).__name__}: {error}; again with --debug shows where", 1)
+        _leave(f"a bug, {type(error).__name__}: {error}; see --debug", 1)
     sys.exit(0)
 
 

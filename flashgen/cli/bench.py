@@ -1,4 +1,4 @@
-"""flashgen bench: flashgen beside its peers, in one run."""
+"""flashgen bench: compares flashgen with other implementations in one run."""
 
 from __future__ import annotations
 
@@ -31,27 +31,31 @@ def bench(
     head_dim: Annotated[list[int] | None, typer.Option(help="Repeatable: 64, 128, 256.")] = None,
     seq: Annotated[list[int] | None, typer.Option(help="Keys. Repeatable.")] = None,
     causal: Causal = None,
-    batch: Annotated[list[int] | None, typer.Option(help="Of decode. Repeatable.")] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(help="Batch sizes of decode. Repeatable.")
+    ] = None,
     contender: Annotated[
         list[str] | None,
         typer.Option(help=f"{', '.join(GROUPS)}; all if none is given. Repeatable."),
     ] = None,
     time_budget: Annotated[
-        float | None, typer.Option(help="Seconds after which no case begins.")
+        float | None, typer.Option(help="Seconds after which no new case starts.")
     ] = None,
-    gigabytes: Annotated[float, typer.Option(help="Of K and V of a decode, at most.")] = 24.0,
+    gigabytes: Annotated[
+        float, typer.Option(help="Upper bound for K and V of a decode, in GB.")
+    ] = 24.0,
     tuned: Annotated[
-        Path | None, typer.Option(help="Folder that tune --out wrote: its generated/ is served.")
+        Path | None, typer.Option(help="Folder of tune --out whose generated/ is used.")
     ] = None,
-    index: Annotated[int, typer.Option(help="Of the CUDA device.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder of results; goes on with what it has.")] = Path(
-        "bench"
-    ),
+    index: Annotated[int, typer.Option(help="Index of the CUDA device.")] = 0,
+    out: Annotated[
+        Path, typer.Option(help="Folder of results; an existing run is resumed.")
+    ] = Path("bench"),
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Tiny sizes on a CPU; nothing is measured.")
     ] = False,
 ) -> None:
-    """Time flashgen, each step of its ladder and its peers in one run, errors beside the times."""
+    """Time flashgen, each step of its ladder and other implementations in one run, with errors."""
     for option, values in (("--seq", seq), ("--batch", batch)):
         for value in values or ():
             check_least(option, value, 1)
@@ -116,10 +120,11 @@ def _serve_from(folder: Path | None) -> None:
 
 
 def _interpret() -> None:
-    """Have kernels run in Triton's interpreter, as those of a known GPU. Triton reads its variable
-    when it is imported, which no command does before this.
+    """Run kernels in Triton's interpreter, as those of a known GPU.
+
+    Triton reads its variable at import, and no command imports it before this.
     """
     if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
-        raise InvalidArgument("--smoke needs a process of its own: run it by `flashgen bench`")
+        raise InvalidArgument("--smoke needs a new process: run it as `flashgen bench`")
     os.environ["TRITON_INTERPRET"] = "1"
     os.environ.setdefault("FLASHGEN_GPU", "nvidia_h200")

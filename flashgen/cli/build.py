@@ -1,4 +1,4 @@
-"""flashgen warmup and flashgen aot: kernels compiled before anybody calls them."""
+"""flashgen warmup and flashgen aot: compile kernels before the first call."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from flashgen.tune.precompile import Precompiled
 
 Defaults = Annotated[
-    bool, typer.Option("--defaults", help="The default kernels too, which serve all other specs.")
+    bool, typer.Option("--defaults", help="Also the default kernels, which serve all other specs.")
 ]
 
 
 def warmup(defaults: Defaults = False, jobs: Jobs = None, out: Out = Path()) -> None:
-    """Compile the kernels of this machine's GPU into Triton's cache, so that no call waits."""
+    """Compile the kernels of this machine's GPU into Triton's cache."""
     from flashgen.kernels.launch import device_gpu
     from flashgen.tune.precompile import kernels_to_build, precompile
 
@@ -32,16 +32,18 @@ def warmup(defaults: Defaults = False, jobs: Jobs = None, out: Out = Path()) -> 
     pairs = kernels_to_build(table, gpu, defaults=defaults or table is None)
     built = _told(precompile(pairs, gpu, jobs=jobs))
     whose = f"the table of {table.gpu.slug}" if table else "the default kernels: it has no table"
-    print(f"{gpu.slug}: {built} kernels are in Triton's cache, by {whose}")
+    print(f"{gpu.slug}: {built} kernels are in Triton's cache, from {whose}")
 
 
 def aot(
-    target: Annotated[str, typer.Option(help="The GPU's slug, none needed here.")],
-    out: Annotated[Path, typer.Option(help="The folder to write: binaries, by GPU.")],
+    target: Annotated[str, typer.Option(help="The GPU's slug; no GPU is needed.")],
+    out: Annotated[
+        Path, typer.Option(help="The folder to write to: one folder of binaries per GPU.")
+    ],
     defaults: Defaults = False,
     jobs: Jobs = None,
 ) -> None:
-    """Write binaries of a GPU's kernels, which the runtime loads where FLASHGEN_AOT names them."""
+    """Compile a GPU's kernels to files, which the runtime loads from the folder in FLASHGEN_AOT."""
     from flashgen.tune.precompile import kernels_to_build, package
 
     check_least("--jobs", jobs, 1)
@@ -53,7 +55,9 @@ def aot(
 
 
 def _told(kernels: Iterator[Precompiled]) -> int:
-    """Print what became of each kernel; how many there are. Raises where there are none."""
+    """Print the result of each kernel and return their number. Raises FlashgenError if there is
+    none.
+    """
     built, failed = 0, 0
     for made in kernels:
         print(f"FAILED  {made.name}: {made.failure}" if made.failure else f"ok  {made.name}")
@@ -64,9 +68,9 @@ def _told(kernels: Iterator[Precompiled]) -> int:
 
 
 def _table_serving(gpu: Gpu, out: Path) -> Table | None:
-    """The table that the runtime would take for a GPU: its own, its alias's, or a relative's.
+    """The table that the runtime would use for a GPU: its own, its alias's, or a relative's.
 
-    None where there is none, and default kernels serve.
+    None if there is none and default kernels serve.
     """
     from flashgen.runtime.selection import relatives
 

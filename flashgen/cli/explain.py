@@ -26,12 +26,12 @@ from flashgen.spec.gpu import Gpu, known_target
 
 
 def explain(
-    head_dim: Annotated[str, typer.Option(help="64; or 192x128 where that of V differs.")],
-    seq: Annotated[int, typer.Option(help="Keys of the call.")],
+    head_dim: Annotated[str, typer.Option(help="64; or 192x128 if that of V differs.")],
+    seq: Annotated[int, typer.Option(help="Number of keys.")],
     causal: Annotated[bool, typer.Option(help="Whether the mask is causal.")] = False,
     dtype: Annotated[str, typer.Option(help="fp16, bf16, fp32 or tf32.")] = "bf16",
     direction: Annotated[
-        str, typer.Option(help="forward, a kernel of the backward, as backward_dkv, or decode.")
+        str, typer.Option(help="forward, decode, or a kernel of the backward such as backward_dkv.")
     ] = "forward",
     paged: Paged = False,
     kv: Kv = None,
@@ -41,7 +41,9 @@ def explain(
     ] = None,
     out: Out = Path(),
 ) -> None:
-    """Say which kernel would serve a call, from where, what limits it, and why no other does."""
+    """Show which kernel would serve a call, from which entry, what limits it, and why others
+    lost.
+    """
     from flashgen.report.explain import Question, explanation
     from flashgen.runtime.selection import Served, ladder, tune_command
     from flashgen.table import show as showing
@@ -65,9 +67,9 @@ def explain(
 
 
 def _gpu_to_explain(slug: str | None, out: Path) -> tuple[Gpu, bool]:
-    """The Gpu to serve as, and whether it is here.
+    """The Gpu to serve as, and whether it is present.
 
-    It is the one named, that of FLASHGEN_GPU, the one here, or nvidia_h200.
+    It is the one named, the one in FLASHGEN_GPU, the present one, or nvidia_h200.
     """
     slug = slug or settings.served_gpu()
     if slug is None:

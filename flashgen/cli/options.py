@@ -1,4 +1,4 @@
-"""The words that commands share: options, specs, directions, tables."""
+"""Options that commands share: specs, directions, tables."""
 
 from __future__ import annotations
 
@@ -26,57 +26,60 @@ if TYPE_CHECKING:
     from flashgen.table.table import Table
 
 COMMAND_LINE: ContextVar[tuple[str, ...]] = ContextVar("COMMAND_LINE", default=())
-"""What stands behind `flashgen` on the line: the workers of a fleet are told the same."""
+"""The arguments after `flashgen`: the workers of a fleet get the same."""
 
 Out = Annotated[Path, typer.Option(help="Folder of configs/, generated/ and .flashgen/.")]
-UseGpu = Annotated[bool, typer.Option("--gpu", help="The GPU of this machine.")]
-Target = Annotated[str | None, typer.Option(help="A known GPU by slug, none needed here.")]
+UseGpu = Annotated[bool, typer.Option("--gpu", help="Use the GPU of this machine.")]
+Target = Annotated[str | None, typer.Option(help="A known GPU by slug; it need not be present.")]
 DTypes = Annotated[list[str] | None, typer.Option(help="fp16, bf16, fp32 or tf32. Repeatable.")]
 HeadDims = Annotated[
-    list[str] | None, typer.Option(help="64; or 192x128 where that of V differs. Repeatable.")
+    list[str] | None, typer.Option(help="64; or 192x128 if that of V differs. Repeatable.")
 ]
 Directions = Annotated[
     list[str] | None,
     typer.Option(
-        help="forward; backward, or one of its kernels: backward_dkv; decode. Repeatable."
+        help="forward, decode, backward, or one of its kernels such as backward_dkv. Repeatable."
     ),
 ]
 Paged = Annotated[
     bool,
-    typer.Option("--paged", help="Of decode, or forward with varlen: the cache lies in pages."),
+    typer.Option("--paged", help="For decode, or forward with varlen: the cache is paged."),
 ]
 Kv = Annotated[
     str | None,
-    typer.Option("--kv", help=f"Of direction decode, 8 bits: {', '.join(KV_WORDS)}."),
+    typer.Option("--kv", help=f"For decode, an 8-bit cache: {', '.join(KV_WORDS)}."),
 ]
-Seqs = Annotated[list[int] | None, typer.Option(help="Length; its bucket is tuned. Repeatable.")]
+Seqs = Annotated[
+    list[int] | None, typer.Option(help="Sequence length; its bucket is tuned. Repeatable.")
+]
 Causal = Annotated[bool | None, typer.Option(help="One mask only; both if neither is given.")]
 FeatureNames = Annotated[
     list[str] | None,
-    typer.Option("--feature", help=f"{', '.join(FEATURE_WORDS)}. Repeatable: all together."),
+    typer.Option(
+        "--feature",
+        help=f"{', '.join(FEATURE_WORDS)}. Repeatable; one spec has all that are given.",
+    ),
 ]
 WorkloadFile = Annotated[
-    Path | None, typer.Option("--workload", help="YAML of what to tune, and how much each counts.")
+    Path | None, typer.Option("--workload", help="YAML file of specs, lengths and their weights.")
 ]
 ModelFile = Annotated[
     Path | None, typer.Option("--hf-config", help="config.json of a model on Hugging Face.")
 ]
-Trials = Annotated[
-    int, typer.Option(help="Configs to try a spec and bucket; on a GPU those timed.")
-]
+Trials = Annotated[int, typer.Option(help="Configs to try per spec and bucket; on a GPU, to time.")]
 Seconds = Annotated[float | None, typer.Option(help="Seconds for all searches together.")]
 SamplerName = Annotated[
     str, typer.Option(help="auto, exhaustive, random, tpe, gp, cmaes or genetic.")
 ]
-Seed = Annotated[int, typer.Option(help="Of the sampler.")]
+Seed = Annotated[int, typer.Option(help="Seed of the sampler.")]
 MaxRegret = Annotated[
-    float, typer.Option(help="Time over the best that a bucket may pay for sharing a kernel.")
+    float, typer.Option(help="How much slower than its best a bucket may be to share a kernel.")
 ]
 ImproveOnly = Annotated[
-    bool, typer.Option("--improve-only", help="Leave unbeaten entries as they are.")
+    bool, typer.Option("--improve-only", help="Do not rewrite entries that nothing beat.")
 ]
 RetryQuarantined = Annotated[
-    bool, typer.Option("--retry-quarantined", help="Try again what killed a process before.")
+    bool, typer.Option("--retry-quarantined", help="Retry kernels that killed a process before.")
 ]
 Gpus = Annotated[
     str | None, typer.Option(help="Several GPUs of this host, one worker each: all, or 0,2.")
@@ -85,11 +88,11 @@ StorageUrl = Annotated[
     str | None,
     typer.Option("--storage", help="Share the work: postgresql+psycopg://..., or a journal file."),
 ]
-Jobs = Annotated[int | None, typer.Option(help="Child processes; one a core by default.")]
+Jobs = Annotated[int | None, typer.Option(help="Child processes; one per core by default.")]
 
 
 def named_spec(dtype: str, head_dim: str, causal: bool) -> AttentionSpec:
-    """The forward spec of a dtype word (tf32 is float32, multiplied so) and a head dim word."""
+    """The forward spec of a dtype word (tf32: float32, multiplied as tf32) and a head dim word."""
     name = "float32" if dtype == "tf32" else parse_dtype(dtype, beside=("tf32",))
     dims = head_dim.split("x")
     if len(dims) > 2 or not all(dim.isascii() and dim.isdigit() for dim in dims):
@@ -106,7 +109,9 @@ def named_spec(dtype: str, head_dim: str, causal: bool) -> AttentionSpec:
 
 
 def in_pages(specs: tuple[AttentionSpec, ...]) -> tuple[AttentionSpec, ...]:
-    """The specs that --paged asks for. Raises InvalidArgument for directions without a cache."""
+    """The specs with a paged cache if --paged is given. Raises InvalidArgument for directions
+    without one.
+    """
     for spec in specs:
         if spec.direction != "decode" and not (spec.varlen and spec.direction == "forward"):
             raise InvalidArgument(
@@ -117,7 +122,7 @@ def in_pages(specs: tuple[AttentionSpec, ...]) -> tuple[AttentionSpec, ...]:
 
 
 def in_8_bits(specs: tuple[AttentionSpec, ...], word: str) -> tuple[AttentionSpec, ...]:
-    """The specs that --kv asks for. Raises InvalidArgument."""
+    """The specs with an 8-bit cache if --kv is given. Raises InvalidArgument."""
     if word not in KV_WORDS:
         raise InvalidArgument(f"--kv must be one of {', '.join(KV_WORDS)}: got {word!r}")
     for spec in specs:
@@ -128,7 +133,7 @@ def in_8_bits(specs: tuple[AttentionSpec, ...], word: str) -> tuple[AttentionSpe
 
 
 def named_directions(words: list[str], *, whole_backward: bool = True) -> list[Direction]:
-    """The kernels that these words name, none twice."""
+    """The kernels that these words name, without duplicates."""
     kernels: tuple[Direction, ...] = ("forward", *BACKWARD, "backward_dbias", "decode")
     found: list[Direction] = []
     for word in words:
@@ -143,26 +148,26 @@ def named_directions(words: list[str], *, whole_backward: bool = True) -> list[D
 
 
 def check_least(option: str, value: float | None, least: int) -> None:
-    """Raise InvalidArgument where an option that was given is less than `least`."""
+    """Raise InvalidArgument if an option is given and less than `least`."""
     if value is not None and not value >= least:
         raise InvalidArgument(f"{option} must be at least {least}: got {value}")
 
 
 def tables_of(out: Path) -> dict[str, Table]:
-    """All tables by slug: those of `out`, and of the shipped ones the rest."""
+    """All tables by slug: those of `out`, and for other GPUs the shipped ones."""
     from flashgen.table.emit import tables_for
 
     return tables_for(out)
 
 
 def demand_folder(out: Path) -> None:
-    """Raise InvalidArgument where --out names no folder to read from."""
+    """Raise InvalidArgument if --out is no folder to read from."""
     if not out.is_dir():
         raise InvalidArgument(f"--out must name a folder of configs/ and generated/: got {out}")
 
 
 def named_table(slug: str, out: Path) -> Table:
-    """The table of a slug or alias. Raises InvalidArgument that names the nearest there is."""
+    """The table of a slug or alias. Raises InvalidArgument that suggests the nearest slug."""
     from flashgen.table.table import load
 
     demand_folder(out)

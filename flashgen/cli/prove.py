@@ -1,4 +1,6 @@
-"""flashgen verify and flashgen calibrate: tables proved again, estimates held against time."""
+"""flashgen verify and flashgen calibrate: check tables again, compare estimates with
+measurements.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ if TYPE_CHECKING:
 def verify(
     gpu: UseGpu = False, target: Target = None, jobs: Jobs = None, out: Out = Path()
 ) -> None:
-    """Prove the entries of a table again: legal, compiled as recorded, right against float64."""
+    """Verify the entries of a table again: legal, compiled as recorded, correct against float64."""
     from flashgen.tune.verify import verify as proofs_of
 
     if gpu == (target is not None):
         raise InvalidArgument("verify needs either --gpu or --target SLUG")
     check_least("--jobs", jobs, 1)
-    # A cache of its own: what an earlier run remembers proves nothing.
+    # A fresh cache: results of an earlier run verify nothing.
     with tempfile.TemporaryDirectory(prefix="flashgen-verify-") as cache:
         table, evaluator = _table_and_evaluator(gpu, target, out, Path(cache), jobs)
         failed = 0
@@ -43,10 +45,12 @@ def calibrate(
         list[Path], typer.Argument(metavar="LOG...", help=".flashgen/SLUG.jsonl of a tune --gpu.")
     ],
     plot: Annotated[
-        Path | None, typer.Option(help="PNG to draw; calibration.png unless given.")
+        Path | None, typer.Option(help="PNG file to draw; calibration.png by default.")
     ] = None,
 ) -> None:
-    """Hold the estimates of measured logs against their measurements; changes no parameter."""
+    """Compare the estimates in logs of `tune --gpu` with their measurements; changes no
+    parameter.
+    """
     from flashgen.report import calibrate as calibrating
     from flashgen.report import plot as plotting
     from flashgen.table.show import console

@@ -15,14 +15,14 @@ from flashgen.spec.gpu import TARGETS
 
 def generate(
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; fail if a file differs.")
+        bool, typer.Option("--check", help="Write nothing; fail if a file would change.")
     ] = False,
     feature: FeatureNames = None,
     out: Out = Path(),
 ) -> None:
-    """Emit generated/ from configs/ and the templates.
+    """Write generated/ from configs/ and the templates.
 
-    With --feature also the default kernels of these features together, now and by every later
+    With --feature also the default kernels of these features together, now and in every later
     generate: generated/features.txt lists them.
     """
     from flashgen.table import emit as generating
@@ -32,10 +32,10 @@ def generate(
         raise InvalidArgument("--check writes nothing: leave out --feature, or --check")
     if check:
         generating.demand_agreement(tables, folder)
-        print(f"{folder} is what configs/ and templates/ say ({len(tables)} tables)")
+        print(f"{folder} agrees with configs/ and templates/ ({len(tables)} tables)")
         return
     changed = generating.write(tables, folder, tuple(feature or ()))
-    print(f"{folder}: {len(changed)} files changed, of {len(tables)} tables")
+    print(f"{folder}: {len(changed)} files changed, from {len(tables)} tables")
 
 
 def show(
@@ -52,11 +52,11 @@ def show(
     stale = [entry for entry in table.entries if is_stale(entry)]
     console.print(showing.entries_grid(table.entries, stale))
     if stale:
-        console.print(f"{len(stale)} stale: their kernels' text has changed since they were timed.")
+        console.print(f"{len(stale)} stale: their kernels' text changed after they were timed.")
 
 
 def targets(out: Out = Path()) -> None:
-    """List the GPUs known without being present, and what their tables hold."""
+    """List the known GPUs, which need not be present, and what their tables hold."""
     from flashgen.table import show as showing
 
     tables = tables_of(out)
@@ -68,7 +68,7 @@ def report(
     slug: Annotated[str, typer.Argument(help="The GPU's slug, as `flashgen targets` lists it.")],
     out: Out = Path(),
 ) -> None:
-    """Write DIR/report.html: the table and the history of its searches, in one file."""
+    """Write DIR/report.html: the table and the history of its searches in one file."""
     from flashgen.report.html import write_report
     from flashgen.search.history import outcomes_of
     from flashgen.table.show import console
@@ -77,16 +77,16 @@ def report(
     say = console().print
     log = paths.log_file(out, table.gpu.slug)
     if not log.exists():
-        say(f"{log} is not there: the report has the table, and no history of its searches.")
+        say(f"there is no {log}: the report has the table, without the history of its searches.")
     write_report(table, outcomes_of(log, say) if log.exists() else [], page, notice=say)
     print(f"Written: {page}")
 
 
 def diff(
-    old: Annotated[Path, typer.Argument(help="A table as it was; its file may have any name.")],
-    new: Annotated[Path, typer.Argument(help="The table as it is.")],
+    old: Annotated[Path, typer.Argument(help="The table before; its file may have any name.")],
+    new: Annotated[Path, typer.Argument(help="The table now.")],
 ) -> None:
-    """Print what changed between two tables of a GPU, in Markdown for a pull request."""
+    """Print what changed between two tables of a GPU, as Markdown for a pull request."""
     from flashgen.table import diff as table_diff
     from flashgen.table.table import load
 
@@ -96,16 +96,16 @@ def diff(
 
 def merge(
     tables: Annotated[list[Path], typer.Argument(help="Tables of one GPU, in files of any name.")],
-    out: Annotated[Path, typer.Option(help="The file to write: <slug>.yaml in any folder.")],
+    out: Annotated[Path, typer.Option(help="The file to write, in any folder: <slug>.yaml.")],
 ) -> None:
-    """Put the best entries of several tables of a GPU into one."""
+    """Merge the best entries of several tables of a GPU into one."""
     from flashgen.table import diff as table_diff
     from flashgen.table.table import load, save
 
     if out.suffix != ".yaml":
-        raise InvalidArgument(f"--out must end in .yaml, as tables are found by it: got {out}")
+        raise InvalidArgument(f"--out must end in .yaml, the suffix of tables: got {out}")
     if out.exists() and out.resolve() not in [path.resolve() for path in tables]:
-        raise InvalidArgument(f"{out} is there, and none of the tables to merge: name it too")
+        raise InvalidArgument(f"{out} exists and is not among the tables to merge: name it too")
     merged = table_diff.merge([load(path, any_name=True) for path in tables])
     save(merged, out)
     print(f"Written: {out}, {len(merged.entries)} entries of {len(tables)} tables")

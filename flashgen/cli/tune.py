@@ -68,9 +68,9 @@ def tune(
     gpus: Gpus = None,
     storage: StorageUrl = None,
 ) -> None:
-    """Find the fastest right config of each spec and bucket, write the table, emit the kernels.
+    """Find the fastest correct config of each spec and bucket, write the table and the kernels.
 
-    With neither --gpu nor --target: the GPU of this machine, or nvidia_h200 offline without one.
+    Without --gpu and --target: the GPU of this machine, or nvidia_h200 offline if there is none.
     """
     check_least("--trials", trials, 1)
     check_least("--jobs", jobs, 1)
@@ -130,7 +130,7 @@ def tune(
 
 
 def _fleet(gpus: str, storage: str | None, jobs: int | None, out: Path) -> None:
-    """Have a worker on each of these GPUs do what the command line says."""
+    """Run the command on each of these GPUs, with one worker per GPU."""
     from flashgen.table.show import console
     from flashgen.tune import devices
 
@@ -147,7 +147,7 @@ def _fleet(gpus: str, storage: str | None, jobs: int | None, out: Path) -> None:
 def _demand_one_source(
     workload: Path | None, model: Path | None, direction: object, *lists: object
 ) -> bool:
-    """Whether a file says what to tune. Raises InvalidArgument where it is said twice."""
+    """Whether a file says what to tune. Raises InvalidArgument if options say it too."""
     if workload is not None and model is not None:
         raise InvalidArgument("--workload and --hf-config exclude each other: name one")
     listed = any(option is not None for option in lists)
@@ -172,7 +172,7 @@ def _specs(
     causal: bool | None,
     features: list[str] | None,
 ) -> tuple[AttentionSpec, ...]:
-    """All specs that the options name together."""
+    """All specs that the options name."""
     either = [mask == "causal" for mask in masks_of(features or ())]
     masks = either if causal is None else [causal]
     kernels = named_directions(direction or ["forward"])
@@ -193,7 +193,7 @@ def _pieces(
     direction: list[str] | None,
     say: Callable[[str], object],
 ) -> tuple[tuple[AttentionSpec, Problem], ...]:
-    """What a workload or a model's configuration asks for, after saying so; else nothing."""
+    """The pieces of a workload or a model's configuration, after printing them; otherwise none."""
     from flashgen.tune import hf_config, workloads
 
     if workload is not None:

@@ -220,7 +220,7 @@ class TestBadInput:
         monkeypatch.setattr(cli.tables, "tables_of", broken)
         code, _, errors = run("targets")
         assert code == 1
-        assert errors == "flashgen: a bug, KeyError: 'inside'; again with --debug shows where\n"
+        assert errors == "flashgen: a bug, KeyError: 'inside'; see --debug\n"
         for arguments in (["--debug", "targets"], ["targets", "--debug"]):
             with pytest.raises(KeyError, match="inside"):
                 __main__.main(arguments)
@@ -236,7 +236,7 @@ class TestBadInput:
         monkeypatch.setattr(cli.tables, "tables_of", interrupt)
         assert run("targets")[::2] == (130, "flashgen: interrupted\n")
         monkeypatch.setattr("flashgen.tune.tune.tune", lambda *_: interrupt(0))
-        saved = "flashgen: interrupted; what was found is saved, and the same command goes on\n"
+        saved = "flashgen: interrupted; results are saved, and the same command resumes\n"
         assert run("tune")[::2] == (130, saved)
 
 
@@ -345,7 +345,7 @@ class TestGenerate:
         assert run("generate", "--check", "--out", out)[0] == 1
         code, output, _ = run("generate", "--out", out)
         assert code == 0
-        assert "files changed, of 1 tables" in output
+        assert "files changed, from 1 tables" in output
         assert (out / "generated" / "dispatcher.py").is_file()
         assert run("generate", "--check", "--out", out)[0] == 0
         assert "0 files changed" in run("generate", "--out", out)[1]
@@ -424,7 +424,7 @@ class TestPrecompiling:
         assert names <= {name for _, name in built}
         assert {slug for slug, _ in built} == {"nvidia_h200_nvl"}
         assert "FAILED" in output
-        assert "by the table of nvidia_h200" in output
+        assert "from the table of nvidia_h200" in output
 
     def test_warmup_of_a_gpu_without_a_table_compiles_the_defaults(
         self, run, out, built, monkeypatch
@@ -449,7 +449,7 @@ class TestReport:
     def test_it_writes_a_page_and_says_that_there_is_no_log(self, run, out: Path) -> None:
         code, output, errors = run("report", "nvidia_h200", "--out", out)
         assert code == 0, errors
-        assert "no history of its searches" in output
+        assert "without the history of its searches" in output
         assert f"Written: {out / 'report.html'}" in output.replace("\n", "")
         page = (out / "report.html").read_text()
         assert "NVIDIA H200" in page
@@ -489,7 +489,7 @@ class TestTableDiffAndMerge:
         text = held.read_text()
         code, _, errors = run("table", "merge", other, "--out", held)
         assert (code, held.read_text()) == (2, text)
-        assert "is there, and none of the tables to merge" in errors
+        assert "exists and is not among the tables to merge" in errors
         assert run("table", "merge", other, "--out", tmp_path / "nvidia_h200")[0] == 2
         assert run("table", "merge", held, other, "--out", held)[0] == 0
         assert held.read_text() != text
@@ -769,9 +769,7 @@ def test_an_interrupted_tune_is_whole_on_disk_and_goes_on(tmp_path: Path, monkey
     os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to the children, too
     _, errors = running.communicate(timeout=60)
     assert running.returncode == 130, errors
-    assert (
-        errors == "flashgen: interrupted; what was found is saved, and the same command goes on\n"
-    )
+    assert errors == "flashgen: interrupted; results are saved, and the same command resumes\n"
     found = [Outcome.from_json(json.loads(record)) for record in log.read_text().splitlines()]
     assert "none" in {outcome.spec.mask for outcome in found if outcome.stage == "check"}
     assert masks() == ["none"]

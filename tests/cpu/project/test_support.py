@@ -18,7 +18,7 @@ def test_what_nothing_proves_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     unproven = tuple((s, c) for s, c in support._all() if not (s.window and s.softcap))
     monkeypatch.setattr(support, "_all", lambda: unproven)
     with pytest.raises(
-        FlashgenError, match=r"nothing in tests/pairs.py proves {.*}, which renders"
+        FlashgenError, match=r"tests/pairs.py has no kernel with {.*}, which renders"
     ):
         support.page()
 
