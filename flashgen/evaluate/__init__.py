@@ -1,1 +1,1 @@
-"""Whether a kernel is right and how fast it is, in child processes that may crash or hang."""
+"""Checks whether a kernel is correct and measures how fast it is, in child processes."""

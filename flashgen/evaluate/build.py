@@ -1,7 +1,6 @@
 """Builder: legal -> rendered -> compiled -> judged, for many configs at once, in killable children.
 
-What both evaluators do before they check or time. A kernel is built once, whatever stage asks for
-it.
+Both evaluators use it before they check or time. A kernel is built once, whichever stage needs it.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from flashgen.spec.outcome import Status, Timing
 
 @dataclass(frozen=True, kw_only=True)
 class BuildResult:
-    """How far one config came: rendered None if illegal, compiled None if it does not compile.
+    """How far one config came: rendered is None if illegal, compiled None if it does not compile.
 
-    replay is None where there can be no estimate; no_estimate then says why.
+    replay is None if there can be no estimate; no_estimate then gives the reason.
     """
 
     status: Status
@@ -45,13 +44,13 @@ class BuildResult:
 
     @property
     def digest(self) -> str:
-        """The kernel's digest, or "" where there is no kernel."""
+        """The kernel's digest, or "" if there is no kernel."""
         return self.rendered.digest if self.rendered else ""
 
 
 @dataclass(frozen=True)
 class Built:
-    """What the compile task made of a kernel."""
+    """The result of the compile task."""
 
     compiled: Compiled
     replay: Replay | None
@@ -88,7 +87,7 @@ def estimate_or_none(
 
 
 def cpu_count() -> int:
-    """Processors this process may use."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -104,7 +103,7 @@ def draft(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> BuildResult:
 
 
 class Build:
-    """One config under way."""
+    """One config in progress."""
 
     def __init__(
         self, builder: Builder, spec: AttentionSpec, config: KernelConfig, drafted: BuildResult
@@ -115,7 +114,7 @@ class Build:
         self.drafted = drafted
 
     def verdict(self) -> BuildResult:
-        """Wait for the compiler, and judge what it made. Raises ToolchainError."""
+        """Wait for the compiler and judge its result. Raises ToolchainError."""
         if self.drafted.rendered is None:
             return self.drafted
         return self._builder.verdict(self._spec, self.config, self.drafted.rendered)
@@ -175,7 +174,7 @@ class Builder:
         )
 
     def drop(self, builds: list[Build]) -> None:
-        """Take what is still queued of these from the queue."""
+        """Remove these from the queue, if they are still queued."""
         for build in builds:
             future = self._answers.get(build.drafted.digest)
             if future is not None:
@@ -198,7 +197,7 @@ def _failed(answer: Failure, rendered: Rendered, cache: Path) -> BuildResult:
 
 
 def kept(detail: str, rendered: Rendered, cache: Path) -> str:
-    """Keep the kernel of a failure as a file one can run; returns `detail` with its path."""
+    """Write the kernel of a failure to a file that can be run; returns `detail` with its path."""
     path = cache / "quarantine" / f"{rendered.name}.py"
     write_whole(path, rendered.source)
     return f"{detail}; kernel kept in {path}"

@@ -1,7 +1,7 @@
-"""A kernel against float64: right before it is timed or written. Rendered -> CheckResult.
+"""Compares a kernel with float64 before it is timed or written. Rendered -> CheckResult.
 
 On a GPU the kernel runs there. Without one it runs in Triton's interpreter with the same tiles at
-reduced length: a few ragged and masked tiles, which is where kernels go wrong.
+reduced length: a few ragged and masked tiles, where most errors show.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ from flashgen.spec.vocabulary import DECODING
 AnyCase = CheckCase | DecodeCase
 
 PROTOCOL = 4
-"""Version of the cases and of the oracle; every check result of another one is made anew."""
+"""Version of the cases and the reference; check results of other versions are not reused."""
 
 
 def check_cases(config: KernelConfig) -> tuple[CheckCase, ...]:
-    """The cases every candidate must pass: ragged lengths with batches and shared heads, aligned to
-    the tiles, one key beyond a tile, more queries than keys, and rows that see nothing.
+    """The cases every candidate must pass: ragged lengths with batches and shared heads, lengths
+    aligned to the tiles, one key beyond a tile, more queries than keys, and rows without
+    keys.
     """
 
     def case(
@@ -71,8 +72,8 @@ def cases_of(spec: AttentionSpec, config: KernelConfig, device: str = "cpu") -> 
 
 
 def walking_cases(config: KernelConfig, device: str) -> tuple[CheckCase, ...]:
-    """What check_cases lacks for a persistent kernel on a GPU, whose SMs outnumber the tiles there:
-    three tiles for each program, of several lengths under a causal mask.
+    """Further cases for a persistent kernel on a GPU, which has more SMs than check_cases has
+    tiles: three tiles per program, of several lengths under a causal mask.
     """
     programs = order_limits(torch.device(device)).sms if config.persistent else 0
     most_tiles = max(
@@ -81,7 +82,7 @@ def walking_cases(config: KernelConfig, device: str) -> tuple[CheckCase, ...]:
     )
     if 3 * programs <= most_tiles:
         return ()
-    kv_heads = -(-3 * programs // 6)  # two heads each, three tiles a head
+    kv_heads = -(-3 * programs // 6)  # two heads each, three tiles per head
     problem = Problem(
         batch=1,
         heads=2 * kv_heads,
@@ -93,8 +94,8 @@ def walking_cases(config: KernelConfig, device: str) -> tuple[CheckCase, ...]:
 
 
 def block_mask_cases() -> tuple[CheckCase, ...]:
-    """Several blocks of queries and keys, ragged and whole ones; four, so that each kind of mask is
-    had, whatever the first seed.
+    """Several blocks of queries and keys, ragged and whole ones; four cases, so that each kind
+    of block mask occurs whatever the first seed.
     """
 
     def case(
@@ -122,8 +123,8 @@ def check_kernel(
 ) -> CheckResult:
     """Run a kernel on every case, with fresh inputs drawn from `seed`, and compare with float64.
 
-    device "cpu" needs TRITON_INTERPRET=1 in the environment from before the process imported
-    triton; ToolchainError says so where it is missing. What the launch raises is not caught.
+    device "cpu" needs TRITON_INTERPRET=1 set before the process imported triton; otherwise raises
+    ToolchainError. Errors of the launch are not caught.
     """
     if device == "cpu" and not interpreter.active():
         raise ToolchainError(
@@ -197,15 +198,15 @@ def run_case(
     seed: int,
     device: str,
 ) -> Comparison:
-    """One case: inputs from the seed, outputs poisoned with NaN by the allocator, compared with
+    """One case: inputs from the seed, outputs filled with NaN by the allocator, compared with
     float64.
 
-    A backward kernel is given the O, LSE and delta of an ideally rounded forward, so that what is
-    found wrong is its own.
+    A backward kernel gets the O, LSE and delta of an ideally rounded forward, so that its errors
+    are its own.
     """
     import numpy as np
 
-    # -inf and 0 are right answers for rows that see nothing; numpy would warn on the way to them.
+    # -inf and 0 are correct for rows without keys; numpy would warn while computing them.
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if isinstance(case, DecodeCase):
             with _poisoned_outputs():
@@ -275,7 +276,9 @@ def _run_backward(
 
 
 class _poisoned_outputs:
-    """While active, torch.empty hands out NaN: an element the kernel does not write cannot pass."""
+    """While active, torch.empty returns NaN: an element that the kernel does not write cannot
+    pass.
+    """
 
     def __enter__(self) -> None:
         self.fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]

@@ -46,7 +46,9 @@ def run_append(
     new_keys: int,
     seed: int,
 ) -> Comparison:
-    """Append `new_keys` drawn keys to a cache, and rotate queries (B, H, Sq, d) if spec does so."""
+    """Append `new_keys` random keys to a cache, and rotate queries (B, H, Sq, d) if spec has
+    rotary.
+    """
     device, dtype = cache.k.device, queries.dtype
     generator = torch.Generator().manual_seed(seed + 1)
     batch, heads = queries.shape[0], cache.k.shape[1]
@@ -81,7 +83,7 @@ def run_append(
 def rotated_pair(
     k: Tensor, q: Tensor, rotation: Rotation, cache: Cache, spec: AttentionSpec
 ) -> tuple[Tensor, Tensor]:
-    """K and Q rotated, each at its places behind the keys of the cache; torch alone."""
+    """K and Q rotated, each at its positions after the keys of the cache; torch only."""
 
     def turned(x: Tensor, step: int) -> Tensor:
         steps = torch.arange(x.shape[2], device=x.device) * step
@@ -96,7 +98,7 @@ def rotated_pair(
 
 
 def _error(found: Tensor, exact: Tensor, before: Tensor) -> float:
-    """The error in floors; infinite where something else was written than should be."""
+    """The error in floors; infinite if anything was written that must not change."""
     if found.element_size() == 1:
         ideal = reference_cache.quantized(exact, found.dtype).float()
         exact = exact.clamp(ideal.min(), ideal.max())
@@ -110,8 +112,8 @@ def _error(found: Tensor, exact: Tensor, before: Tensor) -> float:
 
 
 def _same_bytes(found: Cache, k: Tensor, v: Tensor, before: Cache) -> bool:
-    """Whether an 8-bit cache holds what torch makes of it, to the bit: a division in float32 and
-    one rounding leave no choice.
+    """Whether an 8-bit cache equals what torch computes, to the bit: one float32 division and
+    one rounding have a unique result.
     """
     wanted = replace(before, k=before.k.clone(), v=before.v.clone())
     reference_cache.append(wanted, k, v)
@@ -137,11 +139,11 @@ SPARE_PAGES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeCase:
-    """One comparison: lengths of the sequences, in a cache with room for `capacity` keys each.
+    """One comparison: lengths of the sequences, in a cache with a capacity of `capacity` keys each.
 
-    splits: of the keys; of combine, the parts; of append, the new keys. page_size: of a paged
-    cache. layout: how Q and the cache lie in memory, as nasty.draw has it. shared: all
-    sequences begin with the same page.
+    splits: of the keys; for combine, the parts; for append, the new keys. page_size: of a paged
+    cache. layout: the memory layout of Q and the cache, as in cases.draw. shared: all sequences
+    start with the same page.
     """
 
     lengths: tuple[int, ...]
@@ -199,8 +201,8 @@ def decoding_cases(spec: AttentionSpec, config: KernelConfig) -> tuple[DecodeCas
 
 
 def nasty_decode_cases(spec: AttentionSpec, config: KernelConfig) -> Iterator[DecodeCase]:
-    """More than tuning makes: all of 1 to 8 heads to one of K and V, of 1 to 16 queries, of pages
-    of 1, 16 and 256 keys, and between them the lengths that find mistakes.
+    """More than tuning checks: 1 to 8 query heads per head of K and V, 1 to 16 queries, pages of
+    1, 16 and 256 keys, and among them the lengths that find errors.
     """
     bc = config.bc
     lengths = (0, 1, bc - 1, bc, bc + 1, 37, 2 * bc + 3)
@@ -245,7 +247,7 @@ def run_decoding(
 
 
 def merged(parts: Parts, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """O of `dtype` and LSE of all parts, merged in float64 as far as there is anything to."""
+    """O of `dtype` and LSE of all parts, merged in float64 over the parts that have keys."""
     if parts.whole:
         return parts.o, parts.lse
     o, lse = reference_cache.merge(parts.o.double(), parts.lse.double())
@@ -275,8 +277,9 @@ def judge(o: Tensor, lse: Tensor, call: Decode, spec: AttentionSpec) -> Comparis
 def make_call(
     spec: AttentionSpec, case: DecodeCase, seed: int, device: torch.device | str
 ) -> tuple[Tensor, Cache]:
-    """Random normal q (B, H, Sq, d) and cache of a case; NaN wherever no sequence has a key. Of an
-    indexed cache the sequences' rows lie in any order, among others; pads begin with 0 and all.
+    """Random normal q (B, H, Sq, d) and cache of a case, with NaN where no sequence has a key.
+    In an indexed cache the rows of the sequences are in random order among others; left pads
+    include 0 and the whole length.
     """
     generator = torch.Generator().manual_seed(seed)
     dtype, batch = getattr(torch, spec.dtype), len(case.lengths)
@@ -317,8 +320,8 @@ def make_call(
 
 
 def _quantized(cache: Cache, spec: AttentionSpec, generator: torch.Generator) -> Cache:
-    """A cache in 8 bits, by scales that leave some elements saturated and others a few steps; of a
-    page that no sequence has, NaN.
+    """A cache in 8 bits, with scales that saturate some elements and leave others a few steps;
+    NaN in pages that no sequence uses.
     """
     dtype = torch.int8 if spec.kv_dtype == "int8" else torch.float8_e4m3fn
     heads = cache.k.shape[1]
@@ -345,8 +348,8 @@ def _quantized(cache: Cache, spec: AttentionSpec, generator: torch.Generator) ->
 def make_features(
     spec: AttentionSpec, case: DecodeCase, cache: Cache, seed: int, device: torch.device | str
 ) -> Features:
-    """The features of a spec, as nasty.make_features draws them for a cache that is full; of a
-    bias of its own each sequence has NaN where it has no key.
+    """The features of a spec, as cases.make_features draws them for a full cache. A bias per
+    sequence has NaN where the sequence has no key.
     """
     heads = case.kv_heads * case.group
     problem = Problem(
@@ -364,7 +367,7 @@ def make_features(
 
 
 def _poison(cache: Cache) -> None:
-    """NaN into every place of a cache that holds no key of a sequence."""
+    """Write NaN into every position of a cache that holds no key of a sequence."""
     held = torch.zeros(cache.k.shape[0], cache.k.shape[2], dtype=torch.bool)
     for number, (first, length) in enumerate(reference_cache.held(cache)):
         if cache.block_table is None:
@@ -386,7 +389,7 @@ def _run_combine(
     o = torch.randn((case.splits, *rows, spec.head_dim_v), generator=generator)
     lse = 8.0 * torch.randn((case.splits, *rows), generator=generator)
     lse[torch.rand(lse.shape, generator=generator) < 0.3] = float("-inf")
-    lse[:, 0, 0, 0] = float("-inf")  # a row that no part saw a key of
+    lse[:, 0, 0, 0] = float("-inf")  # a row for which no part has a key
     o[lse.isinf()] = float("nan")
     exact_o, exact_lse = reference_cache.merge(o.double(), lse.double())
     q = reference_cases.draw((*rows, spec.head_dim_v), "bshd", generator)

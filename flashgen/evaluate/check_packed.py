@@ -1,5 +1,5 @@
-"""What kernels of packed sequences must pass: batches of ragged lengths, empty ones among them,
-with places between them that nobody uses.
+"""Check cases of packed sequences: batches of ragged lengths, empty ones among them, with unused
+tokens between them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from flashgen.spec.packed import Sequences, from_bounds
 from flashgen.spec.problem import Problem
 
 SPARE_PAGES = 3
-"""Pages of a drawn pool that no sequence has."""
+"""Pages of a random pool that no sequence uses."""
 
 Lengths = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedCase(CheckCase):
-    """A CheckCase whose q, k and v are packed: problem has a batch of 1 and all places.
+    """A CheckCase with packed q, k and v: problem has a batch of 1 and all tokens.
 
-    lengths: (queries, keys) of each sequence; spare: the places behind each one's queries and keys
-    that are its room but not used. index: the dtype of the bounds. page_size: of a spec whose keys
-    lie in pages.
+    lengths: (queries, keys) of each sequence; spare: unused tokens after the queries and keys of
+    each. index: the dtype of the bounds. page_size: for a spec with paged keys.
     """
 
     lengths: Lengths
@@ -49,7 +48,7 @@ class PackedCase(CheckCase):
         )
 
     def sequences(self, device: torch.device | str) -> Sequences:
-        """Where its sequences are, with lengths that are used only where there is room to spare."""
+        """The bounds of its sequences, with used lengths only if there are spare tokens."""
         dtype = getattr(torch, self.index)
         lengths = torch.tensor(self.lengths).T
         room = (lengths + torch.tensor(self.spare)[:, None]).cumsum(1)
@@ -88,7 +87,9 @@ def packed_case(
     index: str = "int32",
     page_size: int = 16,
 ) -> PackedCase:
-    """The case of these sequences; tail: the places of queries and keys behind all of them."""
+    """The case of these sequences; tail: the numbers of tokens of queries and keys after all of
+    them.
+    """
     places = [sum(pair[side] + spare[side] for pair in lengths) + tail[side] for side in range(2)]
     return PackedCase(
         problem=Problem(batch=1, heads=heads, kv_heads=kv_heads, seq_q=places[0], seq_k=places[1]),
@@ -102,9 +103,10 @@ def packed_case(
 
 
 def varlen_cases(config: KernelConfig) -> tuple[PackedCase, ...]:
-    """The cases every candidate must pass: a ragged batch with shared heads, sequences without
-    queries, without keys and without both, more queries than keys, whole tiles, places between; few
-    queries of many keys, so that a window is wider than all queries and a page together.
+    """The cases every candidate must pass: a ragged batch with shared heads; sequences without
+    queries, without keys and without both; more queries than keys; whole tiles; unused tokens
+    between; few queries of many keys, so that a window is wider than all queries and a page
+    together.
     """
     br, bc = config.br, config.bc
     return (
@@ -129,9 +131,9 @@ def varlen_cases(config: KernelConfig) -> tuple[PackedCase, ...]:
 def in_pages(
     k: Tensor, v: Tensor, features: Features, case: CheckCase, seed: int
 ) -> tuple[Tensor, Tensor, Features]:
-    """Packed k and v as pools of pages (pages, Hkv, page_size, dim), and the features that say
-    where a sequence's are. Pages come in any order; what no key has in them is NaN, and so are some
-    whole ones.
+    """Packed k and v as pools of pages (pages, Hkv, page_size, dim), and the features that
+    locate a sequence in them. Pages come in random order; positions without a key are NaN,
+    and so are some whole pages.
     """
     packed = features.sequences
     assert packed is not None  # the spec has varlen

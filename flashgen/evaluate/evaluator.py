@@ -1,4 +1,4 @@
-"""The Evaluator protocol: what the search asks, and what it may rely on."""
+"""The Evaluator protocol: what the search requests, and what it may rely on."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from flashgen.spec.outcome import CheckResult, Outcome, Source, Stage, Status, T
 from flashgen.spec.problem import Problem
 
 SLOW = (Status.SPILLS, Status.SERIALIZED, Status.NO_OVERLAP)
-"""What the compiler made runs, only not fast: no winner may be so, a pointer twin may."""
+"""Statuses of kernels that run, but not fast: allowed for a pointer twin, not for a winner."""
 
 
 class Evaluator(Protocol):
-    """Finds out one stage's answer about configs. Used as a context manager, or closed.
+    """Evaluates configs at one stage. A context manager, or call close().
 
-    `source` is where its timings come from, `gpu` the GPU they are for.
+    `source` is the source of its timings, `gpu` the GPU that they are for.
     """
 
     source: Source
@@ -39,19 +39,20 @@ class Evaluator(Protocol):
         problem: Problem,
         configs: Sequence[KernelConfig],
     ) -> Iterator[Outcome]:
-        """One Outcome a config, in the order of `configs`, each yielded as soon as that order
+        """One Outcome per config, in the order of `configs`, each yielded as soon as that order
         allows.
 
         A config that is illegal, does not compile, crashes the compiler, hangs, is wrong or fails
-        at the launch is an outcome with a status and a sentence, and says nothing of its
-        neighbours. Raised is only what no config is to blame for: ToolchainError, where the machine
-        lacks something, and bugs. An abandoned iterator drops the work that it had queued. Stages
-        may be asked in any order:
-          compile   legal, compiled, and judged by compile.judge
-          check     against float64, SLOW kernels too; the problem's lengths play no part
-          rough     a few samples, or an estimate
-          timed     many samples, or an estimate
-          final     all of `configs` timed in alternation, so that their differences can be trusted
+        at the launch is an outcome with a status and a sentence, and does not affect the others.
+        Only errors that no config causes are raised: ToolchainError, if the machine lacks
+        something, and bugs. An abandoned iterator drops its queued work. Stages may be evaluated in
+        any order:
+
+            compile   legal, compiled, and judged by compile.judge
+            check     against float64, SLOW kernels too; independent of the problem's lengths
+            rough     a few samples, or an estimate
+            timed     many samples, or an estimate
+            final     all of `configs` timed in alternation, so that their differences are reliable
         """
 
     def close(self) -> None:
@@ -64,7 +65,7 @@ class Evaluator(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What one call of evaluate asks of each of its configs."""
+    """What one call of evaluate requests of each of its configs."""
 
     stage: Stage
     spec: AttentionSpec
@@ -84,7 +85,7 @@ class Request:
         check: CheckResult | None = None,
         estimate: Timing | None = None,
     ) -> Outcome:
-        """The Outcome of one config, made now. digest is "" where no kernel was rendered."""
+        """A new Outcome of one config. digest is "" if no kernel was rendered."""
         untimed = status is Status.NO_ESTIMATE
         return Outcome(
             spec=self.spec,
@@ -109,7 +110,7 @@ class Request:
 
 
 def protocol_of(stage: Stage, source: Source) -> int:
-    """The version of what decides this stage's outcomes: those of another are not today's."""
+    """The protocol version of this stage: outcomes of other versions are not reused."""
     if stage == "compile":
         return 100 * compiler.FACTS + estimate.PROTOCOL  # it carries the estimate
     if stage == "check":

@@ -34,7 +34,7 @@ _SMI_FIELDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """The state of the GPU while it was measured; None for what its driver does not tell."""
+    """The state of the GPU during a measurement; None for what its driver does not report."""
 
     driver: str | None = None
     sm_mhz: int | None = None
@@ -56,7 +56,7 @@ class Conditions:
 
 
 def clocks_and_power(index: int) -> Conditions:
-    """The conditions of CUDA device `index` now; all None where nobody tells them."""
+    """The current conditions of CUDA device `index`; all None if no tool reports them."""
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
@@ -74,8 +74,8 @@ def clocks_and_power(index: int) -> Conditions:
 
 
 def _uuid(index: int) -> str:
-    """The name that both tools know a CUDA device by: CUDA_VISIBLE_DEVICES renumbers CUDA's devices
-    only.
+    """The name of a CUDA device for both tools: CUDA_VISIBLE_DEVICES renumbers only CUDA's
+    devices.
     """
     import torch
 
@@ -88,7 +88,7 @@ def _nvml_handle(nvml: Any, index: int) -> Any:
 
 def _by_nvml(nvml: Any, handle: Any) -> Conditions:
     def ask(function: str, *arguments: Any) -> Any:
-        with contextlib.suppress(nvml.NVMLError):  # not every board answers every question
+        with contextlib.suppress(nvml.NVMLError):  # not every board reports every value
             return getattr(nvml, function)(*arguments)
         return None
 
@@ -106,7 +106,7 @@ def _by_nvml(nvml: Any, handle: Any) -> Conditions:
 
 
 def _by_smi(index: int) -> Conditions:
-    """The same by the program of the driver, which a machine with a GPU usually has."""
+    """The same by nvidia-smi, which comes with the driver."""
     try:
         asked = [
             "nvidia-smi",
@@ -118,7 +118,7 @@ def _by_smi(index: int) -> Conditions:
             asked, capture_output=True, text=True, timeout=SMI_LIMIT_S, check=True
         )
     except (OSError, subprocess.SubprocessError, RuntimeError, AssertionError):
-        return Conditions()  # no program, no answer; torch refuses in either of the last two ways
+        return Conditions()  # no program, or no answer; torch raises either of the last two
     told = [word.strip() for word in done.stdout.strip().split(",")]
     if len(told) != len(_SMI_FIELDS):
         return Conditions()
@@ -157,21 +157,23 @@ program to end, some minutes for a board to cool."""
 
 
 class ClockChanged(FlashgenError, RuntimeError):
-    """The GPU's clock changed in the middle of a run, and stayed where it is."""
+    """The GPU's clock changed during a run and stayed changed."""
 
 
 class Clock:
-    """The clock of a run's times, in MHz: `usual_mhz`, else what the first measurement tells."""
+    """The clock of the times of a run, in MHz: `usual_mhz`, or else that of the first
+    measurement.
+    """
 
     def __init__(self, usual_mhz: float | None = None) -> None:
         self.usual_mhz = usual_mhz
         self._off = 0  # measurements in a row that were taken at another clock
 
     def why_unsteady(self, mhz: float | None) -> str:
-        """Why a measurement after which the GPU clocked at `mhz` must be repeated; "" where not.
+        """Why a measurement with a final clock of `mhz` must be repeated; "" if it need not.
 
-        None, a clock that is not told, is taken for the usual one. Raises ClockChanged once all
-        repetitions are used up.
+        None, an unknown clock, counts as the usual one. Raises ClockChanged once all repetitions
+        are used up.
         """
         if mhz is None:
             return ""

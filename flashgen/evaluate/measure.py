@@ -54,7 +54,7 @@ same, within ASIDE."""
 
 
 class Stopwatch(Protocol):
-    """What times launches: CudaStopwatch, or one made up for a test."""
+    """Times launches: CudaStopwatch, or a fake in a test."""
 
     def time(self, run: Run, count: int) -> list[float]:
         """Microseconds of each of `count` launches, every one with a cold L2."""
@@ -63,14 +63,14 @@ class Stopwatch(Protocol):
         """Seconds of a clock that never goes back."""
 
     def clock_mhz(self) -> float | None:
-        """What the device clocks at, whatever it ran just before; None if it does not tell."""
+        """The device's clock, whatever it ran just before; None if unknown."""
 
 
 def jump(times: Sequence[float]) -> float:
-    """How many times longer, or shorter, times are after one place than before it: at most.
+    """The largest ratio of the times after one position to those before it, or the inverse.
 
-    The outermost fifth of either side does not count, so that neither noise nor a slow drift is a
-    jump, and each side is a fifth of all, at least. 1.0 where there are too few times.
+    The outermost fifth of each side is ignored, so that neither noise nor a slow drift counts, and
+    each side has at least a fifth of all times. 1.0 if there are too few times.
     """
     side = max(LEAST_SIDE, math.ceil(ASIDE * len(times)))
     step = max(1, len(times) // PLACES)
@@ -84,7 +84,7 @@ def jump(times: Sequence[float]) -> float:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear between the two samples around the place; of a sorted, not empty sequence."""
+    """Linear interpolation between the two nearest samples of a sorted, non-empty sequence."""
     place = share * (len(ordered) - 1)
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)
@@ -112,7 +112,7 @@ class CudaStopwatch:
         self._highest_mhz = 0.0
 
     def time(self, run: Run, count: int) -> list[float]:
-        """As Stopwatch says. Raises what a failed launch makes torch raise."""
+        """As Stopwatch says. Raises the errors that torch raises for a failed launch."""
         cuda = self._torch.cuda
         with cuda.device(self._device):
             pairs = [
@@ -139,12 +139,12 @@ class CudaStopwatch:
         return time.perf_counter()
 
     def clock_mhz(self) -> float | None:
-        """As Stopwatch says: by a kernel that does nothing but count so many cycles of its SM.
+        """As Stopwatch says: by a kernel that only counts cycles of its SM.
 
-        A kernel that draws much power holds the clock down while it runs and a little longer; that
-        is its own, and no fault. So the highest clock counts that is seen until it is near the
-        usual one, or CLOCK_LIMIT_S is over, as the first time. (Where a device counts another clock
-        than that of its SMs, no change is ever seen.)
+        A kernel that draws much power lowers the clock while it runs and a little longer, which is
+        its own and no fault. So this takes the highest clock seen until it is near the usual one,
+        or CLOCK_LIMIT_S is over, as the first time. (On a device whose counter is not its SMs'
+        clock, no change is ever seen.)
         """
         enough = self.USUAL * self._highest_mhz or math.inf
         highest, end = 0.0, self.now() + self.CLOCK_LIMIT_S
@@ -171,12 +171,14 @@ PROTOCOL = 2
 Effort = Literal["rough", "timed", "final"]
 
 
-BATCH_US = 20_000.0  # long beside the pause between batches, short beside the least budget
+BATCH_US = (
+    20_000.0  # long compared with the pause between batches, short compared with the least budget
+)
 LARGEST_BATCH = 16  # four entries of the launch queue each: the queue holds 1024
 STEADY_BATCHES = 3
 STEADY_WITHIN = 0.02  # the spread of medians of a GPU at rest clocks; final winners differ by more
 LOAD_US = 200_000.0  # queued while clocks and power are read, which takes milliseconds
-ENQUEUE_US = 50.0  # what a launch takes at least, as long as the host takes to queue it
+ENQUEUE_US = 50.0  # lower bound of a launch: the time that the host takes to queue it
 FINAL_BATCH = 4  # few in a row, so that candidates alternate faster than clocks drift
 
 JUMP = 1.5
@@ -200,9 +202,9 @@ class Unsteady(FlashgenError, RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureBudget:
-    """How long to warm and to sample, in seconds of wall clock, and the least and most samples.
+    """Seconds of wall clock for warming and sampling, and the least and most samples.
 
-    Of a final round, least is of passes: so many its rank test needs.
+    For a final round, least counts passes: as many as its rank test needs.
     """
 
     warm_s: float
@@ -224,13 +226,13 @@ BUDGETS: dict[Effort, MeasureBudget] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Ceiling:
-    """The work of one launch, and the GPU's peak in TFLOP/s, or None where it is not known."""
+    """The work of one launch, and the GPU's peak in TFLOP/s, or None if unknown."""
 
     operations: float
     peak_tflops: float | None
 
     def refuse_above(self, timing: Timing) -> None:
-        """Raise Implausible if the median means a rate that the GPU does not have."""
+        """Raise Implausible if the median implies a rate that the GPU cannot reach."""
         if timing.median_us <= 0 or not math.isfinite(timing.median_us):
             raise Implausible(f"a launch was timed at {timing.median_us} us: it cannot have run")
         rate = timing.tflops(self.operations)
@@ -252,7 +254,7 @@ class Raced:
 def measure(
     run: Run, *, effort: Literal["rough", "timed"], stopwatch: Stopwatch, ceiling: Ceiling
 ) -> Timing:
-    """Time one kernel alone. `run` launches it once, without waiting.
+    """Time one kernel by itself. `run` launches it once, without waiting.
 
     Raises Implausible and Unsteady.
     """
@@ -270,7 +272,7 @@ def measure(
 def interleave(
     runs: Sequence[Run], *, stopwatch: Stopwatch, ceilings: Sequence[Ceiling]
 ) -> list[Raced]:
-    """Time several kernels in alternation, as many samples of each.
+    """Time several kernels in alternation, with equal numbers of samples.
 
     Raises Implausible and Unsteady.
     """
@@ -300,7 +302,7 @@ def interleave(
 
 
 def _common_trace(passes: Sequence[Sequence[float]]) -> list[float]:
-    """What all candidates' times do alike: of each pass the middle one, each in its own median."""
+    """The common course of all times: the middle one of each pass, relative to its own median."""
     usual = [statistics.median(medians) for medians in passes]
     return [
         statistics.median(us / own for us, own in zip(times, usual, strict=True))
@@ -318,7 +320,9 @@ def _refuse_jump(trace: Sequence[float]) -> None:
 
 
 def warm_up(run: Run, stopwatch: Stopwatch, limit_s: float) -> int:
-    """Launch until times are steady or limit_s is over; returns the launches of a batch."""
+    """Launch until times are steady or limit_s is over; returns the number of launches per
+    batch.
+    """
     stopwatch.time(run, 1)  # compiles
     once_us = stopwatch.time(run, 1)[0]
     batch = max(1, min(LARGEST_BATCH, int(BATCH_US / max(once_us, 1.0))))
@@ -330,7 +334,7 @@ def warm_up(run: Run, stopwatch: Stopwatch, limit_s: float) -> int:
 
 
 def keep_busy(runs: Sequence[Run], timings: Sequence[Timing]) -> None:
-    """Queue launches in turn, LOAD_US of them by their timings, and wait for none."""
+    """Queue launches in turn, LOAD_US of them by their timings, without waiting."""
     queued_us = 0.0
     for run, timing in itertools.cycle(zip(runs, timings, strict=True)):
         if queued_us >= LOAD_US:

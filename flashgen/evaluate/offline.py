@@ -1,4 +1,6 @@
-"""OfflineEvaluator: compiles for a GPU that is not here, interprets on the CPU, and estimates."""
+"""OfflineEvaluator: compiles for a GPU that is not present, interprets on the CPU, and
+estimates.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ CHECK_SEED = 0
 
 
 class OfflineEvaluator:
-    """Evaluates for `gpu` with no GPU. Everything it keeps lies under `cache`; `jobs` children a
-    kind.
+    """Evaluates for `gpu` without a GPU. It stores everything under `cache`; `jobs` children per
+    pool.
     """
 
     source: Source = "estimated"
@@ -68,7 +70,7 @@ class OfflineEvaluator:
             self._builder.drop(builds)
 
     def _estimated(self, request: Request, config: KernelConfig, built: BuildResult) -> Outcome:
-        """The outcome of the compile stage, or of the estimate where another stage asks."""
+        """The outcome of the compile stage, or for other stages of the estimate."""
         status, detail, timing = built.status, built.detail, None
         if request.stage != "compile" and status is Status.OK:
             try:
@@ -86,7 +88,7 @@ class OfflineEvaluator:
         )
 
     def _check(self, request: Request, configs: Sequence[KernelConfig]) -> Iterator[Outcome]:
-        """Interpret all that are legal and have no result yet, in parallel."""
+        """Interpret all configs that are legal and have no result yet, in parallel."""
         drafts = [draft(request.spec, config, self.gpu) for config in configs]
         pending: dict[str, Future[Answer]] = {}
         for config, drafted in zip(configs, drafts, strict=True):
@@ -149,9 +151,7 @@ class OfflineEvaluator:
         return result if same else None
 
     def _remember(self, digest: str, result: CheckResult) -> None:
-        """Keep a result. Only verdicts: a crash or a timeout may be the machine's, and so may a
-        NaN.
-        """
+        """Store a result. Only verdicts: a crash, a timeout or a NaN may be the machine's fault."""
         if not sound(result):
             return
         record = {"triton": triton_version(), "check": asdict(result)}
@@ -170,7 +170,7 @@ class OfflineEvaluator:
 
 
 def check_verdict(result: CheckResult, rendered: Rendered, cache: Path) -> tuple[Status, str]:
-    """OK, or WRONG with what was worst; the wrong kernel is kept."""
+    """OK, or WRONG with the worst case; a wrong kernel is written to a file."""
     if result.passed and sound(result):
         return Status.OK, ""
     detail = f"{result.floors:.3g} floors, LSE {result.lse_error:.3g}: {result.detail}"
@@ -178,17 +178,17 @@ def check_verdict(result: CheckResult, rendered: Rendered, cache: Path) -> tuple
 
 
 def sound(result: CheckResult) -> bool:
-    """Whether its figures are finite. A kernel that writes NaN is wrong by no figure, and an
-    Outcome then carries none.
+    """Whether its figures are finite. A kernel that writes NaN is wrong without a figure, and an
+    Outcome has none.
     """
     return math.isfinite(result.floors) and math.isfinite(result.lse_error)
 
 
 def check_failed(answer: Failure, rendered: Rendered, cache: Path) -> tuple[Status, str]:
-    """Status and detail of a kernel that could not be run to the end; the kernel is kept.
+    """Status and detail of a kernel that did not run to the end; the kernel is written to a file.
 
-    CRASHED where its process is gone, RUN_ERROR where the launch was refused and all is well.
-    UNSTEADY is no fault of the kernel's, and it is not kept.
+    CRASHED if its process ended, RUN_ERROR if only the launch failed. UNSTEADY is not the fault of
+    the kernel, which is not written.
     """
     if unsteady(answer):
         return Status.UNSTEADY, str(answer)
@@ -204,5 +204,5 @@ def check_failed(answer: Failure, rendered: Rendered, cache: Path) -> tuple[Stat
 
 
 def unsteady(answer: Answer) -> bool:
-    """Whether a measurement was given up because the clock changed in its middle."""
+    """Whether a measurement was given up because the clock changed."""
     return isinstance(answer, Raised) and answer.kind == "Unsteady"

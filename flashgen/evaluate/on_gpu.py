@@ -32,15 +32,15 @@ from flashgen.spec.outcome import CheckResult, Outcome, Source, Stage, Status, T
 from flashgen.spec.problem import Problem
 
 SEED = 0
-"""Of the inputs that are timed: the same for all candidates."""
+"""Seed of the timed inputs: the same for all candidates."""
 
 
 class GpuEvaluator:
-    """Evaluates on CUDA device `index`, which is `gpu`. Everything it keeps lies under `cache`.
+    """Evaluates on CUDA device `index`, which is `gpu`. It stores everything under `cache`.
 
     conditions are clocks and power of the latest final round, None before the first. clock_mhz is
-    what the GPU clocked at in the run so far, where there was one: what is measured at another
-    clock is UNSTEADY. Raises clock.ClockChanged where it stays there.
+    the GPU's clock in the run so far, if known: measurements at another clock are UNSTEADY. Raises
+    ClockChanged if the clock stays changed.
     """
 
     source: Source = "measured"
@@ -61,7 +61,7 @@ class GpuEvaluator:
         self._device = f"cuda:{index}"
         self._cache = cache
         self._tasks = tasks or Tasks()
-        # A core is left to the child that launches: a late launch would show in short kernels'
+        # One core is for the child that launches: a late launch would show in short kernels'
         # times.
         self._builder = Builder(gpu, cache, jobs or max(1, cpu_count() - 1), self._tasks)
         self._owner = Workers(1, env=DEVICE_ENV)
@@ -110,7 +110,7 @@ class GpuEvaluator:
         return self._outcome(request, config, built, status, detail, check=check)
 
     def _timed(self, request: Request, config: KernelConfig, built: BuildResult) -> Outcome:
-        """Time one kernel alone."""
+        """Time one kernel by itself."""
         payload = self._timing_payload(request)
         effort = "rough" if request.stage == "rough" else "timed"
         payload |= kernel_payload(request.spec, config) | {"effort": effort}
@@ -125,7 +125,9 @@ class GpuEvaluator:
     def _final(
         self, request: Request, configs: Sequence[KernelConfig], built: Sequence[BuildResult]
     ) -> Iterator[Outcome]:
-        """Time all in one round; if it fails, a second leaves out those that fail alone, too."""
+        """Time all in one round; if it fails, a second one without those that also fail by
+        themselves.
+        """
         outcomes = {
             i: self._outcome(request, configs[i], verdict, verdict.status, verdict.detail)
             for i, verdict in enumerate(built)
@@ -151,7 +153,9 @@ class GpuEvaluator:
         racing: Sequence[tuple[KernelConfig, BuildResult]],
         value: dict[str, Any],
     ) -> Iterator[Outcome]:
-        """The outcomes of a round; one at another clock than the run's is UNSTEADY as a whole."""
+        """The outcomes of a round; a round at another clock than the run's is UNSTEADY as a
+        whole.
+        """
         timings = [Timing(**each) for each in value["timings"]]
         why = self._clock.why_unsteady(timings[0].clock_mhz) if timings else ""
         sdpa = value["sdpa"]
@@ -198,15 +202,15 @@ class GpuEvaluator:
     def _failed(
         self, request: Request, config: KernelConfig, built: BuildResult, answer: Answer
     ) -> Outcome:
-        """The outcome of one of several that failed together, though each runs alone.
+        """The outcome of one of several that failed together, though each runs by itself.
 
-        Whichever it was, the others must not be taken for killers: all are RUN_ERROR. A round whose
-        times jumped has failed for none of them.
+        Whichever was at fault, the others must not be quarantined: all are RUN_ERROR. If the times
+        of a round jumped, none is at fault.
         """
         if unsteady(answer):
             return self._outcome(request, config, built, Status.UNSTEADY, str(answer))
         assert built.rendered is not None
-        detail = f"alone it runs, but the round it was part of failed: {answer}"
+        detail = f"it runs by itself, but its round failed: {answer}"
         detail = kept(detail, built.rendered, self._cache)
         return self._outcome(request, config, built, Status.RUN_ERROR, detail)
 
@@ -221,7 +225,7 @@ class GpuEvaluator:
         timing: Timing | None = None,
         check: CheckResult | None = None,
     ) -> Outcome:
-        """An outcome with all that is known of the kernel, what it was estimated at included."""
+        """An outcome with all known facts of the kernel, including its estimate."""
         return request.outcome(
             config,
             status,

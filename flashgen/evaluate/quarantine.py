@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class QuarantineRecord:
-    """One line of the file: a kernel, and what became of it. OK: it was tried again, and lived."""
+    """One line of the file: a kernel and its result. OK: it was retried and passed."""
 
     digest: str
     kernel: str  # its name
@@ -52,7 +52,7 @@ class QuarantineRecord:
 
     @property
     def key(self) -> Key:
-        """What is held by it: a kernel, from evaluators of one source or, "", from all."""
+        """What the record applies to: a kernel, for evaluators of one source or, "", for all."""
         of_compiler = self.stage == "compile" or self.status is Status.COMPILE_CRASH
         return self.digest, "" if of_compiler else self.source
 
@@ -73,11 +73,12 @@ class QuarantineRecord:
 
 
 class Quarantine:
-    """What is held in `path`, under one Triton. The file is made when the first is taken in.
+    """The quarantined kernels in `path`, for one Triton version. The file is created with the first
+    record.
 
-    retry: what was held before counts no more, until it kills again.
-    A last record that a kill has torn is dropped with a notice. Raises FlashgenError where another
-    line cannot be read, and where the disk does not take a record.
+    retry: earlier records do not count until the kernel kills again. A last record torn by a kill
+    is dropped with a notice. Raises FlashgenError if another line cannot be read, or a record
+    cannot be written.
     """
 
     def __init__(
@@ -97,11 +98,13 @@ class Quarantine:
         self._retried = set(self._held) if retry else set[Key]()
 
     def __len__(self) -> int:
-        """How many are held, those not counted that are to be tried again."""
+        """The number of quarantined kernels, without those to be retried."""
         return len(self._held.keys() - self._retried)
 
     def reason(self, digest: str, source: Source) -> str | None:
-        """Why the kernel of this digest is held from evaluators of `source`; None if it is not."""
+        """Why the kernel of this digest is quarantined for evaluators of `source`; None if it is
+        not.
+        """
         for record in self._of(digest, source):
             if record.key not in self._retried:
                 return (
@@ -110,10 +113,10 @@ class Quarantine:
         return None
 
     def note(self, outcome: Outcome) -> None:
-        """Hold the kernel of an outcome that cost a process; let go one that now got through.
+        """Quarantine the kernel of an outcome that cost a process; release one that now passed.
 
-        It has got through when the stage where it was stopped has ended otherwise, at the same
-        problem where that matters. What is noted is on the disk when this returns.
+        It passed if the stage that stopped it has ended otherwise, at the same problem if that
+        matters. The record is on disk when this returns.
         """
         if outcome.status in KILLERS:
             record = _record(outcome, outcome.status)
@@ -129,7 +132,7 @@ class Quarantine:
         return [self._held[key] for key in keys if key in self._held]
 
     def _take(self, record: QuarantineRecord) -> None:
-        """Later records take the place of earlier ones."""
+        """Later records replace earlier ones."""
         if record.triton != self._triton:
             return
         if record.status is not Status.OK:
@@ -148,7 +151,7 @@ class Quarantine:
         self._take(record)
 
     def _read(self, notice: Callable[[str], None]) -> Iterator[QuarantineRecord]:
-        """The records; what stands behind the last line break was torn, and is cut off."""
+        """The records; an incomplete last line is cut off."""
         if not self.path.exists():
             return
         with _locked(self.path) as descriptor:
@@ -192,7 +195,7 @@ def _record(outcome: Outcome, status: Status) -> QuarantineRecord:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """The file open to append, and nobody else's meanwhile: the workers of one host share it."""
+    """The file, open for appending and locked: the workers of one host share it."""
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -202,10 +205,10 @@ def _locked(path: Path) -> Iterator[int]:
 
 
 class QuarantiningEvaluator:
-    """`inner`, but for the configs whose kernel is held: they are QUARANTINED, with the reason.
+    """`inner`, except that configs with a quarantined kernel are QUARANTINED, with the reason.
 
-    What costs a process now is in the quarantine before its outcome is handed on. All that `inner`
-    has besides an Evaluator's, as `conditions`, is found here, too.
+    A kernel that kills a process is quarantined before its outcome is returned. Other attributes of
+    `inner`, such as `conditions`, are available here too.
     """
 
     def __init__(self, inner: Evaluator, quarantine: Quarantine) -> None:
@@ -221,7 +224,7 @@ class QuarantiningEvaluator:
         problem: Problem,
         configs: Sequence[KernelConfig],
     ) -> Iterator[Outcome]:
-        """As Evaluator.evaluate. Raises what writing the quarantine raises, too."""
+        """As Evaluator.evaluate. Also raises errors of writing the quarantine."""
         held = [self._held(spec, config) for config in configs]
         request = Request(
             stage=stage, spec=spec, problem=problem, gpu=self.gpu.slug, source=self.source
@@ -238,8 +241,8 @@ class QuarantiningEvaluator:
                 yield outcome
 
     def _held(self, spec: AttentionSpec, config: KernelConfig) -> tuple[str, str] | None:
-        """The digest of a kernel that is held, and why."""
-        if not len(self._quarantine):  # as a rule: then nothing is rendered
+        """The digest of a quarantined kernel, and the reason."""
+        if not len(self._quarantine):  # the usual case: nothing is rendered
             return None
         digest = draft(spec, config, self.gpu).digest
         reason = self._quarantine.reason(digest, self.source)
@@ -250,7 +253,9 @@ class QuarantiningEvaluator:
         self._inner.close()
 
     def __getattr__(self, name: str) -> Any:
-        """What only `inner` has. (Its own name is missing while a copy is being made.)"""
+        """Attributes that only `inner` has. (While a copy is being made, `inner` itself is
+        missing.)
+        """
         if name == "_inner":
             raise AttributeError(name)
         return getattr(self._inner, name)
@@ -263,5 +268,5 @@ class QuarantiningEvaluator:
 
 
 def _generator(outcomes: Iterator[Outcome]) -> Generator[Outcome, None, None]:
-    """The same, as something that can be closed, and then closes `outcomes` if that can be."""
+    """The same as a generator, which can be closed and then closes `outcomes`."""
     yield from outcomes

@@ -17,11 +17,11 @@ Key = tuple[Stage, AttentionSpec, Problem | None, KernelConfig]
 
 
 class ReplayEvaluator:
-    """Serves the outcomes that were recorded of `gpu`; of several of one key, the last.
+    """Returns the recorded outcomes of `gpu`; of several with one key, the last.
 
-    Compiles and checks do not depend on the problem, and are served for any. A landscape has one
-    time a config, of stage timed: where no rough or final one was recorded, it stands for them.
-    What was not recorded is a RUN_ERROR that says so.
+    Compiles and checks do not depend on the problem and are returned for any. A landscape has one
+    time per config, of stage timed: it also stands for missing rough and final ones. An outcome
+    that was not recorded is a RUN_ERROR that says so.
     """
 
     source: Source = "replayed"
@@ -60,7 +60,7 @@ class ReplayEvaluator:
                     recorded,
                     problem=problem,
                     source=source,
-                    # An estimate is of one problem alone.
+                    # An estimate holds for one problem only.
                     estimate=recorded.estimate if same else None,
                 )
 

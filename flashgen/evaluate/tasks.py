@@ -1,8 +1,7 @@
-"""What the child processes run: each function takes and returns JSON. And what each kind of child
-needs.
+"""Tasks of the child processes, functions from JSON to JSON, and the needs of each kind of child.
 
-Imports of torch and Triton wait until a task runs: a child starts in 0.1 s, and TRITON_INTERPRET
-must be seen by the first import of Triton.
+torch and Triton are imported when a task runs: a child starts in 0.1 s, and TRITON_INTERPRET must
+be set before the first import of Triton.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ if TYPE_CHECKING:
     from flashgen.spec.features import Features
     from flashgen.spec.outcome import Timing
 
-# On a slow machine all limits grow, and a child's first task gets more: limits.py.
+# On a slow machine all limits grow, and a child's first task gets more: workers/pool.py.
 COMPILE_LIMIT_S = 60.0
 """A kernel compiles in 0.3 to 3 s, and torch is imported in 2: ten times that, on a busy
 machine."""
 
 CHECK_LIMIT_S = 60.0
-"""The interpreter takes 0.3 to 2 s a kernel on one core, a device less, once it has compiled it."""
+"""The interpreter takes 0.3 to 2 s per kernel on one core; a GPU takes less, after compiling."""
 
 MEASURE_LIMIT_S = 30.0
 """Compiling 3 s, warming and sampling 2 s, or 8 s where a launch takes one; a hung kernel never
@@ -81,10 +80,10 @@ def kernel_payload(spec: AttentionSpec, config: KernelConfig) -> dict[str, Any]:
 
 
 def compile_one(payload: dict[str, Any]) -> dict[str, Any]:
-    """{spec, config, gpu, cache} -> {compiled, replay, no_estimate}: Compiled; Replay or null, and
-    then why.
+    """{spec, config, gpu, cache} -> {compiled, replay, no_estimate}: Compiled; Replay, or null and
+    the reason.
 
-    Raises what compile_kernel raises.
+    Raises the errors of compile_kernel.
     """
     from flashgen.compile.compiler import compile_kernel
     from flashgen.estimate.sm import cached_replay, streams
@@ -103,8 +102,8 @@ def compile_one(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_one(payload: dict[str, Any]) -> dict[str, Any]:
-    """{spec, config, seed, device: "cpu" or "cuda:0"} -> CheckResult. Raises what the launch
-    raises.
+    """{spec, config, seed, device: "cpu" or "cuda:0"} -> CheckResult. Raises the errors of the
+    launch.
     """
     from flashgen.evaluate.check import check_kernel
     from flashgen.kernels.render import render
@@ -134,10 +133,10 @@ def measure_one(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_round(payload: dict[str, Any]) -> dict[str, Any]:
-    """measure_one's payload, `configs` for config -> {timings, passes, sdpa, conditions}.
+    """measure_one's payload, with `configs` for config -> {timings, passes, sdpa, conditions}.
 
-    passes are the microseconds of each pass, by config. torch's SDPA runs in the same round, as the
-    yardstick; sdpa is null where it refuses the call.
+    passes are the microseconds of each pass, by config. torch's SDPA runs in the same round for
+    comparison; sdpa is null if it refuses the call.
     """
     from flashgen.evaluate.measure import interleave
 
@@ -163,9 +162,9 @@ def measure_round(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sdpa(payload: dict[str, Any], spec: AttentionSpec) -> Run | None:
-    """A launch of torch's SDPA, whichever backend it takes, on the round's inputs; None if it
-    refuses, and for kernels of which it has no counterpart: one part of a backward, pages, queries
-    at the end of the keys, or a feature.
+    """A launch of torch's SDPA, with any backend, on the round's inputs; None if it refuses, and
+    for kernels without a counterpart in torch: one part of a backward, pages, queries at the
+    end of the keys, or a feature.
     """
     alike = spec.direction == "forward" or (spec.direction == "decode" and not spec.causal)
     if not alike or spec.featured or spec.paged:
@@ -288,7 +287,7 @@ def _index(device: str) -> int:
 
 @contextlib.contextmanager
 def _guarded(device: str) -> Iterator[None]:
-    """Surface a launch's late errors here; Unrecoverable where they have spoiled the device
+    """Raise the late errors of a launch here; Unrecoverable if they have broken the device
     context.
     """
     import torch
@@ -305,11 +304,11 @@ def _guarded(device: str) -> Iterator[None]:
 
 
 def _answers(device: str) -> bool:
-    """Whether the device still works for this process: not so after an illegal access."""
+    """Whether the device still works for this process: not after an illegal access."""
     import torch
 
     try:
         torch.cuda.synchronize(device)
         return float(torch.ones(1, device=device).sum()) == 1.0
-    except Exception:  # torch raises RuntimeError or its children, by version
+    except Exception:  # torch raises RuntimeError or a subclass, by version
         return False

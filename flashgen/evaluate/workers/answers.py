@@ -1,4 +1,4 @@
-"""What is asked of a child process, and the ways in which that may end."""
+"""Requests to a child process, and the possible answers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A call of `function` ("module:function") with a JSON payload, given limit_s seconds.
+    """A call of `function` ("module:function") with a JSON payload and a limit of limit_s seconds.
 
-    limits.Limits says when it gets more.
+    pool.Limits may extend the limit.
     """
 
     function: str
@@ -29,8 +29,8 @@ class Done:
 
 @dataclass(frozen=True)
 class Raised:
-    """The function raised: class name, message, and file:line. ended: its process is of no more
-    use, as after an illegal access, and has ended.
+    """The function raised: class name, message, and file:line. ended: its process was no longer
+    usable, as after an illegal access, and has ended.
     """
 
     kind: str
@@ -45,7 +45,7 @@ class Raised:
 
 @dataclass(frozen=True)
 class Died:
-    """The process ended, or was killed: it answered with garbage, or held too much memory."""
+    """The process ended, or was killed because it answered with garbage or held too much memory."""
 
     detail: str
 
@@ -55,7 +55,7 @@ class Died:
 
 @dataclass(frozen=True)
 class TimedOut:
-    """The process was killed at its limit of so many seconds."""
+    """The process was killed at its time limit."""
 
     limit_s: float
 
@@ -68,10 +68,10 @@ Answer = Done | Failure
 
 
 def finite(answer: Answer) -> Answer:
-    """The answer; where it holds a number that is none, a Raised that names it.
+    """The answer; if it holds a NaN or infinity, a Raised that names it.
 
-    No log takes a NaN, and no comparison with one is true. Of a check it is a finding: a kernel may
-    well write NaN, so check_verdict judges that.
+    Logs cannot hold a NaN, and no comparison with one is true. For a check NaN is a result, which
+    check_verdict judges: a kernel may write NaN.
     """
     if not isinstance(answer, Done):
         return answer
@@ -82,7 +82,7 @@ def finite(answer: Answer) -> Answer:
 
 
 def _not_finite(name: str, value: object) -> str | None:
-    """The first NaN or infinity in a JSON value, with its place: "timings.1.median_us is nan"."""
+    """The first NaN or infinity in a JSON value, with its path: "timings.1.median_us is nan"."""
     if isinstance(value, float):
         return None if math.isfinite(value) else f"{name} is {value}"
     inner: Iterable[tuple[object, object]] = ()

@@ -50,7 +50,7 @@ OUT_OF_MEMORY = "OutOfMemoryError"
 
 
 class Unrecoverable(Exception):
-    """Raised by a task that has spoiled its process: the answer is sent, and the process ends."""
+    """Raised by a task that has broken its process: the answer is sent, and the process ends."""
 
 
 def main(arguments: list[str]) -> int:
@@ -85,13 +85,13 @@ def answer_to(request: dict[str, Any]) -> dict[str, Any]:
         return answer | {"error": _described(error.__cause__ or error), "last": True}
     except Exception as error:  # whatever a task raises is an answer
         described = _described(error)
-        # What it allocated may be held by caches and tracebacks: its end alone is sure to free it.
+        # Caches and tracebacks may hold what it allocated: only its end is sure to free it.
         return answer | {"error": described, "last": described["kind"] == OUT_OF_MEMORY}
 
 
 def _described(error: BaseException) -> dict[str, str]:
-    """Class, message and place of an error; kind is ToolchainError where the machine is at fault,
-    and OUT_OF_MEMORY where memory was.
+    """Class, message and location of an error; kind is ToolchainError if the machine is at
+    fault, OUT_OF_MEMORY if memory ran out.
     """
     kind = type(error).__name__
     message = str(error).strip()
@@ -117,7 +117,7 @@ def _send(out: Any, message: dict[str, Any]) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, even in the middle of a task."""
+    """Make the operating system kill this process when its parent dies, even during a task."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the call above
@@ -139,13 +139,13 @@ LONGEST_ANSWER_BYTES = 1 << 24  # answers are a few KB
 
 
 class _TooLarge(Exception):
-    """The child holds more memory than it may; the argument is how many bytes."""
+    """The child exceeds its memory limit; the argument is its size in bytes."""
 
 
 class Child:
-    """One child process, which may hold so many bytes. Only its thread calls anything but kill().
+    """One child process with a memory limit in bytes. Only its thread calls anything but kill().
 
-    answered: how many tasks it has given an answer to.
+    answered: the number of tasks that it has answered.
     """
 
     def __init__(self, env: Mapping[str, str], memory_bytes: int) -> None:
@@ -184,7 +184,7 @@ class Child:
                 os.close(end)
 
     def wait_until_ready(self) -> None:
-        """Block until the child listens. Raises ToolchainError if it cannot be started."""
+        """Block until the child is ready. Raises ToolchainError if it cannot be started."""
         try:
             line = self._read_line(time.monotonic() + START_LIMIT_S)
         except (TimeoutError, _TooLarge):
@@ -193,10 +193,10 @@ class Child:
             raise ToolchainError(f"a worker process cannot be started: {self._last_words()}")
 
     def can_serve(self) -> bool:
-        """Whether the child can take a task: it lives, owes and says nothing, and is not large.
+        """Whether the child can take a task: it is alive, idle, silent and not large.
 
-        One that holds half of what it may is replaced, or what many tasks leaked would be laid to
-        the last of them.
+        A child at half of its memory limit is replaced. Otherwise the leaks of many tasks would be
+        blamed on the last one.
         """
         return not (
             self._spoiled
@@ -206,12 +206,12 @@ class Child:
         )
 
     def ask(self, task: Task, limit_s: float) -> Answer:
-        """The answer to one task, within so many seconds."""
+        """The answer to one task, within this number of seconds."""
         self._output.truncate(0)
         self._asked += 1
         request = {"id": self._asked, "task": task.function, "payload": task.payload}
         deadline = time.monotonic() + limit_s
-        with contextlib.suppress(BrokenPipeError):  # its death shows as the end of its answers
+        with contextlib.suppress(BrokenPipeError):  # the end of the pipe shows that it died
             self._requests.write(json.dumps(request).encode() + b"\n")
             self._requests.flush()
         try:
@@ -230,7 +230,7 @@ class Child:
         return self._parsed(line)
 
     def _parsed(self, line: bytes) -> Answer:
-        """The Answer in a line; raises ToolchainError for an error that is the machine's."""
+        """The Answer in a line; raises ToolchainError for an error that is the machine's fault."""
         try:
             message = json.loads(line)
             if message["id"] != self._asked:  # an answer, but not to this task
@@ -251,7 +251,7 @@ class Child:
         self.kill()
 
     def kill(self) -> None:
-        """End the child and all it started, and reap it. Any thread may call it, and again."""
+        """End the child and all it started, and reap it. Any thread may call it, repeatedly."""
         with self._killing:
             if self._killed:
                 return
@@ -282,7 +282,7 @@ class Child:
     def _read_line(self, deadline: float) -> bytes | None:
         """The next line, or None at the end of the pipe.
 
-        Raises TimeoutError at the deadline, _TooLarge when the child is seen to hold too much.
+        Raises TimeoutError at the deadline, _TooLarge if the child holds too much memory.
         """
         while b"\n" not in self._buffer and len(self._buffer) < LONGEST_ANSWER_BYTES:
             if self._readable(min(deadline - time.monotonic(), memory.TICK_S)):

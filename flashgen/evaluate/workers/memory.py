@@ -1,9 +1,9 @@
 """Memory of child processes: how much they hold, and how much each may hold.
 
-The parent reads /proc while it waits. Limits of the system do not work here: RLIMIT_AS counts
+The parent reads /proc while it waits. The system's own limits do not work here: RLIMIT_AS counts
 addresses, and a CUDA context reserves more of those than the machine has memory; RLIMIT_RSS has no
 effect since Linux 2.4; a cgroup needs rights that a user may lack. Without /proc, memory is not
-watched.
+limited.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def share(children: int) -> int:
-    """Bytes that each of so many children may hold: half of the machine's memory together."""
+    """Bytes that each of this number of children may hold: together half of the machine's
+    memory.
+    """
     return max(LEAST_BYTES, machine() // 2 // children)
 
 
 def machine() -> int:
-    """Bytes of memory that this process may use with all others: the machine's or its cgroup's."""
+    """Bytes of memory available to all processes: the machine's, or its cgroup's limit."""
     pages = os.sysconf("SC_PHYS_PAGES")
     return min([pages * os.sysconf("SC_PAGE_SIZE"), *_cgroup_limits()])
 
 
 def resident(pid: int) -> int:
-    """Bytes in memory of a process and all that descends from it, a compiler it started say.
+    """Bytes in memory of a process and its descendants, such as a compiler that it started.
 
-    Memory that several share counts for each. What cannot be read, or has ended, counts nothing.
+    Shared memory counts for each. Processes that ended or cannot be read count nothing.
     """
     total, page, left = 0, os.sysconf("SC_PAGE_SIZE"), [pid]
     while left:
@@ -50,7 +52,7 @@ def resident(pid: int) -> int:
 
 
 def _cgroup_limits(groups: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
-    """The memory limits of this process's cgroup and those around it, of either version."""
+    """The memory limits of this process's cgroup and its parents, of either version."""
     try:
         lines = groups.read_text().splitlines()
     except OSError:

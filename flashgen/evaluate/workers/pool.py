@@ -31,14 +31,13 @@ PATIENCE = 3.0
 
 
 class Limits:
-    """The limits of a pool's tasks, each kind by its own successes. Threads may share it.
+    """The time limits of a pool's tasks, learnt per task function. Threads may share it.
 
-    A task's own limit holds on a machine where its kind takes up to a third of it. On a slower one
-    it grows to PATIENCE times the slowest success. It never shrinks, neither below its base nor
-    back: it costs time only where something hangs, while too short a one, learned from small
-    kernels, would end the first large one, and what was ended at its limit is not tried again.
-    Successes count in shares of what was allowed, so that a round of many kernels, which is allowed
-    more, says nothing else than a round of few.
+    The base limit of a task holds while its function takes up to a third of it. On a slower machine
+    it grows to PATIENCE times the slowest success. It never shrinks: a long limit costs time only
+    if something hangs, while a short one, learnt from small kernels, would kill the first large
+    one, which is then not tried again. Successes count as shares of what was allowed, so rounds of
+    many kernels, which are allowed more, compare with rounds of few.
     """
 
     def __init__(self) -> None:
@@ -46,11 +45,11 @@ class Limits:
         self._lock = threading.Lock()
 
     def seconds(self, task: Task, *, first: bool) -> float:
-        """How long a task may take; first: it is its child's first."""
+        """The limit of a task; first: it is the first of its child."""
         return _base(task, first) * max(1.0, PATIENCE * self._slowest.get(task.function, 0.0))
 
     def learn(self, task: Task, seconds: float, *, first: bool) -> None:
-        """A task was done in so many seconds."""
+        """Record that a task was done in this number of seconds."""
         share = seconds / _base(task, first)
         with self._lock:
             known = self._slowest.get(task.function, 0.0)
@@ -64,11 +63,11 @@ def _base(task: Task, first: bool) -> float:
 
 
 class Workers:
-    """A pool of `count` children, started when first needed, with `env` on top of this environment.
+    """A pool of `count` children, started when first needed, with `env` added to this environment.
 
     A value of None in `env` removes the variable. A child may hold memory_bytes, by default
-    memory.share of this machine, and take what limits.Limits says. close() kills the children; so
-    does this process's end.
+    memory.share of this machine, and take as long as Limits allow. close() kills the children, and
+    so does the end of this process.
     """
 
     def __init__(
@@ -118,7 +117,9 @@ class Workers:
         self.close()
 
     def _serve(self) -> None:
-        """One thread's life: hand tasks to its child, and replace the child when it is spoiled."""
+        """The loop of one thread: pass tasks to its child, and replace the child when it is
+        unusable.
+        """
         child: Child | None = None
         while (item := self._tasks.get()) is not None:
             task, future = item
@@ -130,16 +131,16 @@ class Workers:
                 child = self._usable(child)
                 answer = self._answer(child, task)
                 if child.answered > 1 and _out_of_memory(answer):
-                    # It may be what the tasks before had left there: a fresh child is asked, too.
+                    # Earlier tasks may have used up the memory: retry in a fresh child.
                     child = self._usable(child)
                     answer = self._answer(child, task)
                 future.set_result(answer)
-            except Exception as error:  # the waiting thread is told; this one lives on
+            except Exception as error:  # the waiting thread gets the error; this one continues
                 future.set_exception(error)
         self._discard(child)
 
     def _answer(self, child: Child, task: Task) -> Answer:
-        """Ask, within the limit that this kind of task has by now."""
+        """Run the task within the current limit of its function."""
         first, began = child.answered == 0, time.monotonic()
         answer = child.ask(task, self._limits.seconds(task, first=first))
         if isinstance(answer, Done):
@@ -147,14 +148,14 @@ class Workers:
         return answer
 
     def _usable(self, child: Child | None) -> Child:
-        """The child itself if it can serve, else a fresh one in its place."""
+        """The child itself if it can serve, otherwise a fresh one."""
         if child is not None and child.can_serve():
             return child
         self._discard(child)
         return self._started()
 
     def _started(self) -> Child:
-        """A fresh child that listens."""
+        """A fresh child that is ready."""
         with self._lock:
             if self._closed:
                 raise RuntimeError("the pool was closed")
