@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flashgen.runtime import block_mask
     from flashgen.runtime.api import attention, decode, digest, explain, explain_decode
     from flashgen.runtime.kv_cache import append
+    from flashgen.runtime.merge import merge
     from flashgen.runtime.registry import use
     from flashgen.runtime.varlen import attention_varlen
 
@@ -28,10 +29,16 @@ __all__ = [
     "digest",
     "explain",
     "explain_decode",
+    "merge",
     "use",
 ]
 
-_ELSEWHERE = {"append": "kv_cache", "attention_varlen": "varlen", "use": "registry"}
+_MODULES = {
+    "append": "kv_cache",
+    "attention_varlen": "varlen",
+    "merge": "merge",
+    "use": "registry",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -40,7 +47,7 @@ def __getattr__(name: str) -> Any:
     if name == "block_mask":
         value: Any = importlib.import_module("flashgen.runtime.block_mask")
     else:
-        module = _ELSEWHERE.get(name, "api")
+        module = _MODULES.get(name, "api")
         value = getattr(importlib.import_module(f"flashgen.runtime.{module}"), name)
     globals()[name] = value
     return value
