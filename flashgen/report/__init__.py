@@ -1,1 +1,19 @@
 """What people look at: explanations, the HTML report, calibration, plots."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flashgen import lazily
+
+if TYPE_CHECKING:
+    from flashgen.report.html import write_report
+
+__all__ = ["write_report"]
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "write_report": "html:write_report",
+    },
+)

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from flashgen import lazily
 from flashgen.search.minimize import Evaluation, Minimum, NoMinimum, minimize
 from flashgen.search.space import Budget, Method
 
@@ -24,9 +25,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "search":
-        from flashgen.search.staged import search
-
-        return search
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazily(__name__, {"search": "staged:search"})

@@ -1,1 +1,21 @@
 """Entries, configs/<slug>.yaml in and out, and generated/ made from them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flashgen import lazily
+
+if TYPE_CHECKING:
+    from flashgen.table.table import Table, load, save
+
+__all__ = ["Table", "load", "save"]
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "Table": "table:Table",
+        "load": "table:load",
+        "save": "table:save",
+    },
+)

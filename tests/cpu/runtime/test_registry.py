@@ -130,9 +130,3 @@ def test_a_folder_on_the_path_serves_by_its_own_dispatcher(
 
 def test_the_emitted_schema_is_the_one_that_is_read() -> None:
     assert emit.plan({})[Path("__init__.py")].endswith(f"\nSCHEMA = {registry.SCHEMA}\n")
-
-
-def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
-    assert {"attention", "use", "block_mask"} <= {*dir(flashgen)}
-    with pytest.raises(AttributeError, match="no attribute 'attentoin'"):
-        _ = flashgen.attentoin  # type: ignore[attr-defined]
