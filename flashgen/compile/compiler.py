@@ -214,7 +214,7 @@ def _compile(
 ) -> Compiled:
     source = folder / f"{rendered.name}-{rendered.digest.removeprefix('sha256:')[:12]}.py"
     write_whole(source, rendered.source)
-    built, log = _build(source, rendered, spec, config, arch)
+    built, log = build(source, rendered, spec, config, arch)
     if arch.startswith("sm_"):
         binary = built.asm["cubin"]
         listing = sass.disassemble(binary)
@@ -246,7 +246,7 @@ def _compile(
     return compiled
 
 
-def _build(
+def build(
     source: Path, rendered: Rendered, spec: AttentionSpec, config: KernelConfig, arch: str
 ) -> tuple[Any, str]:
     """Triton's CompiledKernel and what ptxas said of it."""

@@ -8,121 +8,121 @@ DIGESTS: dict[str, str] = {
         "sha256:79476ce2444293959cac2826e8607b13b347358446c4201f0c3eee71537a6d77"
     ),
     "append_bf16_d128_kv_fp8_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:8d9ad236310152c9113036fa8c2cb523687a0896c7a8cb0d1a2d33443b162946"
+        "sha256:d4f3c36ae7de017c938f4ad3e4ac992280a3added107100ab1824f34dfabaef0"
     ),
     "append_bf16_d128_kv_int8_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:8317ed54065000a52c9f1149d937c119679a5a21b70a65a90eea1074ecdcad66"
+        "sha256:a459ed083940c383875293b5a93bd44c445c5404b862f7fa1e71e8313cd8942d"
     ),
     "append_bf16_d128_paged_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:4489b8bdb7a191d13966c40ef1572263067452bf474a17e66cd64535b3c265ed"
     ),
     "append_bf16_d128_paged_kv_fp8_page_scales_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:dc8162c30a6029fddadf0686c1e1bd4594db299cd844093ffd5147c9b8a26b59"
+        "sha256:24e1826a8601b30e4c01e6dc55c0b98e11a1d403eca6ad365782c62419a6ff20"
     ),
     "append_bf16_d128_paged_kv_int8_page_scales_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:d70258a16c312ff4a136984e9cc7fbf2c3398b371b439c23accdf58f1ac01813"
+        "sha256:cfb67f50a46f7d9571dc6df8d096fbcd6f2fa80397cea51c4b5178cabb1c514e"
     ),
     "append_bf16_d128_paged_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:e624bc839cc62b70e53598d00a876768b95adb4406212177066a54ee9f6af4bb"
+        "sha256:b6dac6045777360aa66d31a17098327176b662b5c74fbd9c09f8113abf9f1965"
     ),
     "append_bf16_d128_paged_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:b3c145e5ae6dcf1a58538a9c6315e7c4487bb09ee0da3c8f394f5a37a2eb87ef"
+        "sha256:b9cc9b8e348b2e57ecae3bd2ed55622083082722e084f1fd9e30597b0ec303e4"
     ),
     "append_bf16_d128_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:a4b2d6822fe8f0b3c2ab0f066a1531a464880423237f12feb6bb82b18ce6ca39"
+        "sha256:78dd2231fb90147710e1f2186729e580bcf4a83dc97df5e8d7af17adbb37105f"
     ),
     "append_bf16_d128_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:19804ffbfe5155f03ccd140884362d73559dfca8fbf07837c7a83954228ac8d3"
+        "sha256:1a17ef91cca62cc27ef9bb3ba7c5bbe99a2463215d276801b14f2d456ae83e41"
     ),
     "append_bf16_d16_br16_bc16_w1_s1_fa2_pointer_any_dim": (
         "sha256:6adfb31ef1e2b5cbe576182529ff179669713226412d3acbdf05fde04db248d8"
     ),
     "append_bf16_d16_kv_fp8_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:2e2fb51ae4022378fe33b09643a7f5bbfa3fdd1c6147d9bdbd7c35afd6c2b7f5"
+        "sha256:8e94e34a555242739b7992da00909b3ed8d4352e03eaee673809984752599a09"
     ),
     "append_bf16_d16_kv_int8_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:efe8c2847702678f675428bd6ac19782c710bbf81460c034c3473275f82f542c"
+        "sha256:2ff3b029636f342f5d4f3a4d8b9679860a96abbb7f7e37d38f25e67f27404c8c"
     ),
     "append_bf16_d16_paged_br16_bc16_w1_s1_fa2_pointer_any_dim": (
         "sha256:61501d8170c6fd4d4830471c2dcb3bb41ce295eedef9c8b65a93c7b217dcabcc"
     ),
     "append_bf16_d16_paged_kv_fp8_page_scales_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:4f8e63876181a08fe44fc6791058cb8e6f52fd5aade16769399e0c22d5c79db8"
+        "sha256:c45e0ff965d5700485f31aff58a91ea559df0effd0dd116bdf8783ad06879214"
     ),
     "append_bf16_d16_paged_kv_int8_page_scales_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:b34499f93f9c89bf0d3f13e329e6c2e7403002c4d652e42f35d13c9fa0c016f9"
+        "sha256:3871fbd75dd23c80f5dbadaab3ab3dab9e42879af970caa9653cf7db5156726e"
     ),
     "append_bf16_d16_paged_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:d4d637ea61c22c4be6df6be46b5b4df974f4d3dc83131b0b1360eee53d285abb"
+        "sha256:61041bbd058b5da42d8f4e19adf342730ac26f076b1d1f2ee8cefbfd6e4c0f46"
     ),
     "append_bf16_d16_paged_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:145da3999c67192719168ab4fcf1cab173fd8bd25941b62618cf6d63bb806014"
+        "sha256:2cf56bc6864d5f23932d40194de5c4f4dd1dc8b70ff72bac885e88ac93801bc2"
     ),
     "append_bf16_d16_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:0608f3de9a36686a1e8a3e85277d2719e526fa34eab4a04e9c99385ce84876d0"
+        "sha256:75d7c4bb9ce2aa1070d4337e16406c5ef9234e775fd3f2551167268e48064414"
     ),
     "append_bf16_d16_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:4de5531f5e85b212d37622aa950b8497072f83e3f9a4a86e0332b43a93bf47df"
+        "sha256:01a22e928370821dd6101b2bdb444e092d35b620ae61e5425ff60ef5586b3ee5"
     ),
     "append_bf16_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:526351483cf1227c7ec6ca57df5771b5cc42dcf4d42dd84a1c2309eae646b85b"
     ),
     "append_bf16_d256_kv_fp8_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:0af952e881c5a92f37b751bff5b90e1550b2eeb60618ec8918a2365c4b67d432"
+        "sha256:adfc21852ded72906ed6da6de477006f75c8469b7fac186a4b7eaa719150b85d"
     ),
     "append_bf16_d256_kv_int8_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:1cb1099a2230dd378981c5bc9f23f3a222fbc3ad8a116170b80ea022533f4035"
+        "sha256:3754588053b78904278e9f855ccce46e8074e9a78fd7d8ab983b5bdc7fa279fd"
     ),
     "append_bf16_d256_paged_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:0128113cd4a5e04ff19a5ec6a04d4cb98f0853ed67e39db4d6b9d3b768759c91"
     ),
     "append_bf16_d256_paged_kv_fp8_page_scales_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:aebf2ac66fbacaa772aed4e58d703ee9c6c12f6e8313f618e608b5a99ad9bb0d"
+        "sha256:a40d922afad3469219668ab8b1480069d9f52765efedbf8e6baf597261ccf3c6"
     ),
     "append_bf16_d256_paged_kv_int8_page_scales_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:a10404e449ecc6bbe9fdbd4bd2b73d2039852de8392d74bfa7ebad603c567abe"
+        "sha256:016d975b0f4074e308a3515651c2f467432104aef4c6fd405317c38b4abd92b4"
     ),
     "append_bf16_d256_paged_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:3e6be497f9202b243c65cda077629e95c443f4d4efa7c1e5d4200f0663e7e83a"
+        "sha256:999454a2b250c1c62fc25158d3e0d52330f84fddbd031c6dab265508ad5b9aff"
     ),
     "append_bf16_d256_paged_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:85b757382eab42943d71677b521f65ed0a382e1e3d5f934f1a6f2199889b1695"
+        "sha256:f5770c8f08550d0fb39722029981bf5c91a1e6eb7f2f51393533447f09c35c24"
     ),
     "append_bf16_d256_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:041476f3a12a7e4816c0a01b0e75c5ff8dfda62cda61894737ef4bec59e6e0ee"
+        "sha256:33ad248270517c18c4d8bcc23b89403127278e0d5f92aa1df87756038e0106e4"
     ),
     "append_bf16_d256_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:a3b10e9071bcb34f104c1e130c44239f460aa7233521b8f6620091e8edf1b557"
+        "sha256:1263ccfaec090210302ef8784fe45476b50e1940f589761ba1a7cb8b52558da9"
     ),
     "append_bf16_d32_br16_bc16_w1_s1_fa2_pointer_any_dim": (
         "sha256:a36b43d64957e73a5480400d5fe22c67ffb94c853c1691c01a02a2da502d3089"
     ),
     "append_bf16_d32_kv_fp8_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:7904c3f0e0c8f96a93571241305f8e8a108e00cf4d1225b9a9eb8a1692770dd1"
+        "sha256:6840bb3c0ebbbb0d106c0b61df32c2eedcad1e105d5cc7014fbc7a4a0c56bd7c"
     ),
     "append_bf16_d32_kv_int8_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:191673b0e6bb11c6e2d888cff820c09e507d1ca5898a788f2bf34033c5730f6b"
+        "sha256:c9025dd158abca16f7e3276dd1c21c5549ac601fb2759383ba102d155ce88fb5"
     ),
     "append_bf16_d32_paged_br16_bc16_w1_s1_fa2_pointer_any_dim": (
         "sha256:d5a007fd58464a1f87e136fec5933a3962ba4d6ed9c4e1a2ff4e608fe974bfa3"
     ),
     "append_bf16_d32_paged_kv_fp8_page_scales_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:b24542b6f356e3b046e36e42bc60fe437e60053598b14841a3b35dea6b1fe755"
+        "sha256:67dde69e0995a4162b370fbdabd80109aacab2299bc7cb1304f284023774672b"
     ),
     "append_bf16_d32_paged_kv_int8_page_scales_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:aa6436c04112dfd12bfd5f7e22e09c3d5a986fc025e83033412b28d815b01b68"
+        "sha256:6117c499e9ff23d8ac9f4ba2cb946398a0a52f86097fe9beeb592cc22fd8c2f9"
     ),
     "append_bf16_d32_paged_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:687872c5842b307ef0a2f9751313c15f4b5c0c78087f3144855b7bc16d6cea62"
+        "sha256:2e1a3fbe46fb128423f42d9ebb1d1095e98e7dfce113b2aab2b7f0d9459d6a8c"
     ),
     "append_bf16_d32_paged_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:d7e54ef598a61b8897f222a8d04859345e8f46dd094c63a7f4e29700c88d1963"
+        "sha256:325dfc1ef8469c0d0f60b40ae5a101af4ca1ece2f8f66a80a022fb3a974cdeac"
     ),
     "append_bf16_d32_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:f7f093ed77198a3a8c1ac618056384e2d9fc01b67a4390be309f0a696f649f82"
+        "sha256:7238d14784479136a5743e707cb6cbadae14c74f7bf17d56a7f92bf38289587b"
     ),
     "append_bf16_d32_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:1a033713e9f06901d3099b50f8b05f3e84a6150ed46c3c28d90f81e22ab14253"
+        "sha256:0548bb306233721864602e7c4ff707a61cb840fe26163cdbf45a81d643defec8"
     ),
     "append_bf16_d512_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:9950c77c601e0b3960e2ab358cac6747a6d56cdd5e9a5a4b20de3e8e41beb31a"
@@ -131,166 +131,166 @@ DIGESTS: dict[str, str] = {
         "sha256:396b27130c3cdb2962427e3ddd838fcc68fa19beb8c415367b0717f46d98859d"
     ),
     "append_bf16_d512_paged_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:e1d2662ab9bfabc6ef96de49a3fb68666845ef76e9dfdad6eb69df51533505ca"
+        "sha256:bd9b3faeabc28c69fbabcba6f72529d3328a9bdf54257431c3464cd78014ffd5"
     ),
     "append_bf16_d512_paged_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:4ec848370f2cebd8cb71fd7f6f3014c19632e354e223c7ae981de1d15a7dd35c"
+        "sha256:b4bd7148b5458fd7a45f8e11e427c7add52b197dc0e60f82cddfa176aeacd53c"
     ),
     "append_bf16_d512_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:10f2e5f6cb9c758c30bf64c3d78e480f3a17ffde84e6acf787761cca2c382828"
+        "sha256:d4197d0593c0a81ef497d4d5e9f9c6755f22741addcc95d92d2eb60d65b4ba9d"
     ),
     "append_bf16_d512_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:f264f3e982eaae9e70b667197e94e11be3fd66fc166960816b59e735a49c5ccf"
+        "sha256:45a62891b9a7fc327db6c29905ace8bd0264b961c3792d9581ead66c225b355b"
     ),
     "append_bf16_d64_br16_bc16_w2_s1_fa2_pointer_any_dim": (
         "sha256:c5e32db51c371aaef67c4eb70f9205f8e20f09f0f2d68050a6ee7fd698d928b5"
     ),
     "append_bf16_d64_kv_fp8_br16_bc16_w2_s1_fa2_pointer_any_dim": (
-        "sha256:0971cf673ea9214bc28c61cc90d7f1e9d90d7ed539efee8f92255de1c9212d2c"
+        "sha256:ae654f787bfd5f84384939122cf55f7f25c1102b4ce04d40457ffc128e3568e7"
     ),
     "append_bf16_d64_kv_int8_br16_bc16_w2_s1_fa2_pointer_any_dim": (
-        "sha256:c1745c55c4996485aab3208dbe52a2932e05548f6a6399dc53e00dc6f1375593"
+        "sha256:4a9821628ecae4151ef848904ec5dc3f2d0cd4a141f9e514829cc7ce0e8a557b"
     ),
     "append_bf16_d64_paged_br16_bc16_w2_s1_fa2_pointer_any_dim": (
         "sha256:1c6171d842ef30cabe5e6cdd97c1980b4784953f243c848d7d42b990af60822c"
     ),
     "append_bf16_d64_paged_kv_fp8_page_scales_br16_bc16_w2_s1_fa2_pointer_any_dim": (
-        "sha256:4c92bca2898b525b445509cafa83448a16f7bc309bb6a57c95a4edfb7b997398"
+        "sha256:aef19be620abe3df3973ec53a5c5c584c5d7ce08b46a454bd52813d94562bc4f"
     ),
     "append_bf16_d64_paged_kv_int8_page_scales_br16_bc16_w2_s1_fa2_pointer_any_dim": (
-        "sha256:0d24a368e5d9bc6a785e5af5a9c23f3aa9674e899a0e4579cd8f3ffdbd9d4949"
+        "sha256:ffeed71bafa547b6725beca3feefb3d47bf7c8b7ba0d5405d3d6e320613531b1"
     ),
     "append_bf16_d64_paged_rotary_halves_br16_bc16_w2_s1_fa2_pointer_any_dim": (
-        "sha256:be653df67dafa20966418a0d702af3d99bf493ad3312f3d162edd94eeac8c0bb"
+        "sha256:d3cef55c29514905061118dd3853c9f00ade44b1affc0c24a9edbad87d17325c"
     ),
     "append_bf16_d64_paged_rotary_interleaved_br16_bc16_w2_s1_fa2_pointer_any_dim": (
-        "sha256:5778facde50dfdc30daa48f22ae95072d965565a7291cd487c790c5d8a4d1f2f"
+        "sha256:311f787f85b8a88c461e7b490741c87f5289be68d09f7584a3237a0737c0b5d2"
     ),
     "append_bf16_d64_rotary_halves_br16_bc16_w2_s1_fa2_pointer_any_dim": (
-        "sha256:26fd3beb48ff426d89dc86e1cbcde2df6828906fc2fc0bfeb718a6c71e518feb"
+        "sha256:2fdc11d23ad38d80c1875ba8052098327e824ab804b492f867bc46bc3a352bd6"
     ),
     "append_bf16_d64_rotary_interleaved_br16_bc16_w2_s1_fa2_pointer_any_dim": (
-        "sha256:d0e2ee800bac3295dbca12b64d20862e6232b8925ce0bb7bc6a640d90bdf0e74"
+        "sha256:e0d3d45d48c08e3175ae651d55efd2f8053e5cb15d9ece5790cd39f0b1c1a13e"
     ),
     "append_fp16_d128_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:2dfab733ca9282193340fe11fd918cfef54f937fe28a9c1dde19d2d08502cd7d"
     ),
     "append_fp16_d128_kv_fp8_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:39c4b552d97b954816bd6e90a6ba15de12133ae5b7f6dfbba2c281289deb49a7"
+        "sha256:cfc653f0d227aef8065ed6cd5374d261ef9b661d18863b457535666f1c4b77df"
     ),
     "append_fp16_d128_kv_int8_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:8565338cd8e0414c124733f625655b2333d30a849a5cf3e44ef7a000ba0929a0"
+        "sha256:b12cfd0e47d190ae5a9aadb2785880fb7e938a33fd51c780ef7f07416aea2b29"
     ),
     "append_fp16_d128_paged_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:3b63743cb32f946f6dc7d2b1a0bd16998621c64bd3f3638e907fdffa79ccb527"
     ),
     "append_fp16_d128_paged_kv_fp8_page_scales_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:f4cc31da6c6f20f6873503473249fb87d1583b023bd349cf103c182c267ccfa7"
+        "sha256:e33d022f3aa89c9c2bd83bd7518667607d309a4239f123c15e59438f9c699691"
     ),
     "append_fp16_d128_paged_kv_int8_page_scales_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:09530311e606be723c28ff1a0211989f3016b6c42689ca120af0487a7822a0a1"
+        "sha256:6babeaaadfb4d271df7b867ed74762a1d351bd547abe1cfbc2b6aa1a324b9655"
     ),
     "append_fp16_d128_paged_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:c6475d14f1106edb81a34763d2222da73709b026345bac425b5d6da922b1faa6"
+        "sha256:1636ed1bcfa041acd9dc4ae0510b7d092b03f3bdec6e1c4fe0bc6357fa07b1e3"
     ),
     "append_fp16_d128_paged_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:a6779220801e9c88d5d8f4973e6328df8f024daa76665b29dbcffffd8227b074"
+        "sha256:be35e7f555107d007101081a914ec5140dad80375b03be840d2b16f4d5504e6d"
     ),
     "append_fp16_d128_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:0fea155b00ea6d7ed3550c1f9543d34b2eb8dfa1da2edcec7ce931810dc2485e"
+        "sha256:47bdd582bef6df4b7e37e59396354ef7ebc112b7b9a15c56c95d93e5edd0d902"
     ),
     "append_fp16_d128_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:104711d23c524040099d1a1cf58dced7c52ab141e4d81265625b99be9b29588c"
+        "sha256:365187f580a64bbc1f21750bee65e9e685150e0faeb8776c34cb129486d042ce"
     ),
     "append_fp16_d16_br16_bc16_w1_s1_fa2_pointer_any_dim": (
         "sha256:5bc0a83e64203e6633986a1aa9c9d3d78a03d3e2a19c01425295fedc5e42146f"
     ),
     "append_fp16_d16_kv_fp8_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:b89d4dd8d09cef47ac66562859088aa94023ca270c4faf29536baa76da7e6619"
+        "sha256:5f6ee1978db72b5222f5e0b9e59fa66553428658a4d4635aa64c0b9959b9d43a"
     ),
     "append_fp16_d16_kv_int8_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:f9f1f21468add42d0304044860f8200e2c2f429361fc6f392d3a583a77f35865"
+        "sha256:53351047912b324e3181f4a946e4fcfa212df6df4851704f625f6ba925966798"
     ),
     "append_fp16_d16_paged_br16_bc16_w1_s1_fa2_pointer_any_dim": (
         "sha256:80a810d0988529a91f55bcade115451dd243d5251fe9e50a9fe7aaf67bcd8849"
     ),
     "append_fp16_d16_paged_kv_fp8_page_scales_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:1d278b08f5b4b95502ae0252c3f82f4d735dcbb6f017f94d1cc30d9f3db0fa6e"
+        "sha256:10a5e246a770b19807ecdaf16ce290980699c73d63525e00e697140099fd6b7b"
     ),
     "append_fp16_d16_paged_kv_int8_page_scales_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:c9aefc7b805edd7530a8e8eddb5fd07a01e6886c7f4ae07b51a7d65a6f1283b5"
+        "sha256:37467402e3aa922fea6fdc38ee96ca55ed979152b3347aee2c2ddae3e358f660"
     ),
     "append_fp16_d16_paged_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:f718be40c208cc1b3b61883089ee131b86928ab054244ec2f81aebb34fddbd2e"
+        "sha256:874b3376b8295cf34db8f8b1b34c37310b658a522966f1ff1c561a51cc72272c"
     ),
     "append_fp16_d16_paged_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:0a6f942ce0b6404fa3984da0ba59e4ad0df2fd70c98d9a5a3be8a5c6d97b5aa0"
+        "sha256:4a3f22ce068a7b7ce3872f8edf05bcfc06cb8a1f6ed8a600062c038dbcc8ae20"
     ),
     "append_fp16_d16_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:08f01b7659e2502a2f8afdf9be45fa3d9442462e2ae3375f77b9857a7e0d8003"
+        "sha256:bbc13499a201f359a41f05e1c6991ef79fb0ceb706414fc09a57ff6f8b449f77"
     ),
     "append_fp16_d16_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:3661ac89440aec40fd548d7d368f81238bdb7535fde95f257560c39533cbccc7"
+        "sha256:a91022889d2bdfbbee8ea91b95bec27437229cc2e56857f076b1cab7002ceb12"
     ),
     "append_fp16_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:7475a52eedcb94b1f5473d392ab783467b0dfc552fb6b99d4500626d9f01f36b"
     ),
     "append_fp16_d256_kv_fp8_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:40970f55c638a68ee451dabb53d5bcb12acc816b7fe348f3921ffd86712c4535"
+        "sha256:007f356845dedcdc2af84591c18d8177fd1a3c14a4d3b937d4b64072316705ae"
     ),
     "append_fp16_d256_kv_int8_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:c58208fbf4fae7a78856ba826809988abe8a7abf4dd40b0e76b9627dbc00637a"
+        "sha256:6ae5beb269f0f05d7aa1456bdff83947f991af8fb63cb0eb58505c4d377c3222"
     ),
     "append_fp16_d256_paged_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:fffbb742c700f116cdbe45226a8a195abf66549aa1c676f057f2c044af81480b"
     ),
     "append_fp16_d256_paged_kv_fp8_page_scales_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:37f0a90ed1b3541436d852a0e505270d8bd882ef1c79982e2b266c3d70b09a63"
+        "sha256:5ec0ba5eb20a09b28c99cf7e2b72d7016d9a24007888a410ce96f03441f35cd3"
     ),
     "append_fp16_d256_paged_kv_int8_page_scales_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:557e12c2e4b6d84d5c7e64f193f419ff7b0221ee14e4d466494aaa806ae1b83d"
+        "sha256:dd68f355a59df5b6e48b1ae0b5daa77c51223f0c3fd35d55db2ec4e45cd7872d"
     ),
     "append_fp16_d256_paged_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:09e4facac2d637288a16dec357de7da2c6d9b98ca2101b40ff804bc0e3745590"
+        "sha256:430c43810bca2c065a3aa0b93233db3b086437e31e80f859ffe507fdacef6b8f"
     ),
     "append_fp16_d256_paged_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:8cf58ddb3e04b45d698cc0cc60b427ae529998aa484d3584ae00084e314c74f3"
+        "sha256:84399fe434689e5085fce5525ac0b9182c96fbe26141177220faf4a1d9f285e0"
     ),
     "append_fp16_d256_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:d7db0b88d286850b51ccacb91147a432a92872f71e074956143ddc321cde32c4"
+        "sha256:f76823feb3e87f816c330d6d85e531e32f98f8a33ce5e26eba4be930b4b433d1"
     ),
     "append_fp16_d256_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:3bec4ae77a205fc7a69ea5b993550272779cf6417dcba523f1fd2cda2097f399"
+        "sha256:b81c8306dda372c61b84f510085fb6e93fb46260e509aa26268ccbdb9abbcfbf"
     ),
     "append_fp16_d32_br16_bc16_w1_s1_fa2_pointer_any_dim": (
         "sha256:55e768d7cdc48d245e640917f47753a322c749d61392097cb981ad840d042656"
     ),
     "append_fp16_d32_kv_fp8_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:cb88ce95374ce4b1f7686a24afd9497dc2abffd7015b66c7e9118be0b639ac11"
+        "sha256:a438cef9bf1023c283b6738bac65e15bde8932d19b7d33989a7ef9786aa9509f"
     ),
     "append_fp16_d32_kv_int8_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:d022addbe4ad393b5b20841c0599818f2db8e4994d9d87ed174edc07b1449160"
+        "sha256:5ac22b19648e259845f57e9abc8ae0b8c615592102e5f14cb3d38ce7ccd4dc01"
     ),
     "append_fp16_d32_paged_br16_bc16_w1_s1_fa2_pointer_any_dim": (
         "sha256:2d1f3e891cbd9b2cb9b630e80372d224376f3a2ccd1cb935146fb84c5cc22fb1"
     ),
     "append_fp16_d32_paged_kv_fp8_page_scales_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:5dfaac4f32c08b1df807dfe7813a50bcf5ed2104f0e2422c8f6251e1936ce3bc"
+        "sha256:1db441a292b6071d4cd241b1b7aa9b688c537b55484fa4a1001f17d1f3d08b83"
     ),
     "append_fp16_d32_paged_kv_int8_page_scales_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:8df826634691c10576b938f2b96bcc3bf10f345e580883709031c5754b73620c"
+        "sha256:cbc150df321f7ecfae11e52ef508aaed2e6ba2a4871206ba20db89c6a49d5e5f"
     ),
     "append_fp16_d32_paged_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:15b83ff4b4288c13e5329fa16c22e6226361b7f497aa718eb92b4516669919f4"
+        "sha256:0460af69f2d6c0bb0c5095f67ff2da70345cc297872056511a214bfc0b674330"
     ),
     "append_fp16_d32_paged_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:3622bed651746270225b053b19fdb100c424d8ab0be0419654b8854b58cbc284"
+        "sha256:b6009a94b66841b6698f8de1fac72fd8359a2ebc0cb512f687645dcc152bd756"
     ),
     "append_fp16_d32_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:43b2dfae078687582f648ade31ad016b5703fb70b4c3bfc61ef37d4257844406"
+        "sha256:ee43fe31c96c85773a27aa5b569b4ded98c4bb3690f61b66f517ac53228ed54b"
     ),
     "append_fp16_d32_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:dacf4868f40ff702d43e8d857dfce2994d3830699de17e605691fcc8c5f3f9ff"
+        "sha256:a1b9ccc509483faeed0184b7a1813b763946adf22d6ba4d44bcf9428b36804a7"
     ),
     "append_fp16_d512_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:9e2f8d3999e775707d22f8eb487e9538e64e4312e91cf879e37a3616615506a6"
@@ -299,46 +299,46 @@ DIGESTS: dict[str, str] = {
         "sha256:46e3726cdf2b7e03aabce54fe37b6b247ea5b5e03329507ed6cae8f0a98294f6"
     ),
     "append_fp16_d512_paged_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:2bdd93887211f9255e47a1b09ef9f3fd9cb06a28efc980952e44dfd309fe1e25"
+        "sha256:da2542cd1dbef5166fb34cc8a9945860069f0ac58b7ef966b2d41c48cb7ca01b"
     ),
     "append_fp16_d512_paged_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:bdb7217b8f13f0cdcb2591b8fadb115e97078af235b360624968c39bc734cc23"
+        "sha256:891847b69906887048d06ec45bed8e009c0afa729dc3376a153d943f8cd443b3"
     ),
     "append_fp16_d512_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:608b4f7603eedda8298d5c6cffe62b3a7fa26f4b5f21cea63e340c869cf928b4"
+        "sha256:cf0f40a1e06ebfb3bd52a5a7f4111d6ea16ee5db3c78b0ed671715d0ec5f40d9"
     ),
     "append_fp16_d512_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:759d57eec1dd9c08ac4982c28dc9f68734e0f7af782e7163af7ec61ef07ca4ef"
+        "sha256:191c6e0c11eb51c5d3ac9422041c80b991a3e9ea02ef7f7e38bb3e38370b14b0"
     ),
     "append_fp16_d64_br16_bc16_w2_s1_fa2_pointer_any_dim": (
         "sha256:76920af09853a36669ad565ca08c3db7627688bb6713da64f1cb6abe5fd1f58d"
     ),
     "append_fp16_d64_kv_fp8_br16_bc16_w2_s1_fa2_pointer_any_dim": (
-        "sha256:caf5a89a38086c275b90870bd6f0a10013ad49e4fd1b3af0b93633c21aa9dbb0"
+        "sha256:3f6bf11a848f21c50041737bed358bdb7cdf6ad49dabf1ee798b353f640fbdcc"
     ),
     "append_fp16_d64_kv_int8_br16_bc16_w2_s1_fa2_pointer_any_dim": (
-        "sha256:fee45ea2a60a64b229d00947db63497a48051f4f02d585452248e77cee8b961e"
+        "sha256:656fdbf8a186f489c347097674021473133801482be767c7e78059fd37eea2b6"
     ),
     "append_fp16_d64_paged_br16_bc16_w2_s1_fa2_pointer_any_dim": (
         "sha256:42fdec8cc89a7037c7f42adb030bd1c5a86a18dc0f4f528bccfdc1d478978a8e"
     ),
     "append_fp16_d64_paged_kv_fp8_page_scales_br16_bc16_w2_s1_fa2_pointer_any_dim": (
-        "sha256:3a669b2e18249d14b61e02ca01cd7688f62b545efd7fb39e72d2ac4d6642246f"
+        "sha256:ec6fd927f12bc097743eea2e7848a987567b9984c12afa583453960deb9e76ad"
     ),
     "append_fp16_d64_paged_kv_int8_page_scales_br16_bc16_w2_s1_fa2_pointer_any_dim": (
-        "sha256:c8fa9d5551a1ff2db0b544b00f860996f343f8ebbb7f556df404d95d990bdffa"
+        "sha256:38f766d8206e87a9fc908a7b316e8ee505ad6d067764116d7f5461a4cdc9eadd"
     ),
     "append_fp16_d64_paged_rotary_halves_br16_bc16_w2_s1_fa2_pointer_any_dim": (
-        "sha256:d3e3a33f39d0db767fe2ba972542b5d58bb3254a508cb9327cff481ff2ae8848"
+        "sha256:539199f75e21562e0f62810ffcc537e81b83edf49e0ef16d51e1abf19cf19bda"
     ),
     "append_fp16_d64_paged_rotary_interleaved_br16_bc16_w2_s1_fa2_pointer_any_dim": (
-        "sha256:384bae48ecdea85fddf43bca4bf7f7fbc325bc6044a6f56fccc31ab8a0c83be0"
+        "sha256:d4a7c36d86d2d926c281e5afa2494d0550f62bc1b96c35e7a78ebbe829c192a8"
     ),
     "append_fp16_d64_rotary_halves_br16_bc16_w2_s1_fa2_pointer_any_dim": (
-        "sha256:61d2323310cd64c42680fb24de5704cba237e449405f24fdcdbe2e6509380a42"
+        "sha256:b3f104704bfcf5139f1962f877ece5b665ddc2dcba0f3cf812a9c7561bdf7cf8"
     ),
     "append_fp16_d64_rotary_interleaved_br16_bc16_w2_s1_fa2_pointer_any_dim": (
-        "sha256:b1cf4d938e7b6d441be9a930fc505e56f4bc2ae3b3fca72e5eed0f15881abde9"
+        "sha256:f12e387f0750edcf9ca0802d5a234e8d49cf4afed115ac8f0e189077a14d7519"
     ),
     "append_fp32_d128_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:2a4939efedd383a661ad3a5d39c910330e0117854e0d0be97e6a50f1444d2307"
@@ -347,16 +347,16 @@ DIGESTS: dict[str, str] = {
         "sha256:24e7220f8e56ee581c3e58a1ef988beaba6876eac132cf2121f1c13b56c4094a"
     ),
     "append_fp32_d128_paged_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:b2e033646d93636236cf3c9e2c6b96bffb5a056d18e8bb5779ee1aaacdd1ee90"
+        "sha256:e2b81ac65126061ffb2b68c602fc8fe4ac671efdb6346854f4d7499d2e46327f"
     ),
     "append_fp32_d128_paged_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:a0158c52ae089b865880ef675d9ced62f5225cb74324186f430a2b37f19b4708"
+        "sha256:a5210c88dfe2e7456e4446092ce318925b68fab4bc4860350dbf3a5890a15bcc"
     ),
     "append_fp32_d128_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:eeca406f7d6dead56fcdc1e445087909140a24599578859153d5700025e9e08c"
+        "sha256:a19189a9cde99e742a2b9a705c57ad4ac3fe61df3c0e303a8b21e665bebf6d5a"
     ),
     "append_fp32_d128_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:020c11e80013461fe0214b269799beb1f8a34ce97b8a3a68c2e8bb4586c67dff"
+        "sha256:8e854196730f6a49ae642265fa454e8238188b359ad26c8d417a308986db9ad1"
     ),
     "append_fp32_d16_br16_bc16_w1_s1_fa2_pointer_any_dim": (
         "sha256:0458fe8b7a7709048e30d1a494747d3cc11355f82e0a3097d55716f29276c761"
@@ -365,16 +365,16 @@ DIGESTS: dict[str, str] = {
         "sha256:f6a530319f2b31a1cefc742bb57c90aa32ec3ee00e53da29aa924c2f3acdc58f"
     ),
     "append_fp32_d16_paged_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:ea1b174564ece48b6014d13b8156fd2dcbb61bf1b7300a5c89287dc2c2cfb6e5"
+        "sha256:d03bdc7a2f089dc8b03ac9043b1df02db498e5726433c78a06f51545c5c5fe61"
     ),
     "append_fp32_d16_paged_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:1643610c3bc18b6a816fbbf14e1d935cef278ce6aed58bd9acc492dda8a11f52"
+        "sha256:f7b72250aeb5d65e1cf2cdef2dbda512061a3c542c713fcb6e2472e69685478a"
     ),
     "append_fp32_d16_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:ae6b744dd5955acb9a79a33c6d2e589e94d6206e9e06f6fac287ec743c955fd8"
+        "sha256:d24d28b6b72712250255b8b590c45edf9d27ef25c68f53a13e9bb1b9f84d202d"
     ),
     "append_fp32_d16_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:a6cbb246ebd881124852a1354e5b6d510c5d3124942a0b0030a5282d58c88f3f"
+        "sha256:728b1a496b38379d8fdc53c87330a9c1b9c7f00bdbe4045df1c7747e3eb53b5f"
     ),
     "append_fp32_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:3a58ff82fe10bc3bb3e6a2e0588e878b9e0811a5e3ad803f2baecb6d2c85bf67"
@@ -383,16 +383,16 @@ DIGESTS: dict[str, str] = {
         "sha256:b7beb493322859ec1688b8b0e403af6ac1ec5b9fa496346bcc47922d48da2b8f"
     ),
     "append_fp32_d256_paged_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:19bf250caeb50faf616105df5440bb8e496764e7475d00c9e202681477588416"
+        "sha256:003d13923ec86d0f68732685afd707afb2b081b368a0b95999a73333c729f0c1"
     ),
     "append_fp32_d256_paged_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:875a6801e885ec3a73e2d62660c37afe1dfb4005c6c102d85fd9a18abdf99b19"
+        "sha256:9135abdef83a1aff32f4968b8b48fb4cf025256ddac1bdf76b9d76a933d47d6a"
     ),
     "append_fp32_d256_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:9b1d00f51a2b7ba333c6d233ec742cc848e099d534a5e139cb5755b4cfbc75d4"
+        "sha256:777b1103e039dba5bcb70beb08d311f6023c1f0cfbaa065eae4de7f2bf18cbcf"
     ),
     "append_fp32_d256_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:7f5b3bfacad790c995e5510add0417822a55bcc03385d43ae7e7acab92039eda"
+        "sha256:4ad9fbd57802bbb1c1066342ab3ce14855206e6ac3b3755cca0df05055c4e36c"
     ),
     "append_fp32_d32_br16_bc16_w1_s1_fa2_pointer_any_dim": (
         "sha256:2fe5aa5abc1baa3b255bc7716a779d29e5c3513979d1204d731cb296a692725b"
@@ -401,16 +401,16 @@ DIGESTS: dict[str, str] = {
         "sha256:a34721293024aa8ce4a37e94839f559f1614827c2648be5b29085cc7d0b6618b"
     ),
     "append_fp32_d32_paged_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:87e67077682cc70c7895f4a21dde47286418921d94555a02fcd67daa51ec519b"
+        "sha256:f66cbd6680936cae1c927242a861217a03fc39c8c8834c2fb9083e956161c646"
     ),
     "append_fp32_d32_paged_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:d5b2a4e6b62fce721c7279866a75710172cf42e7228931a10f01032cbc8063c4"
+        "sha256:bd38689c622a2866c0fce2498ab1a79719602da1b38f35d5f82b666f83064415"
     ),
     "append_fp32_d32_rotary_halves_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:fe910097e35735d8d7319ffd4b25eb45053c961e0b5b8716d530a22433a6a015"
+        "sha256:88c5b48902525e57d0c04f7dd6dc055fb7ae2e438d2b80439f5fe1d7463c7146"
     ),
     "append_fp32_d32_rotary_interleaved_br16_bc16_w1_s1_fa2_pointer_any_dim": (
-        "sha256:3cabede3b067da0dc0891729260359f17108fe48262c713c2109023129dd2d6c"
+        "sha256:d4cb57127770e22e8bc11cc172f590901ae944459cd46449d059bfa5db2ec32f"
     ),
     "append_fp32_d512_br16_bc16_w4_s1_fa2_pointer_any_dim": (
         "sha256:f658cf86cd43da67005c55a0ba1135cd436cf12c85cdbbc2ba6630dde4daf3fc"
@@ -419,16 +419,16 @@ DIGESTS: dict[str, str] = {
         "sha256:0adc623535ddef56f88ba2868b70ebdb43be4dd8b0803ca98d0783ce76edd599"
     ),
     "append_fp32_d512_paged_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:24b7b2eb7ebd560d0148bc22b6c2b0ca2cf97ffef7f602824083210011b73424"
+        "sha256:78bfd88fc070e3656d972f027b2b719278b681fce7da294fb9300d9c457b3120"
     ),
     "append_fp32_d512_paged_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:24a97ddc9dbe4692b779bbf740803c59dd9e145246811de29b132e9add6e7da9"
+        "sha256:84c03179ce3be1f62d7f0a2ffd1fecb41006f514c213dcaaece6c88eab17f006"
     ),
     "append_fp32_d512_rotary_halves_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:fdec2b8e0bfa3299bee1c95da9ca38b9d95f840fb54881b485eca6c6ea9612e1"
+        "sha256:105f2992470411a0b6fbf7368c309d16b5585988bb6a452ace6f8bcecba754c5"
     ),
     "append_fp32_d512_rotary_interleaved_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:31a4fd80be38a88b02ba114be3815863e4af3d693882e95d3c7ec26cd9c74e33"
+        "sha256:caadf693e0dfc8bf3f6aacf83ce88a243977ea67a56ae8456422e1b9b5f0cb5b"
     ),
     "append_fp32_d64_br16_bc16_w2_s1_fa2_pointer_any_dim": (
         "sha256:4ca1b072686e418a2629df5f333c24b452fe0e944f2cd2f5e1efdd2824e5c714"
@@ -437,136 +437,136 @@ DIGESTS: dict[str, str] = {
         "sha256:a4c30c775f9f96d1d618c8a37f631c209246ead504baebb47a8e949b85b2f2bf"
     ),
     "append_fp32_d64_paged_rotary_halves_br16_bc16_w2_s1_fa2_pointer_any_dim": (
-        "sha256:9d48d8b7bfdac4c31cb03dd8676fcb2c0c81a9dbcf64f2caaa7092b830120dcc"
+        "sha256:5423e7778f57feea320324010f0a78dfe0de82b3400b37e820d86cb9715510f8"
     ),
     "append_fp32_d64_paged_rotary_interleaved_br16_bc16_w2_s1_fa2_pointer_any_dim": (
-        "sha256:1369c0610949847f5e0f3f39032f054b07d1c9e482d1ecef14ab2f82570989e4"
+        "sha256:9cb78ee30509cf4e813cd2a13da2d6e6f4280b4bb7cf956c3cae80c005533300"
     ),
     "append_fp32_d64_rotary_halves_br16_bc16_w2_s1_fa2_pointer_any_dim": (
-        "sha256:1de705e7e267a7b5007d9b2d6c7925064964dd446c18ebda61c0b899cb60f397"
+        "sha256:b91f8bb5cfe238cf7f3a37da80f82f4ab0a44ce9e33925814bea9bb73984e7c9"
     ),
     "append_fp32_d64_rotary_interleaved_br16_bc16_w2_s1_fa2_pointer_any_dim": (
-        "sha256:a61efd028f76d9d4089898a2547e19d53bd16e01c09184d37654635b126902de"
+        "sha256:74c794c21fbb799c4fbe91add26da65702fb9a58d25e6dfb7bf5f6b262335b1e"
     ),
     "bwd_dbias_bf16_d128_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:dc61103456242e0aafcd4c8c7dc2b66612ebd67ca36964b2e839cc70390cd1ae"
+        "sha256:a2ac67a4a824715b578164afe7be6830f14a805818e151675111288f47547f45"
     ),
     "bwd_dbias_bf16_d128_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2667e3ff92db693207200e59d7ffd63edd808a6ba844bcf6ed1e50130f614550"
+        "sha256:42546c23f41099c4f990c347612af46569acbea70c2ecbe693414cc5ef514a45"
     ),
     "bwd_dbias_bf16_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:862877cb80b3839aae0af7b836c518fe119b06fed6dcc806f9d0a25f54645a13"
+        "sha256:5c483fd070baba8ffadff270384ded85e863a3e69994baf69e91fe5b2a9a5a8d"
     ),
     "bwd_dbias_bf16_d16_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:464199816731b17f800bfd74fbf70e9fa5a46249b39693f888200378b1188abd"
+        "sha256:08ce2f970d369dae2b2afc5172f92a81a392f5fe1f878962b458c5eb6b274df0"
     ),
     "bwd_dbias_bf16_d256_bias_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:873bb7589186931bcd7b7012e200f4a9059032eba9823668294f896f4c8a6d0c"
+        "sha256:db88083067bd2c1404b5581d30a70fe74ac21fc74eff09bc6ee78cb5cd5abfe8"
     ),
     "bwd_dbias_bf16_d256_causal_bias_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:321f683a7299f36bac707514d925812fc71f5b9f03f469ce427f66f2f0f4d0c0"
+        "sha256:d53680b54344b1985f80a4943568771c4df399abd5dbbce79afbd12e11e83620"
     ),
     "bwd_dbias_bf16_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:79cfd7ef7b5487c1642b35edab37b0d771840239c2432f10a727090c54a23898"
+        "sha256:ff17b61bf1575b26b1ca07271facccff319f7f622e6f3b3a9cef4e9170122af9"
     ),
     "bwd_dbias_bf16_d32_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6dff4d82451cde5d297ba7ec6195e24d39e508aaf900447820543b7a00d0e639"
+        "sha256:53d14084124641177b6c914fb7fb2464c4c3fbe026d9b164ea18a4e0ca91a512"
     ),
     "bwd_dbias_bf16_d64_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:1a1c29e1d204e377d9dc96cbcd0e28c9642673198bebfa2ebfc9122d9089442f"
+        "sha256:9992b3c683d4528e87b577ee79a8d87899f50f26c7a9044143dbd760db6aa8bb"
     ),
     "bwd_dbias_bf16_d64_causal_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6cd4d6dcded963cfc8a34f1d238a0136d7a347d551f1887fffc57047a46fedb1"
+        "sha256:88802c85218d921784f6141f882819a9134e43b4010834e793a580282954bbb3"
     ),
     "bwd_dbias_fp16_d128_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9123d5cd66afef4dd60e4f8e6caa483b2098c953357d3318af493ad939544f04"
+        "sha256:f19ea78949804f6162bc3fc48412aca87277478312552e7d1c04bc06cd6e396c"
     ),
     "bwd_dbias_fp16_d128_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9050b7eb302ce3f4036554c934930a335a572f0914fbb5ec12014574c8f44652"
+        "sha256:5f912d4a189e0233f1f15c8a68ebfc28675136429223c4859ff54661c3d960c1"
     ),
     "bwd_dbias_fp16_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a9a205caaba2a5b6b7f32df66eaa9278851aba427514c73867daf77bd6c05ee9"
+        "sha256:07024611e2461efc21c939f9254f40798c6e609d6c1e8d30b13b8041fe8b2a75"
     ),
     "bwd_dbias_fp16_d16_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:34eb64ddc32e6be3f8fdf91fe7d4168dad18fc94e9406a293ded25ddfdd20bd2"
+        "sha256:d4d2dafc7c24278b1140e120945b88fc1c195526a2823509853db30b3aedd078"
     ),
     "bwd_dbias_fp16_d256_bias_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:89a6c12cc0f247a28badb2cd53c5b7e29a03ae2a15646af1f25a4575e8585df1"
+        "sha256:d370c70e982645d249ab9e095ef404381ff4fed6e50e826098e78ea30172e7ff"
     ),
     "bwd_dbias_fp16_d256_causal_bias_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:ea289dc5b74897ea4a6cd014d7c90c4f5d6694f5c2227394e518e4b48f27dbe5"
+        "sha256:3fe5fd379b8c4594e7d7d3a67826c0dbe09f867e68ad2b1076bc6c0a8c41ffa6"
     ),
     "bwd_dbias_fp16_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:649b3a4a4fddf8285c6dcf583b9804d312896e3d829c0167cbbce032389090f2"
+        "sha256:50d4d98a494f99490658742d68360d8649dd62a2e30160995ca7816e30f2c21f"
     ),
     "bwd_dbias_fp16_d32_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0afdd201c534f6ca74ef34e9b4399b7833acf43b481fbf634c7a204646668231"
+        "sha256:d437ad435cf4d936519605446572e1012e61d386782bac3fcb544895b52c46b7"
     ),
     "bwd_dbias_fp16_d64_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:afc10df96be9e16bc50eb6a25deabe909f7f2fd149c0235fcd4568197d30c9de"
+        "sha256:50ed43567c7047c931af2e3a8a63ab846021424d6dd75395c0cd898c6aef8cfc"
     ),
     "bwd_dbias_fp16_d64_causal_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:572b6856b8710d72738006530a13e979d7985c490d09b5a1d11a717723681bf5"
+        "sha256:7a1fa0086352e3d427406de9c208ba276696dc9f3bec86f0dbed42f890e8ba35"
     ),
     "bwd_dbias_fp32_d128_bias_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:227259c0f58f5ba1f34822c483e1b80e54bc7af07e071298f255fac332ff33eb"
+        "sha256:e85a75e4ef3d78351e26a796b7cff48e49e3c3fe54baddb9eda32e9078f1d641"
     ),
     "bwd_dbias_fp32_d128_causal_bias_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:620c063a3188c779e8d2f7e3cb573e713948a2ec383acea028205c2070af6712"
+        "sha256:da018b62d42eb327fd7d8b9701cfd5d8ec2b78fae524997168ec5489b9ba8446"
     ),
     "bwd_dbias_fp32_d16_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:dcd6a1448311fd1247254895a054ef3efd1c0597efa9e66971d66d59977ec985"
+        "sha256:c1a8bdc76055b27b65a626892786164346b79f5a29946a87824370c69e8e052b"
     ),
     "bwd_dbias_fp32_d16_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4517756703fb56a783471b3b7fcd82a72d842f231de6ace235b4a38467d73aac"
+        "sha256:7ff514f371813c4616ac80959a574a5e22a9976b4825e6b5b88b1b3203fc4a39"
     ),
     "bwd_dbias_fp32_d256_bias_br16_bc16_w8_s2_fa2_pointer_any_dim": (
-        "sha256:bc664f3e2095480a07b488f3accec1210779d00f2c09e0bf5af57afa010eaeee"
+        "sha256:1021242dea001317ef737ec2ba1b5db052c27257ad453d2fd6cdd4d8466b2085"
     ),
     "bwd_dbias_fp32_d256_causal_bias_br16_bc16_w8_s2_fa2_pointer_any_dim": (
-        "sha256:0c00155559053b62b45d6571394cd10d87fc73dee6171bd82c73f30b8a378925"
+        "sha256:e82b29908e63d88886a06546e906e5794f6fe12cc8206474a29e539423311571"
     ),
     "bwd_dbias_fp32_d32_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f8de55e8c722c53d6ba5c7751898507272b1427e1979f36d9fd95b7c405403e1"
+        "sha256:324c6a24472cae9086a9e133b1237b6e1fc07e78b724135082d6e24307e1d512"
     ),
     "bwd_dbias_fp32_d32_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:44aae7603bbba21a4e94eecd1c03310dc2bfc37928cafdfa373e24be3640c82a"
+        "sha256:dc15006ca8150a19453291826ebed6caaf3333e5b08d1be87a5557408943aed5"
     ),
     "bwd_dbias_fp32_d64_bias_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2e23a82932323be8df10a7e544bccb9b598227b175b3f8e1ae572bdf8301f7a0"
+        "sha256:73ae8503640558965219189893ffef4c794df2d9d2607fcd6f76abdf1b0e9944"
     ),
     "bwd_dbias_fp32_d64_causal_bias_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:323453b7040b1ad41614b2792dc7a493b25893bc1bade702bdab174d74d09532"
+        "sha256:c965bf27f897b5c98218cfa4e2fe090fc1ee1b3266fb79f74562c3e8ff4065cd"
     ),
     "bwd_dbias_tf32_d128_bias_br16_bc32_w4_s1_fa2_pointer_any_dim": (
-        "sha256:fd6a46b791eecb4c1917b2a42d7677bfafccbfb6bb237c5d707f56ce6f8682e0"
+        "sha256:ab73413865f4f4622fc87ef0e7b21fc247df9777e775422133a486652fccd677"
     ),
     "bwd_dbias_tf32_d128_causal_bias_br16_bc32_w4_s1_fa2_pointer_any_dim": (
-        "sha256:f598c0f6ab279e9677c64404d2fc00ee5f1580f1990dca2c945b9a1726234f94"
+        "sha256:eff015bda166e2d2a11fd6c19673c2ea1dafd2c9cb486cac03d3f5b1a3295528"
     ),
     "bwd_dbias_tf32_d16_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e5d89b37e381dfc5493d8e8de16a20ca2bd043001ee6a463e276b8f3527773c6"
+        "sha256:cd02ff425cf12788f611d88f2f09dca200de5354e38cdc013b9ab4c4e741ea4b"
     ),
     "bwd_dbias_tf32_d16_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ff4232fa3a0814480f0fe75b2b944d3796abd4713b5c7a879c99d3382bdaabca"
+        "sha256:98b74b8e3e1299bfe1d36156759eccdff16e328ba5f8fdfeedbbabbfaff37fc9"
     ),
     "bwd_dbias_tf32_d256_bias_br16_bc16_w8_s2_fa2_pointer_any_dim": (
-        "sha256:dd9eef195f875a71ffa8735ff7060c82692e286db9ead7c01313bdedb6088521"
+        "sha256:0f9268d87556bac53aaaa734fc3456a33a343da4fe1adb3845259e04307c1e73"
     ),
     "bwd_dbias_tf32_d256_causal_bias_br16_bc16_w8_s2_fa2_pointer_any_dim": (
-        "sha256:7b716c7b90a0d8e1998d4f2ddb079e171fe4b511af5b6c42a6e540fd24f8b836"
+        "sha256:17f4f2fba05e87b11d41d2b966f94af772c9078f6cc580031b9b3638a6dfe8c7"
     ),
     "bwd_dbias_tf32_d32_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2688de02e91686ae1c0700ced91026c65ae2f3394568a9fc9d07a8bfd4c3630d"
+        "sha256:7650621c7305e54f6ba39f636d4eff83ef34daee46cb8173622e6e01c9493c30"
     ),
     "bwd_dbias_tf32_d32_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:fee587e4017e94c4ae107825fd3ad9420af3595c692440eec2f7a23145fa8195"
+        "sha256:73152d3a30ddaeb80370e3c1ff93066c541f5847fd6ad9a90c2437a9923d6caa"
     ),
     "bwd_dbias_tf32_d64_bias_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d8124ffb4987f44d4bd99052285b6b7bd499317430dd2b8f333618d2a9648f21"
+        "sha256:1ac4a467a457e579dcafcfd335e8dbc68f113e40345d2b4efefd4fc6e879fcda"
     ),
     "bwd_dbias_tf32_d64_causal_bias_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:543d66bfb97ef6ca6ebea2d5fb974b7be6013393fa1a0edca1ea77b15ef016e1"
+        "sha256:67bd6b7051cbc0e5c76e3c3e08b339890b517914c1b43189c05c5a2a9e42e055"
     ),
     "bwd_delta_bf16_d128_br32_bc16_w4_s1_fa2_pointer": (
         "sha256:d6c15554d0655744bb4a67ed662959b179f3bac9a21cf97e328c7929046feac5"
@@ -662,5793 +662,5793 @@ DIGESTS: dict[str, str] = {
         "sha256:9c21ec7aba5d8ad37f4404d709f94370bb3a1c75b46475ea7e6392d2810827f7"
     ),
     "bwd_dkv_bf16_d128_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:39ee0cc1e656902c95b4f96ae28997d706f01defba390ee63917d123a8d85cf4"
+        "sha256:a5abe876e3f90469d6368069b8001f2e12f4e4e12bcc04354b63938a1f4aae4e"
     ),
     "bwd_dkv_bf16_d128_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2896a627571e532dc2c7264b4fa9d175adee5dd4c9b17dbdd843083ea7e6a482"
+        "sha256:33a52e8b38771fa16941e8fa8883d6e685b7aae217b16d4f97fde7526d87b0f7"
     ),
     "bwd_dkv_bf16_d128_blockmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4419cba66c1a538d51c61db5a49ca1e5169efe5e2d1dfad75938fadcf930d36e"
+        "sha256:9d058d8ec54d0953fba87bf74f54098a8f7d561e726394a24c5908324e6bf531"
     ),
     "bwd_dkv_bf16_d128_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4087f9632897ac44d4f4cf272827eace756c42b9307b36f77443fbaf3ea79e60"
+        "sha256:5e69af5626108f7e2e6bbf4e87ebb55f74d0c7749beca1a58a1bded6212f852c"
     ),
     "bwd_dkv_bf16_d128_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:91cb656c0fa2bfc5a7bdd072bde23b067bce6b078a32df2b902d280dab9870d2"
+        "sha256:b45802781a5f79c6bcc149034ba55d66983247f1b20d50b8860799f494ad95b1"
     ),
     "bwd_dkv_bf16_d128_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:64ab1e1405852a38048e216341f38e4b5b8aa6a965770570fbdfbf984f9110b8"
+        "sha256:d6f419adafc47b5d5fdc267309b7bf059c7fc8728163b7de749e24d7efd2027c"
     ),
     "bwd_dkv_bf16_d128_br64_bc128_w8_s2_fa2_pointer": (
-        "sha256:624fa703c44f0907ade9c7653e2de8b28ba992690c8cad7f2360b75a20906bf1"
+        "sha256:5889fede0227f91d7574df43837b9389def5a82a4856760c55a379286e79f8f8"
     ),
     "bwd_dkv_bf16_d128_br64_bc128_w8_s3_fa2_descriptor": (
-        "sha256:a8321a01e68c8d99653867b988ac59edbe776bb514bd659b0b091d839372c7c6"
+        "sha256:b1b8f2087682a94540da86f7c9cfe3f1103b8fcce2d16807c24ac0969c23f628"
     ),
     "bwd_dkv_bf16_d128_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:bb68618e73342bb3603ca7341eb5d4749d4e63620f251b16b89e439713a833f0"
+        "sha256:1354129000314fa378b2c2ab4965fcbb294dfac2be32e2c222fad84b550d1959"
     ),
     "bwd_dkv_bf16_d128_causal_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:1451f3d0cd332c0179b84481c57b00505651a2dedb260e33e42fedf8647cea16"
+        "sha256:18893bd130a6db0537805a4c4398282163fd5000508b6f45de364420be2438f1"
     ),
     "bwd_dkv_bf16_d128_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3441bfa54abe8efc2c59938f957fb548ab4936ca095b7822fba332401479011c"
+        "sha256:0dd71f940cd6fdb2b6dd516a59e3795d9308106f9e78f7d64d1c76b9ae281cb2"
     ),
     "bwd_dkv_bf16_d128_causal_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:1dfb9c042a78f8795cf3c11ed888249714b199c7e87634cd5e923420e6722424"
+        "sha256:62c6c83ef853904df1dff25836d7ec13479ffef563cfbd2cec7b3ba339f64e8c"
     ),
     "bwd_dkv_bf16_d128_causal_br32_bc128_w8_s2_fa2_pointer": (
-        "sha256:7a010f3c0027f1cb82c0aee9b2e2cb01e2bc9847dcd2d96c0bc73b31274c87e7"
+        "sha256:4a0682687928eb069e7064facaf9e6baf14e54125187058e1883db39a9b42670"
     ),
     "bwd_dkv_bf16_d128_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:33f60121c8e1a84989bd2f92949d358056c063c4275d8b97b08b4bca15e76d57"
+        "sha256:bb88037442c80454732ae61c474674cb4461e6a41830dd878a3e5802faea1da5"
     ),
     "bwd_dkv_bf16_d128_causal_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:425142b117e08bc2d4adcdbda1b809d97e4f1db19dce5977e92f6647b7386f93"
+        "sha256:b47727941d7cb8a3eaec874b27738e24bc1042d3069822f2333294613c94c3f3"
     ),
     "bwd_dkv_bf16_d128_causal_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:d1c458c5286b0af6f093dbe16a2ef0adea45f3344e5906da0737d24e28cfb6b6"
+        "sha256:32e9230388f059b625d7e3155b852900b0aaea36fa7dbdf40ed9000a14ce9cde"
     ),
     "bwd_dkv_bf16_d128_causal_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3738d3b02ff2f7279638d7ad75326f7034bd4cfdcfe6f08d098886897d80f819"
+        "sha256:378cd2361deb676ca0d8501589f235163db0c2803e659a6deb7a46257570f8e9"
     ),
     "bwd_dkv_bf16_d128_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:dc41df1e0224c86a955298b4e8a2913c82b94000d843ff73ad4ec13cc8bb2eca"
+        "sha256:721d78cf36e7a447ab5a15c77a09848467019dbdc67044cec591ca7ca8aa6ca5"
     ),
     "bwd_dkv_bf16_d128_causal_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c392b2caaf369fdaf14debe24af6f92a42265656b3f5e929b9435e5116c98334"
+        "sha256:2120e9cc33a9e47c8d65dc7f571af819a4f086dcfcdaf26efd12d607adc9aa35"
     ),
     "bwd_dkv_bf16_d128_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b730186651a8e2ff87f78479de964fecdc139b62477072e5cc16a9310c6e8d56"
+        "sha256:6467a9460aec8a65305fe6c178ea7f3f8dc10a0331f9fdf46eb886224209bd2c"
     ),
     "bwd_dkv_bf16_d128_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:1070d3c07049e0a2fa5f0b1497adbc84ecff1e86699c405d0aa8e446bd6c7fc0"
+        "sha256:6408e1e13e4d25c666bf86e76d7dfd0f641ff5a27a9a3f39f832b4f2e5b4a6c7"
     ),
     "bwd_dkv_bf16_d128_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8cafb2f98cf109a5bf5d1961fd178961749475878df825f99f6899f7af0c3bc9"
+        "sha256:cce0accf6c75946ee1363fc7689544ee514b1e4823fb5f0d51b2393254dcd283"
     ),
     "bwd_dkv_bf16_d128_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b58cb4adc0908fbb2b21890ca3a9f0df1632681950178d613c785abfb5a5a244"
+        "sha256:e30c369f330646711304be2fab34c2f72ba59522432af27ad408dc12736db5d7"
     ),
     "bwd_dkv_bf16_d128_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f132bfc1a1ab2ded694185f3874c46a5d65d87805d8a2d69089bfb53320c588a"
+        "sha256:4c1904b96c20c07a6dde6dcc7b71f8cda6e02f3537fde2f7ce0d673ea38a662b"
     ),
     "bwd_dkv_bf16_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f70f1c87ba786aa17b69a1864edd6a7f79772b6953e83bc18a12a9b83b2471c5"
+        "sha256:e1670af22be38b99695a4d706f69e8ea931fbbba029c89f5ce26cf412d1394b1"
     ),
     "bwd_dkv_bf16_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5ed3b7e688fe19c8a4460c8f9fe061e703561a42c745070eb3b4eba5456784d7"
+        "sha256:6a7122f1a717ae24ae7244a4d6aa646e9ed3ce07d45310da843c9fa44717c1f5"
     ),
     "bwd_dkv_bf16_d16_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:db43d34576f97d041c66beb69c27af80d8d7acc54b686bb07890703aa25c040e"
+        "sha256:76f4525b33d0e75019e143891e5fd5061666f41cd689294b15a7b3979dd28377"
     ),
     "bwd_dkv_bf16_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:76c40e2dbfe15d4273c488426c31f6cbfb6ded5af1aa631be62e91bdc46aeb88"
+        "sha256:114802f8bd69e513db68ab628c6bb4e35c9c1a91ba977d867601582abac7aed3"
     ),
     "bwd_dkv_bf16_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:7bdff2b2917f4f4ca549b8788e18ccc13e513a9d04f6276950778fae82093d89"
+        "sha256:3d0d3ce44aa071998f1c71558f5a7ceaeab5660bcbcae961d7bf4e2675dc42f3"
     ),
     "bwd_dkv_bf16_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b157c6e09b2222a285e4dfa6481bf2362a36f15cc899ad380559f2fa0ef035c2"
+        "sha256:6e4621db24bb12f93749f6d0c282b7a3bf4092e0d92f80d5952a43e4f9a4cf41"
     ),
     "bwd_dkv_bf16_d16_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d5b5bc1913d861223b9beee427ef6d1cbf9b715aa88c4ecc244ad0cfd4f55a36"
+        "sha256:7a458ecac411db6f9f9b5b8569b694ca86d934bc7ca6609b38ff9672bf92ba2d"
     ),
     "bwd_dkv_bf16_d16_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:71f7d9bbcd431d5300b85b84a38b129fc0059562cfcfa7ad7224343854de95b4"
+        "sha256:451a8697ffa20c02155c5ace4e96d369f4c44de733df2df2c5cab1276d6738f4"
     ),
     "bwd_dkv_bf16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:154ba7341df6425773fbefb5be6f13c30070929cd485126db38d941fd03dba20"
+        "sha256:78e6506df6200a0c784c23c65ca169c18e09a488a6c0d55f0d1699f25b213654"
     ),
     "bwd_dkv_bf16_d16_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:750784bc362f7768509df007f6f8ec69d985035fc294b8d62ba573498153c861"
+        "sha256:99af9f9e523a2dd0e67222b963327f07a25614e12a55ad7b9e21633f6cfbeab5"
     ),
     "bwd_dkv_bf16_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:27d7fd8238cc08c62e64f56b2cb9d94c18347e35b7f41e24faaf78a0ba499318"
+        "sha256:c9f5c1c295c3bfb492248f2f195af00e1dd36c043e65fee3469cf0c9de7942dd"
     ),
     "bwd_dkv_bf16_d16_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:958c888a66cde6c59c1143ee3c324d036adc20ff656a0e8ff3658b060372fbbe"
+        "sha256:e2cf416d274996f67d73fb47804901ad9b951550af8a17b04a4b1564faac8ec3"
     ),
     "bwd_dkv_bf16_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:796ea10e2b519ba688c8607b04d2ca60ad0c0938327af0ad69723b567d98d614"
+        "sha256:31f99090570a3b0fce3b113380d073a02437327527c6a3b6a117e1a4de651c1b"
     ),
     "bwd_dkv_bf16_d16_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3f05273fbfbdf1aba2fb08ab5e3bc0fc5c4645d1c11dc7613227e0346314f929"
+        "sha256:bf8451ebe8e8484fb618904d73e6a0fd380dafc9effe92a5c1e38056b8920716"
     ),
     "bwd_dkv_bf16_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5daf8420d134c31c7c52ce0029211e567d5d9912fe94da19915c9d7ef6769209"
+        "sha256:e88e91eae49f1dd5e1c6e0bea231787aa39556172ffb4348f8b334fedfa04f0c"
     ),
     "bwd_dkv_bf16_d16_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:bf1189d4c2fda856278378043658f1c022c65254a172a4edce51570c6a0edd1d"
+        "sha256:e9437ebdb687c97fb99534f2fd2684b2f005ad3f584534ffd68171139cacccb0"
     ),
     "bwd_dkv_bf16_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:af4b0515c783267d88956ee1a7dc1ecc7bb435b645541629e1e1da792bf82c83"
+        "sha256:346eb13a9041d3444d77a0257700f281e319fedf314298a3510cf39931b8e709"
     ),
     "bwd_dkv_bf16_d192_br16_bc32_w8_s2_fa2_pointer": (
-        "sha256:54daa70fa1b08df92bd69e96f82ed1f38de4ec7d79918673398aa2f9f37938dd"
+        "sha256:5558bffaaec3dc5f74caadc2b17157a583dc7d687bda5e3a8480476c30fe24c9"
     ),
     "bwd_dkv_bf16_d192_br32_bc32_w4_s3_fa2_pointer": (
-        "sha256:115d1de50d8b547e20747a4b81408a2ed093c9155dce0c5a12d747d691d61e5f"
+        "sha256:993cd29544021b24b4b80c573fa11c357256cc4b864ffb782a512abefc774a0c"
     ),
     "bwd_dkv_bf16_d192_br64_bc64_w8_s2_fa2_pointer": (
-        "sha256:9730f320e7789a11388145421b6afcd8914cc45d72efa6cf09b594b786cb6199"
+        "sha256:1d1c48def014d8e79de5bf4541bbc164a3b9041e9dbf47263d337aec70a050f3"
     ),
     "bwd_dkv_bf16_d192_causal_br16_bc32_w8_s2_fa2_pointer": (
-        "sha256:cfda0c6aa0ca2dbced525f689f84b3cd7c19b8e9235a2d4cc2c4a9873d87c982"
+        "sha256:13ac48dc14ac929e07c87157af8a252689803b997b1bcefdfaacb4638bfa6207"
     ),
     "bwd_dkv_bf16_d192_causal_br32_bc32_w4_s3_fa2_pointer": (
-        "sha256:74b29c1ec6e51a9962d3638a0ce7e875b8e5623d09bb4bb8b503dc2360d939ad"
+        "sha256:266e99e8703e58f1548a594fb94871fc69b3c55960f1f2d061fc7c53dfe01f8d"
     ),
     "bwd_dkv_bf16_d192_causal_br64_bc64_w8_s1_fa2_pointer": (
-        "sha256:02e5fcbf0d58dbfcd841ec1fddd1d68366bed127c3836c900d3b10730bea2965"
+        "sha256:2709a2e1b26bbe6cb1457645188d748fd4ed249fdfcdf37fef43d10fd0faba14"
     ),
     "bwd_dkv_bf16_d256_alibi_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:f4c1bb21cf22b8902190844bb90666ac6daa5a0cdf38b266ca28d64802330d94"
+        "sha256:097259cabb72c3a65888e057350e856dc9749308a3b3ff96e805307601d8cbe5"
     ),
     "bwd_dkv_bf16_d256_bias_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:83cb7d30d0544fe1097047e7990c745651a004fe975c48b6526acd37a99d2b06"
+        "sha256:2b0aa6ef91393cb17bdc05e4680d790d86f30743aebb72e2adbfbf3d6df7ffce"
     ),
     "bwd_dkv_bf16_d256_blockmask_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:a713ec71a3591096576f98bb200862b92a16d77324f0e2b484d6347402714033"
+        "sha256:cae44b98a1b791c386f3f85ad8c42fa28913c82378d57d5c4f86055242cd05f0"
     ),
     "bwd_dkv_bf16_d256_boolmask_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:65db77158f12227a0b027af02a365b64c0b008fd99d1a4fb32498bd70072cae3"
+        "sha256:a6348a6b78c14dcf4f4ab2775243661ba34e5de17f1396b2be9c9c9998d8bda8"
     ),
     "bwd_dkv_bf16_d256_br16_bc32_w8_s2_fa2_pointer": (
-        "sha256:a56643dc66d69255debdb218fc8babedcf1d5798dc9ab0a19f7e9a6507e94cec"
+        "sha256:2b4562e4dd9158253332e9784f07fb61423efa15f8635b4f97a2517c4a41682f"
     ),
     "bwd_dkv_bf16_d256_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:b8932a24f8edf9778af6f767463775b24fa1db1f724c3571185a20883646c3c1"
+        "sha256:1daee7b9f516979515a74cfef547343fd02963dabf7234b805a0766a895dbef7"
     ),
     "bwd_dkv_bf16_d256_br32_bc32_w4_s3_fa2_pointer": (
-        "sha256:e5a466b51dfffce289fdf572d087a47d01f6d2a198a64e1927d0bc8fe032db01"
+        "sha256:6cf29992b6f54a0009eb49746ea16d3b054e7e23cb42d6ac78f05bcbf004da83"
     ),
     "bwd_dkv_bf16_d256_br64_bc64_w8_s1_fa2_pointer": (
-        "sha256:a56191e27c02e0b57ee882d80e052bdda45924da4d9dfe53665ff798cbce3778"
+        "sha256:c62d63366253f2d33bd8e4466a111a519a18e9480c94099737b5091d0882eb9b"
     ),
     "bwd_dkv_bf16_d256_causal_alibi_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:379f25cb1aeb95288f63da05bcb880334fd0841b952f70f2e8a85f2a467745aa"
+        "sha256:6933d9d6a0a807e2f5a7fb5b91310304b90cceb663716fe8cf7e5939dd5156f2"
     ),
     "bwd_dkv_bf16_d256_causal_bias_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:0c507d72191a97aa9078595412e3c6c9eab1840770009f3430c91bbc4addbc20"
+        "sha256:5795bf093f4475d880b7ca6ac83f1bfe98e38fdee8ca415635f6df26ff119b39"
     ),
     "bwd_dkv_bf16_d256_causal_boolmask_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:31d1e258862d9e509b723aa5bb659a17340db4384866e2fcb7156683585882b3"
+        "sha256:57b1694e4e95cbfb7dcf954d0737c9cd68d107273b7393fd0211413d8f3695cb"
     ),
     "bwd_dkv_bf16_d256_causal_br16_bc32_w8_s2_fa2_pointer": (
-        "sha256:cfb7f8233244598d6bf4752a20cd423ef1f42bef53ebaa344c4a67f58128c25c"
+        "sha256:ee85fc524767873eca35fbc89d10a1e1b874b39ef019b6f53928d29bcb186f0c"
     ),
     "bwd_dkv_bf16_d256_causal_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:b3ac28e5dc9d1330416b16bb05c2c28c2dbdafdde9f2fe6573864e3db0d753de"
+        "sha256:6fec041d6527b88249ff0116e6181e6eccd0fa2e6717f907427896ba7e4560ec"
     ),
     "bwd_dkv_bf16_d256_causal_br32_bc32_w4_s3_fa2_pointer": (
-        "sha256:2927582459729ee8299a4430d09ed694e5ef90e29648f9842a0cfe972cb6c9f0"
+        "sha256:0834599a1bd81694ba2384dd2e8c0633b9c1f669da587b94e949776f638616d0"
     ),
     "bwd_dkv_bf16_d256_causal_br64_bc64_w8_s1_fa2_pointer": (
-        "sha256:bf582dd0f41838466a6ec38462ef9b9c4612f9e2de07e70440438f8e0318242b"
+        "sha256:db5872589eb25a1862d473cf2798223f729f24ca415f74d217160a8634d73b0e"
     ),
     "bwd_dkv_bf16_d256_causal_dropout_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:e471731d5c7dfa8a0c39d0ad6c23f0961532722326dbc4bd88d1e5fa4e83bbff"
+        "sha256:6521665cd4cff0f216a7f323f7918a1772873d4da7f1f8eb6bcf64143807acf2"
     ),
     "bwd_dkv_bf16_d256_causal_softcap_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:11c1e960f24ae83f67cf8a641eb33983ae2b62a506971f05ccf37ca6b4d200d8"
+        "sha256:d035d6918cea8f741572900c30235f806f392d0b01a114211e8045fc9c613d73"
     ),
     "bwd_dkv_bf16_d256_causal_varlen_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:eea8577bfb6559838bbb971a3a56b1baf4b259bdf42ba61e98ccdbdb032ed1ee"
+        "sha256:92d0aabfae79d95f890161bf3cc30c64587959464ff3a333c0d06a1c3a116ce0"
     ),
     "bwd_dkv_bf16_d256_causal_window_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:45f830b4eb01c9efe0ccc7108c644f5ed4273a843367846b9b6f57ff6e6cd398"
+        "sha256:02f8cf8645f1c123509291516323bd455498985c3bbb1da945567b140cdced0f"
     ),
     "bwd_dkv_bf16_d256_dropout_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:ee24a86a01f7dae4394eb4c80afd3522d562fef8e05ab8197bc785ec48e3d7d5"
+        "sha256:3e2d6c2f4a156edc270e2fa609fccc80c0ef76b959d7edaa58088ae1877a479b"
     ),
     "bwd_dkv_bf16_d256_softcap_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:6f834c9a6e99740015ec3128f620022350b890cdd3724f00dd95e1b2cd4f010b"
+        "sha256:00b5d3f1042a38ad0125dedafcd7c3baf3e98c1ea59d47119d3f70de329a453d"
     ),
     "bwd_dkv_bf16_d256_varlen_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:52bc62198a43ce1ba08f0c5f93eeb90ab36575384425d059ccb451038065116c"
+        "sha256:3a01d11954085dc1237e6b3ff2f894632cf453d48af74e1f14a83af212965e69"
     ),
     "bwd_dkv_bf16_d256_window_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:74fd327e2245aa2d7c07cc9c27d4b1d8313b918c93bd3433139aa75aaeb286db"
+        "sha256:d6ff41ed2def1c6a55ddc7dc6c61fd90398e9e818f7b88b21156bd4fd33e3418"
     ),
     "bwd_dkv_bf16_d32_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:25bc1e19b1ad14e6dbdd207682f149d37088cf84ec770d3ea5c931abf557c9c4"
+        "sha256:f87f7745c4ee601877c22ab6d6c073c45aff81d98e4a6de983058cf7a869c309"
     ),
     "bwd_dkv_bf16_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:70e11c022a5126cb2320c82d7f6e43ed62e9d6f1d6e6e9765bb5554b206500b9"
+        "sha256:a23bef80676ee0fcb13514f08116208539b5d800a44a5b0f8dad18f147bd543c"
     ),
     "bwd_dkv_bf16_d32_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:cc9ec774e99c3b5252d938caf9cf541e22878473f22edc4501ca3fb609529505"
+        "sha256:65d3931158fee18aefb01f1606a49aa243a8f38c0a822eac744c7c1e6316a180"
     ),
     "bwd_dkv_bf16_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4ec48c0240faf03827efc802fe52922eeff3b6380af5deefd9de4542ba19300b"
+        "sha256:825bf13e975935eefc85d68a624185ba1db2770dd8610b02b89d4473a7e6e6d4"
     ),
     "bwd_dkv_bf16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:02e26c4dcc62abdad48ac9b6c592592ba05fcd3a125e7df4d2871e6dc97480a5"
+        "sha256:241fd08375582022c60c078ac6cc85a150b145eab0711935020d24abb2956a97"
     ),
     "bwd_dkv_bf16_d32_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:85a5c6130aad0253f7c93d5a88743d8c9b0668b6d70dac5358826b900837bd4f"
+        "sha256:b1bb4504445f337262b54ee900c2e9ff4c0e1f43dbcf40d9bcd214c0ef5250d0"
     ),
     "bwd_dkv_bf16_d32_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4c3a46dee4cb2fca253458e1c42cc60f6a43342e24773bb33a180feebb6ad121"
+        "sha256:e6b178c40ae764a9a955bd164767a8441fcaa15ba440bcd45a3a343b6acfef75"
     ),
     "bwd_dkv_bf16_d32_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e1bc0e1a4d59d647ff0c5026b3b988ff787876cc7c95b433c929155fd499f696"
+        "sha256:a2844628a0c071acca0226fc83315e97f0535f6f4a687e8ccc15631b0d38047e"
     ),
     "bwd_dkv_bf16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:65c73ea3b4a2e973f6bb6869cb392629d5404e7e0ab9744a22acc195f5eb1e30"
+        "sha256:890e3ad8444d52f2dc1deeeb2d67a454ddc5e7f582e721694a1a608cdcf03c60"
     ),
     "bwd_dkv_bf16_d32_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8651f454bb6b98cd9baaa0aa63d25236dddd1408ca676525d58d4fa13bec7002"
+        "sha256:905628eea464ed6956b8ef79c4676c5d45a5ecd3619684182b2c3c89e39a9396"
     ),
     "bwd_dkv_bf16_d32_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8172eba37e9a1b1c258e40d31e9c6cfac98810c50130926843d063fc47ad6ec8"
+        "sha256:c319512e0cc2bc57ef63fd520b374232442e97a4eaf889a1ff67c65ddb107418"
     ),
     "bwd_dkv_bf16_d32_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:51fbd8b45e5ad911db6c63198d5b6882da253fcbad2b6baefff64ab79f36bfe6"
+        "sha256:37961d9f0f2087daf912805799ee80001f69984e10188d41194f09d20a1d6722"
     ),
     "bwd_dkv_bf16_d32_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:7ba036133ce1a1f469be4dd98919845690b364ad1308338f855f6e03e631a023"
+        "sha256:137479d661996d67fd4d27a80e6f9b9033224ffa7d4e66e7f7dda83f8bb8fe90"
     ),
     "bwd_dkv_bf16_d32_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:cf9c4db7c0b0c27852429bfe509c17e98043dd4c3650388a36095e2c2d06c120"
+        "sha256:4ed88842efc53659739aebcc8bdbe40c06dfbd6ca5e0d5cec70e48181b29da34"
     ),
     "bwd_dkv_bf16_d32_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:34a43efbcb8f00dc5deffc6a9645af0cad0be49d132a1e6b24ea7afe27955980"
+        "sha256:ac86130c9912f8e070544cf4a7c8c5e180d8cb397c31e7e6651838db6fbeee48"
     ),
     "bwd_dkv_bf16_d32_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3f58c240716dcb3847eb70938f4ea000e5268c52fb0a3bf690476ba50027c508"
+        "sha256:b1b6b7dce85229f78a7eca7b59921e57c003c429614d6db09607bf5249530abb"
     ),
     "bwd_dkv_bf16_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b09f2e79fd6ada3f7d79d79f423ef1935f5055070e4a5d42a43afc3df109260a"
+        "sha256:f126fd5f3ccaa64230f4d2201ac7903f9b557f37f04ffb9d6b35b34514f21ca6"
     ),
     "bwd_dkv_bf16_d64_alibi_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8ccbc647522b6a7b6cf7a0751315ba8786b0a18312fe8fe7860c6c713187ea58"
+        "sha256:da56b77dd27bea01068951009d969bbcebaedb0363a363e12ed2f4220e6d635e"
     ),
     "bwd_dkv_bf16_d64_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3215b6fd7e7e7df9e33131b424fefb2ce370562b23a8115921bcbeed2c1ca22b"
+        "sha256:e35f7a706e7ba7d58f5b04cbb0b32818d13faa35a1093df287e5f0124cc64e2b"
     ),
     "bwd_dkv_bf16_d64_blockmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b30f9f52f0b918f666b7cc3ffe77fc60690c0e857c939b61c86f53b22e21cd8f"
+        "sha256:6c1020cfe32affe2221c8f56dc3be33aac5015d1b5cff64691b51f8f0e28e905"
     ),
     "bwd_dkv_bf16_d64_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9abe6c04a1edee9b30a0d439c0080f4ee22c88d084f5d4b2fced97e2bef44420"
+        "sha256:77b59d7c2760b51dbdc22421b9d2795844658f0271534d4a7ae31c3396c67d49"
     ),
     "bwd_dkv_bf16_d64_br32_bc128_w4_s3_fa2_pointer": (
-        "sha256:02e153ef250e45e2630a41f56d82a3fc6f4e5529410f3d8e9ebc9a44901c4a1d"
+        "sha256:f1fa2b4bd7901aedebea3afe38f236cd6534bbc0a82da982e20c29c6979aa7fd"
     ),
     "bwd_dkv_bf16_d64_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ef5b0e08b968ab3ec741644381e6f404d11175690d58876aa8fa48662d34198a"
+        "sha256:567086a0104ff1169ad03ba599add403f1d18e6902af9c18f4d092f3187df95e"
     ),
     "bwd_dkv_bf16_d64_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:09276484aa2c3380caedafbe70c7ff6ba0d5c2d1c5bb668c1d4eb7be1bdd5a30"
+        "sha256:01bb3bd7be8e34aba0981e78245df6d9418128f3a8301ae14dc54804afe288da"
     ),
     "bwd_dkv_bf16_d64_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:dd3f5b37613147f04bbb1a7416b0738158e0792bd888a3d274c5c83e58d9aba9"
+        "sha256:2595d34c35187221e6f51e78999d9bd9e2f1572c5fbcd8b3d65880349e80cb86"
     ),
     "bwd_dkv_bf16_d64_br64_bc64_w4_s2_fa2_pointer": (
-        "sha256:44054c9c0885f8216dbb3114f4db226ed62e012dd8953fe287e4e68cec005d9c"
+        "sha256:d1b98abef4ce74aaef437b5c3f68a9f3db15fd174ac961be4ad1dc65faf0b31d"
     ),
     "bwd_dkv_bf16_d64_br64_bc64_w4_s3_fa2_descriptor": (
-        "sha256:9b67aa2b89b37d27b50fe52129485be654e86ee770f34c900516ed8ceb90ac47"
+        "sha256:cb7f6e606ddccf99b900b3d1da51453f12a0f119a423530577380703b5c87fc1"
     ),
     "bwd_dkv_bf16_d64_causal_alibi_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:74a4d6f18b238a0316feb74cdfeae946269d82f44faa11e25d8a54e61526553b"
+        "sha256:66c8ab2f86ac5b39d782f6f7753db0ecde0bc542f08041b72d2a738e597bdd86"
     ),
     "bwd_dkv_bf16_d64_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:05648aa0b5653181604ee0c9cf0c94f558cbc3517727b5b24db553952f40a7d1"
+        "sha256:7f40add3871a72f6cd98e79cc60067c9e20e566e2254022982ab8940c7124d7b"
     ),
     "bwd_dkv_bf16_d64_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:59bf9973400a262d9765eedf6cdcc8a5c6018ba063b3690e264be3edce3e1426"
+        "sha256:e417f52386b2d853d60a592ec77f01fa921d669ff5958de765148a242059e932"
     ),
     "bwd_dkv_bf16_d64_causal_br32_bc128_w4_s3_fa2_pointer": (
-        "sha256:edbaa989f3953a666f19a8a13dcb7aa99b2ee224e19b3b4b29cc19eda29b8288"
+        "sha256:99cc9edd646874ef908fb8af88dae87c111c216f08c0f511d642bb122504fe44"
     ),
     "bwd_dkv_bf16_d64_causal_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2e4289cadef4e0ae76cd643a57db866d1d4e0ab856cfe9d5bca31fc5e4c5f18c"
+        "sha256:5567be462dded48134594914e77613b227e6c6043e27d5a479183b658f600233"
     ),
     "bwd_dkv_bf16_d64_causal_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:668c9fcc07de66b8bee3ccfef1e1ec2c5112db472839ba243b76f9641cfa6898"
+        "sha256:47162442dae486fbcdcf2779dddc4c021a9d960c987536e914e23ac23308940f"
     ),
     "bwd_dkv_bf16_d64_causal_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:5b114f3d7298839f76be9929edbe2551cd82cc46455c18bef3909d4ccbfe520d"
+        "sha256:30f4e7c782b55cd58a026ece5cb751b0bfe82a7f9970085e3cef2a97574e388c"
     ),
     "bwd_dkv_bf16_d64_causal_br64_bc64_w4_s3_fa2_pointer": (
-        "sha256:93f16b00ad24330ffd2bd73ec6e7a50b5947b61522a656c63aae8ba047637016"
+        "sha256:1b1d13891a6da8b0db3fdf8fa862c8b689cf80ff4a9733bc8bfa9f1d930cc17b"
     ),
     "bwd_dkv_bf16_d64_causal_dropout_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8efc83228ad976642ed8abe9051978ceda09072df1f5ee3223c25362609624fb"
+        "sha256:dd2f37e2a16641d74e605090b79cb00b2146c3a94fc5c34535a952290e655528"
     ),
     "bwd_dkv_bf16_d64_causal_softcap_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0406a0e34048a2e0ee625bf162cee364bf90fa8e15949c9f93979af6d4bebec5"
+        "sha256:c820f1381837d9def56444498c88be073ab850da015ea4284bdb1566828581ab"
     ),
     "bwd_dkv_bf16_d64_causal_varlen_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2c3f985e3f26d7de2aa01fb7ca6d47aeeef8fac58819061824b526e8b51e6cbe"
+        "sha256:9854c58ba6f36388e1a7e4bb7a2e9ecadd38eb8c9d8bd8603985947df65039dd"
     ),
     "bwd_dkv_bf16_d64_causal_window_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d5ba0b91e5a8979328b27ecdd29cc64f4001fc9c40794ed79f17a22d27cdf639"
+        "sha256:606b9629a308ea2c21991de2c247217b429d3e6ba1e448e9e0f88bb322a6e630"
     ),
     "bwd_dkv_bf16_d64_dropout_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:178509c52aa6effa35b6fb91a152120b5d856377c72cc85420441add27bd7382"
+        "sha256:12e17fa2ed1b1da2f82ff9356902efc1e441daae676018d0467b5ef5d371429b"
     ),
     "bwd_dkv_bf16_d64_softcap_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:01e7c9d654c09fd067c1caabdf05fe7bf9b447fe76945fcf7c6b34c499e71990"
+        "sha256:49e8a156556d149ca0bece942d0695e5a050ffa5b4970c12ce642af11a13b451"
     ),
     "bwd_dkv_bf16_d64_varlen_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:1c64c3e68eea6b8fb446bf7ab0f4bb1fbe177998cccca7b95fdf23495dbc3402"
+        "sha256:c2397f27824d96f881e8f2e0ed8395500f4c39a33657da4cf174320bc695d9ad"
     ),
     "bwd_dkv_bf16_d64_window_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5726f097a5b61c0a7c70d3836be1412a69b1c36e1a8a48f5ea9f968eb0c20326"
+        "sha256:df213dd8248bb7ee9b007e11a3b7553b360aceecf15793da0b239290e33c31f5"
     ),
     "bwd_dkv_bf16_d96_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:7dd11dd3488968b97c6101b3ad6dd924a85e947a5fac4c9668a1da02eb5008e1"
+        "sha256:93cf4b688fa7477140a7b9b20e799c7fce2d83c31866e1162abdbcf1e50b8804"
     ),
     "bwd_dkv_bf16_d96_br64_bc128_w8_s2_fa2_pointer": (
-        "sha256:4ee35a2323cf68b9bc2df588b0e2a7f919e12760d0e36419983be15e13313e6a"
+        "sha256:94c762578d5a22b04a912cb3ea819e7b72fb70facf47deaa7e969124bbe94c8e"
     ),
     "bwd_dkv_bf16_d96_br64_bc128_w8_s3_fa2_descriptor": (
-        "sha256:e837ad87fa7d9585517b497d8a176f45f9ffdf65015d07cde95c4bf2c557e688"
+        "sha256:d0ca4c8644b0c650d0d382dd1db747a81251632b347e73f7d40331c24f6d1bf0"
     ),
     "bwd_dkv_bf16_d96_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:c7b1a8c3041b518ff906650ff9ac8bd0de8f3aa9ad301f272c267b0688894389"
+        "sha256:18d2966841131e212ebfee240b861cd1816f6ca670c208e7b1aa3c1c537e6a6b"
     ),
     "bwd_dkv_bf16_d96_causal_br32_bc128_w8_s2_fa2_pointer": (
-        "sha256:cd2dc75d5afb4a436d6cba5f181720feb643ddcec72d409dc57053b34986ac6f"
+        "sha256:7b066272110c2afae8808fe079b0c3573ea5d60f43a42bba62ab66124369a7e3"
     ),
     "bwd_dkv_bf16_d96_causal_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:53600dd48dba4cf1c8a045d4a4de53284dab7ef9e5a4fb45a667c4b03b437cb7"
+        "sha256:41e1ca5493224ea1062fb34c6437541ef9315099dfba140da18c829c4ec78bd9"
     ),
     "bwd_dkv_bf16_d96_causal_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:0f045ac0d85c36d27daabbff39c63ad1e2d5a97d773bba6987efff9db829bae2"
+        "sha256:0598a32fbc9a2c4dc695409ea726b88080ff0d8dd43b3ba951414c6356528519"
     ),
     "bwd_dkv_bf16_d96_causal_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:e000899854e8137e6f7efc1e0ecd35a7f0a5e8f54c266746df041607f36f3e2d"
+        "sha256:1985a2148059298334432cdce3d86ba527cbe84d7cf1d2f17bca9021e2bb6d9f"
     ),
     "bwd_dkv_fp16_d128_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c6fbe56d18efa2f96b98016722ce8226038b8452cd6b92de4354a635dee4f020"
+        "sha256:1c24ce48bd5c1ba9ffb728d13656db32e59950eb36ff5d51a1862dff2bb0b701"
     ),
     "bwd_dkv_fp16_d128_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:452417f95b24cc7712db334bd360542c14e15a6d513c922fabb77afe44587378"
+        "sha256:d3f4fe62b243fc7c3c6ecc1b647d76f5d5d7326cdf754f89f241b01d58c2d6db"
     ),
     "bwd_dkv_fp16_d128_blockmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8880e028fd7161a027821869bf950e7d20a144e28c02817589b46d9d3b8cbeef"
+        "sha256:aa364dff43975be38582845a92cfd415b29bad343db5210109670d5e27b0b44c"
     ),
     "bwd_dkv_fp16_d128_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5d3dccc4cc512f77acb2be88a772571736277bf1f90bdf184f8ac61155f444ef"
+        "sha256:6744277f73bdee17b4f2c922270317539bac85b17319f1af1b2bccfd7bd1cb8e"
     ),
     "bwd_dkv_fp16_d128_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:dd5b3a59105210ba3d34b1cbea281e1b0852f88390f4340ebf28fdbca76c7155"
+        "sha256:9466d608880d0234dca6666789abfc17d9a6a6b050ca391affea75d239c61346"
     ),
     "bwd_dkv_fp16_d128_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:9ef3786e91b8601a14b8e5954baa79365133b5af167b42ace85c30df5f27eee8"
+        "sha256:be1292019b18bb9f65cf9008b55ef225ed77283cf48bd5a017c1a7d11905d2c3"
     ),
     "bwd_dkv_fp16_d128_br64_bc128_w8_s2_fa2_pointer": (
-        "sha256:82e300a01b0e9cc72cb39fff7e8bad18bf3cf576067940ca799be4da3eb5bef5"
+        "sha256:4c3ddc96aa7bed8109db1462be775f8f87496fe17cde745d535653ae31fff8c5"
     ),
     "bwd_dkv_fp16_d128_br64_bc128_w8_s3_fa2_descriptor": (
-        "sha256:2a9e750aeaf53b278c486d8c540b77d00174683d513b07226b29a2d87494b65e"
+        "sha256:b03d1b202f782ea494698463c1c8fa9b61d30ef13c604f02fb8efba72a696ba4"
     ),
     "bwd_dkv_fp16_d128_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:734fee18f9f27770b678c5e6f5696d2de27168a3bd9629720af67ea4eb7379da"
+        "sha256:2bdbbfb47f7a31eb5346dd88dccc1d6f31bcbdd67f6419391d5739eeead2b97d"
     ),
     "bwd_dkv_fp16_d128_causal_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:7fcf800a91fa1411b336a900025cdc081ccb9756894d3ec6edb881d7cc04762a"
+        "sha256:c12470ca479ffd7ac355529af5df682ce0ae193c60df8c048102d64943c0ff12"
     ),
     "bwd_dkv_fp16_d128_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:81349e630aa2735f9eb6f3fe8c400025c99335883ef9e6c6b4b603cb2f47b5e6"
+        "sha256:a5b2183c7f6013e1ec7bb09d2c33bddbde787ef8540beedfa0e9136f9c15ec28"
     ),
     "bwd_dkv_fp16_d128_causal_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8ffb854afd1cf5ee19a437ebd1c3499a7f82eee67c3d2395880a2d5d55ad28b1"
+        "sha256:2f7ae04ca9f71cba8e5cfd0f434ce7df6a5c79a676299a0112e00a174bdf43e0"
     ),
     "bwd_dkv_fp16_d128_causal_br32_bc128_w8_s2_fa2_pointer": (
-        "sha256:dd3830cd8cf18183198b3ff9c6943e7ae65e0975392e4d457aaae67d361fc07b"
+        "sha256:14759ce5e78fc832e1b3b6bc723571812e296d4e3fa02d4874f2d1f4dce5a3ee"
     ),
     "bwd_dkv_fp16_d128_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a851ad5b795f6f96ccecc226a8f6d9cb16803ea4a4eaeb049a70b4b82c220c32"
+        "sha256:379ef072ef995675dc81f72f3e4bd978e3e4c47518fda194b95769eed68ec1df"
     ),
     "bwd_dkv_fp16_d128_causal_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:2259686de8eab4b23b7f7f778d64bd15b22a556dd580592e2ef7cdb64568e95a"
+        "sha256:d650a662415a55d668b6e3e9022004f658a912a2b205342c01b2d4a94a87cdf2"
     ),
     "bwd_dkv_fp16_d128_causal_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:d73939ae8887de345f8223080d6c913ecd464167ddb532d3a4188b84e97ef92b"
+        "sha256:0ab05395e2c3d99c1942de4664e80ef4d81728c7c61b5c6ac07f8007077db0fc"
     ),
     "bwd_dkv_fp16_d128_causal_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9f1943ecde2671dffa70cbed4d68a0478e1583019a3a910f161b59ffecc78cd0"
+        "sha256:57720016ed5054eff2e55ac9e4916d844c3451709b07e27145b26765ca33dab0"
     ),
     "bwd_dkv_fp16_d128_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ee85412607291ada32cce96b11c8b83f8ae5f8913c038e8e1717a08e53c9a5d2"
+        "sha256:bc25624e6732817996c85b475eadcc865cb0ba9352b5da84a2bf4d734f1ea46a"
     ),
     "bwd_dkv_fp16_d128_causal_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3cd8afd6170bae24803b5149543fdee8b3d9c1dc047bf19c555bc8e6c17b7c95"
+        "sha256:9ddbbe72a50bc5416292d173ce474ce8a6ea4f9d4959e4e37f22dce9d7c821c6"
     ),
     "bwd_dkv_fp16_d128_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:26dd1702579f183a2ab4670e8c96e18314c914886be4e7398cce72b41c0be802"
+        "sha256:2154ecf84428cd6bc6efb40384acb3f977a4dc86f469b79b1507fbb880f57b7f"
     ),
     "bwd_dkv_fp16_d128_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:770a6e695ce977d1bf45f50d0a83a90cc7395c8af6fac9ec722378aae243b64d"
+        "sha256:d5727296386ea310c52137dbaedbf940840a5363f29704574f03715328fd70a8"
     ),
     "bwd_dkv_fp16_d128_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:007ec391320a14e01575c8aa84d087bce92fa20350abb59fe6d06dfa98515113"
+        "sha256:41a9b91d330e50c1471da92efaaadf5f59ee29d9ade8bfb39e00bdab39d096d8"
     ),
     "bwd_dkv_fp16_d128_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d4cc4ef96c172915a1683f8ad140dc0dba25449714aec723351eceed8a9e8c33"
+        "sha256:26261fb26407db55b575bb8886126534df3cbcae97b312da41c9c83ed84ec69c"
     ),
     "bwd_dkv_fp16_d128_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:782ce6cb1d7e36a05c29cbada48d786c4e407da6c1f4d7692cc9d5e85eaaebfc"
+        "sha256:c2e5c25a0b76c7f2793d7f9a5f8f40e569bb141ebe5c07761a754d53455ad192"
     ),
     "bwd_dkv_fp16_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:674b4f7143613bc3f21feb2f32da74a863b60ecc40053cd736534832a24e5e2f"
+        "sha256:52d09aef344475d2a249ba95c72151e88e643504bc9d6ad703b64b795b25a1c9"
     ),
     "bwd_dkv_fp16_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e3549a5e745952f87bcfaa09ece702a7d6a7c05b2f552ec85ded7a9d822ad8f2"
+        "sha256:0fcc42efa99be88b92baa67bfb6e230ac9c8790242ff1da7579774f806d3e3d8"
     ),
     "bwd_dkv_fp16_d16_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2168ecb70f8b8f443a0cdefa614f40f162cd9003723adc21ef66776d8efed591"
+        "sha256:7cbf2e947090498efb26d2b69517c4007216b1fd4bcfa55326b5b3bc19e0b2a8"
     ),
     "bwd_dkv_fp16_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b80d95b4d55e677e9e0beac9641c31e79bd7a46e09603c37eae9bfd0dca5aecc"
+        "sha256:70d0f8edc3cfe18718d71d6602b1d0815fb8fcd3aacb1fe8339074904c259ef8"
     ),
     "bwd_dkv_fp16_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:7af70c560dbe85478f31b384f3d6fab6582fdd4a030c3d9eebfe1fcec52bf323"
+        "sha256:b0fa41b569f16edbd76a6591543002c9050a218a34887920ca21967ba24a870b"
     ),
     "bwd_dkv_fp16_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:548b1a1339c4b78e140455ea1540f62cb5ec59f857e022f17a4d610432483a6a"
+        "sha256:814d6c870f2b1baa2a42b83274c388625509b34e2739587fc5b8425ca9aa32f6"
     ),
     "bwd_dkv_fp16_d16_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f69cc68c42cbd33d765ad569d3cdc5daee52e28beca9bff8eb7aa8b07cae7d1c"
+        "sha256:e8f3a3ab327151c6519904460b4733a73103e3fc87d3ca4a4c95bf0f110e0b41"
     ),
     "bwd_dkv_fp16_d16_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8f9684ecbc0b1e2dd01d55d925840fad972bf60903a70160ff7e538881fe1e36"
+        "sha256:38c9c2c80e8ea4f145e5f587d0b4b694d9e689093ee8df80a586653840c2e820"
     ),
     "bwd_dkv_fp16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4144ce970a67160b189f61e931d64b503c8c69c4d8f980b521fd227ffdd0953b"
+        "sha256:fe0426ad65baf3dbc4c9f90d71594b204118899563b8258dca16a17839a2d971"
     ),
     "bwd_dkv_fp16_d16_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:89c5b88e6fc42233da1993695fc6129c44102aceda54673e57df61ee79a626b8"
+        "sha256:d56130278c04d2b8f5d9c4ee25174a9fc8408d275bf1885e12a54396a88a614e"
     ),
     "bwd_dkv_fp16_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:fc81922668fb0a8550c7101cfde478905a5079fa6de3a019bb3cd60f53a73e9c"
+        "sha256:3bdbcec64445426579f41e27da1211824dee52d7dadf3a2157d9dc5ffa767840"
     ),
     "bwd_dkv_fp16_d16_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:831d116e7c9d09389629784b80038e6efd26081b91ae9dc7bcab0df689dba561"
+        "sha256:afa8b2f627a31e489f54d128e45c0f12cde3d6aa8adb222074bb2fb2d593c15a"
     ),
     "bwd_dkv_fp16_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:77ef41dcf5cacd519143db2ec2eb670ce32049791756ed448d797489937d8723"
+        "sha256:62f4b27b17ed1234e2e0a97488bf2d51e1425b2b860d4de688d3435abe34e04a"
     ),
     "bwd_dkv_fp16_d16_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0ee8ab0b91f39cb11c21b03388bbb36615dbc8f1da606164bcb9ab1bc7301a98"
+        "sha256:bed12caeb46a9fb31f13a5c430b7cd8f291d595c067b20c912b314910a6aa9e6"
     ),
     "bwd_dkv_fp16_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4e8d118250769173e87e61a24211ca0a736734fa34b2729da0e1bc8453ccf741"
+        "sha256:fe79c03c097a1df11b7dbd6b635aaf0d3df90aaf90c3b67ffc0795f280ee880c"
     ),
     "bwd_dkv_fp16_d16_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9221157f65426e95ba8c166877b415ad53944aa201390ae5c18ed63edb999c45"
+        "sha256:daa94de69ac9a5245ce9e15b3a3693076600d1ac88b6a06d825faaae5a79caa2"
     ),
     "bwd_dkv_fp16_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:29f9dbd97a565fa30fb9482f150bee6aa18d8d4fee6a3624a4d73f7502dd6c92"
+        "sha256:23997321d3799555c71c63e3e606dd695730dca655e4abd2ee1f776d8d1d7ba8"
     ),
     "bwd_dkv_fp16_d192_br16_bc32_w8_s2_fa2_pointer": (
-        "sha256:c86f0a0baed5a186dcee5a92b1351ea91062b35f105a0290b2a08b51551506c6"
+        "sha256:da984ac1ddb0cc1a0513d30b2099ce26e61a1554677f0cad1e594c6616afbae3"
     ),
     "bwd_dkv_fp16_d192_br32_bc32_w4_s3_fa2_pointer": (
-        "sha256:63103d8a4f02d2b615adf96de8ef73df979f8eb1571f49b1f9a3efea2159b81d"
+        "sha256:7d0a724bd8bfa60d8672e4316a7556d5f0694acc00416a89afcaded20da54d9e"
     ),
     "bwd_dkv_fp16_d192_br64_bc64_w8_s2_fa2_pointer": (
-        "sha256:7a427f414bb96ab6bc88f61afc56242c19087bd0440af2b199f7e6a8905a899d"
+        "sha256:c0847a44584143cbeb22d1b5fcbc5b1212298af5135e583a2133ef99791fddc4"
     ),
     "bwd_dkv_fp16_d192_causal_br16_bc32_w8_s2_fa2_pointer": (
-        "sha256:4d53702708ddfe117d888d35386892a5d7914d69477debd4ba8997104ab4fd55"
+        "sha256:dc530e6d126bdb076ea6e06981f6d33976a0e88109c942dbfc56c5fc2819acd1"
     ),
     "bwd_dkv_fp16_d192_causal_br32_bc32_w4_s3_fa2_pointer": (
-        "sha256:ba6affd7e6df385207e6e975e034efd6a52067c1e67a4e65400e4232d58b8d81"
+        "sha256:1b284590cb9da16edd25e13786c7656f86393ba9a200ca89aaac3bf0e86e93e4"
     ),
     "bwd_dkv_fp16_d192_causal_br64_bc64_w8_s1_fa2_pointer": (
-        "sha256:878736c916241150ff3a40920437d9b5d24153721264e4dba6eac39c3fabf20a"
+        "sha256:e7eda9efbfc1ecae7f2f5d93cd05637bb207cd40a14612985a31075f6053ba8f"
     ),
     "bwd_dkv_fp16_d256_alibi_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:167b11b6702a9e27a7a0e55ae98e1a042e78092082a2c0b5126d38ef58b4cac3"
+        "sha256:ee6955d1a48b737424738597629eaf791488a57ef31632b18e5a8a3b3caedf0b"
     ),
     "bwd_dkv_fp16_d256_bias_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:337e26dd1382491621792ca3f5be2dec0302e0edc99001e068d92abe1dc1842e"
+        "sha256:1c14243e23ebb3d3a58cf79501f76be98eea0c076e7908364f3b1229a313e75c"
     ),
     "bwd_dkv_fp16_d256_blockmask_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:dbfa075fff727693c2c39cadc0219ae84d34e8ecf098a075dde3f4cb3f1d67ca"
+        "sha256:cfd2f28ef9f21a5d0ede2e6a1bcdf32029a1291466204b1efe86a6dc216e3aeb"
     ),
     "bwd_dkv_fp16_d256_boolmask_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:6dacfe053da0b52c436f6ab5683b9f80328b092a1ec881db95d13dfcf4296ca4"
+        "sha256:33fa06ced233a3ae35ae299ee96eb58fa1e6d86c93d638d0bd31eb89eb6be8ac"
     ),
     "bwd_dkv_fp16_d256_br16_bc32_w8_s2_fa2_pointer": (
-        "sha256:3dfd8289622724ec364f9772fbb5a7a84b73f0f6f048824c8abf561b0e204d32"
+        "sha256:b6248298d2932f121530fb9df0cdb1a21b9a15c7fdd7025989ba2a4fcfa077a2"
     ),
     "bwd_dkv_fp16_d256_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:c401f491e38c43692973488910e03993b2b8bf760debfbec45a10035c6365f75"
+        "sha256:457d2c3958b1ed0f14c13a14c0a2d94a206fc3f66ebe374f78c643887c5316cd"
     ),
     "bwd_dkv_fp16_d256_br32_bc32_w4_s3_fa2_pointer": (
-        "sha256:536abc5ac781e00c213696e8af5f19f44c08ede8a5fc5aa9cff68c5ec051cfe4"
+        "sha256:280ef0ccb466c4e6336678658d7a3618c30ee6e5e710f87b4cabf731b98ca737"
     ),
     "bwd_dkv_fp16_d256_br64_bc64_w8_s1_fa2_pointer": (
-        "sha256:b2bfee32d806d007860c086383d64b2594ef563fa764fe115dd943b2dcc22df4"
+        "sha256:83f84364a9c2d875af3e65b1a5d4e19678c264bfc80cd24021fb7a2ecfc58411"
     ),
     "bwd_dkv_fp16_d256_causal_alibi_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:db675dd80b76691c0cd9924bcb49acb677236e193134487ef20498785462e5d9"
+        "sha256:a8a7a0ad87f780ca9007bd07f5d883290eda8a1bf00acf01e18312b5f0c0d8ac"
     ),
     "bwd_dkv_fp16_d256_causal_bias_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:45b1e2de483228f61c9ae395b84cc3ec9e42ac5db4813e09c64b179265cfbc7e"
+        "sha256:fd44cc5168878eb88e5c3ae0a9fd4ea8c9abb524e842962a7a4d960f9de60d38"
     ),
     "bwd_dkv_fp16_d256_causal_boolmask_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:6199c79ba452e10ac5005f1d216dc447c163f50a7fd22b1a418f73348f43b31a"
+        "sha256:d71317dc66e8d4543053db232fc377d37b5f8a2dd35288bd053ff67a490f9d59"
     ),
     "bwd_dkv_fp16_d256_causal_br16_bc32_w8_s2_fa2_pointer": (
-        "sha256:adde8420ef54dbf7dae204d670d81451b61ac32561ab4226cf527a4a1fe8db2a"
+        "sha256:f7931e2d5a91f7b59416cc72f680e17a48bcecbe625eed88464ba749a20b37c4"
     ),
     "bwd_dkv_fp16_d256_causal_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:3c005251d838ac763a52f2175e2172d8195365bacea85ad07028a663e5b9d298"
+        "sha256:f6daa08546df201490ad3ce1d7d5d2acb199394abc8c0f978b4040486e225dbf"
     ),
     "bwd_dkv_fp16_d256_causal_br32_bc32_w4_s3_fa2_pointer": (
-        "sha256:08ba27c1fc664f1e827dfbbb14b7ec88c46626e1c4817885c461a2f0d1d483ff"
+        "sha256:c0e56cf6637f58e9506ca8188c78322a4eb196c9f0e1b38cc26ce64e526e2a58"
     ),
     "bwd_dkv_fp16_d256_causal_br64_bc64_w8_s1_fa2_pointer": (
-        "sha256:1b07aca48887df22029597f2745c79202c52adba5a4f1f512e8d7cbb11c1f960"
+        "sha256:106af61419e6724047fde42fc52632874d8d4882211ec02e3ddec07d47720402"
     ),
     "bwd_dkv_fp16_d256_causal_dropout_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:39b83701313b0a40a67d3ed19a0828c8ac29d3047396dcecc03649e8ebeb80d5"
+        "sha256:be751b4a60c41394704629192a35f16f781ceb36b0b19ce52197c30594d2318e"
     ),
     "bwd_dkv_fp16_d256_causal_softcap_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:45d3459bb76860340a4dbb38bce7bb48125a043708cc97167a7cd7cc172348a4"
+        "sha256:ea36f07687b8cbbb4760c3934bff8d96a7999ff264d52dea27d8adc63abd0347"
     ),
     "bwd_dkv_fp16_d256_causal_varlen_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:92d6ff6d2f581bd9668b80022e67791f810af2598a0d21f04a8ff511fd933a4d"
+        "sha256:9a7342b04335bc71836696745012cb5b898a4ebe01f2402782f67021d574e601"
     ),
     "bwd_dkv_fp16_d256_causal_window_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:69cf031b005005dbca9bbc4b3a7cacced3f356ef97a18799cb7317b2dfcd2c3e"
+        "sha256:eb8df7b069aa4966694709f19698d19bfc20c323a50f0b8d85f2904631677ebc"
     ),
     "bwd_dkv_fp16_d256_dropout_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:0a6276e474e3c8c4d6e91b7a26803fcb58b56e78a579bc5440153ac3b63d99df"
+        "sha256:2a42f74126430ceaefe9c5ea2bc7c99017d4403e444e19bc07dcac6c5d724c5d"
     ),
     "bwd_dkv_fp16_d256_softcap_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:249f3645c2e10a282f3178e664150a1061d7de78890ac511d0b7903b81347521"
+        "sha256:ef0055cc17605e7033e9ae258a76d1ec0e12dd8d5c60d083502fecc29b730633"
     ),
     "bwd_dkv_fp16_d256_varlen_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:c280608d11bbebb26b7b8b9b49bd780c459362c70026cb575197e2677e2b3beb"
+        "sha256:e980e787a0a1ae67676f3748aae0738ad25ddbdcaa63f94dc8a20c9a9a3a1361"
     ),
     "bwd_dkv_fp16_d256_window_br16_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:e1bf4fc905b05e1f719c8ba6326c5c249f012903b1486c7128ba4d607aa628d8"
+        "sha256:e0284a101d363c2c314a94faa53bace4f5bf04eb2c251dbf58f2cda3fa19c8a3"
     ),
     "bwd_dkv_fp16_d32_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:7770009c7f9a761f2a6e297a94cf4c051f8e30ac11768c9aa5061d3bc0f1bc00"
+        "sha256:a8a494c574068c1f62205d11e975bc38e1e9754e28c7f68897e64cc7f3ff4359"
     ),
     "bwd_dkv_fp16_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:17e1511c07f9eb816098da8b95672128a3cb9793327f6193bf81a95fdc3af9a4"
+        "sha256:aead85591a8fc18d4df46ba5058aa0d75f0d2d8d7ec2e0f65b2bd5a0b19661f1"
     ),
     "bwd_dkv_fp16_d32_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:74455cd4b997c9f11411451b32d7051d155f43498fbcb96e8939e37effc1b5ea"
+        "sha256:10bbbde008c37ee7a761af4c84dbb33043d090f9ebdd130943b0f4f07e4f5cca"
     ),
     "bwd_dkv_fp16_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:474033c8b36cbb74334ec4e7bfeeabe2e49f6bb2fb8baf0f68bbbb21f217fd5d"
+        "sha256:bf79fa1f0faec2d20f268d46a6d64377ef9b5b994d864c38855e4885f903fdfc"
     ),
     "bwd_dkv_fp16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f7051ccc3251c8f189ade9e74d26cc1e2a329508e833078f1c4c04c445c863a3"
+        "sha256:46b0526030f7195174cd451e84d9989b4803c4b56a902482f80be5daad05fbe3"
     ),
     "bwd_dkv_fp16_d32_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:97c5e376ea0a186242697af488489f78dd68318c4ebe56ff0431aa8bbec2142e"
+        "sha256:97cadb8fff99bfeba423f55be6b33a917faaad51fc01c287e7517ba1ee7d56fc"
     ),
     "bwd_dkv_fp16_d32_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:82b43866e68b294b652d4b2a843a803b05755bd2475b79fb2c102e61d686ddc6"
+        "sha256:be12e77161abae0fde959584c6ce06ae226b4048e68233956b1edb315ca34458"
     ),
     "bwd_dkv_fp16_d32_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3380a783c266a2bed180bdfc1a70a60ae2af05c77b999385feb378c89d3f5869"
+        "sha256:8f72bd02e872649ccf7617906331b6744ad76e2d5cac00a2f8e296dfd7ac94dd"
     ),
     "bwd_dkv_fp16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:35929841741d5af42958f9ceb79d56c87b01e3b3c3a1f3196e6272645616b440"
+        "sha256:ef20473b4653a3fd5e4f0f8246ade653c0cb15d8b9e1df16a79b6e7314c5e167"
     ),
     "bwd_dkv_fp16_d32_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:65dff1a793e9c2bc503655a8ecd51fba36a87e5aab6c6c0fa5bcd16ba685caf5"
+        "sha256:ce23723e1f8a881a1c5a3dc73f24e678897fc1d1d84b47e19028a8a4ebd46643"
     ),
     "bwd_dkv_fp16_d32_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a7d408e52f7f4f94c93a641f9e970cf8844078cbf200224f3735230ca79235e4"
+        "sha256:b8e60c82d5aa2afa7000a58b88419984f54dbb9d0888fb541f386536ac5b86ff"
     ),
     "bwd_dkv_fp16_d32_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f1920f987a13d5e80f8ccb57a91fee2f1e127bdc8f8803327012fc7b323ad445"
+        "sha256:fbdb2f847aa7de405789cb2ff6426264a59e4e134f834ab53c2b4fc36f5742a5"
     ),
     "bwd_dkv_fp16_d32_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:82aa6ca50311faf786e88ff05ac5f684a531b58dae5d565919ceb40683b413b3"
+        "sha256:5d4a365b7fb001f61682c09edc746737e3477e1884d6634b3a1f4669b6f82eb1"
     ),
     "bwd_dkv_fp16_d32_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b205eb339657ee6e92ce127e266d953fdf880da6ec981d63cebcd02b862ce18c"
+        "sha256:d8cfe891beb0d458852ac7c7e0033d4cfca52b1c7bece26a64b3d16394c81d96"
     ),
     "bwd_dkv_fp16_d32_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:37c3e294a90f8fb5b78999556a0bcbdeb89827a00721a2cccf291a0dcd2dc399"
+        "sha256:15e8049d1bdb03354f2a18d81eb04b654f046cf7421812bdd049933601aca48c"
     ),
     "bwd_dkv_fp16_d32_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e995613ddc8f821d5d4b512cd5bfe7e5fef297f656f32fed75e567942b206975"
+        "sha256:5d965e81cf1be4f015b6863fc2d1f660a10119354af4c81017470835f9d6bce9"
     ),
     "bwd_dkv_fp16_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:eeda7035fcd67b2a2f656a21b10bc18a3cd1b338786daafbad04cd669be5ec8f"
+        "sha256:138c963527f249e6cacf631d1c7f5b5f299444d40b87efb02301a72da0324c15"
     ),
     "bwd_dkv_fp16_d64_alibi_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3feaacd0ff0364371fa63d13d98c5110167bcb3260785cad27f09030b4ae0ba8"
+        "sha256:61b3f371c750f1e643c686f10da1c2562c0d3b0fca3dfd1b8a28853f66823c52"
     ),
     "bwd_dkv_fp16_d64_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:53b0b9c2ffe4832da55a8919f4b0d24f3eaa5ab039336929e63ec145c3a771b3"
+        "sha256:eee8ad9053d9ab673ea911f1009ae0760850becc166598db6b1bfb941c8da5bf"
     ),
     "bwd_dkv_fp16_d64_blockmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f4931e69d37a13a129d27c12440340ddeac808d523bf523fa9624a435abca761"
+        "sha256:715ddfe6e7f4bd469c9e05bd54abe677468ba87911300f88a897e53d71134aed"
     ),
     "bwd_dkv_fp16_d64_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3522be954fd9a4d4a1f92176ecf928958e98e9ad585ad11eb3ebefddbb39120b"
+        "sha256:59815623031f037edadf7020a16e33e5030f6c047f1690fe14368af7867733a0"
     ),
     "bwd_dkv_fp16_d64_br32_bc128_w4_s3_fa2_pointer": (
-        "sha256:55f2e96fffd882fa05d7da1f135855950c068990f8f7bf309ed94d1d70f82d3a"
+        "sha256:c7ce63beb03bb379bf409cde76adc1df4ecee02a2044ff973674671b081d732a"
     ),
     "bwd_dkv_fp16_d64_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9e1b56c25bbea41c098c86a4229f44b4ac3293a78e6386f8bda28cca9f782ccd"
+        "sha256:e4ffb1fee1ba5cc4afd6848758da3fc882f256669d596f37eb31b3e19d03fa06"
     ),
     "bwd_dkv_fp16_d64_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:a16bc5daec7751285738c094f7ec63989f640dfd3b695406bf2b3fe398305102"
+        "sha256:f691485584d7c0da384b8b81143ae685399eed013c7eec6bd0497ede4875b3c8"
     ),
     "bwd_dkv_fp16_d64_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:56342fa61124e3d72d4e778eb0ceca3bb02b00a80357f71f9f108617b33a9026"
+        "sha256:e462cc6ecef5e64e6851be26f7ead0dd93e27a1e6dc45888b5c08b941fdc5326"
     ),
     "bwd_dkv_fp16_d64_br64_bc64_w4_s2_fa2_pointer": (
-        "sha256:a0ae46fe799fe5aab27433a096b9c5d00c7c99bdb1874738ca228fa80a7414ff"
+        "sha256:82636259a08e556d77ea1240ce83086524b727d64bc63f99adc228ae1da48ad4"
     ),
     "bwd_dkv_fp16_d64_br64_bc64_w4_s3_fa2_descriptor": (
-        "sha256:7fe753aa271123fb5fda720b82e775767a09708740988faebe59600bacfd75bf"
+        "sha256:095dea570f910f8af2846ce5a55216aa882e1150708f3479b18dfeeb18c0fa0a"
     ),
     "bwd_dkv_fp16_d64_causal_alibi_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9bb315a806742d87ef10dcd1896aea92265570aedf1a8fe2837e1ad0c57babaf"
+        "sha256:e73f1459e28c326fcb7a97ebedd02af771fd9bbaa2bb79b5847c9a7eb6f7ab11"
     ),
     "bwd_dkv_fp16_d64_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ad594973c88b363563cae5385f67979b70bf5ca6f5fea7f04bb3cab3dc6d8ce9"
+        "sha256:be265f7c12dd41f8c829dbee025edf4dc6a7ec49f5038c68a07a953f6b683620"
     ),
     "bwd_dkv_fp16_d64_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c36e851057de93551b3db8f39ee3499125d6a9d0a367efc4c35ff41600ed9fd6"
+        "sha256:fdaf86a38cc8f40a3e20616ade65e90528c893b638bdffbfe9c40e8c0cd9403d"
     ),
     "bwd_dkv_fp16_d64_causal_br32_bc128_w4_s3_fa2_pointer": (
-        "sha256:7f94ff9cef8a3c8f1f9020549916eb9b3b86c4b56dcb38e164102337ab9ef82f"
+        "sha256:72258fba5d5ef4456fe2cd65ee48ea5e90ab5d102015a58eac73a880c2b466fe"
     ),
     "bwd_dkv_fp16_d64_causal_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a90ff09b9e1731221a745dc8814042902fa59ef804a926021a38598eb983fad5"
+        "sha256:8c2160137441d75b82dedf141a1887c703199977245c10ca81ec535a38cf36da"
     ),
     "bwd_dkv_fp16_d64_causal_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:af1a9b85bc17f0444d8eacd6cbaaf57d362ceac0e3500f8b4adac0728fd6f9f8"
+        "sha256:edb2da7866a1f2b5704d2e74a74873f484454853fef7953736be724288bb272a"
     ),
     "bwd_dkv_fp16_d64_causal_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:bcc6f75ca09edf48da571479647d1690d34651e082a96efa79fa8e543d3a1044"
+        "sha256:7b232ec308dc0d1b494a5dcff0db5508ae9ab14f2072e0a285521e87cd47beb6"
     ),
     "bwd_dkv_fp16_d64_causal_br64_bc64_w4_s3_fa2_pointer": (
-        "sha256:38cd1684985b05b8a7050fb08bc749c2375c9c4698609e3c080e2ac8b602021a"
+        "sha256:54263c58ba000752f03aeb005c743100eb5d6a6fb594412fb4d037ee12b8a05b"
     ),
     "bwd_dkv_fp16_d64_causal_dropout_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2d32a2d3f8331f0ae3db67273545e9536b3f1b7663a04e696b886f2b1d8083e7"
+        "sha256:3eb34ca5db08662c2ac487e1d8cc44b5fda3911a9e523e2e01a708bbb22bd419"
     ),
     "bwd_dkv_fp16_d64_causal_softcap_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:165745ea526ddb01e3e9f4884eacc6a6b4b7bcd40ac5a55086430e3934c0be11"
+        "sha256:d4e87ef5d93e41ec5bdf963df86e1c50dd161c7385f524c7b7aef391aeee8a2d"
     ),
     "bwd_dkv_fp16_d64_causal_varlen_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:bf4fe1d4d88fdb1f91fb417c46a0b1dc66871688febdb90af76662cc77bcb9ee"
+        "sha256:41a8a6bf1e4b36b83dc533214287d2941ab22ce0d3a837a358f63625243eaa30"
     ),
     "bwd_dkv_fp16_d64_causal_window_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0bca3ed727dc848479a122cc128637cf1f8902769a04d417f7d54c8593559559"
+        "sha256:9f63ad62b61e0316bb5ba1787f6879cf7632d8b9039cc9ad6b3fe4254c8840e3"
     ),
     "bwd_dkv_fp16_d64_dropout_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ae89fb3c1186f105fc8599800df93e20c005672ab46c70d2ba0f525f2a6c2313"
+        "sha256:328b985a16cfacb9dcba21bfc408cdcbb73f061140e87a1405a999f988155464"
     ),
     "bwd_dkv_fp16_d64_softcap_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:fc2a8abb886a27495795bf66ef6a3c80178df00267b98dc34612cbc4e7ca51de"
+        "sha256:221f62ecdb45e263df98d9bf5ffcf5296134c0e68b2de78d2d33307b400751e4"
     ),
     "bwd_dkv_fp16_d64_varlen_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ffeb765bf181e32d6219ad9921969765dafbcc2456fe2b3731465b878303526f"
+        "sha256:b95c55e6a1c64aa8e36bc68464b23a9b108e356f2bc4708fe5b9734d1b0ded4c"
     ),
     "bwd_dkv_fp16_d64_window_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:7f801a6b5911a3d8e6c12ce8a1b1755b7566a193e486695dc82faab8a0a12d59"
+        "sha256:4ee7fdbd1c2425b6e28c4507ff7c2bfacf97348482ed943a668220201e56625d"
     ),
     "bwd_dkv_fp16_d96_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:3c14c98860e80315a86dd2dfc3439c4654bbc88135dd567195d2889ccd3a24ee"
+        "sha256:dadeab8dbe0339154fad16272b5da4490748a58b292c6c33a67721bda59c265a"
     ),
     "bwd_dkv_fp16_d96_br64_bc128_w8_s2_fa2_pointer": (
-        "sha256:264ab30c603fdd3a0990e63eae44f37b27c35614025f08771dfe2c07c92533c5"
+        "sha256:5d562e0c452e58a227a601b6d4331f7b628473df081bf74c6183f641385ac645"
     ),
     "bwd_dkv_fp16_d96_br64_bc128_w8_s3_fa2_descriptor": (
-        "sha256:95ab2934521fcff52106673ca83fe19d4f23fd3c0cf2c16876df0904ece16cb7"
+        "sha256:e093cfc783d114363eca5111b83ddf03d104585764338273168e8c68abead2bb"
     ),
     "bwd_dkv_fp16_d96_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:11cd9ec2a923ce7e102abb80b1ec55260eee1275fa383d800b6040285b9528b9"
+        "sha256:2d8392c3c4a902f8b442976d3e73412d91192bf1c593d010693db20949d95bac"
     ),
     "bwd_dkv_fp16_d96_causal_br32_bc128_w8_s2_fa2_pointer": (
-        "sha256:33a2f264e707735516593c3feb8786492abb2a335d5ffe0ff82a6e0d97ea361e"
+        "sha256:5deb2e3d66c2a043a92f8f0534c922927645882de0d00e8496e16094b9b9ffa6"
     ),
     "bwd_dkv_fp16_d96_causal_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:8ba57cafd2b601ea0bd486062c8b40217a1755b587ec52964645a50ed4d21e38"
+        "sha256:d790695ef1c2872280a4fe29c6b9f66c90cd9154646cc1a54377ce488137ee37"
     ),
     "bwd_dkv_fp16_d96_causal_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:896e9e0407ebe18139c41a3ce67397a48e68c3073c5a50b2f880d43f232ffd22"
+        "sha256:72d6e87bdb3dc95de4dd51d22580938bb03ce1793b7b0813967f63c53e61bd63"
     ),
     "bwd_dkv_fp16_d96_causal_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:db61bd2a162a25fb7f22ea28bf02b36dc0e8e5054487968fc761b8e197979935"
+        "sha256:127db9e9dbd376af3db5d2dc7b23c62e1af74096ddc27de8b2acb3f8d2e442d3"
     ),
     "bwd_dkv_fp32_d128_alibi_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:71a4ff2db76957400c042ac79018077a71800da489d35375885d03383b79a42f"
+        "sha256:ec1be467464fa4cea9934a40903aea1db90d67a0ef99ab0a2fed41c772ac8f5f"
     ),
     "bwd_dkv_fp32_d128_bias_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:55c6ac69e420e1ecb33095de43e76a1360a6415cdd6fcabfb8aef1dfd5a6e536"
+        "sha256:9050b417451d51fbf53f1ed8de5aa06169d657d0851d134ff6355b10692018f6"
     ),
     "bwd_dkv_fp32_d128_blockmask_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6485b0ebaf344e856512f9f8833bc7f9ec3b355352d775e003bed15c728f4247"
+        "sha256:e4360f989a32125f0be81bc6d54b98b423876191445347191a64983155ab68bf"
     ),
     "bwd_dkv_fp32_d128_boolmask_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b1b5c7fde63c175c5e06a029f52aebca64632c9036a698fc5e3c2cf002db573e"
+        "sha256:fe7f67492db34359521fca35497a92459749104936f61654ca6d6a90cbd794f4"
     ),
     "bwd_dkv_fp32_d128_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c69bbe5fbfaf6d4b6f77ac33826c92008f6ca2ddd9363a4df9f5d9562b886c00"
+        "sha256:4e90ee1b325b1ebb318a761561b2c3cea1cdb8ab6e15cbb448b9b4660770df13"
     ),
     "bwd_dkv_fp32_d128_causal_alibi_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0ab98c87450ff49b6d6501783315d61ad7658e7f6f6b455ebcad2956669b68a9"
+        "sha256:defd9b9d31cf650b2bdaf17fd6a31cc6e53b132367f9d2a5237c77c7e413ee56"
     ),
     "bwd_dkv_fp32_d128_causal_bias_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:89165c210ed97d989ed857ae9acb42de07e59f9d359b8911a16c0b7847208076"
+        "sha256:6877a460cdd5cf1f19923637230f0221e70bfc37077aa62e47e16251c4104cf9"
     ),
     "bwd_dkv_fp32_d128_causal_boolmask_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6c989fedc588ae6249133b678400eb9f83f0c27ffd39188721bce3e69f983c56"
+        "sha256:e2594907cdfdfd89e1e5d02df230a18158646208d178f47f733787486ab8ab05"
     ),
     "bwd_dkv_fp32_d128_causal_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:531e2e26834335c4a82e387d57ae0af13dd5fede74f9f970811ea32dd43f79c1"
+        "sha256:af5e191a2659e669c10fffddfc061aa69e93235c38266ae61711035fb13480e1"
     ),
     "bwd_dkv_fp32_d128_causal_dropout_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:25964fa2e4cd340abc8c8cf9b99aa9a6ac3af2ef2fca7057d7002c77a76ebac9"
+        "sha256:6e4d592c0fd97dc57506b1b1fc5f0614ec742277aea03690d2cfb6b828df2518"
     ),
     "bwd_dkv_fp32_d128_causal_softcap_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:dfc475596c1476041c7b944a9faa1ccd14a51e9c1a897e8389bd91113c8e8b57"
+        "sha256:2739dd25128d1fd3d16167e96497799766ac962db124ae171b9416c3c3c19e5e"
     ),
     "bwd_dkv_fp32_d128_causal_varlen_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:434f6abafa7ec5298eef5590682b7f320fc0837a718087ad41941b74b389f59a"
+        "sha256:e19c892827c0e82122edb3998712ccbe4eeedb4f65d2c89296b28fcf78a439c0"
     ),
     "bwd_dkv_fp32_d128_causal_window_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:06fe63642dcc20a1b7065b35d635126186f0f5959a969698152f7918b99864c2"
+        "sha256:69f2f786a01201552fbb9bcc4d0e8ddaddd3aca948de1c16b0157982d023e4fc"
     ),
     "bwd_dkv_fp32_d128_dropout_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:1256d30d710fd1ffbc2bb849de4eb19c000bbd4dee8cbe61809761a0ed6ebfd8"
+        "sha256:766497ebe345c84d6747b17ab1595c8a45b7f64b1106d2221c4c88e6874af77f"
     ),
     "bwd_dkv_fp32_d128_softcap_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:83f8bfbb093fe351ffd78cad63883ccdf61e5a89ef2cd4a2c9c86fb021c38c70"
+        "sha256:ff2a9ca9fa9f9335d5d71342b394ae1a86d65fa00e7502128439e207fb30b664"
     ),
     "bwd_dkv_fp32_d128_varlen_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d2bc5dcdfc94a93f523e29de7efa5dca9f618b30d3b12f91d9562ccafc1e44f5"
+        "sha256:b3f4cba35f2c161b8d1efd316d396a2c1c5b7ea384569d71e63d9420c8008478"
     ),
     "bwd_dkv_fp32_d128_window_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:971996021b0ce6631aa7b4413ecd2edb252f2587198cd69c6263123e9ce95f6a"
+        "sha256:4b5b52c0762c8f896c8b888bc7a79991f838bf22e8ce66a47de4cb6dd1a87013"
     ),
     "bwd_dkv_fp32_d16_alibi_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:cd2eba2a9cae0e822eebd0b997b5f718d55f3ac7717cd569d3fa02174688a621"
+        "sha256:3c5ae98a73803c788e7d86cbcbc3cf53ef36227d6b1fb9268c50f034ee757ed6"
     ),
     "bwd_dkv_fp32_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9194a2d78163d5c7a28d530b8caa82b1cf4f992d1786738cc9ec764145474d35"
+        "sha256:f7b088c85f1f5e4c74fdf80cc4ef3f1a0c5edf3ee4b3d36fc4b07b3da7116302"
     ),
     "bwd_dkv_fp32_d16_blockmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:7f91cfcf133de7d4b94e5efaa3795a5898d3bbac61bbee66646a7da8924921cd"
+        "sha256:77bea3ccce78604e55841ce9c54ad90832de8896211b143cee5a2158f2f409ff"
     ),
     "bwd_dkv_fp32_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ff872dfee74d3ee91a87bcbd098f09df0ddad0ed0f4d121b749a71b49ac76a12"
+        "sha256:63dabc7d0f890e2bd55f8f95ae3f3797e63a9d4348e61428a24888090412832d"
     ),
     "bwd_dkv_fp32_d16_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:94a61a81eaf76842acacea28fe2f9c5837fd03455819042241361c7a549a780f"
+        "sha256:5ff35dec804f9eb7e8b27a4cdcf248d14b2689f3741bbb6d6faeedc2eb3fe01c"
     ),
     "bwd_dkv_fp32_d16_causal_alibi_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5f459984ae30dda1c3d69ddf155a7b9c7d798b4cb936fd61a53d267b3426d0f7"
+        "sha256:40d83f8f1c4cb7151163b82c05b39dc280ed60bb1ecf2069c2245a0848843cbf"
     ),
     "bwd_dkv_fp32_d16_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:fae0044871f579341304ac184b0d0884bdbbe46a7fac33b1a1bf19e471e69389"
+        "sha256:04add4abad76dc77fb8b12c54b14dc0dfc4fbda95f6ecb6ef457663cd3fc04ea"
     ),
     "bwd_dkv_fp32_d16_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:12de1a9f459cf69f90ce2c4e0c9854a1a88d3a125b810cf4a8f445c2a4242bc8"
+        "sha256:37ebf45d792f365ecc35cc79d7d80aa1517dead0e816f45a312442c0956be9b3"
     ),
     "bwd_dkv_fp32_d16_causal_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5295415208325ec6e7d6d4148f19890c429f9217252244ea345c25fb6df4eef2"
+        "sha256:0186ffdc9f42de7594b69e3daa23646fdbed0ad9174a7d52c5797f16ad00c54d"
     ),
     "bwd_dkv_fp32_d16_causal_dropout_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4523c41a3a21d29c1ff1119a3e65cd08e40df4b56619ed6e64636afac879611e"
+        "sha256:e1e7ea3ce9b2ec49a839ebee9545c2621516f36ba6f5cf70147d4d32ee8364bd"
     ),
     "bwd_dkv_fp32_d16_causal_softcap_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:643f33fdf914f3f1b98a40dc38773c1ac8d45f193c8b353950678b673bee1a0c"
+        "sha256:59ddfd3877f9c5b9a46c811a696629b610d280b68d15193e0583934a0235207e"
     ),
     "bwd_dkv_fp32_d16_causal_varlen_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:27c08ea95d0c04f8f8c9420021d1ad56be122ef98366f169d6dac65212db966c"
+        "sha256:5d896bac77343d161c6b27e4c90614e55d361018812aa628bfee164063a6cb52"
     ),
     "bwd_dkv_fp32_d16_causal_window_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:199d6e2fa9c39522521467564d0016474182a8d67c65264b1c88977df8d4440d"
+        "sha256:864adde0233fac76ec4bda9940d9cd96c068b9b721622d3f0ae32dd02221ca60"
     ),
     "bwd_dkv_fp32_d16_dropout_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0a7f7e80c5f5e26f37852d819be39bc55905218dfc7ca4eb3d824ad6acb3f559"
+        "sha256:b29c242ff8f47535b8a08d18debdf31be0bddaa1a67505934a8c10dd6e3cb986"
     ),
     "bwd_dkv_fp32_d16_softcap_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:001be59f1b0f23c445400d28286db9e60062b195765eb8992846dcae8971aceb"
+        "sha256:0d098f5f618d44aa4c175e173e2656da643f82bdfd6526a613ac176671330a0e"
     ),
     "bwd_dkv_fp32_d16_varlen_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:629915cf30bd8ffae72e0ed2ba2ed407ed1936a8dd8f386f6da85286e75b764b"
+        "sha256:c5af635c91765f9834d5309ec6095fbe29361811f0f27b9ba18940c3d96fa7f8"
     ),
     "bwd_dkv_fp32_d16_window_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e564d95c015919b0df4c9525aef1104d3894fae31c98d1e593082870a2af66a7"
+        "sha256:36572ade7b3746622585cca9a19b496543a6b17768aa3d4b8cca4848aa0a51ed"
     ),
     "bwd_dkv_fp32_d256_alibi_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:46673f98862aee60b8cfee70d12531747bb9a5432d5db20ffa6c6be284724cc4"
+        "sha256:cbef8db4f423422f6374f03bf0569f955ce95ddf9e5056199bc0b8c2fbc69c92"
     ),
     "bwd_dkv_fp32_d256_bias_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:23b788e33d059b11afbc81b0a08290f0cf8010f18c82b597d792854eadbd9519"
+        "sha256:0dda7c46738a24bacce70c3223249fb8a4fce16c92c78cf6b01b795fdb4225fd"
     ),
     "bwd_dkv_fp32_d256_blockmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:b13ddf83740847230dfc4c762376e73f1ffb5aa78f9f73cd64123155ce486e7a"
+        "sha256:07bb7b38eeb997d019d4a77fb578fd67198a329858c336b9cebccf9e6ffee31e"
     ),
     "bwd_dkv_fp32_d256_boolmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:d58022b44542b6e2f0f3768de83647771c2c6c4219788e7243c3f1b346c72f7b"
+        "sha256:c1ceb9092432e81f9c13163b1e2be979f6c5187e075b2602706eea95cb6e7770"
     ),
     "bwd_dkv_fp32_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:bc95184dfcc4a69e136367aad16e5a62dee8b6890ca228bf4fef9bde8ed5f1e7"
+        "sha256:b923eef04d4d4d317b5749865e8c206088feb40ef19ea33fb857849cff1370c9"
     ),
     "bwd_dkv_fp32_d256_causal_alibi_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:18c4a429b51f62d3a60811c189e3a5f9b8381ca2f085e605d6388773185c1ab3"
+        "sha256:59ea86d7cb46122393b9a75d22e42b66432518d49585a12af5bbb906a673ae53"
     ),
     "bwd_dkv_fp32_d256_causal_bias_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:32778df4f5d01721b0b0c5df549bf76426badda8fee7232fdd3e840772eead58"
+        "sha256:eabeeeaa47dd23c75905fa188f9918b565690c45583dfe46fbbbfdfca2dcae51"
     ),
     "bwd_dkv_fp32_d256_causal_boolmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:6f668f120f7d98b7e312ca15b47def25ec53ea20a361faa06882a9102b979d8b"
+        "sha256:519f79ee40a01de9f70c11a771623fb8d83a1f533ea79d8af0796a35f56e8285"
     ),
     "bwd_dkv_fp32_d256_causal_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:cd47fc0cffe2e320ca61327b8339d0bcff8465658d9a4eded06e7990d59cc22f"
+        "sha256:b91b18ba5c430cb432fe9a32f1dce5761ac906479f19fea8e168f10ecae8aff2"
     ),
     "bwd_dkv_fp32_d256_causal_dropout_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:089981dbe6dca61f2a1b9ca488de2a28f8fcaf5a4123f4a875c4db425b4fd894"
+        "sha256:bd29c6659f86ec6a3af0ed46ccc7c00455c20ce984d6b2a35210ef55a918421f"
     ),
     "bwd_dkv_fp32_d256_causal_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:9056ffcbd9796f985ac8ce41ef2250a119f03b5e9ef0957d7c8e2f85e19243ed"
+        "sha256:1dbecc474035aa349e70eeafdd59caa993645c8cff0ebcbfb48e81146aff10d7"
     ),
     "bwd_dkv_fp32_d256_causal_varlen_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:f092063c93c1ff57cfb5a129adf4069f5b99d7e77e5ab7f7857d14794b485ee2"
+        "sha256:53dea90593ca89db851fd8b240de748f9a254e5929050a0f6c23d87da6cc1b5b"
     ),
     "bwd_dkv_fp32_d256_causal_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:7cbae1a2e14408f6c992b7b24300a52f208a52592ed6dcb6b2314a360bec1b23"
+        "sha256:63d1cdcee94c0d0e1b45d290ac5043dbe72cbdad330592d0bf1d9f606911f28a"
     ),
     "bwd_dkv_fp32_d256_dropout_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:a59aafdf2d73ba8529cf0937ef978c09d5ad07a251d8d8a1f36fb072afea5224"
+        "sha256:bf83a589f3962b9ecdeb554055dabec483fe9833964f671c343328595537f317"
     ),
     "bwd_dkv_fp32_d256_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:536b149be3866222eea3114365bca97d6839d68ea10cce90292289d63e0ae140"
+        "sha256:d3eb23ce36358fafd5a0b93d892b2747a0e551b6fb4792e7819eb08738a92db6"
     ),
     "bwd_dkv_fp32_d256_varlen_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:9fc757d5a667a811df4d2de3cc2c92a35d7c0dd5d19a6a4424b697a5a57912a7"
+        "sha256:3f50e8422b2d9f2e93aec8851b1d22fae3c7935d78ae77a9d28d81b9f7369ca6"
     ),
     "bwd_dkv_fp32_d256_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:95a7a82f6f9c68066fcf50d487bb4a57e150d6185fdf32741e9e5f56b38fce5c"
+        "sha256:f23040d2e0f14991e6dd124fd8752f597ecad750e97e08bb25eb8b9a3f1a8430"
     ),
     "bwd_dkv_fp32_d32_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:333c3632b95e44dda7fb25299a7eb6e32e57ff7d1c472bba50844df76fce868e"
+        "sha256:d4608f48fd598aa35c1c9eea96129c67e30b88d6530f6d9bfa0f8ce2be8df242"
     ),
     "bwd_dkv_fp32_d32_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4f8bd92ddc1b2d646c2e7f95786ef0e93fbd554ebccb93ff8f42d898eee8a130"
+        "sha256:4c0e8824e3bc12ac25ce549032669bf08175c8f60b779405b3c7ee85bf3d5c76"
     ),
     "bwd_dkv_fp32_d32_blockmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:541dec21eaabaa69d4134ebe39f095dcaa109cdb172697022ad77f480cad2603"
+        "sha256:159e0383115ca6dd3a4d7c60eb898d18ffa56a8a147b2be6f786693ea80435e7"
     ),
     "bwd_dkv_fp32_d32_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e5325c1039404bca86f633630074aab390ea6c8c7c11cabf6542139c0270fcd1"
+        "sha256:3b0f9b5f89c627308a712a8e8f5de166e9a6349a36bd77b5cf2a888e13b867fe"
     ),
     "bwd_dkv_fp32_d32_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:cbd859e054af44203f78f62b3c5df425d9ac4911089707f42c924c8d66fe84cc"
+        "sha256:afdbeb1c5ae4a3078bcf17eb8ea4bc220667b9836e8cdc3a107f94db3eb3acb7"
     ),
     "bwd_dkv_fp32_d32_causal_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c5624b6977d80854b0396f8d8fdd3b850921c6a631d1738eb8a44ee863345d47"
+        "sha256:5ac9f17a24667680fc7f7341ba4c63e5dc77e79a45f56c57fb617230db9ce390"
     ),
     "bwd_dkv_fp32_d32_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2c55e6daa72abd1de75372e23ebe7898f54b0539baf526d450934a40b6693e18"
+        "sha256:e76f80bd9715bda8ab3342fafc7278937bf2fd9b9b34cf7ceccb6b4ac5342ea9"
     ),
     "bwd_dkv_fp32_d32_causal_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4e2e088f489d94f3208e5d2381f24ece881f0e45187185a260f4a7e8e5bb1299"
+        "sha256:aac317db7ac365f1e9b48c544de86f4452b28e53b5b592f830c1ec805b953385"
     ),
     "bwd_dkv_fp32_d32_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3a473e42ec2fc936276e03b767b3b7dc7f04d42a889fe5aea97660ef55eaa1a5"
+        "sha256:9bad60aab12a46cdf84e80eb1cb66c0f77851a99352b7d3c8742240bcebe0842"
     ),
     "bwd_dkv_fp32_d32_causal_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:20e5a16c14968620b1b5ae8e68ac79d7b8666ce4fbba30cdb5b7a7544557c778"
+        "sha256:fc614e5e2947d735b689fd3d7648a7a9488704e2b1cb0f5e6042568bd0f109ca"
     ),
     "bwd_dkv_fp32_d32_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:7cc40c81faf9fb361ac40e1cdb2394c41bceb401fd23f24c882993eb1a2d0810"
+        "sha256:f811001d32ff0f4b1ec69effa1035acbdfa04e7ce76dd7cf39ec1a11277274cb"
     ),
     "bwd_dkv_fp32_d32_causal_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:524c88f835203a700b2b652423cf1ef3c67cb8c00ba61641c34c766c3f1ad607"
+        "sha256:59b1e59698f6a500642a8421c0491f4c75fd71d31d8d9e78688cc370b30ae49f"
     ),
     "bwd_dkv_fp32_d32_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:bf534f91f50be508748ac564970bbc2a648cad322878b9851bc3ad1b1bca5e1a"
+        "sha256:97e4429b2fafa253c8ec30ddf68cc69d0cfd8b8c640f18ba82a83df574bbbb9c"
     ),
     "bwd_dkv_fp32_d32_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b82327cecdb9b8bbcddc4b23bab221cf19e359a64dc70411c8129ef5fbff9439"
+        "sha256:bee1dbcdd2fdcc2789b4f212c6e47c6910030e436f9f37388c138043c473cda9"
     ),
     "bwd_dkv_fp32_d32_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6d172d232d1ec9576c38a710299be45de794dab8ac896a3274701b98400434e0"
+        "sha256:e869459d4af5e439bfcdb2fb69b3513b538c60665a713e876dbe2b7f2e9152e2"
     ),
     "bwd_dkv_fp32_d32_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ea6a1ceb9ae20c6186a54e5e91fe51ca289c2e8a0654f49e9b42a8ea2f1d68fc"
+        "sha256:b8ffc7bd44748fee9f6865ec712f9804df955f3fa2e4e1c4de23548d2ddfea0c"
     ),
     "bwd_dkv_fp32_d32_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:50693dc04b129d9cfd75ccac41f411d376bb4689b1cc36d672d051e9da6b2821"
+        "sha256:b0bd0de5f820be6ca9126c744c3f36bffe3aba419ebdae0b46e7dbcb8866e706"
     ),
     "bwd_dkv_fp32_d64_alibi_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3e84cfbecad53581ef3bc1f5e43e2ae0045ab940922b6f7696673398278531cd"
+        "sha256:eb0bf17cdec7c8ad4252495af15ae8b54c82644e036b19500350ca34db2bf5b2"
     ),
     "bwd_dkv_fp32_d64_bias_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8c11e979e6244a4573cb62736b6005548c3f7dc8c89c8738b963dcde880815fd"
+        "sha256:37a969aa14a23a5e816a40cb1f44d110e6dccb42ac30b1bd55850f61fa374399"
     ),
     "bwd_dkv_fp32_d64_blockmask_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:bb5a6f72cebb41a0116f3ab954e4c82a70f2c603525632692dfe28711f8fc9d9"
+        "sha256:184ab93b68499442ab738bdf96e63182e8b2501a4e8a798769b733b842374ba5"
     ),
     "bwd_dkv_fp32_d64_boolmask_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:cee8dd39ea54409b3dab6c0ce2fb34b33e21ce7e9473f012d39cd8bda081d111"
+        "sha256:48bcde4d6ffb6fdc2e9a4e1e94edd7031a742a019d759df28ec31a9c8c158897"
     ),
     "bwd_dkv_fp32_d64_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b072a8c308faf80472c4c0cc53baf5de089e0f885c5972182bc88f5d0955c958"
+        "sha256:3a565f6b4211d319f86e0f35b5d509916db4ffd93800af0b7098cbf96e48279e"
     ),
     "bwd_dkv_fp32_d64_causal_alibi_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3e27983425a817b749b543fe5d5c392e789a302f38b26daeaf696e28a9a44661"
+        "sha256:403196e3458ee2961f0551453cd4339c80756598252a59f50762567eb80bdeb2"
     ),
     "bwd_dkv_fp32_d64_causal_bias_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:1610d7f9f99447e2193b11ccc0a3dd23b232afc0063f21b4eb8378b82d604c69"
+        "sha256:1867b374ebd0d584cf49532f479212415d43a9ee3ca2c34a8e127fc45a5dbc3c"
     ),
     "bwd_dkv_fp32_d64_causal_boolmask_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:420a9cf017c634f21ef4c35ee216f1a42671e7f68d9005e2a9272778dd0788ab"
+        "sha256:e5fad7bde104668d33bca0e83ea65524b78542c61a68c9062913f0aa74c58610"
     ),
     "bwd_dkv_fp32_d64_causal_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:72baba013d18e980782fe6fc778a8c440dc1cf2f2c080edbb4893d9357b0968c"
+        "sha256:901d5bee009bfb34795aef279e195c797b4c4e56a9fd0048f4cf67a7f0de71f9"
     ),
     "bwd_dkv_fp32_d64_causal_dropout_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4022b714f2c9cb94dcd9d61c3963a08f49a7b3e6549984066c4e9f6e208c100e"
+        "sha256:847c14b78d2212751a633a8c10c0514ad0b74d2ef13a9dd0b877774a321188e7"
     ),
     "bwd_dkv_fp32_d64_causal_softcap_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:df0e81e022cd032d9f73ed506e58708f027507576d6b4810ab8f890f5978932c"
+        "sha256:4531296aa4069206c9eb89116c6427dd00a25f0e6ed9fe563d6b8a8ea118eef9"
     ),
     "bwd_dkv_fp32_d64_causal_varlen_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:fa43aed619dbe8f37e929a9816c53a5fc27a5eaddc648f5f940a11d7518078a0"
+        "sha256:9e3dbf0e5d69f19fe6cede074ef715a340228697a589ab038f2639f9ff04976b"
     ),
     "bwd_dkv_fp32_d64_causal_window_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:454fe92dd6b9a539c7fadfb0de4358b29adfcca3cb3f435bc0f4dce6f64e3fac"
+        "sha256:7cddf1fc5529eeac2ce6e5ed16ce012dca930275fe74ee1a7d5780af51b6acb6"
     ),
     "bwd_dkv_fp32_d64_dropout_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:36eda1786ccfb2a88ebfb5b520295223288ac19d2488defebaf03f2978a3a3ee"
+        "sha256:b2a8b400f544902f973ce308b2ac9081f9473353b1a8e1971ca72c1eb48e706c"
     ),
     "bwd_dkv_fp32_d64_softcap_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0f2deb3793cffd2cd3e2ddbb2ffe25753bee9d14ebc077550fe2ce75ca694846"
+        "sha256:8f5b520b3d83f209064b7332c4f792da32d81c3ed2e6563cefe5ea2a27db3f7d"
     ),
     "bwd_dkv_fp32_d64_varlen_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:372e35c048233c5f9db4da8f8ad187b26d08a72609062b4e969fc79bfcd71bda"
+        "sha256:b89178079c2161d011cf44d047d4f55dd807ffa5b72bb0f74b802d9b88e22845"
     ),
     "bwd_dkv_fp32_d64_window_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b9ff35f728fc25974fdb0fed5a0c3135fef41c60a0c127a8dff80b0e1ba8f918"
+        "sha256:cc05177282534fff4cb88c582a4a537f98875b409218815b614c9460ca1f735b"
     ),
     "bwd_dkv_tf32_d128_alibi_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:05a7d961f0770f7db03da99772725b28b85bd14b396bb7f90088a9375dd50051"
+        "sha256:09a387c5fd7d3df89262b262ce43eee53e42db5c889625214474dda269248cfd"
     ),
     "bwd_dkv_tf32_d128_bias_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:23940159f65b9d8e83045bf2bdb0f10c6d6c49a3caaac916a4f87521e7f7bb7b"
+        "sha256:3180a18dbd535f7245e4254d77cf001dcc5e711f1c15d9b2f7abdbf8b2d31472"
     ),
     "bwd_dkv_tf32_d128_blockmask_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9943881813a19785f48eb06388d95e56aff55b92491a5edd505516c7a2a0b812"
+        "sha256:a5543f775b90d88c17e5e91d13f742f9ec839f8c0c070541ceeda883d410d230"
     ),
     "bwd_dkv_tf32_d128_boolmask_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:80e281a42dc03552d0e44e66df9ab86788041fee8a2a2f088c506d33fad450ea"
+        "sha256:9351d46897726bff95edf0f0eabaf4d9249bdc4d5a34d6ef96d8c9aef92b1479"
     ),
     "bwd_dkv_tf32_d128_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f1ec293da19d86da742a556ddc442e9168c400554d52e27e826b3edbac8b596f"
+        "sha256:7277d952493b731c5c68ee9a2ec5e119023970dc5719b6b6cd4b30ce1815073a"
     ),
     "bwd_dkv_tf32_d128_causal_alibi_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8991766a2b8d80c7678eb6b819cd71e1d7b88c1632ab7a5949fd837482b1a956"
+        "sha256:18bb43247488732080e987e8157cc01e3fbbc56259779a64068456d21a72b905"
     ),
     "bwd_dkv_tf32_d128_causal_bias_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d78c1223f7867a26e7a7f7a7adb7956bf1738837b4df6222e2f89aa0bbfeecef"
+        "sha256:e67aca8d60b4e616fc633103046235bb351bf4b7e89fd07ce90573dbd011d1a3"
     ),
     "bwd_dkv_tf32_d128_causal_boolmask_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ebc694242ababefc27500db7fd88827feff9f31397aaa7ec4a7a480afeec47d9"
+        "sha256:50970b2d1df872edb79a51c4acde40fba4a42807a7d0f4171d18f8690ae28a8f"
     ),
     "bwd_dkv_tf32_d128_causal_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:db0ba0b3dfd547616d24268a69c66e2b3ee9d0131eb1b14c432bf69657fb0656"
+        "sha256:5c559c8374191440fbee839f96ae14dd32bbacda5235ad7dbe0e28ad9b88a0c9"
     ),
     "bwd_dkv_tf32_d128_causal_dropout_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:15115049295e20751a84ed2436d912b099d7ed9e1e15d56bc7004715e59b8f6d"
+        "sha256:10dba39be4a48842eec10a28811daa9aaf52395d1e90901253909920f42a5e79"
     ),
     "bwd_dkv_tf32_d128_causal_softcap_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:145eb84fb7649776cd46908e9f9afd19287d0a41524c1cfc99b36bf1e685d067"
+        "sha256:d553768d3b0e11f195081fafc22d318fb1ad49fe77ff0fe8f270f2e8cfa0f336"
     ),
     "bwd_dkv_tf32_d128_causal_varlen_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:1da74955b43b5f11bff4292a890f5a21e5edb8c157d6e1b44be6e1a885065f45"
+        "sha256:4c57eaa0b6f96aa0de04f51c6916905ee5a6b8e2e9329c5afa1919bc0a0f08d5"
     ),
     "bwd_dkv_tf32_d128_causal_window_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a74b7b34f4d21ecd9a55d94ba92197cdcbbf65e4b6a77938ab4c4b51539f9017"
+        "sha256:9e9aad6a933ee3fe36be7be864f496bdf813e576a2bd76f9ef584951f3ad9ac1"
     ),
     "bwd_dkv_tf32_d128_dropout_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:31559a96398c87413681c37eb5b5a73d79641e9e270233dc984e75ce212559bf"
+        "sha256:410ae9458d7ad7594ee5dc371477bc7eb8e0ae5ccca7582914c200098053ec92"
     ),
     "bwd_dkv_tf32_d128_softcap_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e4387606a336024597c414c3553323047641bf66c79ce7a698c0611184a2c346"
+        "sha256:33020dc6e4227d62066f41f90b651fb8d2cc59eac07b77ecf265b29dc24b931f"
     ),
     "bwd_dkv_tf32_d128_varlen_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:65230e15538fe7ae6cb274f7ccd51e707be1db3c782d3ed457e0bc5f7a8dc281"
+        "sha256:6a4f56e5b57b762bbf9b6206b6f834f06be7dede0f53d2023630a8b882b9e4dd"
     ),
     "bwd_dkv_tf32_d128_window_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e0a1fda6ab23b31eefb3f2dea430092e61ec1c1a3fbb78d0f32829c5b9bc3b5f"
+        "sha256:d270c89d31bc85dad0e423f29d8cefb5075dcbb97a566d2f7f379b40039c9ca4"
     ),
     "bwd_dkv_tf32_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6e2243530a4cf2d743399d3eeaef36c4ad76081ae25601a29088f5e75376d946"
+        "sha256:a38b59806dffc40c1d465baf84e14acdff3a807e4d406c221639f25a23acc867"
     ),
     "bwd_dkv_tf32_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3f651ff8c66ee8a4652d4230b7ec42a206ad2e35bca5070d781085e45a10c32c"
+        "sha256:59b7c467e148719bec93ea15618eb823776e3cc1d0ac861a5b2a052c44371b10"
     ),
     "bwd_dkv_tf32_d16_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:69676d04a797c6510816de321b5e66973a4454b6c8096672ba5f95805f75277d"
+        "sha256:a10bb356a64d80e61ff616fa7dd939451604398126ce0f22180ce48e4af00408"
     ),
     "bwd_dkv_tf32_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9008483c20c6cb03e1e3007482304f5f209752c3ef07d54e9fa16f37a4cfd45f"
+        "sha256:2acdf87cfe3a8434c0322bbd0f0ad941dadf7cb49d2e613b02eed7cf60c5dd8a"
     ),
     "bwd_dkv_tf32_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:01d5289acd3fc63c33e54012cd952dbd141409370558dad65189733f1c995744"
+        "sha256:6b6ea89176b928febc9a9af0e141eefb0f63d590a115196b5a96198696dc6d0e"
     ),
     "bwd_dkv_tf32_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:fb1eacea50c2cd2bb95b44f83c64f5012688cd4365557dd8939e346393ed41b9"
+        "sha256:572105049512f9e5644125e13eb5b4102f9c1e12a122332f361edf94e3f69697"
     ),
     "bwd_dkv_tf32_d16_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3a912328cb856c2790086f71f417fdb86e01a5f96b5bb45ee75ee760b42c3dc2"
+        "sha256:0a0a37a56690c0c77b9b32a9189224a0bf5a1f79cbc2e988787b1f500a2f991e"
     ),
     "bwd_dkv_tf32_d16_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5b42c803a8b72dab7eed7316c2597f0434e0c8154eb3c6f142d6fb72662dcb9d"
+        "sha256:c5c5af5748f60d60f1579c428f3dea93863c2e3a04b0fec8035d4cf1352d151a"
     ),
     "bwd_dkv_tf32_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8b077525c731fa89a4da90c6f9f350ca444d890a2eb87bb479f805f5b9dba5d8"
+        "sha256:c241e39d97f2bf3a1ac263f55af130782f4c993c6e05f019a0bb41fff3c432cb"
     ),
     "bwd_dkv_tf32_d16_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6e0a62f5c83958ec4613e1cc0e0e22dff2de3f4a141f4d967d4e5b29c2715d02"
+        "sha256:0f18a92fe809757354452cfab6ad3b62632f2b9b62bcc043d7183b152134c1ad"
     ),
     "bwd_dkv_tf32_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c36b228f2646283cc984141bf82693d7f62d217a5658dc9b740836bdb6d99a4c"
+        "sha256:f1300fff6c58c1fc60dcd4e85dd64c925510525741bf9686d19af8437a1440cf"
     ),
     "bwd_dkv_tf32_d16_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4048163bc56d0b84397e47bc7967a9c07f18aae2f90173510712bdc465354fda"
+        "sha256:783dbdf4f7f957b033698f3cee49c0eb4b22b34f33e73ae3561a6dfd56f1f47c"
     ),
     "bwd_dkv_tf32_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3062ee99ff467fde76ce30629c85d79de1316a28e02c5cc5d218fdfa14995ba3"
+        "sha256:8f3e355b63e90ca93687a7f8f19ded5349875e1e497498ef3be2e5823258d103"
     ),
     "bwd_dkv_tf32_d16_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:bb9d52f640ee121b4b87b4c517c307e19dede00be70315d77c7e9621615ed106"
+        "sha256:d6eeab613568699f8917d507d612e72feb9a51e1a78635df752551e197b3e025"
     ),
     "bwd_dkv_tf32_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d1af9cc73ff4d7275b93abc37bb63093a09a29434299e9d7dac28ad1aa9fc7b3"
+        "sha256:d5f68067b50e1a5de081c02b4461a5ba4cc3a262d7757914ff246885c837d4a9"
     ),
     "bwd_dkv_tf32_d16_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2263684ff2159311e0743b60c9de8e2db6ef59638b3295948c4cecd02c8e1a5f"
+        "sha256:49d3c20503db1d82f1088971ce5f7c2f174cde5be7f1918fcc4e14bcc2c143b7"
     ),
     "bwd_dkv_tf32_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a7ede04da01aa2a84e52712c1053352ff312882f11dcda22996a97e413e44458"
+        "sha256:5ebfa3a6dc98fc880403ee11851af3ddc7f04ff82202d563f15f403b988d2f6c"
     ),
     "bwd_dkv_tf32_d256_alibi_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:ffaa56f46636e191b4488602605069040459150a6d35d1c3da05aa3bb17d7703"
+        "sha256:f69820b1f77492878b8e826a21af02de697decabcbcce36ef353fe48d990de42"
     ),
     "bwd_dkv_tf32_d256_bias_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:b29c7932fdb77ddfc74d860eced0681e0147c4e3adcd0e8f4ca7cbdd842cf26c"
+        "sha256:2d875306f5ec8bc79483ba3c07f33a16a08c7de770e8ef089bec18445b381b0d"
     ),
     "bwd_dkv_tf32_d256_blockmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:06a03800a0ac7ad5f6b6c3ccfdfc17f98eb10abac4c771b1fdecfbd27211ca54"
+        "sha256:ccd915d0360cdec2327c5dfd8206c4c85b43b7715c7dad3401b9d9a92d9e0ea8"
     ),
     "bwd_dkv_tf32_d256_boolmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:c34d06b157e9d714915c0f65e557707800488213ccdd1c972f827bfb52fd1614"
+        "sha256:1ab919937c9ccf0b76412ea7489f179ae51ec890032af47eb137967c2e5e41e0"
     ),
     "bwd_dkv_tf32_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:a4a3189ed53d2c9c1e888f7cafbf205db33c9930f80bf9bc821719f202114947"
+        "sha256:e6609936d2f5c88a9ad6bdb49729cb589338433ef67a2cb3f7858541df5437b1"
     ),
     "bwd_dkv_tf32_d256_causal_alibi_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:d409e2045469f6767c5896c5db7ea7a60a819867379c62181e962d64957b2264"
+        "sha256:c5eb286fe7c658a3f8eb0321ab2cb1d2debc80e1c11b1092e32b0c80311b69dc"
     ),
     "bwd_dkv_tf32_d256_causal_bias_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:09e2e098b834508d342bce68da185bbb3b93d60ef1a939ef9a85b4b3e5279ca7"
+        "sha256:b300b7ab0000e7df016d21fe74c67ceedccab3db217a1ef4559090384b9760ef"
     ),
     "bwd_dkv_tf32_d256_causal_boolmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:d5d6f90aa601a42815c2ee74b6c81dc71ee35fd4f0d524b2f4bdf6d33585e647"
+        "sha256:262716e867c085974cbd6648f5dcbbb951824c2e6e9ac9ac6cb89b79daf60388"
     ),
     "bwd_dkv_tf32_d256_causal_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:9516733cfc2018b78ce560a12f2dae301d9d783dd73532cc0434c1e61cdabe14"
+        "sha256:0b41a28951e2935b1457a5cfb892a60e7d3d457cd7182c3d5f25b444ae144051"
     ),
     "bwd_dkv_tf32_d256_causal_dropout_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:0ea872399035687f402f5348f7b8da7b952563d7d3fd2528110ff91c7781cd54"
+        "sha256:3a3eb88a5b202b45e1f776411763a6390b03b25764ab7bcf1a34379a739e189c"
     ),
     "bwd_dkv_tf32_d256_causal_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:c54088e2cf065e13f413ec2f244e974045eddb4db406baf419f20baa8ff6517c"
+        "sha256:476358c572a9553f4a6970ab3d780f36d3952998c28e67736e85f4cec5bedf96"
     ),
     "bwd_dkv_tf32_d256_causal_varlen_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:6fad5d60db913fa439690e0043429d40359443993f49e309261270c598766028"
+        "sha256:a218a888f5ff4245d4eb8634095784aecbc20d1e6bfdb16047088ca6da580a6d"
     ),
     "bwd_dkv_tf32_d256_causal_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:f361466f087995c90fd8ed747dfc973bbfe1778104982cd36e9f3275f72d0193"
+        "sha256:870dd4ef4ce0e978aec3371e761b2e2100b35ff04053d1a45d2f76826971e9aa"
     ),
     "bwd_dkv_tf32_d256_dropout_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:d6f78d5d672a8c0d7913e12a3932a3f7ddcfe1b4eedac587474e0745f9fd9555"
+        "sha256:6efef62b0c00c91bd2a7d916d9520b2efa489ae9eacba63cd32d1158b5327126"
     ),
     "bwd_dkv_tf32_d256_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:ec2d32e9601f061eba41374a360181877357f6e1c6eb3ac6fbffb9d4dab4291d"
+        "sha256:4d2410ecc9e338a94a98c4ca5a9c1ceaabb0dd5bbd2368015c01031854065ef3"
     ),
     "bwd_dkv_tf32_d256_varlen_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:a3ee3023767bae2311be1c2e69dfde51fd2a9db9052705ec2bb34ae80083a109"
+        "sha256:96ed6ad9c4108cd0cd43b3696d32f88d2873a7ce953106041a83d512ce3a1e1b"
     ),
     "bwd_dkv_tf32_d256_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:886f9bd7739691cacf563dc1c480fefa859a21e8db05214110c7559d089ac895"
+        "sha256:8854cf4bcd464f03738fb84e8c0d9b51ff33898674190c8119a8fe8bf525faed"
     ),
     "bwd_dkv_tf32_d32_alibi_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b141ae22c9c32c10608cf1072b1c2f487d8e96646bd66c5b5845314be6103745"
+        "sha256:50866e9978e6b429e5b400864b5d18399fcdc62c91777a5322f308071002b2bd"
     ),
     "bwd_dkv_tf32_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e05345888086098ac2a292b1e737e3562a1a714d13e0f1a6f4649896efd00c1f"
+        "sha256:4b9701c3164924bb18172a42e023e413ab0860caaf84ad70d72d01a764be7bbe"
     ),
     "bwd_dkv_tf32_d32_blockmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8fe4d45360c0b920f06e9e71cb1d386fcd358f6e4d81815de6617e4de74c746d"
+        "sha256:43d53dd2a324749e274aaeedc365d3d8bcd5623cd0f5a73535768b86db178d44"
     ),
     "bwd_dkv_tf32_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:36937d5821909c5dba54064a7549f512f472398a5ec3b1d979d5962c5cd2069b"
+        "sha256:4081e9bd19355a28550d76a0b7b8e064b5c97f193eb7e996e3a74a950c8f6538"
     ),
     "bwd_dkv_tf32_d32_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:be3d3170b3bcc273612e211a21d3a5f536659ef35a46ef5eb5ee193f6c56068a"
+        "sha256:5a9346ec163e1f86100c066abcd3ec577a35cc0d86157cf2ed67ccced39f9cfe"
     ),
     "bwd_dkv_tf32_d32_causal_alibi_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:874d31bc12ee708655ca201baa127d093ac588091dbdc1d91f982ff93e98b803"
+        "sha256:26756380fa7c7b76ce09ace9e20275239f924ed00310219bb53f7ae26e74049c"
     ),
     "bwd_dkv_tf32_d32_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b9d49e5b738af21e9d03161211c9ff3672f34addb89beeb8c87c3edc7ec97444"
+        "sha256:8d0bab715072a89139ce3c78e89c3ccfe4b27ae9cdddfc72e5390ad596a57350"
     ),
     "bwd_dkv_tf32_d32_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e09d921f785b52035872e965d53f821cdbbde0781f51fac36225e62bd4bc9e74"
+        "sha256:c0363a48529dd9a99a3575174d9c9be0cdaa70c6695a16e6823305022548360f"
     ),
     "bwd_dkv_tf32_d32_causal_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:dfecd35ed6c57e5122bbc1cae7363ea2e2b0e19f655253af2843f081c3e9cd13"
+        "sha256:1e7928a72c5f0267943e6000a17fe86f2e34ff7a1b7cf96a7fbaac1d91dd500b"
     ),
     "bwd_dkv_tf32_d32_causal_dropout_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6dd32181f9aa73198bab13e453ab5a40ca1a2b35f99c94cb2aaee72a46fdc7d4"
+        "sha256:1961596e7e68f036d83da2f5661fe9c2393b7ff0c9c41b19ec4e8bfff5367a47"
     ),
     "bwd_dkv_tf32_d32_causal_softcap_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0b847c602c773b0be225e66be051a00c8af88acd18f7365c29217936f72d56ec"
+        "sha256:a1ca0356d8e2f6639ce8ef5206a95932512c26d39abc006722e0871268a7edeb"
     ),
     "bwd_dkv_tf32_d32_causal_varlen_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9b24e7a57544f7ce43558c868d5fbdbd01d4890be1ab859594f0bab25baa1393"
+        "sha256:ecabf8ea20a43e46ea9486244afc3176e6af1531b353e759a41779eda22a3813"
     ),
     "bwd_dkv_tf32_d32_causal_window_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:42b4edc43fa94e82ae7bd147369e1a44604652693807b638050ab07400ae972d"
+        "sha256:c12ff8a5b42752bcc9261bb1e85e13c36c3a2f7ffede97ec518615aae2886caf"
     ),
     "bwd_dkv_tf32_d32_dropout_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f58e8b95dfbca48350c49344eb0b8cfeedc38a6bb309fd8c4cd7295121fceb06"
+        "sha256:a2eb088be8964716ea21e34ce73e019799d4d7aca37728228e92b5aa55783375"
     ),
     "bwd_dkv_tf32_d32_softcap_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:795fac83865ab4e486952d1ff2faeedd7ed1987f5b1a8ae0cfdfb6200385dfd7"
+        "sha256:e3b6a68eda2a0617b71ebb8be8f0cf1246a33bc655a939228d2ccc351fc20308"
     ),
     "bwd_dkv_tf32_d32_varlen_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6c2f631399791c99686410797e198cd8fbc81cc8d75d55d3b4aea6d8bf7b3d19"
+        "sha256:cc9c66097f890d0464393a1028e2e3fa3484e1515af90c9942f829ca1bc0d4a2"
     ),
     "bwd_dkv_tf32_d32_window_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d8e390f8de1687f958a8d01e364af2ef0405d0ac7937c9b30d2840cb64b0c573"
+        "sha256:e91740e15f00893ff8e82790942575174d7bd3d4f83f3253cd117765fff7c28d"
     ),
     "bwd_dkv_tf32_d64_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:161fea993d021b07db139b461cd387e95270c663c24b4ecf337a20fc85a1ed1a"
+        "sha256:73a27fa1fe8fed45dcf71a59648e2a3c6cb37a782b1f8eeec3a5a4dda4f9d42b"
     ),
     "bwd_dkv_tf32_d64_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:48ec53891941e1d0473f1cc4058518bf61b6ba28a74cb5c11a6c6ceff321586c"
+        "sha256:85dc03f8265684d61b301f3cfa0c5edb3b62c819b1d3dd40d8c101f0519e64c1"
     ),
     "bwd_dkv_tf32_d64_blockmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a52137b08485789206374379441f16fb84cf3a5d964e7bc2d31d878fae7aeb1f"
+        "sha256:a181bd18373f4bbc14fbf640f2dabec716ce5c37558fcb2a2cbed8115bfbf59a"
     ),
     "bwd_dkv_tf32_d64_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:258723a4296b040527c2da89c99c22dd8bf080aa749ff03e8b2e469b2ababd02"
+        "sha256:66c1ba1208595dc5c7ee63a388c608c768e40be56a28d26c4e4ddb8426ffaef7"
     ),
     "bwd_dkv_tf32_d64_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:01526322e20eea2baac7fb5004f471551b249093671b0600db4d8d877ad831e0"
+        "sha256:53551bb3f57bc97be03860980d66526dbacc0e888b6f3b3fec41f25da2f288c8"
     ),
     "bwd_dkv_tf32_d64_causal_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:370269b3c3dbd7b72bb8dee907820306753ebd75625b7fae410e65133c05ff9a"
+        "sha256:4df128ad3cb3e2f4ccc2117edd6baf949200c75dfaf2830d0387188bfd101a67"
     ),
     "bwd_dkv_tf32_d64_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:781b0d34d4630ab01f4ad0438a082f43baad33d3bb5abc21293c336fdffecb5c"
+        "sha256:1458d9a14a71dcef0af52bc114f1624859ab51ec341b92882eece8d47384d9f0"
     ),
     "bwd_dkv_tf32_d64_causal_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c7ce1c252963c50327b03349d22ce5ab759e5e23642b4a309d940c28734a5507"
+        "sha256:410d7a681a27b6e50fd7e40a4ada472ec09a81d47d12fd68e9ff47fa3eac2b61"
     ),
     "bwd_dkv_tf32_d64_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9b5aeb4a2e0825a8c14933a481f4382f84752b98be36e8c363569b0729a3703f"
+        "sha256:4eedf99cb56de6d75420cbc081e6fd20f7c16dc0d186a3d331ef25f11dca70d8"
     ),
     "bwd_dkv_tf32_d64_causal_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:59086b089675e7086b44cde0f79c8b58cc9bbb323fff7c7fa9210db998ca0251"
+        "sha256:2a773ae8bb85e90d59bf8169d5b6a55c443ed5c2db8eb0e87408370765a69654"
     ),
     "bwd_dkv_tf32_d64_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3d4837aa7847c420405d62363c008a4f2c15dd36f9085bc3e18e10fce13e5db5"
+        "sha256:9a2bbac99533fa5b1daae3cfc0a80caa557141c355482d6e033d1baa69c8927e"
     ),
     "bwd_dkv_tf32_d64_causal_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5385db15f7a9779cd42799e31c25f1d805c7669191b7a0a2983b8a5041673117"
+        "sha256:91a28a57e5b4d229907e3acb6838ec5a59de9022a56530e6944fc0df77471320"
     ),
     "bwd_dkv_tf32_d64_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:63dfa2b9b8b07b4daa9a07263c0ea51a908566875b5af057b7a5b16550b22dfc"
+        "sha256:ec5888ca3b898b5e08c8a7352e31080b12d32d31509d950d4221f7655f1f0129"
     ),
     "bwd_dkv_tf32_d64_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f745c140fbbc242667bd8812ea1df81efcb12fd6b4228767adf12abedd54aaa2"
+        "sha256:e6ab105104aa1bcd3865bab46d2e5d8934df7fae20db777aefb065dbd4746296"
     ),
     "bwd_dkv_tf32_d64_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:bd5213b6a6c6099ac4efe56ff917b9d1a64b1f70df615b93a627805f3c8acde1"
+        "sha256:e9aad89e663a441b4929e5a7ca466e77a9125d68f92a2cbbd93933d658a5622c"
     ),
     "bwd_dkv_tf32_d64_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:85722a0b87ebee520eb3cb776e2a8d9fb0bb68603b303b7fbd76853fa41398c8"
+        "sha256:444333908292c49df8ed943cc94607568f69e5c447fc3f500befbe54a59ecda9"
     ),
     "bwd_dkv_tf32_d64_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5a71c1bf9d6deca69c3174fba89bc6d0328fedc169ead7c4f12003000787af41"
+        "sha256:6c2262d8813dcae7c8773a725c20a02065ddd7969a8ba1a981470aa7c6dd8365"
     ),
     "bwd_dq_bf16_d128_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:325d5b87a1aa870ef029b3975a6778d0a1853d9629b136903eba4098c1dfa506"
+        "sha256:21d2e801936dfebf29c69a4a384df3cfd22b68125b8b499f46d30c3a1eaa6176"
     ),
     "bwd_dq_bf16_d128_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3029b64c3198dce0cbf8e16c5ef75c5a030e1e048005ab1333b8bcb0db87b6fd"
+        "sha256:b5e75648038deb9a69455a14abe9c4716287772d3a016a976f186dfbade239c2"
     ),
     "bwd_dq_bf16_d128_blockmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ba13f9513d867d09128d34e27e05a367f4eb0d8b7048f1437f8825db15f38d73"
+        "sha256:f9d55f31a88c0ab4264f395a89d3d494c9b5ca22f60ac2dd6302dae30e4cba06"
     ),
     "bwd_dq_bf16_d128_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:07d25f71f0b839c7885710078d2b2f94cca8d4636565b3dae8ec99758173b451"
+        "sha256:d4ddcf25158a867db47e9846d9ee6a6d5498803b57beb865331f82febad68034"
     ),
     "bwd_dq_bf16_d128_br128_bc32_w8_s2_fa2_pointer": (
-        "sha256:fcb7f85aec0b1f97706257566217400577ed4eab0148dff99d1b2dbda33f7571"
+        "sha256:7042de17d5d8393d8b35a2c81b940f69ca703c9631715ba9e70261ba9de74367"
     ),
     "bwd_dq_bf16_d128_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:1a0e8e7e7f1cbce98ebacffcaba60c3f197513c4e203aa11445f1f435cfa9ad7"
+        "sha256:e1b7a960e6ed84853ed880670f73ff6e269acab3f602ae2e024fe5c85dc9bbd4"
     ),
     "bwd_dq_bf16_d128_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:aa086dcc495c1d68bf09dca19273ba390951c30c68fed67ea5d1e9cb1ee5268d"
+        "sha256:57fc852110d875edd08eb6bdff8ddce159cd6d409a461b48a5e594a0ee4da8a5"
     ),
     "bwd_dq_bf16_d128_br128_bc64_w8_s3_s_ahead_descriptor": (
-        "sha256:91e0edf50424af23bef0a95723434428c1c0a2427cebe84852ee773354a5f456"
+        "sha256:e9bc6d5576a6db9bb9126247059401de2c8c4c24f1d635eb088e57bbfb24d300"
     ),
     "bwd_dq_bf16_d128_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:65baa339bd31f3c47037023e956d4de3c213b1b8b8fdd8523900c78ef733d690"
+        "sha256:7f79b236ce75d957c3f09438d8c30d00600e8a749d8c77ac119cf2a9caff9363"
     ),
     "bwd_dq_bf16_d128_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a151a32e3abd0c9228eaf0bb6c7f8a5496ffc3079c2c348e6ccc8f5817ff83aa"
+        "sha256:0abf7d35bce71bca129af217bc9aa52231a8e2a47007ecd6743a82808bd2f87e"
     ),
     "bwd_dq_bf16_d128_causal_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8e710338a646c2b8125ac0f026203ea6a8607fe223f0a0fea6e1060c9e323d8b"
+        "sha256:ffe69ef07df93fc0420955a0b63aefdf459f20e8200b18d0667776f27857aec3"
     ),
     "bwd_dq_bf16_d128_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:48c3228efbfcbe0af4da8aedc4e99ca885ef696577c021524fb761ef6923b5b9"
+        "sha256:81f5f3a9cf196dc6356babddc5a812f2a65383e5aeb64fc9107855c28ef190a9"
     ),
     "bwd_dq_bf16_d128_causal_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c45b0987fcbc86377b551c778ec0788515d132399cf6084fdac18e1d562923dd"
+        "sha256:c293b85fa541b9c84b73e5f22760d7f0202c682727088330c049bcbb5c587a05"
     ),
     "bwd_dq_bf16_d128_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
-        "sha256:3ea6ea35801dbd7367cb7a01da633ed6e85c1eda3847e70f4ce6453dc5a70985"
+        "sha256:5bdd99dddb1ef34e1479a28b15b2a41af9ad37c10da13299b67ba12e1146cf1c"
     ),
     "bwd_dq_bf16_d128_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:357ed85c2aa2982b94419c626c340482fda182b29b0c572eff59ba1ac856d6f1"
+        "sha256:ed26792e7fc3c29c5ccaf48c65cb612d1b76295ce00f0a441078802d668207fa"
     ),
     "bwd_dq_bf16_d128_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
-        "sha256:e510dfc5182292aa1c9a8d0b805e05fff42444ced28289f581796079201bb56f"
+        "sha256:ed93245457fc9c192051c785f3697b1f910dd3cdaa4fa3c14c1a5889b1bb23ed"
     ),
     "bwd_dq_bf16_d128_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
-        "sha256:61a46a2ebda5a3085343610584d2fb31e51bd4d555a284417ceef5fbbfdc87e6"
+        "sha256:4dacde3da92df8c1283b70d4f460ff02c1629fb3208ac19abb380d1821d1670c"
     ),
     "bwd_dq_bf16_d128_causal_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:663afeadeaa66600859d1ef7526f9069c2dc99178f608a18c5e70046988d11d7"
+        "sha256:802e300c0fcaef586cb96aabef0136f3fb7acce69b054cbbf4898297f815b3b9"
     ),
     "bwd_dq_bf16_d128_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c45ffc37b9d75b8d2825c6b78eda09ab3cd4311b27fc90f6d45053a0e7b51267"
+        "sha256:53f4da459bcbee1456b9b38aec0fde287f5ed93ed1ba37444fd1b4d25c1517f8"
     ),
     "bwd_dq_bf16_d128_causal_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2da47cca93f6c1080dbe15e1c658f40735794a2e707acde1b498ce6349c02380"
+        "sha256:416bd62519b665f349617bec0f55f8483bc26ce610e5e23d2dc149f3307cd3ba"
     ),
     "bwd_dq_bf16_d128_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4ac34f8f593ee9c5fd8920c5679faca95128aa9558d14607a5883067536a5fb5"
+        "sha256:f27fa4f583f835efe6d906ffb8751dbab700939f391ffc75781acc2415373f41"
     ),
     "bwd_dq_bf16_d128_causal_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e9c0135d66c4f0c51655a0d6796fd87fd67b42f8a6eacf53821874914b9acfe4"
+        "sha256:b4399bee61d09ee64ea72f9c0c196413b2cc7cfb94f333b35b5eea4d21f9c5fc"
     ),
     "bwd_dq_bf16_d128_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:da6d5d8ee0f2cdb0635a4cd8d505902d79cd26908f4be26c08c1ed74f9170be3"
+        "sha256:dfa5194388b31ebf76b467ae0cd8dfded543befe6d92ae667c601a78ac23c026"
     ),
     "bwd_dq_bf16_d128_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:54e31a55301d6157206e0b5b8d0271713dd1f75521934c388d0b333ee0ea14b0"
+        "sha256:8717ee5b9fa91df7a364f9cdf57170f120e1aaf28e58a95555cac2c80441f51b"
     ),
     "bwd_dq_bf16_d128_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:23ececfcf18f24682b3d078e9cb9991defdfd196f1e07115991e9cb6446754ad"
+        "sha256:7791916809ee370f8414f3eebc12f313689ae4017a9634cc1440282ffe261bed"
     ),
     "bwd_dq_bf16_d128_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:00cfcd21f186356f3d275795ca4fbaea0e039ab455f29b4b6ca92f15df59162d"
+        "sha256:0e671e77b07c14cef2e0eee64fe72bde3611a39ad1e2ad1a3080e0dfb1aadeb4"
     ),
     "bwd_dq_bf16_d128_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b00f350985f1910f42008a0c8c9f8b3cc24bbd08088f80d71a1e9b206a362c57"
+        "sha256:0e9fc8bca73a8fc65e19d035982ec7cf44253c5cd7f4654037ab4fbcbab86098"
     ),
     "bwd_dq_bf16_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4ad49d488521fb2413b382b67b193ea6a293c327f6af74b6361f61173208263b"
+        "sha256:b99160114e4361b07c68767958fa4312ba7581b78b20080883924a458919cf81"
     ),
     "bwd_dq_bf16_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:284d0ad9cf4a694cffd6212b0d02772008a253fdf306f409a55e9dc751d6b667"
+        "sha256:dc02ccf1a8c344fa0eca2c0c3fa3ce2ca42cee08fd2ce74a9b4335e59f73e6e1"
     ),
     "bwd_dq_bf16_d16_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:29647b0599e110bdfe1b8c8cf8b795d7436eb8d7714c8be774fdb0ec902235de"
+        "sha256:14e1d3ca35c9ee406ba058aca04d52b34bf6a4ed8fa6462c30c98751f58eb7b2"
     ),
     "bwd_dq_bf16_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:cab6113d294410d449468dd99f6a13c5dab837c684264fbc3b598cb03cf1679e"
+        "sha256:40d61c22ff639eceb661f784f6a9d6ab6ee0b90d832e36bbf19c627be4100bd4"
     ),
     "bwd_dq_bf16_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:dfacf30c72838f235b57fd7b15d71b47c25cdc8739b9769cc17ff8aa5d1b2920"
+        "sha256:5b7b2699b4fc8342f8c3f7f6456106c1e3ee4286042b457f5ea3675211efe795"
     ),
     "bwd_dq_bf16_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c17ef6be28c0ee235e8e62231a9bdf4849a03bda33cfd80b2faee025518d51b3"
+        "sha256:6688bcc8070f61ee031b74e2f11acc58583b7ae7f9e7c6576370baf0e11db321"
     ),
     "bwd_dq_bf16_d16_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:df9fe17d363588c8f148d490920a38e30f8e0caaa62bd0983ebf5d2861fa54f1"
+        "sha256:5cdb3080e625abc0c79c858f92d010bd4e94065b8f6b890857e1b22497c601f3"
     ),
     "bwd_dq_bf16_d16_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9042fc2a649f9644826d40be65f9d1cca14cd8ca8b4410c1ff8f43bd33e5ca5e"
+        "sha256:2cb1cbf7ef66e89295ef0e22d2c50b98ab9ac22a73ff1f583dca64f8e7720f74"
     ),
     "bwd_dq_bf16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0d783ff17ef936acd6d683142b33f53fccd061747296219ee951fbd36a6ef5af"
+        "sha256:7275ab6edfee83bf59522cf9e3dcff015151822551164ec18b8c679ff0e78922"
     ),
     "bwd_dq_bf16_d16_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d73d60f00525c4d0426fe2a4e27818f17ab6d85d7c10f96c062d918700f5571a"
+        "sha256:4520a1b269b8a06c4689e76f062d416d8c74c093e624f59a51c11d857cfa8459"
     ),
     "bwd_dq_bf16_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2b1135d8d722ba06e5007213b8a3b61d0968cd7cc4825d7a59678421cb552250"
+        "sha256:ebd080e47512a51a2e3850b4fc5a2bc3f3b9f3791a513561013ee44db1f88d1a"
     ),
     "bwd_dq_bf16_d16_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e3e81bab8b331ae6eae93d61d0be2ab484330a01f5be4e35d0b3dd3c91041327"
+        "sha256:5bb9d01ffa8d516a9d8b2118af19d5e888906e7072a6e3b00a212b855d4aa15d"
     ),
     "bwd_dq_bf16_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:852cbfda811f131b1418d088b5f23df2011b2c13e6f8bd77528475904c661a28"
+        "sha256:1f1c48ebc4b339629c3ff5d99c14d5ec073f2d889750c323f8ac01441269e3fb"
     ),
     "bwd_dq_bf16_d16_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:32d027595ebdc780d4ace6c711cbf5e32565edc185b3a8243c01af6d7ebe538e"
+        "sha256:b07c5fff857b600b026b2ed25f32b648760d2a2c8bb21cd9b83fef2703f30d5b"
     ),
     "bwd_dq_bf16_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e38baf8484b5c464792625c7dff524a54716d5b95e23b8a36c0034b49e1b3ac6"
+        "sha256:8f852ba7d85eeb6400689358a57f88b58da61d86e322d2bdfce6211a1e10f7b1"
     ),
     "bwd_dq_bf16_d16_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6769124ddc47b91fa0d2e78d46fe76c31d45bbde5b487c3a8201963cbbb8eafd"
+        "sha256:18751cc4b18c48a92d8301496b23d906988494f4163b6f0d6c7e7eafc2113682"
     ),
     "bwd_dq_bf16_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:655ec8a8d05440a48c6bbcce7ed4e8e144d452faf68efe3c8b5ea3293379a8c6"
+        "sha256:a12c1c96f82e4b8295878216cfbc85dd274e8ad604d3fbb5cd73db40a09358ee"
     ),
     "bwd_dq_bf16_d192_br128_bc32_w8_s2_fa2_pointer": (
-        "sha256:a33fdf43bbb998f48d1ed6299a7f0116c08e5457b14b0d44cc7b5014641eaaf3"
+        "sha256:d73b183faa0d63ff86eeb55bee46c0603f116337951a382a3c256c234421e8d7"
     ),
     "bwd_dq_bf16_d192_br32_bc16_w2_s1_fa2_pointer": (
-        "sha256:1287ca04be848c1402d15d90ae2eb569b2cea6c2f12ab82ade1a0e24c4264626"
+        "sha256:1fd8c5ce876d3cab7c816945b7e878feb25932d5a141b0e9a36c158da2ccbe93"
     ),
     "bwd_dq_bf16_d192_br32_bc16_w8_s1_fa2_pointer": (
-        "sha256:b9ef2062e2fba06fe173d6ebc5b0bb40667c5bc1447c32e29e82865df8857bd9"
+        "sha256:1bfc2d048e40a65bfb10bf28aa5611d00a020147d6b15c124e50aa904e526481"
     ),
     "bwd_dq_bf16_d192_br64_bc32_w4_s2_fa2_pointer": (
-        "sha256:15af088ef021d26d28059dfacb6e26fab198192eb2f2c21715f81917c8a8fdb8"
+        "sha256:9fe44287c1c68d3a2b392a61698ef0a221114e96de06a7f1972b1ec1223e85e6"
     ),
     "bwd_dq_bf16_d192_br64_bc32_w4_s3_fa2_pointer": (
-        "sha256:7053191d776b75888b056d63eed977528098db35bd982283ffaf44ff0e418d74"
+        "sha256:6ce9bad046faed406b9b3490fa7c6f88a97877415d0449dbca6f0e133567cbc2"
     ),
     "bwd_dq_bf16_d192_br64_bc32_w4_s3_s_ahead_descriptor": (
-        "sha256:9a31874ce27b26c0daa3b67ad96631f01ded7b865a23acc87df67b3e7777327c"
+        "sha256:a0dd20d1bfeb40852b17c7a50d6435343d32e2a330cfcacc440d1424019c3d3b"
     ),
     "bwd_dq_bf16_d192_br64_bc32_w8_s1_fa2_pointer": (
-        "sha256:c5dd01b8063ca0e6698a3bbef5779188462507552c9b997182aef20a4b777aa8"
+        "sha256:f170dd327ef1d43a3852f8bc0d8db2ae603c0765da9887112a4440b2dad6acc6"
     ),
     "bwd_dq_bf16_d192_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
-        "sha256:c3d2afb5962bad2c27467b7f6725735c2e996b475940d9e958f9a4697d413ab1"
+        "sha256:38a9d3733c3d6c3e1a11b767dae3676adfee00bbb15126cba3680db6a18f4d64"
     ),
     "bwd_dq_bf16_d192_causal_br32_bc16_w2_s1_fa2_pointer_longest_first": (
-        "sha256:3b8eb82b51212e171d11aad93da5569477063673a770e827f7c775415f2b9e81"
+        "sha256:7f32d88ca614fbf1431c14de797a77b7fcd7909122d3b8bd9a99262d976a793d"
     ),
     "bwd_dq_bf16_d192_causal_br32_bc16_w8_s1_fa2_pointer": (
-        "sha256:e78bbc67cc7e3490aa45b7d24c4864631911b88b7e2382d10d68d9f8379ba7f4"
+        "sha256:fe0a1cdb763f04bd0a81b28b5b189557c2dde49a1fc10879f83084243b4af0c1"
     ),
     "bwd_dq_bf16_d192_causal_br64_bc32_w4_s2_fa2_pointer_longest_first": (
-        "sha256:aa8f9037de323a2fcf2f16a9d880511731fe051beb344adf720847fdf230f3eb"
+        "sha256:155af8c9480af1c1717c20751ce892c41efbcbba21a07489c60494c36f91fa0f"
     ),
     "bwd_dq_bf16_d192_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:7cded7f202c9ec6d438a719c544839d6b7342edb5b408e7cc01f996b60d64d09"
+        "sha256:6d6ba0615791c239221a982675e83236e2f342133887470d9a4abca1e79aed52"
     ),
     "bwd_dq_bf16_d192_causal_br64_bc32_w4_s3_s_ahead_descriptor_longest_first": (
-        "sha256:77796431d55223daf9125f54538f9c44870334393d4ac498f7046e12a011416f"
+        "sha256:ea945e411f7cd924c1ebbbf6c2e18a8e8ea2f4d67e7157a751b309237014ae99"
     ),
     "bwd_dq_bf16_d256_alibi_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:93a5df050b12b3c2587678b79e0b433a4b957f4667ae421393241edb6b99b578"
+        "sha256:45ee0a87339dcdb27dd6bde4a11d1dbd749488e34f8677319bb40607ea73d002"
     ),
     "bwd_dq_bf16_d256_bias_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:5ea99c534d452ed8a4f19621b76b7eda563258cc53c3b0810ebe10f83c6dbdc8"
+        "sha256:f2e7cd61fef8bc757ee55b11e62b2c653d88ad15278143f626834d48f58297a2"
     ),
     "bwd_dq_bf16_d256_blockmask_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:24dea069c17d35f7db0e79c96c62b9b79b485a98f0ad514fe6e2077ca6cef895"
+        "sha256:beb3dcec377102bcdfc42f5b5b17ea6e3d8fb1acf634813781a6ad094a35906f"
     ),
     "bwd_dq_bf16_d256_boolmask_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:45f145126b65f869f755d3be3de4dcd1053a7df79cf26d5c5991e9384a8341f0"
+        "sha256:72be9a6a873ff60f16d1eba201e6a007633c0f0bde74f715dcdb5d30a95df844"
     ),
     "bwd_dq_bf16_d256_br128_bc32_w8_s2_fa2_pointer": (
-        "sha256:fa1a5cf379ddcb616c062b24e88cc4cd40445fbcc6c5f3e46c7e95d8607e6a4b"
+        "sha256:78cc09e47ca6daba8283eff9439156b73314031857eea39deff741bd5d684dc4"
     ),
     "bwd_dq_bf16_d256_br32_bc16_w2_s1_fa2_pointer": (
-        "sha256:f095c5cdf77a1a085e8281379eea5f92126f69aed66f8fe73d39d5df29e519b8"
+        "sha256:7b3d79635ef87c82905bd82173b388df62ce9188083aac655cd648d15fbc50ec"
     ),
     "bwd_dq_bf16_d256_br32_bc16_w8_s1_fa2_pointer": (
-        "sha256:6d138252dca17a67ce2eae8187d9da3a472b3cfacf806be3be1e99f798e7b3cd"
+        "sha256:877dcea4c7eb9999436a25a478ae8727fac61ba88ee178a4666b0e410d5431ad"
     ),
     "bwd_dq_bf16_d256_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:37311cc8e4eba36125e5064c81c5da81b12e0a4a559a10e765911b15516ed932"
+        "sha256:ae81ec7bff033ade84717f54d08e87761185f6399935f3d806e2cf5eb9e7840a"
     ),
     "bwd_dq_bf16_d256_br64_bc32_w4_s2_fa2_pointer": (
-        "sha256:567a8befb87588717e22c0c812db962576c229f95d811e5b542442f8e918420c"
+        "sha256:db5321713e1a899b5390b6a46748d4186179b8ba32cfa784263646130f9f774d"
     ),
     "bwd_dq_bf16_d256_br64_bc32_w4_s3_fa2_pointer": (
-        "sha256:b940892a2a633a7820e7aaf7ebd3ed808fde63822479ceebcc44a4c5c4d1e0d4"
+        "sha256:213ffbefbb0694964f8d66a22c65c7a07bd53a7d88461239676617b7dbe86cb1"
     ),
     "bwd_dq_bf16_d256_br64_bc32_w4_s3_s_ahead_descriptor": (
-        "sha256:fb46f025d113c24e1c15944cbdd1c3c7103784dc863af7fe9c6e6915138f490e"
+        "sha256:f2af9d3e67f0b790986ecabe321b96d83f2ba294026fc8d34436ffb77c3c2200"
     ),
     "bwd_dq_bf16_d256_causal_alibi_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:9fa24e07221e900b90ed3d69c43ad0564d182eaaebc08ccd00d5b9bada440ec9"
+        "sha256:b475a6e03208e6c4159bfe64ec0ad68949e0b485ff8896eaa6f53f259caa5a69"
     ),
     "bwd_dq_bf16_d256_causal_bias_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:5c7b218596ccbcfde6f0970567e03174d7a0ebde56d257ddf96c5b1e23659677"
+        "sha256:6337123e964fd71d39f1ec7f6ceae6ab24e67671251c05d41d79a68f193deb8c"
     ),
     "bwd_dq_bf16_d256_causal_boolmask_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:54708020781c7336b83430450aba9b25c41b325aa98e21ab36cbb29d7344ca13"
+        "sha256:677ae55cb39e39cba1cd07affcf14b4627ac7e6788dfbc894813e29ca43a7a32"
     ),
     "bwd_dq_bf16_d256_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
-        "sha256:50591493d831fc72e64886d5ab49e1b4be45eb553ab3ebf64bd0f134f250b796"
+        "sha256:4a3e8809eded228cc3aee789b5b943e82b213313b691ac38a4b447813926565f"
     ),
     "bwd_dq_bf16_d256_causal_br32_bc16_w2_s1_fa2_pointer_longest_first": (
-        "sha256:80beab26942a2bc2e4115df5baa57c911aa8d687ecca45e20c800d528198e1bb"
+        "sha256:45f86f56ed971891e92e8a4fc00622a5705a94d6f85304bd304169674174cda1"
     ),
     "bwd_dq_bf16_d256_causal_br32_bc16_w8_s1_fa2_pointer": (
-        "sha256:ae050318487e2d2217d7cc53bb7ee5bfec982445a45a079b02523b86054ca10f"
+        "sha256:8ca77bb0b77046b560c0f9c6a2fd15bd778aba216c2df09279d3e14da45fdf63"
     ),
     "bwd_dq_bf16_d256_causal_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:9fc9d778b352ff87600ea43d8a24c21f58bfba491a153455c7a9c933a2a2508b"
+        "sha256:fafebc2fd37fd39b5eeb01a4b48b045f59f23147f103417ea27a696e7f7852fd"
     ),
     "bwd_dq_bf16_d256_causal_br64_bc32_w4_s2_fa2_pointer_longest_first": (
-        "sha256:a4bedddf3ea392ffa3e96db96b71178126854d54885a55b9f434434648db5f46"
+        "sha256:7a6845c84b8089e35545fd716396521461447b3a18c7a67c6eaeb35db04a9b8b"
     ),
     "bwd_dq_bf16_d256_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:73fcfeb329864a7b00b6e1d588e6cf8d28a3cfda3416bdd4f41e3409caa291f6"
+        "sha256:5990db6650f57cda247287729a0310bb4b98d1b32e5cae9c548601bf7ddb6011"
     ),
     "bwd_dq_bf16_d256_causal_br64_bc32_w4_s3_s_ahead_descriptor_longest_first": (
-        "sha256:1fe415869c53ab9b954a5cc58b4f2e92935139cb404fe744c8b5d8d97ef3db97"
+        "sha256:04909a1a72d5d680ce299a0d4e7151e47d21ad0a85deb9eb5ad8147a43690b09"
     ),
     "bwd_dq_bf16_d256_causal_dropout_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:f9ab34eb495ccc51cdb2c6164a3a0d067cfb6c0a73706d21d9b3eba2067d3ff8"
+        "sha256:5603d2a0e7e4e243d50320ae4edd0b32ea56b59cbb7cb59e7b2c6f0072652672"
     ),
     "bwd_dq_bf16_d256_causal_softcap_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:629d45ab85ac04c9127ff4888fd6bf7abf3c52155c7ac0e03d8fc5e5ec63892b"
+        "sha256:61ef400df97862b03c5181ac3e42c1a79eb16bbbbbb7ef4974b84817ed3c5a17"
     ),
     "bwd_dq_bf16_d256_causal_varlen_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:cb69c35e0cc14ca043fb8cc6705b14a07bd5b6b97efb6c152df8716e9093fee3"
+        "sha256:c17eaa87f4751d9043b0b69740b65e57005e672d80fa63ceff780e4432387266"
     ),
     "bwd_dq_bf16_d256_causal_window_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:f44c3614d56c6df7700295d0d8bf174ec67fce0720c531f87aedc67c93dcfb2d"
+        "sha256:3930b124e7fffff3df30e8ee529411309cc9d5bc1438f007ac80bdc4da7d9a75"
     ),
     "bwd_dq_bf16_d256_dropout_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:1045d511194223d0dc3276a90645ee0639098b6bebd82d0f0f370654feb32bc7"
+        "sha256:b0ad476e03a178cb4291cf3ef014a778926418438f9634062b4b9cd40a213f58"
     ),
     "bwd_dq_bf16_d256_softcap_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:b7b05fb44532770fde80b9f372fe6ad0a722959de704f14b28b21e7440629612"
+        "sha256:d400a454eff9b2b3d92659129600a9befd7bf1e29e5066fe302dfa823c362a8d"
     ),
     "bwd_dq_bf16_d256_varlen_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:ea52b64123b908630f7e8ead57519246ae4a388e56f053006529bfa62e3e5361"
+        "sha256:811499a7e242c9604b8f14b63a09c4014b19bee3870a9d8704c2d4c4fd1a076a"
     ),
     "bwd_dq_bf16_d256_window_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:67ec78600b3019eeeb011a8e23ab543467c995ecd5db9f2adeffd5b640a0fb16"
+        "sha256:4403b3b827c8404ceb66325c02ebc6d27d50bec756359b0ccdf6409f3a7620af"
     ),
     "bwd_dq_bf16_d32_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0bbad56cad2b9ca9643c89400e2f40e87e8e40294d79d068ca9c43bddedf1ed0"
+        "sha256:26b0988f7f9fce3ac329fb92ed3b22e40a3db80b99f98a218bc5e92285070f37"
     ),
     "bwd_dq_bf16_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:917cfa867fbac32a28c89333314616e20d985850c58535fd2adebe020ea70eed"
+        "sha256:45def6434554b9a46f2f5dc265515e04d43aeccb70e9973a3a26718f5011c056"
     ),
     "bwd_dq_bf16_d32_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:748533fea55e903229fe4a2678d1b84b2cf9ca99865c98e2de9de32b8f6bdb0f"
+        "sha256:1377b3248be658b06bc68f98d12bf9a54a3ef1bba38f0e3d3d60e15d106edfae"
     ),
     "bwd_dq_bf16_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:eb29ff1b1fc8aa44bd3015fc837c9d6ea1b93d627301fbeccc1e750707eaa47e"
+        "sha256:b9e55ab35884b5be77eb449691b1ed620445b1a160dd8d6ebb4e51f89a3fce4f"
     ),
     "bwd_dq_bf16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:13c4ad8251cbea1d326de7b646a3f437a9ca277f3ca608d17d9d3aac130c7211"
+        "sha256:88d73c424767714574d5040147ea62e194825cc91536e57d817d5d184f357bfd"
     ),
     "bwd_dq_bf16_d32_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:34a31f3c7215c71c2e2bb82b9dbd7bb810f215f607d60c44c1c7565ab4433785"
+        "sha256:6304239c30d9b2d82d33781498c8420052fc03ba4ab2fd3e7265cfff6557ea6b"
     ),
     "bwd_dq_bf16_d32_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e5e1ce61b9686facf66735b124538b29cd75ea555ce38837d59cd75a7a71cf38"
+        "sha256:f27e6e0514cf4a580ecf641af54696c6258ab4619ddc1a1c856390fe4febb9e8"
     ),
     "bwd_dq_bf16_d32_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:efc21646354005a546df67725959c500f32eb380e479a7a3b5511aa0ea7abb96"
+        "sha256:232f47c8322c294927b8c8fd329f0ebc9d936d53f91083c642d0c6874cad95a6"
     ),
     "bwd_dq_bf16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d1b64fe10cc70034ecad539cda725392b4e77c2afe2083cc13c8fcf0b539795f"
+        "sha256:220e053e5c33029c1e7debeb65e338a393e3ce815846d9c912b8ce8be3552238"
     ),
     "bwd_dq_bf16_d32_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f4e9ed33e1584d2cfd1564f3f018976a32fe8b9b9517d6b012b7e52d5afb796d"
+        "sha256:7c55f2d46d41cde50d4b278d6598dfac17accbd311d9ff89515a40df460d3ba5"
     ),
     "bwd_dq_bf16_d32_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:42572ba48fb32490ef8b473485e1abb73370ac088804c2c2758f842d1b4c9513"
+        "sha256:a391257ec5617d1daec1e131d26b5daef88570f4457af76a4b3d0107f1566a0b"
     ),
     "bwd_dq_bf16_d32_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:23848c7d816ca9c9018213aa029ed0859eaadbafac18f0c4a7834d717ed936da"
+        "sha256:6c8964abea4427c361eeda051a97eaed81975f3e331610c13f15849470779ab3"
     ),
     "bwd_dq_bf16_d32_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ee22da3b88bf8512c3976cecb26cf4d90f77a8eeb7a1cec065029040c9682d18"
+        "sha256:cdfd5d2eefcbc11c5b3b2d1a9e72ae3a5a8b6d1ab0dcda0b45e33f3ad377a9fa"
     ),
     "bwd_dq_bf16_d32_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:667431010feca950add3d11a0e4a8cf07828da10fb9a7e972289edb9f3aebbd1"
+        "sha256:92506c616996615b45029d2aa8dd618768dee5fa1bf46183a259bb286a9909b6"
     ),
     "bwd_dq_bf16_d32_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b9610d116b51379df81031036c382f717a345d3768824a8ddb31f5b7e0dd2226"
+        "sha256:41cce6bb8588921ee02cf3e815914df0af90dda1456fb0a391b22c5c5d349f88"
     ),
     "bwd_dq_bf16_d32_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c69e4a4626f440e1b9e7ad6cf16db19e8da8fc648d7bee017020fae66f61b45b"
+        "sha256:967d300704cd31cb90f3e6f614b1a483e532f6fb127aa1cdadfaafd54567bbf7"
     ),
     "bwd_dq_bf16_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8f342b477aa0feffbb15ab5ff86c77e86adc3944645f23d774be7de232333783"
+        "sha256:cd31f15934d2e726a16df7e3c67c86fa09e35aa7e11dafda9fa1d036257caecf"
     ),
     "bwd_dq_bf16_d64_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3ac5bda99c5452488c6947116348ce3167600b37732201f66e6f055a12f2ce2c"
+        "sha256:4a50193272d6256f7d9a9ee342930f614eb3dcb33cd7a57465344b233eefa306"
     ),
     "bwd_dq_bf16_d64_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:71a42969a32c51c79ca12261750174933b565fc3c97dbe6f8a985813a7d27539"
+        "sha256:9d1a8c3a44a25268f7ee91a6d911a4cb0eaff5ab224ff9673b76d26a31f364a3"
     ),
     "bwd_dq_bf16_d64_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:24987e8d154d2ed36b457674d2ff6dea8101486037ef3db1e2265f897474914e"
+        "sha256:ea85f42465a343c945cf2c85e5064d846d0f4b59b2a91475701f3abb1ed04cd9"
     ),
     "bwd_dq_bf16_d64_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2e2fffb7017fdf4e40f31c51e9e01f15d5478e07599a4c539c58c0969dcddb7f"
+        "sha256:b23468c3a10cc72fb479b4f10e9b683bde4b0c03d9fc4cc969ce7df6807ed57c"
     ),
     "bwd_dq_bf16_d64_br128_bc32_w4_s3_fa2_pointer": (
-        "sha256:95211c1bf47d887811135c45f621f664077a6da320a5f69efe4b96d4fab358a7"
+        "sha256:66fb6f5bc2e83320b133e5a89e49beb1bbdb1df0cd206cc4969b81c6422c11ba"
     ),
     "bwd_dq_bf16_d64_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:9262781a281c9b862afea6cdf9a9bda859c4e7d81e077fc47f93717ad7d770da"
+        "sha256:f6ff8088c9c49f61aed06a5aca756c8167e1dbc16a38f6321e905acb8de01445"
     ),
     "bwd_dq_bf16_d64_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:77a6ffdc72e3b89627dbe06972ab7ae35807a2eb81e55a18da5b7bd3cfaedd83"
+        "sha256:81ad0782ee8778a79dbe9546ceb0c478b601cb7ae02ffc52443af3cf41f3a70e"
     ),
     "bwd_dq_bf16_d64_br128_bc64_w8_s3_s_ahead_descriptor": (
-        "sha256:ebc3a6d05f68b8cd1861140735d7c178ff10a5edeb4a57ed66c4f83ff406d18e"
+        "sha256:d880b47f704a8162cbc678740134721e6f1f7fb1e3df5b718cd5b807a03cb563"
     ),
     "bwd_dq_bf16_d64_br64_bc32_w4_s3_fa2_pointer": (
-        "sha256:b5337dfdc22a19ef9fc7f3ab85e435706516d0f98f071fa2b6ad0090a7162214"
+        "sha256:9e6b45b0f87e3c866369d0889d99a28108f04e64de25cf5aee2b1cb417983a4f"
     ),
     "bwd_dq_bf16_d64_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:aa40d59d0407e9e9459820b0365fc0b311f8acde9ea4a2411d62835fee677404"
+        "sha256:e35493a39601021d27bc48b5696c8951b17fb9302b0e65db18ee31b306e19057"
     ),
     "bwd_dq_bf16_d64_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:1cab5e620bbc6c8d55bb3d4c83152b5f9996180461682572bd39d41db0795bef"
+        "sha256:e2ad176282ce9e29c8957837a4d93f06f1c8b88986a3123a4fe0644f8389be13"
     ),
     "bwd_dq_bf16_d64_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:04696e6f63652cf7821e44b6e2c1bc11f7d7c793ccf7e9fa18e96029c999db33"
+        "sha256:b5f1d20b5dec1b19f01c6347155ff3520264f44782e193af1365b50ec5d51e8b"
     ),
     "bwd_dq_bf16_d64_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:89324eb4b82445e7486c08684219f07518b7335fecffa766cbf02a38a800ff6e"
+        "sha256:2ab13195151ba1b762dfd91b5f5f27206e6e5dc8bad1780a011d44961903109b"
     ),
     "bwd_dq_bf16_d64_causal_br128_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:aca6c31d84b1de38b4007c6367a609a02c44cf18d9125c66ddac1d5766211537"
+        "sha256:ad5e57bdc34f2c3c7e214d40d2decc158c019658321857d7a83a4cf061e497dd"
     ),
     "bwd_dq_bf16_d64_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:c37e24fa7465dc1a3e4573b0954706a7c051668d4248c1ee1888039d75a88ee1"
+        "sha256:4fa7bc7ab0fc537cae602bc440609f5f22412a77a78721d41da59e5214c8e745"
     ),
     "bwd_dq_bf16_d64_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
-        "sha256:c115eddfb75c3c1ae4c68cbcc2de35b2487468d2b95e17e2b2d9d3ed731e5f5b"
+        "sha256:dca75a12921e6ac6b69f2f9094f5f3cc56fd42d2b4768e0093443457f1e7cb51"
     ),
     "bwd_dq_bf16_d64_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
-        "sha256:ecba83c292efce1d3fefc39b380870bde08432067cf0984c08766dc45ac09fc9"
+        "sha256:b6fc9e6d00ddde920de9ce9345126f68468c3728f655cb8aa314ffc6cac29eef"
     ),
     "bwd_dq_bf16_d64_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:19c5c01c0f9cee28a843c97115408e26771a2e27d3e0debb6f5f3c0921a91db6"
+        "sha256:de176e6809270049aba1bca066497909d2fe2f36236770b794cbccb887758afa"
     ),
     "bwd_dq_bf16_d64_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0c227caafa32d9e1cbb6d0c50762e4919b7bbec6f773376a62c6d6359d27f0c3"
+        "sha256:409312994575d7923ecfdb5f4d20aa32f603461c694ee5a77c26391e30c6eef7"
     ),
     "bwd_dq_bf16_d64_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4dafcdbfa5aaeab25e66ffba7715a7990f1ace904ba9f1d174eb840468475727"
+        "sha256:b4b4022818d688531a3f408e5a90f45caed89109c249769001b9e1c265394c32"
     ),
     "bwd_dq_bf16_d64_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:bbcb298e76bb2abc1f4538e5c897518ccfd95b2947c4d4cb965fcf0d428e2a9d"
+        "sha256:b47d740ede622c360e62ee148246abc3f668a0ec3c32025d6b2210d3519ce9f1"
     ),
     "bwd_dq_bf16_d64_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:473c739cfe48b316eea9e5c33201ca77bc796950f640310d42bd5de9085024b8"
+        "sha256:9376949a2ced66bd481d56155c9adc8fb876fa9ecb6a523065135c512e899be1"
     ),
     "bwd_dq_bf16_d64_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b36aa1f023f632c36c39958742750f10db8aa2648c1cf13cf5fac4d07fb55d02"
+        "sha256:0e806091a1d50a7c307b7932343826b9e27690d2ca7f245a1c93b0bf1f83572a"
     ),
     "bwd_dq_bf16_d64_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:599f7ba117764f7bbc875251b50f1b71ea1125b2e98528a4f7437cfbee8b17f6"
+        "sha256:9735f160888f40e3c572635c93dd0b293a8fe5f771e25ad69f3bf376cc070d60"
     ),
     "bwd_dq_bf16_d64_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ec55fa9705e0e5ccad0460955fac890f76cd18e12f21b3067b491851da07a27c"
+        "sha256:d4ed449b859e86033b889c76f6868cc6b2c1b420db301891a5a8694f763bf128"
     ),
     "bwd_dq_bf16_d64_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5ec3c894d40e764281b2ef757e163472902f4d6248aea63c28989759ed2e08f9"
+        "sha256:d3604bd1d69593a5dc972b5a4de2bd033eecbe6d2d7ff1757993d5838a00a739"
     ),
     "bwd_dq_bf16_d64_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:79e44abcfc03d046798e748ef047c661946e669088fc110c47ef022cd39c931f"
+        "sha256:dde627e01f4caf8c0db059599eee11f091b0789549d95c89fb72cc86a10ab9c9"
     ),
     "bwd_dq_bf16_d96_br128_bc32_w8_s2_fa2_pointer": (
-        "sha256:8adf265d6a4ca04a3a2693314bac481b21870f32bdbd370b6038ffb95c5ab673"
+        "sha256:4ac2cc9034967c5a8dd16cdcad8f955fc3bf7a36bd2ee846f2be28664d52e7e2"
     ),
     "bwd_dq_bf16_d96_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:7d08912d6753259c0acf971eee33d3348f0415e12b9821cc00f5b6cf42fa6de1"
+        "sha256:4d5f61248995b3b2d8b7b365a4d5b7cda17868484b3d1468a48a3bbe3087c902"
     ),
     "bwd_dq_bf16_d96_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:c9c3bc0ff56d53705862caab9eac824290f26776211910ff70a40239ddcf2580"
+        "sha256:38a7999e3182b93c6da541e9de7cccc327e05a1dfcd88a894bc33750291352eb"
     ),
     "bwd_dq_bf16_d96_br128_bc64_w8_s3_s_ahead_descriptor": (
-        "sha256:273cca3f6313445e8a739fcd66a322c490dec2bb76a9058c2a2cfc8c44a805a3"
+        "sha256:8937e911b36b6a819f1919dd5468d771169c506ca7a690121d8c18c2029902b1"
     ),
     "bwd_dq_bf16_d96_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:5bce6f29be054ff1ab5f99831026f535202b379eaef454b28557bc0bb66b59f2"
+        "sha256:c016950ad0e23c279f0f0318de796ad5f1d83cabe2c6d43f15a46ad9fd14d0c2"
     ),
     "bwd_dq_bf16_d96_br64_bc64_w4_s3_fa2_pointer": (
-        "sha256:a65f342e3152791169c69f91b537ed87504042a8a141b4468687f522d66e3793"
+        "sha256:8ac214a218c99ea4076e8ae85c13a118a4d093083e434a3fd995056340a547c3"
     ),
     "bwd_dq_bf16_d96_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
-        "sha256:5f5f059724fdcf0e0ecd6c66d64fb3df2c48e9d0b208f9ec7a74c8cbb145ecc1"
+        "sha256:9b0f8e201667702a67b8888d4888a96298cdf029e3fa65373c9d0b2ab9fd69cb"
     ),
     "bwd_dq_bf16_d96_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:1c8964217bd47f5719f900eb90e3470fcd8664406b64b5c575677c53f2cff3d6"
+        "sha256:3f2b95331345c55b24df7d36f986dadca167558ac8841a57a86467171c4087d1"
     ),
     "bwd_dq_bf16_d96_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
-        "sha256:88182a50f8821595a12e779f77c5f0818cc202b4e49e278f266561c48e8c371d"
+        "sha256:c5b0c6384b9449ad515b3fbe4e8096b33becae1c57ab8997ee2de4ea444a9cc1"
     ),
     "bwd_dq_bf16_d96_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
-        "sha256:25f210d86e2d5defdd03549276055de39ea945857894bf6edac7e83a67cda9cd"
+        "sha256:1874581fbbcd2b681324ab0fd62c1d620cba61f7159973e85bbd9ecdcd91af10"
     ),
     "bwd_dq_bf16_d96_causal_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:0903d401a72bbae45f324b7102ce4ffd9cc04be9802632d6f6478bbfe1d8a11d"
+        "sha256:aec6ced9eda40b61275cfafc3f682e6a07300eda23e2bd229d23e8e7ff0df702"
     ),
     "bwd_dq_bf16_d96_causal_br64_bc64_w4_s3_fa2_pointer_longest_first": (
-        "sha256:60846465676f1f0b61edae502a4564df3ccaa76521144be2aade9f5fa8eef251"
+        "sha256:71c55b41a5f87e6c872061016e4ae55b7c8ba5e4d0d976ad72c239efbecaf5ce"
     ),
     "bwd_dq_fp16_d128_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:eaf157641dbe84b29b3a32c263367a277c82f007a78d01bd85033b836682bff0"
+        "sha256:c27caf2de1837d771cba49eecb1af492ec7ef1dc913b71869eba5d0f1e3056ed"
     ),
     "bwd_dq_fp16_d128_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a109bf2cc6c14ae427a38c1c8fbe7bb7444dd66d0b1e4eb23573d5c947760c5d"
+        "sha256:f841762035f843578f8b37bb91c232c8b5316c847a966166cf43b4e96b5fb26f"
     ),
     "bwd_dq_fp16_d128_blockmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f98197811b86fa03f6f12cda68b3b680a5baf34c31dc104d2a791b47659cd1c7"
+        "sha256:93cd51e301af282b8ce9fc81bfe5e13b912b5fffa6db2347b128a7800bb554fb"
     ),
     "bwd_dq_fp16_d128_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:daca24e151d9c7b7b35dc57b0b5095ff94a97961c9d49089de006166590cd8d4"
+        "sha256:af7cb7eb9853b6d4db0de3f6fe744d95f4fae5462dd5dfa6563d6f09ec9b578e"
     ),
     "bwd_dq_fp16_d128_br128_bc32_w8_s2_fa2_pointer": (
-        "sha256:69b38b9e0fdee21a738ec28df901ae523ae46cb2405e3c1600cd0a655734aa3e"
+        "sha256:09ee72c4246adee45976c726bd2ed7b1966f02a81361f4641902e80b52ee8bdd"
     ),
     "bwd_dq_fp16_d128_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:3e7233ec192f4d8c52b7141b03ff69863029f8f14cab37b8497d561c68064433"
+        "sha256:331aa63b626063ea19762bb310bc5aeb3bdff45b75ec95303e1e1711157c228f"
     ),
     "bwd_dq_fp16_d128_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:abcb4224b46e495d51a06e032b4b0505467990ca752740ff200b215d236cbbb3"
+        "sha256:ad468f7a139cbe89b3668d7822989c32240b2631d11d06cad7caf9c17e20a4fe"
     ),
     "bwd_dq_fp16_d128_br128_bc64_w8_s3_s_ahead_descriptor": (
-        "sha256:8fd2c1b93bcf4b5549eaec200031f5a926da30d754467a0aa20965edc8bf327d"
+        "sha256:1bb1ffcd476e275934885aa00a3b1f60ac908d5d1a1ae9f8c7614f13b20799b8"
     ),
     "bwd_dq_fp16_d128_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:532d32d16a9fc2046b94c418e6e2cc3004ae44e64c4dbe4d3dbf2a61a70f5122"
+        "sha256:7cdb218b5e066de0f9a1eb73c2b118be6c885648388fab561812ac4743b7a123"
     ),
     "bwd_dq_fp16_d128_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:07195691b290f27d420a580e988dde3c85794280e4035b5855efcfbb771e8989"
+        "sha256:8d7fdfcdc7b10d04839a3983d8e5e5606e3e868bebea238fb9ca41da7165d768"
     ),
     "bwd_dq_fp16_d128_causal_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9601c7c812926f69d6c207c03b3cb531e39ddd10d190ca49640cb936d488df5d"
+        "sha256:39af614ce4292eda466e77c9f9a96bc451cc88ee3c1309ae72da553d99d6e5be"
     ),
     "bwd_dq_fp16_d128_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d6e316139dd9a513a0c1033b1f155203e3af7408328d5c6e23219fed26fdcc12"
+        "sha256:a9b63c02ddb7a145b7bd765b432d4b05cbbae7e7c29c30e70543d13a144b6ea7"
     ),
     "bwd_dq_fp16_d128_causal_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9b3819e5fc6fc2890b732f1350c0a1cc6766540ae81bb91893b15dae5c228761"
+        "sha256:610a196d8f146f9c8b1c272d00cf4cdb3d669cc46dfc31ca075347395dd38f0b"
     ),
     "bwd_dq_fp16_d128_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
-        "sha256:b2a18d735aa4db4ab888754f96d6bf06e25d680de2c855efb7586ada8d467e43"
+        "sha256:b5a466881991b209feb62d3aed3319fbed2dde2b75be924feb0d0bdda36108f0"
     ),
     "bwd_dq_fp16_d128_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:20b5fda8333b618d034b0923d3e187e61ebc705122d355b00f73888cccc11225"
+        "sha256:07e1edb87e256d5bce8933d8e1100081d0198104ab3d11a7735dba259d0e44af"
     ),
     "bwd_dq_fp16_d128_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
-        "sha256:ea66e632600e64fa5ca6d2cab621d2a37aaf3917b67212b4314448560f25517e"
+        "sha256:f9fb243b6203bb89ce76985a40e8eaa454cbc730cdb85618d8b1091c2fdc990c"
     ),
     "bwd_dq_fp16_d128_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
-        "sha256:3fddf36dc7b52594de39948ca54031cf2b7f0e79afd162f47be7d7184ec6bd0e"
+        "sha256:f659c9b0235d968e16b64252a139540bd1aec1764b99bcc13df928429801b7e2"
     ),
     "bwd_dq_fp16_d128_causal_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:6da3caf1b0e801ec9737d20aa792d5eabfe5f8a0b18ae5dca7c44f57158bc007"
+        "sha256:e2ebf35002cc12a491258b5e14922424cf8c9cffdb16360ef29007ecadaae1ec"
     ),
     "bwd_dq_fp16_d128_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:eb5fa216fe261b64801799a29942b5d42425a7bf5fa62dad73961851e10d5928"
+        "sha256:1e0f99175f9cdca8ef72ec7aaf705f6b7589b0124470669f3fe46df8d948fcb1"
     ),
     "bwd_dq_fp16_d128_causal_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c0098505ddfad14c286a13fb6d353bc3eec0662665a46f52f83c5e406186368a"
+        "sha256:f7264eeaaf3dc9e215fb260034e347ed6f502daf94f9c787a1078a2b34b49f77"
     ),
     "bwd_dq_fp16_d128_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4849acaf74a375b43b64d0ab6e238e2499ba1a09f346c863c04e54df3da4f632"
+        "sha256:a0de45a71397ecc0abee3a6411afa589cb0644dbbe5c67362078f9bc9ee743f3"
     ),
     "bwd_dq_fp16_d128_causal_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5dc6c4d3a11ae4f1071f5ea8dd0b4e4a52f3f6839cec197ee55554e1f6b4f713"
+        "sha256:d2f33404b94cdf197ca89b0acda16a0163d39740030a35e202578ce5dd9cbe7b"
     ),
     "bwd_dq_fp16_d128_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2fb841cfc3980301486de37dfe9c26d762967871f9128e3e15246beabc06a27b"
+        "sha256:8497c349907d6b9c53274f9ab576dacd7a36fbc00082ff9f903678a5ec328687"
     ),
     "bwd_dq_fp16_d128_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b48c88b749f1e1dfcfa8144107d75851a9fd87d56be43cf2f133389c6ed45022"
+        "sha256:0b771a7ff668583ea06e80e66fe359765a73c188ac525cdf20a4f187493aaea2"
     ),
     "bwd_dq_fp16_d128_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ee577743e61e1a05d362cc2325d547fc4f9255203fba0430a8f58eef0f96715c"
+        "sha256:1d9d3ad3ca8eb338ceda2bfaf4c88eb6ef9ae0a6d64cd197efb4dea2c06bdc8c"
     ),
     "bwd_dq_fp16_d128_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4b29ab43446d878b2d898c7fe5b4f6e7076a6e69205ceae3d3c5050eb80b0abd"
+        "sha256:c1f053c3df745b7eb746a22ea78b2a5df819c0984a29c0e7e72a7ad8962d8fdf"
     ),
     "bwd_dq_fp16_d128_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:dc7de8403e32fa96d1d7cc3a046e7ee454a670277b8ffe9aaf5d58e51a83283f"
+        "sha256:02e1d4d4e94f0dac880d2aee2f6943571f98354bd6cae55cd9da129c703a8b83"
     ),
     "bwd_dq_fp16_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8f1e7289e2493c44acc569f697e0e867f14954fe7e6841121e8a36853d55b5e8"
+        "sha256:a510ed0e172bffe1905ad12072874293e14607225e8ff3c74d08301c4a9a276d"
     ),
     "bwd_dq_fp16_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8c136ec6fd7c6265857b69b3ab296cdbb69c75bf9326ef0e27bf74b227c35ba7"
+        "sha256:a37edf6614cf31b6e4361e4492bc99b1be64a109fce51dc20a77dd9917b86a37"
     ),
     "bwd_dq_fp16_d16_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:248a98c42990d438272e26c58379c6fca1f1b1d2b6b51fa5bcef93a963ff12be"
+        "sha256:4de5e9888462a1a08946fd61e16b5ff6d8de5bbad716dd55e9b269e82d3409c2"
     ),
     "bwd_dq_fp16_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:075828cf953dc4006b02510d489ef3ad748197b23663ad4de942f5f8c9d46635"
+        "sha256:b8167ab9aa481b01e23fcbdd069ec1353e87d361a9e4d7b47c4544c31edfe1ef"
     ),
     "bwd_dq_fp16_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:61a30fa108643e0c58618dd986731cf95e9c54c11bc2063752c6e2f77ffe5d4e"
+        "sha256:741a3e69ca4bc11639cab4df4822743deef4b1a48e440456d4910f509d669869"
     ),
     "bwd_dq_fp16_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:dd778af2682f542b1e21736dd2d43ec54ed7bddde5415f5814b7f08e09857a28"
+        "sha256:44d8c501e4a4411741061310c52257bf8d9fe346b6ca1a9e6e6ba69b1f3b109f"
     ),
     "bwd_dq_fp16_d16_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2628750d7c5dbc5194f062223c08c5761a288cb4bd5ff40f309fb6da350dda68"
+        "sha256:87124c995e3635c38d2f46abec69997418757c5038ec89961eb7559ee7e6642f"
     ),
     "bwd_dq_fp16_d16_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e06abfd9067fa21a0487f83ebef5648454ad2c3caaf409f54956a724ef633b61"
+        "sha256:870613d878070c34d2231bd55e536788341f0f0d9a801177c419649d0738dc13"
     ),
     "bwd_dq_fp16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:121eaac369e501ca3894a02acc203523dbc5643e0fac6f386e0555c63d0023f3"
+        "sha256:7f2ae27ef25d171b97a7ff4ff251e43f33f98e68c2137434067bea9889ad86fd"
     ),
     "bwd_dq_fp16_d16_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:604150efa8812d1da63684dcdcb5ad9aa9058d6fe690b52591064b2a86e6301f"
+        "sha256:d7d99d5429772f68d6ba6a243b54b7e4542bd0cab7beee2d505f43eb817f605b"
     ),
     "bwd_dq_fp16_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6548a1e38c95452165c48ba0c7046261f2e7bf30a6b328f479df0e250eaf8a33"
+        "sha256:33adb2682843de3ea8a6f99a6a7c42b66e0b235b6ed42fb707fc654cc896fd1e"
     ),
     "bwd_dq_fp16_d16_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6f7144103b2395d7597bf80df9ac6ae9b731381ea585e59bf8d20e11fa1c15d9"
+        "sha256:08225a068cd4a6a3364dd69aa2aca97e04098ffd8960fd00f6b114f8d7fdf15f"
     ),
     "bwd_dq_fp16_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:326312dfcb523da2bf65441acf04940ca32d6ef7a6a2b48071e981def92f9bf9"
+        "sha256:e1da2fa26c2ebf8d000e917d94af7fff98255decdf3b3c8d97fc2872c26cc46a"
     ),
     "bwd_dq_fp16_d16_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8aaddde7ee4a845a1a123e9d8c2d43481efcf25b4ee46f64f100faa2cfc994f9"
+        "sha256:627083bd53c069f34431a1de03e5a0763a38543fbcad4dda7d98c1fe78b4a0fa"
     ),
     "bwd_dq_fp16_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c6c06000f7baa87b2c021802ef0db3d33aefb5dce7d13fad603bc3a5b4af502a"
+        "sha256:41adc8363a475b099f37b54ffaead6b4a9009e4d270968e81871f470ccac0d85"
     ),
     "bwd_dq_fp16_d16_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:31c458fe7eb822802796f8a7346c02a4288a10bb9a9d0c7bcb8903ae930f8c92"
+        "sha256:349961f6f09d67554fa355819e37d7c447e9094178942c915f69ffbc5a1374cf"
     ),
     "bwd_dq_fp16_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:86aeec64f10818694e836087cf0e81c0f69bcd0f177b6b1c959ca4aea5d2fafe"
+        "sha256:dbc7532bb1300383b0c86d69b4b6a47b7c702e1cc51f9cd6c5fd88cf13553703"
     ),
     "bwd_dq_fp16_d192_br128_bc32_w8_s2_fa2_pointer": (
-        "sha256:f5bcdbbd21d051d6d6a4a5ab1df4c5fdbd40a82ff2c81063121c0902e4e5abe1"
+        "sha256:6788698eedf264914f7167a8ee6c2be6f22d2e76fa3a2b37e9ba108d0ee3011b"
     ),
     "bwd_dq_fp16_d192_br32_bc16_w2_s1_fa2_pointer": (
-        "sha256:7817e890a34b6528f748f0a30272fc1399ec3fadd4f2e43241f821f776db93ae"
+        "sha256:849690b73c61d85f8abb66133ac5c82ee1e1b46ce75aabc73471243679a471e0"
     ),
     "bwd_dq_fp16_d192_br32_bc16_w8_s1_fa2_pointer": (
-        "sha256:b3f50d5af326f37760498e21ec6489641c51ddcf3537ba283e90c04733db8e31"
+        "sha256:4106352a1f9650fae714ef9baba365f266955b04684725503c9aaeed7632b68b"
     ),
     "bwd_dq_fp16_d192_br64_bc32_w4_s2_fa2_pointer": (
-        "sha256:813d13750da28e3fa9547fb0f3df5a84ee1b0fee8279cd2dd529c169c4186a8b"
+        "sha256:ee0801a256a883e80284d3c8946def4f651902b3c04f7f506cdfa233c2cc1262"
     ),
     "bwd_dq_fp16_d192_br64_bc32_w4_s3_fa2_pointer": (
-        "sha256:a2bd80932ce8d1f46f7b97adbb694ce79c2bb5cce020986f8a6502ff9cf082c8"
+        "sha256:63f0c8d4927b6c48318261acea5efe6d8b23d15f4c6b9d645ec43d5e20326226"
     ),
     "bwd_dq_fp16_d192_br64_bc32_w4_s3_s_ahead_descriptor": (
-        "sha256:86676fad4aae0243e875f8928ddeb123cc16e308a3df2ca97b4c11532d7e5073"
+        "sha256:a1e3a2de5c752db5583ec02ed66ae46da4d7303011046e3b4ea0c183d630ceab"
     ),
     "bwd_dq_fp16_d192_br64_bc32_w8_s1_fa2_pointer": (
-        "sha256:454e12595d2b8382e74a2b277e9eeea85f661c56bc17fd450a8eac98b4dece4b"
+        "sha256:8519be82b2559b16807cafbb5869f9039daa5c57769070c4aab91cd6aa701fef"
     ),
     "bwd_dq_fp16_d192_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
-        "sha256:03db4b519808fe0f2fd65a5551f8d5681cbbaf8b7c985cf786db48f93f9bd3e1"
+        "sha256:d52d9cf540446086123c55e0bc94301c4e963b7bc22289b1b9a5cc02975fb2ea"
     ),
     "bwd_dq_fp16_d192_causal_br32_bc16_w2_s1_fa2_pointer_longest_first": (
-        "sha256:1f06cc206f7d1edd761fd7dea9d8f0dab537e83d06b17ebf0533f0278bc148f2"
+        "sha256:33b37cc4feaeb5cacdf430d92315a7ffe8bb90c039fb856c5776033da4a65cea"
     ),
     "bwd_dq_fp16_d192_causal_br32_bc16_w8_s1_fa2_pointer": (
-        "sha256:60594d9794f011b34bfda8f598295796d52cfd7777969668d17f1e5db228b2a4"
+        "sha256:c74e8fa1e1c75cbf06ea06cba9b32e7fa273684a70eb2fc97c48b3b80cb73de3"
     ),
     "bwd_dq_fp16_d192_causal_br64_bc32_w4_s2_fa2_pointer_longest_first": (
-        "sha256:f641edc684960eb92eb95f09cf9c407cd34cef4b876b53d8dbc7f444ec816522"
+        "sha256:4c9124360cf3dc208f532fbf06605e1e4b85cf5b4e4020d3a6ea25abc02eccf4"
     ),
     "bwd_dq_fp16_d192_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:10cb099251e99c9780491840460c538cc3c0450ada023025f5db68774e116777"
+        "sha256:71bbf9ab40968babc139d176d9f5d2d77a06136526dc76dfdd7ce7f9f9766557"
     ),
     "bwd_dq_fp16_d192_causal_br64_bc32_w4_s3_s_ahead_descriptor_longest_first": (
-        "sha256:6e7c526ccb5a413104a42defbe5d9205b767d9d4a54a51f551b2032940a5bd48"
+        "sha256:7e11ad6c7ac932bd0d78727deef535a06edd5978e8d0ca628ce20e9d92305387"
     ),
     "bwd_dq_fp16_d256_alibi_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:800a80d89fe6d11663424a086763bba049c17ccc0d94c7b2a3f3e362460d0e23"
+        "sha256:5e7500dadcf0048a5716dc50698f8de2177ac192098a296acc36993a177da9ce"
     ),
     "bwd_dq_fp16_d256_bias_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:d526ef3c526f75e711c7af7be4fa12aa2435c2491899a4c1b94a91eea01d4cd4"
+        "sha256:e47b237dee922727c2f1ef96261cd566dbc2b739f50990d5ed0e2247a7506c5a"
     ),
     "bwd_dq_fp16_d256_blockmask_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:26e1d40ac6004106b63eb2ff39d458a002948afecfed179c03026c2f7a433df3"
+        "sha256:c8a1106dd5cbdb8375465514d586091c1379717a4a102006a7b69c585a30a34b"
     ),
     "bwd_dq_fp16_d256_boolmask_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:8f2329267bb21e75262c08494fb9720781e78c72f3d4c677a9c2ef8f80e121bf"
+        "sha256:6bb7e75bba110d29d1f3f88ca0dddcfe73bf71c9a0ed6cd8ef4a8d96896c2fa9"
     ),
     "bwd_dq_fp16_d256_br128_bc32_w8_s2_fa2_pointer": (
-        "sha256:84851c1a9f14b6511b90900ac34a1517f06e093b0e083001901683fff1b7e49a"
+        "sha256:febfa188590fc8f28fe8192462e183fc28628e92e120cc1144706929078bcee2"
     ),
     "bwd_dq_fp16_d256_br32_bc16_w2_s1_fa2_pointer": (
-        "sha256:43b976117073b8cf2ed319354cb9a7c57782b412b2bfa3a0bdf9c707be20d704"
+        "sha256:a734ef2640d88902cfc7607ffc54a725e5caa649a3845d7559131d552d148199"
     ),
     "bwd_dq_fp16_d256_br32_bc16_w8_s1_fa2_pointer": (
-        "sha256:f3a755c2cac2bb1a68d3aa66d8752fdde89aca6bfce3b4855891a1812938cba2"
+        "sha256:7ccd88ec78763d4a4ca602a3dc241743b9fe0f58e868876bbb91874dcb6f6c08"
     ),
     "bwd_dq_fp16_d256_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:d4c2d37d33ade2c7d5d43bfb40e3b91bea5341488e2fb2b0d6997b98c7b6331f"
+        "sha256:db89c8d677f2784f5a7466adc3b262ca1ed38a94f1dccaba054afe216ebafbbc"
     ),
     "bwd_dq_fp16_d256_br64_bc32_w4_s2_fa2_pointer": (
-        "sha256:bbfa11b09f3270ebebd0d328666e3cf64f2a9fe3364a92e08554477d5751137f"
+        "sha256:76c00444954b1acc0dcdaeee051d3f538a759d243efe2638211ec2a1c1b40bab"
     ),
     "bwd_dq_fp16_d256_br64_bc32_w4_s3_fa2_pointer": (
-        "sha256:24c6da5069491937524406fc314bfed01f17cff09be527070030fb53b330f5a9"
+        "sha256:fa34b3d605d193ddbe36ad3966f5834894757604ae12c8a384b3a5447def7738"
     ),
     "bwd_dq_fp16_d256_br64_bc32_w4_s3_s_ahead_descriptor": (
-        "sha256:41883a634ebb0f3d5e12b62ade9ca22156176516eacdff8ae2bd2f5bf86a458e"
+        "sha256:f14cbf82101b71eaa415a10a1bfa5acfaf5740172145c4d85e96e6804b1d877f"
     ),
     "bwd_dq_fp16_d256_causal_alibi_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:2cc39aaba035c520796de9c96cc69f9ae450eece9a764d03d435afcc8438c3a9"
+        "sha256:270c3ac98a46103866b9a0f8b238f6e83648e1cdbeea18196517f6fc9a444382"
     ),
     "bwd_dq_fp16_d256_causal_bias_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:e9f3cf096207bea3f0ec918b6006cf07af74a3e986140f8cc6a2975a4cc584b8"
+        "sha256:a95ca1163ebf5fd975f0a346ca25963d953bea03133af556e5c527052495ee23"
     ),
     "bwd_dq_fp16_d256_causal_boolmask_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:75cb8661d4cf881be91919015feb7f73eb9f4f845cce4b32876813418a20a2fd"
+        "sha256:f3fbf5ee7382f6f74962aaa1961380c4a0fab2e0d19e31dcff3cb8db28761c42"
     ),
     "bwd_dq_fp16_d256_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
-        "sha256:d48ca30ddb17863761279f07ba2d91577a0ff7a3c54c602094a51926528deac1"
+        "sha256:9cef98287c767a0fd9c08c3ce323777f1148dcb161ec7b8477eef63fc15bb90d"
     ),
     "bwd_dq_fp16_d256_causal_br32_bc16_w2_s1_fa2_pointer_longest_first": (
-        "sha256:2ab91e66abb7770fcce454a611058e1da8446f7a2a4e812c5688f6c0c35c9e40"
+        "sha256:937cad094750a7ad3e701fd8e4e79972deea32162af8616d5ee3367146b72260"
     ),
     "bwd_dq_fp16_d256_causal_br32_bc16_w8_s1_fa2_pointer": (
-        "sha256:ec4828445e5810d59c28edf0f452b8af090221d5346f66df670a46b131e2b4ee"
+        "sha256:d29b900e6a7935841a7614d8447d12aaf0e89c611e424c5c6b3251936d6db9ce"
     ),
     "bwd_dq_fp16_d256_causal_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:654e92e9ce43500dbd5850abdedc77049695a6e481a43e24ec935e2adeb47e56"
+        "sha256:63c4ffc42f7c854be96abcf2607ce2f77812bdd40fd205aa290d19ea4c43fe7c"
     ),
     "bwd_dq_fp16_d256_causal_br64_bc32_w4_s2_fa2_pointer_longest_first": (
-        "sha256:ac8a656a52428bb9a2ae43e99d0bf65ef08247ab00b215cfcdfd4fd9a8a9550d"
+        "sha256:9e19658f3a2d6a5dbc5b92bc95dd7f0fe19caf63e2b4aceeedc3391ee4bbb031"
     ),
     "bwd_dq_fp16_d256_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:72f093cf11fca4d0a118b101b6d69289812347e56ceaee099224702529059d76"
+        "sha256:9224e732e425eca6212630eab01d1bd369bd1fe06a12ef8fca415adbae9d7dfb"
     ),
     "bwd_dq_fp16_d256_causal_br64_bc32_w4_s3_s_ahead_descriptor_longest_first": (
-        "sha256:d5f9d7d07af65c58337c0d8f5d390d519318bd08e8236691d7bd39b4bf30d2e3"
+        "sha256:f3524eabb05ebc868fb9a25b3f91a263d9b51c3a952f297da35bf0d796bf07e5"
     ),
     "bwd_dq_fp16_d256_causal_dropout_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:f05c65f466c5b2a5b1d0c80383904616dcb38a1b42ced8ca8523328fc381786f"
+        "sha256:3851df64b8aa255709d10fb10691bef685e0c41fd563acca987d6f1cf823a824"
     ),
     "bwd_dq_fp16_d256_causal_softcap_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:c26d0dd0bba3a2593076cbc3e24e5e9f7c1c5b86881486bcdd304a24b87df18a"
+        "sha256:4c928240d31f95b1d458513fbc0a9e63155706037df909d4effab9a5ec66ea52"
     ),
     "bwd_dq_fp16_d256_causal_varlen_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:92172074c4841b0d7bf0515bb3764b0a79013c2100a83bd8514b4b30b003727d"
+        "sha256:71387dab32d17218c7ee312ff91f8d6aba66df50966f9650cd375b086d4c3914"
     ),
     "bwd_dq_fp16_d256_causal_window_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:4cc92822762f5b69ba46d4595cb1633a4c1380e40bb8290e5ef07002f2dc35ef"
+        "sha256:72b649cf63a893c3e8b9edf741ad711929b7249852c8a525969659ff7b277a54"
     ),
     "bwd_dq_fp16_d256_dropout_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:d09032cb2aea437c9c3d59d8addc3d73c43aba956f58e5e94d99a743004da0b0"
+        "sha256:efc96f9a0ffddd55ffc68960278086e7b6f3e59f9a3943f449d4873f77bdef80"
     ),
     "bwd_dq_fp16_d256_softcap_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:468a0df0833b7dc01aec2a73a91efef00234a0f2cf0b6f52139b8b7226541162"
+        "sha256:cb004e3a65500e7b2789970f58f6b0c13ddf1405bbcbde3038d8a207c784779f"
     ),
     "bwd_dq_fp16_d256_varlen_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:9bfcc1b0be97a1673de9fec7ae88b9f5ec6ef47b9c43fca7112da6b8e965729d"
+        "sha256:be82cdf91661fe3ee0eb85ac5e7cd7a93d63c6707d5d1dbbf27e0a89d718eaea"
     ),
     "bwd_dq_fp16_d256_window_br32_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:66db92359006d52729b3f7584828f01a215e5581f6faff3ddd67ab3458bd613d"
+        "sha256:89d219510b4c0c90abb16e48446f94f70737caa96dc058f335250541d52980f5"
     ),
     "bwd_dq_fp16_d32_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:82662e3debb478779f1b0f4ab62415a0abade69150a6700d306282cbef40c740"
+        "sha256:d4c9450f49d574172ef9309b8bb0a46439bfe61c32c7af103c9ecff6a8703c54"
     ),
     "bwd_dq_fp16_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e4c2a8abd846b898b585dba007ecb366bb884312404223c65f9b7877f1bd1a7b"
+        "sha256:df36b20d03df89f35a8f5d7277df34f6dbe107394cf052d186c89c5d4ea7adc6"
     ),
     "bwd_dq_fp16_d32_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5280f6e5d319c8ed6c06552602d785816750cb07a50b79d395926b8c4f07fd51"
+        "sha256:633c65eec40733e9a389f5ce7ee510db3c1da260d82b75ecc3ff62374d566bea"
     ),
     "bwd_dq_fp16_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:657412cbac6a9f3e6fcfc569a4169b1f3a4a167f843f8204b85b1955fcc90924"
+        "sha256:8bd6dd57839e72604273c997b9b035c63a5658f8acaac0c907001f5263c53cc7"
     ),
     "bwd_dq_fp16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e14023a8ab6f49ac035709d47253f256db85fdc7dc85bc613808aec526c4c26c"
+        "sha256:da5db29bc007a64b43b372d8b66a2798373a87350f5cf45cdce290bf1558d399"
     ),
     "bwd_dq_fp16_d32_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:207df4184703f53afc5a03bdb3ecaf72b0a18f81712cb4ee811ba4fb5d8700cc"
+        "sha256:cbef4a2eb6b3d81efad47663584fa57c0d2d24e86343c361f71ae57a45ddc993"
     ),
     "bwd_dq_fp16_d32_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:314eeadee0f555ecc199e4b5a04ecfa213f21bec3edfafda4411fd28e26525d3"
+        "sha256:157262d4c72ccdede94b6e1f8e879fe604603ba481fb64ca608fc2e22a484130"
     ),
     "bwd_dq_fp16_d32_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ac19f5a49841c2175aac37f83a384e3748c2d10ae776a2b3c194ae3bc958c992"
+        "sha256:3b075253c59085f6bbccda311b29587df98ee3a50be72b8b94aff4a9cb57a563"
     ),
     "bwd_dq_fp16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ca50fc5386b256d36e6d33868be7697cac2fc3a2e49db219c95bd3fa8db22a52"
+        "sha256:df604aa3c0bf7e933fd6210e63bdae167fafb05d81246dac834e090670b0c1a7"
     ),
     "bwd_dq_fp16_d32_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:095f0f7d1e667a41dc18391bb9dc946cefced05c2bb2cb36561f0ec9ccd4df3f"
+        "sha256:12ba314cdb3f728aafd14048950d20b994d9410bc6b4c5af5a1c8a5fa82ee140"
     ),
     "bwd_dq_fp16_d32_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ea623ac625a3ace30c3dddb0a0d8d1e0cc7b6572bf4d6bda7bf2eb750a6782e2"
+        "sha256:b85c45b7f021937e4a0a618c4681ec45728730c6579c7c065bbac4063cf8bbda"
     ),
     "bwd_dq_fp16_d32_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f8bdfd06e3bc0b27c9f889f58e645ed9a0425b646db4f854e1df01999cba0cba"
+        "sha256:2e4a756edf37d6a0b285b8724c67be4c4d52a405ae6db97e31cd39a0401d2b8f"
     ),
     "bwd_dq_fp16_d32_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0ade90a2c905c50235b01e8030e9a36f8965210cf1de1ad58d6cc078379f4ee9"
+        "sha256:8bf363d13333ef2e0b7acd4b7637fcb0eaeeefb025ec638d1afd88c88578875f"
     ),
     "bwd_dq_fp16_d32_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8499256a2459efcdb8d97bd5e3e1622a870be96c2cbf9188bf69345a32b90226"
+        "sha256:50c6a25f68e62d3a0b7f2dd5dc9954f8026070bb069cf21ad70a65d7e6310267"
     ),
     "bwd_dq_fp16_d32_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:eefb8569181d4933b744c59b2c9bbc1ea2def9456b541133ae2ee83f21451670"
+        "sha256:e3c50e63b1fae4183fab49f4bbf9a487697e9e1bddcda25088967b1340d85f26"
     ),
     "bwd_dq_fp16_d32_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c3f992c9ddbc9d5af4f3416b774ad1ad4a32b7c277d40db9b36e657d4e445f0f"
+        "sha256:0590f19476818c7eb6d40d4251bafc13f3ae230f97ece2e863af0bc684328e9d"
     ),
     "bwd_dq_fp16_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:7c8d92a176c02dcaf2f2296c8b58f0e8020de410bcdfbd9fadd0be12fb329fd1"
+        "sha256:2cffede9504c43c45361683d3befa4e39149e6ec2bba6ff03c4942fb3ad37da1"
     ),
     "bwd_dq_fp16_d64_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c2a2f7c89041d595d52d660662182ccf52dbb53ef1057d532fd63117dc6cb5fe"
+        "sha256:9b39eb0be156c4c897b99f4069f17b63bb57cd498ea835e27cc934da58ac80eb"
     ),
     "bwd_dq_fp16_d64_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:487202bd12b80bcd3a9d01747b021e04b535955e88fb63abcac51f5f0bb3e768"
+        "sha256:e0f35211f44cf79a4eceded4bdc2f34f673e93b106687dd1981d81e888b624e7"
     ),
     "bwd_dq_fp16_d64_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:846943fcc79486d796e9b141fbcb4bdf49cc9e2147a16a21ab032b34c3d60c37"
+        "sha256:9cb7d658d7a72c84e376295bf5f42902e1a427445024c68d419d07e6b3419b3e"
     ),
     "bwd_dq_fp16_d64_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b620769c23c82f3ccca9c1e0faf375df5a1c95e63ede754218f784828be5eb15"
+        "sha256:aa83a1669984d776c02cdbb362ccf38def621b9d37560e0f4f1cc9567d55e1c4"
     ),
     "bwd_dq_fp16_d64_br128_bc32_w4_s3_fa2_pointer": (
-        "sha256:16af9254605e71257965eb963029adc038a85d5b15168d8f3ebe690299017887"
+        "sha256:de21d6b24be272ff6263df1e56e89daf743f9745698c3878b076279be0c01a25"
     ),
     "bwd_dq_fp16_d64_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:e1828acc69ca62041041b814e54f07874015ed050b4546e47b8e887ed859ab9e"
+        "sha256:ddc5b2ed6e516f91892a5b74fd1df6909d4d77dae4f4e2e9430d163b3ea126ec"
     ),
     "bwd_dq_fp16_d64_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:f95a912f3e96d6e39eeb8bf14afdd8a3fb11598f43f74bc0a3b93ef3ffa561da"
+        "sha256:1f88c0774bdbc008dbcb2e05f59071c0cab5dac0b98890b98c5edb9cc1ee34bb"
     ),
     "bwd_dq_fp16_d64_br128_bc64_w8_s3_s_ahead_descriptor": (
-        "sha256:7313757f4a460ed9730aa0070ffcd802ad502055d97cc744084222283276a460"
+        "sha256:4062ce46f6b561122b9e216136384104eb92fb710df7dfe48449701200b06d84"
     ),
     "bwd_dq_fp16_d64_br64_bc32_w4_s3_fa2_pointer": (
-        "sha256:1d981b752293f9b1845d7112aa9d010fad185ed2ae625f17ef393208f481db27"
+        "sha256:1eac68f627f378f44186dc5b91f111c5d8413939512fa94d17f7fa1c630a558d"
     ),
     "bwd_dq_fp16_d64_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5bf563b6c6684140989622b76db738d1f777718dbb281c8af3e6112dba44924e"
+        "sha256:7507821b6d4019484bddcb2a12bfa4bd7723ebd5a0b2d7983709cc254d78b33c"
     ),
     "bwd_dq_fp16_d64_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:7e45fb2cb2dafa474bc0e07ce44691e12e2b1030c95d889689e983a3a05d5a7c"
+        "sha256:4f515691a53233ef884136c2895270e3726047fea4ae0f85abbd4692ffe7d847"
     ),
     "bwd_dq_fp16_d64_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9e855a7ab9551e6635c27da67a6d3f10c582fe52c1f3d9f2eff2ac0f9252b2b7"
+        "sha256:f570d53991f08242c3b5d23b8488466a5d8dbe72bbb85dcd3f19d0aea75a575d"
     ),
     "bwd_dq_fp16_d64_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d44131d90478da09a8b47f732fb13750e89a49bec2845b25aee065c711ab8aed"
+        "sha256:d26ead2fb0d9e945931ab7fa891b37b95d334b095dfbc552ed2ee7cc2e908086"
     ),
     "bwd_dq_fp16_d64_causal_br128_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:878b92dc28079f1656f63aa20f46ae0fda0860b221bba34c676e96c2ed7ee5c1"
+        "sha256:2ceeac82c23557232b607dadb08eb144aa133d93da5c27132d593f5276af2c98"
     ),
     "bwd_dq_fp16_d64_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:bace6543f697a3b174d3607c17f6a895d84340debd7abc29a3a432b1bd26b43d"
+        "sha256:27cb46558231a36f7b728a2477ed744ba76f05f581e7d25a5f00e49b7546337d"
     ),
     "bwd_dq_fp16_d64_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
-        "sha256:d77372deb7b2c65b8f6d5f06eddb485116baa601a22e4052346a51d922358a03"
+        "sha256:c59db582ea0ed7112dac8d85efe94bbe94d368ece20bc4856a8a801284f68ef9"
     ),
     "bwd_dq_fp16_d64_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
-        "sha256:5eb65771b6db93816811d3af3de911d4897456bad0d26c1fe057c5b468334445"
+        "sha256:4522c84ae10c67be78b0ab410ed3f5151d19f6ad89405cbf7808394ec7f2af18"
     ),
     "bwd_dq_fp16_d64_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:5912eb9b05593a6d0d2a14dadf75da8eef04d65a25d9440f30afb67e4e5ff06e"
+        "sha256:d44cacfc5b1301fbb10f6ca4c60fd67efa9de8f67341bc8c974040ea11fb36be"
     ),
     "bwd_dq_fp16_d64_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f1b479fe68adec3f9d1fd8ed3e714922e25b3a54009ab697d2e53f3178ef9a7d"
+        "sha256:cbb5350f6561f1202db0fa4417e037ecf43833fdfa54606b5f74fbd4e243985c"
     ),
     "bwd_dq_fp16_d64_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:eb70ad4e94674bf8b7f279808bd9000ca6cd380fd2360cac6555912af96ef120"
+        "sha256:a5e4aacf6b97bdb2f3381c2b6035331034abf5ea4c4f544ba462ce3e55483ac2"
     ),
     "bwd_dq_fp16_d64_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c11c5a3bf961dbb00a011e33145ac57afeb8a3b690d28b06e80f2278b618b685"
+        "sha256:07338d845112699caf50c4b8ed8ae8e2df8da4d6982d744ade5a400aef60affd"
     ),
     "bwd_dq_fp16_d64_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a6123d13dcc630f15715117a115a11a0365cc3fa7f0cde26ff0c0aeb099c29bb"
+        "sha256:850e6db0fc6581754d169a8713015b3f21549816c2dd948a53866565277ff1e0"
     ),
     "bwd_dq_fp16_d64_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f1b5a245f79cc4f7f09bbdcc5729f9746d53b87b205664018dd9cbe7990c99d9"
+        "sha256:99527579329e7bf81b84c2e79ec827b91be6ec31ada4cdc8cab1c93a1a7630d2"
     ),
     "bwd_dq_fp16_d64_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:086f697efe9972cb6d0863b05f4bacc2d6ff8c90e0e401a48c8aa6f51c2cbec9"
+        "sha256:d01007afd0b1ab0379271ee96d25247a424020372d587c1ab316c8b606ac6aa3"
     ),
     "bwd_dq_fp16_d64_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:622f1fe3119de562c887c7f94a26eff5c670c16901b788d43960437ef7aa6636"
+        "sha256:3caf73a10297b952c0fd58a4e576d35e3632c9600605c106a3bc46e6d5d1f6e6"
     ),
     "bwd_dq_fp16_d64_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:fe974dd0a191c3885ec5953fae1d2379eb48a7929138953738802de736ad7790"
+        "sha256:6f3a23446a5386de633cc97e7256a8b680f5ae926e682fc0543e85937e7bb09a"
     ),
     "bwd_dq_fp16_d64_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e68edd25f5fe4b70bb357c3da3618f895d251dd262cab8f4b1c7c5c0cc9aa696"
+        "sha256:59633b63ba434777b386de800c06464318540fa30dffe787dbf70f94821425da"
     ),
     "bwd_dq_fp16_d96_br128_bc32_w8_s2_fa2_pointer": (
-        "sha256:20d319d3b2b4a74ee4faa71157439670a776eebc3fbc25b554e4bb33cd283519"
+        "sha256:00039de2b2967d2e877055442cf773d80afa5559ab2012d01924c931027bf199"
     ),
     "bwd_dq_fp16_d96_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:a383206f993c4d16cbc7030631e8745cfeac5844f2515513410bf8ae59a6a49e"
+        "sha256:8d7720d18dfd91cf7523967d8a22c4a390694f29133919ab924b70397aa98fdb"
     ),
     "bwd_dq_fp16_d96_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:3b7a7101b8b0318a10b5df2a8b8e429eabe49cb1c65716c9d3031c0cd182ac61"
+        "sha256:99d573d94ef90143b315396d06574d23f6e297078f50acc4256c7d63041500ff"
     ),
     "bwd_dq_fp16_d96_br128_bc64_w8_s3_s_ahead_descriptor": (
-        "sha256:583ceca16edfc4d9e351aa0844c837656236dc8715d442e8b0303ceb52576748"
+        "sha256:687518b160e1223dbaa3019545099262b4c88904466260563036327d9de48c9f"
     ),
     "bwd_dq_fp16_d96_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:95f68ee745941e58d6cc8c0b25c44b7ad4e988f2aade73f55926d15f12334e57"
+        "sha256:66a10ee4f2e9024f7f6eca0301c8158096e6701352905ed630cac12f68ccf279"
     ),
     "bwd_dq_fp16_d96_br64_bc64_w4_s3_fa2_pointer": (
-        "sha256:77ab794775035a131b95902a74bca607ceed135a2609bc49f26f44fbbe3fd1c4"
+        "sha256:f6be9b8f6c5390e4a4e2289cc4db91499b9541ef52dc2ebe8d74e4748ed1cc1a"
     ),
     "bwd_dq_fp16_d96_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
-        "sha256:3ea37fe4a44dba89bfc405a8719a2f14f0444fdb480d6df379789b53ec9b8e68"
+        "sha256:1c532e93aa05d148d49958b38c3b6f2eef5a8a9a47af85ac8cc56396379be8b8"
     ),
     "bwd_dq_fp16_d96_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:91977cc719ac709d2d0abfe1aad1dc8dc13bcd6ca5c06418a627e3f7db4109c9"
+        "sha256:71f57db80ccff674ae3ee41af46e65ce28a22a0c4fc5e6a47fc8b1e0cffbb415"
     ),
     "bwd_dq_fp16_d96_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
-        "sha256:dfd501810ce7f8f09bb053a30b01f1e3b396ad76e263d8fb43bde7b49a9fc87d"
+        "sha256:3f39c615c2b269b8889893ebffa20274686b0fcb8ed44e548744f3ec1d8eac56"
     ),
     "bwd_dq_fp16_d96_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
-        "sha256:64a12fc0a8629b55309c5fefdf29e94cbabd5a4c45b5756e4abd3c955ab04083"
+        "sha256:87d015243f86999d9dc1151685d7a3a934f53df372a040b24641f8bff6324664"
     ),
     "bwd_dq_fp16_d96_causal_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:0ee69f40986843e2473fba192e3aaf3f785ba91b5db4f41995a9a9e1c7031250"
+        "sha256:dc408a52db97979cddd5cc0408892329ca65a64f26e257e6ccd427fc22a8f763"
     ),
     "bwd_dq_fp16_d96_causal_br64_bc64_w4_s3_fa2_pointer_longest_first": (
-        "sha256:cac0dda01a39c5ed0ff63b9b53923d9b4b345459e6bc8727f7b50e7b7d9ec25b"
+        "sha256:cc0139f97edff1772dee8c0f8c3b5446f599b5399cc709ecfdb3f533042d8996"
     ),
     "bwd_dq_fp32_d128_alibi_br16_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:f37c068e34a4b7986e78b0a4e93db4d44a561d2c86160db4da5f2f110a203cdc"
+        "sha256:ff52e230da210988495087d5c006235014d6d6894ab18d063d72136e22b4032a"
     ),
     "bwd_dq_fp32_d128_bias_br16_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:c5f7a14d28aa85046bec19706502a00b9ea08667fe64468b8968f989fba568a1"
+        "sha256:46c7a0bf55452f66591dd307394d8026721077c612354c4a2c563a661615a0a3"
     ),
     "bwd_dq_fp32_d128_blockmask_br16_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:d1e7703a048d10c7dd59272a6cbff77f34b48b5178bc77f88fefd1e979a7fce3"
+        "sha256:e70523333e30f5ea96ffe9935ec96c15db2ea4f36bb7d456881104cea5121aed"
     ),
     "bwd_dq_fp32_d128_boolmask_br16_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:bdc705f9f8d4ddafc857089fcb9561b2511fae3ead7bb1dbc7d906e95f265038"
+        "sha256:b66675661dc20a50122b1053cc97894bf69ca6ff7521120dd8287f9dba301185"
     ),
     "bwd_dq_fp32_d128_br16_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:2bea2b608faef7c8828603a318240ee8c6df49b7a07341a2b6888b1fdf687fe2"
+        "sha256:564db28edb0937fc46908b8306c48e9c8f7c57d661059d0f499ec77f76d40aad"
     ),
     "bwd_dq_fp32_d128_causal_alibi_br16_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:b95a6c33050b131ed09c00f31e21e88409ca2378bf09cd7950c59219725faa46"
+        "sha256:7ea63cdcc6c0aa80f68e522a13f6f9aced8cf10f4959664407218f5e0a90190a"
     ),
     "bwd_dq_fp32_d128_causal_bias_br16_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:1091c2885943af3583cc41a5ea88631a1fadbc559b994c7ea5c2f31a40ef6b46"
+        "sha256:74b5bf68c7b72012606036fbb545ca7c345ae442ee25a828ae1ae1965ab19650"
     ),
     "bwd_dq_fp32_d128_causal_boolmask_br16_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:a7f9444a9e11f8180838e828ebe6426d9bbd4d291d2b749b119cd8b76a5ae8ca"
+        "sha256:18c855a8a60bb86ac387b39f08d70ef8c0b1b0b09a212b4c5366b68dcb2ec120"
     ),
     "bwd_dq_fp32_d128_causal_br16_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:c9a9fb510613b1bfd4a52d991c6477f81980b8312bb6389884888551786f01e5"
+        "sha256:8d9f42debbbd30c662e511f4b86bab76df29816ab88756412aec4fd0455d7b38"
     ),
     "bwd_dq_fp32_d128_causal_dropout_br16_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:578cb3a27223a22dd5ce51cdae5f0d18c98895ead40e877d96ca128e60ecedb6"
+        "sha256:8b73ad7aaf300afe89c2caa00e23a5cadc19eea77c5f254036676b4e7dcd71da"
     ),
     "bwd_dq_fp32_d128_causal_softcap_br16_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:622d8b8925495126e0e826839a960030ef02db38c0b6a12cc69166f07893b89e"
+        "sha256:ef5387d1d9f7cbc1caac305efaeae1192f5b6149081a039a4f600ea99813fc9f"
     ),
     "bwd_dq_fp32_d128_causal_varlen_br16_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:d6b9584cf0d8fc25b920c0922dd8769e3da45f32de94bd2d83ac6f37fb73d727"
+        "sha256:7cab0ba8d2ba741f6902101e0c526ccf48396f211b607698fe8d88c7458185a9"
     ),
     "bwd_dq_fp32_d128_causal_window_br16_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:8f5e73363a822642fc660e9add537cfb2e8f7f5aaa36ad81fdd1f543fcd3c985"
+        "sha256:35453e1806e7b67280d3346d5995fe88b00ed3303b7d449a0af993931b48747e"
     ),
     "bwd_dq_fp32_d128_dropout_br16_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:6f765ee2852f7fc554d1aaa03a4adfda8a8d375aea2a1430e34f7c6a20ded8ae"
+        "sha256:1e271e7cccd4a4932e96c012556c0e9ef68fd9e6bb216970a3a37a60a95b1aa9"
     ),
     "bwd_dq_fp32_d128_softcap_br16_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:6a0deee097855fb50cfae79de4d582e002a1af271cda829c1049b367dc92d13b"
+        "sha256:55d7cc182e479c20e35ea6a3830bde96a1b809d532a2d020da4cbbff68255ec6"
     ),
     "bwd_dq_fp32_d128_varlen_br16_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:cc36d2f18a48632a84058063902946e31ab581424a0eff3c6789e01737547a03"
+        "sha256:49023f6beddf4e893c736316c57a419003d7663ad40a0c36459774f2b6ef2de2"
     ),
     "bwd_dq_fp32_d128_window_br16_bc16_w8_s1_fa2_pointer_any_dim": (
-        "sha256:e7f1a650c3034710d197e6a8a8fea6017e019914b206db92aea7b3ca94eff398"
+        "sha256:fe7e443331fcd856406cf561ab4130298061e5fac391d970f3e6a14401f6d073"
     ),
     "bwd_dq_fp32_d16_alibi_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e120949bc0f4164009f0bc1b343f8959e92a432ce7c6c4e7336c403af3e778a5"
+        "sha256:8e380d3630b29067d1c5dbe06b9123b235c446b79dcc29ad673791953d766217"
     ),
     "bwd_dq_fp32_d16_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c3852ad3861da45a7dfe11f586621420a27b725e42ab1fa49d7068c9be882494"
+        "sha256:626e05fed458e5b17a250170df122584d234dfcf24ea4f178c0f0ecb4f0153aa"
     ),
     "bwd_dq_fp32_d16_blockmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:14fab1d383304724c9957272f3668a6c61a8c55dae0762a3de702b93ba454fba"
+        "sha256:449c60aa478a389914fde98c8de0077af1cc23636448eeb8e532d556ffcf6104"
     ),
     "bwd_dq_fp32_d16_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:596b11c83116d503562df9174f3557f18b897832927dccf37c987c14ad79ba34"
+        "sha256:e506b83fce60ed344273183ad7a3a4e1dc12ad114cdf58b7a4c99ebfd57ff493"
     ),
     "bwd_dq_fp32_d16_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c019384d5231fc7a9ea7fd94a4e81e2f0509cb6bd2eb2fb17ea548d52d05797f"
+        "sha256:506f4b95711329ee86e23ea1ceed8e1bcbe1644eb45c627aa59436ddd5b0e6e0"
     ),
     "bwd_dq_fp32_d16_causal_alibi_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e8d89aad445abbdfdc4bc5e14a6c4d79aba18c7ec7027856eebbc26809634e3d"
+        "sha256:b1ccf9c69e744206d2fcdf426701df19063fdc0c0b36c3911e9cdf8cf6f8e90e"
     ),
     "bwd_dq_fp32_d16_causal_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b1732f8f09789390d8ce7f95b26974c05410e73c3254580b4ab3fe79cf1c207d"
+        "sha256:cea37f6dcdb3a73b75395acdc43c33c6d919911d2573bdcc295e14d35f90d7b9"
     ),
     "bwd_dq_fp32_d16_causal_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:71ac653e2c87983d136033e4c4fddd60a651df5ef90ca0e3bc8bde2de9629eae"
+        "sha256:140481494f9a0eb798bd6e682cd594b35a6aab40bae6a443ed66cf4d993ab89d"
     ),
     "bwd_dq_fp32_d16_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c0eee1430ac76dac5be926d3c8d55a577c181b57b42e31c98001022315c29b90"
+        "sha256:55c444f9503150c61b24be25a020ba59079a54844a2ce2babab95689075f6017"
     ),
     "bwd_dq_fp32_d16_causal_dropout_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:db032f5a6c1a479a34bc5cec07f80e93d6f7301159b6dcf58b8e54332621644c"
+        "sha256:b8c2e3313472ec584e2916bbcaaab02267685b1b25e0e4243f57258e5aebe633"
     ),
     "bwd_dq_fp32_d16_causal_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:796bb678b80025867e73e4c1e5125816250e219d3b0d24ce1e37295934296b67"
+        "sha256:0bb30465107db529791a1043667269ae7c6be5457e0579670d8ea650c57bc4ae"
     ),
     "bwd_dq_fp32_d16_causal_varlen_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ad1909ca1a07ef5c00586889f0c643fe867d3dd93ecfc8f11304dda8dcf669ed"
+        "sha256:b0e85cd1f046a9b0108c97d1aa2107c60845973917e26471a67e8b9a5b35c200"
     ),
     "bwd_dq_fp32_d16_causal_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:fac8f19e22a6cb9dc3e8a37143addf3d6b9cbd37cbf16859ee25109f118be932"
+        "sha256:9c69af642f651203b2759e6dfc4f55d4f0cbb6fcc80b1ea9468146640b5074a6"
     ),
     "bwd_dq_fp32_d16_dropout_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:166ebfc2b8f0bd58661a7055012d3dbc143a636d43cebf04921be200486a7253"
+        "sha256:089eb6a6b1ab988c45e8be85cab58f18832a1a55c2369f3c5b402469e233e46a"
     ),
     "bwd_dq_fp32_d16_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4eb58ca4ea4293c8420da1a4eb7c0c4ed6f28d751f9fe5cf8793d2c95f3daed4"
+        "sha256:f79281ea3d1902c01eba3ea1e65cf121b622390a0e2ea3fdc6009259e4aeff09"
     ),
     "bwd_dq_fp32_d16_varlen_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9db4ad6106346de8a04354da908e0cf580060fe6689e3881dac3e90c78a04d04"
+        "sha256:f06dabbbf832373608d5b99b1ad2176aa48fc2b8f5d98c148276b1b197af47ff"
     ),
     "bwd_dq_fp32_d16_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c19455ecc50d079ebbde48aef64ff9634dcd622ccc4655eb9f33fc69fc9dce52"
+        "sha256:e360910710a43abfb9adb0df25ec5c0e546685103b3157b5808e6bae03fc4334"
     ),
     "bwd_dq_fp32_d256_alibi_br16_bc16_w8_s2_fa2_pointer_any_dim": (
-        "sha256:1339b68a216d40c65309983a8706f75ebb713fdd2b009c3ba371c2b23298ca34"
+        "sha256:563ac7ce64f61cbce87d1d87cdff69d3b50a9e382caa6373a9ad795003b59cb8"
     ),
     "bwd_dq_fp32_d256_bias_br16_bc16_w8_s2_fa2_pointer_any_dim": (
-        "sha256:2c2cda7a2130eb08c5748573c8bd1887a53564dba768343d3990f6402bd65dc9"
+        "sha256:20a7f5f4fb6838e72ca7e824e289a1d176cf739e44eca815cfff7a41c9050363"
     ),
     "bwd_dq_fp32_d256_blockmask_br16_bc16_w8_s2_fa2_pointer_any_dim": (
-        "sha256:b59f97f6b70306c0eb64b888fc8e5ff06cd67a37b5c66ed21c8299ca9d76d7bf"
+        "sha256:83683dcb064af1c5a633d87a0123bd93eefe5f048fa298e10bc5fdd2c63e0386"
     ),
     "bwd_dq_fp32_d256_boolmask_br16_bc16_w8_s2_fa2_pointer_any_dim": (
-        "sha256:a83509f0b3d1bd6ca849967e3fe8045ec46fbe37761ad0357d17954ea177723c"
+        "sha256:5992b30736e97373ecbb3553f1dc29f7128cab36179aaf74ee279e1fa3e882e2"
     ),
     "bwd_dq_fp32_d256_br16_bc16_w8_s2_fa2_pointer_any_dim": (
-        "sha256:a98ba07a8a74af6b257497173cf5520a575cc8bc1be658a7a9274e6c7f61ba02"
+        "sha256:436de98ab8cd3179965d92c3ea8df92e32023e79d12d12c0413725754feb7026"
     ),
     "bwd_dq_fp32_d256_causal_alibi_br16_bc16_w8_s2_fa2_pointer_any_dim": (
-        "sha256:0d4c0f8038f636a49c4275dc7dc8bc95cb0719efc810d5e05e209f3c8b692322"
+        "sha256:b306fe3f27f26c22f0aebb020bd0407434506013e1f8b9b56552489333aacda3"
     ),
     "bwd_dq_fp32_d256_causal_bias_br16_bc16_w8_s2_fa2_pointer_any_dim": (
-        "sha256:89b2c611320d1f945800a07cc43eaeb0d163eff7636d9ff8e29338a84e871b79"
+        "sha256:efe0be769072d6287da60ec1fc578602a2656120825f93de9ab1621361a0b97e"
     ),
     "bwd_dq_fp32_d256_causal_boolmask_br16_bc16_w8_s2_fa2_pointer_any_dim": (
-        "sha256:5f72f6905c0538ad4aab39ed47f7ce8a58e07b3e5647df27d46aaa109efcdcf9"
+        "sha256:13ff6dbbb65255a8e171046fa8ef515ed18d4a4ed6a27e210a12d06651b97510"
     ),
     "bwd_dq_fp32_d256_causal_br16_bc16_w8_s2_fa2_pointer_any_dim": (
-        "sha256:63121a813aeaef3ad33a2fdbd7bf409ae02c6820f2eeebcfd02db586353d1666"
+        "sha256:7232c3b751fa5cdd03cad86e7833410ead623ad2f525e85459eb35364ffdbc3f"
     ),
     "bwd_dq_fp32_d256_causal_dropout_br16_bc16_w8_s2_fa2_pointer_any_dim": (
-        "sha256:61cf7d0546631fb58d52f7021ec44cbc59240319ecc77a4d7f6e8628f3d9f84e"
+        "sha256:d3897af6cc7725b6ff6d66046517162932f33ba300138b30e1f0c6b93fbc02df"
     ),
     "bwd_dq_fp32_d256_causal_softcap_br16_bc16_w8_s2_fa2_pointer_any_dim": (
-        "sha256:496938484911cbd9af5ba0276e3d28a2e234032a5a094353bfc729bf28df3975"
+        "sha256:a48cd5d9a621deca068e90a1992cc811eb5e8779d3f005085537c61877798722"
     ),
     "bwd_dq_fp32_d256_causal_varlen_br16_bc16_w8_s2_fa2_pointer_any_dim": (
-        "sha256:7a7d1dd92d25f7d62bc84ad8fd616f3dce53cf96c8712e6f75b1baed1808a9d9"
+        "sha256:edf07c0a858cba5fd7fc8467fc4fd9868d45e8369a6e9d488f993e10578bffeb"
     ),
     "bwd_dq_fp32_d256_causal_window_br16_bc16_w8_s2_fa2_pointer_any_dim": (
-        "sha256:19669f4f91142802b1834f1c01f0e87f8cb1012b8d2479cc9c92dcb632dc743f"
+        "sha256:90715c680883e268a797666c653af97ad27a8820f43d87fb89a54d7ba8f747fa"
     ),
     "bwd_dq_fp32_d256_dropout_br16_bc16_w8_s2_fa2_pointer_any_dim": (
-        "sha256:2275a6b611d0c3bed2c6e4859170ec48888ce2b504ff5dec245f015b87eadc25"
+        "sha256:a3204cefd5cf682962ea3ab4695603dcd3e4456da3b3f502cdde9830c2624095"
     ),
     "bwd_dq_fp32_d256_softcap_br16_bc16_w8_s2_fa2_pointer_any_dim": (
-        "sha256:9edf11366927ba6315bed2f1c7c24f1f915ac41fe0aebcd0b809d224a5165fac"
+        "sha256:771acd8d63739128c76deeefc10ac3e754cb4e45aa3c2a36f94bc2d8a59df902"
     ),
     "bwd_dq_fp32_d256_varlen_br16_bc16_w8_s2_fa2_pointer_any_dim": (
-        "sha256:eb7ae2b9666e7af7294b1d2b92c1cd9f61f9a1102c873407eb9226278fc55522"
+        "sha256:3ca8a7c516d69f210fc1b9fa80b0aa7f5049deec46d8e223cc059ed321528227"
     ),
     "bwd_dq_fp32_d256_window_br16_bc16_w8_s2_fa2_pointer_any_dim": (
-        "sha256:1fa1d973f4a9aea3728c0e2dc28aa0321a1ffbcfffe33f11b31e5e7878929a58"
+        "sha256:2d1945565b388e82516f5406d3de0ea855ace6b7b4b132f6d1d0dea5d972a3c1"
     ),
     "bwd_dq_fp32_d32_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:cc1fe4b5e0fa27f590cc9c65be82eb89f5da81784efa8320451ecfa98ee1159b"
+        "sha256:0d819eab5017bbc94f4a553068fe156b78b3080d3395e64fcc31d36ea5486fb1"
     ),
     "bwd_dq_fp32_d32_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:eb6f72a62bcd3cbd01832b47524cf25dbff033087e9eb7ff424b3c6eb8815e72"
+        "sha256:9fb29d623c7adf1d5e6b79a9320d7ed84c54955c7ebc9e64cb1c104aa4011dcc"
     ),
     "bwd_dq_fp32_d32_blockmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:413d5df1e37d70bb702dd89a6b39d0aa0275f64a1455b34e3f5cb9b3377ed638"
+        "sha256:3d5e400c50052031006b91dbf0d726c2521ef459eb33104fee6a574c7a6db08a"
     ),
     "bwd_dq_fp32_d32_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:bed89b356aadb0a52b47f16dd2e50c735eea639de2f009dfaa8a8b3678de2c56"
+        "sha256:67e4f3aac3bf743a33d3c9960ac5f3c03af4667da57997fd6047833878884094"
     ),
     "bwd_dq_fp32_d32_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e351fb610e9fbde881b69fb38f9b1aba51bc69d8e1455ce450d1ce400bf7e8d2"
+        "sha256:4f502154b104d32aefc681fb1d972d96ad5a811142c3c2b5935415326a58b234"
     ),
     "bwd_dq_fp32_d32_causal_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:1c6fc08707aab79e80d98e54db1968f760c11ba62602e63d4a4ca0d1b22235fb"
+        "sha256:ff141e839076ccb88c0f19d4feaa86d41acb443e8df394b19da62659de77697b"
     ),
     "bwd_dq_fp32_d32_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:fec14c831527b5af4613d7139f663e9c6bbe6f22bf22d34a29fa7da2d03561a9"
+        "sha256:7df8067e13c282272245371d9fe45b70c115edf34dff6e973ebf405fae0989c8"
     ),
     "bwd_dq_fp32_d32_causal_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f3f292408aa2953d17868f6daa0d0b3eee4a6b7ed228fe58ced1aeacb6b4bec5"
+        "sha256:93bf50252cd3a5463973abf227315a9c436326bc49169787017023f8e5ee3a16"
     ),
     "bwd_dq_fp32_d32_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f846f0d26a90d665da39030823c2ba1124a3484da80f241400eaf3fe43c53f5d"
+        "sha256:72a5f2b85be03578caa7f363952fc0551a17125b09c44efd9ed10e3cb9ce67bd"
     ),
     "bwd_dq_fp32_d32_causal_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:14128aaad376fb17579f968a02a421b0cc63bf078de9523cbc1e8e7fbf3c2741"
+        "sha256:9a3366a43cafc75afd4de77a99098ffca61531f0001378e79bc46fce98ef9c46"
     ),
     "bwd_dq_fp32_d32_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ab991bb23d28297b99f0dca8fa38fc670c3087e7003d33e7a617864fb1569ac3"
+        "sha256:49e853321e41cfe7c6096f1470675f4e0fe0f2f6a061e16c0ef90fbe817d3d4f"
     ),
     "bwd_dq_fp32_d32_causal_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:947c296759e71d775ecd9257589688a7b339a309cccbf648c22c1fdc3f8974ff"
+        "sha256:a6c446476ab75b2f54dc54d540a0772475eba45cd4d543161b741d05873f2423"
     ),
     "bwd_dq_fp32_d32_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ba37ec1c48ca71995d0cb7c021923b08a3e8b174eaf45691024d48dc31fa1133"
+        "sha256:ddb587c0a6de69690b61f0674c58bc196df2e8413b7696ff8e8db49fff9d9c84"
     ),
     "bwd_dq_fp32_d32_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:471141fceabf44ca7d884a428a8d5451757b97b219d92dc25028740baeab9d2a"
+        "sha256:773f0345b795b4f930668da6d6df6b2f09b46447c260c71a17fcbbde777440a3"
     ),
     "bwd_dq_fp32_d32_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:90eff02d55c51ba8d6bdcc69e237fb3a363bc9de1447bdf9fa7c9476186d972c"
+        "sha256:7dba08c357e6edd57856c1ba2821afd8e3ddb6a81819acd81828324d1d943fb5"
     ),
     "bwd_dq_fp32_d32_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5eb01be858b1cb7332a74314ef9dafc1a32024d34939ff0258c860c3f555ff85"
+        "sha256:348adcd64b46a4c0263b5e197563b2e12baf7ee7677be17b0a8b230c0a6c90a9"
     ),
     "bwd_dq_fp32_d32_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:15ed5384bef10407be61db18ffe966f6e2b6c9f8011563b20e50ec37cbb23db8"
+        "sha256:7ab122e49c5547e422cd82650df6d8184c7a2a2988e830617b23ec7f294a6bde"
     ),
     "bwd_dq_fp32_d64_alibi_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6bd4bcae321b13053b69c9906badc0d95005d24eb36a3348e13ec6e3f8d829cc"
+        "sha256:bc0ce30ee320e50dbe900580ccab3c8127de585497bb27b26da759a6e5ec8a42"
     ),
     "bwd_dq_fp32_d64_bias_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:283b520d07e66113845e9a9f3a4d8831e4202423db8c5fd9d1448374c92866f0"
+        "sha256:4ff643c843fd1a7af79300ff1f3321753ada30a819a0c1f4d783403ff2fb73aa"
     ),
     "bwd_dq_fp32_d64_blockmask_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6725da65e35b222efec772fc0fcc903b304d03eba9647915b3523afe344cba13"
+        "sha256:fd78cb960e658cbcf3fb4966c698366d10826b4d244d7406895f8723d3992e78"
     ),
     "bwd_dq_fp32_d64_boolmask_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:714fd9694d58bc3b8e0dcb3bd0526bb674171481c31172c7d904555c803ebbe7"
+        "sha256:7c66eda7cb765c762edff45ecdb4e81140e60a14e38196abcf91f6003ea36674"
     ),
     "bwd_dq_fp32_d64_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5a42456f8f83de292cdf5df4db60628d462b0b9b77c4f34b4f68c8bac411a6fc"
+        "sha256:8288be0326031cac9441cb0e5d7c8d7e2c2fb00a9165ce51d3c55180b5565d03"
     ),
     "bwd_dq_fp32_d64_causal_alibi_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9b274c44284976bc306aab0a27d78bc3e622b9c078c3d351a6ff9b4155490b86"
+        "sha256:aabba03e8fe6aaaffc70b4abf32e84b41adb9a61f76a2bb23cb5d1c5f762c213"
     ),
     "bwd_dq_fp32_d64_causal_bias_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9d6d9d5e172a9a739cc126e1401c9f22cb8aed944ad5d7fb03624a0702fcaa03"
+        "sha256:623ec0fc7a263e5fbcb1570f5077ffdf65fa98cfe5c3a3ddd69bca446dbba6ae"
     ),
     "bwd_dq_fp32_d64_causal_boolmask_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:abd4b623a58018db2e80ac49c334a91cad5dfc14fd3000827a55cf9d6bbf68d2"
+        "sha256:9f5d0d0d9e23a441cc17e25eda5bd67104e59d19a29caf98052af55c9c605605"
     ),
     "bwd_dq_fp32_d64_causal_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0a5904fcf7f0c29d99cb25e88cf0c0e5653f74a64ac82f977329ab94aec28e69"
+        "sha256:3e8270221ebec5db2b9e84d242fab01432bcc0429db9564ea5e4da3538cb304f"
     ),
     "bwd_dq_fp32_d64_causal_dropout_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c92c2f32255a51cb0c0dbb6cfe93f2c4e7ff0fc106a6edde21ef1081d05f5188"
+        "sha256:3388ed93e9bad4ee750afe1ae767b482b356b46ed4e6d9c36b6045a4a885b136"
     ),
     "bwd_dq_fp32_d64_causal_softcap_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:720262e5ba49aa635afa0b906017aa8bc854fa941119f7fd7348023addb08165"
+        "sha256:6f4b665758ec28c12f11bd067b628d62169a52f04c5ba5522e7f3c24283f5d34"
     ),
     "bwd_dq_fp32_d64_causal_varlen_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2211029c29f2af8e0f0f4a268ec86c9161c813abce1ea6d614d967bff46c2f06"
+        "sha256:c307c4c2b68ca5b70e7e7c3838e432fcc9376463601577a7b5f1cf7c751a0c8d"
     ),
     "bwd_dq_fp32_d64_causal_window_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:7f54b981c14d975bdc4ec60067c04a5fb7dda4414025935f7f3c0d37218664c9"
+        "sha256:6673e01898294de9fc62ef9bcc98521c0536489b2e8b3d4ae89f51b0e49e6c8e"
     ),
     "bwd_dq_fp32_d64_dropout_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:aabf73067b83bf1b8e1ed5006123c425b15ee0a301709dd173a704d10fce1a74"
+        "sha256:17e9c4a14de3edef7dfb216bd68046590890acea83e8df291bc04510610da178"
     ),
     "bwd_dq_fp32_d64_softcap_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a560c027469a6ffcb9b9cffd72405336bcdfb15a6ce3c3c35aad93eae177bcf6"
+        "sha256:484ff7a2af18f734752b2a446ea9c420b6c449020164c0427c455d93fc8d11c8"
     ),
     "bwd_dq_fp32_d64_varlen_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:7fd931fc71b9bdab122017f05c1f67345243110740c24dbf64d6c5ade72431ab"
+        "sha256:13513f4c5412556206df96cc37b4105fca11e7e968c89c8a5e7b14467a30d18b"
     ),
     "bwd_dq_fp32_d64_window_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a1d8213522df001ee0bab15807694dc74c04aee6ad5e2b5cdc45379fb0f1f13e"
+        "sha256:2fef5bebce2324dda561562afdc116e9f7e645271ee3515f89925fa3c081019f"
     ),
     "bwd_dq_tf32_d128_alibi_br16_bc32_w4_s1_fa2_pointer_any_dim": (
-        "sha256:d1f5193213dac050305b664114bf197e96c078678bbddf291f1a0604d4a35ef6"
+        "sha256:a287e0aeeb95f670b5b37a7d3c02be53fb782dda7cb7b96f7adaa0154b473f23"
     ),
     "bwd_dq_tf32_d128_bias_br16_bc32_w4_s1_fa2_pointer_any_dim": (
-        "sha256:4d4a1a506e0568893377e375756b6c13ba18a1225812ccb234c04f66fcbcbfdd"
+        "sha256:51f60eeb38125297161287b3ae2ba36e995a571e48b6d3f19e35f77bff84c914"
     ),
     "bwd_dq_tf32_d128_blockmask_br16_bc32_w4_s1_fa2_pointer_any_dim": (
-        "sha256:49a8f6f037ed602149e7efe8deb1bbbe64622eb3e26ddfb8178f18ae71854632"
+        "sha256:dd12961879866b57465cd1cd7feb72e4346d803a2ffcc60b3349176911b83d07"
     ),
     "bwd_dq_tf32_d128_boolmask_br16_bc32_w4_s1_fa2_pointer_any_dim": (
-        "sha256:6fbf26ff6598de06f325e42c569afcbdb9efc98d63e25be40fa11e23cc8efcc0"
+        "sha256:b4321daf970405a41ebe1aa878b156d6b766113aed19415fb96d78d0975e403e"
     ),
     "bwd_dq_tf32_d128_br16_bc32_w4_s1_fa2_pointer_any_dim": (
-        "sha256:d6ed5a5d0d51b34a2193e5ed14e6118fb841565e24cab8e3a872782e3eae83ed"
+        "sha256:6d8f3a513fc15d100443e6f278863ad77b53563ddc730807d7787f6e86a4f07a"
     ),
     "bwd_dq_tf32_d128_causal_alibi_br16_bc32_w4_s1_fa2_pointer_any_dim": (
-        "sha256:60969c62aa8b8ffe6afe9266c1468e446d534ed8459d587b2117bc99f3bc26fc"
+        "sha256:877ac51823c6478a026b6856e45ab93462f9daba6dd19d6d45f5ffe194ace53e"
     ),
     "bwd_dq_tf32_d128_causal_bias_br16_bc32_w4_s1_fa2_pointer_any_dim": (
-        "sha256:2f45dce3681161d68428e889428c5cb520cb83ce9784c8cc830b12340435d1b8"
+        "sha256:298424a89c0491c9cab893cf292e22ae88c28afe3992cce71a0905beb8da08ec"
     ),
     "bwd_dq_tf32_d128_causal_boolmask_br16_bc32_w4_s1_fa2_pointer_any_dim": (
-        "sha256:5e3513eef462c90e9086cac16924b18c47d41c32ac6ad6fcd49a3192b2c0beed"
+        "sha256:a74e30ccba97bbdefb74f299f316bf7a121e4aaeaac03200070fd73415e59d2f"
     ),
     "bwd_dq_tf32_d128_causal_br16_bc32_w4_s1_fa2_pointer_any_dim": (
-        "sha256:4ddc64f686ccfbf39eedfad1e02ee3a0a86d4a4c56e429a43ceb243f9c25429e"
+        "sha256:86ddf8d6508c86cfbb1ba512bd391ffad0407127c514e8f57177697c2c08c5e2"
     ),
     "bwd_dq_tf32_d128_causal_dropout_br16_bc32_w4_s1_fa2_pointer_any_dim": (
-        "sha256:4f82636f098faecd6c9ea5031d6adeef4a320b12be6543e249a9d00115f52599"
+        "sha256:9757a516cefcbeb7f64212cbe2c0a3f953fb01fcfcdc13d823c5678c61952b1a"
     ),
     "bwd_dq_tf32_d128_causal_softcap_br16_bc32_w4_s1_fa2_pointer_any_dim": (
-        "sha256:f0249a74404ff817e2742feccd1309e7d675cfcf4098eb3f045ea4380ee6cb01"
+        "sha256:c31a503592dadc80616b7a42530bfe88df36ba3e9de8f23a174cb18c67ed324e"
     ),
     "bwd_dq_tf32_d128_causal_varlen_br16_bc32_w4_s1_fa2_pointer_any_dim": (
-        "sha256:ba62d2cf2ae515c1fad38174dec108c7229034f54c39af51ca9c1f587a45eb02"
+        "sha256:a05139f13152ff6774319cb341cddd693b61141d7fbe625f689c76bde0a89bb8"
     ),
     "bwd_dq_tf32_d128_causal_window_br16_bc32_w4_s1_fa2_pointer_any_dim": (
-        "sha256:a6a7d100601436f0bc05c911bd9f1c44cafc1b4f621683da2d427cc137c95d63"
+        "sha256:715b9c5731d3b1cd7327f286bc77578a96620caa19ad6ea9307f26f701175cf1"
     ),
     "bwd_dq_tf32_d128_dropout_br16_bc32_w4_s1_fa2_pointer_any_dim": (
-        "sha256:3a24c104197baa2abed8d9d9887490efeb2ac1efdf27951f6daf92521c109362"
+        "sha256:91646c6deafac2d2d2602aaa52a73d4e13beaced33911ff3bd68c675214565c4"
     ),
     "bwd_dq_tf32_d128_softcap_br16_bc32_w4_s1_fa2_pointer_any_dim": (
-        "sha256:4496a386eabe0ccfb317c21fb6b47df86ae3f13d96d8074c9fd1bfbf44d43342"
+        "sha256:ce9914e7a245eb33f88264f49f5dbf19d8ed831ee614bfd22ca8e37f2184d7ba"
     ),
     "bwd_dq_tf32_d128_varlen_br16_bc32_w4_s1_fa2_pointer_any_dim": (
-        "sha256:6b0bd2969535eb5ed8392d6d8bfb98b522647c69999fe2452d90be504790de30"
+        "sha256:7b6ff13ebc24cb4a87d328a576b18cb6d8de36d0308ccde9d51bbbf86434a796"
     ),
     "bwd_dq_tf32_d128_window_br16_bc32_w4_s1_fa2_pointer_any_dim": (
-        "sha256:0195e6c627320b576b4c560618e298376eff9971c01dae54a00ee23eb1a47b27"
+        "sha256:fa88250548b94eceeb93a859e6ab83640ccb1e3201b61d93d3ff9ed073dd2806"
     ),
     "bwd_dq_tf32_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c4505cbf4faa050185392f4ff56897f0c0e51b14bcb258a48326ca86594df0ad"
+        "sha256:24496748f4cb83d3d0f59b7801c585faab49be58ac17a4346e8ff9878ae62001"
     ),
     "bwd_dq_tf32_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:69ecc924467eecec149cd307032b9e8729ccd843799f9e6d0abcfcfa6e62f558"
+        "sha256:d382529420ff3e63699a37486c1f5cfaaf7283e6c4fc966d01e1e8fde9a4b70b"
     ),
     "bwd_dq_tf32_d16_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:35cef981d92445c7d195c06a9f36a580e59a06dc140430e64fce96991c21b8a5"
+        "sha256:6e00c0f507bee0dada9d0cd8bf06a43f29946499a1cbc5cf8aba9b367a8ffa3e"
     ),
     "bwd_dq_tf32_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:517c38c972e05e9f26778fa396cc457d7371c1d1b724749701a1317a6cb7313f"
+        "sha256:4d1324b63e8deb225efbfed16802455455eb686507d8c4f7d66197c1b3f2e5b5"
     ),
     "bwd_dq_tf32_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5d00b00b648e0771c4ecc177ac245130a559f815979976d4d7eb5c1a94665e31"
+        "sha256:8304f17dd5dfd672db94397eba2c77aadcdd6e436c31395f252f9f323beba72f"
     ),
     "bwd_dq_tf32_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c3cb2613dda3c374511dba32d2a3ace4ac8ba29d186d9060094ba1fc9b8d180f"
+        "sha256:6bfb5a51c15ba267ee46f1453f3893d86f6b365184c2f51df1ddcefb70ef8c40"
     ),
     "bwd_dq_tf32_d16_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:86feaa636a0bd07a6e06111d5596e280633ec7e5585c6d1107a711afc339d6ec"
+        "sha256:2f598ac4969ad9dacb3bff9902029062cf30d6e43293dd5cd746bdcb316f5204"
     ),
     "bwd_dq_tf32_d16_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:15fb0170eb3ece6e149555ab4bd81868ea6343b42a81e669931121ebbc8409cc"
+        "sha256:160643e0658ff4d3411e94c4915a84d4ffe54bf8368839c1877ce0906ce6054d"
     ),
     "bwd_dq_tf32_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4ac8d6c353f75cda2743d6b44abf0ddc65279ee95ace3a9a3371a7e6546cbb1b"
+        "sha256:d26af7d0b72c2f8ca460c31a9997b3d0b1631fbbba0e89be85efe380952e9f3a"
     ),
     "bwd_dq_tf32_d16_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a6a8e6e227560c0f5ab381c291103fcf991d6568739870724f4fd0c092077cc4"
+        "sha256:4e6ec95f30543770b5f7da09f18f2373ab67760e8c0f0785821a802b920bafc7"
     ),
     "bwd_dq_tf32_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:91a86bd765dae3deac5ee67759d7b8944ec9a9b72a4f19386c205ba81145ac34"
+        "sha256:1a1936a77ad777fc2db8e035ce831a90aa4fe92a90c01b4fbb3cc84aa446e8de"
     ),
     "bwd_dq_tf32_d16_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9b08f4e5f10f70f545374917b1cd520ec23c514d75f5f54d2ec682fa2717f80c"
+        "sha256:1bfa6ef2be0260df44e35034bdff2b8907cbedab22c7e1607df3ebce3143c4e0"
     ),
     "bwd_dq_tf32_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5fcc3de30af2d0963ad73ef1defdb1a93911905872ed340459e4e8b76482bef6"
+        "sha256:52468834e1a33f8e871f3f53e8f97691f7d66d4c15489763142b6f9ee1037882"
     ),
     "bwd_dq_tf32_d16_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:798413e31a17f786a1636fd9a7cfaad3c4e9c9d7ff822b560645e7f288a60eee"
+        "sha256:d5bc924287a31a6966b52228748c2cf7883ebfe9080bb38282e4ea37216c10cb"
     ),
     "bwd_dq_tf32_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:976e846775e507ac35eaccb5797cadfbd4087e613c956a6d21da7772415e63ce"
+        "sha256:7247429aa612d9d746ad249ae56ff2be102888c7394e5da474036b2ea13cc518"
     ),
     "bwd_dq_tf32_d16_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0fc8707d647ee48d11fc259189bc9256621c73ebdfc9f7ca25a80a8f4f36b996"
+        "sha256:b08ce59b8fdaba601564f6e0ddb49f93c419eafabeca3d3157768dd455fdc73c"
     ),
     "bwd_dq_tf32_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9678d7c2dded6f64d312cf7b67b3c91982d7263e0ff577f56bcfa83cc6027ef4"
+        "sha256:2059aa461b78f6e865f2fda6511b72778224a90dcdb897a487dceba68759d2e0"
     ),
     "bwd_dq_tf32_d256_alibi_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:16fdc64921789b1e8c4a38a70137b76e44b3a59671094411d5aeaf1254b7a11b"
+        "sha256:9df82b517e8245a64153e631fc36ffc338a18eaabd6c69bfa91b73ffec8dbf6b"
     ),
     "bwd_dq_tf32_d256_bias_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:8e984db349eadc5bd51311a0aba78e843533dbf5c08ae090bca8df008600e98b"
+        "sha256:5580c6e07b7eb2bddd851c4e2913427e559cd8b73f18e2d968e5de5f63d0b9d8"
     ),
     "bwd_dq_tf32_d256_blockmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:dfa70180e5164e07d0510ddb803897ab84407ec019c2e00ce148734b315f1322"
+        "sha256:05fa52d234ada91403007421887e76391784d11fe75d6b4274557fdbb5fef732"
     ),
     "bwd_dq_tf32_d256_boolmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:10c78718fe6a0d7cd98fdb7e1c1d083c092e6247bed0e6cc5e2218bf05484662"
+        "sha256:d4d3e430eeaa8395d06137cb4d2ae7b48740c3b556f4197dfc7da055c29a5a8e"
     ),
     "bwd_dq_tf32_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:3a6b951a9caf96bc580c21e2395810a254b38f7105ac0c1634520914d1360eae"
+        "sha256:32e24da7a75461968086556e1b7f80cbf12154a87e243fc19b7ae46e1c4ff0c1"
     ),
     "bwd_dq_tf32_d256_causal_alibi_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:feaa8e471617fb9e254d218c6983d2dd723f15df8f33ffc6f8861b100e838dd3"
+        "sha256:f165067fbd1cac4e166b6ef5798602e16a797eb58d1766b54468de4954c7149a"
     ),
     "bwd_dq_tf32_d256_causal_bias_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:4bd035a47cf8f0e661856ac5919c421965474eae118a2ed5ddbf3ad247b675c7"
+        "sha256:cd407f1d70d276ab12be5f0465192a8ed5270a65379892e2758857b221118564"
     ),
     "bwd_dq_tf32_d256_causal_boolmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:53a987b650f9d86eb6d669b2d4eaabfec47e0ec5ea14813f07d53b0a07ff69b6"
+        "sha256:72ec830b46aa8540177f156ec68f7bee99224cec2586c9778496904f6431e529"
     ),
     "bwd_dq_tf32_d256_causal_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:b274677798d45498a5fc3b864cf2ef1ef77f451f54a5418ff18d6fec3c610c5a"
+        "sha256:5a2fee24278e75cf56abc112dd13ff975d59d19f4c584e18afd3d26a998ec72a"
     ),
     "bwd_dq_tf32_d256_causal_dropout_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:a72ffa55ae2a38dd4734ecaf011898b7e365ef46089f19f2ae53f669366ede45"
+        "sha256:2e4ea32ab053fe66462d5bdb363232768238a75cf96aa1e1c58d97a3e82abbd1"
     ),
     "bwd_dq_tf32_d256_causal_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:0d97b89144d2493142830a2451a04d77fa1c1dee304132fbb06b25db7f1c8422"
+        "sha256:beafa4288728a22e2261e1ab370e53992ecee02861a30b44113ef420cb0ec9b6"
     ),
     "bwd_dq_tf32_d256_causal_varlen_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:938fe87074a13b65a46bd837d038d8bdd59d0e1f14bd02c5e65d6592079e6595"
+        "sha256:30a0814800896e9210f1fd68609d9d4653ceb82988da04fef249d23012ec8cfd"
     ),
     "bwd_dq_tf32_d256_causal_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:1afb0c599a6e7419a1acd1db4d0bceea3eca7654d35f458d6c1ff2b13cffdece"
+        "sha256:5232d1da22812765d0e96d5151132ab45b0ff21ceb7ba73a84bf64e17c06b670"
     ),
     "bwd_dq_tf32_d256_dropout_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:47475f0dd797db943762f6f89cd0d9c8eb6cdf89153e9650deb44f0765c3b5fa"
+        "sha256:83bb82b975a347b97c5a052cd8843ded5bf12919523a6bcbc2d729c34d559b98"
     ),
     "bwd_dq_tf32_d256_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:fb56d7990bd9b8d92fd39253fe5c694a6764ec16e838e8c432e17f70775297ce"
+        "sha256:439e1b49224e3dd50f80b590db5ac6fa1ca021e3975e2bf76662246ac77e298f"
     ),
     "bwd_dq_tf32_d256_varlen_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:24a73619897f8379e5e0f4364bdd1f623332d2e728ce326bed7c34307b604ec2"
+        "sha256:09ac69361769168e9c9511b37997c2d341b949574096340d675cf29d6981de81"
     ),
     "bwd_dq_tf32_d256_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:d80dea241715ccee694c379a48358bfe1ed6379920e9b683f6915485668fbfec"
+        "sha256:f4a710e1ff7e493828451055d2f7e3118ba2b5cbe0da1fc5914ddfa11f0f3638"
     ),
     "bwd_dq_tf32_d32_alibi_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:98292b36c45b147d980bdbdcc33702afddd1dc5be4b87bb15fdfd17c1eb62464"
+        "sha256:7aa110acee0f8000602ff1d1bf691faf86f6be7b88813aae9dbf73b5a729b787"
     ),
     "bwd_dq_tf32_d32_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:dc5d7f4592ad574c2f5210af79a72ab81d8c6687a3ce5223468d386bdb613917"
+        "sha256:c4a4b1f8c9c9ca1f179621bfdaaa03a7d88b2f1d2c94e9cc89c59daa5ce56da7"
     ),
     "bwd_dq_tf32_d32_blockmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a097c7841300312e90612fe498530850786badef2e50491278bac63830e65d7b"
+        "sha256:a653b38249144526fb63ba4eeb7ea4c6853779de3b56e768d1a4a77a805c87c6"
     ),
     "bwd_dq_tf32_d32_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:11a85b6335905d5d5c67bae4c2ec73b1b59233af76e10d0f9300d794ee856910"
+        "sha256:fe126384bb23a61ed368932804e339871502f42c34b853d827de4b5715ec8583"
     ),
     "bwd_dq_tf32_d32_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3a3b8956189c708097b4c1890ecbbb81a343894d2fedf042fa69e8936ce7d5db"
+        "sha256:4909cdfd2bcd0fa6e17b014998fa528731d9fb9e3a492bd18d35fe3c696555f4"
     ),
     "bwd_dq_tf32_d32_causal_alibi_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:455b60ff834f50fe9152b4048b3d354987645c0c50b3b081778d0bdc94763358"
+        "sha256:2414ea0a2288b9b4ab04a3d2a2513af61bf1b41090f4c7183e92133b9bd4f073"
     ),
     "bwd_dq_tf32_d32_causal_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:92edfe7ec8fdaa80caae9dc4905a7c864301711707daf33d88cbd3ed3bd648c0"
+        "sha256:e397f0b4e4c6afea708284bfc69dd10a240f02c62a7ac2551a8580e199ba964e"
     ),
     "bwd_dq_tf32_d32_causal_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:db52dc68be4e6abc3da47408d18cc9c5627865533e4ca910a1b06d2cca5441e5"
+        "sha256:a822abac654dd2ddebb290fed62ae3c2838a111e03e8b1e9217d88819a1f2b78"
     ),
     "bwd_dq_tf32_d32_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b24b0cc828fe3830a7b035ebbabe86dd93008adfb7cd7e6963eeb0c1836b0b59"
+        "sha256:686e0709ead61aff187ba077528827a1e81e467f7743520060e9271325ccbf39"
     ),
     "bwd_dq_tf32_d32_causal_dropout_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:263ccee735b429a3b8e4c06a8433d5c2c5eb9cba76d9c45d2c1842214a7998d1"
+        "sha256:4d962bd6a5460369ec91cc5cecfd33bb4f7318dd0f31784ded30ba146e6ba7a8"
     ),
     "bwd_dq_tf32_d32_causal_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:66a731fdc2998266ca09de5627de26417322fc51740e41fd091cc46d24fb7956"
+        "sha256:776b0535b110ef80a70e1df8e0c6dd5a2ff1eda79dcf1e3fea4f125fe8dd6bb4"
     ),
     "bwd_dq_tf32_d32_causal_varlen_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0f0b071e40c3ccdd48d5dcd347c4f4b06e0cebcd3dddb751323f313e7b357fd2"
+        "sha256:5246f844bc49f6187ab75c109eeb75378d76fe84c524e97e49d30c476bf9d152"
     ),
     "bwd_dq_tf32_d32_causal_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:bbe9a266dd04a791e5d02bf2c1b2027f6bed3113e32fb30d47e33b47661ab6af"
+        "sha256:76db02992e08d293c5c8af57ad75c8acb88d516dfe1b7e8f4811499557ac9ce5"
     ),
     "bwd_dq_tf32_d32_dropout_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2e3044441496e42c446a2a0b37bea63257e29bd18ff76b82124d8fe105464d4c"
+        "sha256:fadd2aab1249e8252e1a49fcd8039c2da3d69d08dd765df7c9c39f7ab31aef5a"
     ),
     "bwd_dq_tf32_d32_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c38ad015a1bb14c3281dc89f0fc1672ef51f2a6d4d0b1c93574619da7a1101b0"
+        "sha256:6acdfb5080e1c59be45c1b80183a1da2abfb4ac9c69b52f2a8fb6b85a54cab27"
     ),
     "bwd_dq_tf32_d32_varlen_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:17a1651d30846b62f471b9460d82228829b54ba1d17a79a5371629b7682f12a1"
+        "sha256:b9d35c89bec5b93baac34566d7069afd5fac3c360de3841df8a28975874aed94"
     ),
     "bwd_dq_tf32_d32_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:24254c3f57630a04edaf69b7217348b9e302738da7399bd2fe128c1e94a55f8e"
+        "sha256:d31c4f48f5ae1f7973161ee81ba6fbfd5fbd576cdb4e2377b32ffc3345b806f5"
     ),
     "bwd_dq_tf32_d64_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:47a2dc0f928af823b3d1005a79617f3c0a468e5162c1582cae753cc54190d990"
+        "sha256:268573b1025e907e3a741a279c09a9b31a80da25d47bc2745a9e43eba7552ea0"
     ),
     "bwd_dq_tf32_d64_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3e95f39d21ed7fc214cffdd8072a553518f109a25f494a07f7f63d292434d898"
+        "sha256:774f5cdb260b713bde5b4a1d0a465165d30ad78e72bd75d3f9ef7a2a1296a3d1"
     ),
     "bwd_dq_tf32_d64_blockmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f6631ad4f5a9baaa45dd2c51ebed8ee7a65b354517cc71b10fb1a63ea02f68ec"
+        "sha256:6f64a8ddac28036acd4d3c369e25a8d0478d2287445ba2573fd6e3cd53a0cd65"
     ),
     "bwd_dq_tf32_d64_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:bf35268fdbdfec4a82d9ca9f4300ee53f20745b75a29b0dcffd636a5b9292895"
+        "sha256:e153d39c4f32e8b6b9f6f1539738f4483552ed6674fcfa7101a219e5c0cc9a6c"
     ),
     "bwd_dq_tf32_d64_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:dfca0b348e710b3d7c3b9ef2e862a61397c67c7a162036e139c05ef734ba79b7"
+        "sha256:3e9983ce9ced50c45d69c98494750684dd014c0d284c2c1049a4a4a7e79a6bfd"
     ),
     "bwd_dq_tf32_d64_causal_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d284017fa4a77d4d25233597b9e399bf1789eb1bc8ca82bac4fe94ef1209f5ec"
+        "sha256:43a01a0e3d678fdd06f6379eabd8d442f99f9a59e126c7c4662a321574a3fa9a"
     ),
     "bwd_dq_tf32_d64_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:bf1c8f4fb9f4f20a7f065622687f5ca1d28e768f64748c9dc2cc53f64f046c10"
+        "sha256:8c9ee20accea67a6e522bd15fab55d5518e4aef8d294746262c62b38f6e57926"
     ),
     "bwd_dq_tf32_d64_causal_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:567533fbb3517d8e3d63b3d4cac35c659f004adf963e881b283adc5d9afedec3"
+        "sha256:f25442ba956ead6aa1d6f6b9107e074c06e892af7c39db0bbcb68777d3404160"
     ),
     "bwd_dq_tf32_d64_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:dcfb42331ac5348cbeb600ae31ac4b278577c920c4d05b177d1ceaf33170c0bb"
+        "sha256:9599f05ab29100104e71ebb84a87915b4a3f803544aacf20f62d6e82eb35581f"
     ),
     "bwd_dq_tf32_d64_causal_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a6b730b024e6d35257f3991312ddd7590bfa2f22cc0c275467fe258016b7b55d"
+        "sha256:4cbc0b57130a545a1d6c8ff73c68e70460ab395d5d4935001e7ca2642ab04643"
     ),
     "bwd_dq_tf32_d64_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d367337521ef35d916767856eec7062960a625b4955e179ba9b5a6634512ab39"
+        "sha256:ea6df76255fd72665edbe7276d2aed8203ee69477e32ef8bae49d73ec5b58971"
     ),
     "bwd_dq_tf32_d64_causal_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f56725a36ef9eb6eeaabaf576e109564d9027447c25bcbf5211d290353f8c08a"
+        "sha256:ffc1b1b733c596f09995245e6c420a61a71b595df05530d06fee1408f72238c3"
     ),
     "bwd_dq_tf32_d64_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d31deb066675744d92a3e39e3047a4deee6cbdf15de9568a64bc2117abf18152"
+        "sha256:63174c86bf911a19f4f3649869b5593986d227e2c41346f9b5f1989d829df939"
     ),
     "bwd_dq_tf32_d64_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9f080900bcba1441a0b5a050fc6769031f4182ccd04144bab3c005f8c3d8f8bb"
+        "sha256:a249ca3e6ed9aae4bf842c2062c39f5a11e63a42fb44f2e8674d14942b082fc2"
     ),
     "bwd_dq_tf32_d64_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d15b2aab185b7efc7c6e1817d0f6cbafd5d20ab1bdd6205ed20afd079167644b"
+        "sha256:45ec97ef6b404ac655e0dac996d6ea614c6e105d0a3e3870a84c0c6f7ec855ff"
     ),
     "bwd_dq_tf32_d64_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c0343281b262055c6d50a3ecbaf4173b30275cec3c338e44e8ea65baf89a0830"
+        "sha256:ee10b21afdfa1e15d5df4f100fd60577aecb72b2182f6a6beb994aa568797eb2"
     ),
     "bwd_dq_tf32_d64_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:759f0c2e2166d80866604e36e9260cc047546e8dbbf14dd9254b3886044c3bda"
+        "sha256:daaaf4346b3a1d5ef35d76911be6f9860c23da2f566485fae3a119074917da26"
     ),
     "bwd_fused_bf16_d128_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:af3ebb1462005975f00ccc7d223e4d7b3fe45760c74dff1b9aa5ad56f7c6d3ae"
+        "sha256:919b3f0dd3a02f7da6af1523d56db2e990a0ebf15a99ec78f97f65686f95ab8f"
     ),
     "bwd_fused_bf16_d128_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:f128d9275990a6ca7d181a11be348752e09ef81c11a2136baac4551184eaa63c"
+        "sha256:da27e7e1221f4803ad4d9e862a8b80d968082cf46cf476222f6a4cb574f2b4ae"
     ),
     "bwd_fused_bf16_d128_causal_br32_bc128_w8_s2_fa2_descriptor": (
-        "sha256:01d1ffb1869e084672cf29043067c30071fb54b476dfb523738a740adb92b193"
+        "sha256:df462676ab76cac7a4851996bf7f4901f76d640292fd68d89a19f436b2493a28"
     ),
     "bwd_fused_bf16_d128_causal_br32_bc128_w8_s2_fa2_pointer": (
-        "sha256:b90e131cb3a8316430397250a58975a9aca70212316629f4f37294dde0820258"
+        "sha256:e66dd884a41b3ab418e3f3d41ca98372cf39704f93a1ff72b3e3afd3f95e6504"
     ),
     "bwd_fused_bf16_d128_causal_br32_bc32_w4_s1_fa2_pointer": (
-        "sha256:3a92b5fa466721331443b667175758aa052b12a90a62b09ed33ad24628e89c34"
+        "sha256:fbd1584833a06fb36b2c994d056522a17be4548aab24c23c2e6d14d3570ed765"
     ),
     "bwd_fused_bf16_d128_causal_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:fcb3e92b14023efb85576d23c52b6d6b411b345aa0289a91653081a4361d081e"
+        "sha256:aa0d97331159c52c191e90a3dbbc6ed38d25947ad7b7ca35ed2ead36257ca84e"
     ),
     "bwd_fused_bf16_d128_causal_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:2d8673d314d6c4c8169cbd716386e49143b844ed0d42dc4f05f54de4b8417237"
+        "sha256:2a4577acef2c9ed98566d69ea2f56ad7493424724f82f1dac0bfff81e3972b88"
     ),
     "bwd_fused_bf16_d192_br16_bc32_w8_s1_fa2_pointer": (
-        "sha256:5c2c3dd0979720fa2bfdaa3b072e5697f226460123249b3a3a7b1212d110269c"
+        "sha256:6cf4bea29e243b14704f87d2f91d4553f9f026e2537ba7992d4a41ad286baa9e"
     ),
     "bwd_fused_bf16_d192_br16_bc64_w8_s1_fa2_pointer": (
-        "sha256:484021444253b6ba6454c944e12af7fb094faef9bf0d90252f2c505de9a040a7"
+        "sha256:698fd93b9af22d7efeec7962d258ada0f351f296348cdb3a540a6878a8819c55"
     ),
     "bwd_fused_bf16_d192_br16_bc64_w8_s4_fa2_pointer": (
-        "sha256:73fca53acfd9a42ad570c08e769e67080412961204ee7d043079e4686e286318"
+        "sha256:43e66d5760bd20ad2ba4d9905378e25920e482553e8828f93ee0fa3e0a66e0e0"
     ),
     "bwd_fused_bf16_d192_causal_br16_bc32_w4_s2_fa2_pointer": (
-        "sha256:1d5f3d7dcc26a4ddf7205083228d053e501ff130c7b737d542aae48cba914d10"
+        "sha256:1ec6a1764a953f953993b34056ed9d77f80bb3ffe44a92af49f0edb593f558ab"
     ),
     "bwd_fused_bf16_d192_causal_br16_bc32_w8_s1_fa2_pointer": (
-        "sha256:ad6be9bce136bb1f512b5190bf069d232a0a5da7e338f206f828ed16ed3759d2"
+        "sha256:54b484f1c55269cf165a9f2c51eff194501efadc08d7a1d4554f480dfba02b0a"
     ),
     "bwd_fused_bf16_d192_causal_br16_bc64_w8_s2_fa2_pointer": (
-        "sha256:d13248a8c79d770c9fd084dd52a7f07b433a4dc79753f42f0bea2d441ecb2cc8"
+        "sha256:eb2fdc7da74476a0ab39a55ba0c5e2ad8c067641aa25f14b069994d2760bee65"
     ),
     "bwd_fused_bf16_d192_causal_br16_bc64_w8_s4_fa2_pointer": (
-        "sha256:2de1972e6886f80162e72ba612be5fc573a1ba87d607a05ffcbc91b0afecb40a"
+        "sha256:42d119452b884643bd453769a735bab81e1d8540c9c09a13dfd230c25128fd5e"
     ),
     "bwd_fused_bf16_d256_br16_bc32_w4_s1_fa2_pointer": (
-        "sha256:9407688c3fadffff4c1454afb4ae436cbd054055ebcba642d2097f4f230bba37"
+        "sha256:bc5e24ad1bccb29f7bfc0c776ac813d2126e9ec399284ac554706c78b9bba902"
     ),
     "bwd_fused_bf16_d256_br16_bc32_w4_s2_fa2_pointer": (
-        "sha256:5fd0877af04d6e7a779490b6e658d1b6e61f45a31c2d430e7ccdbfd1c2b43a2c"
+        "sha256:1ee4143485759e895fdc25ae03368ac4b878677a449d697ba6ed388dd9d32394"
     ),
     "bwd_fused_bf16_d256_br16_bc32_w8_s1_fa2_pointer": (
-        "sha256:367719fc4522f1ce9be9116f67dc71050ef06e35070476c3d89c6c90d37d66a5"
+        "sha256:1e40e59f52f1749294b073d702aa70d4fd60b9c932831c55dc7f000136ffc1ea"
     ),
     "bwd_fused_bf16_d256_br16_bc64_w8_s2_fa2_pointer": (
-        "sha256:405c5c19ba6798a962110ff2f4b9a35caf2806401896ac9f1fbe0c95e17bc79b"
+        "sha256:3b5323dd14b9c0a00b944decadfa4ecebdafcb6c7f70b1cc6cb272aef423a272"
     ),
     "bwd_fused_bf16_d256_causal_br16_bc32_w4_s2_fa2_pointer": (
-        "sha256:0b55a4fb064ac48e3dcbd21da149461ceeb3812bcf277a04b742c422c20462d0"
+        "sha256:6ab4f53af4080f0a47869ffb8c56b0e7be56faf7469122393500ae0a5e1be7f3"
     ),
     "bwd_fused_bf16_d256_causal_br16_bc32_w8_s1_fa2_pointer": (
-        "sha256:99623e086cd5c9e3472df367e62b64f09c5afb91e4c6aa9f2545f51f4944b86d"
+        "sha256:582de0094999269536bc77fa4ee38f6f358b0bcc607e031541ca9e9549e983b1"
     ),
     "bwd_fused_bf16_d256_causal_br16_bc64_w8_s2_fa2_pointer": (
-        "sha256:b306c4ad8fc008440c6127f29fbb286ce1e96e0746a6ce9a8858b1fe1269ed8a"
+        "sha256:d5c249823d568b0ee0e2b5d837cc55c481b9b4fbf966472b660c62e42a3151d9"
     ),
     "bwd_fused_bf16_d256_causal_br16_bc64_w8_s4_fa2_pointer": (
-        "sha256:502c68b7001da6866d41fd0c4ec552e44a5b8f5578278c7a6b80d3a77cd8fbe5"
+        "sha256:dd61c42458fff9cd788dad2112468fd829a29f2f36e69dcf40a6ba6e0f12eee6"
     ),
     "bwd_fused_bf16_d64_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:79dac864a0570bbab45636bbdd4cd8ad07e3352e43cc3dce1238df3f5d8e5cfe"
+        "sha256:7744ad8fabb21f6dda7ccc035a86dfe335bbdf2e05426c0659b236aaf80f21e4"
     ),
     "bwd_fused_bf16_d64_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:c1604de46182bb6bbb57a32ea33b6225778e4bb89f0903a6b0c71210199ec7ab"
+        "sha256:4b3836db529ff88db818764e3141f3aa0a20b67ee7be502982a438debb1d97d7"
     ),
     "bwd_fused_bf16_d64_br64_bc64_w4_s2_fa2_pointer": (
-        "sha256:a0bd19dba2a70f19d15755374da4d8af3ebb58cd414be872a209da83a7d629c3"
+        "sha256:62a420fbe166934b94cd979ed001e71bcdb187f3ffb721a8cabe3d953fd2522a"
     ),
     "bwd_fused_bf16_d64_br64_bc64_w4_s3_fa2_descriptor": (
-        "sha256:135babce6b54090453c96e90aa1760936cc7720c16e98ea6692b588f7e1e9d8f"
+        "sha256:bca7e6fac903dd1c61c0ea0da2935933e7a69bc64ca1e63942822f78391add67"
     ),
     "bwd_fused_bf16_d64_causal_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:0898bbe1b9708015d9d85fd71d762ab93b965c55ada14a158777badc3c01ba78"
+        "sha256:0137e8e6e025cbd5788b25a11ce50e6ab36b126aa2c9950dbbdb3d1f918de598"
     ),
     "bwd_fused_bf16_d64_causal_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:25eab3dbd27240521c089992af7b218303ceed7456d1a6391c174eb6623947a3"
+        "sha256:37aea611c4618780cc4e7eb4d8c4893fdb81bb57d5e8c4cec74d070d1968501d"
     ),
     "bwd_fused_bf16_d64_causal_br64_bc64_w4_s3_fa2_pointer": (
-        "sha256:0bf013b9171e3122b55ee4d9a8cace1351c8b875c3a23c4834c0612b4becc723"
+        "sha256:48def4ef7803b4cb1f8a4cb3539d0134e0ca5e8a10879b767610b25a34521739"
     ),
     "bwd_fused_bf16_d96_br32_bc128_w8_s2_fa2_descriptor": (
-        "sha256:e3a2dde00cc2bbe47cb27af0043bc87e0e9480f758c4802ca06b8fd30e0d1561"
+        "sha256:734aea20c7541292029bf07c78138623673902163698ef46bfb642dcbe64865c"
     ),
     "bwd_fused_bf16_d96_br32_bc128_w8_s2_fa2_pointer": (
-        "sha256:10329daeac590bd779d6ed0f54e0ab25e0875e6aa5f2843193c90f13e3048a17"
+        "sha256:7189c72e3d30846af550b89e90531264bca2e1693849fccb09b755e06714a73d"
     ),
     "bwd_fused_bf16_d96_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:0dd4a5586e72c91f4b74225677afe0917729e5f55f62e97bc287e18d2a0de250"
+        "sha256:006f5735cceec2fbf3011ae5408ed7b071531bd8601bb8af6dfe1a87ce94ecca"
     ),
     "bwd_fused_bf16_d96_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:41219366148a60acbb8b5b76017b68fcdf287ce9f69e2849affd9b0c2b201bc2"
+        "sha256:aaf811c9e1eddc61123dfeca013fd558958a2cc40472dfa47214b77b61de7c22"
     ),
     "bwd_fused_bf16_d96_causal_br32_bc128_w8_s2_fa2_descriptor": (
-        "sha256:f6f2126914867b8168e375d2ed81824d8f8ace425a077fc3de92332109385e5d"
+        "sha256:09628250385c7f470a9694b5eebcee2a7368feb7086a70ef3b3a40b6f723cd94"
     ),
     "bwd_fused_bf16_d96_causal_br32_bc128_w8_s2_fa2_pointer": (
-        "sha256:5089d00d5aa578b5f759c076929bfc1f77be9f0a62a821c8b63c97e1a356f41f"
+        "sha256:7de2933470f280917f18e06f6c22a309607ba68b352985bc872071c2dc61e3d3"
     ),
     "bwd_fused_bf16_d96_causal_br32_bc32_w4_s1_fa2_pointer": (
-        "sha256:76bb6bccb24b7daf53b485f82ab0a34706aa6eae0465de98f266b62929c6fef4"
+        "sha256:ad15ae7a5e90286ca34582c4cd69081b843837fb5c1dddebb1e7174bb7633df9"
     ),
     "bwd_fused_bf16_d96_causal_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:1d8ea23e5d1baa1760251e4e1d77585fbcda8aadbedda8c7085addf20445813a"
+        "sha256:247d01cbd08843eb01eae3fc330aa52be372a9bf0df76d5ffcc70b2ba04b9bca"
     ),
     "bwd_fused_bf16_d96_causal_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:e045faf7c37fc2c1e178d8f50ccd3da2bbe8dc8c9a9eabf5eefc7212a4e73f60"
+        "sha256:30635cc018f1a4ad0be0e9db8464dd88bb45288c131c7537fbfaf2db9fe96c6c"
     ),
     "bwd_fused_fp16_d128_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:f836e8898efc3f997c9d49ccda6a81cb27d49b1bef35386a51400cf8e7e89822"
+        "sha256:7b4601647a116b1034a65e5706126a5b92a701a46c54edde4d21b538c8ba9893"
     ),
     "bwd_fused_fp16_d128_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:2e67437bbbf675b1f33a1f96582714b5123d148ad0d24a6855b8822c880e02cb"
+        "sha256:27eb839da84746fe6ffec866c894df0c073d838c4e6b71b05dd6017c39bc64e6"
     ),
     "bwd_fused_fp16_d128_causal_br32_bc128_w8_s2_fa2_descriptor": (
-        "sha256:02c57f421ad7a584d1c879005a007ee6487aa34f4670f6900297b419203b05af"
+        "sha256:5a44613c105494089083ee023beafd26e7071b338382b00583d73fae2bc20e2c"
     ),
     "bwd_fused_fp16_d128_causal_br32_bc128_w8_s2_fa2_pointer": (
-        "sha256:7abf57b29623e91b2ec546a0c45432a4a0c461d012a17775bc956c515e4011ee"
+        "sha256:c7b84d584be279de501fd262117a3e6c2bd3f7e3b1cd51dd8bf60d025d0015f5"
     ),
     "bwd_fused_fp16_d128_causal_br32_bc32_w4_s1_fa2_pointer": (
-        "sha256:9dc7fac76d2f83257c5937b5091b1ee3308028da7a0f156a6689196ce5e603c4"
+        "sha256:5865f98113678db7a2a7608ad11bde02282797a31b2357498c5ad58e25efb527"
     ),
     "bwd_fused_fp16_d128_causal_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:f213b0b298a3a77939954fde7a22adfc9ed5049e04794a51ccaba0cb8175284b"
+        "sha256:a4dfd3221d903384d296bc292a81239d686cc31e7393eb3dcff251d9bbe1b8d3"
     ),
     "bwd_fused_fp16_d128_causal_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:e6495200eae2d50c199fa5e1e4e38cc9918e89912061e198a9d1b94c518fa894"
+        "sha256:e4965fd9c9b3d33112c32e9cb2699cbab70ac6263754f520573be44c76c07fc2"
     ),
     "bwd_fused_fp16_d192_br16_bc32_w4_s2_fa2_pointer": (
-        "sha256:80b4f2c32c9d5d882cf8193dee2b6392b2d50f52ace74936a725830187aa5ab3"
+        "sha256:7210b4421ed5f47d571fd0331bac629e6e294ca484a145456ef03a0bc341f44a"
     ),
     "bwd_fused_fp16_d192_br16_bc32_w8_s1_fa2_pointer": (
-        "sha256:340bc8ffb137c47aabd9608a9c9a194291d6c91d1941a081af70e391acae9852"
+        "sha256:c05a775083769563026ba96175ce77285df468b51c9afcf962fbee313940d287"
     ),
     "bwd_fused_fp16_d192_br16_bc64_w8_s1_fa2_pointer": (
-        "sha256:43397b9c560b81d8c8ea7cf45a9a86beb5043897a9f7371c421df5db559e9cbc"
+        "sha256:fc881099b1b07cf0c53e795bcc51f703e82765e887a1422ea57c18e7c37971c5"
     ),
     "bwd_fused_fp16_d192_br16_bc64_w8_s4_fa2_pointer": (
-        "sha256:e6a940b521edbdfdf127dd7109b68521640bed65c293faf4378ede44894a70ad"
+        "sha256:f8c1bdfaa5727ee0b59d6fca525bdd7f305c2a95bcbffbcd750b6fd8e46027fa"
     ),
     "bwd_fused_fp16_d192_causal_br16_bc32_w4_s2_fa2_pointer": (
-        "sha256:04b07886c4debf62308cdb43b9fc458dda73c55a167ab2e01b37eb14ed8ec380"
+        "sha256:5b971155ff005dcd38e3befa0370c7d5a29ac90ed1659b388de724980cc0fc5c"
     ),
     "bwd_fused_fp16_d192_causal_br16_bc32_w8_s1_fa2_pointer": (
-        "sha256:3c81c32dbc02ff50fa5b6c726d28516b9ee7c46bdd6221921fa0f61300f8149b"
+        "sha256:948db98de05a46f019480a61556c573a30cad89c46175aa75495530acdb7cb52"
     ),
     "bwd_fused_fp16_d192_causal_br16_bc64_w8_s2_fa2_pointer": (
-        "sha256:94a822164c1e113aeb60e4338bc5c2b1853b4a96798b1724b7eb7947773cd9f9"
+        "sha256:d8c393df3525d9bce6a61062d7030fb4da562e61de8f4fb3475fc0812fdf26f5"
     ),
     "bwd_fused_fp16_d192_causal_br16_bc64_w8_s4_fa2_pointer": (
-        "sha256:dca7a3ee09bf4bdc101ba66691564339e5c669b0110c7b2bf9eeabc315726d4d"
+        "sha256:3ea2efd9997516d76ce8fee973ccc7e890a509eda850fcbadf14c6ce05e54b3a"
     ),
     "bwd_fused_fp16_d256_br16_bc32_w4_s1_fa2_pointer": (
-        "sha256:a705090c4503f29d5bc24a8e4ba518a8947c339595e97c552f8698dd0637925a"
+        "sha256:5b268a3a9c227c31c0c3b31e61103ed363f97bd934524d5ef4263f7582b68930"
     ),
     "bwd_fused_fp16_d256_br16_bc32_w8_s1_fa2_pointer": (
-        "sha256:f5f0cd9314050799651cbff775f859538884bd64b616a97adcc2ed1942f11564"
+        "sha256:25f534a4cedc9833295cca017bc2272a3eb90edcdbee7f86ecc31afca1befdb4"
     ),
     "bwd_fused_fp16_d256_br16_bc64_w8_s2_fa2_pointer": (
-        "sha256:d51f523d3c7f0790eb2a22f5e48b96eb6a1e2ccea6e83027a26899e47fdfe00c"
+        "sha256:0b0c15d28390483716a6c82a72e7eb69748fe9687700749482b43f4ba2664665"
     ),
     "bwd_fused_fp16_d256_br16_bc64_w8_s4_fa2_pointer": (
-        "sha256:f444252bc9880b8aa14b5886095c746230e619b4939589398aa7a52a12e86491"
+        "sha256:c1c6fb7c8b7d987eb6474d3b19e2013b9d8420150e5c8d5e8f57ea350c98f83e"
     ),
     "bwd_fused_fp16_d256_causal_br16_bc32_w4_s2_fa2_pointer": (
-        "sha256:cdd85cd1ff44a3dba50149e1b8308bfd2e57706b869b5f0d0ceace3f24d06e47"
+        "sha256:7f639a88808b1a58ae9d7a5315104838da33270c8f35e0bd255f2c7229102d6e"
     ),
     "bwd_fused_fp16_d256_causal_br16_bc32_w8_s1_fa2_pointer": (
-        "sha256:085bca619cb4bf3ff4efa4e9fdc3d727a10164d07681db225175aaf271802842"
+        "sha256:bbc24a1b535057e19dfb4b86bb3e10c9b3b605b4eb987f8644f116ae28cf396b"
     ),
     "bwd_fused_fp16_d256_causal_br16_bc64_w8_s2_fa2_pointer": (
-        "sha256:d0d76c5f27c81a9afa1e2611d335756b5fa620ee6f88511492474c7812ae2a74"
+        "sha256:9e6991ed5655a1e55e716548d490cc08ec80670d30aefae21a4185930e4fcd89"
     ),
     "bwd_fused_fp16_d256_causal_br16_bc64_w8_s4_fa2_pointer": (
-        "sha256:9e7aa46d2a3bdea928ed36dabff21d66e7bd821ce33b9a49b1b9ad9f96c6d2a4"
+        "sha256:3b2135ea2d54380de1ee4d666ffed1f15ee652debd87f33181a9f5e6eb45928b"
     ),
     "bwd_fused_fp16_d64_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:fa448a064d8c9b2bf28ee571a6867d77819f9592e53fc2d41fe60406334991d5"
+        "sha256:6aff3a06aabb34432569ecc26f39dc2ea1571ed92fd2910e0d735d5e956cdf39"
     ),
     "bwd_fused_fp16_d64_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:aab000e0547a9ad0c661431727a601900d232fbc1b4bf5d28c19dac5b2c0861d"
+        "sha256:149b2c6a14dba5a515a9fc38b5e01cdfa1b82e0deaa64d6caac08fd627feff06"
     ),
     "bwd_fused_fp16_d64_br64_bc64_w4_s2_fa2_pointer": (
-        "sha256:0634e03a5ae0bbde2bed763c5d299c895d7f54d9f8f391c26a28837e42ecf6a3"
+        "sha256:56e07c1d0b099994928bbfb1cf839e9f18df940e3bbb6815856b497daa3c2a90"
     ),
     "bwd_fused_fp16_d64_br64_bc64_w4_s3_fa2_descriptor": (
-        "sha256:17e6f5cf8a61f9a2aa7c18da29dfdab9d6c38317826dceb7af96cbc7b835d14a"
+        "sha256:6f58e19ad0fcd74ce9596dc853447398d27f782a1ce1a6acf99025fe0c10879e"
     ),
     "bwd_fused_fp16_d64_causal_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:0f2bb7a6410de6c96107f0879e3d61f19ca30cd238c785798973a6a70f6d558e"
+        "sha256:2cdb26944b2621bcb71a25c7adf51f342e90b5859ec860a2365b794ab7fe5b3c"
     ),
     "bwd_fused_fp16_d64_causal_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:085f52fd74add03180882bdfb3465f028e0db5f65a976540644d059bc6062da7"
+        "sha256:cc5992fca1ae8cf49d6281dfd3092201145cf09d045f8983477fa80ca1e4501c"
     ),
     "bwd_fused_fp16_d64_causal_br64_bc64_w4_s3_fa2_pointer": (
-        "sha256:5a6fe6e412211b606f23ddf482a02a360a43e9643979a392ae4718dc53173ae5"
+        "sha256:6214294ff0c99ef05b9d72a5c7103062ea41ac8f6d1e4b69fd7255d709c3d1d1"
     ),
     "bwd_fused_fp16_d96_br32_bc128_w8_s2_fa2_descriptor": (
-        "sha256:d85e88a88479a7a768d5c69fa01b13886b38c82ea1fb24e7136a7835d3d7b072"
+        "sha256:8fa0a79c23f6e271585831ac6926c37161555d34087c4467c8f3415d59130a97"
     ),
     "bwd_fused_fp16_d96_br32_bc128_w8_s2_fa2_pointer": (
-        "sha256:d3527d45bed31a48dd1ecaf22832ab1c1a4d9538572c6e5af3e80c7df8f1a2fc"
+        "sha256:0a028dd580e8e600a670861543871e4f78b86a2f89b749669f1548c00261ec31"
     ),
     "bwd_fused_fp16_d96_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:4b1ade99a9e59bccd2be1c8d3a9275f9c48e5149bd859b9ab1e15a756e4a2db2"
+        "sha256:4082b1e079eefec6ee5149084abca18d80b33799e0457e97e67bc337cdf30e53"
     ),
     "bwd_fused_fp16_d96_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:552f0b559d7592c8a7d2cef734a0a2657fd6c9ae29ba9045db8fc9dd42789b99"
+        "sha256:c946b9f99ba2a9b13c31d211452133c7e94b48adb86c1123405a5b4658f5eaa4"
     ),
     "bwd_fused_fp16_d96_causal_br32_bc128_w8_s2_fa2_descriptor": (
-        "sha256:07036c257c5686e7ec9a6bca44d39e14edb9b566d11f2c4c3c43f20f6d65f1ab"
+        "sha256:e31d2a1937cff92ab05e9e3c4e21f08bf6b2852ee7514372674e77068e0022ab"
     ),
     "bwd_fused_fp16_d96_causal_br32_bc128_w8_s2_fa2_pointer": (
-        "sha256:af7a0cae67fa58c9f3043899a73f2a1239d0b6575341038140ea826c89855b53"
+        "sha256:b2236070ef56c30f5e2380e7c264e5d68c0c4d461962f41d0d73f283b41c50a6"
     ),
     "bwd_fused_fp16_d96_causal_br32_bc32_w4_s1_fa2_pointer": (
-        "sha256:20e4b617e7db1f1742cec3fc148599258457b5157fbab838fbae1802ec528ee1"
+        "sha256:08f145ff04b1c722e3d4d9c5a6e49a10d17756494d8bc354bd77d79e529a79bb"
     ),
     "bwd_fused_fp16_d96_causal_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:9a2a9f9c6b08ba3b11773484a94cdd4ae56ce503d62b04be71a8c1d6cacde0fc"
+        "sha256:477588217a0b1d87f46cc00f355518d130e797a5d483ed200f35a148a86aabeb"
     ),
     "bwd_fused_fp16_d96_causal_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:475cc83631b1f09f608ca8836da8c92c5938ddfc80895d6a4ee434ca32269980"
+        "sha256:981634a0a7c5bb39efd5df4898fec4dcae0d5ce98e9c054de97ce6aa65626443"
     ),
     "combine_bf16_d128_br16_bc32_w4_s1_fa2_pointer_any_dim": (
-        "sha256:69d99e1728171b4300606570b6553fdabafa9e711cd43ae7e0f557dcd17711a1"
+        "sha256:ccf2e841773e9efabede2bdb9fe8f6981543eb69e73eae40420c38c35bc66fef"
     ),
     "combine_bf16_d16_br16_bc32_w1_s1_fa2_pointer_any_dim": (
-        "sha256:b3bc16bc9a1d1a461fc135c01106d078d3b9bbd9f057b63365816a33220b937b"
+        "sha256:8c5310c2824e2666ec72fd435bb4b4e2e07cf767bb999d31762c5cf6bfdae881"
     ),
     "combine_bf16_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:8d506021d455194e277a30884ffa4c45e64fe2a4831f901a2bf3d5cbba5b7f52"
+        "sha256:eae93f697fb0f7a23f6a62d61257447befebfd2da2677281f601e54639edbf8e"
     ),
     "combine_bf16_d32_br16_bc32_w1_s1_fa2_pointer_any_dim": (
-        "sha256:8f7127d5f64efc4e1d84d3c4f3639aac50c9a96a16a466399790ee233831df40"
+        "sha256:dbcdd4ca0072501a07ff2b432f8649cad3478a545d9974fdbd014d946d933c63"
     ),
     "combine_bf16_d512_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:8804d2a4d0487dd42e99f4f65f2f6061d961ab85efb65d53b60425858a5a8f90"
+        "sha256:bb1f8849bf4c56487039cdaef5582260eb76f7c936521ace1c5e6d0587791274"
     ),
     "combine_bf16_d64_br16_bc32_w2_s1_fa2_pointer_any_dim": (
-        "sha256:735de452ba8f82180c54664c466e3f640f0e77c6c9850545e4b1b7d6a514291c"
+        "sha256:09617dc9c90094a28eb17705199a8dba8912773ef212c8e1de36bd560e667b27"
     ),
     "combine_fp16_d128_br16_bc32_w4_s1_fa2_pointer_any_dim": (
-        "sha256:29318ae5733bb09bdba0d16c24a02306a1a3095ec53353bd7292f0e32517a40e"
+        "sha256:917c30c247b98a4db40f29d4fcfba7783403a21c18606a59c1a4a659f85121bc"
     ),
     "combine_fp16_d16_br16_bc32_w1_s1_fa2_pointer_any_dim": (
-        "sha256:427a6cf2c3ead564d8b3dab9e01fd573eef452d07deec16d1bb28a8d66bdef18"
+        "sha256:3466a6a275c552a2b527933606c83df6c00cb6e46097b5f7662cf94094f32127"
     ),
     "combine_fp16_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:5648f665d07d8dff14af55b8f13b2c41f54f596aaed046fb0286cb8719d868eb"
+        "sha256:7313f666ec788ef426e460b3c3e443323f57bb4f998c447ecf3e65d72d83d5c0"
     ),
     "combine_fp16_d32_br16_bc32_w1_s1_fa2_pointer_any_dim": (
-        "sha256:cbf06a19ead4819e051fedbd497ccf2f8e9304c4afa3c450290aba83d67a569b"
+        "sha256:348e390d8f258385355601dcfcd600f0858245fcba8261126ab1c02726d40193"
     ),
     "combine_fp16_d512_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:0bb326d019a387b4a0d9a3d45dacc8c8c03dfcaf4e268061774145f9a3b3557b"
+        "sha256:813b180efbeeec085c7400362b22b878356b916921a86ab13d092d284275e36a"
     ),
     "combine_fp16_d64_br16_bc32_w2_s1_fa2_pointer_any_dim": (
-        "sha256:adb5ab849d32f23f0acaedebf6a0cff12850e711d4e4ae89070cfadfd386c710"
+        "sha256:c7ad7b0574a645a12477ace3c726476b82ef83238bdf1f05d4155618b6188e57"
     ),
     "combine_fp32_d128_br16_bc32_w4_s1_fa2_pointer_any_dim": (
-        "sha256:c7d500d2c289dd958f719135e7a6864fc61b9bd644b0d027c431ecec37a9a171"
+        "sha256:c962b3c4003f1c5404ee9015a3863fa8dc83d8a5852da1c95173739c249cc36a"
     ),
     "combine_fp32_d16_br16_bc32_w1_s1_fa2_pointer_any_dim": (
-        "sha256:486606504bdfd42bb025643f7bdda63cf2c1c6f0b935a870a676b5c228771dc1"
+        "sha256:abe3c126d7900000bcd911d384f5bd0bc1bcd5f72fff7336f4360bfd29073f11"
     ),
     "combine_fp32_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:2aed294b7f89733f780447609b0d3e22cf254b136bedd6407fd0448fc13e9582"
+        "sha256:2b0c5f2aae82fea65c3de81d7b80503869177bb04708aeb0c104d5038299a83c"
     ),
     "combine_fp32_d32_br16_bc32_w1_s1_fa2_pointer_any_dim": (
-        "sha256:5a9719da590da2012c2d462978b261f1ed4468a6e5ada6956a0eab4e740e7ee6"
+        "sha256:ac2075ac9b9e96cba45848e246b7f9128b75a2637436a5d56f38762f81ebf725"
     ),
     "combine_fp32_d512_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:6631aafce6d647c15f6cc98b72d66abe50172429a61f853dd8fb3743077fbcc3"
+        "sha256:1cb49b71a0ea54ec5842659912e59af5655bbcfbc4ee4d9e3cedeaa1860cb5d1"
     ),
     "combine_fp32_d64_br16_bc32_w2_s1_fa2_pointer_any_dim": (
-        "sha256:be946e0ce50976a55b43cc5e23084cb68b267b2ea3396437d77c1b3e2e766d53"
+        "sha256:90a9bec920c545655431ba99a4a97378be365ba03006ce7904cb84a272804801"
     ),
     "decode_bf16_d128_br16_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6e69c1af8e0838cbb6d39442af6cbbc78c9c8d166485840ada381030d7668a16"
+        "sha256:2f75aabc1040ad51fbbfac1db169f692b3402c105fdf9804c2e742b0dc6e56cb"
     ),
     "decode_bf16_d128_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:30a4ec6f7138b677edca039502e5115dd65883ebe051eabaa856a35adcd64dc9"
+        "sha256:99248b2cc22768cfd3c9841ca92ec1bba7da504094ea9191c9fbc679a3b48452"
     ),
     "decode_bf16_d128_causal_br16_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:df956fdb98bd2593f4001cf598f71bdff6653c2cf61d225c01c95c785012f321"
+        "sha256:9307f4b1174bbbacb573f91ff28f2bd4b2034151b096515e95ebf302d5c4147e"
     ),
     "decode_bf16_d128_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6d458711ec9b521888eee6e0db880abd1e50909bf0391b2d548e1ce36a712353"
+        "sha256:f48b70ede074b585f47fb139924c4fb567d0821639e2f5545f2219f3b94d9e75"
     ),
     "decode_bf16_d128_causal_kv_fp8_br16_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e596e3890954fb8f64c4d775fd17ee8fe5eaf5eb12f712e2ba61e612d21fb805"
+        "sha256:7d9933f14c6dab6398c8b0bfd753978fb876c98b8355c6da21202d1c73d27354"
     ),
     "decode_bf16_d128_causal_kv_fp8_br16_bc64_w4_s2_fa2_pointer_any_dim_native": (
-        "sha256:32296463e70d0480e8dcbe56e223025cea5f0e12e84f9834dcd33bb50317c6d5"
+        "sha256:a510848608bd86603a84d89aa84370b961da42ab2988c70e06f3e9d2fde87d9b"
     ),
     "decode_bf16_d128_causal_kv_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8992cf1bd7057ce4e3e73b419e37d32797829ed097f622462e441ce57f30a2cf"
+        "sha256:5ef5e1f7664de96db088622e477e15280199175894366c0a7097729c3d939520"
     ),
     "decode_bf16_d128_causal_kv_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim_native": (
-        "sha256:a8a5d26dd498bbdddf72de02bc22ced74d323e77c2ac94e32689dd15844ea19c"
+        "sha256:feee8eef742164312e7892b7a039998254cf8bad0635940b8f0146c111b487cb"
     ),
     "decode_bf16_d128_causal_kv_int8_br16_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2979f29e26c444db99454d8f374b492cf2e5bfaba489fd1679c7c3feeadf67a2"
+        "sha256:c41d297254837aa2977d134f20cc078c7cd8421f49a4221eda9c8ee52529adf1"
     ),
     "decode_bf16_d128_causal_kv_int8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4112f65cf5f7403eb7c99c9bf0557def75c982b224f227e6c78765aad128dc08"
+        "sha256:d9701ffbd33e5455eede3e11d027a0b414c17c2fe1ec42cb5a138de8363c8452"
     ),
     "decode_bf16_d128_causal_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:54953195b55c528b67359030a5a7c79f40a77f5bf597302c7e8d231627ff7eb7"
+        "sha256:b3ff4597260f1a5dd88897d5aa25d579183ecd7dd639d20fadcda30cdabead26"
     ),
     "decode_bf16_d128_causal_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:9c1b1f2bb98c1b5ee4ae00dd243c55327724d8e15761958f158782ae9b635671"
+        "sha256:4f52d47c2acb7ef1a962f7bc754dc744cfd68116fa0699a5a794e4d1bfe114d9"
     ),
     "decode_bf16_d128_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:4dccd6ebda2baae7010954439c2f378fc01af04487fa402125120890769dc1c1"
+        "sha256:99e0aa76b188c144a1ee066ed1c36fcb5512fee62988f48731736e93302269fb"
     ),
     "decode_bf16_d128_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:88cfa972853313ef50eb9f811857328b627f354316d35aed15b2666b4594dbeb"
+        "sha256:81abef723ca6c0e1095375802c675899d83d846adae520aa9cb4e0003692bfc1"
     ),
     "decode_bf16_d128_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:6fdd59c171496e695104a1db2e1c6fe54d4bc6f2fac1ab47834ff98a8328eaa3"
+        "sha256:adff6f2fb8da53dcf1b8a7892124158f225aac8935550d2d6816f497ddcfab52"
     ),
     "decode_bf16_d128_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:43ecf9caea9a8794e4a37f9d826c7f2807a412f541b15101ce165045395cb171"
+        "sha256:0ca1a32f1921859769d494d11fa03814e84637b8ead2e65f2cad10a407971724"
     ),
     "decode_bf16_d128_causal_paged_kv_int8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:d057f1cbeea6fa88b610319ef4ee2ca6769db34eae08a288597de336f54933bc"
+        "sha256:c84309f7834c8a5411db02307ca47ccc5f095573ebecc8e6a5d0babc72118535"
     ),
     "decode_bf16_d128_causal_paged_kv_int8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:29a8d27501f103ced1f1898bcd1d58e713b174caeb5eff40df50950104a776ee"
+        "sha256:4c21d4e4ef2287d4de26b55b7d5948ec38bd21dacdd667717b07c4c86f7176ff"
     ),
     "decode_bf16_d128_kv_fp8_br16_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8d6c9b63c8d22612900b6e6dc84c86051ac07457e97e9e44d38223daf849f20d"
+        "sha256:dd42cb43a20a28385cffbc45f4239a25ab7d63e8af36f260e287634648799404"
     ),
     "decode_bf16_d128_kv_fp8_br16_bc64_w4_s2_fa2_pointer_any_dim_native": (
-        "sha256:1c7e45621f76dfb6b5c99abd298814d1580c8f3f14e1f1b4dfa116f15150ef39"
+        "sha256:7ed8bf77833e3cbc2abc75b2da6a581b04fed40c245fdd02e0fe09cc5d14beca"
     ),
     "decode_bf16_d128_kv_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:021b944d93c79dcb212d326704bea282869c14fe2114492a1a5934e801511726"
+        "sha256:166e3ed6acc6cd07ca508eca3f7cd6af6125cadd364aaf64b00901158f5afb31"
     ),
     "decode_bf16_d128_kv_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim_native": (
-        "sha256:7d68d49349ad975c1e7e6171609564d677e53649a695b0345b6ff3cdcd44f10f"
+        "sha256:75eb6fe25e08fc6cdd9ad5cca79b1c6694ce16c60d3dfb872ccc4f8885deb622"
     ),
     "decode_bf16_d128_kv_int8_br16_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:317fd192146ae11435e19ba41dd8bd7043a4ee443e71aec5f54ef3d7fcc7db57"
+        "sha256:076bf0539b519365bad3bc4c0dbcf4b632a5cbedaa38056aaa2a8ba4a96cc551"
     ),
     "decode_bf16_d128_kv_int8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f870bfd3d64fc25747366abf167dd0314257377f7a1203168b20727cb88be0d0"
+        "sha256:1acc81f7434b2fbcb6807a4da91d77fe70b22207662bb75e41a19ba69493f53d"
     ),
     "decode_bf16_d128_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:1efe83f4a38b84647814e84223367c7a1453dcfc623898eab6c9e89cb7bf5142"
+        "sha256:d7c9a5ebeba5af8565531ca0994b9679ee636d4eea9b86dab4e27eef81639af2"
     ),
     "decode_bf16_d128_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:2bf5f1d02f816aa0adb26dad11f73a6a40c733ba5f712f6fba5630d3f3cfeec0"
+        "sha256:cb4228b03843319ef3fa2493ae630646dfcf2c1e50241b92aebe7e540d38f9f5"
     ),
     "decode_bf16_d128_paged_kv_fp8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:a9cacf93439fe5ed60b4071e58eea890b00c43c42b6a8dda9f45cec12c712237"
+        "sha256:ccab827ebd0b449276a5901894e97f174aec7323da5f19a127ea620f2f7cd110"
     ),
     "decode_bf16_d128_paged_kv_fp8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:a9be5cd9c674e94eb8891544521a9475d558b818a1f64a2b54b6089029f413d0"
+        "sha256:84ca3b0893f863573a9af0bc930514ea6f6e9a7e648c405c0cbde743acb59a6c"
     ),
     "decode_bf16_d128_paged_kv_fp8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:b664f95d33734b9a91c72bcd9e00fada870b0ec489900fbc2df3ff9fe5b1d3d6"
+        "sha256:1e7ab16f5a1839d26e34719624169576d084d00d1bdbf461697b8a12f3f2e9f2"
     ),
     "decode_bf16_d128_paged_kv_fp8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:6de0534ac3b0da107ae3b846e3417231944111151843560cd764d5748c97ae5f"
+        "sha256:6521a5f90820771a08e7c40602d203593d2393a20f4873a536f12368de22f817"
     ),
     "decode_bf16_d128_paged_kv_int8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:0f83bdf380a66f26e1a77a729d765eee7cf8d9ba410d150cc57a1cc6a7765a3d"
+        "sha256:46d85766552427ccf9ae99d6d1bb22911de8d2743d3d442e97e1d0ae5e6c0030"
     ),
     "decode_bf16_d128_paged_kv_int8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:b580696be19181cbb8c3bb979774c5b1ad9fcdeaca6a55371dffa5d6582458aa"
+        "sha256:4c4fd5083901eff9a850688992bc25b7a64829dcdcccf0d7dd69af70f308097f"
     ),
     "decode_bf16_d16_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:915f0d16a54dbc9d10c3736561698eb7de570e5b98057e01e260ae48652bbb17"
+        "sha256:e0d8743a5aac8b539987ad5e7568f126dee48bbe81ec451fb38ac73e5046fd4f"
     ),
     "decode_bf16_d16_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:ef703dad6c2776b2d4cce729a15b66be9c490f10b50eef0b4b3570e9026c58d7"
+        "sha256:be6b2b356f2dec8015d9e16ec5c8f8ddcc7699a784904cccb1a6c1f32327e10a"
     ),
     "decode_bf16_d16_causal_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:d5d0299fec79ce30026c90d7fd4994673ac8b56b405e46fc34fffec46c143dd8"
+        "sha256:d3bd1642fd89b2ad6dccb9a5a6a50b9d7554a6495faf61609caf0e163d33ab1b"
     ),
     "decode_bf16_d16_causal_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:6ebf16a9bbbfee73fbbb5fcf06a7a08597721ce2f4ddcba4b7168d826e940440"
+        "sha256:009994638a7c2229162e9c1cc72a104c672d96a77da3cf7c5dd05dac66e87d8d"
     ),
     "decode_bf16_d16_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:8725047ed03b44293a968a811c34cd3522efc221cbef3fd3c6504b488f06989b"
+        "sha256:c0f2f2691dca931c5f22f95ff274ad3c7d4ebd4d4bb56b4649eeb4469faeee90"
     ),
     "decode_bf16_d16_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:25dc6d98d87f980e26a330022fe6a658364d220ea0da5a6baa4fcd5ac69f7019"
+        "sha256:7d2d536efe0a8125ebc4ac21dfa45c9e40ca16f3c08febef9ca431e29ee3a16f"
     ),
     "decode_bf16_d16_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:e5974b40947d844bca75c0672d6fed7ac73ea2b7dbcff0f2e6bbf4bb549a031f"
+        "sha256:0469b02ec8eb932feb31561dc2d052eab3909f46585ad1951629ce5a4233ca2f"
     ),
     "decode_bf16_d16_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:8a68a0413407c2ef646b04b0cc5b8bed500ede1759b660acea47c533d12661ca"
+        "sha256:f6c3347d249d3c322b186a3af4fd57a6dbb9929e86c297341730a2a49427c5d6"
     ),
     "decode_bf16_d16_causal_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:23c4a82dfa8fe724644b4e20b81cfd6548bd343f31c4ca13eca738e7c22f3293"
+        "sha256:38b0d8e0899d7e30b1c3ace7427c2ac1d0289810a9c5e6bed8918260450f0963"
     ),
     "decode_bf16_d16_causal_kv_int8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:68840fec69dac6796fe80b4e36be90a67be9bcc22c5420164d9a4796b8fe9f1c"
+        "sha256:b13848fcc2e061228339b2ec20a2bb65e34de975a4d222a733a43a268a449a79"
     ),
     "decode_bf16_d16_causal_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:5bbe546124389c809678a302a932b254817f9fcd6441654f7313d3e74f87d786"
+        "sha256:e71e71193bb790ca42037e2daf09b35318732afd067a73e27030b89efa04432f"
     ),
     "decode_bf16_d16_causal_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:24fe7f0d11f5c150c272bc939c856443c874ef7a39e7b5df543943af13a9d056"
+        "sha256:23d28d756241174ea5f36152a06f2717a78266dbaddcfb970b130e52a1c62a51"
     ),
     "decode_bf16_d16_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:993adbdadcbec15e62f3ea3df8f51d84486e7ad4933806a3242165430f412478"
+        "sha256:3ee642c5aaf384954ec54e9627e0d9e9cbc7f57676275fc0021744f49e96afbe"
     ),
     "decode_bf16_d16_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim_native": (
-        "sha256:35ea06a810cab6087d43fa2377ddbe054e7a0278097b671b2ff37b28f8adf5c5"
+        "sha256:2116b9a22e0ba77c0131909f9b5be23717d30409481c9e513a111ed8d4eb3249"
     ),
     "decode_bf16_d16_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:c6e0ecf25309f2f55686bf166165b7250166c26504c2fb5bcb4906f99471e2b1"
+        "sha256:d77a3a71a7e7df1b6730d1bfa6c395367b8cb8d23f6e6407d5ecbcc0782e5f42"
     ),
     "decode_bf16_d16_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim_native": (
-        "sha256:3c5b533db0932c5581d0e1676fcfc4890b191a2fe1f210d53a4693537eab0602"
+        "sha256:a10803e4935dd7695942d641fc83fb8ba413e9066ea47d5204eb3a8cd8631024"
     ),
     "decode_bf16_d16_causal_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:e8a7c2232a9b0f8800675a14d68f6104993973eaa34bf6ffcee89d284f4023ce"
+        "sha256:0a482a3b64e4c01fc4c5be84411cdcd5d0fd3b52bd33c9c33efab0fe3ee3ef25"
     ),
     "decode_bf16_d16_causal_paged_kv_int8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:2243374195fe8001021c720ebb76028c3c4819ae73502629c736d0e942331347"
+        "sha256:58b6d4cdb822b72d98c694f5e759af7376dffdd04c202803e1be91aadb6dc423"
     ),
     "decode_bf16_d16_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:b58e90381e459cf1a374a922e5cd76df783d4a8d0e5e704d2809b84dd6858825"
+        "sha256:def64e7a7f1a9d1bb3c96424d7438906a7def6e6ea13157a8781d303124140d4"
     ),
     "decode_bf16_d16_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:91fc68f5a2a6c20f4f8f5595e6e65aefd01fa9b445a733a001fbdde41544b00f"
+        "sha256:735bb4ebdda88e569b4960c781de4f54b05e760e9d309d3c3265b929fa7dc695"
     ),
     "decode_bf16_d16_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:9dcd408ebe00ff94aa7296b752ac786e539cc09bd58ddb13fe36ca3ff1453da2"
+        "sha256:2831084b373c46e19e7d1cc5c5287646b2839b794b18ab39861dfd3ae3e6c3ee"
     ),
     "decode_bf16_d16_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:eff6695cf570329e2e09817c0d1663acaa6a8697b991d9ceac36ff92bab61bd0"
+        "sha256:bac16374c7bf34a4bf91cb5c3236989ba7ac3a6dab3758e0a9f1008cc102380b"
     ),
     "decode_bf16_d16_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:62c735f4a2d13249f547ad37714a8ab4a27dd8477f8f71e8872746ab74385349"
+        "sha256:42af5b507cf89bbfa8c770f9181eedf6ca64a49760267901f8560eff8655164b"
     ),
     "decode_bf16_d16_kv_int8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:ffdc96275d98d4684f7efb1e6d9ad7b1bfa0d45243e59482fa1fe144d60a8aea"
+        "sha256:eed6dae10fe9be36e3828dedbb9b19a40c9da365367b82bc2eec0861cf8b8a9c"
     ),
     "decode_bf16_d16_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:6fbed89ef872791171a14791fe2a416d8482674364f0e8d813e066dbd7d77894"
+        "sha256:58746c1e21920216a1404891509f2230b087b0fa1f2ea79c4f6f64253eabf4a6"
     ),
     "decode_bf16_d16_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:b939f08c1bfd6fed8fdf0a944eedcef8335b1cb4edf0d97e89a550fd9914ea8f"
+        "sha256:28e0be84a1e1d2fc99041824f54720281996d917f3c9017d8d4602b0da399212"
     ),
     "decode_bf16_d16_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:596991b33a931457b097937691e0533e434b6626a6a905b1656052862b5a98d8"
+        "sha256:9444d86a9bf8aaaf16adc591345018848d2ac89d6641569af14ff6bc893e9ccb"
     ),
     "decode_bf16_d16_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim_native": (
-        "sha256:8f2b350fe128ab6ed55bd50221411168c6fe8f6102d8742bcb6fc79e5422022a"
+        "sha256:7267cc092afe41692019b0b4de688c03ffaf47c7479fed1b8a71c7c71095fb90"
     ),
     "decode_bf16_d16_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:48ccee4c1ad7d377f28cabe8fd1cbc37bfbf180842dbc45130f5282b606fcc4a"
+        "sha256:a6248c92df580aad955d0d87ce8e229b00e0d8aa058a5f9a173292a1c73978a4"
     ),
     "decode_bf16_d16_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim_native": (
-        "sha256:00d2f1b71fed0a71677f5b78c14d39f66548ad6eca7b36ab09ac6d8e65c33a74"
+        "sha256:1265748dce17baa1866311f93dabff894f0a185307fcae90d07e998e4ae070c2"
     ),
     "decode_bf16_d16_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:e8eb171d17fc2f5a69eb6f46fe220d06193d8f869c194488feda58152b103614"
+        "sha256:5edadbc7a7dde36de60103cd355662ce7ae5f516cf7fc47f79f5c5777e6cf8ce"
     ),
     "decode_bf16_d16_paged_kv_int8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:7be79ed60b4fceb58e9d30eee53424012e0dc40a6edc90327107836916bd70bc"
+        "sha256:8a037899fb377ee0980e04a66e0720ab3f2b47c9d6ec1b0b40a1725952ce03a7"
     ),
     "decode_bf16_d256_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b5e07c1446c6e72a639e99f1ba04095d53abfb289a078c7ac761fe6779f3da10"
+        "sha256:8ea0a1ef9ded61301ac5964bdb075731b3aa02beaed58c321b147807495342d3"
     ),
     "decode_bf16_d256_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:21f0a7ecdd269de0644b72693c39d052c6b7d6d24dd0460108ca42bfc28bb6c5"
+        "sha256:80014cf965de5eadab349b896badcb5a41619f86e962a999fe56d470d254cbbf"
     ),
     "decode_bf16_d256_causal_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5db04f9d13e85efe6220b804f16cb76e4767f0dfbbd5f01f31903528f9b2292e"
+        "sha256:eaa54c399e309c24396e9f45923871e8395f3ec26ef3d89268a60d3a49e9ed08"
     ),
     "decode_bf16_d256_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8565aaf7973e0648b7a63a22cae7e49c5fbd175e96f63380ef834e3f4b7e4b8a"
+        "sha256:299a3026ede035c9f6e4a42884570e2cc77b99288e45a21f3f870a5719f1e24c"
     ),
     "decode_bf16_d256_causal_kv_fp8_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b526b30bb971a59112a1d657268e03ffb8defc062b8682c496a1d65b08955fc8"
+        "sha256:7955ccc0d9dede4d4eca8b710bc00701d11693e6faecaf22e66a004a5328c742"
     ),
     "decode_bf16_d256_causal_kv_fp8_br16_bc32_w4_s2_fa2_pointer_any_dim_native": (
-        "sha256:f8e44ad406d0647313aa6b14d29b6b490db6e5b4c5e97b726127001812a8ef35"
+        "sha256:2b905ae6ccb03ac64cc2f744a9f1de018b3519ad0c1e3496cd2c6d88e5be77b5"
     ),
     "decode_bf16_d256_causal_kv_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b57fa9d96acc2454c2a6429137f5cca9182cfefaf031a5e00aade9c6a47fd7c2"
+        "sha256:9b0a3c9eb7decaf8dfe1f6f3d83709cc5e6a501f9d5beae7673bcd73513011dd"
     ),
     "decode_bf16_d256_causal_kv_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim_native": (
-        "sha256:849a29fa743f077d9cae5c93a2b9b4c07bb927ae54caf21493a83da0f936e0dd"
+        "sha256:aaf62bf8d6a22d6ba51a2c3cb871939f8c91142a76726444dd298bdc7da981f5"
     ),
     "decode_bf16_d256_causal_kv_int8_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:be171108306d536522136a9c41c0188a1940fc31407cd2e93f440c62e905a063"
+        "sha256:8dcd4a99b83342b0ef01956aac8ec9ba1219195d5c845e397f99f49c8d49261c"
     ),
     "decode_bf16_d256_causal_kv_int8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a683a08a071af95f9f4920938bbb6d247750e5af85ec7993f9f97e79018532c3"
+        "sha256:63a97b3cd307c2e88b552b4f3e9b3c2d57773879da4cd38e75fa383683c78afd"
     ),
     "decode_bf16_d256_causal_paged_br16_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:18070a154cdf3771accb48cb5cb6ddb5d93a763ab6568ca7c66eb75551d136f1"
+        "sha256:4cdd6ba8239a412832ae549c86626845dd209e6cc9df185153976519e64864d4"
     ),
     "decode_bf16_d256_causal_paged_br64_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:a5e2bbd9873e6425c4ea2a3bb890e4c3f4aa06dbbcc6fa0ae4ff989840c0aac1"
+        "sha256:1f7aee439143df47b1367a0e9f7bc5784dff91bff51838701bdde17f81089610"
     ),
     "decode_bf16_d256_causal_paged_kv_fp8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:d63b9e88ffcddf4e5d7a7ac83b1bd48912f5f075449781ec32eaba9b9d71e0c0"
+        "sha256:67a84ef5e54e7a0cbbb772be68ff30578d87d3e0a48256aa11c32e4143ffac04"
     ),
     "decode_bf16_d256_causal_paged_kv_fp8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:19d9687370dc6985232d65cce671d6e78cb1fe06df760d4a081891e255c344ec"
+        "sha256:5257723c1fe87aa6dc4204e5e8fca0a5b564b44574238f503e8944b31c18214d"
     ),
     "decode_bf16_d256_causal_paged_kv_fp8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:8fe06553f74741ef61697a034171d525214df7a253d0f2204f1389f8fbc2c92e"
+        "sha256:5331c97c2ce260f1636d7222861d9ecf3d842afd62483554e702a20a4f407def"
     ),
     "decode_bf16_d256_causal_paged_kv_fp8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:dd06fc6e958b2dc1ac32b8df88f483618c95954dd3e0661c826120805f74d26e"
+        "sha256:ca4d174a668ace43d503bf939b2460d5717a12e73d64f0649284a31888b1ed06"
     ),
     "decode_bf16_d256_causal_paged_kv_int8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:2c73466cd04581f94d3617a769740109a622315fd56b094d988487b6b73082e1"
+        "sha256:061ad01dba92d11b89b794b9a936d6ebe0da3d3d3f21a9a1d7e7367e50a17d20"
     ),
     "decode_bf16_d256_causal_paged_kv_int8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:472b3dd46e4c86090b290482059ed0851881e0f3a9eae862f9f5af50c1aed50a"
+        "sha256:9dae90251ec72e142244a78ed102f0f3f5dabc40279fb478b3e2c1fb16139fa7"
     ),
     "decode_bf16_d256_kv_fp8_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:77aa6fbaf443e95a67f80a10485487a2ac2b7d6f43142074a9387fcb8eaf9eeb"
+        "sha256:517b6fa68d1132cd5768af5b6b79ab0cc0797dd103a0b0b52076e134ce26f864"
     ),
     "decode_bf16_d256_kv_fp8_br16_bc32_w4_s2_fa2_pointer_any_dim_native": (
-        "sha256:be7e02bbac3771239c2eaa8e5483df7a0bca99f1f930972067d854def284b8da"
+        "sha256:fd13c174c7707dda4f644a533df66bcd876a884eed5cbe9a3fba9a8fe0d7607e"
     ),
     "decode_bf16_d256_kv_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:98d4fe5376b4a64d90e073855378cc0c40dda4527fc0f3156a39ca7738758ecc"
+        "sha256:6d6913624ec1bef5bba8f8046c4ab5dd9935ca7d53fb15d4fe310c2251275644"
     ),
     "decode_bf16_d256_kv_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim_native": (
-        "sha256:ed7fa0fb7f315d0b2337a35fbf6ca738b80be4327980735ac96ed283a6dc5dde"
+        "sha256:41e5c021d1bfbfed6048960f1ec1388d81cfb8d78c04adce8a4cd7c8d4049f9e"
     ),
     "decode_bf16_d256_kv_int8_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a79cdcee003670551e5d5f793955b4d121e9ee8fec889b5797f7cc4687a99f92"
+        "sha256:fc6957680bb315152fc161f8c886c0e2a40f0c7c35620439e278a9c558747179"
     ),
     "decode_bf16_d256_kv_int8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:01ba7234f35229a2fecdc8cf80e3fb1d3394b829b859f7837b0ae6fba877d520"
+        "sha256:e7f3dc5aaf521dda2dc53f1c916f1bd7606079a381e13007f9e917ed9128c650"
     ),
     "decode_bf16_d256_paged_br16_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:e5ba67000ace81663c51a3bbe2dfc49ef1e5385eb374e83290e4cf34457a75f3"
+        "sha256:42b60f735e811d64bce4373be4738b768b4cf4151076bbdbffcc5b3245777ccf"
     ),
     "decode_bf16_d256_paged_br64_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:fb4976ae9d239f8f6143b6b5cfb7ee87de75df05bd0e1d362fc8f7ac7b76a4e6"
+        "sha256:cf1c8cfc848fb4a418d27369d0838b43ab1e0e18ad12863f410225e9b876f084"
     ),
     "decode_bf16_d256_paged_kv_fp8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:502f6328e168ef18b599753e83f71896234cbb6dd908589c846d7e0250200bab"
+        "sha256:7d39e045c22cb7b186214580d14e64bf448f7f21410a1056c5136e87eab6ac0c"
     ),
     "decode_bf16_d256_paged_kv_fp8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:86f00be388baf859d0b48e660d4af4e1304a6c09a12df342231bc8ab4d47f1b1"
+        "sha256:b9c828df2e3ad6786f7c7cae3caf95ae9380b7bb67f04b1672ef3b3ed608cb54"
     ),
     "decode_bf16_d256_paged_kv_fp8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:060c8d578a47e63d86e4f6bb31f2648db94e2e164fa911063dd0e1cb53b170ea"
+        "sha256:113e33de1f81ac654ad67a01bd9eee7da0735ec593d7b1207b930072a504844e"
     ),
     "decode_bf16_d256_paged_kv_fp8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:57475bdf8a78b68fb55cabe1b62c9ee0d910cd6d63e50680107968189beb0386"
+        "sha256:25c6c21a0def8ae4345d67aba91893569f45e1e152e1ec404901d400f1acd868"
     ),
     "decode_bf16_d256_paged_kv_int8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:df92bc90dbd90cac2840bddc6475fbeb2145d523e33adf23d533d7032b0e5bba"
+        "sha256:07faf7059c62f7e2f44189c921443d824a5ef28b959d6236bd70968bf72dd053"
     ),
     "decode_bf16_d256_paged_kv_int8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:9149c1f2c71a2fe5f03bfd07e27541e655ae38a40666fd77f6ee990b88449dc6"
+        "sha256:b8e35a00bb629cb6e4eacee5e7d270574b0ec23f1ca7dc3914189519c94c3e62"
     ),
     "decode_bf16_d32_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:5305817510710f1d91983fd9c5ad5d5a7b1ea8f005bccd4cb8ea7437157a652b"
+        "sha256:fb222486b24544b27bcd42d9e13139b8e72cf99711c6baf07d3341b6036d71a0"
     ),
     "decode_bf16_d32_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:bf9870108beffb32be18aadeed83c2bc15dbad63a9ab087e31b3f335c766c173"
+        "sha256:5daa6e33e635d9af1c255f936868132fe6f819fd39622b2c105e5d0133ca1d82"
     ),
     "decode_bf16_d32_causal_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:b0595a90e12afa289d0b9110ceb12188ebdad6a0c521e8336160c1abb1bba01e"
+        "sha256:df2e05e4c5b245fccddee0d7a8ba77700c29e68687da9eb76323d90ec3ce9042"
     ),
     "decode_bf16_d32_causal_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:ad5b6f48e18c09ba3c72c5a08e9ef04df1a529be1ee4c8948d5044fdb16df0e2"
+        "sha256:7f4a38ea3d605901ecffc63e42620a4041eeae7a668dfd985ad9010e496965d9"
     ),
     "decode_bf16_d32_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:1287ab4db4c32205f9d1f24c550afe314442e16d6644b80cabb81def08bd8121"
+        "sha256:9b5ad0a3a0c2bf7a6909ba35308e2b08b9b26e6006df04602b69e4939e55595f"
     ),
     "decode_bf16_d32_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:65c5c02563bb211287686b679698e5060bbd49e9b90365d23fdee9922e30b478"
+        "sha256:ce4058ff21b795972ed62d7723e745b9690d5353cc168940a1de6bf46160ab26"
     ),
     "decode_bf16_d32_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:32b77206f556f50d4cbf57a97f5d26f276c4bf59f8052ffc77bfc0a589340143"
+        "sha256:87bb7802976959a4cd49ec8bc56d17871d9d10e11911032619b8c49af65b4f1d"
     ),
     "decode_bf16_d32_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:c0c844718a7dde6f69fe13cbfcfa585385645f72a1179b3d1be3962f2a28c5c4"
+        "sha256:c0b8a8fc7ed9c002bb27f7aa183611cde8357ffd54bdcb2652db48e90ffa4fd3"
     ),
     "decode_bf16_d32_causal_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:10ebd62e7ebd19a2752a9dbf49288057b0cfc9e525cbda7bc4b05b032693c8fd"
+        "sha256:3581f34ee6d66e4008bbb7a2cfef43c3e1616f7a4236cb874f7eb9d27c8e27aa"
     ),
     "decode_bf16_d32_causal_kv_int8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:516b7b6114c48bafc2aa0873a50cca3daead460b277742ef2d3d28f6037a7566"
+        "sha256:ad5f972557fb1df9190503edd2e3a25fa90b2e22c7baabfb6848c888a8fcab1d"
     ),
     "decode_bf16_d32_causal_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:ce7b0a02fb7885aa0fa5279d48692a2beed93a35dd33826e335243407eb26cf0"
+        "sha256:ad3ff20cc911f820d77edc800c164a1b9a9d1fb9515c1d03fc5236dce23a8c1c"
     ),
     "decode_bf16_d32_causal_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:8cacf75732106df4fea78d6afcc48785a3e1d64bab3e2dc6d61e207ab54e1ab5"
+        "sha256:728587a06569fe0048ca5f5f54d120836d3e93cd22ea0d1d8b8d882b8e3b543e"
     ),
     "decode_bf16_d32_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:9446e01d91305b7a79da0ef5b48d279d059a14c47b7b3b8749d92b2e80fbd59d"
+        "sha256:19d221b63d031831363fa7a4d60e7341f6f3a4d1eaf156a58c75479857d8b085"
     ),
     "decode_bf16_d32_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim_native": (
-        "sha256:fc1ca8ba5f47f975a113a08f9ad0f14f58eea6227d859d392840f6fb1804c5f2"
+        "sha256:1f767374dd38fd48fa1657d034433cd1b7c4f80a1722b019c06f04a1755352b3"
     ),
     "decode_bf16_d32_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:a32c6c36a25d30eac14987ed890a7584fbfaabba9eca4f19a1c960ae3d7e2363"
+        "sha256:7b360cf7c5443738b211924fb8bd11a82ddf5134e9dd3b12dcf41e7265e2060d"
     ),
     "decode_bf16_d32_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim_native": (
-        "sha256:6c989f8fb03193cd2488bc5dd71931b3d42781deb92a68697e652b68d4e9e6d4"
+        "sha256:b7a72d7dc47aa86807f8c91fec19053560cb32305f7579a53ac6c81be4fc9657"
     ),
     "decode_bf16_d32_causal_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:17a0d0cf0ccd9dd959593359b35be353755b5e5824912904827f4dcead3a635e"
+        "sha256:98307c39dfe171e2807d2fcf57b617436a22469d6c57731405508d05ef70281f"
     ),
     "decode_bf16_d32_causal_paged_kv_int8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:776e786a81a3c476cf316d83c0b74b2d129ead7f4c3fd7aff35e96b098d79b5b"
+        "sha256:94a32c83eead80828ab5d26d85c16971fc058aacb77222415cfeae90b30b0971"
     ),
     "decode_bf16_d32_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:2e3fa578c6a4edf063d051de3b82b45a01d46e21aeca2d392fa3b65fc39ef3ec"
+        "sha256:3a900e785feb8144098a1f3e94dd37d673170f204b892ce590b78b71e5b31336"
     ),
     "decode_bf16_d32_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:835246880db273a09e6f68186c381340c9dd114dc425acd4fc956fa7cb944d80"
+        "sha256:0e8982ec3c9ac0e918ca5e9ea9dd9b541332954c95ef7ad49b1569a3934ec1f6"
     ),
     "decode_bf16_d32_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:eac617a73ae5b8d714fb2d8598c1d6295009968215eca72f65090455833d3add"
+        "sha256:23a21b51600fa03ff20b75d083a18c63116952ffafc2f0df25dcca1844044e46"
     ),
     "decode_bf16_d32_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:a034e4f60691e7f383042fc9aa83eaed32ab68babf9e50f9f7485ad362127844"
+        "sha256:f60372bafbc6b487a3ffdca52ac774106d18e207a71495f3f13e55196a37a547"
     ),
     "decode_bf16_d32_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:79c30738a5d69c8a079b001c13f3a7bb848615086cc004085da30e568b958631"
+        "sha256:ea6606a170856c025d1928f26d2e2c411b158d41a4321812ad38b5af9675c7c5"
     ),
     "decode_bf16_d32_kv_int8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:918e467b70cd4c61025fe67f29520609cd998d02f4d687cd5a228dcd8a640f9c"
+        "sha256:0afdca3613016d9627f8a7691b0dc17da5040a2282bdc42c59c7804952b286f9"
     ),
     "decode_bf16_d32_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:ee2933d18ce05371f37a7c75cb2179b88f2aa115e745376a127aae6079295c3d"
+        "sha256:32ec7db0ae0d8c8e5c14c0eaffe5fd5f20f0500026703cc85abaa0c07e924197"
     ),
     "decode_bf16_d32_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:a6342105b4be1da69cdeb7d5733598ea26b06c968f7ccabf5e22f1b01c8ae430"
+        "sha256:4c9437ea760c9b08d27cecbf7a6a37c3188276a089953e6360f02f9b022f6a64"
     ),
     "decode_bf16_d32_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:0f7238716c8bf3d7917b7ea3f922feee89efaf6b6191111d1ae73858a3bc32ef"
+        "sha256:07447e2fa0030a41f9031044310e5d04dbe6c7706ca038436fd039abea7f4632"
     ),
     "decode_bf16_d32_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim_native": (
-        "sha256:113315486d2d443b5158b4dc693345acef50510ab0da5a5d3b3007199f4a3c76"
+        "sha256:298cec6f96c4127054781998d0c205c89c1f59169dac156bcccaa6a3b9fcdf18"
     ),
     "decode_bf16_d32_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:b5a131a02f8bc0344061d9522871c9eda029555bcb0f0c08cda6a24419b33ca2"
+        "sha256:d7d988953afb9fcc08808bcd7d5e617a53b020a44ca2646cdcd3e55078230086"
     ),
     "decode_bf16_d32_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim_native": (
-        "sha256:00e5257825634163483b004df54ae3453c41eb53ae0b53bdfe37434fc668dad0"
+        "sha256:8bf7cc15dcff3379c7c87a1da53a2dcac912f291adc79018b444cdb0e0a4c8e3"
     ),
     "decode_bf16_d32_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:985cf87e8fed3e927490a1434ddf6dc84eb0c384e66f861e93088ce2274dedb4"
+        "sha256:44ec1a52d28c0569a5aab1aab0df68695f5b00f91432636d734b096e5d947ea1"
     ),
     "decode_bf16_d32_paged_kv_int8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:91cf3451cca57b871cdd04ed92f33600b1aaaf4475f84c2a6f159422f5357521"
+        "sha256:ed58118df4268183da7d70b9a948fe2c2bc913677ad15139c2a0819f086f0452"
     ),
     "decode_bf16_d512_br16_bc32_w8_s2_fa2_pointer_any_dim_v2": (
-        "sha256:fbc8724049a5ff684e88e99ddca23e8d06f73ef51f8916436534b3b80f9448fa"
+        "sha256:7d02be3a082a1b7e39d74ddc85a9fe6ad5b51c777c44e021652722025112b9ef"
     ),
     "decode_bf16_d512_br64_bc32_w8_s2_fa2_pointer_any_dim_v2": (
-        "sha256:0d4f9c8df2f5979ee9b4f18be6b19c1c072680de694e876025dc0579d12800b6"
+        "sha256:0775aefffe83b2738f57515160bde650577a2a64aa05ce2a1ab30c94b1926d3a"
     ),
     "decode_bf16_d512_causal_br16_bc32_w8_s2_fa2_pointer_any_dim_v2": (
-        "sha256:9b372d8c6ef7f1c52c02a96c78cf61b3600d3eaa96c366c005c08ffddc8ecedc"
+        "sha256:cd64fb56be998b1a2a20e02a319da4bd6c54beaf3c6aa88f914b705471133192"
     ),
     "decode_bf16_d512_causal_br64_bc32_w8_s2_fa2_pointer_any_dim_v2": (
-        "sha256:f44996914e1142f2e868ccfdbbe9a64a00d74a4a77f75003a0484749999f5717"
+        "sha256:da81929cc71ffe464a8949180a322713b93363d5b858645d2ffa1ee481fc5e63"
     ),
     "decode_bf16_d512_causal_paged_br16_bc32_w8_s3_fa2_pointer_any_dim_v2": (
-        "sha256:f7a188b085d05ed4910c3286dc05f296d6f2ee2e0594b074c011b13f920d115b"
+        "sha256:610cd86eb2b71716056103aaba10d23974afb866b6fdf5a5ef2a82df38e98c95"
     ),
     "decode_bf16_d512_causal_paged_br64_bc32_w8_s3_fa2_pointer_any_dim_v2": (
-        "sha256:2e5f3de568af6c442e97d8ac4fdaa1a757fd28c665f93b983ef11457cc47e696"
+        "sha256:9daf6b6dd103bbd5e1040cf9714d253bdf5693d1aeea7cdd14ab63eca9eb4abd"
     ),
     "decode_bf16_d512_paged_br16_bc32_w8_s3_fa2_pointer_any_dim_v2": (
-        "sha256:448f3ecfe1d63a36cc27e2cc07e191a147c9c16d728f4a9d675f7e5a51cc360e"
+        "sha256:7a889d4953eed077f7520baf9a566321709f48e3c5a5f61143b10cf1afd22610"
     ),
     "decode_bf16_d512_paged_br64_bc32_w8_s3_fa2_pointer_any_dim_v2": (
-        "sha256:cb57d8a6791453cfcecc6d94240baa78f234b88ec6040c6e5ae24ca69f103e44"
+        "sha256:48ba3e21d6ec337658062b8cd0d7d2771cfe3071d47002f2fba74648535f3fc8"
     ),
     "decode_bf16_d64_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:45e438c4b65f0797b1a25773593795c6d5e4dfd24a9aaebcb211455fa1286bfe"
+        "sha256:cc9a687a716248836cb61c950e57433a24a31aa94e67adb13bc0a1e06f8e38fa"
     ),
     "decode_bf16_d64_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:6e523696dcfb8bc3e0aa270f88740bba8d582bd2ce1c3d3a777118bb7695e014"
+        "sha256:ba73b93179b0834faa4a33e293c594b9414161dc0cae456110d0e1092add43c1"
     ),
     "decode_bf16_d64_causal_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:03e8d8bda85fb48c0f27ea808a5472bd268f76c86298c8c3e5e7dd6752c926ca"
+        "sha256:fd0eca36c48164cdbd7e32d41628f6aaffdb2029b04ed7232fe5f8f56ec4e28c"
     ),
     "decode_bf16_d64_causal_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:a9fd19197d07103850afad809b7e10baab8dc5cad9d73d2cd63e29f017a8f261"
+        "sha256:a30353d0ad477c91115eca156586dae88db7b50bd928c7ec701d3b93e772de7c"
     ),
     "decode_bf16_d64_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:42cb8f210ef7fd90672e43ae31f6187ce91a2d2ad54a8b60a1f14c58535427c1"
+        "sha256:d261f1c99c266f3e11f762787b128c0dc66a891e7b3db5e1885f3367474c097f"
     ),
     "decode_bf16_d64_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:70e11daf46bf92f28c1ba5478ab89c1b64cbe43582c152c0b810982e7a3cc3b5"
+        "sha256:3f078407a6ffdc3f6c328d0633f0109de4af9c59b8b91781dd5d8d6629e56e69"
     ),
     "decode_bf16_d64_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:da9dc257f28d7cb643e10ad1f360025a9582b2b90ce073202d2ccf60cb5f5fcb"
+        "sha256:009af875777ef7d1080740faa50a42cd0c3ceb07bc9d641acdea5f846d91f0c5"
     ),
     "decode_bf16_d64_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:b623384bea5b57ada418c76cbd789aa42ec0db150b94fae17b5c89c4a7b1bf62"
+        "sha256:5baa8b47727b05f45543eb01ad2958131b17b997002fbd80a6a3be6a5ff252c4"
     ),
     "decode_bf16_d64_causal_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:c2df445e37a020c563dac422242db4298d4f1497635a2dcf77c856885f91b867"
+        "sha256:f1a76bcdc18775903f5c89073aa5b677486280558bac0668bb5edef31809b3e9"
     ),
     "decode_bf16_d64_causal_kv_int8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:13515a0c548daed17d5f3a0e9591e7ab2e171d9fde93045df2621c9b4b82dfb3"
+        "sha256:c20d9702edeae4f563c8016ae4e43a5f957c1a59c6d04674b3330f3bad7fbc45"
     ),
     "decode_bf16_d64_causal_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:ea9e0c565ab371756a04e36f86f66d6bb9968372ec7ae70362ed0db6091cc436"
+        "sha256:2eaf279616810b315526b170b966876db0a05be6b46030c8e4e655234821b3e5"
     ),
     "decode_bf16_d64_causal_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:9420d757e19bd87ab21c3a65a5e7d55b588b8257b589aa38e7973be6e5a39526"
+        "sha256:f395f8686da2ccbf6c6b6f4f67aa4c0be5339933c9ebe11ca6e51f514c520983"
     ),
     "decode_bf16_d64_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:01951930c8bdbdeab3b0d945c6b0003bcff6124820ebb010742fdd9349baf65f"
+        "sha256:0361b42ebf2b8cb0de726a4c00dd95a29a667ea05d86947849a8348f75205812"
     ),
     "decode_bf16_d64_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim_native": (
-        "sha256:4cc59ce62ad58f76ae48c67bb2ac3178c9ebece991e303e42f28db8016bbc0fd"
+        "sha256:e47b6e57ae5e8796de0e4f884b3f0099786b52e76f1ec45cfce1a632924f0644"
     ),
     "decode_bf16_d64_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:9921c84c55685026b7959997b1c5d4efa63f6b007cd1be5d1aae2b5c17637b0b"
+        "sha256:c6b235e01b3efd8675e9a3cfa4cc5d79e7bd1dd233b8afa4ec664eec18bcf3f9"
     ),
     "decode_bf16_d64_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim_native": (
-        "sha256:d3fbad78e7ebd249ca0126f03ba5a505823360ce2e32de5155c28b183f7b3493"
+        "sha256:e6cbeba572bdef712518893260fcc0f9f31aae122b822298d6b23a4ceee693f7"
     ),
     "decode_bf16_d64_causal_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:542f38e5c8a2643e9b2de8268637246c6a89fa4ee4fc9615c0d617e28007fb43"
+        "sha256:3f0ae07507179f4f674320228cfba25a685236a32c6163fb37e1847e833a1e28"
     ),
     "decode_bf16_d64_causal_paged_kv_int8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:3b328e3dc3b115e980dd2d35e76a5703fb0599e2ec279152d64b666cf4a18d9f"
+        "sha256:5fc0b15fbf6367c0eaf7ced6acea5ff58e0c0a1e570ccf54e4946a234d2366fa"
     ),
     "decode_bf16_d64_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:955df58db504b474bf78f58d1bbb165a5e622f4d592c2ea081d061ecaa1d11d4"
+        "sha256:e47bd15bc393802f8169b7a1ab7ff28bfcaaf97f5562fe2dcae64847a10a3352"
     ),
     "decode_bf16_d64_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:e7d46238dee54b4bcc2a7293e911f1d21b6bdd4e434d09c57afad641add2e22a"
+        "sha256:b002c76585de9b837971833aa823b685594843e99895ff22720b31c511dbb9ea"
     ),
     "decode_bf16_d64_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:3382642f0216eac077374ba068efd948fdf9fee240cccc67250edcb740bf9289"
+        "sha256:e2c5564b496fadfb32519516011203ad2dbad8af372ddb6d39109fc224aecb14"
     ),
     "decode_bf16_d64_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:c99267d6be46848200a1cb3e268aaa767140e53a32c83f1a5e59fe0e3c3100a0"
+        "sha256:8fa25612ba4092a876877d811590cfd7d8993c917bf018b8aafb7e8660a8e9a0"
     ),
     "decode_bf16_d64_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:e37933971665c5c0119dfea06c7350d1e6c8c3e2dbd36a80354e79b2201aa52b"
+        "sha256:6e3607cbd868bda7c7f6ee9b014967995583d1362cfb465b90e099dbca7cc671"
     ),
     "decode_bf16_d64_kv_int8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:2cc5bad608f595f41be5de9ca8ba3cf6bd142f6c22aa6b900e46cbd8a09a7fda"
+        "sha256:926343ae9542023ecc1a1765fb590c26a2470e3b35e9296cb541dd4d9e05664f"
     ),
     "decode_bf16_d64_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:8dbca7ee52b2bca29ee4451727353c61d19309842c1f24b0d406ab91dfa38acd"
+        "sha256:f3c097d02724659743913ad5eb32e5e67d857caf6ddbb4ac6ddffe881bf48901"
     ),
     "decode_bf16_d64_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:b535ce535ff709dd9e481b9fad5ed56157852c43329f2a0efe8803215c24f933"
+        "sha256:470a04c397bb3736cc59d7ecf3c271f04b7874dc9fb8e73fb8fded5cc5f653c4"
     ),
     "decode_bf16_d64_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:1831a90774ba80cf5205e99725db3ef7bb08bd00741f96bf297a3e3179438e2d"
+        "sha256:992c0234b105c4be00cbac6c923ac9087fefe48366275f58780ceee7cf091ea7"
     ),
     "decode_bf16_d64_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim_native": (
-        "sha256:9ee62d66b97cb3d7cd5cbb72e98cba7003b34c7b34792c79e3cc896da18d2487"
+        "sha256:6a564d9db4b687176282527e7218b4ea7d1d609d1bb34b033beddaef801ac9ed"
     ),
     "decode_bf16_d64_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:ee82281e4449d3f9ccb9c5b3da63d5596fd7afe42094b794573e37a20d8a22e5"
+        "sha256:d1709e7c8356a82d0f1dee79a7da02706f5e9ef5b83e1d4b6803d90ed8b24136"
     ),
     "decode_bf16_d64_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim_native": (
-        "sha256:ee1ac63b04a0950ae5a4b728f4c0bf0e4987040bdb1c53f9533befafa93358f0"
+        "sha256:4b08ae118042ff4b046400aefa5b4bace8a6f0589b98b156a07c4b84e9dc1ea0"
     ),
     "decode_bf16_d64_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:77e34ece7e8ad7e691d3213921ba7586430cce1b7f75e34d5dc4756be32b0fd3"
+        "sha256:db6a436231438a3afcb93c02d302b497df3875abc6c9bfb5844858179648ac76"
     ),
     "decode_bf16_d64_paged_kv_int8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:038119c721eb803a63d92ab135419b06c20bbef40d10f5d6c85ed2d32cc13d39"
+        "sha256:062a7182ced48f19061098414c79dbdea43af54ac3fa9e32b198da2df5961b39"
     ),
     "decode_fp16_d128_br16_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:23efffab08f5d6816f143f9176c8c34f082614ae2f38096b006575234b3dd54d"
+        "sha256:a5d62cf590c933a3c1798c826a4f2bcc22e8bf60fce3d753d6bd0b71714485cd"
     ),
     "decode_fp16_d128_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c119bd8c049a0f16a7c29fb8eb217c28e234f4079435494fffa2d4dab033130a"
+        "sha256:928310b5ec89c51e0c57643dc5f6feab2a20b78b6c1374dd48cfbea7c65c1506"
     ),
     "decode_fp16_d128_causal_br16_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:90364a0046416eaef7abbaeb6ae34b444dfab4ad5be6e83ea10df33001d67b42"
+        "sha256:4b3c6fdaebdcbb30573a4a0353aa5d4d6bff3a57c231dc3be5fa204f103d7518"
     ),
     "decode_fp16_d128_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9341cd21b2a2da6adbca7504e2639edceaa371b52855bc6ad7ad636779ac9ca5"
+        "sha256:1c72bb0e9b9d64d883ccae4b3e7244dd1ee3bc9154439a6a377068c9670f2098"
     ),
     "decode_fp16_d128_causal_kv_fp8_br16_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:71e7322eea67102bd842d8dd3e75dd09d18d9ee9f2687195da15d3b5e3c97f29"
+        "sha256:671a1f884280bab20a84cd3097b160c6b9472ee86bd0451fd24774e6fc6d7e53"
     ),
     "decode_fp16_d128_causal_kv_fp8_br16_bc64_w4_s2_fa2_pointer_any_dim_native": (
-        "sha256:36169d0c9a5a1a5088c04b424de649d1e6490b42c0fa257945051231ef914358"
+        "sha256:e2abc9fcc59117f7a3f9f8625df24f4e9736f284cc34706faa11f82d9c0d41f7"
     ),
     "decode_fp16_d128_causal_kv_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c3705fa3aa51f30495bb2b73cedde0007e5ab73a307ff96353fa7c28a365e03a"
+        "sha256:1ccd054618738d27f4ddf0eddaea0fb0e5f512163a0778f8262abf048ed73127"
     ),
     "decode_fp16_d128_causal_kv_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim_native": (
-        "sha256:dfb5a9d52547f71d314f27533735f2f3d4ed53fc00eb9f6832cfa15e2358e4bd"
+        "sha256:165c0aee90f7e04ee456f62183f6539c2a9953cc406b014bbdfd29ddc3a57ae2"
     ),
     "decode_fp16_d128_causal_kv_int8_br16_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:cbde4145e6d19d9ac573c8c34b10e2a725c1f3986bb1deb2354dc8f471fe9add"
+        "sha256:a29be4e92763b47316d94ebc393f9b3425e2d662aa94d8ea3b8b61a972e430c8"
     ),
     "decode_fp16_d128_causal_kv_int8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:26afb12193a95b395f3f7c20929ece1ac5da81476fb78a28b88683ee9fb9d874"
+        "sha256:541feec241592593a9a65c8a8bfab05f9e60527db6225aa726d5988ba7a8dcd8"
     ),
     "decode_fp16_d128_causal_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:64baccdfad2670f91ab29b38e33652e5ea7ed09dd1a8b1689617f132a0ff3880"
+        "sha256:a329c97ebd4dc57b86184f86e53bafb1d66e9bf226a85837b7780b38dd3975f0"
     ),
     "decode_fp16_d128_causal_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:a011b8b849736e4861de324a37fbca4d2efdaec376b1f059a6db0aba12a6c088"
+        "sha256:e3714221946048cd55fb79efe126a0089f80e03b32a7b472b8b7c0a33d4c65db"
     ),
     "decode_fp16_d128_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:ff2856426d9c0bc86bcb3d05772d5de74a89d35899a4c8e21486e156533a3ea5"
+        "sha256:8f43f07731a73749437b6b1490fd7e744643df664899c39b14cc197947c2d41f"
     ),
     "decode_fp16_d128_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:dabe3ac26db18a8102aa48745b35a73e4871a456108a24d437eb82f409fac2fb"
+        "sha256:379259382f95dcd3105c7c7aa95fd9174d259c9188a6cf11badf8979975f677c"
     ),
     "decode_fp16_d128_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:634cd0110809c6be7bc2e34e16e2bab63023b400745e8acce60e76acb9d671ad"
+        "sha256:b96e33783ca85e03076ea7afd8ae3ec6115bf2a1f3830781929b06e95bae7263"
     ),
     "decode_fp16_d128_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:fc3897e345854425bc12215c79482505122161f7d55d1da8861a113fe04fcde6"
+        "sha256:b8c5f5f38aec2a28a86e57bed4e512d57f6ca8f205528548a505fca645863eeb"
     ),
     "decode_fp16_d128_causal_paged_kv_int8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:a95f3927e011e79a05aee0fecaede5055719e6e6f37aefe19a77666bf92e2e5c"
+        "sha256:cdba8a45573cfb273243376d45784072dd8de4c5024b8f61fe462b40bea34831"
     ),
     "decode_fp16_d128_causal_paged_kv_int8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:a4b4e9cd61dd6aa2219f053d6d73981707bfa73a60e7c11304a091e918497bfe"
+        "sha256:7478e2e0a86cf915e3871542566a1a8e83e401015d6599ce8df6469a42a5a987"
     ),
     "decode_fp16_d128_kv_fp8_br16_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4965e63d32b979c6a617a96d449a71a033e99b5d65809562de4a3ec51b8468d3"
+        "sha256:57b79ee82916f55f00db9e9b183da3718a72d2f3e1ed1e4245a876c1074b9d6a"
     ),
     "decode_fp16_d128_kv_fp8_br16_bc64_w4_s2_fa2_pointer_any_dim_native": (
-        "sha256:28d7b0d5e26284193424a95950d150b677ad5599b64ea0ab23a98693ffb5006a"
+        "sha256:508c7da39b2dffcb6fec71e601267e88e80463991b967099468887f814702d00"
     ),
     "decode_fp16_d128_kv_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4aed1670515f617f67141ab004b8281f3969552a16ad70159b6247daa9f715b4"
+        "sha256:7c02e7718e19e1e79a0c2a0db3a1e80aaac077716015834f966e6b4db2cbb76d"
     ),
     "decode_fp16_d128_kv_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim_native": (
-        "sha256:ba8619b6a15daf50eb0e9ad85115a88af2a197759c58b2cbc8fbb9990eecf1c4"
+        "sha256:03409004cba74a1c10976c42521151d567486d0640d14e513ea8c9bd2a0325ca"
     ),
     "decode_fp16_d128_kv_int8_br16_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5e39f6fc61773fdc8457a3e8e8ed0c82d91de7acb72c15f49f64d2270fbe5b67"
+        "sha256:0063c6c5627bbc1787432e51a687db43f642cf28e4404d1c129d671b999790c7"
     ),
     "decode_fp16_d128_kv_int8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:bc06aa09a6b3fb3823b32fd3abe4843e511676b2f3dcc02928d173cc7042529c"
+        "sha256:75410304b9279aa927f6e78066b1e55c4244b4f75fad38c59b75b4cdf7b21bd8"
     ),
     "decode_fp16_d128_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:96f8ff0d3758b8d3fe302defc4cbfece467f54c37ad0368cf436344693917a13"
+        "sha256:e07770bdf7e147f00c43831333e300e0cf3ef0e2e8ba26dd770072504fcc3672"
     ),
     "decode_fp16_d128_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:17e4b66a6c77a58a0fb8fdad298bbb9836ee6ef5752d300a6846d64d056dbbf6"
+        "sha256:806a5b6e6605258c7b62f512144126ba1e86f8a185b471904973fe0ae126fc1d"
     ),
     "decode_fp16_d128_paged_kv_fp8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:25652721baf831a98831dd348652c21f494bcb88bc3e08e0e67bb85e57188cea"
+        "sha256:4640a404fa10caa7ace7e2d59fd995a42f90b134163564127180a57271dcc68b"
     ),
     "decode_fp16_d128_paged_kv_fp8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:dba7e5d459d9d96d2a34a446b778998a8d5afccf6facea8ad3be0294ae080268"
+        "sha256:0b9df466457dc4b697ffda67a5746e28871bd39979b55265134a705f41d2a0c3"
     ),
     "decode_fp16_d128_paged_kv_fp8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:88388277b98bc78539fa1871af0adadadb511403d61dba021660da322b825f1c"
+        "sha256:e478c0a9dca3f03d76b4893d5dc0f842c6e1311136d146776e3ced7242b37d9d"
     ),
     "decode_fp16_d128_paged_kv_fp8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:cb04e23f507e4dcce7edbf07cc2bc50ee96d573ae9c80e341b5c498cf0a32871"
+        "sha256:600cdad3c012c71b80f579437f411b61845fb77293cad15b3f5d9aec2c8d52f0"
     ),
     "decode_fp16_d128_paged_kv_int8_page_scales_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:35f8bb1eea5fbb5302b167ff8db20e66d3c53ecbd2df920fbd73738b1f6595d0"
+        "sha256:a5719c574e3ade17ee9bc2a5c2fdb2d191a973d193b33d1f50fb3446007ff194"
     ),
     "decode_fp16_d128_paged_kv_int8_page_scales_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:48679ca9ba97535131c1b2522fd8d27c5f3e490c16315c4f027caeee126a8f04"
+        "sha256:b8696a07e69fdfaf5e748faa6bb18351627b99028e9a1b6ff6024ce0cdbb7ff9"
     ),
     "decode_fp16_d16_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:f61bb316f4eb238a728086bf4c3e59d7c42b01e0ff1667052084333dbeb28a1b"
+        "sha256:d5c88e66534762a7de08779ac984fe95d9879036f40ca84981cdab540022d0ea"
     ),
     "decode_fp16_d16_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:6dfcf283c6f8fb0030276993cde1726149703a98d050d5761f2ad0c5e3ed1d43"
+        "sha256:ce9dc2cbac87ace6a8209996858c48847b0553b91a28fe6e2c2c4d9db781217e"
     ),
     "decode_fp16_d16_causal_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:c4289c4a85226893c91cdf28191fc7389735053ec71e7cf94b91f81bbc3b430b"
+        "sha256:8b8bdcca8bdeaa830fbb8f2aea38dcacac1e5204953174d2c5281c318d152d4d"
     ),
     "decode_fp16_d16_causal_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:954bd6f86aaeadb216dfbe8569cd147ecd4007079fd8a27d5ee343268224ce23"
+        "sha256:876100940280c03a4d5315e92c0eb8bf4870988a92f85de089eeba36615086c7"
     ),
     "decode_fp16_d16_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:e2aca095db6e2dc59547a0dedc64016126916d83a116f92f679d4ac23235dd33"
+        "sha256:403c1edf9fa034a6ae87a95fd0ec3f242409a2c22ddcc948faf5aec6514b6887"
     ),
     "decode_fp16_d16_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:fc0b17d8231db0004682157da7adc076ee2fc8bf59667cbae109fa072ed91270"
+        "sha256:17553b5e5d0b7e42c7371f2c4324971428da377267f11497de76dd714c309980"
     ),
     "decode_fp16_d16_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:87a3cb12c9ffdf2fc8457d5c31117262469441577adf21338349ce6643fcf45d"
+        "sha256:567439eb6db38dfd58ed8d4d32478ccacfee870dd06d71b8f791971ce19773bd"
     ),
     "decode_fp16_d16_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:78d98bad750fa0736408a260cb19f6d582fd1b756213fece9bd6069281dbb85f"
+        "sha256:91d46bddff4b490d7c8472086a5b461a8d093b98013b6eb2d2ee8b39f4dd09f6"
     ),
     "decode_fp16_d16_causal_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:a03e6e662b2f8b0c2f5df64b53b8b24395a9313803986ac9c71396df034d7b3f"
+        "sha256:b38501c6e2f2b928b10adeb7a589c5713b0f889534abc68cca2ef5a4a04334de"
     ),
     "decode_fp16_d16_causal_kv_int8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:1d31b9923ea067e894272c0028f46a73024d7c2d409f63bebb95f49596fdf77c"
+        "sha256:14ad0955bc989d964ae6f375ad192f1a7ccd58ef7009e6343787aedf421f9ba7"
     ),
     "decode_fp16_d16_causal_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:44ac27a5a6641785571bbc1fd94458d27405fcdccca653efc89befb1425b08b7"
+        "sha256:27278d7bd4ae01e50a6d346f528b979979d68db3aea7a95e70d12a3a29ec140d"
     ),
     "decode_fp16_d16_causal_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:a49f95065060dc7fd7af381e0d0719508fa31cf59b22b56bf291b88b7701bd48"
+        "sha256:42cb285a25de974331ef21575e4606e208d668a2dbe902a473b1f59cae6de520"
     ),
     "decode_fp16_d16_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:fe1d3487079938309369b9148f7f783f61a6efd23b2314fcbb4ce203f2c6c10e"
+        "sha256:ebccf7c0df484162a4ddd107f68cfae12f31f3bbaf55c775ebdf2b33939ecbda"
     ),
     "decode_fp16_d16_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim_native": (
-        "sha256:049a54dfb6404bb00fd660bb77d059f953cb8d6fde54e96dbf3df5e89404e54d"
+        "sha256:01eee4312ab82f9129f028586d3169d741f501f810282088e4d3f6d0b6c742e4"
     ),
     "decode_fp16_d16_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:a64c3376a414dc98099a6efa56f47536ade3db09400512950389ae47fa9e404c"
+        "sha256:e84ec500c70cbd00b200029805269d31f180343d5a05ebcffbfd57cd4aba01c0"
     ),
     "decode_fp16_d16_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim_native": (
-        "sha256:ad4c2976000fc326c73ff0561bcb527538a386e385a5c7e3d4aa6de95323c7e3"
+        "sha256:ba5a3041849ac250d591c45495d0ce95647d27e12d22894d31eb983d9f15752e"
     ),
     "decode_fp16_d16_causal_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:a04789af6114a90b5f291db8897300ddfd3722a2c9407901cf085e41d8932637"
+        "sha256:cf2765f9b7b83b6afb0e2a1430e8f7951301e4770c1b1234b8d3d540923fb9b7"
     ),
     "decode_fp16_d16_causal_paged_kv_int8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:e2ee8ceddfea28bdb9397c66087cdfed3fb62b775caba9cee20377d69224e878"
+        "sha256:c7915fb940c9ac8b174ec2ef811b21fb8106244dd19b048e03ea720b5d5314c0"
     ),
     "decode_fp16_d16_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:e3ebe09b48abd03c1455dce149093464a99a5846de2b4431bbcfd6321a448212"
+        "sha256:1f6c86e6e033df8ebad612ce9dea3cf69b6bf95f377a71521c83dae95fb6cd92"
     ),
     "decode_fp16_d16_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:9c9d7cbc170c574650cb6a680d3bf8875628317e52c7815966baaf4cc4bea729"
+        "sha256:8e4f571b7fec5d926cab314ae79aca2d818305a5bf2dca12d3c7a001ec7d0d8e"
     ),
     "decode_fp16_d16_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:1eef918d9384fd8a9929c80dbba5ee2665be8eadf86493f4211ee5490d7322fe"
+        "sha256:d9ccf14657f2eaf904ad70b278bef35751ea04aaf874e63948ace93e771b2f4b"
     ),
     "decode_fp16_d16_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:f698969bd9095be6e247dbb8d4ec8ac48d3b090bf1ec4a62d0922b96a3cfa70b"
+        "sha256:90182df64c1b8195ab66e8158f4fab2798d5a93a8fddc71008b941b6fe5bda0d"
     ),
     "decode_fp16_d16_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:30852e72f82fe4c6e9e2a8cf3370c303e0e8c1fe3b5f20570f04d81354724236"
+        "sha256:eed0558e628dd445451dc7d3d96cf12857491adfe9ffcbae06ff5485ca3d5336"
     ),
     "decode_fp16_d16_kv_int8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:6556ba114013b6f2b08630d5989f0552d214a464c5dd8fd03163cb564fe59ca7"
+        "sha256:92a679bd8614a64d76bc02bea32df94401088245f1be6b3b1466c3f7cc7b8585"
     ),
     "decode_fp16_d16_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:d1ebf6b80184279fe04c2327c775088a8a0f17008dc06ad7bfe8e49b5075c376"
+        "sha256:54dba497c8af295222149125f214545c98533bad0772590de31bf19c33bc749e"
     ),
     "decode_fp16_d16_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:c2cd34aab31555974fb7b2fa1fdd095d90e47e456b8514dd1faa84c6502ccf3d"
+        "sha256:e732fba2befb4244ef4fcd93dac663f7385dc093daabc2d60c0e5d84692335ce"
     ),
     "decode_fp16_d16_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:33b01567c92ca2e02fdc91f7005d9f9fbf3f97e383bd011f2fc81c44d536f402"
+        "sha256:471a7c0482825e122a1856779d5edec003e19c685a3fb6f7a481f0c8ecb7bf0d"
     ),
     "decode_fp16_d16_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim_native": (
-        "sha256:ee2df2ad656dbe47dad6434fdefa6a7e866e20b94e3d695ae016db2d2c4877c8"
+        "sha256:f7d7a381dda00e6359344b2d373e7e6f046eeb6a40b1ee8d32954d440644d01c"
     ),
     "decode_fp16_d16_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:b2be75bf63a7b032dae96233d3e452b90d1b4a1e75c26884c0fac9500b35d9eb"
+        "sha256:f2f4ccb01ab4659d02b03d6f01c39079c039decb83c3552f34edda333754cd52"
     ),
     "decode_fp16_d16_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim_native": (
-        "sha256:7ba4ab719e14e9065dc88615952d05c7d7503575f5a09b41e267a70822782cc4"
+        "sha256:268cbaae4955c081bd1c8b74c25540472cab84a2a7b789c9e0842c7bbf8558fa"
     ),
     "decode_fp16_d16_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:4afebcc14db765ce7cb5211aa8ae71a0c6ed1cd48a62f6afd976cd45d7553c1a"
+        "sha256:50e8e577d5e1afe4a9e0b16e3ae77ab02141fe09212292ce76e0878470785ed5"
     ),
     "decode_fp16_d16_paged_kv_int8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:6467586ee12aeb3ba7de504a837c457d98d7740c41a5bbcf252258c20bfc324e"
+        "sha256:fc6a54cb25348a094929b67fd6aa19a1eebc038621311a3e9fbdc81374c9fba9"
     ),
     "decode_fp16_d256_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:7f93fdb676fbe3e64ba55f091859bd862d25f639258b1803adf7beb63e262eea"
+        "sha256:5885e8122abf315d6b916069f5aaff8710cc62309c3d084c9445e98ca2dbc5bd"
     ),
     "decode_fp16_d256_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:65a1e3b07d62f5b473085ac60585fbed0f2b5be1dd2132e1b2a2ab2a3f9928e1"
+        "sha256:9f729b33a6bfc48fa678ab66de32b7d01b33eb7c0bea6a852351132bfc7dfa70"
     ),
     "decode_fp16_d256_causal_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:194c0a48cc24ecb9865dffa6040039c46f292788aecbf320bc85d2c16a4b275e"
+        "sha256:537904ae8c2cea5f55b3da8a98fb6239df7f63e2af5ae2076acbd0175b878904"
     ),
     "decode_fp16_d256_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2edbf8df2fae8321eaae5053289229e51da45f5faffbbb6aff6f998efb7dd707"
+        "sha256:b4e679ac9ee386f2eb5a68dc53aee8af58edebfcf33964fdda5afbfbc6bd9483"
     ),
     "decode_fp16_d256_causal_kv_fp8_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f047c30e92fcaa8f470a2668b414a66d95e6d9fde08a5280a754cd75ab836ee6"
+        "sha256:023e253296f2393e075e3cf9ac7101674aec40c25159b5e946ef08f17efa7247"
     ),
     "decode_fp16_d256_causal_kv_fp8_br16_bc32_w4_s2_fa2_pointer_any_dim_native": (
-        "sha256:21a548747016ddd7e5deb48def5b262becea5ce230888299fbaeb45dd822d5ff"
+        "sha256:a199f222d66f2e65365daf1c9dbde4001b81958a9a47d58c433d464c0630ff4d"
     ),
     "decode_fp16_d256_causal_kv_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:70c7988bb1a1125712f6ab4ca662657358006e3cd17c7f5da9f99d75ede9166e"
+        "sha256:dcf2f1cd50d15fcb7a6088186d9b6a87cd8ce6d86f96844eb6962323da5f7326"
     ),
     "decode_fp16_d256_causal_kv_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim_native": (
-        "sha256:17cb51f776ea2bb691dd0ce5d7e4ef051d57bdb6494ca69f1b5e117c2c893a21"
+        "sha256:9698fbe784ccd4888a19e80f425d2530c60161dc2799cade4b872d2a6b80233c"
     ),
     "decode_fp16_d256_causal_kv_int8_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f2c76af924f2fc9c287d6e77487a6d5a7b29d5009cc32d1778460ce24a88ad69"
+        "sha256:6e49f5a6fbb4c54ba671c3149e2471efbde6d2e74d753e2867a61b814ba7f5c7"
     ),
     "decode_fp16_d256_causal_kv_int8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0a2c43b54dd93c6ac8e6819673e81751ec3bf4e2db0a716b3e8c3990f6b0184d"
+        "sha256:17b6a8c6999e9c545b1fa667a5fa81e3e23a90d1dc2f60eb030eaa21832db76a"
     ),
     "decode_fp16_d256_causal_paged_br16_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:8f4e74a10bae61c98052347c0452314d7390a8e3656b2cba3352f6e36c8f2497"
+        "sha256:1f3ba75c0164dfca835bf8792ca8ed90e7852aacab67ebf1afe07fdd88bc8e1f"
     ),
     "decode_fp16_d256_causal_paged_br64_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:01149117d8d767bfc4d90b61e3114df9291d96ccdbd46624e67de0dd1d61c333"
+        "sha256:c99def555b733a3e6be2af1e0446cacd8cd2300a3e1ecbd78d4227c71b983c50"
     ),
     "decode_fp16_d256_causal_paged_kv_fp8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:bb66c84ecd3d39e622b68972fc26732fd05e93418251110ad16468e4175cae87"
+        "sha256:2a55db21b5e632165475ce68e58c167ddeb62136af58c462390e2fdee3170c6f"
     ),
     "decode_fp16_d256_causal_paged_kv_fp8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:014a4c0b3f8ff5031964cfa71dcb0dfc6613b58c6df88a9674848778c3df0f9b"
+        "sha256:194eff41d13084e866cda570b8faaa1db7e3978dce31840e588dae3dc5c678cc"
     ),
     "decode_fp16_d256_causal_paged_kv_fp8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:1aea028e6bf3cf43487d0c4facdfc2577c0b4cc34f932a224e1b202bb37cce59"
+        "sha256:37e07b602fe90882032d0883a843cd5971ad2fe4a67a9200a3f16ad0c2ee5e8a"
     ),
     "decode_fp16_d256_causal_paged_kv_fp8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:c7b13510bd075ed9b6fd9cb534ad190846f5d4b01815b0e7e4e8cd31f7f0317c"
+        "sha256:8a9b6d3285f7a56ebab0a6b7c3e5b7c4ae9911e5dc4b0fc27258fb14fcb542ae"
     ),
     "decode_fp16_d256_causal_paged_kv_int8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:7720cab60c250d5e9ef60acabede4abc31a3da0a663c8a262e1d22cf9fae09b1"
+        "sha256:c7c01c098d198386162eb796990cdbad7f69d88ae7e8861fa871e796b2edbe2f"
     ),
     "decode_fp16_d256_causal_paged_kv_int8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:872e86a3dae1e8c37aebb6c7bb0f88914ee33af385876ba48769ffe35badfa60"
+        "sha256:f7c3503ae675ae50be86cc784c071749a758d82d1fde075bdc48266b0f57a84f"
     ),
     "decode_fp16_d256_kv_fp8_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ed4ad9b69963814f026ee458662ba6a12036a28d0a4a5f34613d853ef1ea01e6"
+        "sha256:87f686eb39f8195f3dcad0569c6c13e5d5391b700aaa992e8ff788261d20bf03"
     ),
     "decode_fp16_d256_kv_fp8_br16_bc32_w4_s2_fa2_pointer_any_dim_native": (
-        "sha256:3b3db660838654058d99fbb279fa9a047a68479c56e9d17c4339f10dd2ee0bfd"
+        "sha256:01392458b533c8af8d0f7c0e9946057bc63ef1db2585d126970265346a4d1918"
     ),
     "decode_fp16_d256_kv_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9d400a85cd78dee809999a955c7af32973f0efbaa96a5d8fc696a2a7b61c9fd3"
+        "sha256:81c2fdcd8831456e3bb55e57041a7a8861753786bea3485b1c5c8d43f36307ea"
     ),
     "decode_fp16_d256_kv_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim_native": (
-        "sha256:8ba3040dcc7e38e57ad7bcef5ccb3157645848a9463af4f3b6fbd04f127ce3b6"
+        "sha256:e751075539c46ab028f078778d04044c7db1b93ed8e93ac6eb379ce71d7bead9"
     ),
     "decode_fp16_d256_kv_int8_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:7d23d72eeee3a4f52fc24ec90b2641b7796bd16eb9c93940ac2fb976e0f042fa"
+        "sha256:8ead5eb07d66c961dba9c6754d23a2a4980b2338931198431a37f36e63a477dc"
     ),
     "decode_fp16_d256_kv_int8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3da2be74b33877c20be697633a9e733997ef9d5a92a887a726900ebb25c4c839"
+        "sha256:00c04500cdb0ef1f0415564d1c3a2cadabe8447045e55efa08d1606519389460"
     ),
     "decode_fp16_d256_paged_br16_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:8e41b9787da807e19b0e9b8a903080b0693ba8eccd563826d702c88374531db5"
+        "sha256:6e9e1be49071490722ba5933f432025badfc2caccce5343354edb1ea163b9616"
     ),
     "decode_fp16_d256_paged_br64_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:adeafdc60246279c2e6481bb68626b6d814d3e8c20486a2b1ac39ce89a22d83e"
+        "sha256:7ab32b9607e3405e74b9867fbd27940f3500ec9e8e277138d313c63e7924e52f"
     ),
     "decode_fp16_d256_paged_kv_fp8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:81df1f790ce9a967bfbe8fd6d5af53e7ec173bcea27694df026f60eda1ca1c82"
+        "sha256:d3a7966edd97f6f9affb2fc58c3ba187d82f12dad06749e8e29a1ff6f1502876"
     ),
     "decode_fp16_d256_paged_kv_fp8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:40c06365a61c4b8ae6eb4c16667174b4facb4008ce9816d8057ffd5b8173d858"
+        "sha256:2e2fe1e8db8056472f2f2b9da44436ad03d988c35433dbbc86f8b968cc2ed3ec"
     ),
     "decode_fp16_d256_paged_kv_fp8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:1a18e0327a9bbc029f48121c4f8b67cb258632d6b945ca0c73da299fc96b3857"
+        "sha256:fc68e25f3f3cd4fadbd8ababeea36758148efa02d285c14e7cceeb6cd30818ac"
     ),
     "decode_fp16_d256_paged_kv_fp8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:9c856763df5ebc738324dd60da1ae7f478427ed87bf33e64bcb648302362045d"
+        "sha256:39fdfddb8048e84c21bc7937bf7d99cb276f85101c6c77110141d096c0c7ca97"
     ),
     "decode_fp16_d256_paged_kv_int8_page_scales_br16_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:7d98827c3212884f1be5b11383e389970ae135b6072a425838f13f00f13b9794"
+        "sha256:7129f3f5830f74a69be049e22457535f048ada257938c3f0a13da4e2d923377d"
     ),
     "decode_fp16_d256_paged_kv_int8_page_scales_br64_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:7aee36ea2bed9528986c331e4e2ffdf5263826346bfe9b3b09cba80c95d974c2"
+        "sha256:50f6cf36f5c7c5ff3bd0076b5bed9cd3d01e5a1d660b1190b52daeeda991f400"
     ),
     "decode_fp16_d32_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:a2392235526e6ac278868fb4d8dd1861bd1483aced55edc85ef7472e9d23adba"
+        "sha256:c2a816795bbe073b84a05e0a7eba927e63e4321608717843755e714da2dae439"
     ),
     "decode_fp16_d32_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:b56913c7fd082d00e536099d901a2e0d13b51a46dca6640b2113ae72b45ebeef"
+        "sha256:d19464fed7cd7f059b94ed7c697fe14e2e1341cb3c8d2967f12b9acb414539f1"
     ),
     "decode_fp16_d32_causal_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:41ca20ad2f9dd31efa04da5ae85ecb5283df11e25ac5717d145118e24b143b21"
+        "sha256:6be8a4b3cbb1f33dbf187b555001687bbb8f1c636e99962a0f776e86a73889cf"
     ),
     "decode_fp16_d32_causal_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:cfd5aa6170931c5d2b6b068b44232c1b17f52e3367ce4045a977a8696ee59709"
+        "sha256:87b3bb7e58fa6a423f6139f6d0734cfc95185d606912a0a869c9b4383d56b147"
     ),
     "decode_fp16_d32_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:ae490d3ba1f190802d8ef40a4c42407b1e39334e219c6548b74852e9e9b355c4"
+        "sha256:a44b1cfe3aed3cb98ba5186d39105d1d612362f98042688f614c33aaa9581cd9"
     ),
     "decode_fp16_d32_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:d6f5a083c25742d6ae72c7b02c0f3277d70e12c4ac32424e5fcc8b3d07b59e93"
+        "sha256:e48c31a108a4f4d5cd6f6d8978a9c92fe11fc96fcb156ba8106a5d44e4d10042"
     ),
     "decode_fp16_d32_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:a33c239c268ab173b542e8d881fd173fdfeec6f3a06b5f30c5120cc0650b29e1"
+        "sha256:3dc9d514cc7f87f3071a2d4ecc0b186dd31d84802d20c5f6335accdb932017e9"
     ),
     "decode_fp16_d32_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:6c7ca51e62007a3cfec4b00b961090b948c119e8445948d46707f5be5a9f958d"
+        "sha256:0e3100828ccf7fbdf57e437bdb3affecbcb0552f7b90e9aaad28d9f34df0925a"
     ),
     "decode_fp16_d32_causal_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:53340f4653b3a9364bd16e873b62294097e2e94c7bfe4db8081e764330247c9e"
+        "sha256:7cdde465170b9ce18d80f04557e004ec1dee6d60daeb89c8a2db6a65644bce50"
     ),
     "decode_fp16_d32_causal_kv_int8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:32806b5977ea40e90d31235873fb7e702af0306a73a134988973c78361510e3a"
+        "sha256:03677d44cc6bb4831b22aa0780869dd9c93a57c4c9ebfb42c1cb4120d302bc2b"
     ),
     "decode_fp16_d32_causal_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:2287b811314ec1f1ca5f3c39e35c0a63a6ed1a919e5fe5d1c9464c3787c595de"
+        "sha256:17ddf5af090231985c438e3194c660b803c168e3510bc39740f00c5fa0add0cc"
     ),
     "decode_fp16_d32_causal_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:299dac3b4c7af9fd27e001f64befa781583232578d5e8f2d5d2d830e69b0a723"
+        "sha256:48b6ab1e38b6338d1273575eaf5b92c651d5b28983e9873f53b911b323e34ccb"
     ),
     "decode_fp16_d32_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:063879157e79261220598538b474b6809cc92caa28d58fdde169b16f28612f21"
+        "sha256:b12c9b08a478d625e303549243d67d7f75f0317818c9d353e785a94a25d10886"
     ),
     "decode_fp16_d32_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim_native": (
-        "sha256:ed84cb21a5cc61e358d8ea100983d2336218acc3033d3ef5f25e306f699baa93"
+        "sha256:b3228bc5a7bc15284d9510a4b313d0d498aa73d256ff7748916c3905f0d830c4"
     ),
     "decode_fp16_d32_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:1b1b149021db4fcbc53ff57f629c3884c2578cccebcd892ce9762a3253b18adb"
+        "sha256:a93fadeda7e5c0e4d11e5532874237627504116cd53c079636c3a75eedea2701"
     ),
     "decode_fp16_d32_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim_native": (
-        "sha256:4094a914e6f4a598f580b6bd4b183a38587e236b9d5c4d90fd5adc8f8b383c46"
+        "sha256:ce0c7af53bef0f505a62444f5367097a2f60bdb37057467d02616efd03f8222b"
     ),
     "decode_fp16_d32_causal_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:c2d085bc8dc5a77ecf80f06d3c9d5f050959fcdeee6d6389b6ef624eb2c6afd4"
+        "sha256:1c16b1581e2754b28d98807072ec196a56f9b152e572d2932f3a05f944e73c8f"
     ),
     "decode_fp16_d32_causal_paged_kv_int8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:ae569d232fd43f7753ea08399983d208b563de8fc3ab0165457ef95036fb85bd"
+        "sha256:90a2d4ccb1069a7d084c876a159be30ad830874326e8ef39dd1573b67f11872e"
     ),
     "decode_fp16_d32_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:e3a2ba2d93f24c17a0ecec18d8e5e03e7864252353961358ff5096c0427637b0"
+        "sha256:752f1dd762a35044634b78fdee78ae92a6768365488d49188c78699e5b2849f9"
     ),
     "decode_fp16_d32_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:d70d217c691f59da7378056f5c1ff1b77844a2696401b60e0446388c0c8a149d"
+        "sha256:355a060b5b84ed3d099e92aacea45b65ba0962e6ffa21eb667b8a3d51fb8cbb3"
     ),
     "decode_fp16_d32_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:8460601bfe286094155ed15a4a57cec87cf05b7c83accb055b5904f7907bfad4"
+        "sha256:ccb40559dbe66489b6adcbdfeb55fab242a08eb5293795537a1248727faa3015"
     ),
     "decode_fp16_d32_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:99801bfdc797aecbaba3098f827d33465e3b49f7cbdce4b5f06c71e814e1419c"
+        "sha256:f2ba7e5041b2ad4a1aea494c2de3fb59f296cf4ffbc97cad0bb2018c167a9a31"
     ),
     "decode_fp16_d32_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:bc8b7f766b3163954d54db6aa5f635c3f191c5f2358a3193fe6807cd76ae37f2"
+        "sha256:b459a711cde03b9916d8e77a0cca670f60a1cf1cfa3c3deec01ba3dafb1c03c2"
     ),
     "decode_fp16_d32_kv_int8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:96d892d08282b4a8658c9e88ebb00443fef18397b7624a44ef2b27f4d230013c"
+        "sha256:6b249cbe426a249e18544907283c762842625b9e2d006b189b0dbbbab05cc389"
     ),
     "decode_fp16_d32_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:ff71b9a8a41f7fbf0c3ea9fb0da3182e3c3cc70f5f5e7358a7daf7cb1026198f"
+        "sha256:b5017c0d2b3193afba62f369a3fa772d5ed4fa92a7ad0b82a3712a95554afa21"
     ),
     "decode_fp16_d32_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:8e045e3d926d4ad51f2578896e7140fb366d3361ff97650fbca8c60766923450"
+        "sha256:0b719ed5472a6453567b5a7e6b55fa27cbfa07ebf1eaaf7a79e472731c3832b0"
     ),
     "decode_fp16_d32_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:8286c74402c92643b485ca6f2d57a893c294e2f95b7b0d7b23236d16c444f046"
+        "sha256:d26ee14e23e8f38b758b0e00355b47b6145be6f8c27251a1db2718f0ced556c7"
     ),
     "decode_fp16_d32_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim_native": (
-        "sha256:fff6a46ef14aba9aa256aac7b2be7653dd2175641e3358376f29eaede297fee0"
+        "sha256:c2361dd67fff2595ac2f5ae0c70b90ca3ac7bd530b06f7884bdba22ecf491993"
     ),
     "decode_fp16_d32_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:23cb20800726dc11af973b9368f6f9cb7304adcc98e1a61a5ad8cb44bf50894c"
+        "sha256:ea35d58741a06314abf4b25c58cffba1632720462f60af15817dd3efdeba14ed"
     ),
     "decode_fp16_d32_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim_native": (
-        "sha256:d589e5a643c8330d0f4b66d27833607e60f31c31907572c0e4d04c14e1a85f19"
+        "sha256:000c455412cdefec34b7c48e0f1871651d8883f04643088183e8b47f02886d5f"
     ),
     "decode_fp16_d32_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:5f5e19dbc71e12ddd3c1e9b88a09ddbecf62f5e51059f897bdb99f658cb48ec4"
+        "sha256:0924d11d9f55474d1afb3fd8747ce7a516dccc8901a051d5c6e7346d3d98fa52"
     ),
     "decode_fp16_d32_paged_kv_int8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:18c6a6e4fede5d5f86c9113450604e2b5f65e8babaa2482d0066163356899265"
+        "sha256:58f9d29c8f596ea9476fc5efba84020b4c8037e061831208afcb5df74a3c9336"
     ),
     "decode_fp16_d512_br16_bc32_w8_s2_fa2_pointer_any_dim_v2": (
-        "sha256:957af6c43e4752b5b54efdd186ec90ae823d925982482fd66559b3275f34dace"
+        "sha256:77763a364428d1252c52e13e04d498bf6d570acd2001bbfe9a729eb4b94f49ce"
     ),
     "decode_fp16_d512_br64_bc32_w8_s2_fa2_pointer_any_dim_v2": (
-        "sha256:22a0f8295ce128da95713650296105264469f06ab384ac7325e3f27e2fe15dbd"
+        "sha256:b73c224ccff75c406e5d0fbcbf3a86487bd52d4a4f45d5bb34851c5f2cce3e0c"
     ),
     "decode_fp16_d512_causal_br16_bc32_w8_s2_fa2_pointer_any_dim_v2": (
-        "sha256:7310590020984fa7b0f52ab880c4d6888d274f1f45c54e3975987a522726c42b"
+        "sha256:be77b350a0b848034c126bd943c8ce152c40c7fbbf2b44471409965d0d3c09e9"
     ),
     "decode_fp16_d512_causal_br64_bc32_w8_s2_fa2_pointer_any_dim_v2": (
-        "sha256:db933897a58c61434b197396d19e3c2a21c04f5db222d50f97f29bc2823c252b"
+        "sha256:fc91d7214d8b0d6b617d73a5ea5624dd25aa09220e03863e02e75c7a3deb9af1"
     ),
     "decode_fp16_d512_causal_paged_br16_bc32_w8_s3_fa2_pointer_any_dim_v2": (
-        "sha256:3b9ab6f769e21841e66c167b1de818108e4a17a73e1f2ac4646a2f98dab53282"
+        "sha256:674f795cc6a66048a9db2830c12139f22faefddf1010fcbbc83915362d890fa6"
     ),
     "decode_fp16_d512_causal_paged_br64_bc32_w8_s3_fa2_pointer_any_dim_v2": (
-        "sha256:2990d708ee0c185360b55787dd8edf7e3a788d57d528c6117f34d70e3765a684"
+        "sha256:2bf064b944bba8153cd7c0a6870c62179738ce8e3fc8aa5cbe760e11f57bc718"
     ),
     "decode_fp16_d512_paged_br16_bc32_w8_s3_fa2_pointer_any_dim_v2": (
-        "sha256:c56a11173f9b6971cadd2c60a741ca7c69be9cb85bdee7d0005de53e22c342db"
+        "sha256:449e34a2406449d02b0f4452939764d5b3f3a0f7e12418e700dfa2c96a3cb638"
     ),
     "decode_fp16_d512_paged_br64_bc32_w8_s3_fa2_pointer_any_dim_v2": (
-        "sha256:438f9bf01c0350d3342b83e89fc25deace3d6495d7dcd8a26db6f85c60c675d8"
+        "sha256:9c5cc915be1c788f1fd4f5e503cf32bd152777a06a3b36a8159bce741b44f5f5"
     ),
     "decode_fp16_d64_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:6c1da422dc6517ba11376404b30d70234c4ea053a15da3f72fe917f5be15dce4"
+        "sha256:3a8a3e7ca651ba3fd89134a92bcea7ef30d8ed4a804afdbeaa0a510500c630fa"
     ),
     "decode_fp16_d64_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:dbf42e73f57ddd956d25798839b70bb26f63e79dcf4264e08a64bec115343e15"
+        "sha256:d8949cb3c77ca66ecb286e8bd2cff47337996590a2fe712383cdeaeb1af50578"
     ),
     "decode_fp16_d64_causal_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:9e649d0671a2d1588b92d182cf374ed6efae528d83732d14aeb5a9d25bbbef45"
+        "sha256:c3635c830548b07adbff5e08f1682e1aecc697beb8a9f9a282a2cdc4e87f4188"
     ),
     "decode_fp16_d64_causal_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:b7d406c69e25bfab87686260b81cfba95d7845b52eba64cff601d9ba738d9045"
+        "sha256:33d347b4bfd011d2205e13ee9bf4c63592e92eec4d3904df969774b54d3f85c1"
     ),
     "decode_fp16_d64_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:b6e572de8cc49fbf03a315754365ea73635ccc22ed9049c20462f82078ee3cd7"
+        "sha256:0ffe491e12d166c0eab56f82e46f408c84a83f8225240485a152aced8914c325"
     ),
     "decode_fp16_d64_causal_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:d1211e4e314661871a377d35f3e9813310fd4689f65cba7e825e56ed76114413"
+        "sha256:f358296ba8aca30d238cd94497c7ce0492443bd17df117a3ae2963bceaf9bf98"
     ),
     "decode_fp16_d64_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:58fc04201833d16a5e992f2ba975cd60bd49ba518fc1865a6dc5e5538c5b9dcc"
+        "sha256:c30fec1af300ef3b5b0ba81623f5c9f6757c4126bd9ba37a0ab3c8d2b5d50786"
     ),
     "decode_fp16_d64_causal_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:c1833da7133a5409c35329c5c2f65f4be6adeb6a4eeb76583996092e676a4957"
+        "sha256:5bb4ccb11d4915243b0e5d28cf123205c391fcea318bfba696229fcef6a0f198"
     ),
     "decode_fp16_d64_causal_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:b6ddcf2afbdce8b2181f5bc6c779c7a16a201b94cd3a9786ede18b6aaac549b9"
+        "sha256:eb2251329c7981b3059bda7842a697f7c04c99c9d31195e8483107df8179df76"
     ),
     "decode_fp16_d64_causal_kv_int8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:6690deb75331fed7effa684ce44f5897f68c70d13af2689b5bf5ce1a1ea096a9"
+        "sha256:656a40d3ab7654265efec29f5da86c822206c5a4db4d8bb024133e79ba11e52d"
     ),
     "decode_fp16_d64_causal_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:15d1888a9d567266b363f0c7eadd44cd26171e8f5088f80243b0b066da607bd7"
+        "sha256:0c1d30cce9eee110998e3bb9548399c2a81b09490f76c1e67d1ba2ee8e5dae79"
     ),
     "decode_fp16_d64_causal_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:9572a3ecdfd9e39932c8f5a1298f860557bb456cd36f6765c0391fe1990e55c0"
+        "sha256:cab6ab70331fcf7f66d8320c4fe9f0baea5e03cd347962a7f6c0192979f0e8ce"
     ),
     "decode_fp16_d64_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:8b622286f6147be6f868e712b389b07bd4b799a3d1eceb827acec3eb328d8519"
+        "sha256:e1fb06899c47ec9cd903960f9fe640d17f638fb6fc54bf1af30db8ac41ba17cf"
     ),
     "decode_fp16_d64_causal_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim_native": (
-        "sha256:5cf7936155a230df077a37ce9bd49af3c409e3cf5639972e2fb001e618f072e9"
+        "sha256:b32c07a874ef33ee692513d3c05d222833bb8496a6d4a59b0586cec83f409dc2"
     ),
     "decode_fp16_d64_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:94c229f17f57070d817ba98e63405c9ba5bfe1f072450c7fe45fc0b14aae03d3"
+        "sha256:5c7706f74669b0b849027fb173c0d489163ee1c714882c361e6182ebda401bb7"
     ),
     "decode_fp16_d64_causal_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim_native": (
-        "sha256:c27746420ad27992218eaba3ebc93748a3480963a0181a87da8cfbccee65bea6"
+        "sha256:5821e8822698b52e3158eb6384a27a79ab54808e29892eff10ea928dcfda3ede"
     ),
     "decode_fp16_d64_causal_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:6b329241eb5d907f05e4da730e5d5b226cc716271836c1bee7108868b19786d2"
+        "sha256:5c7b0dc7f0f7d68374a05cf5409af3e573ebe45ce3f643b43883ecf1d48dac49"
     ),
     "decode_fp16_d64_causal_paged_kv_int8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:728a2d8eccd217f9dc961fcb3c9d82845ba9fe3e7b823acd9d96d22cea56886c"
+        "sha256:1c8e6c8e08e85d5aca290b5cae217e80d725ada7ac14af90e9b8e0e2a0be8884"
     ),
     "decode_fp16_d64_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:0fd4fedd95fddc6c4c187938593143e2765a67639b4d4336ec9f4954e59f8a3f"
+        "sha256:7de95c3763d7746c1ce05cb80c8a56999393b5915d435f47fa1e8715f89fe23c"
     ),
     "decode_fp16_d64_kv_fp8_br16_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:2eb06ea1f5f31c8919b934bd4a8e090ea217e801b7cf1e7bcef3afff3483450e"
+        "sha256:21ef3df5ecc9459f8b8c16ac28ec384f5f802f8ce1c3c33be41046c746514086"
     ),
     "decode_fp16_d64_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:a4ebe38087ee3c3e8db50d9949f11b3338f15ea8319d519f9a832b1e17f09df5"
+        "sha256:9bfab058b4e575ff27874d550911f9ce1cb760965835cab72d45794691a5fe63"
     ),
     "decode_fp16_d64_kv_fp8_br64_bc64_w4_s3_fa2_pointer_any_dim_native": (
-        "sha256:883962f92967784cff77c01191f93a0cb61862f70c7756360c2998c937b28ca7"
+        "sha256:4ebff558091088d976f513b229b57c8ff77e0aa726461411bc1c32a138f9e278"
     ),
     "decode_fp16_d64_kv_int8_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:82dafb52d10a908007cf9b557be508b6c8e567fcba884051064ea2f5ea819c02"
+        "sha256:f99d02d43738b52af7d54a53e77e3eda830c22e48c7ead1f0805c0789ed26f04"
     ),
     "decode_fp16_d64_kv_int8_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:05f853aa2012faf6186296d65064cca615a472694abee3eb705c948eed37ba81"
+        "sha256:51f0857f1829b72544a66fb46531683861587d05c94c6b59aa78b50e3ede7d51"
     ),
     "decode_fp16_d64_paged_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:645807fcce1164c00f004488450d008d52a5b9add99a8fbbab5985d96e1e75ab"
+        "sha256:f583ebe1593c4f8f1f7f0e868f7eaaf462a34e2669ebd69467439bb4e3fb4461"
     ),
     "decode_fp16_d64_paged_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:6e998af5418ad29055e9c57f66a934edef97c00d3c057a91dcb460841e987d3a"
+        "sha256:e443a8d2c096e6fdf7c732a0d74fafae5f10681551acf319d3c07f0b89651ca0"
     ),
     "decode_fp16_d64_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:63bec0afd5493b16751bd5713f856073c32613a0efdd0912329eb7e294565a4f"
+        "sha256:0f39a27c3c59819158abbdc7cd872e8187f35c40c8ffe56d3211238f0afdfa18"
     ),
     "decode_fp16_d64_paged_kv_fp8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim_native": (
-        "sha256:5da88205328921513904c925fedd74423e9716081cd7f4edf1b2247ef53d5c68"
+        "sha256:eaf1bf8d07592f2436a079dfcbcfef68793def1e4d85a233b57100a96537e78a"
     ),
     "decode_fp16_d64_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:430ce825fc4c815053697252dbe6bbde5625f71153db7c8e466138794ce7a1cc"
+        "sha256:446cde07169eb973f325648c7026b33a5bef2d1797b74ca25011bd32a974ed72"
     ),
     "decode_fp16_d64_paged_kv_fp8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim_native": (
-        "sha256:f347a1bd7cb44a52b77493735239f081e64e3c1d99dd7c483347d37c81aa78a9"
+        "sha256:5abe09de829d9287a6b0c93acdde2f08fde6a605a922c1fdd9b0d5e3ed15bce5"
     ),
     "decode_fp16_d64_paged_kv_int8_page_scales_br16_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:ec817a32f075fbe8cf85f7b665bb22824a8da572565f121092bf885c7d1b967c"
+        "sha256:8adc94a9ffc6ead179070bead0f0ce59d758798f31825e9111ee01414829b60d"
     ),
     "decode_fp16_d64_paged_kv_int8_page_scales_br64_bc64_w4_s4_fa2_pointer_any_dim": (
-        "sha256:f656cfcad7e913c80d970213e6f8ac15c1112e4ff8bbe068922371f47bd10fd5"
+        "sha256:c42f35409f2e223ec993cfdfaa04308f5c04cdfac125a333651aecb7d87e8f1a"
     ),
     "decode_fp32_d128_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d610241d1e38757b5422fed747ecb0b2eefb4003225df5371c8a57fb165b18ec"
+        "sha256:a8806763a413285aa6e17c407054f86f9e0c73a53faa414aa541fba5cab6a550"
     ),
     "decode_fp32_d128_br64_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:aa7e8dfd71078025fc893af14c3bdb1e9091e99806be4648c8dd8e9dd35b3e8e"
+        "sha256:834239b3bea5631c3bd815266854ad4c699254265aebc97baa5ea948801ebb5f"
     ),
     "decode_fp32_d128_causal_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ab8736978c989f344a241cd97bd89234c59675247b9362f26cd20fcc160c661c"
+        "sha256:4dad5fcdd8a7fbff6434066965d5800f43da00b220a1b0968d510dc792cb17da"
     ),
     "decode_fp32_d128_causal_br64_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e0ddbfccea4ee102b2b838829698f6527d71cca3c744cb14a4b386f51393df4d"
+        "sha256:d62ab6309b6bba160e8e5c96c31cbe9488c5278ed5cb80f7b0bf4443996a0e87"
     ),
     "decode_fp32_d128_causal_paged_br16_bc16_w4_s3_fa2_pointer_any_dim": (
-        "sha256:548a1b5187d4f8f79f4e3dbe3621b4adc8b48708f72eab47eb0fbf6bf4e9ab91"
+        "sha256:f37f50b0362566fa13b758bcce60dff1340a7105a48a02d6a6c52efd0bdcb025"
     ),
     "decode_fp32_d128_causal_paged_br64_bc16_w4_s3_fa2_pointer_any_dim": (
-        "sha256:44423e09cc23061e2a5d3f8e8b9ca9a20809d40fa423c3f72bb73d68b951cc0f"
+        "sha256:42f51590c05ceecbd8a77514953a3d76126e2282215524f022e26fe13006a84e"
     ),
     "decode_fp32_d128_paged_br16_bc16_w4_s3_fa2_pointer_any_dim": (
-        "sha256:87977e9407f604df2a56dc97e73f2f410b930b0cfa211d47cf7e4d12714547fd"
+        "sha256:d96e023cd811eee2b12c5ce3319165bc49b9b603d16e86646a0ad73aaefca62e"
     ),
     "decode_fp32_d128_paged_br64_bc16_w4_s3_fa2_pointer_any_dim": (
-        "sha256:20344ffe58230185f6df3e00fe1b86d66981fc854e8871a24ae97201fcf37bbc"
+        "sha256:eb248d4c8e0b400a3b852739280d3f18e8fd44fb667132a40046f51ff0b4541e"
     ),
     "decode_fp32_d16_br16_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9a03b20b962e7b1a70fc0595539a556d67ced7e110a71c2c071f0c064a9862bf"
+        "sha256:ad3e3b25df9c3f524a2a4e82fb416cc4a1446d7001b273100dcf25c2b8c549e9"
     ),
     "decode_fp32_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4e231e0a78ae79c8bcee2a8d2c758b26b22495d69942305dbc2485bb9bf5d144"
+        "sha256:872fa2a249d1ef53eb42f55e3f03bdd4679afec36ea5abcd29402a00198d0476"
     ),
     "decode_fp32_d16_causal_br16_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:49d997e5f06b4a6e6af0d2298f86c8ba32bcecca5f309e380588180767975edb"
+        "sha256:c07f1a52cf8b2a6b367b86296123fc74b1f0e16fb18b2429b0722bac6fd65997"
     ),
     "decode_fp32_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c122eee1e67524b52638c491d4dfe935f1e921bf0d7020565a52e9e72ea9654f"
+        "sha256:4975f3bf86f2a2ff007108cc9ec7f569c8239288b64fad782378956709e4d9fc"
     ),
     "decode_fp32_d16_causal_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:22c04efb532aa77c5fbc3b81f9410d2fb10796733515e380df1a79894e775266"
+        "sha256:99160d4aed60164f55451eeb7af9fcd61390abf246f1f38b3288866555dd32fa"
     ),
     "decode_fp32_d16_causal_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:6041a0c3c0ae973eac4c34d103ce1610f46086d5b5106f577b69458974c1388c"
+        "sha256:0c9f45a46c5896354a9165d6225b9c3035bd3de7fd4ac723d6debc285c5d1cba"
     ),
     "decode_fp32_d16_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:35a6586b4353ce91a72c18883bc843c7b6c83e3e8d5092adb591f1cfee50a6df"
+        "sha256:16be554d0f45ee38089e7caeeac3dff388508589696a229ef59f1ff85c602138"
     ),
     "decode_fp32_d16_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:75dc1af148e7615534307cc2da3968ccff88c494706bb1e4e7b376dfa3ae2d6b"
+        "sha256:db6378d8098ba159826534751c202c36c598aed3596611a7fb209b1709d876eb"
     ),
     "decode_fp32_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:ef61e53d7b57ebe1500e2c4a9739ea76cb92fdc97e5f8a98120260f3143e4477"
+        "sha256:a2b4ec5c73602fac11b24847e5e1d51f3ca8d5a1cdf96b5e50817bdcbfad2de4"
     ),
     "decode_fp32_d256_br64_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:f833b7a101ecc01c754c88f849f074094e7a3cfaeea64e65acd0e79083bede61"
+        "sha256:1ed7faced31dcb2681a9ea113fc1ce43cc3b85b23c30a39ea8a9b84574d1834e"
     ),
     "decode_fp32_d256_causal_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:b86bdaebb3df6a564d4817337d7346ac302d7a7a1f717cc80c950ab36edbc679"
+        "sha256:bb57323e2037d11150efec43425dbb202c0f26c247262b2706ebace9f8d69f09"
     ),
     "decode_fp32_d256_causal_br64_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:848e3554ebf2ad9ef2f8680ef6c3290e9736d7e5971a566f70b3a5d3993e19e5"
+        "sha256:0178dbed7de20a07502ed2cf3832b4a39ee6ef4e004439a7d57fda041779642d"
     ),
     "decode_fp32_d256_causal_paged_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b0ffa8d5ac6a93a0fc6eb69af8a8ae8ed304994ade6108494fc9cc3b37a4a02a"
+        "sha256:d7075f543d97c601bf91bfddc857421d486bee97a24f52e2ecc822570ea69253"
     ),
     "decode_fp32_d256_causal_paged_br64_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:7b2e771af66408893bbaf70e40c04971074f332979c260cfebe201481f56c00b"
+        "sha256:b5b6198cb59d9b63b04ccbbba9e8d891fe5caed427354926b518f5a04846e756"
     ),
     "decode_fp32_d256_paged_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:13d3731ac65a8f056c8a4a00236093b30cda5d0ee7b11215baa3a43b3e75f810"
+        "sha256:18839ad45278eabc240aef9c9547f791f6c9857e02e696a56b501199cf64048c"
     ),
     "decode_fp32_d256_paged_br64_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:25690aa14e2c15f5e73bae4989e401925522b7c82768f32bfd2b6df36bb83c54"
+        "sha256:b3d47a804b6a1a2ee0e83317861d84c67f6ac31e029d6425f6db25cd522f37f6"
     ),
     "decode_fp32_d32_br16_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:72461985d49fdf6f2ca0c03004830b426f53b013ed6282148ff4fb12fb648530"
+        "sha256:1ae483253495a65db81453c71140e94d37017ffb54423583b0bee87d923ab40b"
     ),
     "decode_fp32_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:83fe9c142b6c8010083f92ebe39b31ab5b52bd862f9bc996ed1caf29cda0af62"
+        "sha256:c5edc3b9367a3b7f0727e704ccaab730208e692f8a4a49b7906a8ad099f8ab50"
     ),
     "decode_fp32_d32_causal_br16_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5705d54a64f19ca4cab915ab81aaa269a7d1e85317ebd45d0b0880acef8adadd"
+        "sha256:f7c72e5fe6473d60c4dfbfed189b45ca887281139d3828f571b2046b4f97aecb"
     ),
     "decode_fp32_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4ccb4650db68bee9c452ed404de5a28b4bdda0db7b7bde5a5c6a2c1031261b15"
+        "sha256:7f57825713d85dbb45a830ef5afd757eb87ce4647bcddc6103314d2a638c7f3b"
     ),
     "decode_fp32_d32_causal_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:8184ef206c474cc6d8b40bc502025b91b0033eea228e8fb682febcdcbba6892c"
+        "sha256:5270c84c6cb4bf83132aaddab1f1572f714563a6d182089153c2ff32b0b90aef"
     ),
     "decode_fp32_d32_causal_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:1d2a70f644f1fbff7cc73e79648f5d064fb6adf33e89131ff213a9d92f0f7afd"
+        "sha256:9a25b8b643571a79899dc67552b5fdfe875bcba2fd517848e5ac7891583391ca"
     ),
     "decode_fp32_d32_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:84e55ef4833fd07dc9da386e753801d8ae79e1b22296d0afae294525bfe1c5ec"
+        "sha256:3558515675d101dd13f5bdef79621cde0549854cd327bdf07bdc248d690eedd2"
     ),
     "decode_fp32_d32_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:3cca40ef72de4bdca61416b1687fff517312070fbf5b3769472a11f66bd02a04"
+        "sha256:2c5c8e798738f7ccf3199ccddbf689cdf50e5e9c0d664ccac65a4f2b4c3eb4e6"
     ),
     "decode_fp32_d512_br16_bc16_w4_s1_fa2_pointer_any_dim_v2": (
-        "sha256:dd1368e7dccd180e4c0b3ceb05d12fa05d2f1c6c9275fa63aa413b10eb4c04a4"
+        "sha256:01c9567961126a1912458785d5b3b57f9b860139ed32711f509bd70e8a2602dd"
     ),
     "decode_fp32_d512_br64_bc16_w4_s1_fa2_pointer_any_dim_v2": (
-        "sha256:58f6e9b34b0d4dbeac20614570491813fc553bef50f7d350c6eb2a1671a85911"
+        "sha256:9e9835bfc2138d9ba503659e0ed2bc48e4e68dacd32905d4c4f7aa330e6137f0"
     ),
     "decode_fp32_d512_causal_br16_bc16_w4_s1_fa2_pointer_any_dim_v2": (
-        "sha256:046cec26adfc8d76a63e053a163931992c71a1d92c39cd6d9f9829b181c52793"
+        "sha256:7e62809c897afd5515c63a1b39ce4dec1758e0eb40d82341d3d10e103f66f6eb"
     ),
     "decode_fp32_d512_causal_br64_bc16_w4_s1_fa2_pointer_any_dim_v2": (
-        "sha256:8d724a1c11489dcfbb773e2bcdfe0bf3e589b1ee06f24b7caab5cbded38186a7"
+        "sha256:102962280930280d93f54f75d9192ed16bd15c0b5666d1367000643c50d7a043"
     ),
     "decode_fp32_d512_causal_paged_br16_bc16_w4_s2_fa2_pointer_any_dim_v2": (
-        "sha256:b45ae2fe0fb31b8bc0cfa6c11e799f609738fa912d4c9d501021ba073b155d73"
+        "sha256:c16038df5491d8c7eff9e40a294c9f74402b8573584b8aa85ca764ec26d9e61d"
     ),
     "decode_fp32_d512_causal_paged_br64_bc16_w4_s2_fa2_pointer_any_dim_v2": (
-        "sha256:53d90abe036bfa8c857760943c695996a9d6a14e9d0bc72dffbe32e084ffcf60"
+        "sha256:a2cd340664907d9b865a778585598dd88ae08305c0c17ed0ad15169d19bc4f68"
     ),
     "decode_fp32_d512_paged_br16_bc16_w4_s2_fa2_pointer_any_dim_v2": (
-        "sha256:0d582ab280fb32245c7d79f8fc424f52635aae13dfada58493637b836d21aeff"
+        "sha256:bafe28851866e71445a94b87d632b92b1ff1c8a77ccc2eff0427c828456505e1"
     ),
     "decode_fp32_d512_paged_br64_bc16_w4_s2_fa2_pointer_any_dim_v2": (
-        "sha256:5e8a80b054c949272157a9e3503a63f1bc7ec186560e8982f2fb92cbffec9c7d"
+        "sha256:5456b7ed62b51536b76ea0827062dc4458042cee05dbe4e68526cbc87823c895"
     ),
     "decode_fp32_d64_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5d80d8843cbf1b1602decdc1d53a4699a7246c87563a053f928f24015e7fa1e0"
+        "sha256:27a3706a71e04c7a0a3b17bc59b12d19f1ebbcc6a3e2c8f081ab29446804e6d4"
     ),
     "decode_fp32_d64_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8132f85d09ef0a0721b0449dc4c8132ca0acb62035bd38e1bd55b32596ce1136"
+        "sha256:78f5dad5ffa68cc7246c01a3127f31bb13390a6ad77ec90545f516f8cc8977e3"
     ),
     "decode_fp32_d64_causal_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ff2b83127074e215908ebc6e10b0261afb32d58b09491a7ac486bc35363425d7"
+        "sha256:2926ca862c156cfd41a08dfccd0374f529ea26eff6f4cc3d6de78149d8846541"
     ),
     "decode_fp32_d64_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8dd85ad83116c4269b14f3006b900fd0f0535e666cca035cffde9e2e6b6050d8"
+        "sha256:fc3047c4a25a0924ffe216c864c6ac052cb81e6a3920af72c94d54bbccaa5a1c"
     ),
     "decode_fp32_d64_causal_paged_br16_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:1688cef19d2d58a0c5ebfbd970e9b962a1803c11c861506cd4fcec1de9501d47"
+        "sha256:63f9183142a36e2e8943203387fd98273a9d087defc2914943f369760a75e5bf"
     ),
     "decode_fp32_d64_causal_paged_br64_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:e538977d166ebcf75058ed263d31650f8681c93227944c29f84de9df821b6193"
+        "sha256:a77dccfff13714f8d53f73756a782017619807ee9b049cf04550456ef76df168"
     ),
     "decode_fp32_d64_paged_br16_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:a9cea18dae100f580f9612c80db687afe5e90ac7d0d51fe967bba50160664c82"
+        "sha256:5299c11592662b6a7fa83db60920e0e853f61bca409ca511645d4136594d15b8"
     ),
     "decode_fp32_d64_paged_br64_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:6f78ee5ae8e1b34a26d0ede8448577785b7e630bc6e7973a568dbe267447c6c1"
+        "sha256:1ea5b968dd0cce7297b914da1638b86d378ce5c42df32b4eb032ec55594e92a6"
     ),
     "decode_tf32_d128_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5562e14d013342e473d49e7f3d4b3684e9587a18432dc4fec02e6115da928fbf"
+        "sha256:f6f856d95b9a3e77eb71b5e36d0dc37f5278d0d579e91ab17acb5c031f57089c"
     ),
     "decode_tf32_d128_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:94f48ee1cd2d87b926c7252ef354d3f2068916ab4e5bab4756376cf756e176bc"
+        "sha256:4d074dac34fb52d2d6ed64d3e1e81c6a21552c3d2d4e48330afd3e650502a35d"
     ),
     "decode_tf32_d128_causal_br16_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:40e29abea0f2895948706204baf7cb5bda16e92ffb8c87ac5235916aa5b963f9"
+        "sha256:646b136c6bcf428533a9b3dcd9dfc5bc37272996abd4fcd857b8ff4e8167c07d"
     ),
     "decode_tf32_d128_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:fcc107ba55e22abb0cb5adaf0d219f8bb45526c00f1230dc0f21c42589f9060a"
+        "sha256:bfe4897a0287c0658de490c880557bfa46e5563826d07a08049337b9504e355b"
     ),
     "decode_tf32_d128_causal_paged_br16_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:300813d0c5792c737165b7634a1ec94bbe32f2fdb373f8d068307b714b7a2732"
+        "sha256:c6928b4a67a4ea22e24ec47cd9c8af49093aa50b92586ebf099c890a0b7b3672"
     ),
     "decode_tf32_d128_causal_paged_br64_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:0d4f60861638556cf5b071498fe46d4da4bb7dfed8a8d58376dbf4c2105f6b0e"
+        "sha256:3f4dbff64f2fd2fc40554e19b2172dd5e08799dca4849ce58cd60f6a6571611c"
     ),
     "decode_tf32_d128_paged_br16_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:4d1451c8d1b821d8eb78ba3a378595a5fa785f30c6855fbd6f2a7d4b2f5af7bd"
+        "sha256:ffa1ee39d8df98a7821f46946322bc02b3d1a00581e87689b82f6515071c449c"
     ),
     "decode_tf32_d128_paged_br64_bc32_w4_s3_fa2_pointer_any_dim": (
-        "sha256:ab8149edafec604c48a8ad751a08a00a334ce8003740b088b40c6ddd70cd681e"
+        "sha256:20c28f7aaaffba1023fdc423d57a48feb65c627ef9def7c0fd1c23a3d93d4a38"
     ),
     "decode_tf32_d16_br16_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:68c27267bf6c1896d9b77459b01528460a690923f59d796567cb534f41360be7"
+        "sha256:302fe78ee3b9649d0d9b2b34c446a3f121adf1f69980e6161559450969f819b8"
     ),
     "decode_tf32_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:bc38e157385a80b49d4fdd0001d10b19622b96c0511847e38db3260dec85f93e"
+        "sha256:eb70248278b0a197e426a651dddee7ce3e6440fc367b656febace1a9cb59e4f8"
     ),
     "decode_tf32_d16_causal_br16_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e8dd2d966b27c4c47672d7953ba60ab0022aa1f4a29a44bcfafb8a8eacbf0f8c"
+        "sha256:70909ffead9ead91f1e3fa2d8b73dfb3c85a5674fd2ec692c733aa149dbff69e"
     ),
     "decode_tf32_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:55ea1587cada463160b4af688804bba62ef54badf25c808ffa8a0dd5ec400586"
+        "sha256:1c50d26adc5146d78855b2543b6c089d2c6357efee52dc9f5db1aeadaf2ea5e3"
     ),
     "decode_tf32_d16_causal_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:d739d65ccd88f99543537c46d9740213b41705070615572229504d19f22f13f1"
+        "sha256:9ad1bc3fa69ddb8a407274b947decb157638787cc25c84697685dc1de228b097"
     ),
     "decode_tf32_d16_causal_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:4d9bb5f0984018e9f422b6ee62e058b3eb32e2b8468d4b59e58c5fcd10c50f51"
+        "sha256:9ba9bf47d1bbc4641751ccef7ef55cc99f5466ac4820bc0ff2dccf43938c8c85"
     ),
     "decode_tf32_d16_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:8adc01fcf19314da61b08cd7fcd9de945417b521d5d944b2d8d26dce03690b22"
+        "sha256:00e22836a76250b7cfdcead265f1ab85bf6661c61fdbc38a6d79181f026f769d"
     ),
     "decode_tf32_d16_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:e20e37d28fb2924d2f61f8fbeeb1c0e4971d8f0615e9dcf2c581b50619173018"
+        "sha256:846e6e56e364ee40e934efaa54c4897ce8427c34ce01601ca96781639758212f"
     ),
     "decode_tf32_d256_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a6ce185d21a03ce8a547c1c8afde794f773bdcaf5b59958daa06e127916febeb"
+        "sha256:b87e8078b658ef579c57024fe12b39a6a42d50b374a595602782873ac8b92c23"
     ),
     "decode_tf32_d256_br64_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ce2404cde7996b7ea64dfa34fb6bd153f791c2bed3700db1c3155bce572bbf5c"
+        "sha256:cf8faa08a703b786eb9cda5eb4640e9b7100317fc08710df0a2a121e5e149df7"
     ),
     "decode_tf32_d256_causal_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:329755386878a7cc5ea10aa58d93aff016f4dd45c7d5ac0239312f8d8e9bb8d2"
+        "sha256:7dd955163e3ade2ce7cc223e620369d8c752270614e13738b5d9fd1320d688a9"
     ),
     "decode_tf32_d256_causal_br64_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5b1232fe4aa7f9c859c844716e1fe6e5872ec22ce5f219557db3685e78d7382b"
+        "sha256:e9d5d661c1fc0f26270d6a62c8d3dd4c65f793655b3bc6a735405f059d2ce497"
     ),
     "decode_tf32_d256_causal_paged_br16_bc16_w4_s3_fa2_pointer_any_dim": (
-        "sha256:0855648d6241ddc75ccd54c17a08161af51a3735a60af6a67efc82399cd0c2b0"
+        "sha256:7b5127f3619e58cc8e939eda1aea15df3874c09cf20324b118557d4e8c59f634"
     ),
     "decode_tf32_d256_causal_paged_br64_bc16_w4_s3_fa2_pointer_any_dim": (
-        "sha256:30d2783d488e338e5299a4322cf564b0eaccecb599a33e016f24e279853b951c"
+        "sha256:d0a8f5512331fc7787250b659979968e74925dcf44223d2808430ebcfde068d0"
     ),
     "decode_tf32_d256_paged_br16_bc16_w4_s3_fa2_pointer_any_dim": (
-        "sha256:fdbd151d8cd3117c5f19af2fd8e82dbf2ea8e9769fa5c577a1f5f54ad8a59344"
+        "sha256:c6a22e5a15d5e08fe9b2740c5146b0e73ccf37da7cdbb6871dbc5a7ad87fbfa1"
     ),
     "decode_tf32_d256_paged_br64_bc16_w4_s3_fa2_pointer_any_dim": (
-        "sha256:e90c7b911848135a5a1cfd625b733c787e2018b1c71839d2c52ede3391a41db7"
+        "sha256:375a0d64fed62b8d78858c1851e209f5c56391650ad4cc28e09edcc2b3e67da4"
     ),
     "decode_tf32_d32_br16_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e271e2da1d8aab26173706d9ceec241842e13152477432c12495e628133371c3"
+        "sha256:e9fdb63256478e08aeb19dbdd225dbbd522768e9a11cd0c53d3d16e5fb772fb5"
     ),
     "decode_tf32_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2d762bd587ae6347e2a845d37f92ad244bece3a2ed1d96e73df1dfd8b2b77780"
+        "sha256:e22f47d4ce3e2155fc134f15647f1b5f637f99b99f2adb1e0bd8b820b193525b"
     ),
     "decode_tf32_d32_causal_br16_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e5528d124e5d1717c6b6a342c3aaff1aad4664c07dbef1b5352667da94523d09"
+        "sha256:fb464426b806ed45a06e2844c94c8435ff208cd1625cdc273a037a33820eea51"
     ),
     "decode_tf32_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:442b37853354eae30ca58870d1e3fac1050f0c604074394083b36dfce5e3bc95"
+        "sha256:828457596fd08efec939748d82a5f34df7fe5a485724fe9b0fecbc3b44ca06ab"
     ),
     "decode_tf32_d32_causal_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:b714fe62465c47bcbb3ca673a99305cf8cf1bd44f5626ca226478532a58ca8fb"
+        "sha256:0b7e3fed340dafd6374395c90448eaabc898d8398247b2d14c256066c22f34d9"
     ),
     "decode_tf32_d32_causal_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:fe672769799c718b95917e3ebf975e974379d84368fde421b87249d1b7f9ebb6"
+        "sha256:e44b0d96d49430b536fa9d30a2c5ac46abf82aa2434f09de08c4589a43932bc5"
     ),
     "decode_tf32_d32_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:adbe22f5ad0afaafd405c98df58b4ecebf54fc7b39fbede8e0d4d0cf4c8c2cba"
+        "sha256:b360dd8d9507361a1d227bcd074975e3401716a91d3130af843b1b7291df1e95"
     ),
     "decode_tf32_d32_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:859cbdf0f73ece2d3c554197a7a9e74e228a974d3511ca361d09fd9aa21ec11b"
+        "sha256:0b461d38dbec81673eb9f85629ff90a9eb13e79ca5cc21036f455e8e16d80e09"
     ),
     "decode_tf32_d512_br16_bc16_w4_s1_fa2_pointer_any_dim_v2": (
-        "sha256:433fb84954135c0c43cb9804bb564a3754cfb8d53ba52658536a9d10f486520a"
+        "sha256:404c31ef9aa1674583c481b3d795458effe2685317f1f022c59b23484d7fd26d"
     ),
     "decode_tf32_d512_br64_bc16_w4_s1_fa2_pointer_any_dim_v2": (
-        "sha256:1930b3ba0218734d0a9112027e84c14395f9e91bfa5a00a9a4839b2cfe32f30d"
+        "sha256:2d78593abed40f13ed87946d42c9a1b9850f9a7cec100adeec01719d3e7bfe46"
     ),
     "decode_tf32_d512_causal_br16_bc16_w4_s1_fa2_pointer_any_dim_v2": (
-        "sha256:789fe7088dfbbf3c1948fda572e3554a9fbae5cb96a5bbb36b9b7de55346cae0"
+        "sha256:a98752f747377b52a1262ce5a0fdac31c5b880f9c6643f6fd2cd84e3c582e13a"
     ),
     "decode_tf32_d512_causal_br64_bc16_w4_s1_fa2_pointer_any_dim_v2": (
-        "sha256:f36ddb3e4140175061385ca3a88c0a64cfaa1cd7ff23ced9421925de292e9d3a"
+        "sha256:5f79b598a3fb8ed400db392074a5a631f4fa62b8e0457bcde3e306212420be57"
     ),
     "decode_tf32_d512_causal_paged_br16_bc16_w4_s2_fa2_pointer_any_dim_v2": (
-        "sha256:752b39883cdb47e5cace3770047d8546c75f635070bbd0c55516b7f534a9a70c"
+        "sha256:4e22bdae878b1795cdfa1af18206c84bba4526aff96a06bdc8cf148520e82f41"
     ),
     "decode_tf32_d512_causal_paged_br64_bc16_w4_s2_fa2_pointer_any_dim_v2": (
-        "sha256:c97bf0ee65907f4d3c47deb25334ebefa89e419fcc483f40daeab9943af1b776"
+        "sha256:00e01bc6d35d6b8be3ff0d5738c3b60786de2e5c49ad02db313f286801b8df3e"
     ),
     "decode_tf32_d512_paged_br16_bc16_w4_s2_fa2_pointer_any_dim_v2": (
-        "sha256:3bb287f3a1f321004319b90bd7b6ce0763afa0c7a9bc0fcef59338033279ac9a"
+        "sha256:c5494708e3537dcd0bd7cc88c124989b437939a04765598e3743ef480d050a1a"
     ),
     "decode_tf32_d512_paged_br64_bc16_w4_s2_fa2_pointer_any_dim_v2": (
-        "sha256:018edd8dc4be94a553262003483a257eb8c8b849fb68e8dc49c4a073e4d55af1"
+        "sha256:9b30cde2ba40b79098487510e6befb43ed2d9f933b281c02dfaf1cfc8db60cae"
     ),
     "decode_tf32_d64_br16_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:34173ba971e945197873e435ff3037d8318db0a360a4d760e20a0d8bd13830a9"
+        "sha256:ae4995808c79e422a3cf7b5fb7c695c616255c6268be034e3be0f11cccf2e08c"
     ),
     "decode_tf32_d64_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:10bff6346e91d8a98ef67dc8899037040e01ea6ac939492240140d020f069da1"
+        "sha256:0f44a5f46f45a590953b0c0fe9068d7731bb5730cf5c86c726efdd5069d5ea97"
     ),
     "decode_tf32_d64_causal_br16_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:16cbb1f8195cd37af7d3028b6c29737c535cd8fd37ec595101738338448b58df"
+        "sha256:6c45571ca9b9d9d288ec6fd0c3fab4fdea3e8fe7535347d3aef4ce98b5ca7ab6"
     ),
     "decode_tf32_d64_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:84c8a223b89e04a929532cf5745d39e46e8cabf56012090df6e9f4a91cb7fc81"
+        "sha256:8746c642e67d969400f9fd129e48efcd7cefb278eaa873289917949b2714b9d2"
     ),
     "decode_tf32_d64_causal_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:76a4399846e6995c7ea7040ba357b75c7a6333a3d36679d342512b5c60e3e2e7"
+        "sha256:654ba78c9e35f61e2f560b3a04a2ad9458dc6c355f77a9a6380ab9a46fe0b385"
     ),
     "decode_tf32_d64_causal_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:9668425ca2538b7399ef1dce517e64cb043f124885226879d2525b4ef74fdd16"
+        "sha256:1e6ceb8dcf0ae87138d6d102bf73d916327f59f7301c11dfc7997981dc50e5e5"
     ),
     "decode_tf32_d64_paged_br16_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:9e0ee9274d2a6328d0f889ac5a620dff1a1669b29fe1aab26d74c6ebd48c5f80"
+        "sha256:11b6918c0593ee28ee8a97a66a71aee1d47f34d90188380da269e8bfc1e383e0"
     ),
     "decode_tf32_d64_paged_br64_bc64_w4_s3_fa2_pointer_any_dim": (
-        "sha256:698821fffe5cfb6665c651088aed7f60d92cdbc5c9c8c29bea4ab29266b3b5fc"
+        "sha256:d25ffabf7fe603f74f140537778d48d5185a020b5027f90f4689793231cf8102"
     ),
     "fwd_bf16_d128_alibi_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:94e4763564a3a143075cb074046ff232f09011a9393ea31c2dcdc19a6f07519f"
+        "sha256:5e3a4d538aa882a7778024413115a4a4ecb0b262ca3efd84474c9b1c7e197b39"
     ),
     "fwd_bf16_d128_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:15c1fbea86dc6c3a929d65c80e9db26870306814b59ac1b18f510768c2b0f48c"
+        "sha256:fd8e834d0899d82b96d6338c9ca862568d28c0db58559fde4cecba8accfd96dc"
     ),
     "fwd_bf16_d128_blockmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5c17d118e9f49bafab9c0f5e9fa2c9bee652d43c2755f1db58b46ab192d5d82c"
+        "sha256:5f3a8ff1cb42617aab488682800b43eae79c5a6cf7f465cbf6bdb671c383478c"
     ),
     "fwd_bf16_d128_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4dc8bbd3cb035c4a4fe0107a5afd6dee151898c7b5e6e67c5115fed8d2880c87"
+        "sha256:632d443ed865857cc24278c1e63c35db1d5bc6cb12d8c033332344880c472c0c"
     ),
     "fwd_bf16_d128_br128_bc128_w8_s2_fa2_pointer": (
-        "sha256:fb025372ba27aa27c0fe5a7d1b47695b3bb212e140c51b3e363dc29190ae6d6f"
+        "sha256:239e2087055bb2b52a3b3494b3043cf58d2953ade5371289c1166dd5ddd25738"
     ),
     "fwd_bf16_d128_br128_bc128_w8_s2_s_ahead_descriptor": (
-        "sha256:af160b53aa1d7da47d05cd9a0e2544a33cddb14b70a84ff5f12ec7c0c5fef671"
+        "sha256:33ca9d44761fd54e6b292682009b81321040a90e6af3a9e2e5ed04c693abc871"
     ),
     "fwd_bf16_d128_br128_bc32_w4_s4_fa2_pointer": (
-        "sha256:73d739dfd534c77e3271279806dec2cfbf574100373e8832ad3a6d6e1fa27ac0"
+        "sha256:2a5c188c71451bfc0980edb0c8d9818a65417c8126bc9aac4b0eb06a7cc18e48"
     ),
     "fwd_bf16_d128_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:849ef62e25010515c4615494dd7a1d94228e2e330779a49349024bbe53a3c79b"
+        "sha256:c9685560279acb4901f02372782f946feb54cb82bac933ccb2d2d06b584a60b2"
     ),
     "fwd_bf16_d128_br128_bc64_w8_s3_s_ahead_pointer": (
-        "sha256:55429256e2f1c2c041b39bb3282102e44a972d8f9437f066b942a2f5b4d65f25"
+        "sha256:2f2fd6ed15175bb0acaf4eded1cd7f62f60da6f6a72429884f339083527d14aa"
     ),
     "fwd_bf16_d128_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9d3f6031b34a3ae75c35529b0da34bdf8341ffc0428aa50f1c8acef7c88baae2"
+        "sha256:58fceba1b438618a3128544127a1d60390731bd7e16c99eb871a9a2c3dd63613"
     ),
     "fwd_bf16_d128_causal_alibi_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:95ff8745762e24710e08ca12f7c936bc70df82adb8c8d6a0dcc4599dcbd7f399"
+        "sha256:1420942fba563f806750dc09631cd9c1b9defdb7ae23236bcf9dd8abdf94d03f"
     ),
     "fwd_bf16_d128_causal_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:33eaf2db1a44ecf6a2a367212de30e6f5d1d7957441e7218c02b851da1addb49"
+        "sha256:bc61c0994a008fc3816accf6694946c478d9dca1058b130fc3f49d84d37f9d46"
     ),
     "fwd_bf16_d128_causal_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:eaee21471754cb9018515080081d585699c2b7a1399781431818edb7eb2e34a9"
+        "sha256:49a4d354b250b7bc7d8da3b474692d0f87ffd716ba5f2981a55dda5f82f68fef"
     ),
     "fwd_bf16_d128_causal_br128_bc128_w8_s2_fa2_pointer_longest_first": (
-        "sha256:708e6461c46174933de18cefb0790c4df4970facecf8ebe42b78cf59929e91cb"
+        "sha256:7b375b103b5ac5cc9af13e1d6dff365e9f81e029791970cc07d009efdcfb1f31"
     ),
     "fwd_bf16_d128_causal_br128_bc128_w8_s2_s_ahead_descriptor_longest_first": (
-        "sha256:2e5ce37d2a20ec405d20adbd5bf1d3f291f6ccae6ae41c864d1db05e3535dcd2"
+        "sha256:dd40e9a1d694a670867c9eee4e8b8940d89c5ded8381599c0d214ccf7156499d"
     ),
     "fwd_bf16_d128_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
-        "sha256:ee40475a025cc5e6161cf47ad1000974ba16087fe6d1319c0fad9fe30c903f26"
+        "sha256:d9637a4824624a1db98caa1bdb61709a886c876ea8d9ae1cc8f41421f687b6d8"
     ),
     "fwd_bf16_d128_causal_br128_bc64_w8_s3_s_ahead_pointer_longest_first": (
-        "sha256:ad75110ed192f335e19d74f06bd5d00cb534abdf96eda2a67a7dab99fe06ee5e"
+        "sha256:f202ed0336d358c09d8bd3b04c343835f5b3d6ca1a8c9206dd46b7042e139bee"
     ),
     "fwd_bf16_d128_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:cfa9ef95e3ee2d39c82afba4209264a4edd16806ea2c13e394e93e13f02c63ad"
+        "sha256:e49bd7d77c85e392d9364f5c43df141e527dd7864f2f034cfc80efbad2705d1c"
     ),
     "fwd_bf16_d128_causal_dropout_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:40e80e07ed56a2f67487b665ead794cf4b58bd30b1da359beddeeb72280ce878"
+        "sha256:e59dc86a503fbf3b1b64868212ed46d1e7e334f573b4c6556617f5551d85f7ab"
     ),
     "fwd_bf16_d128_causal_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:1a4fb4c733ef6459aa755e4279a018b0d1911ebdfc8a11598314e6b6b6e4551e"
+        "sha256:6572c34ce545824ea6d01ad878c3132a3697b1266a69345ac41756e62fcbbd9c"
     ),
     "fwd_bf16_d128_causal_sink_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f02f681f810ed217c0c284200ff800348303a74b906f8f2c6108f6bd8b99d72a"
+        "sha256:32db1924145b9b88cbaffcd6b8e9d228b496f1cd66fe4fa41b8c2b41f7f251ab"
     ),
     "fwd_bf16_d128_causal_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f7cf826347254b1b87c2b471d8e07594b0694e2879fb5761bbfedfb66b88f366"
+        "sha256:6e56710b7b1ef6f4abbeaf5fa6848792ebce1919932f0b77900d3b721cec85e0"
     ),
     "fwd_bf16_d128_causal_varlen_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5ac95b91e01d42bb0cf43a840d1adba89805ddd703d92472fa5f19a0633b74bc"
+        "sha256:ad04884b368a01f3fd3ad9e8a59017023088097f55dc3e8c5682ef746759e606"
     ),
     "fwd_bf16_d128_causal_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3cd583189afb4465b2f54a50930b85115c944ab2aae5e14494cf31560e93d175"
+        "sha256:30b822a2c610a9bc9632e49af3f6fdf31829043111e4f9eb03033677dda64b28"
     ),
     "fwd_bf16_d128_dropout_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:908b259403e488f8708507ef389036fc36759d0cf6a76bf6a087daca7b15365a"
+        "sha256:be2e0d545f01f3a603cb110ac951852c1acb9670278652d4548912fe1afb7015"
     ),
     "fwd_bf16_d128_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5c699185e88d8f2224b37088b5a9ebbe60dae2fc9b59b8b7c82aae3d978e62c1"
+        "sha256:3e7d4ff503952bf81661a16249ed0d7a46ae133d8ae6b211eadee0eb56ae0c80"
     ),
     "fwd_bf16_d128_sink_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:aa922150843f7b2d75828fc321719ede8be87fb42b647eb90f2faabc65b26dbd"
+        "sha256:8dcbbaa10951a8be6a8cbba7200ab5464414a8b45b20132c015231b114e8d394"
     ),
     "fwd_bf16_d128_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c792a77448dc12f9a074fdc643b9377dfb97796f47aa612e9adc08d1656133ae"
+        "sha256:ac666385dfb03a77a409ced3c9df514baf7c27e7a0ef92ec25de4c59d82b92c7"
     ),
     "fwd_bf16_d128_varlen_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:30f04c33838932f3f3612cc0976040ea6b5adb6767e2398c0fcbd156c71ce42a"
+        "sha256:19e8ca64596308bb62b3e616f69343ce755031df12746b541c8c59c4c2231eee"
     ),
     "fwd_bf16_d128_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:501de5766c82260b713f5847746440f8d25b192c8fd0a40a76884563d07c95be"
+        "sha256:e8cbbbf338376c9aab46302de439a3783aec097eb63945d16a868637582db560"
     ),
     "fwd_bf16_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c4151c7696841c996253168a1e7b4c1943f7d43e326f7e3c1cb5cd363c8aea41"
+        "sha256:ff450c26df2e2370bf3a72d398965f402a662fab1d9efe05a243706c56af966b"
     ),
     "fwd_bf16_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:37a49894685bbbbe62fcd8f2a98e706eba12effbef93b70362f73f59d84b8c8e"
+        "sha256:bddb711a29c9a246904843c64ab7011fa5aed45d0aa958b8bcfee2527d47a7b4"
     ),
     "fwd_bf16_d16_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a005bff9b92da5bcc2f6ba3c170ae93a85ba17b0065dfe9b64a660dd7173d9b6"
+        "sha256:5a6b2b94392ae2d57218eff2db3c6e3bf23e3806c24c1553d1f01830d07b0cd1"
     ),
     "fwd_bf16_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:095b17c42c17135d7d7d73affddb36178b4a6d3075ae8ff8e37f831d4e3712ff"
+        "sha256:d7ec7a7b43d30f08cfeeb7a9f85e3ba91d1660e7e90f12a759ac796b095aac83"
     ),
     "fwd_bf16_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:61dd33cfe5babf5d3900d3aa42ecd685db6b89d47e3d34b6cc0fa71c27ded30c"
+        "sha256:c03e67d6b2512beaae3aa427fcfd2b197d1b5e4ff616265abaf1f179c9ed30d5"
     ),
     "fwd_bf16_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:58f6ad5d0374d89e22bd092f5e6c0b59995fda890718800e02e5f9e8778bd26b"
+        "sha256:31d92ccae611557fedecfa6e3adb8b2e845eeb6840d60425d994d7675e2f70f9"
     ),
     "fwd_bf16_d16_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:def953d59ae7eb2ae6af3d629f40024f70b7772915357b92ec0987af2e752904"
+        "sha256:e46b9225e6ed9b4cd822904abd03c5233cc9b09b71cfcd64ff1439948b3964d8"
     ),
     "fwd_bf16_d16_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3bccbec20bfe8d32a1c965960cc7c56e383f2cff3d24d0af33a02844ef55b107"
+        "sha256:f270b42d89c399bece91c39d340ca0cc07598195ad91bdb1ad397efabb01b9a9"
     ),
     "fwd_bf16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b1c1a39f8ce817594bbd37612e6b7a9b56f4dc1aae88972da8231bb2725e6721"
+        "sha256:a33ba16e822d5b0568cd1757f4ef7997bbc37af20dcd186cf9334d2675353627"
     ),
     "fwd_bf16_d16_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:973745cf4bed47157226ea49224d7c0b5ff44c84eb57e145775b8ea837533373"
+        "sha256:468e8e67ac08b10d6a3323e3b4c217aaca0fae2ae4a8d45c6bfd975c96ad3faa"
     ),
     "fwd_bf16_d16_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9d387e59f61ab11ad2fb458d2180178aad8e788b11c32afbde662ddc246d27af"
+        "sha256:0d2535b2e9dd35050375150b5677d1118bb2c4c1c1dc7a049d4d6c1ab7e2181d"
     ),
     "fwd_bf16_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d349dfeb8197f9c2f6cf169cff25aabe682bfa0aa8e542156f0570e9178896d2"
+        "sha256:8928c5211958ad30944d06e5c67d6a77d7487f5c67aa30149936f0d04dc466c5"
     ),
     "fwd_bf16_d16_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:cf8c3a41d95f1bb57bdac53991ab2788e5746fa8ea4a51d6fe7d8aa7448b1feb"
+        "sha256:ba157b13340b5aeb524a9dc939d9e32815fc52c29a9f28ed5390d27afc116120"
     ),
     "fwd_bf16_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:236771e4e1ed16b857048ac42eba53c6178fca6c3c7ab6675ba507d013a27eb6"
+        "sha256:cff740dde13e56c18c4543ebacd7db34569ff04929ed49faab5bebf834613fbf"
     ),
     "fwd_bf16_d16_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2a7a6c11d8c7f765397f9521ff5d73d663a850ebe3f187a08490f15990240060"
+        "sha256:2be0f5f7f1e0756c321eca983beb3115d448bc34c445ce39609bb934da382825"
     ),
     "fwd_bf16_d16_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d5fa234e41a9b976ef6e5cd3f8cf84b2df4c950401a14c97f69e902f7234af99"
+        "sha256:00ced0ff047448fb638ca459019b7ceb37bcc690da14cf69e207c8f1874397bc"
     ),
     "fwd_bf16_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9dc2daaa30b9e66543e4565ff79494ac196ab417db24448f6945c85159a4c0ec"
+        "sha256:c0fa1e570925e469bb1f017dd77f227cd1e9b9a156b818be7ba41c2e36b5018c"
     ),
     "fwd_bf16_d16_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e5b03b371430e99de772120217bd18727bdf38a926669a3be8e8a4ff2b49a98a"
+        "sha256:85174457728273a867e402ec387dce5ea91b7ab203f6a080ad8cac5512496ad8"
     ),
     "fwd_bf16_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:07945602b3f083f9bf650a82afc07bd8083c4e272c523f163686a8fa950b18b1"
+        "sha256:9111dfd0dad0fd574a3a17be8caeadd3df114618b7925875a410a73413d5b903"
     ),
     "fwd_bf16_d192_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:740a1bb642eab07c92b827e64f95bb585aff43ff12eaf2c9cceba4fc89a63985"
+        "sha256:39565390a83c900b3cac4ae81ea7185302f4d13b51b9caba5d3db9bd1ab15dda"
     ),
     "fwd_bf16_d192_br128_bc64_w8_s2_s_ahead_descriptor": (
-        "sha256:3fd8f44792789bb910aa981031b63a754d8a0ef7a6026e74d48301f8048d751e"
+        "sha256:a701f32c857a73ca63e66a7e259a67eaf73dcc4834080b88049414172f4a926a"
     ),
     "fwd_bf16_d192_br32_bc32_w4_s1_s_ahead_pointer": (
-        "sha256:13b3492717a34e2e8ed6fd525ea50b488a7a46cf17bc5f590ddcd14823995504"
+        "sha256:0aac34e11ad91c77cbc443c5f67d31e41b7d668fb4856bc71dae2301d7d6903d"
     ),
     "fwd_bf16_d192_br32_bc32_w4_s3_s_ahead_pointer": (
-        "sha256:29595411231f9e7bbfb1c6beaeb0aca956c3f4080b176f57c02bbca1e67839fd"
+        "sha256:2271d5a259c61c3d039ff26cde9de8f0c3f0ecd1dffac9545f92afa19734f9b9"
     ),
     "fwd_bf16_d192_br32_bc32_w8_s2_fa2_pointer": (
-        "sha256:c2fbbab176f2abd1cbcae7669f98c1294fd63874ea8214024f4a40240d69f1c2"
+        "sha256:e727947aa5c5789d01c1659c9d764f9499062d5e374104c9dde2472d9a633a99"
     ),
     "fwd_bf16_d192_br64_bc32_w4_s2_fa2_pointer": (
-        "sha256:37a9fdf17b35300c6061615500e52b77cbd8301df00f95a557316f7f1dd9e61b"
+        "sha256:858b56cbadd238a39bbc138d822fbc0cd49e90f4b393b801d5e92cc0e33f433a"
     ),
     "fwd_bf16_d192_br64_bc64_w4_s2_fa2_pointer": (
-        "sha256:a33da99047dc95ac0961b4531a86e973dc05ec4ac598eb78b1f09d946c9635cb"
+        "sha256:5917e5e3539ace391107f8c375ca1a230b3d8c0a5ac79401c25d38b677d654b3"
     ),
     "fwd_bf16_d192_br64_bc64_w4_s3_fa2_descriptor": (
-        "sha256:b7d306763c398e4e81cc84cdf9440045ead5169571e99cad8f909502e59db578"
+        "sha256:4b14a00f10e6e1eeb260ce04b26a2c061fe272f0f5f49b419bd1f41edd7d8544"
     ),
     "fwd_bf16_d192_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:80e3d8c894c0745598e234c444f7e76c96d1bfb3aa23ed5fe982d00d6db40367"
+        "sha256:9636f436c21cb0961b2336efefdc3c6e79f6d245b31ed57907d7288a7cb22a53"
     ),
     "fwd_bf16_d192_causal_br128_bc64_w8_s2_s_ahead_descriptor_longest_first": (
-        "sha256:fafb7fe93ef73a2b2c4d200fd6b02c9c3e6303a1bac79f16b8fbc4a88af42415"
+        "sha256:72f96108ee40477f5e3ada773c09b257efb034ba5f53e0fedfd858396e524a8f"
     ),
     "fwd_bf16_d192_causal_br32_bc32_w4_s3_s_ahead_pointer": (
-        "sha256:71988064b48b84eb93f0859f6fbdf61e18484cb84769c9fe60de991551f31f35"
+        "sha256:1b324e75de05044cf734931c7914ae781d1a6be05883cde6c49e712940906e2c"
     ),
     "fwd_bf16_d192_causal_br32_bc32_w4_s3_s_ahead_pointer_longest_first": (
-        "sha256:830aeb2c720c6a268d62101b39829bf20433dc22f9347fdfcb10d281ed60d156"
+        "sha256:4bcbdc13100a279dbe83a0cf369b94b9c260fbf4ebf415db8e59b7666e2f7ccb"
     ),
     "fwd_bf16_d192_causal_br32_bc32_w8_s2_fa2_pointer": (
-        "sha256:580df7bc1c0023249c70b0f3e8382a1b6f6c224866b7ae776107d989a51d81f1"
+        "sha256:1150317a63b9e7b1adfb5ef1660d97e283bf4892789f67018d0aca187c96739a"
     ),
     "fwd_bf16_d192_causal_br32_bc64_w4_s3_s_ahead_pointer_longest_first": (
-        "sha256:44dac771f3e3c4223b897170de0dabc416c9ef679433354b7160c0020d5957f4"
+        "sha256:9b96d4d40f582fa0f860d871d5d384c07284d8833e0e1efdb51d8969ce7a941b"
     ),
     "fwd_bf16_d192_causal_br64_bc64_w4_s2_fa2_pointer_longest_first": (
-        "sha256:d5aff6690266f2965f43c5293c75de3b074db2544402bb6ad49a1168f3692955"
+        "sha256:8ac868e1ce2b4ef671ef11a38d9d5eee8542905e2f8a612e1d5bfa3445145fdc"
     ),
     "fwd_bf16_d192_causal_br64_bc64_w4_s3_fa2_descriptor_longest_first": (
-        "sha256:d985cd0474bf7e63b03413aca850cd98b217ee5d2f3ac82abb6c0da1f8b34d56"
+        "sha256:d8ac74a898a92967e079e1578d75ce79ce366f3595ebae978876414543cd8e3e"
     ),
     "fwd_bf16_d256_alibi_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:dfa162a5b3e69f12e175e2ad34e51a50e1f25e1db84177455ba9022158a17aa7"
+        "sha256:d6d0ca1793910bbab22fac0262caebfcf9225fef3ea9fc2ee5f00c6888504551"
     ),
     "fwd_bf16_d256_bias_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:8360ada00f68557e082e02c7910488a47bd238e79eac2d6448153880128587cb"
+        "sha256:8feb161edfd381d92cfe558cc808cc6a878a7caecef1b38b8cbb73416e11446d"
     ),
     "fwd_bf16_d256_blockmask_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:b3736529e8385122e4114c9e48991e04a7850a5226e69eb161b0a7098c7e1cc6"
+        "sha256:8a5069cfb27e896992cb6048d637d206e3bb25ee9aa705f1dee71ff12699a465"
     ),
     "fwd_bf16_d256_boolmask_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:e73780a753c97b6a469b6a7a60481baa1787a79db96ca63bf042f9536abfa917"
+        "sha256:7318c7dcb9625ed9c7a8bbfe669c6e839405c9c61f755d7214ff3e32b8ab7565"
     ),
     "fwd_bf16_d256_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:36a6d96521c266be75c09f119685b01e1e4ee6b2cbcf3d491f45be4053503993"
+        "sha256:1bab2e4ee0a4bdc470e027e17df11ff23b671f3f9a8daa6bce6bc1217c24f791"
     ),
     "fwd_bf16_d256_br128_bc64_w8_s2_s_ahead_descriptor": (
-        "sha256:7a813c4d206d2cc7f37710724d9ecf8c9d110a2db1ff21598ef11f3852eb2fb5"
+        "sha256:c546da25d6c758e180fcc863c2fd8491c77cf8af12cfc78ea32cc226d34d6715"
     ),
     "fwd_bf16_d256_br32_bc32_w4_s3_s_ahead_pointer": (
-        "sha256:4817f9e995ab9827c3ff07822291b086cf2b23ca9cd8aba83e5d8e9137fc9c8a"
+        "sha256:78b3753ba3c338af70ab39eb720869a77bc3dc165929030d40f2d0cddd8b76bf"
     ),
     "fwd_bf16_d256_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:e749c71b9afc777dbbe53b332d2f790062557aa12bb2bbebfc872e2f8d054ebe"
+        "sha256:ef6bede4ddd6cbffabdb31f2bb2c88396924f5824fee8fadc1b914a76817dfbf"
     ),
     "fwd_bf16_d256_br32_bc64_w4_s3_s_ahead_pointer": (
-        "sha256:a55a00bc3cb7c4319a1c371c2a42f5a8cea7bdaed3b862697d9084a9b05efcee"
+        "sha256:c5cd1d9c15161c5deacecf3c6d16deb678e62348e31781a62167481254278741"
     ),
     "fwd_bf16_d256_br64_bc32_w4_s2_fa2_pointer": (
-        "sha256:99f7ccb3f09b62217593675844312a91cf66c6b6210c827f59e6169a2b8b362d"
+        "sha256:4f579b50cd46942b35688670b64489568a2d0a9b329c3bbf24d5ab533181cc3f"
     ),
     "fwd_bf16_d256_br64_bc64_w4_s2_fa2_pointer": (
-        "sha256:4e587109c94a6fffc046753788d12783a35662bec5b86e2cabaff764bff2e59a"
+        "sha256:3fd1880a12211bca81366c14838b4b4999965f7fa301d2a287ffc281c3bb163c"
     ),
     "fwd_bf16_d256_br64_bc64_w4_s3_fa2_descriptor": (
-        "sha256:1db9a1287af032794d4c37bff90900b3b2beae21a17471267c80b7814fdfe3a5"
+        "sha256:1151006bf6415c2ccfc478a4f7f7ef5975125d5a50cf3549af07fd87840114c6"
     ),
     "fwd_bf16_d256_causal_alibi_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:52ef26a581e26a9a57d15ec3ba91c3c47061e6aaf7578a62694068246891d80b"
+        "sha256:887e0dc05fbe21e0ed983099ddd799e708c1bf0a31547fa6139b1e77f8c2987b"
     ),
     "fwd_bf16_d256_causal_bias_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:b9ac2b09ebd72bdd8e969a916556d764441f88079860dba5a287c5fb66b1389a"
+        "sha256:270c3eeb9127d0c9298d36162f9a5fb58455c0c606f4daf0c4d4daa02ef4faae"
     ),
     "fwd_bf16_d256_causal_boolmask_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:23be292fc234e86ba699a6ea050fc5e8129445f9d96d19e537cb2db7b2967c6f"
+        "sha256:e49163e2ba040e9b6abd96aca7fef70d1bf105c67ad247f525637f30da6d291c"
     ),
     "fwd_bf16_d256_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:68072ea885f4b98a2c53dfbe7303814f7e4ea59bc44c391efbae855e309f8e14"
+        "sha256:da0bb18a8f98f2720d739044b1b8c125c50f64333b4eb864886bcfb566bcbe2d"
     ),
     "fwd_bf16_d256_causal_br128_bc64_w8_s2_s_ahead_descriptor_longest_first": (
-        "sha256:e8af498780dd34d491073b0dcce8a31e263e2ab64e25f47e2792ece0d49b5cf2"
+        "sha256:d44cf33beeb63d93b5310dcf8c655966cccf8c27d25e172d0e0b30b970c52ad4"
     ),
     "fwd_bf16_d256_causal_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:269ca146b4540ba66875b93b81a78558985522ece87927ea913d89ce8034325a"
+        "sha256:6581b48ca052ab59cde62522f070c7afb068103828f214174e80af6397be1e02"
     ),
     "fwd_bf16_d256_causal_br32_bc32_w4_s3_s_ahead_pointer_longest_first": (
-        "sha256:f1646d6b20edb6d17a32a0854ef68011195cb4418f10494c8232b629ada39120"
+        "sha256:e27f9a3d3e274efefe8e9b26462e95e5256796273a590ce7627c117013a01b51"
     ),
     "fwd_bf16_d256_causal_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:bf3e2b4031268d383f7e535ccc9e96e2b90e8714dfbd29a65c9a8a8df0fc28ee"
+        "sha256:de0cc40fb8fe5ac37e2b4d14d7cfc1905aae5e988037f6442c37d8ba547dd764"
     ),
     "fwd_bf16_d256_causal_br32_bc64_w4_s3_s_ahead_pointer_longest_first": (
-        "sha256:cde1c487ffe8c37ac1df89e7496d5521220a58bf544133632513159c84d080ec"
+        "sha256:5089b4b19cb0bb0163158e314426bf8a2e523d841eeec18e6159064efc6b5ee5"
     ),
     "fwd_bf16_d256_causal_br64_bc64_w4_s2_fa2_pointer_longest_first": (
-        "sha256:63ebf8a139beed0bc2f404ddecac363401656cd225b239e86a313eb979e81f8c"
+        "sha256:a1f8d7ba50fd988b7b5102b2aae18c4e2de7e4f8af93467d498f0e7942cb4859"
     ),
     "fwd_bf16_d256_causal_br64_bc64_w4_s3_fa2_descriptor_longest_first": (
-        "sha256:25ae657efbdedd2255c9d58a9cd61fe178e179c0bf4a3e3849c4241b63b96493"
+        "sha256:0ec50023dd2929de6b49c0d9625cd36a9a6b5ed49be17f491e7dc42c590b1029"
     ),
     "fwd_bf16_d256_causal_dropout_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:fea4c7a60210731c051bf083c4ec90407df1fa6b244f864553d318ee12144d43"
+        "sha256:7250be62da7b448d099a473970a9b49cce1dc2f04091e722ada83e5e9e2a32fb"
     ),
     "fwd_bf16_d256_causal_fp8_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:0dd5cb50ef1fa06141b449354bb6665ad1bcd85773342f9979a172307730cc5f"
+        "sha256:d84ec4ad95e02137dab4fda5b7f638f2cb615e7c12792d959e4401ade060ab5b"
     ),
     "fwd_bf16_d256_causal_sink_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:634ff4ab22ce5597f0ccdc7e4c1eeddc53fdb293a9b0fbf4b6825a0bdb6ff1a9"
+        "sha256:02e835fca169c40ad8de39bf7c6507647c4df997de17b7c205ecbb1c2e40c9ab"
     ),
     "fwd_bf16_d256_causal_softcap_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:6cb32c373f27b89c7a4cd8830bec185eb74a54d31e9234698d86cbed940ce8c0"
+        "sha256:bb498c52af5ec1c36423a6ea702a1f8b759fc28b427441652f074e5c54cbfff7"
     ),
     "fwd_bf16_d256_causal_varlen_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:1a6ef6a58ac5cd1781c29aa4ebe327ae94bf80bdb797dcfd7054bf8e81517371"
+        "sha256:fc212e13e92af377c13ab9f9d0aae4ee657c5bbb114aafab764548dbce526ab9"
     ),
     "fwd_bf16_d256_causal_window_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:18a23f954128685a406289bb87368559f9253201bedbf1880b7ad5f53f8e3d20"
+        "sha256:ee6619379947074cabd0fff2e851cf5f9c0e31b97d253621cb992c6a95b5ec7a"
     ),
     "fwd_bf16_d256_dropout_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:ca8acb90142bb17dae785b644ebfeb7b1a1bb03b30af978045eb96e96e3af185"
+        "sha256:64e9853eace082c89cd43938008ea2151be602b642b7a4d2cb3d4d540e33820a"
     ),
     "fwd_bf16_d256_fp8_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:d42c5fe8665e70da5be85cbb45e041dcaf3bec017d6b113510603185550aaf2f"
+        "sha256:8a6552310470794e081ab4fdf695225a3b9b2c00b409c838937e81b1e55afda1"
     ),
     "fwd_bf16_d256_sink_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:d9712f95f6e0277efe090145c6b2ae0c5170d1f2bc183f9a8614e0aa146101f8"
+        "sha256:05f342182780a31d34463f909ad013d8f8ff990b2764348320f926cf028573f2"
     ),
     "fwd_bf16_d256_softcap_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:54ed0fecf3e6d8e555ac80f90da49179b9ca5f06c91d8dc85fbbb0cd9194e765"
+        "sha256:d9f2b6724a7929d256a4bda987d7ff8bb2d3f778669a9ab4248d61902e58eed2"
     ),
     "fwd_bf16_d256_varlen_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:5a216c1c2a2dfedc08fe910d1cdb29d3b01b4adc410bf559ca4ac93f2715973e"
+        "sha256:717c55a8919581fc4d6e5796a5252b4aa13ba6db2d88e27fce849f043fcb6751"
     ),
     "fwd_bf16_d256_window_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:54d23757281ed8783e574a5c463df9c952f2843787bdd1f9c71fb5087028c3c2"
+        "sha256:e7970a44a913c016fdcb690e1bce19994d1c53b354cec03d3910d5c4ce343e79"
     ),
     "fwd_bf16_d32_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d1434e74ec1a5d96b6ae306b159eb613cef8033da7eed53dcbd728bf059eeb9c"
+        "sha256:31a1a19af9c4e6568500a31b9261d1a6622eb939b025a28fd8454fdcb102abd4"
     ),
     "fwd_bf16_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:806eec3556d5751a309195f4618795ef8b33df91126cc17427809ecb07481bcf"
+        "sha256:7390e28bc05a86b392fc5e2853bb7170006288320f86feed60bc21f402981078"
     ),
     "fwd_bf16_d32_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b0fe594f558617a7d26a1e3ebd0f7c36428a0e66d300e04392d7ff24ecf52bd2"
+        "sha256:8a98f77619bf2552c5cd75754f14841e89a1a3f79a9b5d8136ba21ffd553a10d"
     ),
     "fwd_bf16_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f8dad767a498e0a7899f97d84ff1a0643132edcd9092361f9c3db7ab2d83b2f8"
+        "sha256:c486d87fd991ff3ca002994a134ec1e8274fc6c0ccb58511d0ce5d306b316664"
     ),
     "fwd_bf16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ac627d52932e804f4e8ed7c4de85ca4f223fc1f20a36bd38d1a29297409e2d51"
+        "sha256:f23b494d896ec3eb16449968cb40af683b2632262af73d72c3e4cbd478abdc07"
     ),
     "fwd_bf16_d32_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:da9276fdd2b0a6a22eab4b5d4484fc01c5c2dec5cc8fbb616c375b2d4fdee2a4"
+        "sha256:3530823a5901b2f6f6537586e86b3ac9d63c72385f50e50bc5ca6a0231684b5f"
     ),
     "fwd_bf16_d32_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8e96bf3fc84b87efc84baa2a66a105dafe1344f01cea5551e532a6efc709208a"
+        "sha256:04fd296b84a38b286a65aaa899493494c98b5356057c7c13f8de573fa7cfb3a9"
     ),
     "fwd_bf16_d32_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4ba6e1d254796b5fabc9018c3f1c0f975a260cf92c2451eb14917eb49e4c64f0"
+        "sha256:65d3a05c05cad38c3ca889c9df4e577484ad822b5d91b7b338c34ccb22554a75"
     ),
     "fwd_bf16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:457cc6792542d3fde87ec7ae3a1d7c73775453717b46a06f93979c5c2d66ee7e"
+        "sha256:473c011b4472c1f4daa80e80dab30e02b5710811fe7fc013c85b53c891206b42"
     ),
     "fwd_bf16_d32_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0a4ebbd95766a61a7ed482e6067dd6510b1aec913a4a8cf219855153a5fe2284"
+        "sha256:2e642f5c2dfdf2e9a40bd0fa1bda9049959f6c249c72ca9fb7180e1b12b07917"
     ),
     "fwd_bf16_d32_causal_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4438d23633d5369c7fe4e2752f20a57670c7836fb15441a68dcd303d4690e996"
+        "sha256:8a7033945574a6ee9a9556241de0010ef63b5b028b761b7f5683262488141923"
     ),
     "fwd_bf16_d32_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6417eeca3af00d2a901a221e361619121a30597e648ae60d39626b541f2904d8"
+        "sha256:f9875673d0e09e9cc9df0db09c7d31a55e152b41f3838efa15cb81a9d4de355e"
     ),
     "fwd_bf16_d32_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:517e745043ba867315fc085ca9f9992c960b2dd2f805868bb54ae80853d8fec8"
+        "sha256:c50d079b45125d11ea7aa09251437a15f1827f4306411c4832ab55cdb91f4a79"
     ),
     "fwd_bf16_d32_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:1e87394d873a651a0f0b15131b69eea4a4ac0009dcb1c73d6827a02ea67f54bd"
+        "sha256:fed52336c72c625ef9ded07352223ad2797c91247d5eeb7224aa9d43ff22b1bf"
     ),
     "fwd_bf16_d32_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:7302f77cb198fd3e2288ba9cc0f0c451e9a8e8a77568cbd55a47638bedee9026"
+        "sha256:af7fef3b0289794772a12b77dd0a001295a4b69b7d5a4fb08a7a327ac61b7c1d"
     ),
     "fwd_bf16_d32_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:138807ba6a9343a073daa3b0bc1fd0b1a3965e374d4af3ddad53522964876768"
+        "sha256:718ab76d75fe6d913971da3be487a76efd996c9b5f0ac2b060435ad31584a38a"
     ),
     "fwd_bf16_d32_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:aa94f9f1455a53a4de1affc27e732ff73e1804bd786f736146910737dbbe122a"
+        "sha256:46c0a9dd77b9aafe182acb171ab8ab175d48db31bb189b140653a6c4df61d686"
     ),
     "fwd_bf16_d32_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3c0f854dbb5dbcd696230695f08aa8180d670e3e97e1ef2246e9e8bac9659a29"
+        "sha256:332b049ea0b0c5dc29d65108dc4a5e633255fbe028b5b03c156087f36ac86bb5"
     ),
     "fwd_bf16_d32_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0c46cefb1a35423c716cb7c9f35b0857f3298303b7e013d2360eb3bb3c6b6e22"
+        "sha256:bcce1a3574608c310370833fa142486fdec77194e73faaba7d15b612b92eefda"
     ),
     "fwd_bf16_d32_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0bb132b8b6a2042b5328b1c1cfc442c50fe12cf20838f51f2d9560140c58bfa3"
+        "sha256:a4f8bbe116c8d87408be5f6bd85c7dd148981b9526856f4b08338e57389c334f"
     ),
     "fwd_bf16_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:dea310a53c42f92c3bdb45cd331bc51d1d49ec61a2cb926dd24bd51c6bf1d6e1"
+        "sha256:2ba6e6c3719b8963fca576ceb340cff54c87ff529025f1fcf918a7fd6503e3ae"
     ),
     "fwd_bf16_d512_br32_bc32_w8_s2_fa2_pointer_any_dim_v2": (
-        "sha256:d0eab5cf3d95776f339dd9c7747ba30acdde195e4f86186314ea4c606b7f2cc3"
+        "sha256:c209320c4a815c8f2b1a275600dcb8be4a838231999eb6f17ae60e41e13fd1eb"
     ),
     "fwd_bf16_d512_causal_br32_bc32_w8_s2_fa2_pointer_any_dim_v2": (
-        "sha256:3b057ba2ce16447abdf582fdca3fe5a01fffd8fd56a12eec51db097a4b5fe7d5"
+        "sha256:a604941d8c6bcf62cb6947cf84de2bf2244ad1c263c0f16a8928e2070591a36d"
     ),
     "fwd_bf16_d64_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:80be8bc461d3c2c0ecb260ed95e891927ef81edbb9db053b1ad0d1a8e856b4c5"
+        "sha256:15dda9caa0977acb969003814f1bf18b89efb0751c0697a3528832ba7030be60"
     ),
     "fwd_bf16_d64_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b6495f3bac41f0044d441862035271c09d0f1350c7c4ea3335fee265e2ed86b2"
+        "sha256:cb939e8f8eb32eeb9fa6355811827b9458db5d8fb57b04947f08bb4b904f1063"
     ),
     "fwd_bf16_d64_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:04976284040118a0cb470bf97781f17090000f7a6c33d4a3a5b83be74a5189b9"
+        "sha256:c66ccec096a9e1d5c4393b3c87ee746cd8cef973021fe4efc942319b6dbbbb20"
     ),
     "fwd_bf16_d64_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a00f076bfded4e72865e5933af4485598f0df960d7434c110610cfab5cb111d4"
+        "sha256:d6638d6780c928f755e44e31da5754fea7016c23a89000bbdd60a4d69ce7fa6d"
     ),
     "fwd_bf16_d64_br128_bc32_w8_s2_fa2_pointer": (
-        "sha256:9eb58f3186adf21858f0c06ac365894b8d4b03ed72e221612118232f8bc92aad"
+        "sha256:45978dd43403888f48f3aee910d25ce32a3acd059a7559f8471b98fbee4d6e61"
     ),
     "fwd_bf16_d64_br128_bc32_w8_s4_fa2_pointer": (
-        "sha256:f245fe020b732062530200e4fbed6369309c1a9aa213e7afcdf243c4e5c9bb82"
+        "sha256:48cd74510811400fe5dd62e2ad0bcbfe9f4149096e22ce70c08f9c1f2519cddb"
     ),
     "fwd_bf16_d64_br128_bc64_w4_s3_fa2_pointer": (
-        "sha256:65c20695ab4e78037180dc68fd53d5ee81f3a7e3da9b29a841ca6383b82a9a04"
+        "sha256:ecf768728258f6ef4141c05c4a2fc28036aef0acd7b73d7bb3a39430f25a29c3"
     ),
     "fwd_bf16_d64_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:7b6f40a293155b8955f634cd2a682c9873b5c273893ce082579cdfe7f2cae60d"
+        "sha256:d7a819093e15b87805bc34135ce2044fb1489a34a6a3a09be2d2e1984dbc4d48"
     ),
     "fwd_bf16_d64_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:fa5503a09972cd2f6f9a2d5939853f15006eb76a1ed324cafde18f397bc622ac"
+        "sha256:aa93f544257d822f9c2c617013f3c315dc643fea9d0ba90d9263e228dad0a57c"
     ),
     "fwd_bf16_d64_br128_bc64_w8_s3_s_ahead_descriptor": (
-        "sha256:8cfd668d33359586db7946e51e244c71dc362ba715eff334f5d01d5dbf251bb6"
+        "sha256:e7d211c4c0af6a6c4fed75e5b3582f5bb7095dfe365e31afa5ded9df12137755"
     ),
     "fwd_bf16_d64_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:df198b6e582a83395b4cb784cc0014ca25399b702666cc8360f5c491c9bc4a8c"
+        "sha256:91ced5938ad84a9bb967159843a7d3f97191fb91140e20224fd7f2d2ecc44320"
     ),
     "fwd_bf16_d64_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2597ef53fb4d014eaffa113fe77362a008a22b6712bc7b9417fd01c77df8236f"
+        "sha256:0e7e0b2de88b6a6bc2153100e6f10f7e3e35cc63e21824167049a4761a5ffaa8"
     ),
     "fwd_bf16_d64_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2fc70fa022db5f1eb485705b4a608e1586967b3dfe8cb91bef9f73ea6ee597a9"
+        "sha256:bc3f1aaae9e055813884cdb102c3e21c7038fdf1ed6792d2d78f34188887f3dd"
     ),
     "fwd_bf16_d64_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:88639e4644eb7116e0a00ee29c58542a58175196e664ec5f778125a37c51bdca"
+        "sha256:ebd5432ae3f114fb43c8e463f6b22f5ad831c625db88e18e828983c7eee1901a"
     ),
     "fwd_bf16_d64_causal_br128_bc64_w4_s3_fa2_pointer_longest_first": (
-        "sha256:7d1ca501e752c0f60dcf07283cadbc9eb6bb60d66768e5590721729674889b44"
+        "sha256:65c05f1d0e10c2544f80df626600411b9e6b7db27440b71c9c25279d1b24eaae"
     ),
     "fwd_bf16_d64_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:118ef6ee5b1eed7c882d90e3c01e9e619799a532f8f8a6e88e1f2f2b0b907a9d"
+        "sha256:6be456a50efb3a51fcaba655044e3142d34b7c7d52953e4d8c3bf85a31524b8e"
     ),
     "fwd_bf16_d64_causal_br128_bc64_w8_s3_fa2_descriptor_longest_first": (
-        "sha256:6582adf15abf42acb18cd943c424f2253b1a2335fc9cb9ad8c029070cab60bb4"
+        "sha256:e904788474633bc25e7a918b5bb31f7eec28bb193da50c354bcf1f2bc1087bb6"
     ),
     "fwd_bf16_d64_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
-        "sha256:4f15ed63fbd2e46e4ea4107ac69dbb333a9aa4ffac7c95f5a0eb09a02062947b"
+        "sha256:339e6c0ad2ec5d3636220647a025f9f83c23b71ff7211181d07ac34ed1ed682c"
     ),
     "fwd_bf16_d64_causal_br64_bc16_w4_s3_fa2_pointer_longest_first": (
-        "sha256:c0680787b734f27101f029c8da8811cec8f1880add4e3b4f6c70d33072490e95"
+        "sha256:c88f17bb2ca8932a0efd7f9651c57bbc5a32ac96516560f602ea3fc40fa01253"
     ),
     "fwd_bf16_d64_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:3336afeeb465466b37f4526652f0bfad17336a861b957eb628daa018196520ee"
+        "sha256:ffdf617a58b2b9668d9da7dba0d2abdb684ea33fd6bfc01794c6c12556beab0c"
     ),
     "fwd_bf16_d64_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:447e147494d181f233939d7a9d235129c60d541bd94891de12cc16c72a0fdd52"
+        "sha256:ee0538fc50f4ee3db1f249340309650cea75685c0f809702d5499f6f55e6fa19"
     ),
     "fwd_bf16_d64_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5d5485739dcaf1b251dfe4c02de0bacc50d150b08146294523d5be0be09c678f"
+        "sha256:18d01b6bad3d7df9a40105d7675fc11e4ccbecfef92dff565014aea6fe635e51"
     ),
     "fwd_bf16_d64_causal_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2050745a3781d94126107d485927181ef1fdce27854d70b1005dab2d44bbcd6e"
+        "sha256:dd69ca3c4fe0c4e72d05f72d092369eff501fc38b09b5537a0c83af59618b493"
     ),
     "fwd_bf16_d64_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:69c3da7fe7d9aa93fc5929e0e8282f65bea51e87b7317b662259dadd1f8a87e7"
+        "sha256:f6ac11709979fdefee82af5052bbe075991f557897adee1eda1802d91288f6c4"
     ),
     "fwd_bf16_d64_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c832a422282bd1bc0d5473c155bb6d31c388dcfb31bb2bfb1fb9d05766ca270b"
+        "sha256:06083454d556081f6c37b012f03c11c93a7b2d2dc3f53e4b25ef05d5fbfe75ed"
     ),
     "fwd_bf16_d64_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ff210adc952747d8f32163c53993263a2f9c752744c76dac8edcf7187a6ef1a1"
+        "sha256:7342867ab843d201ff34b9f74897a6f4cfcd2388e04aeb1bb62a62132531e4e5"
     ),
     "fwd_bf16_d64_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4ffcab61c2ba8074d6670bd713a3ce6463f17cf4c45ac6e37b0b63291d2d6308"
+        "sha256:c33d3f252fc5e65238e540ace93c1ca728fdea164f00b67dbeb2a1b0a617c86a"
     ),
     "fwd_bf16_d64_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5f20781ff99311c141404e6334baa02a65075466024a91d5a2258990f6ddbe19"
+        "sha256:200e972108ffebc2ccdf48c014bc6b4704e072eea1811ef59b5ed76dde430664"
     ),
     "fwd_bf16_d64_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:acc5a49c7485ebfb151345d1cb123ca5400e8e1d82936f483c5fa91e55f03211"
+        "sha256:2d0c24c9e1174169cb4fc2999de76f16f8135f28c211fd8c8050d6046519b6ea"
     ),
     "fwd_bf16_d64_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b759b0dba1baf46a8c4a1e47497add79564c2e1cefe8a8579cb10792f54886af"
+        "sha256:60b92f5de54a5956c4171043e865591eb15b698f4a2fb77f5c0bdb3e42475daa"
     ),
     "fwd_bf16_d64_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:13675b2dc9a20723b618b1772de974197011e78d355bf160abaf21264ec7b157"
+        "sha256:d7aba96312b540d36685fc6c01406cb0a4f4660e1dec56b4146dede59d6216a1"
     ),
     "fwd_bf16_d64_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:33ee25f018f9a947200ae6233a57277905de1862d80f64798f52632599b883d9"
+        "sha256:61a616f7dbd8414bf7910d8575d91e0c162fc53438bc4d1874c83ba7b423cc0a"
     ),
     "fwd_bf16_d64_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:854a65a2271e4c536fadaf389aa5a378abf87b463f149813cdf76ec81d39eb40"
+        "sha256:46018b99e97b76c627d1d98dad59deeb1cd4abf8207e9091d37ab78224d5e792"
     ),
     "fwd_bf16_d96_br128_bc128_w8_s2_fa2_pointer": (
-        "sha256:d8e1ea85879e786f24004b344bf520e50ee7ba27fecaaa65159ae6ffd450b8b7"
+        "sha256:0d00dc4a099e28e1883633cd8506307dd33e4589007cf5768cd1eaf108d8479b"
     ),
     "fwd_bf16_d96_br128_bc128_w8_s2_s_ahead_descriptor": (
-        "sha256:8ab5659a0acbf78906a6dc1b70e9676b91d1abec525ab0409e4f7b13f53a94fb"
+        "sha256:dea0ada6c6cb75fb4aefd64b75dc4b5eaddb05148e36bfc3c183c73fee1ee99b"
     ),
     "fwd_bf16_d96_br128_bc32_w4_s3_fa2_pointer": (
-        "sha256:e86e29d6dc9d0c86bac30ab5a999364c807b08cfc67da44592b0f48b0e1ef1a3"
+        "sha256:eb25656ee8d96a764e5b5036c9ebeba57df18506f1011500120a2b1c0b5c86a3"
     ),
     "fwd_bf16_d96_br128_bc32_w8_s3_fa2_pointer": (
-        "sha256:4b14e1c22aeff0207d0481a4537c956cd5f118ec1017d6cb0953b7a2a7a71a2e"
+        "sha256:127f08ac4f518283c1577547598a8f78feace9a608fd031d89c93a5d276ce470"
     ),
     "fwd_bf16_d96_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:cc917115c549de0c0053343a26f132fb2cd55adcc4a96b3cb8abc9db21f2b07c"
+        "sha256:0d015c449b2f57c6fcb726f6f7652fb1e224b6372d3ec0ebb426bbe9ee11b3be"
     ),
     "fwd_bf16_d96_br128_bc64_w8_s3_fa2_descriptor": (
-        "sha256:be334879bfcd3a304cc7ee5ef8192556df0b18b8cb1f6234418e45dd0f517470"
+        "sha256:3a048fb915e0cabc32fa8a4b74e934f8ae82059f69260d35b09e500221c6a720"
     ),
     "fwd_bf16_d96_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:2bcb6e655a43f99d86517c1ee407c070cd1e55d70b6b0418c14ed00f9f9d221f"
+        "sha256:86e4fc05ba2a873bd7309ab5d2b823df4b6fac070c3acbef7d7dfa967a64659a"
     ),
     "fwd_bf16_d96_causal_br128_bc128_w8_s2_fa2_pointer_longest_first": (
-        "sha256:632f0a90e02babbeb6e72223948cdaf97169a4995d4bb859acbc1d327224d277"
+        "sha256:bd481f0085b335c57eb6cc8118c80333dde77b17d3ab5cbe8e63fbf928b72d11"
     ),
     "fwd_bf16_d96_causal_br128_bc128_w8_s2_s_ahead_descriptor_longest_first": (
-        "sha256:5b12b15cbb66fa9eab6a6cde1a3929cd7fd00b2b22b24b0c58aabe70a5750dab"
+        "sha256:b1c54a10621825ed5325b5276e77bc83ec4ed5b2e60fe06a89f5ba3de979212e"
     ),
     "fwd_bf16_d96_causal_br128_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:364350c235aab3bcd5ee1a7719ea6e05ec52ee7a840614d814e52ab3f9846e79"
+        "sha256:8846859f0c4cfb03223e5a030dcacfdc84226e901bcf231fa46329e87cd9d1af"
     ),
     "fwd_bf16_d96_causal_br128_bc32_w8_s3_fa2_pointer_longest_first": (
-        "sha256:467122412020e108950fc9695b561ff90a0ba0c4d580d4259628c5b08dc83ed2"
+        "sha256:89f52f833c6a10e8b3c835171560d825a8e6cde207f965314bf0f61636be373d"
     ),
     "fwd_bf16_d96_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:d8461811427ed0971e29d37628df32c778e1d63e58f7fbf6f579e1e2ba89596f"
+        "sha256:8d6dbc5a31ce58ecaa1d93f4d5cfd7fe29ecbf4f17cecad2351230bf39ff83db"
     ),
     "fwd_bf16_d96_causal_br128_bc64_w8_s3_fa2_descriptor_longest_first": (
-        "sha256:82479209088ef683ff256041bd7110bf1c9437f1de137edc1e5f9dec90e3b0ff"
+        "sha256:fbd680b0c191f45376339fd588998b00353c53203ccb31e5ed97cd9b2e4b0bba"
     ),
     "fwd_bf16_d96_causal_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:01ad325690599d0bc5acf02b93c1cbb0ebe38000c27ada52fab0e6843b130607"
+        "sha256:05c892e7b514704f66366dc004d8f2f0043dec8334533c9da67a92341f853474"
     ),
     "fwd_bf16_d96_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
-        "sha256:53a7a5b4bd90013b585971bf91b5ea980b75e43252f5003a7e95437cde372680"
+        "sha256:2b5ee2d8b35e09f003199e7ed1529828df43752252bfdd2bb4c2346bcaa9399d"
     ),
     "fwd_fp16_d128_alibi_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9031cebda4a9d9acc0ca84773826ac3c96a10d19d5eae3f141a26c77180b06a7"
+        "sha256:6b4a505e70263aa6a7841a0fff50dd7fad4d6ff2000fd2a3a4063d17762d1d3c"
     ),
     "fwd_fp16_d128_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a3422fed3fae30ee3774e6a55f4c407c27fcc7092445200f1f79a9085fcc2780"
+        "sha256:08db642f5a7c66437901add7aca80b72e47e50e8c9d8b524550513511669625c"
     ),
     "fwd_fp16_d128_blockmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:cd6f9e8480d54506a77c86516c8174876c285af84e78685b19d451e85b357706"
+        "sha256:674836f08c4d4fcd59647544bb407efe64e863bd4b96ed4e7435874dd0842c71"
     ),
     "fwd_fp16_d128_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0977b55e63fb4b1267c3a889cf9388fa9b8070e41a41fc84526f71992b1fbacb"
+        "sha256:2f19bad6325986b3ae33a804ba8ae1480b563cb4ba296f2f01f7cd38d4e7bc18"
     ),
     "fwd_fp16_d128_br128_bc128_w8_s2_fa2_pointer": (
-        "sha256:a204a922fe566907dfa594ae0ed35e50c466b2c9c54f499bf9574f107c70a2e8"
+        "sha256:bf5727942e7ee1b3fb56c793c3b8d9e70291e12fa69cbc6179f75b8c3af0b1e6"
     ),
     "fwd_fp16_d128_br128_bc128_w8_s2_s_ahead_descriptor": (
-        "sha256:95ff9793e0ed9fad6886161b909ba6ae59c21dba79eae88f5eff852a9c2eb1ad"
+        "sha256:9e5c1830f6ce356d731526be037179188421568087ffc95b6e4b93846af3ddda"
     ),
     "fwd_fp16_d128_br128_bc32_w4_s4_fa2_pointer": (
-        "sha256:19370c525783b81d35bab6018306409dd203ab0a1bb3824de927e03e6d02c80c"
+        "sha256:0491ba9a61c34aadb950e1dfe82e042d2f136aca2d36db2b41a83a5c5a9fd475"
     ),
     "fwd_fp16_d128_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:cc9c66b97bf0bec4ef9b35513f438b6da5eebfbe443fbb79616d4958510d0ca6"
+        "sha256:4bf1f3a78693922392585ad07f46a4ebc5cb198df70e5322638cb28de638ac7f"
     ),
     "fwd_fp16_d128_br128_bc64_w8_s3_s_ahead_pointer": (
-        "sha256:744514c3809ea63876931947a9d784a8584f74c6d708b9f1aa20b3f6d295ee1d"
+        "sha256:0870e13ff53e443d676dd690600cfe9cd0f0686cf4a9fe811fb35c18d72fc48f"
     ),
     "fwd_fp16_d128_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b746663f9f546bbd2fefbab70778e261522f85a786186a8036a1c18dfb58cf77"
+        "sha256:c13e31e1c5b33c3b0a0a0ebbfb9d16a9e73790a2ae64eab976442e5b39efa5f7"
     ),
     "fwd_fp16_d128_causal_alibi_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e46b94f08e50333473869d284ba77a73860ee838612e4292df948c4a1d740d6f"
+        "sha256:c78c9513b4612febc57a8200a88e2714046a324498b6ac877410497fdf5eadc4"
     ),
     "fwd_fp16_d128_causal_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0150f726fede24be3c846811901881c4d9b2e35d6f35a4476bb6f34e8db8acac"
+        "sha256:7e6ab0025b9f233917d13787ad993f6888517bad072213aa0784703e4f62a3d4"
     ),
     "fwd_fp16_d128_causal_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5d02deccc1d9e72a56abf30ff7040f6cc2f1e071e57127c4576595b6be8fdf2c"
+        "sha256:9b4ff5d2b9e4dd81a629e91eb126563d67781a179c7437b4fd0beafb0e7a5e05"
     ),
     "fwd_fp16_d128_causal_br128_bc128_w8_s2_fa2_pointer_longest_first": (
-        "sha256:eb88b6d430730687bde6a76c918289732fba4d4ebec7bce4bca584c038d49969"
+        "sha256:30109814f6ae740db3a953dbaa40b06e79f22e5d4666a4b2eff92b4612ce8af5"
     ),
     "fwd_fp16_d128_causal_br128_bc128_w8_s2_s_ahead_descriptor_longest_first": (
-        "sha256:d065cfa03ff4a35d13678108c46a6ece39b39f750bb1b5b55eb860b8d7328045"
+        "sha256:5b6c64dc70e36e9cd5e98b9d41e57c18a74c45d3cd71f6d6a101699a6783875d"
     ),
     "fwd_fp16_d128_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
-        "sha256:a1b645d8d54ebf21660fa75d0efa866b749b0d91f202c25f350fadc19ffc3d4a"
+        "sha256:1bb546f741d6e6ecaea248ab6828357a38135db870e11ff5fdecb6812be531c0"
     ),
     "fwd_fp16_d128_causal_br128_bc64_w8_s3_s_ahead_pointer_longest_first": (
-        "sha256:f045064eaffe07345cea9ddadd557c44dc1c6b01ffac93bbb1fce2ee56a9756a"
+        "sha256:c16a17a0a996a57afc3688a19a3a1dfc320b26559928eefdae610be47dbd1ff8"
     ),
     "fwd_fp16_d128_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4f15dd67d04268dd81331f686f63fd4e8a59c9b41e7d4015193280cf8182e106"
+        "sha256:e9ef880ed2c54cf14e110f65e4c71c8c6638eb18bc7ca304f47048f30812e5dc"
     ),
     "fwd_fp16_d128_causal_dropout_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:de6de928b6c94a2e7a9409eb42f1ad802abbdb62aedc9be675de8a1e03f85ec5"
+        "sha256:3a247b2083c15869a92c6716feeb202338d3d81e6c944c2c4ef721d1f63cfa6e"
     ),
     "fwd_fp16_d128_causal_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:40088c160d850cab5881286263f187f0dccfa6ff9adfb178be0ce5a44c0194f5"
+        "sha256:eef8ae25845b70dea769dd52f052950e0623a90c49544c8aa4a26f9e56e91284"
     ),
     "fwd_fp16_d128_causal_sink_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9af3101bb770c24b3269699af35d27c812464530e0dfa61050fce4c12c2d11a0"
+        "sha256:77998e5415e4d5bc5462b4e162f8f0d8dd0cfb72baca2cd462bc41d88059ebe4"
     ),
     "fwd_fp16_d128_causal_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b50afc3d7d0836c7b087aab05117e2db58f8d61143fecad75fc7a418af645c7d"
+        "sha256:9db8f99162115ad999cea578ab0a4883c378255129ac6633f1f076f82164a79d"
     ),
     "fwd_fp16_d128_causal_varlen_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:705821ccb24e34852b5569e9886c85f1710426604928e0c13b6f955342c45a3a"
+        "sha256:aa2fd274a52a50eac81e08cd133f55a1c4b9f0c619ae3a6ef83a0212d9cdef54"
     ),
     "fwd_fp16_d128_causal_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d036c4c9d7b33341e356e50a90e726c4ad22c4d15b716d694391a09151620c37"
+        "sha256:db728785ed169fca22d2449443d5d3e1ef9c7550010f0a59210e9bee89ff55f8"
     ),
     "fwd_fp16_d128_dropout_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5d884e02fa81f19f1ba4d31e01bd9a659a3708ed82e9601305df0a1a14f0afc5"
+        "sha256:375d8b4ec6b5111389e9df3b23c93aa069302d4c6fe4da174e1f06dac33ae5dc"
     ),
     "fwd_fp16_d128_fp8_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:847267e9a78787cc3f9b2a797a6254910d9ed80ac3fbdbee8ffefc68ce6b19e3"
+        "sha256:d2af7e7a653fa90889276254997c112b0b02e408cb993bbcd2b735b493be752c"
     ),
     "fwd_fp16_d128_sink_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:829ba174b323c2aa1512a5fe640ee7cfcdf313754d49a24ac330b8a13a5452c3"
+        "sha256:0f6e9e16452cd1db59a23517365e347bb61a6eef9a17d9e633aafc907569f632"
     ),
     "fwd_fp16_d128_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3d4763f9835349d70dad95d6f0ada768c58959852707cf853704c795b472e379"
+        "sha256:e0182526052ab885c0b4b30431d29c4134c6b6accf9a4b14839fbd86e1b1132a"
     ),
     "fwd_fp16_d128_varlen_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:aff3b2d1f555f4a162c9b402a1f1cf26cdb8fe27c7b7ebbc2f2c575eb0873e1f"
+        "sha256:930c718241925dcac5c56a5e0b4fd0cfba5eed2f2cdd8b51c779333a37756e78"
     ),
     "fwd_fp16_d128_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c35e5488686d872e1139c65207a672b9da6539dfcaa252e2afe0cefc8f7bde81"
+        "sha256:1bc37a58fb6f1586bbc492104a115fc830110b12101a17281da627cc4a2231dc"
     ),
     "fwd_fp16_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ca1e40775d12b522a0badb2f3456b6e70456557761d160a0f2c7f6e829cf0c63"
+        "sha256:59f41f39012274586dc36a9f74a513e8239ba145c90bc75e6b3d41251b04db1b"
     ),
     "fwd_fp16_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e31d71084122579f9a49c0473e44846759d28609265c27c772b4b877ae012895"
+        "sha256:0acdf3a5dde8d732db9eaea7e04cdb2682afd3e4af097a2421ab85ad8a22771e"
     ),
     "fwd_fp16_d16_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e55621c66b33f40c35b270f8f9f58550c14488e657a6836aa97ed32232b23248"
+        "sha256:b41887515ff51f176aa86cae710ba3a410f84deb239d1bfdbd5b3e37d3638a53"
     ),
     "fwd_fp16_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ce6c1e8ed918344e05a41e2ad47ea9890935bdc021835da4a6312ca5465e8ac4"
+        "sha256:a75c079e7cac60eaa3ff1b5159909f1adbb56b4a07d0473dea50a9975eeb3c61"
     ),
     "fwd_fp16_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b126b6057095ca75beee5c0a881772e2fa42409c66a2f9aad5faf89ad88625a4"
+        "sha256:fb4ff8c938764d4acfd40a9a9aab1917ff91d37fc147e5ec592ab5a172cdb02e"
     ),
     "fwd_fp16_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:30fc2ea2c9d7dbfcf06abcdbe8d871caa313d8a75990c64eb72069d97b90dc06"
+        "sha256:0ad1efe7be4c21149c2ab968198e4886e894a0d093cdf9a72c7fd011547c4c02"
     ),
     "fwd_fp16_d16_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4c79db849c26001c9b2e4b7288a02b681585704e5ea5860042ecb694621a8732"
+        "sha256:8de2470f7bde9a4986fb6e332d119852532550aca8e388e2d1d882ccc28b99c0"
     ),
     "fwd_fp16_d16_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9a72488c808666c6cba837c5ec36959a3357a4e46fa430a1ce2cf7011b27a0cd"
+        "sha256:71b01cc9d709d45a50593858230b9a018a93dd68a02e89a9d426dc099f961d3c"
     ),
     "fwd_fp16_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:14353b7954b0edf487c597628a8b44d3ae0f82e6fc3dd5f02cbc9b2c0d344db5"
+        "sha256:276ec5d016bd819fc2bef3baa15dc892f433b869d8c5742b9516172ae908819e"
     ),
     "fwd_fp16_d16_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3b8c4a9acb9a0b80d42a99b8e4ecd1a6178fcb4caeb9b85348cd1b4107ccdec3"
+        "sha256:8ec2391a71b430e1e243f9ad36696ecc60666bdaab5ab520f96eb5d1f3bc32cf"
     ),
     "fwd_fp16_d16_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2a79c893317212a001d30d0b42500ddd3295bf65cb4d11b55fbb7931ca863a72"
+        "sha256:d1a6f193e03cfe07a97dce04c4331538313cd35f5e113b8618194b95a0716d37"
     ),
     "fwd_fp16_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6f2023c15df521afebcadb2f4caf6cbd2bc30b36a944f58d688d73e22c53a526"
+        "sha256:5fa51164842c8546c2a97f39b523b1934597b4f849fda509c89dde405ec948cb"
     ),
     "fwd_fp16_d16_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:fc11ecb6ebabaa976e8abe42775bc01889e2291f9879bdab66549a02b8b48ef0"
+        "sha256:0643b6723227de04af0030348047b99a07926f1a09fcac17b73fd4d2865d7dfd"
     ),
     "fwd_fp16_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:acd71cd095a9973c68b682203b14fb108ea47ba5df70167151eba825bf063e83"
+        "sha256:1eda399ce2b45dc347ad5ca3fa0825a41211dec3536994509e16b28fe775d08a"
     ),
     "fwd_fp16_d16_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8c114c182dd63e705ee4bc46020c9167d61f344f8d560bedbfebf359d10bb4d4"
+        "sha256:e0fdf4ba3d62645f22477451c0186171bb31e20c95f740080f54cd2769dfcda0"
     ),
     "fwd_fp16_d16_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a26fb95de63b99374df3f3048f30a35524c23126248f1f920e5c4457cf9452af"
+        "sha256:0cc27ce0ebe220c0f7f706588a4a25253aa6dfb6e4a79fc8f80204fab41fdea8"
     ),
     "fwd_fp16_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b47a284761333d4751da5bfb01a05b304372b2f279d86e89996e48d23c15d3d3"
+        "sha256:380dd2b42eb9faa895c04fa1f156807377baff02891c1cc4e7178b73a00b59c9"
     ),
     "fwd_fp16_d16_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f953229afbc5c5401025ed6e9d363be9ac0aa67a123542b9f4aea578e8815ae5"
+        "sha256:a02ab884be0aedf8c42d4d6651f239cbb28f3973e6e4ca76c6a565fcc8214f95"
     ),
     "fwd_fp16_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:504c3adaafd6ab5d83055291d3c404413e64163b4a45eb5214f7b6b151425908"
+        "sha256:fc04ec0dfc5880a63feb4581ba4ca391de0ab7950cbed409b0d70765b3b689db"
     ),
     "fwd_fp16_d192_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:032dc4193e522933f7616f263db762b56ae4e76b8b7c91612c594732930d5932"
+        "sha256:0449953d78031e1d669cc7dc292fc2224ff9e271c11af597a649a3d5bfade5af"
     ),
     "fwd_fp16_d192_br128_bc64_w8_s2_s_ahead_descriptor": (
-        "sha256:34271632ffd708c65440068c6c47b2864ab57e2d3179130d0d747d0b0863da45"
+        "sha256:6aea8365d09d14fbced5bed7c1ba24527371c957e65a5d6685926410b040f7bc"
     ),
     "fwd_fp16_d192_br32_bc32_w4_s1_s_ahead_pointer": (
-        "sha256:7ee7592e602a2100540a037fe835e0aaf89447ca6ba0a8c81b361d899bdd00e4"
+        "sha256:58eec32e26edd323f11760e9fa1d64c057a60cde1b1c796b1709b17c336d6c07"
     ),
     "fwd_fp16_d192_br32_bc32_w4_s3_s_ahead_pointer": (
-        "sha256:64a2f8dff94dc3adcb3a33e759985aa12f14ea83bac30c3e15045cf1c598b1e4"
+        "sha256:613b8b85cff10a8f5e31d69807ef1daf8b001e171e4e24bbb3aeb376c7b79aea"
     ),
     "fwd_fp16_d192_br32_bc32_w8_s2_fa2_pointer": (
-        "sha256:9f831c002115d22b2fa12233399992462ef7ef00e4551480ebd7ac91ae18a526"
+        "sha256:850b6f1446a65c7e1ed10edc18dafff9d1c6ac7e9e0eb6acbeea6ea0b7ed1f62"
     ),
     "fwd_fp16_d192_br64_bc32_w4_s2_fa2_pointer": (
-        "sha256:ce62f4889cea09554b3674031e22198ff350fc59f9d2bcd50327d049d100ff26"
+        "sha256:b83b67fc6bf56661e4b23b7ac005ed58885e7d92dacdebe6e196cb630e86a5c0"
     ),
     "fwd_fp16_d192_br64_bc64_w4_s2_fa2_pointer": (
-        "sha256:9bcf5aa2d5bdc5c21256fc8c61aa4da6bff27d146eb6a764e3f1e616f16f6eda"
+        "sha256:5f3f32ad2dd6c2a8a650c6f5de2ee8d0f537a1e55704c2746f6a6c76b8cfea16"
     ),
     "fwd_fp16_d192_br64_bc64_w4_s3_fa2_descriptor": (
-        "sha256:6df699b889ccc00c29f987cb7a59bab8a4e4ff52c917ce1b5cb16a3efe721b0b"
+        "sha256:b9732c87e1dd631fe2b2111cdc8bf9cabbbf8e2a2cc8bb528edb3e77df53bd10"
     ),
     "fwd_fp16_d192_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:a928212ed1eb6261192ce57b80dee390e4cdaf730c5b6a9d30c8aa45c8fded74"
+        "sha256:8c6fdf6c878b4c95c565576d2e953b8fcb19964502604e82933637c8c27dd398"
     ),
     "fwd_fp16_d192_causal_br128_bc64_w8_s2_s_ahead_descriptor_longest_first": (
-        "sha256:3607573bc8a03003b9c6afffd41373a460737f050ba50ffc029c7684465844ac"
+        "sha256:1cd1d287d4d98c0034835af044550b16a0899396b9224cc123ae45f05239907b"
     ),
     "fwd_fp16_d192_causal_br32_bc32_w4_s3_s_ahead_pointer": (
-        "sha256:50ad180c1ecbb280492de16e37f19939b6e78f5c0105cd278350a5c0538f961e"
+        "sha256:0108e1670dd64f855a577e43f39c052018f23478c3dac146efec8ebc3bdbf3ce"
     ),
     "fwd_fp16_d192_causal_br32_bc32_w4_s3_s_ahead_pointer_longest_first": (
-        "sha256:f5cb9f4c18e155f4f6480ee1b3296f32f7dd69e2e064b1b9a409ea51565e40cc"
+        "sha256:17f8eaba7935c3ede394373d6b175580f1162c23b3e4e651a6df4fbe243254bd"
     ),
     "fwd_fp16_d192_causal_br32_bc32_w8_s2_fa2_pointer": (
-        "sha256:95412f40347c1792139bbef4233246afd8ad3d485e8318b367770d47b559cc85"
+        "sha256:cb09363568a9124147b56e219fb93a0ee3781cb456400086b7739bc3666110b2"
     ),
     "fwd_fp16_d192_causal_br32_bc64_w4_s1_s_ahead_pointer_longest_first": (
-        "sha256:46f616717d32b2bd5329288fd8957e27094ebd6e0863130f20b1c7b96b0c16b1"
+        "sha256:adc46d80433effd34ee83c61ee1d375598b9c9de2ebc0b38afc55e91e3370bf7"
     ),
     "fwd_fp16_d192_causal_br32_bc64_w4_s3_s_ahead_pointer_longest_first": (
-        "sha256:ea7a6ce979606bdb204b51eabc845d4646517674cd0b4ca679ebc2697b5724b3"
+        "sha256:dc3b8dfdf6172c323963275981793045973bce209de09e45b90482f57fb69543"
     ),
     "fwd_fp16_d192_causal_br64_bc64_w4_s2_fa2_pointer_longest_first": (
-        "sha256:56dce5785588d860c50109ebb1cc32c81b3e44a397ac6148c8cf1a6752fc0c24"
+        "sha256:03607699ffb1649fe9ee3416e2f2c27aecb467161aa09d298183fb1d197dfd70"
     ),
     "fwd_fp16_d192_causal_br64_bc64_w4_s3_fa2_descriptor_longest_first": (
-        "sha256:4772e63bd3ef66639b633adfd42f074696939ae01423762808dd985056d9da5e"
+        "sha256:81cb03a8232c7e05b981f18e27d282a7734be9df7a5c4ee94b7eb6d0c8366eb3"
     ),
     "fwd_fp16_d256_alibi_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:43571c629a742fb955474577945f80f096dc2755af3bdc52cb0ad8574942e1fb"
+        "sha256:d54b4fb00fe43a3fb9912aa65c0ec721fda0735b5ee4f81df46e471613085f7f"
     ),
     "fwd_fp16_d256_bias_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:28214ce0b142c5e23053901381f62242f098dff4c8910630eeb3227b61aa0048"
+        "sha256:b118663ca0a259d3b632b1dd560cc8e4f25ef7578d67d7912431647a915aa1dc"
     ),
     "fwd_fp16_d256_blockmask_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:00aebd754bd3965b17621e556e8f218ef90a4b431fe1949159814a87bff7169d"
+        "sha256:3cbbd027d4fca6f861ad5bf7c7d1755adce09593dfaaf3d194b4c10f4d2fd4e4"
     ),
     "fwd_fp16_d256_boolmask_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:22c79f4bf91d3e474bd108e926bad3f195f28cf98c268028c3e47eb843bb85aa"
+        "sha256:2cf81c56d08215a08876ef81387ea540e69910c762c7248d2d20f75bf9f443f0"
     ),
     "fwd_fp16_d256_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:eb7d6f170fc704361effde711438565b46b7113e0426dcb7e2d67bf6a4f24989"
+        "sha256:db2362df12bdd8bda6756609f6157f30af9c38a80df44087ef31fe0a927ee017"
     ),
     "fwd_fp16_d256_br128_bc64_w8_s2_s_ahead_descriptor": (
-        "sha256:a1ae630531345feba64a601112d0ddce2396d517aeaef8d5c4823c8a88d8242b"
+        "sha256:00b6737d44e410c16b4ee249ca3b2eda1b988738afc14af916b0bd82382da36f"
     ),
     "fwd_fp16_d256_br32_bc32_w4_s3_s_ahead_pointer": (
-        "sha256:6ef885f6c3f994c63b43741ea6a511ef47b4cd0a75481c4d42323695491814a6"
+        "sha256:e477e374ad3b0c2fb6e921d9dcef3e17d7e84f5e672604b634272832b6da58f4"
     ),
     "fwd_fp16_d256_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:8b2aeb359cf738ef221deda30c3cc6710c354900bfeb85e02348d153c10a3332"
+        "sha256:a050f017ad388cae36660acae7f6853d86582a509b1187f38e3ff6ac70ad063b"
     ),
     "fwd_fp16_d256_br32_bc64_w4_s3_s_ahead_pointer": (
-        "sha256:c5bd8fa42752a58a31f8fc8adef41f61f61770f79207ae63c0f04c47ccbea684"
+        "sha256:26b6ef09f5f92b2076cf68313d68e70f54d4dc7afe6f73b6cd0d5c57b7a90b42"
     ),
     "fwd_fp16_d256_br64_bc32_w4_s2_fa2_pointer": (
-        "sha256:b7bb98eeb58f9e3871f2b5eab46dd4637ecd4d91cc245d6c28ff8e6012373268"
+        "sha256:5b537ae5ea1f933532ebc3d9de9b51efdc2c68195ec3451cb5d3da48b1e68af3"
     ),
     "fwd_fp16_d256_br64_bc64_w4_s2_fa2_pointer": (
-        "sha256:35bd9bcbb4b9e6c268dd98ae2231d184b1d982deeb3022a51a0ec138329c2195"
+        "sha256:b5a4547b09371af2aa5e0559ed138443c79f7176427f2e0af0169785866b21ed"
     ),
     "fwd_fp16_d256_br64_bc64_w4_s3_fa2_descriptor": (
-        "sha256:307becffb98f2630fe59e0235e51322ae589fd835eba73ef28e110a461c2bf00"
+        "sha256:5840da2aca74843168731e58218d2a04c2319d4b301148b82ee643844cb96e04"
     ),
     "fwd_fp16_d256_causal_alibi_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:1b9d649d75138ee520650dc84575906f1b2b4368f2ea71ada9652814e6d07bc4"
+        "sha256:869f66e21e5f12dde6d72fb534ef379b750f96923dc3d50bf2a11525cd39dc59"
     ),
     "fwd_fp16_d256_causal_bias_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:ff08f44af800bf6b60de23a5a89c4c1a181e72690e445e880db538df95cba4ff"
+        "sha256:35fa684c0b3345b89824298a88863b5a92cdca5c4ffe9680bf781272b8cb99b6"
     ),
     "fwd_fp16_d256_causal_boolmask_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:66124d73a06e6815491d7e1bce730f291ce8aeee482a2ac7973b55c9283ab734"
+        "sha256:370979214b30ad1082981464fbed3a03949bf0003dbea54d286afcb69e602fb3"
     ),
     "fwd_fp16_d256_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:362121d1589d9d520b5c60bee4a1d98d896a2170a8ef897eb0342a6dba8b6511"
+        "sha256:8e10c335b65411e7d8ea85bd846fb141ab59c74618e182b7f3c361530dd64fbe"
     ),
     "fwd_fp16_d256_causal_br128_bc64_w8_s2_s_ahead_descriptor_longest_first": (
-        "sha256:f9fa11a2a5445fc11df6326d1dd62dc4bc891a759e474534a8c12cd40b711525"
+        "sha256:f67d2998a3b1d04446f3eb64ebe87c32fbfb78cb55549e90364864972c0d3a29"
     ),
     "fwd_fp16_d256_causal_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:d0cc4683a2dd0b8784a671011ca2b5a3a756b6856f78bb5794e0e55d1c176fe4"
+        "sha256:705488f534e1166b75220b2b5ac5129d0a125d775588cf9d8013d33861dd3536"
     ),
     "fwd_fp16_d256_causal_br32_bc32_w4_s3_s_ahead_pointer_longest_first": (
-        "sha256:5919bcfe917d0ec35a2ab895c2f07fb685eba9ce8ff1883710e6cc47435dcaf1"
+        "sha256:48ec3a1ad84f4d6aa105ec286698cb27f759ae59965ad77f4e467621a1e534a2"
     ),
     "fwd_fp16_d256_causal_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:693c37179b0c2a7a5a57a6013410ea975349c43e1edc93e1604e5690735dc51b"
+        "sha256:1479f3299d01fd8e87c19615aaacc130a1cd35267f70f069e93122914d044b92"
     ),
     "fwd_fp16_d256_causal_br32_bc64_w4_s3_s_ahead_pointer_longest_first": (
-        "sha256:42dc8e0c754570e83f33ba5e1eafd4e68c737ad049a7bc3c625add019a214320"
+        "sha256:2fba5246293db966e18b5a92018bb858e99b943cfc2bc87ea5aec271e791cbc0"
     ),
     "fwd_fp16_d256_causal_br64_bc64_w4_s2_fa2_pointer_longest_first": (
-        "sha256:6cbad73544fa7728a5065ea13cfd8704ab170968fc099aa61aadee6e173b77d3"
+        "sha256:f6469499296c88a23e66d9a2d71069866dbd3dfefecb084152d2d8741edc181d"
     ),
     "fwd_fp16_d256_causal_br64_bc64_w4_s3_fa2_descriptor_longest_first": (
-        "sha256:f1e7284f06db1d7f9d431a19741dd73a14c65148c96c12afa42c14b722e586eb"
+        "sha256:1f10ab38bcfa81b2ae9859cb26486aeac08ae47da2c0fb87067c87a09290163b"
     ),
     "fwd_fp16_d256_causal_dropout_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:52c428fe2faeae59da0ee96a0c093231d005bbb607bf0621c40efb9b629c15ed"
+        "sha256:ee336d193d158a7c3f7889029e149ff1a6981ac9983a7ff47826eb6facea54ef"
     ),
     "fwd_fp16_d256_causal_fp8_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:9c13a8b72885c153e550bcadca0109d17e8f746172e9fe52ecb352c57207e22b"
+        "sha256:243e9f624d0f5b6fbb048b276fdc7f0e806093b40331cd4fd7a8c142e0496b54"
     ),
     "fwd_fp16_d256_causal_sink_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:9ac7a9290707737914a37b90aa89c57d3a9052b1a4ef8430a90daaa2bb8196a9"
+        "sha256:a6d78ed06194598d95f90f772bd0c834a3509d8fc7c6701994eeefd7ff905b3c"
     ),
     "fwd_fp16_d256_causal_softcap_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:205c3c1a62fd8b1af6727d6f11e5d240dcfa96936c8511c0689d95a288f4b4ae"
+        "sha256:2d8493a195978a241407196fc51569c5e6fdf3e9802dbc4616c98fb504b8dbe7"
     ),
     "fwd_fp16_d256_causal_varlen_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:235656a0411efed84cdfb242845bda1791fb4f4bb934daafb2d85f866b9fe018"
+        "sha256:27f06031b62ecd9ff477fbde1ecfbdcc20154941c9951cb01bce31bc3f7579c8"
     ),
     "fwd_fp16_d256_causal_window_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:70d4a0a0bfc419db6a351400a97b036cbacc445a4432a3f917440b444ef6d6dc"
+        "sha256:cea1632e1f51444ec011f0760a3f21d6a6be3c96da10ff338e194d250a607f1f"
     ),
     "fwd_fp16_d256_dropout_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:d3dace0d3fb7d88ba2c77ceab80b74539e4ddb242caf855be6d32c41d5fa3bce"
+        "sha256:e43917b95e5f4b5f4e0045b590b646f4f561234232e09439eec40f098b66228c"
     ),
     "fwd_fp16_d256_fp8_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:5baf39dd34a1189ed931d6029e4b197e2af4fd9e108e361733a849341fa47c4d"
+        "sha256:16bd6ec8bc1d1befc1ba4f59b1d1b4f995fc2e45d0666edd487f1bb9a3da2908"
     ),
     "fwd_fp16_d256_sink_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:7b7fe76ad241f8e3ff7cb84ace6e347d8758e0b8f3f961a48d48224d10b50f80"
+        "sha256:a6bfefebfdc30d76555120a75515c63ddd318c6e7d175d704ea13009d774d016"
     ),
     "fwd_fp16_d256_softcap_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:33c74643b2e95ac081f2d5e5e4c629a202ed5c95ebdfa4637e2f38488fad53f3"
+        "sha256:fed2527785049483cf95094d40de94d5da02b3cdfc6c2c8aa65e637ab301645f"
     ),
     "fwd_fp16_d256_varlen_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:4f44031375c0d9cac7d7a02f0939ee5657b6e41e55d4b1e17a696a4faa00351b"
+        "sha256:017ee018fcfe60c24cd552890002b0a1beedad7490bed94a9ce2cb869142c595"
     ),
     "fwd_fp16_d256_window_br32_bc32_w8_s2_fa2_pointer_any_dim": (
-        "sha256:4b083fc1eee5c5231e36eda2f6b2ae624e8ef6d7f60f1e826ee7851de885dee3"
+        "sha256:341ed592dd20a127c633ed3431346406037d1f42dec3773a2deafd0dbac5b4c3"
     ),
     "fwd_fp16_d32_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:db7ce1af9efddcff92f1469ad8655805431439a22a5f6c4bd7d5beabed452279"
+        "sha256:57a39f7f34ac2113fb92928c254912dbe5508b80026c0a177d6c3fc3249975ca"
     ),
     "fwd_fp16_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4cb1f66da7856b3a0127076c13e4f63e37c6ee65ee6c05c39a4781f23b4d73d7"
+        "sha256:5cd075063923165acae6fb6c5c970a3796698a9d80f22af7f0b4253ba080def6"
     ),
     "fwd_fp16_d32_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e0a5abc899bf8aae40f4d01973e6e798eb8633a3ef685571271c97178cf9b7aa"
+        "sha256:0d6bef91304a077abf0497c33d5bafaebc2158ba76338817309f8e7c61c6f0e9"
     ),
     "fwd_fp16_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c036b2a95559430043d9ef7da2622d9f94ebf84373aaab503793c47ba9573f08"
+        "sha256:ad876eb859e3c5239849d2b4139cf1f5de3bb14a4ef8f826b8f13276bed57755"
     ),
     "fwd_fp16_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0b5cc0024c157a192b5ff5847d728b4c238fc148dfb0aae65413d8134a7e2a94"
+        "sha256:0f6d701f21fc019370fe5f2d39290da83cd5e00089ef1386b87125b7e84a4901"
     ),
     "fwd_fp16_d32_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:96dbe819007a7c0271177dc293a539cf8a5f48d67def59c8d736241c499fa182"
+        "sha256:4afb7db2ddd4771f65d002f9ec0e61107270157a8549d02ecb713bfc2fb5cdb7"
     ),
     "fwd_fp16_d32_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:828995f7dd6596e49357883650a1cc174161dcbfd5dbf07a7597fa0bb69773e5"
+        "sha256:0f6c032c49b3e4b8a6e0ad4744786c4d157a031cde4a4524bb7fd474779044f3"
     ),
     "fwd_fp16_d32_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:10f3348caf943fc66f4217d6d65604b6c700406450d56a91a8ac4d4123c8ba04"
+        "sha256:2cf37f41324e5d83be5432dfc40b5521a710c299cfc0d70c101d689990325b86"
     ),
     "fwd_fp16_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:baa4a0e4c884d0f3ade6a0850973b061aa9225c680e42445c28a2d2990599d12"
+        "sha256:49c21ad2de83706f9cb018670f9558713299fd3cba8925c5440df73befc6347f"
     ),
     "fwd_fp16_d32_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d09d28b860f3f740def5eb65ee5d597e6a81aed3b4d0877d0debbdbd45129c83"
+        "sha256:4724aee94a819e8d55fad3ab67f86bdf22393a4d286cf351898e8b81133ab27f"
     ),
     "fwd_fp16_d32_causal_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2178291f15f25b7c492fd1d124201e561c74f0db6ec93e73d10757184f5d864e"
+        "sha256:0ca66b9c1c4106644adf3dc7de64a42d5612aecde1736fb86de01f9d503ecc23"
     ),
     "fwd_fp16_d32_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:bd957bf5d36c24e10024526e624666f820ed2216ad932aaf5440579e37352fa1"
+        "sha256:2b3a4e59008f82c2d5e89e64ceba02850c5ee62efcaf91cc5b7bba804e1b3af0"
     ),
     "fwd_fp16_d32_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d441b2d42e2c81e34766ec5ce77c6635c2d82f16a82620d3434ad9828f7b0f48"
+        "sha256:55fbea0265e0a46fb3eda1e0ff1ad7a68ecc1d455b7f351bff5c1e654b3d5c56"
     ),
     "fwd_fp16_d32_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:860312644c3830949c941976bf1f6a1f8ab2e1490f1886a24ff9bae68dca6b52"
+        "sha256:2d95dd07abfb2d300229736aa566d5e7f24af983d1d45e55cfc96d9e29e66f74"
     ),
     "fwd_fp16_d32_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:1d89e0f2006f1a3b54d1781b7a84efa1075b807925f22d01994676f5786164c9"
+        "sha256:e8d8cb180c6b4e440b875a2297b1fd47e874ff77a95ce34c2d3936f20fba65ec"
     ),
     "fwd_fp16_d32_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3ca992cf06e6c730185bdc94feaac77db6f65c81dc6ac00e783c448ffdfdaa7c"
+        "sha256:50a460be45562a40da3f63f2bc5548dde7bf8ca8f1368ed031e94a5340de9102"
     ),
     "fwd_fp16_d32_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:857c3db966327cb8e4ff4b6b5505426680d5ca789ccc0b241e21f7bf8a32b983"
+        "sha256:1cedc7bcf99acef2921cb804ae262dac16cf3aa095ccd67dcc65669fff862a9a"
     ),
     "fwd_fp16_d32_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ced491eafdfddadb512efe82576640d82ec55be986f27b390c6539514716241e"
+        "sha256:7a97773634d2a9d1be3b77024592e6eca95ea58561295cf77d014d3e1667b7f0"
     ),
     "fwd_fp16_d32_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:20af5e379378bb6d51d64b353084ce7f362988292cffabff0950a91c7c5b7a5d"
+        "sha256:7be05d025f6ca0a417b8b5d9e373b4da72bc14591a12a668697edfa17e6b90ee"
     ),
     "fwd_fp16_d32_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:834d79dd5da3ebbfa9a8f04d178e2ef488a261bf7b27895607631bdf88e2af0b"
+        "sha256:739e97b66e1204097c1efdaae010e15ac68dcdc21a15a1b5a0b3ae6a04142d4e"
     ),
     "fwd_fp16_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:352874cdf4e85db317b703761e577d72c083bf81fe7c7bff572ae0505c086171"
+        "sha256:dec0fe0ea6df3309efbdc6858bc852ab0447dc219e9bf62a28e79824a806bff9"
     ),
     "fwd_fp16_d512_br32_bc32_w8_s2_fa2_pointer_any_dim_v2": (
-        "sha256:659b016679d853e8e356998aec68edcf52eee6bc31ceb3dddb62ffd3e97f5393"
+        "sha256:35233f49fa0f836ece154047f4f08887cc18f902de3e490dbc1dcdbbc89e34d5"
     ),
     "fwd_fp16_d512_causal_br32_bc32_w8_s2_fa2_pointer_any_dim_v2": (
-        "sha256:b31d2fa290eff9018d3356f1cd4fdfc7cfde818a015a7c27d1fd38d0a8100f96"
+        "sha256:617340e8cdcb43250a322b08db22f199b43061e65f42f90ea266f4fd1feb91f8"
     ),
     "fwd_fp16_d64_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:06b8073cc7494bfa27b23299a8d19a67bdf85c783ab2510b885ec04bdec287c4"
+        "sha256:505dd5f7f2bf17dd98d62c7c5aed587572ce18753791c5b3a89d6e4322b5283d"
     ),
     "fwd_fp16_d64_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a4680cdfad5c61553540ce6f04878ebf5b80ff0e7f5031d9c89cce61871809ec"
+        "sha256:97feacd91b66277c3b8cab29d9c810c6ff05b5104b379ddaeb76cb473c2cb740"
     ),
     "fwd_fp16_d64_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3f85a1143e7e6597aa8ed24accd2dc66585d1a4089a76135f73a8ef03de7d016"
+        "sha256:bd034d58faeae68ff1a9d29125b72f96fb84fbd45295655e924d777df41ca7b4"
     ),
     "fwd_fp16_d64_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:86d46c74235240fc11e9c2c49987d1260be65c17fec3995fc5142290799fcf23"
+        "sha256:0f96f4f908f767e3c84c33596cc02f708e4f3f2eb87e4b779db646c2b033783b"
     ),
     "fwd_fp16_d64_br128_bc32_w8_s4_fa2_pointer": (
-        "sha256:1f003a43d51e51963cdf33e702a5be83df7b2037c38933207417d895e9c2d8c9"
+        "sha256:349c7f33e489adecd9db7dac161f4edbdc13767d2fc052a39b986c7e92d33253"
     ),
     "fwd_fp16_d64_br128_bc64_w4_s3_fa2_pointer": (
-        "sha256:337ca8faaa52342c886827e67d3f55f01e014bd6319acbbc89263681c7dc179c"
+        "sha256:0e936fd6d827a357c7d3571bd5b5159669fa1e9fac1105f988e6a2823ab60902"
     ),
     "fwd_fp16_d64_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:43da0262ca0451d3bf21883a4b9c99be30cf792bc2f9f7cffa71a0890f14cf18"
+        "sha256:c078ab3f0286b78e7d2769c5c6409e98acf775504a46a1f10e29111e9ad2899d"
     ),
     "fwd_fp16_d64_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:6ef43a9e62a97f48aeca232be12cd1f5d8cbc62a1cdcfc24ae24d17b0c905ec6"
+        "sha256:f14ee4ac5a57b52af5f7374b21290a631af9d0f5c28b31a93073f0473f3788c3"
     ),
     "fwd_fp16_d64_br128_bc64_w8_s3_s_ahead_descriptor": (
-        "sha256:ced2e5040c446fe3a3a793115c81d1bc8c312ff173e3959779bf1adcf81a1ef4"
+        "sha256:df6625a53b4f70610d289dbdad66878d64f9663385a1dcf270ffb697031d5f66"
     ),
     "fwd_fp16_d64_br64_bc16_w4_s3_fa2_pointer": (
-        "sha256:f51e624566c070ef5b7dcf9828009c1044ca3aecccb291545f0a813f4c466a9b"
+        "sha256:01537105c400143ab4c7c94ec12ef86838f154c25850faa20cfd7ba825422a4e"
     ),
     "fwd_fp16_d64_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:163cd590d3b367e966a5d9b2c68ca99b222a09c09ea0339a2669a4f5edfac9d2"
+        "sha256:052c93115eaa23e912b9f85fa983eae72fdd84af99b9337abd2250814f523fff"
     ),
     "fwd_fp16_d64_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:73760cd9f4e289dabb45cc91ed25de3dc7f5f0f86e00ca12dc20c4ec85f327fd"
+        "sha256:ea4409763183876d8d3598d7389c7bb7d3132b09172b4dd0489f13497a336ecd"
     ),
     "fwd_fp16_d64_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:fdc0c66ad59068c5dc27ef2f3daeb0cae4730a58e82f91d021702f6279c22d2b"
+        "sha256:78bec68bb602cd32b20bc74d958a3f05d9897abf7f0c7e4e1b725d7366624bfb"
     ),
     "fwd_fp16_d64_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:389efbe22b6fecf854b7b562cb936aa194c41e107d5532d1dd9495898981e0eb"
+        "sha256:76002823783837a5cc7f12b7dac993adb62cedffa9617f195acac568109a6a7f"
     ),
     "fwd_fp16_d64_causal_br128_bc64_w4_s3_fa2_pointer_longest_first": (
-        "sha256:1e1ab75bdd3a57bb8615785af40911286daf9191b2663ccc8671de6fe7f5071b"
+        "sha256:1a4a951e82bf34731392ad21ca94192025398d01415aaba9b01e305d733bb06d"
     ),
     "fwd_fp16_d64_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:ccf48640dbe72d5c837cc8e3de2c97319747f690a6e1741b4b203f3806f27b28"
+        "sha256:0171597908548c0e6a25a246eb2793b15a56220851d8f919366f496877b7cb10"
     ),
     "fwd_fp16_d64_causal_br128_bc64_w8_s3_fa2_descriptor_longest_first": (
-        "sha256:74d3a78e5acfe1f9fac7b3363ffedab29e3f19585a8a146a87a88d03bf9f0dc2"
+        "sha256:a604841b48f7115330452a71b91326c781261540cbaee0cb1fc67d56e7eee19e"
     ),
     "fwd_fp16_d64_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
-        "sha256:b647f82f355ebcb8a7051fbd0cd702286def70ecb7f76e19aff984a2d921307c"
+        "sha256:781653f1e55e830d9fc4019e32f48ffab4e6f2713d4e6fd4a6e009a2e1330a30"
     ),
     "fwd_fp16_d64_causal_br64_bc16_w4_s3_fa2_pointer_longest_first": (
-        "sha256:824ea0b4dcb2c96007ded09be230c94dc60ac314bdbf6375451d867556c021b5"
+        "sha256:112645d5f23bf126d518f0aa1446b1555d946baca06f806d19c2804e82aac7a1"
     ),
     "fwd_fp16_d64_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:baf6fad811eb1334593551722b9f707f562b1de7d8c3f003a7c2a3ccf212c0fd"
+        "sha256:b1cf77266e199453d92808f1847089639abe1ccec3356d07208bb997463a197b"
     ),
     "fwd_fp16_d64_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2dbb0599b64bd4e9767df9364bd0601acf9dd1e5a66cbd5b2c488ae054ac70f8"
+        "sha256:7701e2beecfe8b492ac8c599ccc7e3a8594dfb3274b187cf5ad65b5271bc43fa"
     ),
     "fwd_fp16_d64_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:dd0e658868f8de40ba8714ebf64de22c4c595220558a6d628c0c12534dca39f2"
+        "sha256:2b6927a54680cf1191d006420e7e68951115ce55eacf8ec38f96deeb538bf4dd"
     ),
     "fwd_fp16_d64_causal_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5c19d5a66965ac49261978f56f1b2140cb825d582608e33891afa82cb70c80fa"
+        "sha256:441e12a2538bcc882185d641eb7aa036e12332cffc214aaa231a65170ed18843"
     ),
     "fwd_fp16_d64_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f090f75beeb292a2667e75822dd4efb247af429095c55b9d1ee5043ff2c5f3c3"
+        "sha256:1d7213f60decec18a40eca824d172087ac250773fed3429b72fbdf954ab46909"
     ),
     "fwd_fp16_d64_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:68676f6e2a39594d52f991a45e9a906fe50db0cbe552abf765c897d4afd8b98d"
+        "sha256:d6bcb32400b5461754147237eddf1847e35ed62bdd2090b57c3b6e0265be19de"
     ),
     "fwd_fp16_d64_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5722a6deb4911ccc2a3df98e2fa966d33465ad9a9ea2519244e60021ff66baa8"
+        "sha256:5082102fdd8ac1916cfecfd850f9cef4bfa8f7ff06c77436d5b51a798594df0e"
     ),
     "fwd_fp16_d64_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4df7e10cbc76ef4471f2e70b53000fc630ad4d300a2f5b9eeed6e1e3d1d32707"
+        "sha256:4c18e7a8d2257b6a35d9880c3997076a0052aac05c64ada1a21a9d4ddae095f6"
     ),
     "fwd_fp16_d64_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:318dd833323cf480f4d97c01ec7c228405c53ba149dee1ad0002b450b0c60d6f"
+        "sha256:62dc8c75a341cc8c3997b50d4ac7d9932ef0ecb77d68af893cea8137363c2733"
     ),
     "fwd_fp16_d64_fp8_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:67e613832f6e7b3bf994a9bd1194f3668ac693feb2eed4b2c32793605cc9ce40"
+        "sha256:72c667dd3cecfc216cb139f374ad1ec4cb6fb479c72fbaa0160e5dfa12c2cbb8"
     ),
     "fwd_fp16_d64_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b1de5c29552ab9e1fd4eb9d13c55ad378cddd7c5a2a428a6222aa9f7669dd9cf"
+        "sha256:2cfc16d1dbae2a974db273711ccbf2ef62d01fabd78027ed41f188c9c298731f"
     ),
     "fwd_fp16_d64_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:cf9fe8703ca94ff68496722e51e3ee615a67320ebd46c0587c6339d6a89c296e"
+        "sha256:eaeca4f355eb767a6a98ea04296b353ba689c6974df5b640fe256387e18f8dd9"
     ),
     "fwd_fp16_d64_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3523537061f50f5395e1e7177e80155c48974e8e55d54d46848f94ee3bb61886"
+        "sha256:b20455a842d2bd1baefb4361c9639778f7212ad7e6bd60cfcafaf18358980e1a"
     ),
     "fwd_fp16_d64_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5fe34cd6eab280b1f210be03bbe39e940b3dc74a51f4269a3e9d77bd63629747"
+        "sha256:b865cf6c296a2bdfb509aea5031d846cc69d7f9eb149277c744280c335c9df95"
     ),
     "fwd_fp16_d96_br128_bc128_w8_s2_fa2_pointer": (
-        "sha256:06d370112116905612b850a28b8949a65e93261eb2a5383c62a563dca1c3e097"
+        "sha256:e65e56af1dd7e9c8c5fba8cdb0a6cd9f2e557e11263361a679a34641d0cfc14d"
     ),
     "fwd_fp16_d96_br128_bc128_w8_s2_s_ahead_descriptor": (
-        "sha256:a37eda9972898167b2d7b050efd0be4126a3cb5e157b7c797fbba06abcf52273"
+        "sha256:0ecb93a121157eed2c812a37be4c03feaa474e608ea770801c90afe8b7b22cd6"
     ),
     "fwd_fp16_d96_br128_bc32_w4_s3_fa2_pointer": (
-        "sha256:7a037934eff85dc2189f80d6a6602509935e6384552f4f4d011e066672f67a95"
+        "sha256:aeec238b2ad6f25652fda2887d7119762b66861cb40773e80535be652a5881a3"
     ),
     "fwd_fp16_d96_br128_bc32_w8_s3_fa2_pointer": (
-        "sha256:0901662b2e75627d600004f720654913e5d37b6b2c4c2593df0e1bcea862f772"
+        "sha256:dde5b3270359be68d2940bf9aae739c59ef1aed5c2d1f8c62f036ce01c58f204"
     ),
     "fwd_fp16_d96_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:b8688deee94dd3170a2093d19f61c6914ae37e39cdbe5ce6c28521014f34183b"
+        "sha256:646541f2bf9f47db7826cd9b5428c480f72b036c82e763138eff859009bcd78a"
     ),
     "fwd_fp16_d96_br128_bc64_w8_s3_fa2_descriptor": (
-        "sha256:8f8c5a2ee376499f69e537e5c3ef2018693a1eb23970ebe5bc3f2d4345fbca80"
+        "sha256:00bf5b668d18f3364e13897c2eb6610af661e7930dd1bdf8020f6457463f264a"
     ),
     "fwd_fp16_d96_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:b3fdd62276936172dfe409a626fe9a155707521f489d0e91cf4963b4006b045f"
+        "sha256:448d718440b56a264dedf165eb784525e83052ca7df84d3ac5013a1c33f3f403"
     ),
     "fwd_fp16_d96_causal_br128_bc128_w8_s2_fa2_pointer_longest_first": (
-        "sha256:aed5a03e14f3f4769bb3152c94a1b097a634b17e8498f259bcbcf3847a3cdc92"
+        "sha256:acdcc2525d1150cde769d9a4e8fe49d3975798bf267cdcfab8abe80087263ad7"
     ),
     "fwd_fp16_d96_causal_br128_bc128_w8_s2_s_ahead_descriptor_longest_first": (
-        "sha256:e6ee3904fbfa80bf01d7eb648b8c48ce39a7731311ccd1e56fddfc6850d3ddff"
+        "sha256:98ee6f99474617081cbfc8ac61fddd95c4580c5ae655a8826668c9c7fdb8d18b"
     ),
     "fwd_fp16_d96_causal_br128_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:9ec532b79438989a671d95dd8b886c615ff86b5ab974bd68bb6d1b9b9a051836"
+        "sha256:b67e3ce7b099f248bd95490f198222cdb6be3a199199b6b36dd7a3ea323093c2"
     ),
     "fwd_fp16_d96_causal_br128_bc32_w8_s3_fa2_pointer_longest_first": (
-        "sha256:0647f3992d7396512d89df8c18bcd4c593b1112f669eab03eb3593b3d03a01f1"
+        "sha256:b14005ce942c532fb919ffccb39430855d13fc5029bad0cefb6f81f55f51207e"
     ),
     "fwd_fp16_d96_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:4644c7659594ca921d29ab3d6676cd7609758d01922ef96bdfa70ed04561b751"
+        "sha256:9c92c49fcb20d7fcefa5506944e797423bfa7683204ddde958ed7b39e310dd9b"
     ),
     "fwd_fp16_d96_causal_br128_bc64_w8_s3_fa2_descriptor_longest_first": (
-        "sha256:e58f24385f95f861d346e1426d66142c368b43b1f68e2fa6ba848ead34e63b87"
+        "sha256:2ba44dd7002302556886934c9ac89830a2b415d480979e585363d52e80e0dcf9"
     ),
     "fwd_fp16_d96_causal_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:16b872f949cec6759d2c0a647681d1a260faf9f3423251141559a5d0cad52d1d"
+        "sha256:988c44c80b683f7ddb7697b71e7b338ad7c4ff9220937de56820d0a54959b7dd"
     ),
     "fwd_fp16_d96_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
-        "sha256:f3645dd426f435a495cd67bc17cc18fca3cd1ec3dcf0aeb39668339a261364c6"
+        "sha256:b31c96d988863442861beedad05f86ea63f17a1a8073b3ce5c1aa03bcb6b0fa4"
     ),
     "fwd_fp32_d128_alibi_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:23372a9441e6e10e9589f8d0f6d0c95eaf8740698a1f76b9d8b2323446f3f009"
+        "sha256:7e2bd885dbe6cb5d1177afcb6a284ae101b6713c0ea3608076b57d68835b4d0e"
     ),
     "fwd_fp32_d128_bias_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:360050d374e9cad18f5cb0b8e8f5060041ad3036b5fb52a106d70c259e953632"
+        "sha256:c42a4652ec6db160c8ada67f6df08a2c89b8633a717fc7271f6784db4553474f"
     ),
     "fwd_fp32_d128_blockmask_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d45daaf974e3ba56aff4cca36c5824b0169fc5d4737619d856521860ac273fc1"
+        "sha256:5bb2f82d1bc2bbd02d6928cc06d0dfcee076189856a17809a21163fb0a3f683c"
     ),
     "fwd_fp32_d128_boolmask_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:1b93c69c248b471963304214f7eb43e1fa2e32d5d773da3b22315fc400fd97e2"
+        "sha256:115167e6aa5fc9dc9301b470ffbd9d821781ee177f74d86b6851735e795e2736"
     ),
     "fwd_fp32_d128_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a11d7e6f357f339968b79d0baed788956c156e2960110f9eb4a0d4953f44be48"
+        "sha256:d05677c51a722ec71b906eacc77e6de3fef899fdfbd0da3a8dbcb2bb21682d2e"
     ),
     "fwd_fp32_d128_causal_alibi_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6e62f47ea4dedba92531473c5ac037f95c934a68198b27c1c40976f1f7ac83c5"
+        "sha256:0b8885bd8dcc5126d2ee525f524f638feccb64a86998c004dbefda7b0a8eb20f"
     ),
     "fwd_fp32_d128_causal_bias_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d35943fd11727634cad1d95fae33ba2b48e49dcf05e19b67e23ef1a646b4c9b5"
+        "sha256:6b4ba3202493baf81f6de75109f14027365ebdd1ce9a623de5a3d3d53ec523f3"
     ),
     "fwd_fp32_d128_causal_boolmask_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a07e6f26748ca8fd044c4a6f7c1418cfb7534b9cb8861f2b5815faa5bad3d792"
+        "sha256:5b51e23a0324e41c11948bf68c3f3c7a7b115b163685b4483dc65de50bfa1ba6"
     ),
     "fwd_fp32_d128_causal_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b12c1e46b05b2ccf89c6bac957fffdc131ecd4316199deb32b614ca778ba347b"
+        "sha256:07cfded6c4fa14cebabca3ea94d96f02e16bce108292665567d227fcc878c98a"
     ),
     "fwd_fp32_d128_causal_dropout_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:36abd75c50e2f831a1b8152650de5a5599576aec11dc2c72ccf038030626a5b3"
+        "sha256:56149f66d964dd206b1f4303f48c5fa3ba678bd761974e381e68799bcba7c941"
     ),
     "fwd_fp32_d128_causal_sink_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e166efdec228462cc5187422875d6d06b97929cb0c55a365f6430f419bc690cb"
+        "sha256:3955dbbeebfeda53a28c8897a7e6b97124d853b2564d95798368eef882a5d23c"
     ),
     "fwd_fp32_d128_causal_softcap_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b456c50263cff84a17ff085edc33783d3db171273c931b34c9f5f8428db83209"
+        "sha256:0cf95d06c95e3d3c7745a37ea11cd6fb1edd595be2d3669b89762f5461a69ac0"
     ),
     "fwd_fp32_d128_causal_varlen_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2cb8886b525df4470e96a3701b50e98b62c766e535597eeedad6ff21fcba27b2"
+        "sha256:4e422957d25d9e81f1dffda0447d8d4dfda5508ea3c91b8b9877123fbc7b5433"
     ),
     "fwd_fp32_d128_causal_window_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b5ec2d5c0a6146040018bc10f2e3a2b56a95e8f209751d0c78ef85557d9b67b4"
+        "sha256:bd4df668fb468220331d4dbf6869255f40b6e4502ad56d2be93596d0c9080114"
     ),
     "fwd_fp32_d128_dropout_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3035759c8aa9786c166c3df995e6e14ce7c0865b961b46d3289a09471cf1cbeb"
+        "sha256:f844f33ea519a0ad6ecb25ed8c2dc0ddb33eb4cbbd7aec927bb6e1af602d7d41"
     ),
     "fwd_fp32_d128_sink_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:11b2890332f770b0213125c669b734cd359a341819713f56e19a9612a851914f"
+        "sha256:794a740c4f7b0276f5737beb1444cf2fa073483fba81e1da12499bbabac20abf"
     ),
     "fwd_fp32_d128_softcap_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:27fd28122449e8dc95374bbb35bbc7657407eb1902801d824a1685710d9d0c36"
+        "sha256:71c41b8568a699b7b06dbc9ee6de195c0aed83bc93936529169757d2ac5b59f5"
     ),
     "fwd_fp32_d128_varlen_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:09e11ce661e79650239b7234e75cef30c5fd39c01a2a1d0b8fd217856c2e41c3"
+        "sha256:b86f1519c46ae2ede7452ad33829eec4aaadabce8b53e5908fb977613ae4aa64"
     ),
     "fwd_fp32_d128_window_br16_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:835947e03e2eada3e4423b9109630c408068cd27823d1994c4b4657541bf2924"
+        "sha256:bdd040ad8884929bdf8ccfa16f4f1a7541c25714cf6a8854da660a868c2df165"
     ),
     "fwd_fp32_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:239485481c516701e4803028febda1a298997630e2d3b4796ef81c5f4dd80b88"
+        "sha256:f0814e88da1ae3e6a86e9979c4d3fc25a3759f831d234757eb0a15b7c7f6b675"
     ),
     "fwd_fp32_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ead1fe3d906f91d0e75d70a040c20c8084dd4457dbffd58a62a38ba13d80705f"
+        "sha256:5c94fdf35d8d5e8a469ffc70cc9db667b9cfed05ea646007624e8ebddc996ffc"
     ),
     "fwd_fp32_d16_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:7acd88393c7923d9285a9e184ee6f882377998126c9a448187f231cf7bcb17ac"
+        "sha256:8b740728d6dc2609a99465984a0c945e09cc44c0305757f8e0541fae4a0365d4"
     ),
     "fwd_fp32_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c83018ae53c3c7763132dc793845187524901025410616773f6056ea71358ef3"
+        "sha256:75bfc88b8bc19950ef486feb215988cf1416525b06cc2378584ee9db61e914b5"
     ),
     "fwd_fp32_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:aac1b739dbe8cfa65f0060224a4f2374fc9a42d34567d851508335efb0ff2789"
+        "sha256:b20f8ddf2bd649fc2d70daab66427f53bd080420d6716851c499ad816d59951c"
     ),
     "fwd_fp32_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f556be3c71d65254f94dcf2d806063cf58dae4c6e99345e3555e0dae7367e3c2"
+        "sha256:f26f635a802a1ec6dce105cd9af67a8eb990b7c7e6cdcfeb2a5775133d822636"
     ),
     "fwd_fp32_d16_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:fee441bb45b24fef18afc788b8abf0c3b111f68bac45f8b89cf5808ec715b21f"
+        "sha256:13909e6faf725e1ac8ed36f480fd516037fe2bb9a206d7ec04b0302a0e41c6f6"
     ),
     "fwd_fp32_d16_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:67f161c30b96cd4598c33e171bb7fbac56d5ccb1130cb9c360e26ef152315c53"
+        "sha256:526ab84c7e12164bdcb83caa42d32f8309eaca5d6e779e1f059254b418c0abd7"
     ),
     "fwd_fp32_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:407fd16b466cef4b57a1bd0d6e37f376d98279d323149a58f079047ec1886198"
+        "sha256:df0c9f29d6da1d75e4fdcfe4f566eddd40ad6d1b63b86f739ae5627a5c0688b9"
     ),
     "fwd_fp32_d16_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:476818a2146b19139cc3d6d000aaf4d74ad831594800315731901f1f3b27a842"
+        "sha256:fe50bf26d65ae4f18441aa6aedd4cff403e115a5ecc092001b4a00f0d7d1a072"
     ),
     "fwd_fp32_d16_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:67a9c5f89b1f948f28d9acc15a2953b0a6ce3ddfd4cccd0543262c3b310d6ae9"
+        "sha256:c671a63be18207bd41cf506bb6deb7fd15d35eb44623a01ecd7bb26974fe1bde"
     ),
     "fwd_fp32_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:460e3871d18df9bf977bd38594738339a101581e6c58e01a2577af27460f6353"
+        "sha256:b5649fa8dbcc0b7a465a3448ad3a7ef03e1f81c3a33fd582328edc864e5f1a69"
     ),
     "fwd_fp32_d16_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:333ee38600d5d93bf6ee5fa773371f20968d12c24cf7c71cc17f89e696dffcb1"
+        "sha256:e8c10506254ca1720602ddf0887ee654f7375b03756291587842c8c313b2ea35"
     ),
     "fwd_fp32_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:765fe8ee530e6d8b683caea54e15847277673ae59f9f03f2f1082f9b2c19930e"
+        "sha256:942f36797ab54719cd1ae01439f10d7298b2990b78505e9ff739b74d77be734d"
     ),
     "fwd_fp32_d16_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ac8fd3e80e34509b569160ed2f6152b7e8a8029578fbb469223dd8a24752598f"
+        "sha256:8fddd67d814ae31ec601ca8f13998464d633cc849529a87d417e3478083fd0bd"
     ),
     "fwd_fp32_d16_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0dd4601c308f7be17b202ed510e2e998fcc7f0528e58added4dfdefade75cf37"
+        "sha256:4f8943ba5993d73dd3cea692f7153b988324d859b8f22799c34f871bcc31075f"
     ),
     "fwd_fp32_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:bde47e2cf9062a0c6cf9d6f0fa0c569e37476604aeb2262db2d9e647dd4421e3"
+        "sha256:5d99438c36f2ed2c207b12dfb3949a4e089565e77ac143b6ee3232cc0fb0e00d"
     ),
     "fwd_fp32_d16_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8f786056159f56f5419362ca1db8dcfd63e14b3d8d58ef6080a51fd6a0291134"
+        "sha256:256cda5df2e6f112ff2533b4577c8b79be1a0d6251fe43b384183ef0787c76cf"
     ),
     "fwd_fp32_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:48278ab9a240f6c50e5abf77dc0e697e871e7dab9deb7dd645cf6eb24487d0d3"
+        "sha256:ebdc2c5f00ae49b9314275257cb59b68412ef3c0037bc2d11589dc8f3195f225"
     ),
     "fwd_fp32_d256_alibi_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:7b88c3f67f2a1296a66561ab3d8968746b2df09de69882c570f4b753874c464a"
+        "sha256:0daaf00a713dcfc3f1b986b8e9ac8678b4fd428460ce9e47f30b4f3dc3731780"
     ),
     "fwd_fp32_d256_bias_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:32aea59855f4b1569a8781fb860484e1ea1d202726671e2d944b4e498e67f0a1"
+        "sha256:df924e1efc329c92540f7c657a53d54632ddd51041e04a0939cae3f407a7460f"
     ),
     "fwd_fp32_d256_blockmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:1196c1e9cc5430da72eee6468fd22eb24c24867b38f6e4e20a6332c88d4e1522"
+        "sha256:8cd13532e199217390bcab8246016836504084ed565d2745b3c6c7f1538f5c2d"
     ),
     "fwd_fp32_d256_boolmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:24ef1efeab4c357b4433d6994d692269ebbbd3c6a6dfc6e57add7f54c76f0015"
+        "sha256:957c4e7417ff06ec04b740c9f709d48e5466ff32b16fba2e031aad7d63ee0e12"
     ),
     "fwd_fp32_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:d4ec5c8c2a303a1d757e20d88c7bcc4e80645f3bdfa281906c4a80d7885c1279"
+        "sha256:87a9fd927e34a65cbb7cc6f5c57bb75c33ff4f0865210452293198f082426893"
     ),
     "fwd_fp32_d256_causal_alibi_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:b409bc5f44b0dd2d5447859bc1fc95676588eb1dc1292c70f4a262065829af2e"
+        "sha256:96e6e2601ae77e59e71cafcdb914732df348d834d7a8f7009ef983a6e6e2ab2d"
     ),
     "fwd_fp32_d256_causal_bias_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:054c1cb0a359f17ab20b227ffb261eebadbf0ab210e27b921ab002c7ab4a34b9"
+        "sha256:261439c79dc64391ebea0b350cc0782e131e14b35016ce0821ebe96b2cc8e2e5"
     ),
     "fwd_fp32_d256_causal_boolmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:ef3463afd991a0a65b0f6928ac18c09fd4a2261322e0232bdbdf98c062df0788"
+        "sha256:c55289b86768581bd40094876337d63d948820d5874c51865c415bd641abb083"
     ),
     "fwd_fp32_d256_causal_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:5ff634e3f7724c05092885045fb5f716a266bc930ecb8a3d455a4450e75d7dbe"
+        "sha256:d0267f213ba55f8de175a0ad8f84efbf81f77e322d7b5229a32fe1ed72eab006"
     ),
     "fwd_fp32_d256_causal_dropout_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:6fbd1a5d428b17bb98cd14ac5679b7e521075c78a74d92d99ea7440ffd96cefb"
+        "sha256:b404f412f68359eea6655639da40785b2d76ca75304eb5b12e7b50c2f3dc4649"
     ),
     "fwd_fp32_d256_causal_sink_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:73886f4cc76a5e058d4c8be6cb10416f151036dedb6abecd1d624bd4d5ce786f"
+        "sha256:a26bf7258064f21e4cc53b67640fcd66dc6eb9c614e5e1d1519dfca29d86d88b"
     ),
     "fwd_fp32_d256_causal_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:486802017ee44cc20271f1601a8b7c69a68703ae23947eb13d57edddcf1e6fc3"
+        "sha256:4b3b3c1fe0ce017bd3b0f3d5daf28a4d1c6e1207e3d9d7e86ecda42803a43913"
     ),
     "fwd_fp32_d256_causal_varlen_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:5e4d25300a53562938783b22a7130b7bd6667258bd161da30a64234fd2eca863"
+        "sha256:0b48277b6187d0d8a51d548018403e5a8fa6f9db9d0438ab87fbcf7b33671e48"
     ),
     "fwd_fp32_d256_causal_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:f835892cad9de8c215f4782aca73228f00e2783468b6f78fb968c352496ef469"
+        "sha256:cc002e553d9000a52d3dd769c7a547eaf4e9c1c675224ccbb5f56a8b7df36187"
     ),
     "fwd_fp32_d256_dropout_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:917542b973e6da331eb41b3371af9a84377d3c28741efd0817d1dcff29a4b6d2"
+        "sha256:743c089ca2c736fd735632830dd554028ddc218bc5eea303b5307c5adc68984a"
     ),
     "fwd_fp32_d256_sink_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:ecfd907f242f615ff952d1f364858f0e9bcb735551b88037fd0472ce181281fb"
+        "sha256:a40ae90f57c9f95f9c4692bfa023cc76da7d5377ea1c6ec318eccb3b81504721"
     ),
     "fwd_fp32_d256_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:2b027ce8fa4056b01b6c23e5391dc2ea8f15c5d852d3002317826ceb2df4257b"
+        "sha256:78bdd9d1ff22c80b7df0b3637ec4864fb2b89a9c5c07a0a7108df8ab1bdb2969"
     ),
     "fwd_fp32_d256_varlen_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:e59ff3b22f32e3942c83e7e13eceac9f6b8a4e2de2a80dc2e3a43dbcb10dab67"
+        "sha256:305361cd04f7f9a89c30f5d46f7dd3aabbf352af873ee674ac8f42314e0cfbb8"
     ),
     "fwd_fp32_d256_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:6b88baa08fef98be96359d21cb1f1bcd619fe6ad7b9a42c22799faf19a955ce2"
+        "sha256:1f6fb4fea79d04c7f5bb73c895febb1c30867e62aaa1f54be1f14f3121c021d1"
     ),
     "fwd_fp32_d32_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a7c3324329a932eb207f6f3e66bc0bc6051426a33fab518e8ac7ccf8a2d3268f"
+        "sha256:7f0f09576288f9c90e8dc1ed284c3e7dcea3a9375b204bddffeb0bdc970266ee"
     ),
     "fwd_fp32_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:42ec0f144adaa729d0193fd0a90f7c908fa30735ffca304137f8840cf8d1e337"
+        "sha256:8c133f868a2bcbf95ad29765f6b8152c336f230aafecdefa6303867ba5714e57"
     ),
     "fwd_fp32_d32_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b7b0247556dbb7d7c64a380d15034b2697186cf8996667ca6afd2b8b2eba4b48"
+        "sha256:fcbff6ce983da4560cbc8ac4a688559c3796a94cde27c658dbf2540693aaac6e"
     ),
     "fwd_fp32_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b585c4005807482a60c5e6e2aba2a3a9300020f5d97613e0b8ae081ccdf47775"
+        "sha256:df780899b18ead1f9492955c4850c133e6113d591cc0f36b9f49e96db33b4a05"
     ),
     "fwd_fp32_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f1102aba95ef7c03a265c8dbdd3b957ee9b83fe8d83ec6d7b2f5d6808ac96399"
+        "sha256:73f876dc3a6e2a572db8d55fecc6c448fab9464c313af1d4fca86543c77aa18e"
     ),
     "fwd_fp32_d32_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:df77d457b2125230f5c112e384ad2fd71455a544699191ac45d94321ecbd7118"
+        "sha256:d53eb9b3bed6a2bc5b0bd74a2a25d37ca7ce7ae0218e80db09a1565a3093db90"
     ),
     "fwd_fp32_d32_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f87b5873d18074b5694ac07fa38a495258c0067386b30d3f06e597e2d7c015c9"
+        "sha256:f0350bb8010a890edfa75c8115196cb8a6273e14fc521a99f56fb708bf4673b9"
     ),
     "fwd_fp32_d32_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0589cdda3be66abf8c721726f80de3348e5a651f16f11a899c2c23db86a5d675"
+        "sha256:9cd6a165af5de62221ee61a1dc191a496abb3a9551c4a7eab574fd25c943cecf"
     ),
     "fwd_fp32_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:37e3b8ddc5ba6ca681009d316d16c5844e8473a7ee6765d4e33bcba626a737fc"
+        "sha256:ebc0ac56b488817b69227c846d42eca016bec2044eabf7c3569381532240ba9c"
     ),
     "fwd_fp32_d32_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2600e6b32aedbd9b28cc41d33d540e8bcde1f3047d23924046cbc18f90667eb9"
+        "sha256:72886c9616d84713fd678349c7567fab0b2ec36a547826c406436d1841497134"
     ),
     "fwd_fp32_d32_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ce251e0ed60f2d54df83255f1fd0230fd49890d29432dd0d29008e564cea7665"
+        "sha256:ee9048949490e27bc7e297c7ff787312acb92c4c8e34d5158319e81e4310f956"
     ),
     "fwd_fp32_d32_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:753f75c9666b2947e72f87ae07b3592b035d1500d8658b109528587b18b1f1bb"
+        "sha256:35f3c9ae10eed4839ed4095df7ee0f7f7d2ef2d5e4d3686bbb05195407218343"
     ),
     "fwd_fp32_d32_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:485915cf1da95d0b6310631ca27e7c4202fc951408c49b3aa924117f35478fea"
+        "sha256:21a0971ffab061aa8703c688280850619a5e42361d8b570110f437cc1082d860"
     ),
     "fwd_fp32_d32_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:798011c1716841129a52ca3452418d8b704d3e9ddd10b906696bb32843179301"
+        "sha256:08fec735b2e3462136c47e5b72a06decf08ced998a9f350b1cf409a859946d85"
     ),
     "fwd_fp32_d32_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a3d1fd511b23c8bf5cbe3a4df76bfcc85286bc0ea9fbb64d8461825d7d6aa895"
+        "sha256:521e4b1fd97bc443f4118ae3dd02f3d01d075563fd19bb0b22cb0985965cc3e8"
     ),
     "fwd_fp32_d32_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d97e8cdbfeb7099a927f9decf4af1e8b2b194e4eae96879d0eacd9ef23379579"
+        "sha256:e4efd569e0250204ff31bdcfdef885dcf481db710a40fba40d036b29ef62f81e"
     ),
     "fwd_fp32_d32_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f822ab2cfb85f5f357772324de5be1677d82b980f4a4cfcc4ef3b8aa3e055f44"
+        "sha256:2d81320b965861bb73501274607fd9a46313593e9c4f31662e13c4f1483a3a69"
     ),
     "fwd_fp32_d32_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5e866ee9acc5866fe76e028db401f092fa525278327a8e88005f0d1cb2f8b593"
+        "sha256:9e2475f21ab0a842fc055350b6cf0fa48fa40d9751d0a0f78cedcbf077336d98"
     ),
     "fwd_fp32_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:76c4d8e1953b966929ce48856ffef8b80cd4e79750c5b39150bfeb7d2c3441b0"
+        "sha256:d9de47011107a5bad2379b1420f8c790618f3e1bb4a29ef6b8bffb5cad4bbf04"
     ),
     "fwd_fp32_d512_br16_bc16_w4_s1_fa2_pointer_any_dim_v2": (
-        "sha256:8433d56a2e94b6a44abdd7c050451c5de5bb9a1d81df64c2233b1893d367094f"
+        "sha256:0bee1e0bc78cb871f63840b49b0f813259f9a905df8071887673e89ac10da847"
     ),
     "fwd_fp32_d512_causal_br16_bc16_w4_s1_fa2_pointer_any_dim_v2": (
-        "sha256:dc47f46e0f5db416417e1bc06a677e2f93db6ad2fb01891e2ba3634a4023ff9e"
+        "sha256:2711de0ccf0be5eaf4acc028f78212bb0efe8062727bb47858069057da22d4ae"
     ),
     "fwd_fp32_d64_alibi_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d013860bb1842be5f8b69d75e4323b16eddba2ccb046a9bf158c5f3e1b50deb5"
+        "sha256:fca69ecdcb63fe837c8df48365d05b1199c8f437b3108d1de7406b0ea7d5f96f"
     ),
     "fwd_fp32_d64_bias_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ee922e1c7a70d4ac016cdefc9b61b5a29d7f17b0f8469d77203baea07c4fa7ac"
+        "sha256:dd229493247a8248bdbcba418e7c1d7d6e8af9fabd71f3a6442acc3cd2a27609"
     ),
     "fwd_fp32_d64_blockmask_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:35d0307ac709b81f25ee63a59bfdc62779c688ff8ae55d9c0a2394bfdb919287"
+        "sha256:0215b4c16e51bfed9f5528cd373529dadde41068da7eeb17dcbc93e76206f742"
     ),
     "fwd_fp32_d64_boolmask_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:00e65aab47468553e01ca7011fa56f16e39f53c967aee17b35073b304f6848c5"
+        "sha256:c2339fe0dde861ad153709b67387a58e0d02b4e5c0d8047cea9f0201fe1479c3"
     ),
     "fwd_fp32_d64_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:7410d55c38fcd49cfe9dedc541116ff8e27c9231ed3a8e604f0b92e9f6091626"
+        "sha256:a4e06e05f395c6d3bb7f1678832735b5e537548306ba9e20756928b72818d2e0"
     ),
     "fwd_fp32_d64_causal_alibi_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:04290b867e1a3af630692e50ccd40df3be8e792ce0d6cf058308d3ccc209fb62"
+        "sha256:03a7805c6cd5509a358506a0d359842d3267539718739a5d4c3bf1fc86345c6f"
     ),
     "fwd_fp32_d64_causal_bias_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5d45d0ad005648f08a17e7cb93a714d08b29e73d4fe10a5dfece97e123cdb791"
+        "sha256:9ea138abd509b184059f3a91da184d798f92b00519b06517a35d6f56bb10abcf"
     ),
     "fwd_fp32_d64_causal_boolmask_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:504183eb564413b93869b8b1ea1e6b8920e2a6329e436aa53a743e04634a9e04"
+        "sha256:a4f9f785b4554fe9a3cf67baea3bf7af7580f4740cff018a111c320751c7b2ce"
     ),
     "fwd_fp32_d64_causal_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:61553a52ace01d14fb05d4e5ceb18c2516d0a8676708ef38af38389968cadc11"
+        "sha256:10f9478b4316e74e5e36ddda8625863c9c85acbb618042ecfc35fe8ed34d673f"
     ),
     "fwd_fp32_d64_causal_dropout_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b6f01d3ab08fb7fb6003a90ab9a05cbbab7871f83dc557118e3f472ec0b49f08"
+        "sha256:f4e8cdf450742e896f5a9644a4570fdc121a6125db9d8e14ce2cc3a7430fce05"
     ),
     "fwd_fp32_d64_causal_sink_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:bda539ac4be93ddf0c2025f00ce0966242bd50c476cbd957702c922241480935"
+        "sha256:11b13a8621e0fea2de28a48c1210c82ede89364722baafdcb164bd8d9bb2810c"
     ),
     "fwd_fp32_d64_causal_softcap_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:19dfe8561f008fcf9d125bf3a674ec2fa5af537d9cad7614c714d55e9121275b"
+        "sha256:eac491f9e039997354a999b4d71e3519c8a3f8d463158192cd261b4fe6a0b733"
     ),
     "fwd_fp32_d64_causal_varlen_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9f19263b6cf87b2b80f3d95fd097bdea769f36b189f88ec38139ae2d2024848d"
+        "sha256:b024c1de328af5e1c744f3658e2147abddd9fc68a8f4f21a764b0c7ea8124504"
     ),
     "fwd_fp32_d64_causal_window_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b48317080433070acabf8c514a45fa8f87633d364d305024ee41e1c20df797b7"
+        "sha256:13eade3582c2fcd59bb0719c11247ea4091430e5c205f220825f4ecb573da524"
     ),
     "fwd_fp32_d64_dropout_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:41ccf22a55912ad56e884d31f18deb49b7277dbf4d8942f15ec114258bb7fd2a"
+        "sha256:327f249037427cecfa4c4a85cd9644a5ff52d89894bd9d5694c2ad3374fde262"
     ),
     "fwd_fp32_d64_sink_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9edf62985da6313d581ef23b9dc5861ea2a5ab0d8b99333f71598852cd553afc"
+        "sha256:43dc8e979c852d1471a9f66d6df89c3d511673bd4b7c406648028486ebb6c72e"
     ),
     "fwd_fp32_d64_softcap_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:233cb4d8ff1fddc322245b60ae0c2b1212ab6ae0c35996479177e179510c0133"
+        "sha256:05805ba21060bd9e838c8eb0e5c1733d56e75fa55dcf4ab2046dd06cf4d37f59"
     ),
     "fwd_fp32_d64_varlen_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a26e4d4ff9cd3586abd81a3c86e771779d96d26c98487754e2d24faffb3b4365"
+        "sha256:7c1241802c817b84e66b45938ddab24fea403af2fb4fecf88d49ad58d15518da"
     ),
     "fwd_fp32_d64_window_br32_bc16_w4_s2_fa2_pointer_any_dim": (
-        "sha256:a5218b48b24501a90ff13564a840d8e079f3e896345ed4d518a126f09c739b56"
+        "sha256:beb209b3219ec00d2d34325c836d56b5614271376a10061beccce9b8129bffb1"
     ),
     "fwd_tf32_d128_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d6ca4b5449b848e01f69195dfa630a66cd4add59910d43b73eefdc2774b1ea83"
+        "sha256:2c883a220572fc9157986f4c60c95ea5d724cf761e1710f283d6dc617c4c1157"
     ),
     "fwd_tf32_d128_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:bfc301d5673c24fc4a071d07a68f6292a0aaffe6975e9ea19cb91a7824c3d859"
+        "sha256:b7f135a3d906323d869eea5626e2e8ca4c86101e0d17748d56fb701b45cdc669"
     ),
     "fwd_tf32_d128_blockmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:1bed6bd36bc0fa97a96fb870f5bba0feba8b4623a4966ad384d699792d2efd65"
+        "sha256:4657205431ae0c82f2d5944f6ee0d11c8508d9c241ef82631caddabcbe28e538"
     ),
     "fwd_tf32_d128_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:323be3770f604fee68af3b5c611c320e6ebc9e6ccb95b117306972a4dbe2612c"
+        "sha256:f36ef939f87bc67c879a9917fa7d3b49ef642e91f364eb350f13144f3738e22c"
     ),
     "fwd_tf32_d128_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2d722e8080999a40c98efc051eb64420cbdfab531a66d9df2ee895dbcac39e4f"
+        "sha256:712dd24aba7410e723727e521251bcfdc56a1bb9fc7b0152c5bad0c4bfe07748"
     ),
     "fwd_tf32_d128_causal_alibi_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:9ca71318b72c0abe8203a2770ffacdcf4ac88f08d7a7b52963e09b78e715c078"
+        "sha256:00070c31e250e0b76d27601c77c96807d48133b6494542539100544e6aa4e6ba"
     ),
     "fwd_tf32_d128_causal_bias_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:fbabbef91071e997353316f92f416762cf95920c655a45fb4022bd4ebfee5039"
+        "sha256:c608992fd1a72f3eeccf695cf6f8543ac48e44fd132867c888bb61ee4ebd4c1f"
     ),
     "fwd_tf32_d128_causal_boolmask_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:533f3e962bdc5b37bfdf64bd46355a8fa7b38662b82ba8a906e5d18b6d58138a"
+        "sha256:a9a1d8fa671ba9c94d80036b434c639e6004e03c98fb139c3b68f321025ee281"
     ),
     "fwd_tf32_d128_causal_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3cdf91ca4d261242cbd1a8434cdefb8c9a9f3203a5724f765d0722ea9e3b9109"
+        "sha256:ec82962887ebfcc037bf9742b5609e2ae962b24c4bd4dcb8d5569b7f5907a785"
     ),
     "fwd_tf32_d128_causal_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3619247a859b9fefb61157a95dfdfc0606825a18dee572f8839f2eba22ab8540"
+        "sha256:2ec40f43cd1ffc7abb742f0f5f05d55b710e987b8afd4e5c239efc8831d6ae9b"
     ),
     "fwd_tf32_d128_causal_sink_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b1dfd37e48f8b5f205c04cda5800f33efa6f6a9b02ca6a8a0a6c7b672ed0c6a5"
+        "sha256:541762cfebfff2498cde40885fe10c1d8a53d2ed42937e3469e2c2ae38b24b40"
     ),
     "fwd_tf32_d128_causal_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6f4fcc85c82b7b4d74d47b5fab9c993c5b7fe516d33746356718d00c893b11ce"
+        "sha256:e59c9f78f8418b8b8d7e1ec06acb838250aad41cfd42a3cc56ce265382ec6fd6"
     ),
     "fwd_tf32_d128_causal_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:2c7a4385a1d106784f8fdeeb60ed606bba28724e09979fea2efb350c6f0802cd"
+        "sha256:72bda5d00ffa9e6670ccc79c339eb69040565e9e3c0b756c99d6987790dd1aa9"
     ),
     "fwd_tf32_d128_causal_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:dee29ca67bd6aef0651e02965ed26c7b0ef15a00f165e03bf57d6b645358315d"
+        "sha256:e0e65d95bf827b2483560c7853961c1707e86eb09cd1a22e0bc9c4d0c78bf347"
     ),
     "fwd_tf32_d128_dropout_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:89da805cce816f097e99ad6a56eaa3597053cb5ccdf5f5ee82822182787eaaac"
+        "sha256:e85be1114ab38313ca09d5cc80515d6360e6fb55a4cde2d52316cb0bee9e039b"
     ),
     "fwd_tf32_d128_sink_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:205ff7340c1420cd6a5754c8ef7eb1ffbcba8776c4658a17f4c63fd9fe4b1a19"
+        "sha256:8a2857110ef881e612f3d2692cc431f8d79100558789e07c49b13e5822674563"
     ),
     "fwd_tf32_d128_softcap_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e64029c889cbd1fef78154d1e3c95946d071821df322489fdd12c45dda5814f8"
+        "sha256:66ba593c5cd3da64d5923e2c9d80e9bd4409aa1c1a122f219b919ff4be046cf3"
     ),
     "fwd_tf32_d128_varlen_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:4dfe5570396f2d3a678ac26aff115fda82c7a8d38ffab7604f14c74175322087"
+        "sha256:c4ec34eed2dd2b7d1b6e1adabd550daf2b32f957f17f03d57a494e1cc5877290"
     ),
     "fwd_tf32_d128_window_br32_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:fbe819b9ac50fbe5eff060c3e22c5d852b4667594990ff3f0281c5df01d8b8dc"
+        "sha256:7657e6f47db029a55d00d9fb576a74b9b493166501c436425eaa9ecac42f3dff"
     ),
     "fwd_tf32_d16_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6d19c297e6fb7dd16ae6913fd01a51b07fe485fe6b4564c0155d894a30bd0aaf"
+        "sha256:aac21f3a85e6c48614d9c76693288d8b293967904a765050dadbe1f9d5c9fc44"
     ),
     "fwd_tf32_d16_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c147b0db6c83a907b2ba2c92a56e4ce9176e24916468f0d5e0df123f52cc2bb2"
+        "sha256:074d9b8fb45a7cc8108b75b61bbb890c13e97f89dfa9c7a2bd678901eadd67ab"
     ),
     "fwd_tf32_d16_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:d265dfb39f321ca5a1845a29463dc98cf7a62ddecee1794512e71ea40cf2c077"
+        "sha256:cd01ceec77583593934ce07520702b2471e31b7e12ae9a48dcc52fb56446de69"
     ),
     "fwd_tf32_d16_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:1fbdc4caea437d2c325c1f5d9191a2ae098a14f644919b7bb8fba9f1d64fe326"
+        "sha256:db85e80628067986a4f163253876a0585c5bdc1be3e208adab59017e4e853ff9"
     ),
     "fwd_tf32_d16_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:385d995773db841fe43c362c3aa057139b87c5721f6e8467bcbf8cbfb7cdc082"
+        "sha256:910556e0119d249f1c1a884d5a6be706702dc65e01113fac4974d3c001a0c25d"
     ),
     "fwd_tf32_d16_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:60a55788cc2ec4d764a1d9de65b3b855dc89db6c26c188700fa1af794efacb22"
+        "sha256:6cbb1689bfb232838a9d764123331e7fb4febe56447c043d732bf1c96545437c"
     ),
     "fwd_tf32_d16_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:393d06d2b28c08e1f2dc9613ff4c3e3f80c67d34bed97acafcc38aac7c012ca4"
+        "sha256:819132e08811a4d440b9265bd1237b6a20cd0157f67f02e031333b30543e4882"
     ),
     "fwd_tf32_d16_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6df8be086f9ef3eeabda9ef6371af7879a3d075df261e14b68a6b5b230e097bb"
+        "sha256:f8a1be355bfe0ab016d8f8a4adbfb350c66cee4f464d0ac8ddce773cc8e0ff3d"
     ),
     "fwd_tf32_d16_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:40599e67d6d71a3448612800512050bc03f5008c418b8085365681ce09a96c83"
+        "sha256:ed6e3fa511cabbd0e0b7145e2fec9ce210f3a212db08eaf92131086c09553b5c"
     ),
     "fwd_tf32_d16_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6a97eb9d4749869d8e40b67b7c83f11506cab8bceb3008c7dadf7ce2e208d6bf"
+        "sha256:9739aeb8c030a243d2dd5bd14a4b980c3ba5b677785520918a35f45d80fa0854"
     ),
     "fwd_tf32_d16_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:edae9e950dc8d510f4776d587e920946df876d0ccf7bf52306630e3409456bb2"
+        "sha256:5eb5a3fe63f843952a37b7cd532d8c99c5ac96772b1ccfad88aa9555e949e73b"
     ),
     "fwd_tf32_d16_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:41be57a6841b9991a56d6e95f32282c2f251822687cae11e4478a9f7e5bbf5b5"
+        "sha256:9f90b6ef753b177b455ec0c73a407606708dd1d6bec025928387de3d686aa5d9"
     ),
     "fwd_tf32_d16_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:bf11a6438034b0ac8e82e253e07f90cbd60778b680f4b21dbfd0e5338dd02d82"
+        "sha256:b4151d838ef5e485d158199dd2e5c083ae20e493b5d897fd903912c8bcde94fd"
     ),
     "fwd_tf32_d16_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:7c36a1124198066b102748e2c9411c69bb282337212b1be49273d10f1808fb68"
+        "sha256:cf5a2542efef86b41b6717828ec7d7aeba51057dccdd893790179d8d414db991"
     ),
     "fwd_tf32_d16_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:948a6e5688029c7010151a2d5655f9017271343e8e90508cd7cde512344d26ae"
+        "sha256:195f4077a406a469894f152fe61bba3d2a487e8009ccad3838dd339762341347"
     ),
     "fwd_tf32_d16_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:247535b2852923efd8e39a410a908c5b29e0b1d7d4f0ea01e7faab31e479613f"
+        "sha256:77195b9defcbd702e6b03db25d779b0de6d376c3b4b364b2f8252234d9f12e8c"
     ),
     "fwd_tf32_d16_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:f35e7729c2e11f78387b70c078c3f3b62e5781b13fe140397ebbe682fe7ca674"
+        "sha256:7413f8074e48640566b2319e6dd2a5ee17205dcdad39ac973994c0d924ef7355"
     ),
     "fwd_tf32_d16_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b2c2448203efb34dcdee29a0617fdc4018a4ccd4cca243da457232f3d7243dbe"
+        "sha256:58674167ab627ddac8eb0e632fef75b94cca78b2079bde7cd00c7c41d683d0b6"
     ),
     "fwd_tf32_d16_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b33e481f625f263c71560ace7485e71873c1d524c2728081cf91e12b32c77e46"
+        "sha256:8de25bdf152857a039b9946514af63bd497fcda3213421832527676020c8be82"
     ),
     "fwd_tf32_d256_alibi_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:3d8008eb726484c86b6ff3e958ab8a278412ef05327dfdbca980afbc5fac33ed"
+        "sha256:e14ecf81ec83866e0651d52460533570325b0526ae1599b58772e31acf9f8335"
     ),
     "fwd_tf32_d256_bias_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:4ee488cb132810a5916ea1d4de664965eda9a1109cceebf86707115e860df7f0"
+        "sha256:62a2f3f3caf6fcb97aefcd6d745ff17764812e23b964d36756517e88e0a24433"
     ),
     "fwd_tf32_d256_blockmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:95d0eac8ffd386735da480832d169c4914e352a3b39ed3cbb7151085d1b835c2"
+        "sha256:e099bd11c61dbc06b2b7d37c9f191a96e4974e50fb29455063bba5478d4eb3af"
     ),
     "fwd_tf32_d256_boolmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:4b9a3efffc817d41281bd9c04dd8c18b27e3b2d8e72f5094216b2cf85637ae82"
+        "sha256:327ac2b43dec18a24d2f0dbe427039a7a96ca32bc442d118644180552dd6f470"
     ),
     "fwd_tf32_d256_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:d460371a866d6efe734309b533bdcbe812c93282386a86cb62931c0f699ed43f"
+        "sha256:b50145fb82e7243f407c200add1a16477a0e9140392c841657dde55a2bceddc8"
     ),
     "fwd_tf32_d256_causal_alibi_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:b3865c67e137f3b6318bb2fb2d51e035b3b76c415fb7519bb9398370d2256134"
+        "sha256:f52b2c6deaca8a4809d12ab7070c4273c1f75e74f5ac51d263f6a4a296fb00aa"
     ),
     "fwd_tf32_d256_causal_bias_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:4cd33c4301d28ec97b30f574fc6e9103cc9dfd522ccea48889cff17b14e6f9fc"
+        "sha256:09fbdeb80d353c5a6d1ac203c3ee9df24f06e76bcff458b8ae08d40461be1822"
     ),
     "fwd_tf32_d256_causal_boolmask_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:6574bc1eb3303b0e0bfeed5f463687a1e3fcc6a8da42d95cf31d5425cee39ae1"
+        "sha256:9debe44556d5c95a0b2bbc338d787225c1d04d0f17fa9e812f856af12a81848b"
     ),
     "fwd_tf32_d256_causal_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:610aa0f4693402edb972088f31fe45dbac763d4322181618391b824f55315db8"
+        "sha256:5c09480b74296f21b9dc16b9841eb79b74c63ff973dcea02657985837994a7fe"
     ),
     "fwd_tf32_d256_causal_dropout_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:e289c5e829bd47a10158dbdd89908f11361bb20820e2fc41047043fec4110c82"
+        "sha256:ce406715eb53e0fa854f63a0caa61e2e5317d443234609e9aaddfb3d06858f76"
     ),
     "fwd_tf32_d256_causal_sink_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:abface52da1c9cbb2089153f66ff13888c25ed7fd7865717635d4579ae17c22b"
+        "sha256:efc8d1785f008af17f063b178a341ec695fa148411a65d621ecbdbfb2dea4451"
     ),
     "fwd_tf32_d256_causal_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:be887e290b2ebdb2dc891f226995739b235eb9791e6e7851a4543e8f03d9d87b"
+        "sha256:6174b61b18cfdf5359de314576a2e42172df210188d3bacf08353688a077de7c"
     ),
     "fwd_tf32_d256_causal_varlen_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:2b2e9e2044711fe047ef7f2b4d189bccfbe11d1afc88866cb4e811ecdfb579ff"
+        "sha256:3c243aebeba5f62e0f3cedaeabf64e12219faf3dc6999bd072edb24e1529250e"
     ),
     "fwd_tf32_d256_causal_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:767bab68cc19591cc605ed4b721427c2b0669cd0b4fa8579ec9dfd9534c45456"
+        "sha256:cfbcb665479641291886070253b3bad1b7624e1452e7c1d8be47db94e1126422"
     ),
     "fwd_tf32_d256_dropout_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:869c19a221a4dc0b8ae5cb9bb033ef5e0b94fb2689dcf6c57024a3f04f38e173"
+        "sha256:3f432e04508dadea0c24b2f429a7006a701831ff636b5cd39a38d5dff23f9886"
     ),
     "fwd_tf32_d256_sink_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:a18ded7b0d644d7caed53ff1f8482465b64b24c772eee3686907222665347783"
+        "sha256:9d9deaaa2e46a92e0854c55978e8e7897c3aef10d77e1f5aa627ea7aed081655"
     ),
     "fwd_tf32_d256_softcap_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:59631510ac8c5ac5a5e2670d616b10a55a3fedffabb805a6c7f4f33f2a8be4b2"
+        "sha256:e407bbe1397448b4d6e392f5f4f743be78a98f0caa073dc323be9720b4a0a254"
     ),
     "fwd_tf32_d256_varlen_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:0644cff8d3de87a6a3ad430aa75f46eac1653b8db4e8b91ba6f433a78a5b9f63"
+        "sha256:7733cab1d4580f46deeea7c7bc691c9579810d5c7f31d5ae569e5c035746fdb2"
     ),
     "fwd_tf32_d256_window_br16_bc16_w4_s1_fa2_pointer_any_dim": (
-        "sha256:e8555aa09899aafeb76d63e1beab63781b6f496dd0017adec0f417c61be4d1df"
+        "sha256:6a05406f67049e430c5a4ecdd7a52b83bfad737e21d6ed2014dbbd8198bebed4"
     ),
     "fwd_tf32_d32_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:84bed653ac295736ed7e8875bc5853d066b4b79877cc01b8e540444acf052ea7"
+        "sha256:a9bf7c66b2eaccf9e1d164c4646039de35da589f341f793bf86eb7703e5dbdab"
     ),
     "fwd_tf32_d32_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:cff62b1ddf00a19230b23e071d21f19fa3f0b7fb4d882a7a5e22bb175bc524e7"
+        "sha256:77f80006fae566183cccd1a83985ecc53d13e0f55d0f6c2a101d9eb69681218b"
     ),
     "fwd_tf32_d32_blockmask_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:ca9b9bd8ba006a8581a29d833e6713e0b7ce632521c2b20e3c5c729b1e2ffcb4"
+        "sha256:1deba6fe6baf152822d62d76b988d1a6e07ff552a5f26531f8956e4a537b6775"
     ),
     "fwd_tf32_d32_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:573208aa1340eee3d1f201663d024c53b5da1a7b9ccd2604ef2ac63f22e771d7"
+        "sha256:acde5bf4917b9e64831da1c48bfcf6e9c633df86efca83c3e7b6aececf2ed94d"
     ),
     "fwd_tf32_d32_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:64a8e6eed8d6809e29c9007190a65a72aebe3807d8bb216043518d33ff5c8baf"
+        "sha256:f20cf2aad590ec815de629bd61ad937de8dfc356922bfc0ef778c41eb1d4c7e5"
     ),
     "fwd_tf32_d32_causal_alibi_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:bfc77538e3738e75267773d5f62618cc277f941135ad1e7a6cffc9fb56cf6b17"
+        "sha256:460ae120dac69b5c4a7c0830d308893d4134a77abe6110dc147c394a3930b6ad"
     ),
     "fwd_tf32_d32_causal_bias_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:884834b5dd62fba6b539e663e2c5005def6286613845fe9ce81438da4efb8cca"
+        "sha256:377268f083b8d0814df64e04b0e4d38067ca2ed65816daf5a34a313f64a855c6"
     ),
     "fwd_tf32_d32_causal_boolmask_br32_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:89cfc12a6ba3464cfb33def53a0988d0825d8bb429b6781a780e4d6ba0af2cea"
+        "sha256:558718471af70cdf083fa1469cfc8115b8dc875d41e9e0a4964a2fde66e468e7"
     ),
     "fwd_tf32_d32_causal_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c3b9050bd08dbedde6aaae4f3b1d1c2a049e2e353ca56410ecabfce9c243afb7"
+        "sha256:b5a7dec502eda5d6ef1f4cff67ad072a05d2a6946169a34e062990fed14ed73c"
     ),
     "fwd_tf32_d32_causal_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:95b7ef88940f0d0d2db260ec79a669a1c54816067aa613349c8406cbbc98f366"
+        "sha256:484b9af62e71671b5a8ea7d9294b75280a9da402c9b844db054724dbdb8dbfea"
     ),
     "fwd_tf32_d32_causal_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:fe7ee47370a7f6187a86ee46b20ff447a7bc0bf5223cbe1886a08408876f586f"
+        "sha256:abf53750298b06e71bf56c4de370e970a484e4c63dff196454caf36d780db25d"
     ),
     "fwd_tf32_d32_causal_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8c0dbe7e80d3b32ccb334daea83cb024a32160a66ecbf0dc397310fa51f544cd"
+        "sha256:c59fd3f205a89a7d2c28b82c658435232b7917226f0b447a252871c3da222cdc"
     ),
     "fwd_tf32_d32_causal_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:bc09fa1dbb11c729aae7e0ae3c0ee339d3145e817c88338396a41a96fdd67a03"
+        "sha256:1d0e5ef68cd6892a9d72a90da78fd78df0d30ce0b96218179f2c999d10f5162b"
     ),
     "fwd_tf32_d32_causal_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:77ab71ce47a0a61a1ea9383df352bebf5d0b90041f2e00bc08b41659478b31c4"
+        "sha256:bb06fde454a0bcedf0ceada521f089fc93e59022c99412233911c2a2d9cfa930"
     ),
     "fwd_tf32_d32_dropout_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5b54bde568c4e0a4fa6f20baf6e3d6ddcad928b05036efb440f1d02dfeb90213"
+        "sha256:d4a10d0db3c994b92abb7efda392ed77f3432c6c3e63d2aac28c19b17c49079c"
     ),
     "fwd_tf32_d32_sink_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:0a8bbb749045e3184ead464ac9618e4302852fc0f0d6e9871d1c4d3da6e9c5a0"
+        "sha256:32a4432d16af17fe4f471e722bb22577cb312b6915283e6b6e13fd7d1fa66dd4"
     ),
     "fwd_tf32_d32_softcap_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:94d2a0e6b600fd33c2b2402e1acbc4fb0ec0038b3175a012d757c36300cd83f4"
+        "sha256:0e20d11d7f1176471100092cda6f642322889a5347008d79473c7840d7d920c7"
     ),
     "fwd_tf32_d32_varlen_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:63a57783c6eeb20cfa61ef53fd0c57ec4d43f039f10210084c935ae2a94592a8"
+        "sha256:8260d12f6edc82f3bb08edea396865a4d244c229529b4a91a17a748725bbfa02"
     ),
     "fwd_tf32_d32_window_br64_bc64_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b2d94b22f4fb3ec4ec0dade17fc95d92f9c7b16df892a5ac034b20bfdc22f4d4"
+        "sha256:6d6f4f15569fdb0ef2797e1fefcbbabcc56f30b5d3fb5ceaf60465747d41ff1e"
     ),
     "fwd_tf32_d512_br16_bc16_w4_s1_fa2_pointer_any_dim_v2": (
-        "sha256:f3a4fd1b8e657da7ba9fc5b1374e84c6c0b15fb6cf7412b53211e5dbd859a25c"
+        "sha256:c91fea06504000ddfead7e601323a93d849245f833c084f79e2a94eec5e3ee6d"
     ),
     "fwd_tf32_d512_causal_br16_bc16_w4_s1_fa2_pointer_any_dim_v2": (
-        "sha256:60eb157fca302c5f6fc9d0abef5a0b736221217676f4d2a6ecf37e0f71c0e63f"
+        "sha256:6f5b5f55bbfe301f63e73d7baa38943d2eaba86eef115302a16f721d05c1f75d"
     ),
     "fwd_tf32_d64_alibi_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b5f859e6ec60adc28cb03b0fc85cba302343a44f1e417ef3015b7148140989bd"
+        "sha256:e7d86fa47ed229f2884d0d45c7a7b6e6f24301b12310df603ea20d3fb2d8acd1"
     ),
     "fwd_tf32_d64_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6e55475495f15e6855035a62326b9a73ee99a335a6f00a239dc5813150810a17"
+        "sha256:5635b961ab179dc1e34609f264a0f97223e1ccc3e9b137e79b5eba21f6ac450a"
     ),
     "fwd_tf32_d64_blockmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e2eae21212f64a91a3913979af792296f87dbeb8c7fdb238f69a31b5a899f78a"
+        "sha256:aaca20b526e2f2b3d4fa8dd2e33050abbdc4066e9c4fa6360503a67957ae483d"
     ),
     "fwd_tf32_d64_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6f4073a6b7b63cf4ce581c04b0ffcf987962d3274993d7568de9bb8bec85fd9d"
+        "sha256:237b35f82c698ac7d366ace771685d19461bb9b5ea681fc7fcdf7c6d889bf859"
     ),
     "fwd_tf32_d64_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:3793fc9b4ff6fa187e3560f12f793b513a3c62e8c569b5460ba21d5dd02ebdb6"
+        "sha256:c2f3fa574d540abe11ac3928768df087388838da6abbd43ffd4c772368410852"
     ),
     "fwd_tf32_d64_causal_alibi_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:db849a063f44ff7e2d2045f777697cf401e9105a25046509ec1bc6e788c8041a"
+        "sha256:67440ca11eda53dd06b8c07e9cb542be1697f8cb4948def45e164c5b69a44392"
     ),
     "fwd_tf32_d64_causal_bias_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:e59d1dcc3865a4d0befcc9ccfbe0d78b5b409de98cc13581aa1331afc2b6935e"
+        "sha256:62a85f1eadf93ff2231ec45747389b431da682e05d8edceb8fcdbdb8e4da1db3"
     ),
     "fwd_tf32_d64_causal_boolmask_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:da8961e217eeecffdfbe331fd77df7aa781dff0fa2a983d8198a0eb04494af3f"
+        "sha256:73044c49ced51017c30e3e7e566b14d2525559ae53297c4cf91971eff768187e"
     ),
     "fwd_tf32_d64_causal_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:def4649157330cfcac1d1202cf1d17db3b494e8c32e2e7b6b67700b6dd645fbc"
+        "sha256:655f3c19aaa34e90a41b4694261c8114289ca2e9a9042eda286b2960c19c740c"
     ),
     "fwd_tf32_d64_causal_dropout_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:215a35bb5cf7cbbc54d73ea9a763ac85a6fc9fd8caa03c49ac328ed2f27e59b2"
+        "sha256:cdefb90afd30001b46ebd0f952c8d8cf2257ca2c97349beaa13af1d3b8fb6329"
     ),
     "fwd_tf32_d64_causal_sink_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:c29f090c193e5c17457ee772f15ab5b36c625f363a1970dec19efc4fea44325d"
+        "sha256:a5a70407693ef5cfc49bfa9611e879646faadc4d7f2950a2aca4cce9ac46bb5f"
     ),
     "fwd_tf32_d64_causal_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:8865f5e122b25ac207873db785980dcd26675c900f2dc58320dba2acbc140032"
+        "sha256:204b8f5067447a567a6e78c3e8f45ae7682fa3cbac6392d9daeb57af3ebe2aec"
     ),
     "fwd_tf32_d64_causal_varlen_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:97de97433e04011e213ef3c6cb7eae3a4ed4d1aeb0f18d21acd732545243adf5"
+        "sha256:2aa07d6a6b4e79e453d81beb3e8970421fb614fb904b41e68220c645eb85c755"
     ),
     "fwd_tf32_d64_causal_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:809ef8cdad6bf7f24f23d3998f7955309a16b2b9873de6353915bdd8429478e1"
+        "sha256:9ef6c717a18c9fbfdfc6df0f3e094cd5fa6b967ef627c3bb548e525b5ccf17f6"
     ),
     "fwd_tf32_d64_dropout_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:6348490cfe4fcb2ef83c66778d20f01d5bf91ec5e97b9616f3896a3a29c791ac"
+        "sha256:89e6826a8946694c6ab4211a612d20602be8686276000eab35327397f37e92a1"
     ),
     "fwd_tf32_d64_sink_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:b1a5166026dbbac886989526d4bea4727a5ff4e82b5886471020b63a89b38a26"
+        "sha256:10437fdd62fc3907860c731ace0d65d0960ba6a3ab4fc571bdc103388068f775"
     ),
     "fwd_tf32_d64_softcap_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5c54f36437276c4e2b4cef5ab5be3e07fbfcc1f93aea47200604fc39661a37ae"
+        "sha256:d794325251f151bf115c60a2a9ce263921a4b3842e3d8fb06868e12f0e43240d"
     ),
     "fwd_tf32_d64_varlen_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5a05113d6e2d2e93f0d90b78d517266e2f0dc897da94bd2d8ee5050f0ab37d59"
+        "sha256:a7eea24853509f5af9506515cf14fc5f43c831c63ddcdfa050846ce854f552f7"
     ),
     "fwd_tf32_d64_window_br64_bc32_w4_s2_fa2_pointer_any_dim": (
-        "sha256:5e4f05c88dad2b15c09473e33c3fd38cd9d56f2250ad7fc47b1bd77d41b5f2e9"
+        "sha256:77667f70840bdab84fbbdbd61fcb6bf6f9f6b58041b253ff8b334ee29fc92be5"
     ),
 }

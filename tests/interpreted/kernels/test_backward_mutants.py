@@ -35,7 +35,7 @@ def of(direction: Any, **features: Any) -> AttentionSpec:
 
 DROPOUT = {d: of(d, dropout=True) for d in ("forward", "backward_dkv", "backward_dq")}
 SEEN_BY = 's_t = tl.where(keys[:, None] <= (rows + diagonal)[None, :], s_t, float("-inf"))'
-OFFSET = "offset_low, offset_high = offset.to(tl.uint32), (offset >> 32).to(tl.uint32)"
+OFFSET = "generator = (seed, offset.to(tl.uint32), (offset >> 32).to(tl.uint32))"
 
 MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
     "D of O alone": (DELTA, "o.to(tl.float32) * do.to(tl.float32)", "o.to(tl.float32) * o.to(tl.float32)"),
@@ -61,13 +61,13 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
     "mask dropped in dQ": (DQ_CAUSAL, "s = tl.where((start + keys)[None, :] <= last_key[:, None], s, float(\"-inf\"))", "s = s"),
     "tail mask in dQ": (DQ, "s = tl.where((start + keys)[None, :] < seq_k, s, float(\"-inf\"))", "s = s + 1.0"),
     "mask dropped in dBias": (DBIAS, "s = tl.where(keys[None, :] <= last_key[:, None], s, float(\"-inf\"))", "s = s"),
-    "rows that see nothing": (DQ_CAUSAL, "tl.where(lse == float(\"-inf\"), float(\"inf\"), lse * 1.4426950408889634)", "lse * 1.4426950408889634"),
+    "rows that see nothing": (DQ_CAUSAL, "tl.where(lse == float(\"-inf\"), float(\"inf\"), lse * LOG2_E)", "lse * LOG2_E"),
     "dO not advanced": (DKV, "do_base += BR * stride_dos", "do_base += 0 * stride_dos"),
     "V not advanced": (DQ, "v_base += BC * stride_vs", "v_base += 0 * stride_vs"),
     "dQ stored, not added": (FUSED, "tl.atomic_add(dq_ptrs, dq, mask=dq_mask, sem=\"relaxed\")", "tl.store(dq_ptrs, dq, mask=dq_mask)"),
     "dQ of another head": (FUSED, "dq_base = dq_ptr + batch_head", "dq_base = dq_ptr + 0 * batch_head"),
-    "bias not added": (of("backward_dkv", bias="additive"), " + bias.to(tl.float32) * 1.4426950408889634", ""),
-    "bias of the wrong base": (of("forward", bias="additive"), "bias.to(tl.float32) * 1.4426950408889634", "bias.to(tl.float32)"),
+    "bias not added": (of("backward_dkv", bias="additive"), " + bias.to(tl.float32) * LOG2_E", ""),
+    "bias of the wrong base": (of("forward", bias="additive"), "bias.to(tl.float32) * LOG2_E", "bias.to(tl.float32)"),
     "bias not advanced": (of("backward_dkv", bias="additive"), "bias_base += BR * stride_bias_q", "bias_base += 0 * stride_bias_q"),
     "bias of the first head": (of("backward_dq", bias="additive"), "head.to(tl.int64) * stride_bias_h", "0 * stride_bias_h"),
     "mask turned around": (of("backward_dq", bias="boolean"), "bias != 0", "bias == 0"),
@@ -110,7 +110,11 @@ def test_mutant_is_caught(name: str) -> None:
 AHEAD_MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
     "dP of the tile before": (DQ, "v_base += BC * stride_vs", "v_base += 0 * stride_vs"),
     "dP of Q": (DQ, "dp = tl.dot(do, tl.trans(v))", "dp = tl.dot(q, tl.trans(v))"),
-    "LSE of the first rows": (DKV, "lse_base + rows", "lse_base + rows_in_tile"),
+    "LSE of the first rows": (
+        DKV,
+        "= load_lse_log2e(lse_base, rows,",
+        "= load_lse_log2e(lse_base, rows_in_tile,",
+    ),
     "dV of another tile": (DKV, "do_base += BR * stride_dos", "do_base += 0 * stride_dos"),
     "mask dropped": (DKV_CAUSAL, SEEN_BY, "s_t = s_t"),
     "dS of P alone": (DKV_CAUSAL, "ds_t = p_t * (dp_t - delta[None, :])", "ds_t = p_t * dp_t"),

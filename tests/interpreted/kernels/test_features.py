@@ -205,7 +205,7 @@ def of(direction: Any, mask: str, **features: Any) -> AttentionSpec:
     return make_spec("bfloat16", 32, mask, **features).for_direction(direction)
 
 
-TANH, RAW = "tanh = tl.where(tl.abs(x) < 0.55, small, large)", "s = tl.dot(q, tl.trans(k))"
+TANH, RAW = "return tl.where(tl.abs(x) < NEAR, small, large)", "s = tl.dot(q, tl.trans(k))"
 FIRST = "first_key = rows + diagonal - window_left"
 LAST = "last_key = tl.minimum(rows + diagonal + window_right, seq_k - 1)"
 FORWARD, DKV, DQ = DIRECTIONS
@@ -224,25 +224,25 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
     "rows end early": (of(DKV, "none", window=True), "key_start + BC - diagonal + window_left", "key_start - diagonal + window_left"),
     "rows begin late": (of(DKV, "none", window=True), "key_start - diagonal - window_right", "key_start + BR - diagonal - window_right"),
     "no window in dBias": (of("backward_dbias", "causal", window=True, bias="additive"), "(keys)[None, :] >= first_key", "(keys)[None, :] >= 0 * first_key"),
-    "no cap": (of(FORWARD, "none", softcap=True), TANH, "tanh = x"),
-    "cap of the wrong base": (of(FORWARD, "none", softcap=True), "s = cap_log2e * tanh", "s = cap_log2e * tanh * 0.6931"),
+    "no cap": (of(FORWARD, "none", softcap=True), TANH, "return x"),
+    "cap of the wrong base": (of(FORWARD, "none", softcap=True), "s = cap_log2e * capped", "s = cap_log2e * capped * 0.6931"),
     "cap after the mask": (of(FORWARD, "causal", softcap=True), '<= last_key[:, None], s, float("-inf"))', "<= last_key[:, None], s, -cap_log2e)"),
     "cap after the bias": (of(FORWARD, "none", softcap=True, bias="additive"), RAW, RAW + " + bias_of_all"),
-    "no slope of the cap in dQ": (of(DQ, "none", softcap=True), "ds *= 1.0 - tanh * tanh", "ds *= 1.0"),
-    "no slope of the cap in dK": (of(DKV, "none", softcap=True), "ds_t *= 1.0 - tanh * tanh", "ds_t *= 1.0"),
-    "slope of the cap in dBias": (of("backward_dbias", "none", softcap=True, bias="additive"), "dbias += ds", "dbias += ds * (1.0 - tanh * tanh)"),
-    "the form that cancels alone": (of(FORWARD, "none", softcap=True), "< 0.55", "< 0.0"),
-    "the polynomial alone": (of(FORWARD, "none", softcap=True), "< 0.55", "< 1e30"),
+    "no slope of the cap in dQ": (of(DQ, "none", softcap=True), "ds *= 1.0 - capped * capped", "ds *= 1.0"),
+    "no slope of the cap in dK": (of(DKV, "none", softcap=True), "ds_t *= 1.0 - capped * capped", "ds_t *= 1.0"),
+    "slope of the cap in dBias": (of("backward_dbias", "none", softcap=True, bias="additive"), "dbias += ds", "dbias += ds * (1.0 - capped * capped)"),
+    "the form that cancels alone": (of(FORWARD, "none", softcap=True), "< NEAR", "< 0.0"),
+    "the polynomial alone": (of(FORWARD, "none", softcap=True), "< NEAR", "< 1e30"),
     "sink left out of the sum": (of(FORWARD, "none", sink=True), "row_sum * rescale + tl.exp2(sink_log2e - new_max)", "row_sum * rescale"),
     "O not rescaled for the sink": (of(FORWARD, "none", sink=True), "acc = acc * rescale[:, None]\n    row_max = new_max\n    #", "row_max = new_max\n    #"),
     "sink of the first head": (of(FORWARD, "none", sink=True), "sinks_ptr + head", "sinks_ptr + 0 * head"),
-    "sink of the wrong base": (of(FORWARD, "none", sink=True), "sinks_ptr + head).to(tl.float32) * 1.4426950408889634", "sinks_ptr + head).to(tl.float32)"),
+    "sink of the wrong base": (of(FORWARD, "none", sink=True), "sinks_ptr + head).to(tl.float32) * LOG2_E", "sinks_ptr + head).to(tl.float32)"),
 }  # fmt: skip
 SURVIVES = {"the form that cancels alone"}
 """Absolutely it is right to 2^-22 of the cap, which is less than the oracle grants P: its own test
 above kills it.
 """
-MASKED_LATE = {"cap after the bias": "(bias.to(tl.float32) / scale_log2e * 1.4426950408889634)"}
+MASKED_LATE = {"cap after the bias": "(bias.to(tl.float32) / scale_log2e * LOG2_E)"}
 
 
 @pytest.mark.parametrize("name", [name for name in MUTANTS if name not in SURVIVES])
@@ -254,7 +254,7 @@ def test_mutant_is_caught(name: str) -> None:
     source = rendered.source.replace(line, broken)
     if name in MASKED_LATE:
         # The bias joins the scores where they are raw, and not again behind the cap.
-        source = source.replace(" + bias.to(tl.float32) * 1.4426950408889634", "")
+        source = source.replace(" + bias.to(tl.float32) * LOG2_E", "")
         source = source.replace(RAW + " + bias_of_all", RAW)
         loaded = "bias_base += BC * stride_bias_k"
         source = source.replace(loaded, f"{loaded}\n        s += {MASKED_LATE[name]}")

@@ -77,8 +77,8 @@ MUTANTS = {
     "factor of V forgotten": ("o *= v_descale", "o *= 1.0"),
     "factor of another head": ("kv_head * stride_v_descale_h", "0 * stride_v_descale_h"),
     "factor of another batch": ("batch * stride_k_descale_b", "0 * stride_k_descale_b"),
-    "P not scaled": ("(new_max - 8.0)[:, None]", "new_max[:, None]"),
-    "LSE with the scale of P": ("row_max - 8.0 + tl.log2(row_sum)", "row_max + tl.log2(row_sum)"),
+    "P not scaled": ("(new_max - P_EXPONENT)[:, None]", "new_max[:, None]"),
+    "LSE with the scale of P": ("row_max - P_EXPONENT + tl.log2(row_sum)", "row_max + tl.log2(row_sum)"),
     "O by q's type": ("o.to(tl.bfloat16)", "o.to(q.dtype)"),
 }  # fmt: skip
 
@@ -96,7 +96,7 @@ def test_mutant_is_caught(name: str) -> None:
 def test_the_sink_is_counted_beside_the_scaled_sum() -> None:
     spec, config = fp8_spec(dim=32, sink=True), make_config(32, 32)
     rendered = render(spec, config)
-    line = "tl.exp2(sink_log2e - (new_max - 8.0))"
+    line = "tl.exp2(sink_log2e - (new_max - P_EXPONENT))"
     assert line in rendered.source
     broken = rendered.source.replace(line, "tl.exp2(sink_log2e - new_max)")
     assert not check_kernel(

@@ -34,7 +34,7 @@ MUTANTS = {
     "head without its batch": (FULL, "head = batch_head % heads", "head = batch_head % heads * 0"),
     "GQA head dropped": (FULL, "kv_head = head // group", "kv_head = head * 0"),
     "scale": (FULL, "p = tl.exp2(s * scale_log2e", "p = tl.exp2(s"),
-    "LSE base": (FULL, "* 0.6931471805599453", ""),
+    "LSE base": (FULL, "* LN_2", ""),
     "unwritten rows": (FULL, "mask=rows < seq_q)", "mask=rows < seq_q - 1)"),
     "V not advanced": (FULL, "v_base += BC * stride_vs", "v_base += 0 * stride_vs"),
 }  # fmt: skip

@@ -1,0 +1,185 @@
+"""Stamp table entries anew whose kernel's text changed and whose machine code did not. CPU only.
+
+    git worktree add /tmp/before COMMIT        the commit whose kernels the entries name
+    python benchmarks/restamp.py --before /tmp/before            say what would be stamped
+    python benchmarks/restamp.py --before /tmp/before --write    and write configs/*.yaml
+
+An entry carries the digest of the text that was timed. After an edit of the templates that changes
+no instruction (a comment, a name, a step that becomes a function) the figures still hold, and only
+the digest is old. For every entry with an old digest this program takes the text of that digest
+from generated/kernels of the earlier checkout, compiles it and the text of today for the table's
+architecture, and compares the machine code byte by byte, and registers and shared memory with it.
+Where all are equal, the entry gets the digest of today. Where they are not, it is listed and left
+alone: tune it again (`flashgen tune --target SLUG`).
+
+Compiled code is kept in --cache, by the text without the kernel's name, so a second run is quick.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # there are as many processes as cores
+
+import argparse
+import hashlib
+import itertools
+import json
+import multiprocessing
+import struct
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from flashgen import paths
+from flashgen.compile.compiler import CompileFailed, build
+from flashgen.files import write_whole
+from flashgen.kernels.render import HEADER_LINES, Rendered, render
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import TARGETS
+from flashgen.table.entry import Entry
+from flashgen.table.table import load, save
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A kernel of today, the text that its entries name, and what to compile both for."""
+
+    spec: AttentionSpec
+    config: KernelConfig
+    arch: str
+    before: Rendered
+
+
+def texts_by_digest(folder: Path) -> dict[str, Rendered]:
+    """The kernels of a folder, by the digest in their headers."""
+    found = {}
+    for file in sorted(folder.glob("*.py")):
+        source = file.read_text()
+        head = source.splitlines()[:HEADER_LINES]
+        if len(head) == HEADER_LINES and head[-1].startswith("# sha256:"):
+            digest = head[-1].removeprefix("# ")
+            found[digest] = Rendered(name=file.stem, source=source, digest=digest, template="")
+    return found
+
+
+def same_code(job: Job, cache: Path) -> str:
+    """What differs in the machine code of both texts; an empty string where nothing does."""
+    now = render(job.spec, job.config)
+    try:
+        old, new = (code_of(text, job, cache) for text in (job.before, now))
+    except CompileFailed as error:
+        return str(error)
+    return ", ".join(name for name in old if old[name] != new[name])
+
+
+def code_of(rendered: Rendered, job: Job, cache: Path) -> dict[str, str]:
+    """A kernel's machine code, as a digest of it, and its resources."""
+    import triton
+
+    anonymous = rendered.source.replace(rendered.name, "kernel").split("\n", HEADER_LINES)[-1]
+    key = hashlib.sha256(f"{anonymous}{job.arch}{triton.__version__}".encode()).hexdigest()
+    path = cache / f"{key}.json"
+    if path.is_file():
+        kept: dict[str, str] = json.loads(path.read_text())
+        return kept
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / f"{rendered.name}.py"
+        source.write_text(rendered.source)
+        built, _ = build(source, rendered, job.spec, job.config, job.arch)
+    code = {
+        "code": hashlib.sha256(b"".join(sections(built.kernel))).hexdigest(),
+        "shared memory": str(built.metadata.shared),
+    }
+    write_whole(path, json.dumps(code))
+    return code
+
+
+def sections(binary: bytes) -> Iterator[bytes]:
+    """The machine code of a binary of NVIDIA or AMD: its executable sections, each behind the field
+    of its header in which NVIDIA's has the number of registers.
+    """
+    (start,) = struct.unpack_from("<Q", binary, 0x28)
+    size, count = struct.unpack_from("<HH", binary, 0x3A)
+    for n in range(count):
+        _, kind, flags, _, offset, length, _, info = struct.unpack_from(
+            "<IIQQQQII", binary, start + n * size
+        )
+        if kind == 1 and flags & 4:  # PROGBITS, EXECINSTR
+            yield struct.pack("<I", info) + binary[offset : offset + length]
+
+
+def jobs_of(slugs: Iterable[str], texts: dict[str, Rendered]) -> tuple[list[Job], list[str]]:
+    """What is to be compared, and sentences on entries whose text is in no file."""
+    jobs: dict[Job, None] = {}
+    missing = []
+    for slug in slugs:
+        table = load(paths.shipped_table(slug))
+        for entry in table.entries:
+            if render(entry.spec, entry.config).digest == entry.digest:
+                continue
+            if entry.digest in texts:
+                jobs[job_of(entry, table.gpu.arch, texts)] = None
+            else:
+                missing.append(f"{slug}: {entry.spec.name}: --before has no text of {entry.digest}")
+    return list(jobs), missing
+
+
+def job_of(entry: Entry, arch: str, texts: dict[str, Rendered]) -> Job:
+    """The comparison that decides about an entry."""
+    before = texts[entry.digest]
+    return Job(spec=entry.spec, config=entry.config, arch=arch, before=before)
+
+
+def stamp(slugs: Iterable[str], texts: dict[str, Rendered], equal: set[Job]) -> int:
+    """Write the digests of today into the entries whose machine code is equal; how many."""
+    count = 0
+    for slug in slugs:
+        path = paths.shipped_table(slug)
+        table = load(path)
+        for entry in table.entries:
+            if entry.digest in texts and job_of(entry, table.gpu.arch, texts) in equal:
+                digest = render(entry.spec, entry.config).digest
+                table = table.with_entry(replace(entry, digest=digest), table.run_of(entry))
+                count += 1
+        save(table, path)
+    return count
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compare, and stamp if asked to; 1 where an entry stays as it is."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("slugs", nargs="*", default=sorted(TARGETS), metavar="SLUG")
+    parser.add_argument("--before", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument(
+        "--cache", type=Path, default=Path(tempfile.gettempdir()) / "flashgen-restamp"
+    )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    given = parser.parse_args(arguments)
+    texts = texts_by_digest(given.before / "generated" / "kernels")
+    slugs = [slug for slug in given.slugs if paths.shipped_table(slug).is_file()]
+    jobs, missing = jobs_of(slugs, texts)
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(given.jobs, mp_context=spawn) as workers:
+        found = list(workers.map(same_code, jobs, itertools.repeat(given.cache)))
+    for job, difference in zip(jobs, found, strict=True):
+        if difference:
+            print(f"{job.arch}: {render(job.spec, job.config).name}: {difference}")
+    print("\n".join(missing))
+    equal = {job for job, difference in zip(jobs, found, strict=True) if not difference}
+    print(f"{len(equal)} of {len(jobs)} kernels with another text have the same machine code")
+    if given.write:
+        print(f"{stamp(slugs, texts, equal)} entries were stamped anew: run flashgen generate")
+    return int(len(equal) < len(jobs) or bool(missing))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
