@@ -16,13 +16,17 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 # make test-all those of all.
 CHECKED := bwd_*_bf16_d64_* bwd_*_bf16_d128_*
 
-# One thread a process: there are as many processes as cores.
+# One thread a process: there are as many processes as cores. --dist says that tests/conftest.py deals the tests out.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
+# What a run may take of the CPUs, in seconds, after the install; it prints what it took.
+TEST_CPU_SECONDS := 800
+
 .NOTPARALLEL:
-.PHONY: help tune test test-all test-gpu lint format generate check facts clean
+.PHONY: help install tune test test-all test-gpu lint format generate check facts clean
 
 help:
+	@echo 'make install    install what development needs, into .venv'
 	@echo 'make tune       install, and tune: for this GPU, or offline where there is none'
 	@echo '                options of flashgen tune: make tune TUNE="--head-dim 128 --causal"'
 	@echo 'make test       install, and run the CPU suite'
@@ -34,13 +38,16 @@ help:
 	@echo '                FACTS=--check compares them with those that are committed'
 	@echo 'make check      say where generated/ does not agree with them, nor the facts of some kernels'
 
+install: $(FOR_ALL)
+
 tune: $(FOR_TUNING)
 	$(BIN)/flashgen tune $(TUNE)
 
 # Triton reads TRITON_INTERPRET once, when it is imported, so the interpreter has a run of its own.
 test: $(FOR_ALL)
-	$(PYTEST) -m "not slow" tests/cpu
-	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" tests/interpreted
+	@$(BIN)/python tests/cpu_seconds.py $(TEST_CPU_SECONDS) \
+	'$(PYTEST) -m "not slow" tests/cpu' \
+	'TRITON_INTERPRET=1 $(PYTEST) -m "not slow" tests/interpreted'
 
 test-all: $(FOR_ALL)
 	$(PYTEST) tests/cpu

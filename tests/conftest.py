@@ -1,8 +1,19 @@
-"""Shared by all tests: the --update-golden option, and small makers."""
+"""Shared by all tests: options, one cache of compiled kernels a run, and which tests one worker runs."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
 import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+CACHE = "TESTS_CACHE"
+"""Names the folder of tests/compiled.py: of this run, or of a longer one, such as .ci/run."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -12,6 +23,36 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--need-postgres", action="store_true", help="fail, not skip, where there is no PostgreSQL"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One folder for all that a run compiles. Workers and programs inherit the environment."""
+    if CACHE not in os.environ:
+        os.environ[CACHE] = tempfile.mkdtemp(prefix="flashgen-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(CACHE), ignore_errors=True))
+    os.environ["TRITON_CACHE_DIR"] = str(Path(os.environ[CACHE]) / "triton")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One worker runs all tests of a file that says xdist_group: what its fixtures compile is
+    compiled once. --dist loadgroup of xdist 3.8 does not group under pytest 9.2.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            if file not in groups:
+                text = (ROOT / file).read_text()
+                found = re.search(
+                    r"^pytestmark = pytest\.mark\.xdist_group\(\"(\w+)\"\)", text, re.M
+                )
+                groups[file] = found and found[1]
+            return groups[file] or nodeid
+
+    groups: dict[str, str | None] = {}
+    return ByGroup(config, log)
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from flashgen.compile.compiler import Compiled, cache_file, compile_kernel
-from flashgen.kernels.render import render
+from flashgen.compile.compiler import Compiled, cache_file
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
+from tests.compiled import compile_one, cubin_of
 from tests.data import published_kernels
 from tests.data.single_phase import attend
 
@@ -95,11 +95,12 @@ def published(
 def own(
     spec: AttentionSpec, config: KernelConfig, arch: str, cache: Path
 ) -> tuple[Cubin, Compiled]:
-    """A kernel of flashgen's templates."""
-    compiled = compile_kernel(render(spec, config), spec, config, arch, cache=cache)
-    binary = cache_file(compiled.digest, arch, compiled.triton, cache, "cubin")
+    """A kernel of flashgen's templates, and what the compiler left of it in `cache`."""
+    compiled = compile_one(spec, config, arch)
+    code = cubin_of(compiled)
+    cache_file(compiled.digest, arch, compiled.triton, cache, "cubin").write_bytes(code)
     cubin = Cubin(
-        code=binary.read_bytes(),
+        code=code,
         arch=arch,
         num_warps=config.num_warps,
         shared_bytes=compiled.shared_bytes,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flashgen.compile import compiler
-from flashgen.compile.compiler import compile_kernel, judge
+from flashgen.compile.compiler import judge
 from flashgen.compile.loops import hidden_roles, main_bodies, roles
 from flashgen.compile.sass import disassemble
 from flashgen.errors import InvalidArgument, NoEstimate
@@ -23,6 +23,7 @@ from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import Status
 from flashgen.spec.problem import workload
+from tests.compiled import compile_one
 from tests.makers import make_config, make_spec
 from tests.tables import made_entry
 
@@ -96,7 +97,7 @@ def test_triton_deals_the_loop_out(
     if mask == "none":
         config = make_config(config.br, config.bc, **AUTO)
     rendered = render(spec, config)
-    assert judge(compile_kernel(rendered, spec, config, gpu.arch), spec, config, gpu) == (
+    assert judge(compile_one(spec, config, gpu.arch), spec, config, gpu) == (
         Status.OK,
         "",
     )

@@ -29,6 +29,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.outcome import Status
+from tests.compiled import compile_one
 from tests.makers import make_config, make_spec
 
 A100, H200 = TARGETS["nvidia_a100_sxm4_80gb"], TARGETS["nvidia_h200"]
@@ -42,10 +43,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def build(cache: Path) -> Build:
-    return lambda spec, config, arch: compile_kernel(
-        render(spec, config), spec, config, arch, cache=cache
-    )
+def build() -> Build:
+    return compile_one
 
 
 def made_loop(**fields: Any) -> LoopFacts:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
 
-from flashgen.compile.compiler import Compiled, compile_kernel, judge
-from flashgen.kernels.render import render
+from flashgen.compile.compiler import judge
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_config
@@ -18,6 +16,7 @@ from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import shared_bound_bytes, why_illegal
 from flashgen.spec.outcome import Status
 from flashgen.spec.space import legal_configs, seed_configs
+from tests.compiled import Job, compile_all
 from tests.makers import make_config, make_spec
 
 ARCHS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
@@ -25,18 +24,10 @@ SMALLEST = {
     arch: min((g for g in TARGETS.values() if g.arch == arch), key=lambda g: g.shared_per_block)
     for arch in ARCHS
 }
-Job = tuple[AttentionSpec, KernelConfig, str]
-
-
-def compile_job(job: Job) -> Compiled:
-    spec, config, arch = job
-    return compile_kernel(render(spec, config), spec, config, arch)
 
 
 def assert_all_fit(jobs: list[Job]) -> None:
-    with ProcessPoolExecutor(2) as pool:
-        built = list(pool.map(compile_job, jobs))
-    for (spec, config, arch), compiled in zip(jobs, built, strict=True):
+    for (spec, config, arch), compiled in zip(jobs, compile_all(jobs), strict=True):
         gpu = SMALLEST[arch]
         assert why_illegal(spec, config, gpu) is None
         assert judge(compiled, spec, config, gpu) == (Status.OK, ""), (compiled.name, arch)

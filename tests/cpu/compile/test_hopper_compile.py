@@ -6,7 +6,6 @@ None of these kernels has run. A new ptxas may undo what is held here, and no ot
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,20 +14,18 @@ from flashgen.compile import loops, sass
 from flashgen.compile.compiler import (
     HOPPER_OVERLAP,
     Compiled,
-    cache_file,
-    compile_kernel,
     judge,
     overlap,
     residents,
 )
 from flashgen.compile.sass import Instruction, Listing
-from flashgen.kernels.render import render
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import REGISTER_SPLIT, KernelConfig, o_apart
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import shared_bound_bytes, why_illegal
 from flashgen.spec.outcome import Status
 from flashgen.spec.space import legal_configs
+from tests.compiled import compile_one, cubin_of
 from tests.makers import make_config, make_spec
 
 H200 = TARGETS["nvidia_h200"]
@@ -43,13 +40,10 @@ def hopper(
 
 
 @pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    cache: Path = tmp_path_factory.mktemp("compiled")
-
+def build() -> Build:
     def built(spec: AttentionSpec, config: KernelConfig) -> tuple[Compiled, Listing]:
-        compiled = compile_kernel(render(spec, config), spec, config, "sm_90", cache=cache)
-        binary = cache_file(compiled.digest, "sm_90", compiled.triton, cache, "cubin")
-        return compiled, sass.disassemble(binary.read_bytes())
+        compiled = compile_one(spec, config, "sm_90")
+        return compiled, sass.disassemble(cubin_of(compiled))
 
     return built
 

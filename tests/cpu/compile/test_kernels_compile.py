@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
 import triton
 
 from flashgen.compile import sass
-from flashgen.compile.compiler import BACKWARD_OVERLAP, Compiled, cache_file, compile_kernel, judge
-from flashgen.kernels.render import render
+from flashgen.compile.compiler import BACKWARD_OVERLAP, judge
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_config, default_spec, featured_specs
@@ -21,21 +18,11 @@ from flashgen.spec.features import FEATURE_WORDS
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.legality import shared_bound_bytes, why_illegal
 from flashgen.spec.outcome import Status
+from tests.compiled import Job, compile_all, compile_one, cubin_of
 from tests.makers import make_config, make_spec
 
 H200 = TARGETS["nvidia_h200"]
 ONE_OF_EACH_ARCH = {gpu.arch: gpu for gpu in TARGETS.values()}
-Job = tuple[AttentionSpec, KernelConfig, str]
-
-
-def compile_job(job: Job) -> Compiled:
-    spec, config, arch = job
-    return compile_kernel(render(spec, config), spec, config, arch)
-
-
-def compile_all(jobs: list[Job]) -> list[Compiled]:
-    with ProcessPoolExecutor(2) as pool:
-        return list(pool.map(compile_job, jobs))
 
 
 def default_jobs(head_dims: tuple[int, ...], archs: list[str]) -> list[Job]:
@@ -99,19 +86,17 @@ def test_s_ahead_keeps_exp2_under_the_matrix_instructions(head_dim: int, bc: int
     config = make_config(
         128, bc, num_warps=8, schedule="s_ahead", loads="descriptor", order="longest_first"
     )
-    compiled = compile_job((spec, config, "sm_90"))
+    compiled = compile_one(spec, config, "sm_90")
     assert judge(compiled, spec, config, H200) == (Status.OK, "")
     steady, *masked = compiled.loops
     assert (steady.exp2_under_matrix or 0) >= 0.85
     assert min(loop.exp2_under_matrix or 0 for loop in masked) >= 0.6
 
 
-def test_loads_are_wide_for_every_head_dim(tmp_path: Path) -> None:
+def test_loads_are_wide_for_every_head_dim() -> None:
     """Rows of 40 elements are 80 bytes apart: wide loads, if Triton is told so."""
     spec, config = make_spec("bfloat16", 40, "causal"), make_config(64, 64)
-    rendered = render(spec, config)
-    compiled = compile_kernel(rendered, spec, config, "sm_80", cache=tmp_path)
-    cubin = cache_file(rendered.digest, "sm_80", compiled.triton, tmp_path, "cubin").read_bytes()
+    cubin = cubin_of(compile_one(spec, config, "sm_80"))
     opcodes = {i.opcode for i in sass.disassemble(cubin).instructions}
     assert any(op.startswith("LDGSTS") and op.endswith("128") for op in opcodes)
     assert not any(op.startswith("LDG") and "U16" in op for op in opcodes)
@@ -131,14 +116,12 @@ def test_loads_are_wide_for_every_head_dim(tmp_path: Path) -> None:
     ],
     ids=["h200", "h200 ahead", "l4"],
 )
-def test_what_why_illegal_calls_too_large_is_too_large(
-    gpu: str, config: KernelConfig, tmp_path: Path
-) -> None:
+def test_what_why_illegal_calls_too_large_is_too_large(gpu: str, config: KernelConfig) -> None:
     spec = make_spec("bfloat16", 256)
     reason = why_illegal(spec, config, TARGETS[gpu])
     assert reason is not None
     assert "shared memory" in reason
-    compiled = compile_kernel(render(spec, config), spec, config, TARGETS[gpu].arch, cache=tmp_path)
+    compiled = compile_one(spec, config, TARGETS[gpu].arch)
     assert compiled.shared_bytes > TARGETS[gpu].shared_per_block
 
 
@@ -236,7 +219,7 @@ def test_s_ahead_of_the_backward_puts_exp2_under_a_product(mask: str) -> None:
 def test_a_backward_that_loses_the_overlap_is_refused() -> None:
     spec = make_spec("bfloat16", 128, "causal").for_direction("backward_dkv")
     config = make_config(32, 128, num_warps=8, schedule="s_ahead", loads="descriptor")
-    compiled = compile_job((spec, config, "sm_90"))
+    compiled = compile_one(spec, config, "sm_90")
     assert judge(compiled, spec, config, H200)[0] is Status.NO_OVERLAP
 
 
@@ -302,7 +285,7 @@ def test_a_window_keeps_dk_and_dv_of_hopper_from_spilling() -> None:
     """Head dim 128 takes nearly all registers: why the window has one loop there, and not three."""
     spec = make_spec("bfloat16", 128, "causal", window=True).for_direction("backward_dkv")
     config = make_config(64, 128, num_warps=8, loads="descriptor")
-    compiled = compile_job((spec, config, "sm_90"))
+    compiled = compile_one(spec, config, "sm_90")
     assert judge(compiled, spec, config, H200) == (Status.OK, "")
     assert compiled.spill_bytes == 0
 
@@ -314,22 +297,20 @@ def test_every_direction_compiles_with_every_feature_everywhere() -> None:
     assert all(compiled.registers > 0 for compiled in compile_all(jobs))
 
 
-def products_of_philox(spec: AttentionSpec, config: KernelConfig, folder: Path) -> int:
-    rendered = render(spec, config)
-    compiled = compile_kernel(rendered, spec, config, "sm_90", cache=folder)
-    cubin = cache_file(rendered.digest, "sm_90", compiled.triton, folder, "cubin").read_bytes()
+def products_of_philox(spec: AttentionSpec, config: KernelConfig) -> int:
+    cubin = cubin_of(compile_one(spec, config, "sm_90"))
     opcodes = [i.opcode for i in sass.disassemble(cubin).instructions]
     return sum(op.startswith(("IMAD.HI.U32", "IMAD.WIDE.U32")) for op in opcodes)
 
 
 @pytest.mark.parametrize("direction", ["backward_dkv", "backward_dq"])
-def test_a_draw_serves_more_than_one_element(direction: Any, tmp_path: Path) -> None:
+def test_a_draw_serves_more_than_one_element(direction: Any) -> None:
     """20 long products a draw; 32 elements a thread, in one loop (dK, dV) or two. The compiler
     must see that elements 8 apart share a draw: all four where rows lie in rows, two and more in
     the transpose.
     """
     counts = [
-        products_of_philox(spec.for_direction(direction), make_config(64, 64), tmp_path)
+        products_of_philox(spec.for_direction(direction), make_config(64, 64))
         for spec in (make_spec(head_dim=16, dropout=True), make_spec(head_dim=16))
     ]
     loops = 1 if direction == "backward_dkv" else 2
@@ -347,7 +328,7 @@ def test_shared_bound_of_backward_kernels_is_a_bound(
     spec = make_spec("bfloat16", dim).for_direction(direction)
     config = make_config(*tile, num_warps=8, num_stages=stages, loads="descriptor")
     bound = shared_bound_bytes(spec, config, H200)
-    taken = compile_job((spec, config, "sm_90")).shared_bytes
+    taken = compile_one(spec, config, "sm_90").shared_bytes
     assert bound <= taken <= 1.05 * bound
 
 
@@ -373,7 +354,7 @@ BOUNDED: dict[str, tuple[AttentionSpec, KernelConfig, Gpu]] = {
 def test_the_shared_bound_holds(name: str) -> None:
     spec, config, gpu = BOUNDED[name]
     assert why_illegal(spec, config, gpu) is None
-    taken = compile_job((spec, config, gpu.arch)).shared_bytes
+    taken = compile_one(spec, config, gpu.arch).shared_bytes
     assert 0.7 * taken <= shared_bound_bytes(spec, config, gpu) <= taken
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import triton
 
-from flashgen.compile.compiler import compile_kernel, judge
+from flashgen.compile.compiler import judge
 from flashgen.errors import InvalidArgument, NoEstimate
 from flashgen.estimate.trip_counts import grid
 from flashgen.kernels.render import render
@@ -23,6 +23,7 @@ from flashgen.spec.legality import shared_bound_bytes, why_illegal
 from flashgen.spec.outcome import Status
 from flashgen.spec.problem import Problem
 from flashgen.table.table import dump, parse
+from tests.compiled import compile_one
 from tests.makers import make_config, make_spec
 from tests.tables import made_entry, made_table
 
@@ -181,11 +182,6 @@ def test_a_table_keeps_persistent_and_its_order() -> None:
     assert "persistent" not in dump(made_table(made_entry(CAUSAL, config=make_config(64, 32))))
 
 
-def build(job: tuple[AttentionSpec, KernelConfig, str]) -> Any:
-    spec, config, arch = job
-    return compile_kernel(render(spec, config), spec, config, arch)
-
-
 ONE_OF_EACH_ARCH = {gpu.arch: gpu for gpu in TARGETS.values()}
 
 
@@ -204,7 +200,7 @@ def test_they_compile_everywhere(arch: str) -> None:
     for order, persistent in (("grouped", True), ("head_reversal", False)):
         config = make_config(64, 64, loads=loads, order=order, persistent=persistent)
         assert why_illegal(CAUSAL, config, gpu) is None
-        built = build((CAUSAL, config, arch))
+        built = compile_one(CAUSAL, config, arch)
         assert built.registers > 0
         assert sum(loop.spills for loop in built.loops) == 0, config.label
 
@@ -218,7 +214,7 @@ def test_s_ahead_keeps_its_overlap(order: str, persistent: bool, head_dim: int) 
     """The loop over tiles around the loops over keys does not undo it, and takes room for O."""
     spec = make_spec("bfloat16", head_dim, "causal")
     config = make_config(128, 64, order=order, persistent=persistent, **AHEAD)
-    built = build((spec, config, "sm_90"))
+    built = compile_one(spec, config, "sm_90")
     assert judge(built, spec, config, H200) == (Status.OK, "")
     assert len(built.loops) == 2
     assert (built.loops[0].exp2_under_matrix or 0) >= 0.9

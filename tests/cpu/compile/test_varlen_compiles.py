@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import triton
 
-from flashgen.compile.compiler import Compiled, compile_kernel, judge
-from flashgen.kernels.render import render
+from flashgen.compile.compiler import judge
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_config, default_spec
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import Status
+from tests.compiled import compile_one
 from tests.makers import make_config, make_spec
 
 ARCHS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
@@ -25,10 +24,6 @@ SMALLEST = {
     arch: min((g for g in TARGETS.values() if g.arch == arch), key=lambda g: g.shared_per_block)
     for arch in ARCHS
 }
-
-
-def compiled(spec: AttentionSpec, config: KernelConfig, arch: str) -> Compiled:
-    return compile_kernel(render(spec, config), spec, config, arch)
 
 
 def of_kind(kind: str, **fields: Any) -> AttentionSpec:
@@ -41,7 +36,7 @@ def of_kind(kind: str, **fields: Any) -> AttentionSpec:
 def assert_fits(spec: AttentionSpec, arch: str) -> None:
     config, gpu = default_config(spec), SMALLEST[arch]
     if why_illegal(spec, config, gpu) is None:
-        built = compiled(spec, config, arch)
+        built = compile_one(spec, config, arch)
         assert judge(built, spec, config, gpu) == (Status.OK, ""), (built.name, arch)
 
 
@@ -79,9 +74,9 @@ def test_the_loop_is_that_of_one_length() -> None:
     """Scores of the next tile under the softmax of this one, by pointers too: why they are tried."""
     config = make_config(128, 64, num_warps=8, schedule="s_ahead")
     spec = make_spec("bfloat16", 128, "causal", varlen=True)
-    found = compiled(spec, config, "sm_90")
+    found = compile_one(spec, config, "sm_90")
     assert judge(found, spec, config, SMALLEST["sm_90"]) == (Status.OK, "")
     assert all((loop.exp2_under_matrix or 0) >= 0.85 for loop in found.loops)
-    plain = compiled(replace(spec, varlen=False), config, "sm_90")
+    plain = compile_one(replace(spec, varlen=False), config, "sm_90")
     assert found.shared_bytes == plain.shared_bytes
     assert len(found.loops) == len(plain.loops) == 2

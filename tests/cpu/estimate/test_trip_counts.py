@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from flashgen.compile.compiler import compile_kernel
 from flashgen.errors import NoEstimate
 from flashgen.estimate.estimate import estimate
 from flashgen.estimate.sm import cached_replay
@@ -18,7 +16,6 @@ from flashgen.evaluate.inputs import make_decode, make_features, make_inputs
 from flashgen.kernels.launch import Bound, Plan
 from flashgen.kernels.launch_backward import _RUN, Backward
 from flashgen.kernels.launch_cache import DecodeBound
-from flashgen.kernels.render import render
 from flashgen.reference.visibility import places
 from flashgen.spec import problem as problem_module
 from flashgen.spec.attention import AttentionSpec
@@ -26,6 +23,7 @@ from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.grid_rules import splits_of
 from flashgen.spec.problem import TUNED_WINDOW, Problem, flops, workload
+from tests.compiled import cache, compile_one
 from tests.makers import make_config, make_spec
 
 H200 = TARGETS["nvidia_h200"]
@@ -195,14 +193,14 @@ def test_operations_of_a_windowed_decode_are_those_of_the_keys_it_sees(mask: str
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward_dkv", "backward_dq"])
-def test_a_windowed_kernel_is_estimated_to_be_faster(direction: Any, tmp_path: Path) -> None:
+def test_a_windowed_kernel_is_estimated_to_be_faster(direction: Any) -> None:
     a100 = TARGETS["nvidia_a100_sxm4_40gb"]
     times = []
     for window in (False, True):
         spec = make_spec("bfloat16", 64, "causal", window=window).for_direction(direction)
         config = make_config(64, 64)
-        compiled = compile_kernel(render(spec, config), spec, config, a100.arch, cache=tmp_path)
-        replayed = cached_replay(compiled, a100, tmp_path)
+        compiled = compile_one(spec, config, a100.arch)
+        replayed = cached_replay(compiled, a100, cache())
         times.append(
             [
                 estimate(replayed, spec, config, workload(spec, seq), a100).median_us

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -13,7 +12,7 @@ import triton
 
 from benchmarks import sass_facts
 from flashgen import paths
-from flashgen.compile.compiler import Compiled, compile_kernel, judge
+from flashgen.compile.compiler import judge
 from flashgen.estimate.estimate import estimable
 from flashgen.kernels.render import render
 from flashgen.spec.attention import AttentionSpec
@@ -25,6 +24,7 @@ from flashgen.spec.vocabulary import BACKWARD, Direction
 from flashgen.table import emit
 from flashgen.table.entry import Entry
 from flashgen.table.table import Table, load
+from tests.compiled import compile_all
 
 SHIPPED = (
     "nvidia_h200",
@@ -144,11 +144,6 @@ def test_check_fails_where_the_file_says_otherwise(tmp_path: Path) -> None:
     assert sass_facts.main([*asked, str(other)]) == 1
 
 
-def compile_entry(job: tuple[AttentionSpec, KernelConfig]) -> Compiled:
-    spec, config = job
-    return compile_kernel(render(spec, config), spec, config, "sm_90")
-
-
 @pytest.mark.parametrize(
     "direction",
     [
@@ -165,8 +160,7 @@ def test_compiled_facts_of_every_kernel_shipped_for_hopper(direction: Direction)
     runs = {run.id: run for slug in SHIPPED for run in table_of(slug).runs}
     gpu = table_of("nvidia_h200").gpu
     recorded = sass_facts.sections_of(sass_facts.RESULT.read_text())[triton.__version__]
-    with ProcessPoolExecutor(2) as pool:
-        built = list(pool.map(compile_entry, entries))
+    built = compile_all((spec, config, "sm_90") for spec, config in entries)
     for (spec, config, entry), compiled in zip(
         ((spec, config, entry) for (spec, config), entry in entries.items()), built, strict=True
     ):

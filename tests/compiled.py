@@ -1,0 +1,37 @@
+"""Kernels compiled by the tests: each once a run, whichever test or worker asks first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from flashgen.compile.compiler import Compiled, cache_file, compile_kernel
+from flashgen.kernels.render import render
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import KernelConfig
+
+Job = tuple[AttentionSpec, KernelConfig, str]
+"""A kernel and the architecture that it is compiled for."""
+
+
+def cache() -> Path:
+    """The run's folder, for what takes a cache of compiled kernels."""
+    return Path(os.environ["TESTS_CACHE"]) / "compiled"
+
+
+def compile_one(spec: AttentionSpec, config: KernelConfig, arch: str) -> Compiled:
+    """compile_kernel() of the rendered kernel, from the cache where it is there."""
+    return compile_kernel(render(spec, config), spec, config, arch, cache=cache())
+
+
+def cubin_of(compiled: Compiled) -> bytes:
+    """The binary of what compile_one() returned."""
+    return cache_file(
+        compiled.digest, compiled.arch, compiled.triton, cache(), "cubin"
+    ).read_bytes()
+
+
+def compile_all(jobs: Iterable[Job]) -> list[Compiled]:
+    """In this process: there are as many workers as cores."""
+    return [compile_one(*job) for job in jobs]
