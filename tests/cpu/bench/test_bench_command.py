@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 
 from flashgen.bench.ladder import BACKWARD_STEPS
 from flashgen.evaluate.measure import PROTOCOL
+from tests import programs
 
 ROOT = Path(__file__).resolve().parents[3]
 DIRECTIONS = ("forward", "backward", "decode")
@@ -35,10 +35,7 @@ def program(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[st
     inherited = {
         n: v for n, v in os.environ.items() if n not in ("TRITON_INTERPRET", "FLASHGEN_GPU")
     }
-    return subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / f"{name}.py", *arguments],
-        capture_output=True, text=True, timeout=300, env=inherited,
-    )  # fmt: skip
+    return programs.run([ROOT / "benchmarks" / f"{name}.py", *arguments], env=inherited)
 
 
 def record(folder: Path) -> Any:
@@ -132,10 +129,7 @@ def test_without_a_gpu_it_says_so_and_writes_nothing(direction: str, tmp_path: P
     ],
 )
 def test_bad_usage_is_one_sentence(arguments: list[str], said: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "flashgen", "bench", *arguments, "--out", tmp_path / "new"],
-        capture_output=True, text=True, timeout=100, cwd=ROOT,
-    )  # fmt: skip
+    done = programs.run(["-m", "flashgen", "bench", *arguments, "--out", tmp_path / "new"])
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert said in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,13 +17,14 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flashgen import attention
+from tests import programs
 
 SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "memory.py"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so() -> None:
-    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, timeout=200)
+    done = programs.run([SCRIPT])
     assert (done.returncode, done.stdout) == (3, "")
     assert "needs a GPU" in done.stderr
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from flashgen.search.landscape import Landscape, dump, read
+from tests import programs
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "benchmarks" / "search_efficiency.py"
@@ -182,10 +183,7 @@ class TestShipped:
 
 
 def run(*arguments: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, SCRIPT, *map(str, arguments)],
-        cwd=folder, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    return programs.run([SCRIPT, *arguments], cwd=folder)
 
 
 class TestProgram:

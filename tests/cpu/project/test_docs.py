@@ -2,6 +2,7 @@
 
 ```python     all blocks of a page run in one process, one after the other, sharing their names
 ```bash       runs in an empty folder, where `flashgen` is this checkout's; must be quick
+              Both are forks of one process (tests/programs.py).
 ... no-run    after the language: shown only; its flashgen commands must still be ones flashgen takes
 ```console, ```text, ```mermaid, ```yaml   shown only
 """
@@ -18,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests import programs
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -70,9 +73,8 @@ def environment(tmp_path: Path) -> dict[str, str]:
     """This checkout importable from anywhere, and its program first on the path."""
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
-    program = bin_folder / "flashgen"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m flashgen "$@"\n')
-    program.chmod(0o755)
+    programs.link(bin_folder / "flashgen", "-m", "flashgen")
+    programs.link(bin_folder / "python")
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith("FLASHGEN_")
     }
@@ -99,14 +101,7 @@ def test_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
         program += "\n" * (block.line - program.count("\n")) + block.text
     file = tmp_path / f"{page}.py"
     file.write_text(program)
-    done = subprocess.run(
-        [sys.executable, file],
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    done = programs.run([file], cwd=tmp_path, env=environment(tmp_path))
     assert done.returncode == 0, done.stderr
 
 
@@ -116,7 +111,7 @@ def test_bash_block_runs(block: Block, tmp_path: Path) -> None:
     here.mkdir()
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block.text],
-        cwd=here, env=environment(tmp_path), capture_output=True, text=True, timeout=200,
+        cwd=here, env=environment(tmp_path), capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
 

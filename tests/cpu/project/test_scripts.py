@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import programs
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = sorted(
@@ -23,8 +23,6 @@ def test_there_are_scripts_in_both_folders() -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_it_prints_its_help(script: str) -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / script, "--help"], capture_output=True, text=True, timeout=100
-    )
+    done = programs.run([ROOT / script, "--help"])
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"usage: {Path(script).name}")
