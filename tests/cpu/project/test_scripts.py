@@ -22,7 +22,7 @@ def test_there_are_scripts_in_both_folders() -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_it_prints_its_help(script: str) -> None:
-    done = programs.run([ROOT / script, "--help"])
+def test_it_prints_its_help_wherever_it_is_started(script: str, tmp_path: Path) -> None:
+    done = programs.run([ROOT / script, "--help"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"usage: {Path(script).name}")

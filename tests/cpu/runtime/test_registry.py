@@ -90,6 +90,23 @@ def test_graphs_name_their_folder(other: Path) -> None:
     assert registry.dispatcher_of("flashgen._generated_of_another_process") is shipped
 
 
+def test_compiled_code_follows_use(other: Path) -> None:
+    packages: list[object] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> object:
+        packages.extend(node.args[-1] for node in graph.graph.nodes if "attention" in node.name)
+        return graph.forward
+
+    flashgen.use(None)
+    compiled = torch.compile(lambda q: api.attention(q, q, q), backend=backend, fullgraph=True)
+    compiled(Q), compiled(Q)
+    flashgen.use(other)
+    compiled(Q)
+    used = registry.current()
+    assert isinstance(used, Dispatcher)
+    assert packages == [registry.SHIPPED, used.resolver.package]
+
+
 def test_the_variable_names_a_folder(other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHGEN_GENERATED", str(other))
     assert registry.current() is registry.dispatcher_in(other / "generated")
