@@ -19,7 +19,7 @@ from flashgen import paths
 from flashgen.errors import FlashgenError, GeneratedError, InvalidArgument
 from flashgen.files import write_whole
 from flashgen.kernels.render import Rendered, render, render_text
-from flashgen.runtime.registry import MARK, SCHEMA
+from flashgen.runtime.registry import MARK, SCHEMA, is_generated
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
 from flashgen.spec.defaults import (
@@ -97,8 +97,9 @@ def write(tables: Mapping[str, Table], out: Path, add: FeatureSet = ()) -> list[
 
     Files that are right are not touched. A file flashgen wrote and the plan lacks is deleted; what
     else is there is left alone. Kernels are written before the table that names them, and deleted
-    after.
+    after. Raises GeneratedError for a package of another project.
     """
+    refuse_foreign(out)
     files = plan(tables, [*feature_sets(out), *([add] if add else [])])
     changed = [path for path, text in files.items() if _text_of(out / path) != text]
     for path in sorted(changed, key=lambda path: (path.parent == Path(), path)):
@@ -112,6 +113,15 @@ def write(tables: Mapping[str, Table], out: Path, add: FeatureSet = ()) -> list[
                 f"{out / path} is orphaned and cannot be deleted ({error.strerror}): delete it"
             ) from None
     return changed + orphans
+
+
+def refuse_foreign(out: Path) -> None:
+    """Raise GeneratedError if the folder is a package that flashgen did not write."""
+    if (out / "__init__.py").exists() and not is_generated(out):
+        raise GeneratedError(
+            f"{out} must not be a package of another project: its __init__.py does not say that "
+            f"flashgen generated it; give another --out"
+        )
 
 
 def check(tables: Mapping[str, Table], out: Path) -> list[str]:

@@ -108,6 +108,7 @@ def tune(options: TuneOptions, console: Console) -> Table:
     only what was in flight. Raises FlashgenError; at the end, too, where a spec had no right
     config.
     """
+    generate.refuse_foreign(paths.generated_dir(options.out))
     gpu, here = _choose_gpu(options, console)
     failures: list[str] = []
     site = Site(

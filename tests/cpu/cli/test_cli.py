@@ -627,6 +627,15 @@ class TestExplain:
         assert code == 1
         assert "holds no package that flashgen generated" in errors
 
+    def test_a_package_of_another_project_is_not_read(self, run, tmp_path: Path) -> None:
+        (tmp_path / "generated").mkdir()
+        for name in ("__init__", "table"):
+            (tmp_path / "generated" / f"{name}.py").write_text("raise SystemExit('imported')\n")
+        line = "explain --head-dim 64 --seq 1 --gpu-slug nvidia_h200 --out"
+        code, output, _ = run(*line.split(), tmp_path)
+        assert code == 0
+        assert f"from {paths.shipped_generated_dir()}" in output
+
 
 class Evaluator:
     """Answers as told: by default that all is well, with the figures of made_entry."""

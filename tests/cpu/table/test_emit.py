@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from flashgen import paths
 from flashgen.errors import FlashgenError, GeneratedError
@@ -44,6 +45,7 @@ from flashgen.table.emit import (
 )
 from flashgen.table.show import load_package
 from flashgen.table.table import Table, save
+from flashgen.tune.tune import TuneOptions, tune
 from tests.makers import make_spec
 from tests.tables import AHEAD, DIGEST, FA2, SPEC, made_entry, made_table
 
@@ -367,3 +369,16 @@ def test_the_tables_of_out_win_over_the_shipped(tmp_path: Path, monkeypatch) -> 
     monkeypatch.setattr(paths, "shipped_configs_dir", lambda: tmp_path / "shipped")
     tables = tables_for(tmp_path / "out")
     assert tables == {"nvidia_h200": own, "nvidia_l4": Table(gpu=TARGETS["nvidia_l4"])}
+
+
+def test_a_package_of_another_project_is_left_alone(tmp_path: Path) -> None:
+    """generate and tune refuse before they write or search anything."""
+    foreign = tmp_path / "generated" / "__init__.py"
+    foreign.parent.mkdir()
+    foreign.write_text("VERSION = 3\n")
+    with pytest.raises(GeneratedError, match="must not be a package of another project"):
+        write({}, foreign.parent)
+    with pytest.raises(GeneratedError, match="give another --out"):
+        tune(TuneOptions(specs=(SPEC,), out=tmp_path), Console())
+    assert sorted(tmp_path.rglob("*")) == [foreign.parent, foreign]
+    assert foreign.read_text() == "VERSION = 3\n"
