@@ -348,7 +348,7 @@ class TestGpu:
             outcomes = list(evaluator.evaluate("final", SPEC, PROBLEM, GOOD))
         assert [o.status for o in outcomes] == [Status.RUN_ERROR] * len(GOOD)
         for outcome in outcomes:
-            assert "alone it runs" in outcome.detail
+            assert "it runs by itself" in outcome.detail
             assert "SIGSEGV" in outcome.detail
 
     @pytest.mark.parametrize(
