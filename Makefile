@@ -23,7 +23,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 TEST_CPU_SECONDS := 800
 
 .NOTPARALLEL:
-.PHONY: help install tune test test-all test-gpu lint format generate check facts clean
+.PHONY: help install tune test test-all test-gpu lint format generate check facts docs-output clean
 
 help:
 	@echo 'make install    install what development needs, into .venv'
@@ -36,6 +36,7 @@ help:
 	@echo 'make generate   write generated/ from configs/ and templates/'
 	@echo 'make facts      what the compiler makes of the kernels for Hopper; TRITON=3.8.0 for another one'
 	@echo '                FACTS=--check compares them with those that are committed'
+	@echo 'make docs-output  run the commands whose output README and docs show, and rewrite it'
 	@echo 'make check      say where generated/ does not agree with them, nor the facts of some kernels'
 
 install: $(FOR_ALL)
@@ -77,6 +78,12 @@ check: $(FOR_TUNING)
 # Another Triton lies in a folder of its own, before the one of the environment.
 facts: $(FOR_TUNING) $(if $(TRITON),$(VENV)/triton-$(TRITON))
 	$(if $(TRITON),PYTHONPATH=$(VENV)/triton-$(TRITON)) $(BIN)/python benchmarks/sass_facts.py $(FACTS)
+
+# Half an hour of a core for the tuning runs and the search benchmark.
+docs-output: $(FOR_ALL)
+	$(BIN)/python -m tests.support
+	$(BIN)/python -m tests.docs_output
+	$(BIN)/python benchmarks/search_efficiency.py --jobs $(JOBS) --out benchmarks/results/search_efficiency
 
 $(VENV)/triton-%: | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==$*

@@ -1,4 +1,4 @@
-"""What people look at: explanations, the HTML report, calibration, plots."""
+"""Output for people: explanations, the HTML report, calibration, plots."""
 
 from __future__ import annotations
 

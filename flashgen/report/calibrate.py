@@ -1,8 +1,8 @@
-"""How far estimates were from measurements: ranks, regret and time error, from the logs of GPUs.
+"""Errors of estimates compared with measurements: ranks, regret and time, from logs of GPUs.
 
-A search is what is compared within: one spec and problem, on one GPU, under one Triton and one
-measuring protocol. The estimates are those that the log holds, made before the kernels were
-measured; nothing is estimated anew, and no parameter of the model changes.
+Configs compare within one search: one spec and problem, on one GPU, under one Triton and one
+measuring protocol. The estimates are those in the log, made before the kernels were measured;
+nothing is estimated again, and no parameter of the model changes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flashgen.spec.problem import Problem
 from flashgen.spec.vocabulary import Direction
 
 LEAST_CONFIGS = 5
-"""Ranks and regrets of searches with fewer configs say nothing, and are not counted."""
+"""Ranks and regrets of searches with fewer configs mean nothing and are not counted."""
 
 PICKS = 3
 """The table keeps a winner and two runners-up: who measures so many first picks gets the best."""
@@ -59,7 +59,7 @@ class Pair:
 
     @property
     def search(self) -> tuple[object, ...]:
-        """What its time compares within."""
+        """The search within which its time compares."""
         return self.gpu, self.triton, self.protocol, self.spec, self.problem
 
     @property
@@ -69,31 +69,31 @@ class Pair:
 
     @property
     def in_band(self) -> bool:
-        """Whether the measurement lies where the estimate said it would."""
+        """Whether the measurement lies in the band of the estimate."""
         return self.estimate.low_us <= self.measured_us <= self.estimate.high_us
 
 
 @dataclass(frozen=True, kw_only=True)
 class Miss:
-    """The first pick of one search, and the config that was the best: both as measured."""
+    """The first pick of one search, and its best config, both as measured."""
 
     first: Pair
     best: Pair
 
     @property
     def regret(self) -> float:
-        """By how much the first pick is slower: 0.04 is 4 %."""
+        """How much slower the first pick is: 0.04 is 4 %."""
         return self.first.measured_us / self.best.measured_us - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Figures of the pairs of one GPU, or of one family of them (None: of all).
+    """Statistics of the pairs of one GPU, or of one family of them (None: of all).
 
-    searches are those with LEAST_CONFIGS or more, over which rank (Spearman) is a mean, and the
-    regrets are geometric means and worst cases; None without such a search, and rank also where
-    all times of each are equal. Errors are factors, whichever way, as their excess over 1: 0.25
-    says that the estimate was 1.25 times too long or too short. off is the median of measured over
+    searches are those with at least LEAST_CONFIGS configs. rank (Spearman) is the mean over them,
+    regrets are geometric means and worst cases; None without such a search, and rank also if all
+    times of each are equal. Errors are factors in either direction, as their excess over 1: 0.25
+    means that the estimate was 1.25 times too long or too short. off is the median of measured over
     estimated.
     """
 
@@ -112,7 +112,8 @@ class Calibration:
 
 
 def pairs_of(outcomes: Iterable[Outcome]) -> tuple[list[Pair], int]:
-    """The configs that were measured and estimated, one Pair each; how many were measured alone.
+    """The configs that were measured and estimated, one Pair each; and the number that were only
+    measured.
 
     Of a config's measurements the most trusted counts, and of several such ones the last.
     """
@@ -150,10 +151,10 @@ def _pair(outcome: Outcome, estimate: Timing) -> Pair:
 
 
 def read_pairs(logs: Sequence[Path], say: Callable[[str], None]) -> dict[str, list[Pair]]:
-    """The pairs of these logs, by the slug of their GPU. What is left out is said.
+    """The pairs of these logs, by the slug of their GPU. Notices say what is left out.
 
-    Raises InvalidArgument for a log that is not there, FlashgenError for one that cannot be read
-    and where there is no pair at all.
+    Raises InvalidArgument for a log that does not exist, FlashgenError for one that cannot be read,
+    and if there is no pair at all.
     """
     outcomes = [outcome for log in logs for outcome in outcomes_of(log, say)]
     pairs, alone = pairs_of(outcomes)
@@ -165,11 +166,11 @@ def read_pairs(logs: Sequence[Path], say: Callable[[str], None]) -> dict[str, li
         )
     if not pairs:
         raise FlashgenError(
-            f"no measured config of {names} has an estimate beside it, {alone} configs in all: "
+            f"no measured config of {names} has an estimate, of {alone} configs in all: "
             "measure them again with flashgen tune --gpu"
         )
     if alone:
-        say(f"{alone} measured configs have no estimate beside them, and are left out.")
+        say(f"{alone} measured configs have no estimate and are left out.")
     return by_gpu(pairs)
 
 
@@ -182,14 +183,14 @@ def by_gpu(pairs: Iterable[Pair]) -> dict[str, list[Pair]]:
 
 
 def calibrations(pairs: Sequence[Pair]) -> list[Calibration]:
-    """Of the pairs of one GPU: the Calibration of all, then those of the families, by name."""
+    """For the pairs of one GPU: the Calibration of all, then those of the families, by name."""
     families = sorted({pair.family for pair in pairs})
     each = [calibration([p for p in pairs if p.family == family], family) for family in families]
     return [calibration(pairs), *each]
 
 
 def calibration(pairs: Sequence[Pair], family: str | None = None) -> Calibration:
-    """The figures of these pairs, which are of one GPU and at least one."""
+    """The statistics of these pairs, at least one, all of one GPU."""
     searches: dict[tuple[object, ...], list[Pair]] = defaultdict(list)
     for pair in pairs:
         searches[pair.search].append(pair)
@@ -244,7 +245,7 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
     """Spearman's rank correlation: Pearson's of the ranks, where equal values share their mean
     rank.
 
-    None where one of them has no two different values.
+    None if all values of either are equal.
     """
     try:
         return statistics.correlation(ranks(first), ranks(second))
@@ -253,7 +254,7 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
 
 
 def ranks(values: Sequence[float]) -> list[float]:
-    """The rank of each value, from 1; equal values share the mean of theirs."""
+    """The rank of each value, from 1; equal values share their mean rank."""
     places: dict[float, list[int]] = defaultdict(list)
     for place, value in enumerate(sorted(values), start=1):
         places[value].append(place)
@@ -261,7 +262,7 @@ def ranks(values: Sequence[float]) -> list[float]:
 
 
 def table_lines(rows: Sequence[Calibration]) -> list[str]:
-    """Calibrations as a table of 80 columns, one a row; LEGEND says what its columns hold."""
+    """Calibrations as a table of 80 columns, one per row; LEGEND explains its columns."""
     width = max(18, *(len(row.family or "") for row in rows))
     cells = f"{{:<{width}}} " + "{:>8}  {:>5}  {:>5} {:>5}  {:>5} {:>5}  {:>6} {:>4} {:>4}"
     heads = (
@@ -289,7 +290,7 @@ def _percent(value: float | None) -> str:
 
 
 def remarks(row: Calibration) -> list[str]:
-    """Sentences on what the figures of a GPU do not say by themselves."""
+    """Sentences that explain the statistics of a GPU."""
     found = [f"Measured times are {row.off:.2f} times the estimated ones, in the median."]
     if row.worst is None:
         found.append(

@@ -1,6 +1,4 @@
-"""Explain: which kernel serves a call, why it was chosen, what limits it, and why the others
-lost.
-"""
+"""Explain: which kernel serves a call, why it was chosen, what limits it, and why others lost."""
 
 from __future__ import annotations
 
@@ -60,51 +58,51 @@ FAILED: dict[Status, str] = {
 
 
 class History:
-    """The outcomes of one entry's search: those that its figures compare with, and no others."""
+    """The outcomes of one entry's search, and no others: those whose times compare."""
 
     def __init__(self, outcomes: Iterable[Outcome]) -> None:
         self._known = {(outcome.config, outcome.stage): outcome for outcome in outcomes}
 
     @property
     def configs(self) -> list[KernelConfig]:
-        """Every config there is an outcome of, in the order of the log."""
+        """Every config with an outcome, in the order of the log."""
         return list(dict.fromkeys(config for config, _ in self._known))
 
     def timing(self, config: KernelConfig, stage: Stage) -> Timing | None:
-        """The time that a stage found."""
+        """The time of a stage."""
         found = self._known.get((config, stage))
         return found.timing if found else None
 
     def last_timing(self, config: KernelConfig) -> Timing | None:
-        """The most trusted time there is of a config."""
+        """The most trusted time of a config."""
         times = (self.timing(config, stage) for stage in TIMED_STAGES)
         return next((timing for timing in times if timing), None)
 
     def least_us(self) -> float:
-        """The least time of a config that failed nowhere, in microseconds; infinite without."""
+        """The least time of a config that never failed, in microseconds; infinite without one."""
         times = (self.last_timing(c) for c in self.configs if self.failure(c) is None)
         return min((timing.median_us for timing in times if timing), default=math.inf)
 
     def failure(self, config: KernelConfig) -> Outcome | None:
-        """What ended a config, if anything did."""
+        """The outcome that ended a config, if any."""
         outcomes = (self._known.get((config, stage)) for stage in ALL_STAGES)
         ended = (o for o in outcomes if o and not o.ok and o.status not in RIGHT_ALL_THE_SAME)
         return next(ended, None)
 
     def twin_failure(self, config: KernelConfig) -> Outcome | None:
-        """What ended a config's pointer twin, so that neither could be chosen."""
+        """The outcome that ended a config's pointer twin, so that neither could be chosen."""
         twin = config.pointer_twin()
         found = self.failure(twin) if twin != config else None
         return None if found is None or found.status in SLOW else found
 
     def fact(self, config: KernelConfig, name: str) -> int | None:
-        """A figure of the compiler's: registers or spill_bytes."""
+        """A figure of the compiler: registers or spill_bytes."""
         outcomes = (self._known.get((config, stage)) for stage in ALL_STAGES)
         values = (getattr(outcome, name) for outcome in outcomes if outcome)
         return next((value for value in values if value is not None), None)
 
     def tally(self) -> str:
-        """What became of all configs, in a few words: "60 configs: 52 timed, 8 spills"."""
+        """The results of all configs in a few words: "60 configs: 52 timed, 8 spills"."""
         ends: Counter[str] = Counter()
         for config in self.configs:
             failed = self.failure(config)
@@ -116,9 +114,9 @@ class History:
 
 
 def history_of(log: Path, table: Table, entry: Entry) -> tuple[History, list[str]]:
-    """The History of an entry of `table` from a log, and sentences on what is amiss with that.
+    """The History of an entry of `table` from a log, and sentences on what is missing.
 
-    Outcomes of another Triton or protocol than the entry's run, or of other sizes, are left out.
+    Outcomes with another Triton or protocol than the entry's run, or of other sizes, are left out.
     """
     notes: list[str] = []
     if not log.exists():
@@ -147,7 +145,7 @@ def history_of(log: Path, table: Table, entry: Entry) -> tuple[History, list[str
 def rivals(history: History, entry: Entry) -> list[KernelConfig]:
     """Up to RIVALS configs to name: the fastest after winner and runners-up, and a few failures.
 
-    Of the failures, one a kind: those that have most in common with the winner.
+    For each kind of failure, the config that has most in common with the winner.
     """
     named = {entry.config, *(other.config for other in entry.runners_up)}
     others = [config for config in history.configs if config not in named]
@@ -171,7 +169,7 @@ def _differences(one: KernelConfig, other: KernelConfig) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """A config that lost: its time and the winner's, from the same stage where the log has both.
+    """A config that lost: its time and the winner's, from the same stage if the log has both.
 
     within_spread: its samples reach down to the winner's.
     """
@@ -183,14 +181,14 @@ class Loss:
 
     @property
     def slower(self) -> float | None:
-        """By how much it is slower than the winner: 0.04 is 4 %; negative if it is faster."""
+        """How much slower it is than the winner: 0.04 is 4 %; negative if it is faster."""
         return self.us / self.winner_us - 1 if self.us and self.winner_us else None
 
 
 def loss_of(
     config: KernelConfig, entry: Entry, history: History, table_us: float | None = None
 ) -> Loss:
-    """How a config's time compares; table_us is what the table has of it, if it is a runner-up."""
+    """How a config's time compares; table_us is its time in the table, if it is a runner-up."""
     for stage in TIMED_STAGES:
         mine, best = history.timing(config, stage), history.timing(entry.config, stage)
         if mine and best:
@@ -211,7 +209,7 @@ def why_lost(
     """Why a config was not chosen, in a few words.
 
     neighbours: configs of the entries that search/decide.py counts in a tie; None if the entry was
-    chosen before ties were broken so.
+    chosen before ties were broken that way.
     """
     failed = history.failure(loss.config)
     if failed is not None:

@@ -1,8 +1,8 @@
-"""Report: a table and its log as one HTML file, for people; it asks for nothing from the network.
+"""Report: a table and its log as one HTML file, which loads nothing from the network.
 
-report.html.jinja has the page. Here stands what it shows: of each entry the winner, what it beats,
-and the trace of its search; of all, estimates against measurements. Where the log holds nothing of
-an entry, the entry is shown alone.
+report.html.jinja is the page. This module computes its content: for each entry the winner, what it
+beats, and the history of its search; for all, estimates against measurements. If the log has
+nothing about an entry, the entry is shown without a history.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOST_MARKS = 2000
 
 _TOLD = {
     "measured": "timed on the GPU",
-    "estimated": "said by the model, not timed",
+    "estimated": "computed by the model, not timed",
     "replayed": "read from a recorded landscape",
     "untimed": "chosen by rule: nothing was timed",
 }
@@ -43,7 +43,9 @@ _TOLD = {
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """A cell of the heat map: the best time of a tile; share is the best of all over it, 0 to 1."""
+    """A cell of the heat map: the best time of a tile; share is the best of all divided by it, 0
+    to 1.
+    """
 
     us: float
     share: float
@@ -51,9 +53,9 @@ class Tile:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """One entry as the page shows it: with its run, the trace of its search, and what follows.
+    """One entry as the page shows it: with its run and the history of its search.
 
-    number names it within the page. tiles: rows are br, columns bc; None was not timed.
+    number identifies it within the page. tiles: rows are br, columns bc; None was not timed.
     """
 
     number: int
@@ -65,7 +67,7 @@ class Search:
 
     @property
     def words(self) -> str:
-        """What the filter of the page looks in."""
+        """The text that the filter of the page searches."""
         entry = self.entry
         kind = f"{entry.spec.direction} {entry.spec.dtype} {entry.result.source}"
         return f"{entry.spec.name} {entry.bucket} {entry.config.label} {kind}".lower()
@@ -89,10 +91,10 @@ def write_report(
     *,
     notice: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Write the report of a table to `path`, an .html file, by way of a temporary one beside it.
+    """Write the report of a table to `path`, an .html file, atomically.
 
-    outcomes are those of the GPU's log, in their order; there may be none. Raises InvalidArgument
-    where `path` is no .html, FlashgenError where it cannot be written.
+    outcomes are those of the GPU's log, in order; there may be none. Raises InvalidArgument if
+    `path` is no .html, FlashgenError if it cannot be written.
     """
     if path.suffix.lower() not in (".html", ".htm"):
         raise InvalidArgument(f"the report must be an .html file: got {path}")
@@ -105,7 +107,9 @@ def page(
     *,
     notice: Callable[[str], None] = lambda _: None,
 ) -> str:
-    """The HTML of a report. Outcomes of other GPUs are left out. notice: told what is missing."""
+    """The HTML of a report. Outcomes of other GPUs are left out. notice: called with what is
+    missing.
+    """
     own = [outcome for outcome in outcomes if outcome.gpu == table.gpu.slug]
     traces = Traces(own)
     searches = [_search(n, entry, table, traces) for n, entry in enumerate(table.entries, start=1)]
@@ -149,7 +153,7 @@ def _search(number: int, entry: Entry, table: Table, traces: Traces) -> Search:
 
 
 def _history(entry: Entry, trace: Trace) -> str:
-    """The chart of a search; none where nothing of it is known."""
+    """The chart of a search; "" if nothing about it is known."""
     if not trace.points:
         return ""
     marks = [_history_mark(n, point, entry) for n, point in enumerate(trace.points, start=1)]
@@ -175,7 +179,7 @@ def _history_mark(number: int, point: TimedConfig, entry: Entry) -> Mark:
 
 
 def _tiles(trace: Trace) -> dict[int, dict[int, Tile | None]]:
-    """The heat map: of each br and bc that occur the best time, if the tile was timed."""
+    """The heat map: for each br and bc that occur the best time, if the tile was timed."""
     times = trace.tiles_us
     best = min(times.values(), default=math.inf)
     columns = sorted({bc for _, bc in times})
@@ -190,7 +194,7 @@ def _tiles(trace: Trace) -> dict[int, dict[int, Tile | None]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Gains:
-    """Of how many entries a speed-up is known; its geometric mean, and the least and greatest."""
+    """The number of entries with a known speed-up; its geometric mean, least and greatest."""
 
     entries: int
     mean: float
@@ -211,12 +215,12 @@ def _gains(speedups: Iterable[float | None]) -> Gains | None:
 
 
 def _thinned(pairs: Sequence[Pair]) -> Sequence[Pair]:
-    """At most MOST_MARKS of these pairs, evenly taken."""
+    """At most MOST_MARKS of these pairs, evenly spaced."""
     return pairs[:: math.ceil(len(pairs) / MOST_MARKS)] if pairs else pairs
 
 
 def _looks(pairs: Sequence[Pair]) -> dict[str, tuple[str, str]]:
-    """The class of colour, and the shape, of each family: no two have both alike."""
+    """The colour class and shape of each family; no two families have the same pair."""
     names = sorted({pair.family for pair in pairs})
     shapes = svg.SHAPES  # six, and eight colours: 24 pairs
     return {name: (f"s{n % 8}", shapes[n % len(shapes)]) for n, name in enumerate(names)}

@@ -1,7 +1,7 @@
-"""Trace: what became of the configs of one search, told by the log, for whoever looks back at it.
+"""Trace: the history of one search, read from the log.
 
-The log knows no searches, only outcomes. Those of an entry's search are of its spec and problem, of
-its source, and of the Triton and protocol of its run. Of a config timed again, the last one counts.
+The log has only outcomes. Those of an entry's search have its spec, problem and source, and the
+Triton and protocol of its run. Of a config timed again, the last one counts.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ few, and under other conditions."""
 
 @dataclass(frozen=True, kw_only=True)
 class TimedConfig:
-    """One config's time in a search. estimate_us stands beside a measured one; None: there is none.
+    """One config's time in a search. estimate_us: the estimate of a measured one, if there is one.
 
-    dropped: it was timed roughly, found far slower than the best, and timed no further.
+    dropped: it was timed roughly, found far slower than the best, and not timed further.
     """
 
     config: KernelConfig
@@ -37,7 +37,7 @@ class TimedConfig:
 class Trace:
     """The points of a search in the order in which they were timed, and why others were not.
 
-    failed: how many configs of the spec ended how, in whatever search of it.
+    failed: how many configs of the spec ended with which status, in any search of it.
     """
 
     points: tuple[TimedConfig, ...]
@@ -75,7 +75,7 @@ class Traces:
             self._of_spec[outcome.spec].append(outcome)
 
     def of(self, entry: Entry, run: Run) -> Trace:
-        """The trace of the search that an entry of `run` comes from; it may be empty."""
+        """The trace of the search that produced an entry of `run`; it may be empty."""
         points: dict[KernelConfig, TimedConfig] = {}
         ended: dict[KernelConfig, Status] = {}
         for outcome in self._of_spec[entry.spec]:
@@ -105,7 +105,7 @@ class Traces:
 
 
 def _estimate_us(outcome: Outcome) -> float | None:
-    """What the estimator said of a config that was measured."""
+    """The estimate of a config that was measured."""
     if outcome.source == "estimated" or outcome.estimate is None:
         return None
     return outcome.estimate.median_us

@@ -1,8 +1,8 @@
 """Small charts as SVG text: a search's history, and a scatter of estimates and measurements.
 
-They hold no colour: a style sheet gives the classes theirs, for light and dark. Each mark has a
-title, which browsers show when it is pointed at; each chart is an image with a label, and stands
-beside a table of its data. Widths are in units of about a pixel on a phone.
+They contain no colours: a style sheet colours the classes, for light and dark. Each mark has a
+title, which browsers show on hover. Each chart is an image with a label, and the page has a table
+of its data. Widths are in units of about a pixel on a phone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Scale = Callable[[float], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A point. kind: the class of its colour, and by way of `shape` what it looks like."""
+    """A point. kind: the class of its colour; shape: what distinguishes it without colour."""
 
     x: float
     y: float
@@ -42,8 +42,8 @@ class Level:
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers between low and high, at most `most`: of 1, 2 and 5 times a power of ten where
-    they span a decade, else evenly apart. 0 < low < high.
+    """Round numbers between low and high, at most `most`: 1, 2 and 5 times a power of ten if
+    they span a decade, otherwise evenly spaced. 0 < low < high.
     """
     if high / low >= 10:
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -66,9 +66,9 @@ def _step(least: float) -> float:
 def history(
     marks: Sequence[Mark], best: Sequence[float], levels: Sequence[Level], label: str
 ) -> str:
-    """Times (microseconds, logarithmic) over configs in their order, 1 to n; and the best so far.
+    """Times (microseconds, logarithmic) over configs in order, 1 to n; and the best so far.
 
-    There is at least one mark; marks[i] stands at i + 1, and best[i] is the best up to it.
+    There is at least one mark; marks[i] is at i + 1, and best[i] is the best up to it.
     """
     height = 200
     times = [*(mark.y for mark in marks), *(level.y for level in levels)]
@@ -89,7 +89,7 @@ def history(
 
 
 def scatter(marks: Sequence[Mark], label: str, names: tuple[str, str]) -> str:
-    """Marks on two logarithmic axes of one range, with the line on which both are equal.
+    """Marks on two logarithmic axes of one range, with the line of equality.
 
     names are those of the axes. There is at least one mark.
     """
@@ -109,7 +109,7 @@ def scatter(marks: Sequence[Mark], label: str, names: tuple[str, str]) -> str:
 
 
 def swatch(kind: str, shape: str) -> str:
-    """One mark alone, for a legend; the text beside it names it."""
+    """A single mark for a legend; the text next to it names it."""
     mark = _shape(shape, 6, 6)
     return f'<svg class="swatch {kind}" viewBox="0 0 12 12" aria-hidden="true">{mark}</svg>'
 
@@ -140,7 +140,7 @@ def _y_axis(y: Scale, low: float, high: float) -> str:
 
 
 def _tick(value: float) -> str:
-    """A round number as an axis has it: 2,000."""
+    """A round number as an axis shows it: 2,000."""
     return f"{value:,.10g}"
 
 

@@ -1,9 +1,9 @@
 """Fleet: one worker process for each GPU of this host; `flashgen tune --gpus all`.
 
-Each worker is a `flashgen tune` of its own, with one GPU, and shares its work with the others
-through a storage: the one that is named, else a journal beside the log. What one of them prints is
-shown, for all take the same path; the others have a line each. They end with this process, however
-it ends. One that fails leaves its work to the others: only if all fail, the fleet has failed.
+Each worker is a `flashgen tune` with one GPU that shares its work through a storage: the named one,
+or else a journal next to the log. All take the same path, so the output of one is shown, and one
+line for each other. Workers end with this process, however it ends. If one fails, the others take
+over its work; the fleet fails only if all do.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LIST_LIMIT_S = 60.0
 """To import torch and ask the driver takes seconds."""
 
 LEAVE_S = MEASURE_LIMIT_S + 8 * FINAL_LIMIT_PER_CONFIG_S
-"""So long workers may take to save what they have, when they are interrupted: they run a final
+"""Time for interrupted workers to save their results: they run a final
 round first. A second interrupt ends them at once."""
 
 PROGRAM = (sys.executable, "-P", "-m", "flashgen")
@@ -58,8 +58,8 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetOptions:
-    """What a fleet is told. arguments: the command line after `flashgen`, to be repeated by each
-    worker with --gpus INDEX, --storage URL and --jobs N behind it, where the last word counts.
+    """Options of a fleet. arguments: the command line after `flashgen`, which each worker repeats
+    with --gpus INDEX, --storage URL and --jobs N appended; the last value of an option counts.
 
     storage: None for a journal of the fleet's own. jobs: of all workers together; None: all cores.
     """
@@ -72,9 +72,10 @@ class FleetOptions:
 
 
 def devices(query: str = "flashgen.tune.devices:list_devices") -> tuple[Device, ...]:
-    """The GPUs that torch sees. Raises NoGpuError where there is none, and ToolchainError.
+    """The GPUs that torch sees. Raises NoGpuError if there is none, and ToolchainError.
 
-    A child asks: the context that CUDA makes on the way takes memory of the GPU while it lasts.
+    A child process lists them, because the CUDA context that this creates takes GPU memory while it
+    lives.
     """
     with Workers(1, env=DEVICE_ENV) as workers:
         task = Task(function=query, payload={}, limit_s=LIST_LIMIT_S)
@@ -100,7 +101,7 @@ def list_devices(_: dict[str, Any]) -> dict[str, Any]:
 def chosen(text: str, found: Sequence[Device]) -> tuple[Device, ...]:
     """The devices that --gpus names: "all", or indices as in "0,2". Raises InvalidArgument.
 
-    All must be of one product: a config is the fastest on one, and on another perhaps not.
+    All must be of one product: the fastest config on one product may not be on another.
     """
     if text == "all":
         devices = tuple(found)
@@ -115,17 +116,17 @@ def chosen(text: str, found: Sequence[Device]) -> tuple[Device, ...]:
     if len({slug_of(device.name) for device in devices}) > 1:
         each = ", ".join(f"{device.index} {slug_of(device.name)}" for device in devices)
         raise InvalidArgument(
-            f"--gpus must name GPUs of one product, for a table is of one: got {each}; "
-            f"name those of one product, and tune the others in a run of their own"
+            f"--gpus must name GPUs of one product, because a table is for one: got {each}; "
+            f"name those of one product, and tune the others in another run"
         )
     return devices
 
 
 def run(options: FleetOptions, console: Console, program: Sequence[str] = PROGRAM) -> None:
-    """Have a worker on each device tune, until all have ended. To be called by the main thread.
+    """Run a worker on each device until all have ended. Call it in the main thread.
 
-    Raises FlashgenError where all workers failed, or where another fleet uses the folder; after
-    KeyboardInterrupt, once the workers have saved what they have.
+    Raises FlashgenError if all workers failed or another fleet uses the folder; KeyboardInterrupt
+    once the workers have saved their results.
     """
     with _storage(options) as storage:
         workers: list[_Worker] = []
@@ -146,13 +147,13 @@ def run(options: FleetOptions, console: Console, program: Sequence[str] = PROGRA
 
 
 def _own_arguments(options: FleetOptions, device: Device, storage: str) -> list[str]:
-    """What is said to one worker alone."""
+    """The arguments of one worker only."""
     jobs = max(1, (options.jobs or cpu_count()) // len(options.devices))
     return ["--gpus", str(device.index), "--storage", storage, "--jobs", str(jobs)]
 
 
 class _Worker:
-    """One child process, and what it has printed last."""
+    """One child process and the last line it printed."""
 
     def __init__(self, device: Device, command: Sequence[str], columns: int) -> None:
         self.device = device
@@ -166,12 +167,12 @@ class _Worker:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            process_group=0,  # Ctrl-C does not reach it: this process passes it on, once
+            process_group=0,  # Ctrl-C does not reach it: this process forwards it once
             preexec_fn=_die_with(os.getpid()),
         )
 
     def read(self, lines: queue.SimpleQueue[tuple[_Worker, str | None]]) -> None:
-        """Hand on all lines, then None when it has ended: a thread's life."""
+        """Forward all lines, then None when it has ended: the loop of one thread."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             lines.put((self, line.rstrip()))
@@ -179,12 +180,12 @@ class _Worker:
         lines.put((self, None))
 
     def take_end(self) -> None:
-        """Note how it has ended."""
+        """Record how it ended."""
         self.code = self._process.wait()
 
     @property
     def end(self) -> str:
-        """How it has ended, with its last words."""
+        """How it ended, with its last line."""
         if self.code is not None and self.code < 0:
             return f"was ended by {signal.Signals(-self.code).name}: {self.line}"
         return f"ended with exit code {self.code}: {self.line}"
@@ -194,7 +195,7 @@ class _Worker:
         self._process.send_signal(number)
 
     def wait(self, deadline: float) -> None:
-        """Wait until it has ended, but not past `deadline`, by time.monotonic()."""
+        """Wait until it has ended, at most until `deadline` of time.monotonic()."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, deadline - time.monotonic()))
 
@@ -222,7 +223,7 @@ _PLAIN: dict[str, Any] = {"markup": False, "highlight": False}
 
 
 def _lead(workers: Sequence[_Worker]) -> _Worker | None:
-    """The one whose lines are shown: the first that has not failed, until it has ended."""
+    """The worker whose lines are shown: the first that has not failed, until it has ended."""
     return next((worker for worker in workers if not worker.code), None)
 
 
@@ -237,7 +238,7 @@ def _grid(workers: Sequence[_Worker]) -> Table:
 
 
 def _end(workers: Sequence[_Worker]) -> None:
-    """Ask the workers to save what they have and end; those that do not are killed."""
+    """Let the workers save their results and end; kill those that do not."""
     for worker in workers:
         worker.send(signal.SIGINT)
     deadline = time.monotonic() + LEAVE_S
@@ -251,9 +252,9 @@ def _end(workers: Sequence[_Worker]) -> None:
 
 @contextlib.contextmanager
 def _storage(options: FleetOptions) -> Iterator[str]:
-    """The storage to share through. One of the fleet's own begins empty: the log remembers.
+    """The storage to share through. The fleet's own journal starts empty: the log has the results.
 
-    It stays when the fleet has ended, for who wants to look at it.
+    The journal is kept after the fleet has ended, for inspection.
     """
     if options.storage is not None:
         yield options.storage
@@ -280,7 +281,7 @@ def _storage(options: FleetOptions) -> Iterator[str]:
 
 
 def _die_with(parent: int) -> Any:
-    """What a child does first: have the kernel kill it when this process dies."""
+    """Runs first in a child: make the operating system kill it when this process dies."""
 
     def prepare() -> None:
         if sys.platform == "linux":

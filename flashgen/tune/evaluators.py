@@ -1,4 +1,4 @@
-"""Workplace: what a tuning run works with, opened in the order in which one needs the other."""
+"""Opens the log, quarantine and evaluator of a tuning run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from flashgen.tune.shared.evaluator import SharedEvaluator
 
 @dataclass(frozen=True, kw_only=True)
 class Workplace:
-    """The log of a run, its evaluator, and the ledger that it shares with other workers, if any."""
+    """The log of a run, its evaluator, and the storage that it shares with other workers, if
+    any.
+    """
 
     log: Log
     evaluator: Evaluator
@@ -30,10 +32,10 @@ class Workplace:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Where and how a run works. device: the CUDA device that is `gpu`; None: it is not here.
+    """Where and how a run works. device: the CUDA device that is `gpu`; None: it is not present.
 
-    jobs: compiler processes. storage: what is shared with other workers; request: what they must
-    all have been asked. retry: try again what killed a process before.
+    jobs: compiler processes. storage: shared with other workers; request: must be equal on all of
+    them. retry: retry kernels that killed a process before.
     """
 
     gpu: Gpu
@@ -48,7 +50,7 @@ class Site:
 
 @contextlib.contextmanager
 def opened(site: Site) -> Iterator[Workplace]:
-    """The workplace at a site, closed at the end. Raises FlashgenError where it cannot be had."""
+    """The workplace at a site, closed at the end. Raises FlashgenError if it cannot be opened."""
     slug, notice = site.gpu.slug, site.notice
     with contextlib.ExitStack() as stack:
         ledger = None
@@ -80,7 +82,7 @@ def opened(site: Site) -> Iterator[Workplace]:
 
 
 def make_evaluator(site: Site, log: Log) -> contextlib.AbstractContextManager[Evaluator]:
-    """What evaluates: on the device at the clock of what the log remembers, or offline."""
+    """The evaluator: on the device, at the clock that the log recorded, or offline."""
     state = paths.state_dir(site.out)
     if site.device is None:
         return OfflineEvaluator(site.gpu, state, site.jobs)

@@ -1,9 +1,9 @@
-"""From a Hugging Face config.json to the Workload of its attention.
+"""Reads the Workload of the attention of a model from its Hugging Face config.json.
 
-Families of models name the same things differently; _NAMES has the names that are read. A model may
-have several attentions: text and vision, encoder and decoder. Of each, one length a bucket is
-tuned, up to the longest that the model takes. Weight is layers times length: the work of attention
-a token, so the longest of the deepest comes first.
+Model families use different names; _NAMES has those that are read. A model may have several
+attentions: text and vision, encoder and decoder. Each is tuned at one length per bucket, up to the
+longest that the model takes. Weight is layers times length, the work of attention per token, so the
+longest length of the deepest part comes first.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _EVERY_OTHER = ("gemma2", "gpt_oss")
 def from_hf_config(path: Path, *, directions: Sequence[str] = ("forward",)) -> Workload:
     """The workload of a model's configuration; `path` may be the model's folder.
 
-    directions are the words of workloads.kernels_of; where the backward is among them, the model
-    trains, and its attention dropout counts. Raises InvalidArgument where the file cannot be read,
-    has no attention, or one that no kernel serves.
+    directions are the words of workloads.kernels_of; if the backward is among them, the model
+    trains, and its attention dropout counts. Raises InvalidArgument if the file cannot be read, has
+    no attention, or one that no kernel supports.
     """
     path = path / "config.json" if path.is_dir() else path
     config = _read(path)
@@ -76,13 +76,13 @@ def from_hf_config(path: Path, *, directions: Sequence[str] = ("forward",)) -> W
 
 
 class _NoAttention(Exception):
-    """A part of a configuration has none; the message says which names it lacks."""
+    """A part of a configuration has no attention; the message says which names it lacks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _AttentionShape:
-    """One attention of a model. length: the longest sequence; None is not known. fixed: all
-    sequences are as long.
+    """One attention of a model. length: the longest sequence; None is unknown. fixed: all
+    sequences have that length.
     """
 
     spec: AttentionSpec
@@ -119,7 +119,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _parts(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The parts that may have an attention, and what to call them. Parts inherit the dtype."""
+    """The parts that may have an attention, and their names. Parts inherit the dtype."""
     nested = [name for name in _PARTS if isinstance(config.get(name), dict)]
     if "text_config" not in nested:  # some name the text's at the top, beside a vision_config
         yield "the model", config
@@ -130,7 +130,7 @@ def _parts(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 class _Model:
-    """One part of a configuration, by the names of _NAMES."""
+    """One part of a configuration, read by the names of _NAMES."""
 
     def __init__(self, config: dict[str, Any], *, training: bool) -> None:
         inner = config.get("attn_config")  # of MPT and DBRX
@@ -148,7 +148,7 @@ class _Model:
         return ("encoder", "decoder") if both else (None,)
 
     def number(self, what: str, side: Side | None = None) -> int | None:
-        """A whole number under one of its names. Raises InvalidArgument for anything else."""
+        """An integer under one of its names. Raises InvalidArgument for anything else."""
         for name in self.names(what, side):
             value = self.config.get(name)
             if value is None:
@@ -173,7 +173,9 @@ class _Model:
         return (*own.get(what, ()), *names)
 
     def length(self, side: Side | None) -> int | None:
-        """The most tokens of a sequence. Of an image: its patches, the class token, registers."""
+        """The maximum of tokens in a sequence. For an image: its patches, the class token,
+        registers.
+        """
         if not self.is_vision:
             return self.number("length", side)
         (high, wide), (patch_high, patch_wide) = map(self._edges, ("image_size", "patch_size"))
@@ -188,7 +190,9 @@ class _Model:
         return edges[0], edges[1]
 
     def head_dims(self, heads: int, side: Side | None) -> tuple[int, int]:
-        """Those of Q and K, and of V. Latent attention (DeepSeek) computes with both its parts."""
+        """Those of Q and K, and of V. Latent attention (DeepSeek) uses the sum of both its
+        parts.
+        """
         nope, rope = self.config.get("qk_nope_head_dim"), self.config.get("qk_rope_head_dim")
         if isinstance(nope, int) and isinstance(rope, int):
             of_v = self.config.get("v_head_dim")
@@ -205,7 +209,7 @@ class _Model:
         return width // heads, width // heads
 
     def group(self, heads: int, side: Side | None) -> int:
-        """Query heads to each head of K and V."""
+        """Query heads per head of K and V."""
         if "qk_nope_head_dim" in self.config:
             return 1
         one = self.config.get("multi_query") is True  # Falcon and GPT-BigCode
@@ -231,7 +235,7 @@ class _Model:
         return "causal"
 
     def windowed(self, layers: int, length: int | None) -> int:
-        """How many of the layers have a window that hides something."""
+        """The number of layers with a window that hides something."""
         window, is_off = self.config.get("sliding_window"), self.config.get("use_sliding_window")
         if not isinstance(window, int) or is_off is False:
             return 0
@@ -254,7 +258,7 @@ class _Model:
 
 
 def _pieces(model: _Model, directions: Sequence[str], notes: list[str]) -> Iterator[Piece]:
-    """The pieces of one part. What flashgen has no kernels for is noted."""
+    """The pieces of one part. Features without kernels are noted."""
     for attention in _attentions(model, notes):
         for seq in attention.lengths:
             for spec in kernels_of(attention.spec, directions):
@@ -303,7 +307,7 @@ def _attentions(model: _Model, notes: list[str]) -> list[_AttentionShape]:
 
 
 def _remarks(config: Mapping[str, Any], length: int | None, *, windowed: bool) -> Iterator[str]:
-    """Sentences on where what is tuned is not what the model runs."""
+    """Sentences on differences between what is tuned and what the model runs."""
     if windowed and config["sliding_window"] != TUNED_WINDOW:
         yield (
             f"sliding_window is {config['sliding_window']} keys: its kernels are tuned with a "

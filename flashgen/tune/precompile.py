@@ -1,12 +1,11 @@
-"""Precompile: the kernels of a table through Triton's compiler before anybody calls them.
+"""Precompile: compiles the kernels of a table before the first call.
 
-Triton keeps what it compiles under a key of the kernel's text, the types and alignment of its
-arguments, its options, the architecture, itself and its ptxas. Here kernels are compiled with
-exactly the types that a launch with aligned tensors has (kernels/signature.py), so that launch
-finds them. Into the user's own cache that is `flashgen warmup`; into a folder that travels,
-`flashgen aot`, which the runtime then offers to Triton under the same key
-(runtime/kernel_files.py). Where anything of the key differs, the binary is not found, and Triton
-compiles as ever: nothing wrong is ever run.
+Triton caches a compiled kernel under its text, the types and alignment of its arguments, its
+options, the architecture, the Triton version and ptxas. Here kernels are compiled with exactly the
+types of a launch with aligned tensors (kernels/signature.py), so that launch finds them. `flashgen
+warmup` compiles into the user's own cache. `flashgen aot` writes to a folder, which the runtime
+then offers to Triton under the same key (runtime/kernel_files.py). If anything in the key differs,
+the binary is not found and Triton compiles as usual: nothing wrong is ever run.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Pair = tuple[AttentionSpec, KernelConfig]
 
 @dataclass(frozen=True, kw_only=True)
 class Precompiled:
-    """One kernel: Triton's key for it, or why it has none. A default may not fit a small GPU."""
+    """One kernel: Triton's key, or why it has none. A default may not fit a small GPU."""
 
     name: str
     key: str
@@ -51,8 +50,8 @@ class Precompiled:
 
 
 def kernels_to_build(table: Table | None, gpu: Gpu, *, defaults: bool) -> tuple[Pair, ...]:
-    """What calls on `gpu` may launch: the entries of the table that serves it, their pointer twins
-    and, if asked, the default kernels; as far as they may fit. None twice.
+    """What calls on `gpu` may launch: the entries of the table that serves it, their pointer
+    twins and optionally the default kernels, as far as they may fit. Without duplicates.
     """
     entries = table.entries if table else ()
     pairs = [(e.spec, config) for e in entries for config in kernels_of(e)]
@@ -65,10 +64,10 @@ def kernels_to_build(table: Table | None, gpu: Gpu, *, defaults: bool) -> tuple[
 def precompile(
     pairs: Iterable[Pair], gpu: Gpu, *, cache: Path | None = None, jobs: int | None = None
 ) -> Iterator[Precompiled]:
-    """Compile kernels for `gpu`, side by side in child processes; each in its turn when it is done.
+    """Compile kernels for `gpu` in parallel in child processes; yields each when it is done.
 
-    cache: the folder that takes the binaries, in Triton's layout; Triton's own unless given. What
-    is there already is not compiled again. Raises ToolchainError where children cannot run.
+    cache: the folder for the binaries, in Triton's layout; Triton's own by default. Existing
+    binaries are not compiled again. Raises ToolchainError if children cannot run.
     """
     pairs = list(pairs)
     env = COMPILE_ENV | ({} if cache is None else {"TRITON_CACHE_DIR": str(cache)})
@@ -92,7 +91,7 @@ def precompile(
 
 
 def build_one(payload: dict[str, Any]) -> dict[str, Any]:
-    """{spec, config, arch} -> {key}. Raises CompileFailed. What a child process runs."""
+    """{spec, config, arch} -> {key}. Raises CompileFailed. Runs in a child process."""
     import triton
 
     spec, config = AttentionSpec(**payload["spec"]), KernelConfig(**payload["config"])
@@ -117,11 +116,11 @@ def build_one(payload: dict[str, Any]) -> dict[str, Any]:
 def package(
     table: Table, pairs: Iterable[Pair], out: Path, *, jobs: int | None = None
 ) -> Iterator[Precompiled]:
-    """Compile kernels into the folder `out`, which `FLASHGEN_AOT=OUT` then has the runtime use.
+    """Compile kernels into the folder `out`, for use with `FLASHGEN_AOT=OUT`.
 
-    out/<slug>/ holds for each kernel Triton's metadata and binary, and a manifest, written last:
-    where it is, all that it names is. Kernels that do not compile are left out. Raises
-    FlashgenError where the folder cannot be written, and what precompile raises.
+    out/<slug>/ holds Triton's metadata and binary of each kernel, and a manifest, which is written
+    last: if it exists, so does all that it names. Kernels that do not compile are left out. Raises
+    FlashgenError if the folder cannot be written, and the errors of precompile.
     """
     folder, kernels = out / table.gpu.slug, {}
     with tempfile.TemporaryDirectory(prefix="flashgen-aot-") as cache:
@@ -140,7 +139,7 @@ def package(
 
 
 def _kept(cache: Path, made: Precompiled, folder: Path) -> list[str]:
-    """Copy a kernel's metadata and binary out of Triton's cache; their names."""
+    """Copy a kernel's metadata and binary out of Triton's cache; returns their names."""
     found = [
         path
         for path in cache.rglob(f"{made.name[:150]}*")  # where Triton cuts a name

@@ -1,4 +1,4 @@
-"""What a tuning run prints: progress, time left, the best config so far, and its results."""
+"""What a tuning run prints: progress, time left, the best config so far, and results."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ SPEED_PERIOD_S = 600.0
 
 
 class _Bar(Bar):
-    """Two lines: what is under way and its best, then the bar and its times. In one line of 80
-    columns they do not fit, and what does not fit is lost.
+    """Two lines: the search in progress and its best, then the bar and its times. One line of 80
+    columns is too short, and would be truncated.
     """
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """The lines, anew at each refresh."""
+        """The lines, computed at each refresh."""
         for task in self.tasks:
             yield Text(f"{task.description} {task.fields['stage']}".rstrip(), overflow="fold")
         yield self.make_tasks_table(self.tasks)
 
 
 class Screen:
-    """A bar over `total` searches on a terminal; elsewhere, a word after each that is finished."""
+    """A progress bar over `total` searches on a terminal; elsewhere, a line after each search."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._console = console
@@ -53,18 +53,18 @@ class Screen:
         self._task = self._bar.add_task("", total=total, stage="")
 
     def begin(self, number: int, title: str) -> None:
-        """The search of this number, from 0, begins."""
+        """Start the search of this number, from 0."""
         self._number = number
         where = f"{number + 1}/{self._total} {title}"
         self._bar.update(self._task, completed=number, description=where, stage="")
 
     def wind_up(self, title: str) -> None:
-        """All searches have ended, and something is left to be done."""
+        """All searches have ended, and some work is left."""
         self._number = self._total
         self._bar.update(self._task, completed=self._total, description=title, stage="")
 
     def show(self, progress: Progress) -> None:
-        """The search under way is so far."""
+        """Show the progress of the current search."""
         self._bar.update(
             self._task,
             completed=min(self._total, self._number + progress.done / progress.total),
@@ -72,7 +72,7 @@ class Screen:
         )
 
     def finished(self, sentence: str) -> None:
-        """The search under way has ended, so."""
+        """The current search has ended with this line."""
         self._console.print(sentence + self._still_to_come())
 
     def say(self, sentence: str) -> None:
@@ -80,7 +80,7 @@ class Screen:
         self._console.print(sentence)
 
     def _still_to_come(self) -> str:
-        """Where no bar is drawn: how many are done, and about how long the others will take."""
+        """Without a bar: how many are done, and about how long the others will take."""
         done = self._number + 1
         if self._console.is_terminal or self._total == 1:
             return ""
@@ -99,7 +99,7 @@ class Screen:
 
 
 def _best(progress: Progress) -> list[str]:
-    """The best time so far, and what it beats."""
+    """The best time so far, and what it is compared with."""
     if progress.best_us is None:
         return []
     words = [f"best {progress.best_us:.1f} us"]
@@ -117,7 +117,7 @@ def _duration(seconds: float) -> str:
 
 
 def entry_of(spec: AttentionSpec, problem: Problem, found: Found, run: str) -> Entry:
-    """The row of the table. The winner was compiled and checked, so its facts are there."""
+    """The table entry. The winner was compiled and checked, so its facts are known."""
     winner = found.winner
     assert winner.registers is not None
     assert winner.shared_bytes is not None
@@ -152,7 +152,7 @@ def entry_of(spec: AttentionSpec, problem: Problem, found: Found, run: str) -> E
 
 
 def runner_up_of(outcome: Outcome) -> RunnerUp:
-    """The row of a config that came next."""
+    """The table row of a runner-up."""
     return RunnerUp(
         config=outcome.config,
         source=outcome.source,
@@ -162,7 +162,7 @@ def runner_up_of(outcome: Outcome) -> RunnerUp:
 
 
 def title_of(spec: AttentionSpec, problem: Problem) -> str:
-    """What is searched, in few words."""
+    """A short name of a search."""
     return f"{spec.name} seq {problem.seq_k}"
 
 

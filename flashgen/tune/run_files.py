@@ -1,9 +1,9 @@
-"""What a tuning run keeps on disk: its session, so that a killed run resumes, and its provenance.
+"""Files of a tuning run: its session, so that a killed run resumes, and its provenance.
 
 A search depends on the table it starts from: incumbents are timed in the final round, and
 neighbours break ties. A killed run has already changed that table. So a run first stores its
 request and the table it found; the same request finds both again and takes the same path.
-Provenance is what the table records of the run: when, and with which versions.
+Provenance is what the table records about the run: date and versions.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from flashgen.tune.shared import Ledger
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """A run under way: the table it found, its record in the table, and whether it is gone on with.
+    """A run in progress: the table it found, its record in the table, and whether it was resumed.
 
-    The file is gone when the run has ended; where it is there, the run was killed or interrupted.
+    The file is deleted when the run ends. If it exists, the run was killed or interrupted.
     """
 
     path: Path
@@ -48,13 +48,13 @@ class Session:
         notice: Callable[[str], None],
         ledger: Ledger | None = None,
     ) -> Self:
-        """Go on with the run that `path` keeps if it was asked the same, else begin one.
+        """Resume the run stored at `path` if its request is the same, otherwise start one.
 
-        Workers that share a ledger have all the run and the table of the first of them.
+        Workers that share a storage all have the run and the table of the first of them.
 
-        request: all that decides the run's path, as JSON. run and table: those of a run that begins
-        now. A file that cannot be read is taken for none, with a notice: nothing but the order of
-        finalists hangs on it. Raises FlashgenError where the disk does not take the file.
+        request: all that decides the path of the run, as JSON. run and table: those of a run that
+        starts now. A file that cannot be read is ignored with a notice: only the order of finalists
+        depends on it. Raises FlashgenError if the file cannot be written.
         """
         kept = _kept(path, table.gpu.slug, notice)
         resumed = kept is not None and kept["request"] == json.loads(json.dumps(request))
@@ -71,12 +71,12 @@ class Session:
         return cls(path=path, run=begun, found=replace(found, gpu=table.gpu), resumed=resumed)
 
     def end(self) -> None:
-        """Forget the run: all of it is in the table. May be called again."""
+        """Delete the session: the table has all results. May be called again."""
         self.path.unlink(missing_ok=True)
 
 
 def _kept(path: Path, slug: str, notice: Callable[[str], None]) -> dict[str, Any] | None:
-    """The record of a run that has not ended, if there is one."""
+    """The record of an unfinished run, if there is one."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         Run(**record["run"])
@@ -90,12 +90,12 @@ def _kept(path: Path, slug: str, notice: Callable[[str], None]) -> dict[str, Any
 
 
 def _named(slug: str) -> Path:
-    """What a table's text is parsed as: its file is named after the GPU."""
+    """The path under which a table's text is parsed: its file is named after the GPU."""
     return Path(f"{slug}.yaml")
 
 
 def run_now(evaluator: Evaluator) -> Run:
-    """A run that begins now. What only a final round can tell is None yet."""
+    """A run that starts now. What only a final round can tell is None so far."""
     now = datetime.now(UTC)
     cuda = None
     if evaluator.source == "measured":
@@ -132,6 +132,6 @@ def with_conditions(run: Run, evaluator: Evaluator) -> Run:
 
 
 def _joined(between: str, *parts: tuple[str, float | None]) -> str | None:
-    """The figures that are known, in words; None where none is."""
+    """The known values, in words; None if there are none."""
     known = [words.format(figure) for words, figure in parts if figure is not None]
     return between.join(known) or None

@@ -1,9 +1,9 @@
 """Fewer kernels: the smallest set of configs that serves all buckets of a spec almost as well.
 
-Each bucket was searched alone, so neighbouring buckets often have winners that differ by nothing
-but noise, and each is a kernel to compile, to prove and to keep. Here all winners are timed in all
-buckets, and a bucket takes another's winner where that costs at most `max_regret` of its time. What
-it costs stands in the entry.
+Each bucket was searched separately, so the winners of neighbouring buckets often differ only by
+noise, and each is a kernel to compile, check and keep. Here all winners are timed in all buckets,
+and a bucket takes another's winner if that costs at most `max_regret` of its time. The entry
+records the cost.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ C = TypeVar("C", bound=Hashable)
 
 
 def smallest_set(times: Mapping[B, Mapping[C, float | None]], max_regret: float) -> dict[B, C]:
-    """The config of each bucket, so that they are the fewest that any choice could do with.
+    """The config of each bucket, such that they need the fewest kernels.
 
-    times: bucket -> config -> microseconds, None where it cannot run there. A bucket's config is
-    within `max_regret`, a share of the time, of that bucket's best. Of sets as small the one with
-    the least sum of regrets is taken, then the one whose configs come first. Exact: all sets of
-    each size are tried, of those that are good enough somewhere. Raises InvalidArgument.
+    times: bucket -> config -> microseconds, None if it cannot run there. A bucket's config is
+    within `max_regret`, a share of the time, of that bucket's best. Among sets of equal size the
+    one with the least sum of regrets is taken, then the one whose configs come first. Exact: all
+    sets of each size are tried. Raises InvalidArgument.
     """
     if not 0 <= max_regret < math.inf:
         raise InvalidArgument(f"max_regret must be finite and >= 0: got {max_regret}")
@@ -57,7 +57,7 @@ def smallest_set(times: Mapping[B, Mapping[C, float | None]], max_regret: float)
 
 
 def _regrets(row: Mapping[C, float | None], max_regret: float, bucket: object) -> dict[C, float]:
-    """The regrets of the configs of one bucket that are allowed there, in their order."""
+    """The regrets of the allowed configs of one bucket, in order."""
     known = {config: us for config, us in row.items() if us is not None}
     if not known:
         raise InvalidArgument(
@@ -88,18 +88,18 @@ def consolidate(
     run: str,
     notify: Callable[[Progress], None] = lambda _: None,
 ) -> tuple[Entry, ...]:
-    """The entries of one spec, in their order, changed to those that need the fewest kernels.
+    """The entries of one spec, in order, changed to those that need the fewest kernels.
 
-    The winners of all buckets are timed in each: on a GPU in one final round a bucket, beside the
-    default; without one they are estimated. What is wrong, does not fit or fails in a bucket does
-    not count there, nor does what the default beats. One that is faster there than the bucket's
-    own winner counts as equally fast: the search had its reasons.
+    The winners of all buckets are timed in each: on a GPU in one final round per bucket, with the
+    default; without one they are estimated. Configs that are wrong, do not fit, fail or lose to the
+    default in a bucket do not count there. A config that is faster there than the bucket's own
+    winner counts as equally fast: the search had its reasons.
 
-    An entry that gets another config is of `run`, and its searched winner is the first to run up;
-    one that keeps its own keeps its figures, but for the regret. Left alone, though others may take
-    their configs, are entries whose own config cannot be timed any more, and measured ones where
-    the evaluator only estimates; untimed ones play no part. Outcomes come from `log` and go there.
-    Raises InvalidArgument, and what evaluator and log raise.
+    An entry that gets another config is of `run`, and its searched winner becomes the first
+    runner-up. One that keeps its config keeps its times, except for the regret. Some entries do not
+    change, though others may take their configs: those whose own config cannot be timed any more,
+    and measured ones if the evaluator only estimates. Untimed ones play no part. Outcomes come from
+    `log` and go there. Raises InvalidArgument, and the errors of evaluator and log.
     """
     if len({entry.spec for entry in entries}) > 1:
         raise InvalidArgument("entries must be of one spec: got several")
@@ -124,10 +124,10 @@ def consolidate(
 
 
 def _winners(entry: Entry) -> tuple[KernelConfig, ...]:
-    """What the search of a bucket has chosen, and after it what the bucket has, if that is another.
+    """The config that the search of a bucket chose, then the bucket's current one if it differs.
 
-    Where a regret was paid before, the first to run up is what it was paid for; so regrets are of
-    that one, and do not add up unseen from run to run.
+    If a regret was paid before, the first runner-up is the one it was relative to. So regrets
+    always refer to that one and do not accumulate from run to run.
     """
     searched = entry.runners_up[:1] if entry.result.regret else ()
     return tuple(dict.fromkeys((*(other.config for other in searched), entry.config)))
@@ -142,13 +142,15 @@ class _Case:
     default: Outcome | None
 
     def us(self, config: KernelConfig) -> float:
-        """The time of a config here; infinite where it has none."""
+        """The time of a config here; infinite if it has none."""
         outcome = self.outcomes.get(config)
         return median_us(outcome.timing if outcome else None)
 
     @property
     def times(self) -> dict[KernelConfig, float | None]:
-        """What may serve here, the bucket's own before the others; none is faster than that was."""
+        """The configs that may serve here, the bucket's own first; none counts as faster than
+        that.
+        """
         own = _winners(self.entry)
         best = min(self.us(config) for config in own)
         slowest = math.inf if self.default is None else median_us(self.default.timing)
@@ -193,7 +195,7 @@ def _case(
 
 
 def _entry(case: _Case, config: KernelConfig, run: str) -> Entry:
-    """The entry of a bucket that is served by `config`."""
+    """The entry of a bucket with `config`."""
     entry, times = case.entry, case.times
     best, us = min(filter(None, times.values())), times[config]
     assert us is not None
@@ -235,7 +237,7 @@ def _entry(case: _Case, config: KernelConfig, run: str) -> Entry:
 
 
 def _runners_up(case: _Case, config: KernelConfig) -> tuple[RunnerUp, ...]:
-    """The bucket's own winners with their times of now, then those that ran up to them."""
+    """The bucket's own winners with their new times, then their runners-up."""
     now = [
         RunnerUp(config=own, source=outcome.source, median_us=case.us(own), digest=outcome.digest)
         for own in _winners(case.entry)

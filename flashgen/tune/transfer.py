@@ -1,4 +1,4 @@
-"""Neighbours: the configs that tables hold for what is much alike, here and on other GPUs."""
+"""Neighbours: configs that tables hold for similar specs, of this GPU and of others."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def neighbours(
     *,
     leave_out: Collection[tuple[AttentionSpec, Bucket]] = (),
 ) -> tuple[KernelConfig, ...]:
-    """One config an entry, in the table's order, so that one chosen twice stands there twice.
+    """One config per entry, in the order of the table; duplicates stay.
 
-    Alike are the same spec in another bucket and, in the same bucket, a spec of another mask or of
-    another dtype as wide. A config of another mask comes with the order of tiles that the seeds
-    have for this one; what is illegal for this spec does not come at all.
+    Similar are the same spec in another bucket and, in the same bucket, a spec with another mask or
+    another dtype of the same width. A config for another mask gets the order of tiles that the
+    seeds have for this one; configs that are illegal for this spec are left out.
 
     leave_out: keys of entries that do not count. A tuning run leaves out what it has still to
-    search: else one that was killed would, begun again, see neighbours that it did not see before.
+    search. Otherwise a killed run that is resumed would see neighbours that it did not see before.
     """
     found = []
     for entry in table.entries:
@@ -45,10 +45,10 @@ def neighbours(
 def elsewhere(
     tables: Iterable[Table], gpu: Gpu, spec: AttentionSpec, bucket: Bucket
 ) -> tuple[KernelConfig, ...]:
-    """What other GPUs' tables hold for this very spec and bucket, as far as it is legal on `gpu`.
+    """What other GPUs' tables hold for this spec and bucket, if it is legal on `gpu`.
 
-    Those of GPUs of its architecture come first, and then what was measured; none twice. The
-    GPU's own table, if it is among them, does not count.
+    GPUs of the same architecture come first, then measured entries; without duplicates. The GPU's
+    own table does not count.
     """
     found = [
         (other.gpu.arch != gpu.arch, -STRENGTH[entry.result.source], entry.config)
@@ -61,7 +61,7 @@ def elsewhere(
 
 
 def _alike(entry: Entry, spec: AttentionSpec, bucket: Bucket) -> bool:
-    """Whether an entry is of a neighbour of this spec and bucket, and not of itself."""
+    """Whether an entry is a neighbour of this spec and bucket, and not its own."""
     other = entry.spec
     if other == spec or entry.bucket != bucket:
         return other == spec and entry.bucket != bucket

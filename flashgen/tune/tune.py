@@ -1,4 +1,4 @@
-"""Tune: for each spec and length search, write the winner into the table; then emit the kernels."""
+"""Tune: search each spec and length, write the winner into the table, then generate the kernels."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ from flashgen.tune.run_files import Session, run_now, with_conditions
 from flashgen.tune.share_kernels import MAX_REGRET, consolidate
 from flashgen.tune.transfer import elsewhere, neighbours
 
-WINDING_DOWN = "Interrupted: saving the best of what is known. Ctrl-C again ends at once."
+WINDING_DOWN = "Interrupted: saving the best results so far. Press Ctrl-C again to end at once."
 
 Key = tuple[AttentionSpec, Bucket]
 
 OFFLINE_TARGET = "nvidia_h200"
-"""Tuned for where there is no GPU and none is named."""
+"""The target if there is no GPU and none is named."""
 
 DEFAULT_SEQ = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions:
-    """What `flashgen tune` was asked. Raises InvalidArgument.
+    """The options of `flashgen tune`. Raises InvalidArgument.
 
-    gpu: demand the GPU of this machine; target: tune offline for that slug; neither: a GPU if there
-    is one. seqs: lengths to run, at most one a bucket; pieces: what a workload has in their place.
+    gpu: require the GPU of this machine; target: tune offline for that slug; neither: a GPU if
+    there is one. seqs: lengths to run, at most one per bucket; pieces: those of a workload instead.
     budget.seconds is for all specs together.
     """
 
@@ -104,9 +104,8 @@ def tune(options: TuneOptions, console: Console) -> Table:
     """Search all specs and lengths, write DIR/configs/<slug>.yaml and DIR/generated; return the
     table.
 
-    The table is saved after each search, and every outcome is in the log, so an interrupt loses
-    only what was in flight. Raises FlashgenError; at the end, too, where a spec had no right
-    config.
+    The table is saved after each search, and every outcome is logged, so an interrupt loses only
+    what was in progress. Raises FlashgenError, also at the end if a spec had no correct config.
     """
     generate.refuse_foreign(paths.generated_dir(options.out))
     gpu, here = _choose_gpu(options, console)
@@ -146,10 +145,10 @@ def tune(options: TuneOptions, console: Console) -> Table:
 
 
 class _Story:
-    """One run of the tuner: the table it writes, and the bar it shows meanwhile.
+    """One run of the tuner: the table it writes and the progress it shows.
 
-    Searches see the table that the run found and what it has chosen since. The one that is written
-    holds, after a kill, more already: what the same run chose before it was killed.
+    Searches see the table that the run found and what it has chosen since. After a kill, the
+    written table already has more: what the same run chose before.
     """
 
     def __init__(
@@ -179,13 +178,13 @@ class _Story:
         written = {run.id: run for run in self.table.runs}
         self._run = written.get(self._session.run.id, self._session.run)
         if self._session.resumed:
-            console.print(f"Going on with the run begun {self._run.date}.")
+            console.print(f"Resuming the run of {self._run.date}.")
         self._begun = time.monotonic()
         self._done = 0
         self._screen = Screen(console, len(options.work))
 
     def searches(self) -> Iterator[tuple[AttentionSpec, Problem]]:
-        """What is to be searched, with the progress on the screen."""
+        """The searches to run, with the progress on the screen."""
         with self._screen:
             for number, (spec, problem) in enumerate(self.options.work):
                 self._done = number
@@ -193,7 +192,7 @@ class _Story:
                 yield spec, problem
 
     def search(self, spec: AttentionSpec, problem: Problem) -> None:
-        """Search one spec at one length; put what was found into the table, and save it."""
+        """Search one spec at one length; put the result into the table and save it."""
         gpu, bucket = self.evaluator.gpu, bucket_of(problem.seq_k)
         held = self._walked.find(spec, bucket)
         incumbent = held.config if held and why_illegal(spec, held.config, gpu) is None else None
@@ -229,9 +228,9 @@ class _Story:
             raise KeyboardInterrupt
 
     def share_kernels(self) -> None:
-        """Let the buckets of a spec share kernels where that costs no more than was allowed.
+        """Let the buckets of a spec share kernels if that costs no more than allowed.
 
-        Not where unbeaten entries must stay as they are.
+        Not with --improve-only.
         """
         if self.options.improve_only:
             return
@@ -256,24 +255,26 @@ class _Story:
                     self.found[new.key] = new
 
     def _put(self, entry: Entry) -> None:
-        """Put an entry into the table, and that on the disk."""
+        """Put an entry into the table and save it."""
         run = self._run if entry.run == self._run.id else self._walked.run_of(entry)
         self._walked = self._walked.with_entry(entry, run)
         self.table = self.table.with_entry(entry, run)
         save(self.table, paths.table_file(self.options.out, self.evaluator.gpu.slug))
 
     def end(self) -> None:
-        """All is searched: emit the kernels, and forget what a killed run would need."""
+        """All is searched: generate the kernels and delete the session."""
         self.emit()
         self._session.end()
 
     def emit(self) -> None:
-        """Make DIR/generated say what the tables say."""
+        """Generate DIR/generated from the tables."""
         folder = paths.generated_dir(self.options.out)
         generate.write(generate.tables_for(self.options.out), folder)
 
     def emit_what_there_is(self) -> None:
-        """Emit after an error, if the table has changed; a second error does not hide the first."""
+        """Generate after an error, if the table has changed; a second error does not hide the
+        first.
+        """
         try:
             if self.table != self._held:
                 self.emit()
@@ -281,7 +282,7 @@ class _Story:
             self.console.print(f"generated/ is not what the table says, {error}")
 
     def report(self) -> None:
-        """Print what was found, where it is, and what to try next."""
+        """Print the results, where they are, and what to try next."""
         out, slug = self.options.out, self.evaluator.gpu.slug
         elsewhere = "" if out == Path() else shlex.quote(str(out))
         option = elsewhere and f" --out {elsewhere}"
@@ -304,7 +305,7 @@ class _Story:
         self.console.print(f"  {served}python -c 'from flashgen import attention; help(attention)'")
 
     def _budget(self) -> Budget:
-        """The share of the time left that the present search may take."""
+        """The share of the remaining time for the current search."""
         budget = self.options.budget
         if budget.seconds is None:
             return budget
@@ -327,7 +328,7 @@ class _Story:
 
 
 def _choose_gpu(options: TuneOptions, console: Console) -> tuple[Gpu, bool]:
-    """The GPU to tune for, and whether it is here; says which, and why nothing is measured."""
+    """The GPU to tune for, and whether it is present; prints which, and why nothing is measured."""
     if options.target is None:
         from flashgen.kernels.launch import device_gpu
 
@@ -340,7 +341,7 @@ def _choose_gpu(options: TuneOptions, console: Console) -> tuple[Gpu, bool]:
             console.print(f"Tuning for {gpu.name} ({gpu.slug}), measuring on it.")
             return gpu, True
     gpu = known_target(options.target or OFFLINE_TARGET)
-    why = "--target asks for no GPU" if options.target else "there is no GPU here"
+    why = "--target uses no GPU" if options.target else "there is no GPU here"
     result = "the results are estimates"
     if estimable(gpu.arch):
         require_estimator()
@@ -353,7 +354,9 @@ def _choose_gpu(options: TuneOptions, console: Console) -> tuple[Gpu, bool]:
 
 
 def _request(options: TuneOptions, source: Source) -> dict[str, Any]:
-    """What was asked, as far as it decides the path of the run. Time does, and cannot be kept."""
+    """The part of the request that decides the path of the run. The time budget does too, but
+    cannot be stored.
+    """
     stages: tuple[Stage, ...] = ("compile", "check", "timed", "final")
     return {
         "work": [[asdict(spec), asdict(problem)] for spec, problem in options.work],
@@ -368,7 +371,9 @@ def _request(options: TuneOptions, source: Source) -> dict[str, Any]:
 
 
 def _held_table(out: Path, gpu: Gpu) -> Table:
-    """DIR's table if there is one, else the shipped one, else an empty one. Its GPU is `gpu`."""
+    """DIR's table if there is one, otherwise the shipped one, otherwise an empty one. Its GPU is
+    `gpu`.
+    """
     for path in (paths.table_file(out, gpu.slug), paths.shipped_table(gpu.slug)):
         if path.exists():
             return replace(load(path), gpu=gpu)
@@ -376,8 +381,8 @@ def _held_table(out: Path, gpu: Gpu) -> Table:
 
 
 def _tables(options: TuneOptions) -> tuple[Table, ...]:
-    """The tables of other GPUs that a search begins with. Workers that share a storage must see the
-    same: those that ship.
+    """The tables of other GPUs that a search starts with. Workers that share a storage must see
+    the same: those that ship.
     """
     if options.storage is not None:
         return tuple(load_folders(paths.shipped_configs_dir()).values())
@@ -385,5 +390,5 @@ def _tables(options: TuneOptions) -> tuple[Table, ...]:
 
 
 def _text(gpu: Gpu, entry: Entry) -> str:
-    """An entry as it stands in a file, where figures have fewer digits."""
+    """An entry as in a file, where figures have fewer digits."""
     return dump(Table(gpu=gpu, entries=(entry,)))

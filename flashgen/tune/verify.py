@@ -1,6 +1,6 @@
-"""Proves the entries of a table again: legal, compiled as recorded, right against float64.
+"""Verifies the entries of a table again: legal, compiled as recorded, correct against float64.
 
-The evaluator does the work, as in a tuning run; here its answers are held against the table.
+The evaluator does the work, as in a tuning run; here its results are compared with the table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flashgen.table.table import Table
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What became of one entry. It holds if there are no failures; notes are worth knowing."""
+    """The result for one entry. It holds if there are no failures; notes are informative."""
 
     entry: Entry
     failures: tuple[str, ...]
@@ -33,7 +33,7 @@ class Proof:
         return not self.failures
 
     def __str__(self) -> str:
-        """One line: verdict, kernel, bucket, and what there is to say."""
+        """One line: verdict, kernel, bucket, remarks."""
         name = kernel_name(self.entry.spec, self.entry.config)
         facts = "" if self.floors is None else f": {self.floors:.2f} floors"
         remarks = "".join(f"; {remark}" for remark in (*self.failures, *self.notes))
@@ -41,9 +41,9 @@ class Proof:
 
 
 def verify(table: Table, evaluator: Evaluator) -> Iterator[Proof]:
-    """A Proof of every entry, in the table's order, as each is known.
+    """A Proof of every entry, in the order of the table, as each becomes known.
 
-    The evaluator must be one for the table's GPU, and new: a check it remembers proves nothing.
+    The evaluator must be new and for the table's GPU: a remembered check verifies nothing.
     """
     for _, group in groupby(table.entries, key=lambda entry: entry.spec):
         entries = tuple(group)
@@ -57,7 +57,7 @@ def verify(table: Table, evaluator: Evaluator) -> Iterator[Proof]:
 def _ask(
     evaluator: Evaluator, stage: str, entry: Entry, configs: tuple[KernelConfig, ...]
 ) -> dict[KernelConfig, Outcome]:
-    """One stage's outcomes by config; lengths play no part in compiling and checking."""
+    """One stage's outcomes by config; compiling and checking do not depend on lengths."""
     outcomes = evaluator.evaluate(
         stage,  # type: ignore[arg-type]
         entry.spec,

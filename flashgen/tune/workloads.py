@@ -1,10 +1,10 @@
-"""Workload: what is to be tuned, in order; read from a YAML file that people write.
+"""Workload: what to tune, in order; read from a YAML file written by hand.
 
-THE ORDER: by weight, the heaviest first; equal weights in the order of the file. So a run that is
-stopped, or whose time is up, has tuned what counts most.
+The order is by weight, heaviest first; equal weights follow the order of the file. So a run that is
+stopped, or whose time is up, has tuned what matters most.
 
-Each piece runs the standard problem of spec.workload, which fills a GPU; where the model's query
-heads share heads of K and V, so do the problem's, in the same ratio.
+Each piece runs the standard problem of spec.workload, which fills a GPU, with the model's ratio of
+query heads to heads of K and V.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """One search of a workload. weight: how much it counts beside the others, more than 0."""
+    """One search of a workload. weight: its relative weight, above 0."""
 
     spec: AttentionSpec
     problem: Problem
@@ -39,15 +39,15 @@ class Piece:
 
     @property
     def key(self) -> tuple[AttentionSpec, Bucket]:
-        """What its entry in a table is chosen for."""
+        """The key of its entry in a table."""
         return self.spec, bucket_of(self.problem.seq_k)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What is to be tuned, in THE ORDER, no spec and bucket twice.
+    """What to tune, by weight, without duplicate specs and buckets.
 
-    notes: sentences on what could not be taken over, for the user to read.
+    notes: sentences for the user on what could not be included.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Workload:
     @classmethod
     def of(cls, name: str, pieces: Iterable[Piece], notes: Iterable[str] = ()) -> Workload:
         """The workload of these pieces. Of one spec and bucket the heaviest piece stays:
-        backward_delta, for one, has no mask, and serves several specs.
+        backward_delta, for one, has no mask and serves several specs.
         """
         found: dict[tuple[AttentionSpec, Bucket], Piece] = {}
         for piece in pieces:
@@ -73,7 +73,7 @@ class Workload:
         return tuple((piece.spec, piece.problem) for piece in self.pieces)
 
     def lines(self) -> list[str]:
-        """One line a piece: its share of all weights, and what it is."""
+        """One line per piece: its share of all weights, and its name."""
         total = sum(piece.weight for piece in self.pieces)
         return [
             f"{piece.weight / total:5.1%}  {piece.spec.name} seq {piece.problem.seq_k}, "
@@ -83,9 +83,9 @@ class Workload:
 
 
 def problem_of(spec: AttentionSpec, seq: int, group: int = 1) -> Problem:
-    """The standard problem at length `seq` with `group` query heads to each head of K and V.
+    """The standard problem at length `seq` with `group` query heads per head of K and V.
 
-    The query heads stay as near to those of spec.workload as whole groups allow.
+    The number of query heads is as near to that of spec.workload as whole groups allow.
     """
     if group < 1:
         raise InvalidArgument(f"group must be at least 1: got {group}")
@@ -113,7 +113,7 @@ def kernels_of(spec: AttentionSpec, words: Iterable[str]) -> list[AttentionSpec]
 
 
 def load(path: Path) -> Workload:
-    """The workload of a YAML file. Raises InvalidArgument that names file, line and mend."""
+    """The workload of a YAML file. Raises InvalidArgument that names file, line and remedy."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -128,7 +128,7 @@ def load(path: Path) -> Workload:
 
 
 def parse(text: str, path: Path) -> Workload:
-    """The workload in a text; `path` stands in errors. Raises InvalidArgument."""
+    """The workload in a text; `path` appears in errors. Raises InvalidArgument."""
     nodes = Nodes(path, InvalidArgument)
     parts = nodes.keys(nodes.root(text), ("name", "specs"))
     name = nodes.value(parts["name"], str, "name")
@@ -140,7 +140,7 @@ def parse(text: str, path: Path) -> Workload:
             if piece.key in lines and spec.direction != "backward_delta":  # it serves several
                 nodes.fail(
                     mark,
-                    f"{spec.name} {bucket} is asked for in line {lines[piece.key]} already, and "
+                    f"{spec.name} {bucket} is in line {lines[piece.key]} already, and "
                     f"one length stands for a bucket; remove one of them",
                 )
             lines[piece.key] = mark.line + 1
@@ -152,7 +152,7 @@ def parse(text: str, path: Path) -> Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """One spec of a file, its lengths apart: heads and kv_heads are the model's."""
+    """One spec of a file without its lengths: heads and kv_heads are the model's."""
 
     dtype: str
     head_dim: int
@@ -180,7 +180,7 @@ class _Asked:
 
     @property
     def group(self) -> int:
-        """Query heads to each head of K and V."""
+        """Query heads per head of K and V."""
         return self.heads // (self.kv_heads or self.heads)
 
     def kernels(self) -> list[AttentionSpec]:
@@ -205,7 +205,7 @@ _OPTIONAL = tuple(field.name for field in fields(_Asked) if field.default is not
 
 
 def _pieces(nodes: Nodes, node: yaml.Node) -> Iterator[tuple[Piece, yaml.Mark]]:
-    """The pieces of one spec of a file: of each length all directions, with the length's line."""
+    """The pieces of one spec of a file: for each length all directions, with the length's line."""
     asked: _Asked = nodes.record(node, _Asked, _OPTIONAL, beside=("seqs",))
     for seq, weight, mark in _weights(nodes, nodes.keys(node, None)["seqs"]):
         for spec in asked.kernels():
@@ -217,7 +217,7 @@ def _pieces(nodes: Nodes, node: yaml.Node) -> Iterator[tuple[Piece, yaml.Mark]]:
 
 
 def _weights(nodes: Nodes, node: yaml.Node) -> list[tuple[int, float, yaml.Mark]]:
-    """The lengths of `seqs` and their weights: of a list, all 1; or of a mapping, written out."""
+    """The lengths of `seqs` and their weights: all 1 for a list, or those of a mapping."""
     if nodes.is_list(node):
         found = nodes.items(node, "seqs")
         return [

@@ -1,7 +1,7 @@
-"""Ledger: what the workers of one run know together, and who of them is at what.
+"""What the workers of one run share: outcomes, and which worker evaluates what.
 
-storage reaches Optuna's storages, workers knows who lives, claims shares the outcomes out, and run
-holds them together.
+storage opens Optuna's storages, run tracks the living workers, claims distributes the work, and
+evaluator combines them.
 """
 
 from flashgen.tune.shared.claims import Answer, Claim, Page, State, Unit

@@ -43,7 +43,7 @@ Alive = Callable[[Collection[str]], tuple[list[str], str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """What is claimed, and answered, as one: a config, or a whole final round of them."""
+    """What is claimed and answered as one: a config, or a whole final round."""
 
     key: str
     configs: tuple[KernelConfig, ...]
@@ -51,7 +51,9 @@ class Unit:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A unit that this worker holds until it answers or releases it. deaths: who died at it."""
+    """A unit that this worker holds until it answers or releases it. deaths: workers that died
+    at it.
+    """
 
     unit: Unit
     trial: FrozenTrial
@@ -60,13 +62,13 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One outcome for each config of a unit, and the conditions of a final round as JSON."""
+    """One outcome per config of a unit, and the conditions of a final round as JSON."""
 
     outcomes: tuple[Outcome, ...]
     conditions: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """What from_json makes this Answer of."""
+        """The record from which from_json makes an equal Answer."""
         conditions = None if self.conditions is None else dict(self.conditions)
         return {"outcomes": [o.to_json() for o in self.outcomes], "conditions": conditions}
 
@@ -78,16 +80,16 @@ class Answer:
 
     @property
     def best_us(self) -> float | None:
-        """The least time that was found, else estimated; None where there is none."""
+        """The least measured time, else the least estimate; None if there is none."""
         timings = (outcome.timing or outcome.estimate for outcome in self.outcomes if outcome.ok)
         return min((timing.median_us for timing in timings if timing), default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """A page at one moment, by key: the trial that answers it, the number of the one that a living
-    worker holds, how many workers died at it. orphans: what the dead left running. workers: how
-    many live; rank: this one's place among them, from 0.
+    """A page at one moment, by key: the trial that answers it, the number of the trial that a
+    living worker holds, the number of workers that died at it. orphans: trials that dead
+    workers left running. workers: how many live; rank: the index of this one among them.
     """
 
     answered: Mapping[str, FrozenTrial]
@@ -113,14 +115,14 @@ class Page:
         self._storage = storage
         self._study = study
         self._alive = alive
-        self._left: list[FrozenTrial] = []  # to be released, when the storage answers again
+        self._left: list[FrozenTrial] = []  # released when the storage answers again
 
     def state(self) -> State:
-        """What is known now."""
+        """The current state."""
         return self._look()[1]
 
     def claim(self, units: Sequence[Unit]) -> list[Claim]:
-        """Take of these units those that nobody has answered and no living worker holds."""
+        """Claim those of these units that have no answer and that no living worker holds."""
         while self._left:
             self._storage.finish(self._left[-1], self._states.FAIL)
             self._left.pop()
@@ -145,15 +147,17 @@ class Page:
         return claims
 
     def record(self, claim: Claim, answer: Answer) -> bool:
-        """Answer what this worker holds; False if it holds it no more: it was taken for dead."""
+        """Answer a unit that this worker holds; False if it lost it because it was taken for
+        dead.
+        """
         trial = claim.trial
         if self._storage.put(trial, "answer", answer.to_json()) and self._end(trial, answer):
             return True
-        # It has ended: perhaps by this worker, and the news of it was lost on the way.
+        # It has ended: perhaps by this worker, and the reply was lost.
         return self._has_answer(self._storage.trials(self._study)[trial.number])
 
     def release(self, claims: Sequence[Claim]) -> None:
-        """Leave what this worker holds to the others: at once, or else with the next claim."""
+        """Release what this worker holds: at once, or else with the next claim."""
         self._left += [claim.trial for claim in claims]
         with self._storage.hurried(), contextlib.suppress(StorageError):
             self.claim([])
@@ -191,7 +195,7 @@ class Page:
         self._storage.add(self._study, self._states.RUNNING, attributes, params, shapes)
 
     def _bury(self, orphan: FrozenTrial) -> None:
-        """End what a dead worker left running: as it would have, where it had its answer."""
+        """End the trials of a dead worker: as it would have, if they have an answer."""
         record = orphan.user_attrs.get("answer")
         if record is not None:
             self._end(orphan, Answer.from_json(record))
@@ -210,8 +214,8 @@ def _owner(trial: FrozenTrial) -> str:
 
 
 def fields_of_configs() -> dict[str, list[str]]:
-    """The fields of a config and the words that each may hold, of one that is on or off "False" and
-    "True"; none for numbers.
+    """The fields of a config and the words that each may hold: "False" and "True" for flags,
+    none for numbers.
     """
     hints = typing.get_type_hints(KernelConfig)
     found: dict[str, list[str]] = {}
@@ -223,7 +227,7 @@ def fields_of_configs() -> dict[str, list[str]]:
 
 @functools.cache
 def _distributions() -> dict[str, Any]:
-    """What Optuna is told of a config's fields: numbers on a scale of powers, and words."""
+    """The fields of a config for Optuna: numbers on a logarithmic scale, and words."""
     from optuna.distributions import CategoricalDistribution, IntDistribution
 
     switch = {"False": False, "True": True}

@@ -1,9 +1,9 @@
-"""SharedEvaluator: workers that walk the same path share the work on the way.
+"""SharedEvaluator: workers that take the same path share the work.
 
-A search decides by outcomes and seed alone. So workers that get the same outcomes ask for the same
-configs in the same order, and each needs to evaluate but a part of them: what the ledger knows is
-answered from it, what nobody is at is claimed and evaluated, what another worker holds is waited
-for. A final round is one claim: its times compare only on one GPU, in alternation.
+A search decides only by outcomes and seed. So workers that get the same outcomes request the same
+configs in the same order, and each needs to evaluate only a part. What the storage has is returned
+from it, what nobody works on is claimed and evaluated, and what another worker holds is awaited. A
+final round is one claim: its times compare only on one GPU, in alternation.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Memory(Protocol):
-    """What this worker keeps on its own disk: a shared Log."""
+    """Outcomes on this worker's own disk: a shared Log."""
 
     def remembered(
         self,
@@ -60,15 +60,15 @@ class Memory(Protocol):
         *,
         source: Source,
     ) -> list[Outcome] | None:
-        """What an earlier run found out of all these kernels, or None."""
+        """The outcomes that an earlier run has of all these kernels, or None."""
 
     def append(self, *outcomes: Outcome) -> None:
-        """Keep outcomes, before others learn of them."""
+        """Store outcomes before others see them."""
 
 
 @functools.cache
 def rendered_digest(spec: AttentionSpec, config: KernelConfig) -> str:
-    """The digest of the kernel's text; "" where there is none."""
+    """The digest of the kernel's text; "" if there is none."""
     try:
         return render(spec, config).digest
     except InvalidArgument:
@@ -76,12 +76,12 @@ def rendered_digest(spec: AttentionSpec, config: KernelConfig) -> str:
 
 
 class SharedEvaluator:
-    """`inner`, shared with all workers of `ledger`; that stays open when this is closed.
+    """`inner`, shared with all workers of `ledger`, which stays open when this is closed.
 
-    jobs: how many kernels `inner` compiles side by side. What it finds out is in `memory` before it
-    is in the ledger. own and others count the outcomes found out here and elsewhere. conditions are
-    those of the latest final round, wherever it was run. Raises StorageError, and what `inner` and
-    `memory` raise.
+    jobs: how many kernels `inner` compiles in parallel. Outcomes are in `memory` before they are in
+    the storage. own and others count outcomes evaluated here and elsewhere. conditions are those of
+    the latest final round, wherever it ran. Raises StorageError, and the errors of `inner` and
+    `memory`.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class SharedEvaluator:
             batch.release()
 
     def _units(self, request: Request, configs: Sequence[KernelConfig]) -> list[Unit]:
-        """What is claimed as one: each config; of a final round all together."""
+        """The units to claim: each config, or all configs of a final round together."""
         names = [
             f"{c.label} {self._digest_of(request.spec, c).removeprefix('sha256:')[:16]}"
             for c in configs
@@ -151,7 +151,7 @@ class SharedEvaluator:
         return Unit(key=f"{name}{AGAIN}{times}" if times else name, configs=tuple(configs))
 
     def _heed(self, request: Request, unit: Unit, answer: Answer, *, is_own: bool) -> None:
-        """Count an answer; see to it that what was unsteady is not answered so for ever."""
+        """Count an answer, and make sure that an unsteady one is repeated."""
         if is_own:
             self.own += len(answer.outcomes)
         else:
@@ -163,7 +163,7 @@ class SharedEvaluator:
             self._times[request, name] = int(times or 0) + 1
 
     def _find_out(self, request: Request, claims: Sequence[Claim]) -> Generator[Answer]:
-        """The answers to claims, in their order."""
+        """The answers to claims, in order."""
         known = [self._given_up(request, c) or self._remembered(request, c) for c in claims]
         new = [claim for claim, found in zip(claims, known, strict=True) if not found]
         configs = [config for claim in new for config in claim.unit.configs]
@@ -178,15 +178,15 @@ class SharedEvaluator:
                 self._memory.append(*fresh)
             conditions = self._conditions_here() if request.stage == "final" else None
             yield Answer(outcomes=fresh, conditions=conditions)
-        assert next(outcomes, None) is None, "an evaluator answers what it was asked"
+        assert next(outcomes, None) is None, "an evaluator answers every request"
 
     def _conditions_here(self) -> dict[str, Any] | None:
-        """The conditions of the latest final round of `inner`, which only a GPU's knows."""
+        """The conditions of the latest final round of `inner`, known only on a GPU."""
         conditions: Conditions | None = getattr(self._inner, "conditions", None)
         return asdict(conditions) if conditions else None
 
     def _given_up(self, request: Request, claim: Claim) -> list[Outcome] | None:
-        """Outcomes of what too many workers died at; None for all else."""
+        """Outcomes of a unit at which too many workers died; otherwise None."""
         if claim.deaths < MOST_DEATHS:
             return None
         why = f"{claim.deaths} workers died while they evaluated it"
@@ -198,7 +198,7 @@ class SharedEvaluator:
         ]
 
     def _remembered(self, request: Request, claim: Claim) -> list[Outcome] | None:
-        """What an earlier run found out on this machine."""
+        """The outcome of an earlier run on this machine."""
         if self._memory is None:
             return None
         spec = request.spec
@@ -219,7 +219,7 @@ class SharedEvaluator:
 
 
 class _Batch:
-    """The units of one call. own: the keys of those that this worker has answered."""
+    """The units of one call. own: the keys that this worker has answered."""
 
     def __init__(
         self,
@@ -259,20 +259,20 @@ class _Batch:
         return self._answers[key]
 
     def release(self) -> None:
-        """Leave to others what is held and not answered."""
+        """Release what is held and not answered."""
         if self._held:
             self._coming.close()
             self._page.release(self._held)
             self._held = []
 
     def _open(self) -> list[str]:
-        """The keys that have no answer yet, in their order."""
+        """The keys without an answer, in order."""
         return [key for key in self._units if key not in self._answers]
 
     def _take(self, state: State) -> None:
-        """Claim this worker's share of what nobody is at; where there is nothing, wait a little.
+        """Claim this worker's share of what nobody works on; if there is nothing, wait a little.
 
-        The workers begin at different places, so that they seldom want the same.
+        Workers start at different positions, so that they seldom claim the same.
         """
         free = [self._units[key] for key in self._open() if key not in state.held]
         share = math.ceil(len(free) / state.workers)
@@ -290,7 +290,7 @@ class _Batch:
             self._pause = min(2 * self._pause, self._look_s)
 
     def _settle(self, answer: Answer) -> None:
-        """Write down the answer to the first claim that is held."""
+        """Record the answer to the first held claim."""
         claim = self._held.pop(0)
         key = claim.unit.key
         if self._page.record(claim, answer):

@@ -1,14 +1,14 @@
 """A run that several workers share: what they agree on, and which of them are alive.
 
-Each worker is a running trial of one study. How a dead one is noticed:
+Each worker is a running trial of one study. A dead worker is noticed as follows:
 
-  - In a database, a worker writes a heartbeat every Pace.beat_s; one that has written none for
+  - In a database, a worker writes a heartbeat every Pace.beat_s. One that has written none for
     Pace.grace_s, by the database's own clock, is dead.
-  - With a journal, a worker holds a lock on a file beside it; where the lock is free, its process
-    is gone.
+  - With a journal, a worker holds a lock on a file next to it. If the lock is free, its process
+    has ended.
 
-Whoever notices a dead worker first ends its trial. It never runs again: a worker that was only
-suspended returns as a new one, and its old claims are no longer its own.
+The first to notice a dead worker ends its trial, which never runs again. A worker that was only
+suspended returns as a new one without its old claims.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Roster:
         self.token = ""
 
     def join(self) -> None:
-        """Be one of the living, under a new token."""
+        """Register this worker under a new token."""
         self.leave()
         self.token = uuid.uuid4().hex
         if self._storage.journal is not None:
@@ -65,7 +65,7 @@ class Roster:
             fcntl.flock(self._lock[1], fcntl.LOCK_EX)
         card = {"worker": self.token, "host": socket.gethostname(), "process": os.getpid()}
         self._storage.add(self._study, self._states.RUNNING, card)
-        # Where an answer of the storage was lost, it was asked again: there may be two.
+        # If a reply of the storage was lost, the request was repeated: there may be two.
         self._trial, *more = (t for t in self._running() if t.user_attrs["worker"] == self.token)
         for trial in more:
             self._storage.finish(trial, self._states.FAIL)
@@ -78,9 +78,9 @@ class Roster:
             thread.start()
 
     def living(self) -> list[str]:
-        """The tokens of the living, in the order in which they joined; this process is one.
+        """The tokens of the living workers in the order in which they joined, including this one.
 
-        What this process held is lost where the others took it for dead: then it joins again.
+        If the others took this process for dead, it has lost its claims and joins again.
         """
         if self._storage.beats:
             self._storage.fail_stale(self._study)
@@ -95,7 +95,7 @@ class Roster:
         return tokens
 
     def leave(self) -> None:
-        """Be none of them any more: what this process holds may be taken at once."""
+        """Deregister this worker; its claims become free."""
         if self._beating is not None:
             self._beating.set()
             self._beating = None
@@ -117,7 +117,7 @@ class Roster:
         return self._storage.journal.with_name(f"{self._storage.journal.name}.{token}")
 
     def _has_ended(self, token: str) -> bool:
-        """Whether nobody holds the lock of a worker; its file is gone then."""
+        """Whether nobody holds the lock of a worker; its file is deleted then."""
         if token == self.token:
             return False
         path = self._lock_of(token)
@@ -136,7 +136,7 @@ class Roster:
             os.close(descriptor)
 
     def _beat(self, trial: FrozenTrial, over: threading.Event) -> None:
-        """A thread's life: show that this worker lives, until it leaves."""
+        """The loop of a thread: write heartbeats until this worker leaves."""
         while not over.wait(self._storage.pace.beat_s):
             self._storage.beat(trial)
         with contextlib.suppress(Exception):  # its connection closes with the process at the latest
@@ -150,11 +150,11 @@ SHORT = 60
 
 
 class Ledger:
-    """A run that workers share at `url`; a context manager, or closed.
+    """A run that workers share at `url`; a context manager, or call close().
 
-    request is all that must be the same on all workers, as JSON, beside `gpu`, the slug. study is
-    the run's name: a storage can hold several. Raises StorageError, ToolchainError and
-    InvalidArgument where the storage cannot be used, and FlashgenError where its run is another.
+    request is all that must be equal on all workers, as JSON, in addition to `gpu`, the slug. study
+    is the run's name: a storage can hold several. Raises StorageError, ToolchainError and
+    InvalidArgument if the storage cannot be used, and FlashgenError if its run has another request.
     """
 
     def __init__(
@@ -182,11 +182,13 @@ class Ledger:
 
     @property
     def shown(self) -> str:
-        """The storage as people may see it: with no password."""
+        """The storage for messages: without a password."""
         return self._storage.shown
 
     def agree(self, name: str, value: Any) -> Any:
-        """What all workers take `name` for: `value`, if this one is the first to say; as JSON."""
+        """The value of `name` on which all workers agree, as JSON: `value`, if this one is the
+        first.
+        """
         if name not in self._agreed:
             from optuna.trial import TrialState
 
@@ -209,9 +211,9 @@ class Ledger:
         return self._pages[key]
 
     def close(self) -> None:
-        """Leave: what this worker held may be taken at once. May be called again."""
+        """Leave: the claims of this worker become free. May be called again."""
         with self._storage.hurried():
-            with contextlib.suppress(StorageError):  # else the others see it, a little later
+            with contextlib.suppress(StorageError):  # otherwise the others notice it a little later
                 self._roster.leave()
             self._storage.close()
 
@@ -226,7 +228,7 @@ class Ledger:
         return [t.user_attrs["value"] for t in trials if t.user_attrs["name"] == name]
 
     def _demand(self, request: Mapping[str, Any]) -> None:
-        """See to it that the run in the storage is this one. Raises FlashgenError."""
+        """Make sure that the run in the storage is this one. Raises FlashgenError."""
         here = json.loads(json.dumps({**request, "configs": fields_of_configs()}))
         there = self.agree("request", here)
         for name in [*here, *there]:
@@ -238,9 +240,9 @@ class Ledger:
                 )
 
     def _alive(self, owners: Collection[str]) -> tuple[list[str], str]:
-        """The tokens of the workers that live, and this one's.
+        """The tokens of the living workers and of this one.
 
-        `owners` were seen before this is called: so an owner that is not among them is dead.
+        `owners` were read before this is called, so an owner that is not among them is dead.
         """
         seen, living = self._living
         late = time.monotonic() - seen > self.pace.look_s
@@ -251,6 +253,6 @@ class Ledger:
 
 
 def _both(there: Mapping[str, Any], here: Mapping[str, Any], name: str) -> str:
-    """Both values of what differs, where they are short enough to be read."""
+    """Both differing values, if they are short enough to be read."""
     texts = [json.dumps(request.get(name)).strip('"') for request in (there, here)]
     return "" if max(map(len, texts)) > SHORT else f" ({texts[0]} there, {texts[1]} here)"

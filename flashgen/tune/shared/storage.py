@@ -50,7 +50,7 @@ def journal_path(url: str) -> Path | None:
 
 
 def parsed_url(url: str) -> URL:
-    """The URL of a database that is known. Raises InvalidArgument, which shows nothing secret."""
+    """The URL of a supported database. Raises InvalidArgument, which shows nothing secret."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -82,17 +82,17 @@ def shown_url(url: URL) -> str:
 
 
 def secrets_of(url: URL) -> tuple[str, ...]:
-    """All that no message may hold."""
+    """All strings that no message may contain."""
     options = [value for name, value in url.query.items() if "pass" in name]
     texts = [url.password, *options]
     return tuple(text for text in texts if isinstance(text, str) and text)
 
 
 class JournalLock:
-    """Keeps writers of a journal apart: a lock of the file itself, which ends with its holder.
+    """Serializes writers of a journal: a lock of the file itself, which ends with its holder.
 
-    The one that Optuna brings outlives a killed holder by 30 s. A record that a kill has torn is
-    cut off before the next is written: Optuna could never read past it.
+    Optuna's own outlives a killed holder by 30 s. A record torn by a kill is cut off before the
+    next is written: Optuna could not read past it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -109,12 +109,12 @@ class JournalLock:
         return True
 
     def release(self) -> None:
-        """Let another writer in."""
+        """Release the lock."""
         os.close(self._file)
 
 
 def _end_of_records(file: int) -> int:
-    """Bytes of a file up to and with its last line break."""
+    """The number of bytes of a file up to and including its last line break."""
     end = os.fstat(file).st_size
     while end > 0:
         start = max(0, end - 65536)
@@ -126,8 +126,8 @@ def _end_of_records(file: int) -> int:
 
 
 def demand_journal(path: Path) -> None:
-    """See to it that a file, if there is one, begins as a journal: anything else is not to be
-    written to. Raises OSError, ValueError, TypeError or KeyError.
+    """Check that a file, if it exists, starts as a journal: no other file may be written to.
+    Raises OSError, ValueError, TypeError or KeyError.
     """
     if path.exists():
         with path.open("rb") as file:
@@ -148,9 +148,9 @@ def retry(
     waits: Iterable[float],
     on_failure: Callable[[Exception], None] = lambda _: None,
 ) -> T:
-    """What `do` returns. After a transient error it is called again, `waits` seconds later.
+    """The result of `do`. After a transient error it is called again, `waits` seconds later.
 
-    The last call's error, and one that is not transient, is raised as it is.
+    Raises the error of the last call, and errors that are not transient.
     """
     for wait_s in waits:
         try:
@@ -180,13 +180,13 @@ TCP_TIMEOUT_MS = 25_000
 
 
 class StorageError(FlashgenError, RuntimeError):
-    """A storage that cannot be used, or is lost; what this worker found out is in its log."""
+    """A storage that cannot be used or was lost; this worker's outcomes are in its log."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """Seconds: between two signs of life of a worker; without one, until it counts as dead; of
-    asking a storage that does not answer; at most, between two looks at what others do.
+    """Seconds: between two heartbeats of a worker; without one, until it counts as dead; of
+    retrying a storage that does not answer; at most, between two looks at the work of others.
     """
 
     beat_s: int = 5
@@ -196,9 +196,10 @@ class Pace:
 
 
 class Storage:
-    """Optuna's storage `url` names. `shown` is the URL without what must stay secret.
+    """The Optuna storage of `url`. `shown` is the URL without secrets.
 
-    Methods raise StorageError. One thread at a time may use it; beside it one more may call beat().
+    Methods raise StorageError. One thread at a time may use it; one more may call beat() at the
+    same time.
     """
 
     def __init__(self, url: str, pace: Pace, notice: Notice) -> None:
@@ -208,7 +209,7 @@ class Storage:
         self._optuna = _optuna()
         self._secrets: tuple[str, ...] = ()
         self._away = False
-        self.mended: float | None = None  # when it last came back, by time.monotonic()
+        self.mended: float | None = None  # when it last became available, by time.monotonic()
         if self.journal is not None:
             self.shown = str(self.journal)
             self._raw: BaseStorage = self._open_journal(self.journal)
@@ -219,7 +220,7 @@ class Storage:
             self._raw = self._open_database(parsed)
 
     def study(self, name: str) -> Study:
-        """The study of this name, made where there is none. Its trials are to be minimized."""
+        """The study of this name, created if necessary. Its trials are minimized."""
         made: Study = self._ask(
             lambda: self._optuna.create_study(
                 storage=self._raw, study_name=name, direction="minimize", load_if_exists=True
@@ -228,11 +229,11 @@ class Storage:
         return made
 
     def note(self, study: Study, name: str, value: Any) -> None:
-        """Set an attribute of a study, for people who look at it."""
+        """Set an attribute of a study, for inspection by people."""
         self._ask(lambda: study.set_user_attr(name, value))
 
     def trials(self, study: Study) -> list[FrozenTrial]:
-        """All trials of a study in the order of their numbers. Not to be changed."""
+        """All trials of a study in the order of their numbers. Do not change them."""
         return self._ask(lambda: study.get_trials(deepcopy=False))
 
     def add(
@@ -243,10 +244,10 @@ class Storage:
         params: Mapping[str, Any] | None = None,
         distributions: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add a trial. Of trials added at once none has the number of another, and a trial is
-        seen by all before one with a higher number is.
+        """Add a trial. Trials added concurrently get different numbers, and a trial is visible to
+        all before any with a higher number is.
 
-        After a lost answer it may be there twice.
+        After a lost reply it may exist twice.
         """
         trial = self._optuna.trial.create_trial(
             state=state,
@@ -257,13 +258,13 @@ class Storage:
         self._ask(lambda: study.add_trial(trial))
 
     def put(self, trial: FrozenTrial, name: str, value: Any) -> bool:
-        """Set an attribute of a running trial; False if it runs no longer."""
+        """Set an attribute of a running trial; False if it no longer runs."""
         return self._unless_finished(
             lambda: self._raw.set_trial_user_attr(trial._trial_id, name, value)
         )
 
     def finish(self, trial: FrozenTrial, state: TrialState, value: float | None = None) -> bool:
-        """End a running trial; False if it runs no longer. Of two that try, one gets True."""
+        """End a running trial; False if it no longer runs. Of two callers, one gets True."""
         values = None if value is None else [value]
         return self._unless_finished(
             lambda: self._raw.set_trial_state_values(trial._trial_id, state, values)
@@ -271,11 +272,13 @@ class Storage:
 
     @property
     def beats(self) -> bool:
-        """Whether workers show that they live by beat(); a journal's hold a lock instead."""
+        """Whether workers write heartbeats with beat(); a journal's hold a lock instead."""
         return self.journal is None
 
     def beat(self, trial: FrozenTrial) -> None:
-        """Show that the worker of this running trial lives. Where that fails, a next beat comes."""
+        """Write a heartbeat for the worker of this running trial. If that fails, a later one
+        follows.
+        """
         try:
             self._raw.record_heartbeat(trial._trial_id)  # type: ignore[attr-defined]
         except self._losses():
@@ -284,17 +287,17 @@ class Storage:
             self._answered()
 
     def end_thread(self) -> None:
-        """To be called last by a thread that called beat()."""
+        """Call this last in a thread that called beat()."""
         if self.beats:
             self._raw.remove_session()
 
     def fail_stale(self, study: Study) -> None:
-        """End the running trials of workers that have not shown for Pace.grace_s that they live.
+        """End the running trials of workers without a heartbeat for Pace.grace_s.
 
-        Not soon after the storage itself was away: then nobody could show it.
+        Not soon after the storage itself was unavailable: then nobody could write one.
         """
         if self._away:
-            self.trials(study)  # so that it is known when it came back
+            self.trials(study)  # this records when it became available
         if self.mended is not None and time.monotonic() - self.mended < self.pace.grace_s:
             return
         with warnings.catch_warnings():
@@ -309,7 +312,7 @@ class Storage:
 
     @contextlib.contextmanager
     def hurried(self) -> Iterator[None]:
-        """Within, nothing is asked for twice: the worker is about to end."""
+        """Context without retries: the worker is about to end."""
         pace, self.pace = self.pace, Pace(patience_s=0.0)
         try:
             yield
@@ -317,7 +320,9 @@ class Storage:
             self.pace = pace
 
     def _unless_finished(self, do: Callable[[], object]) -> bool:
-        """Whether `do` found the trial running: Optuna raises RuntimeError, or a child, if not."""
+        """Whether `do` found the trial running: if not, Optuna raises RuntimeError or a
+        subclass.
+        """
         try:
             self._ask(do)
         except StorageError:
@@ -327,7 +332,7 @@ class Storage:
         return True
 
     def _ask(self, do: Callable[[], T]) -> T:
-        """What `do` returns; tried again while the storage is away, until patience ends."""
+        """The result of `do`, retried while the storage is unavailable, until patience ends."""
         begun, patience = time.monotonic(), self.pace.patience_s
         losses = self._losses()
 
@@ -363,7 +368,7 @@ class Storage:
             self._away, self.mended = False, time.monotonic()
 
     def _losses(self) -> tuple[type[Exception], ...]:
-        """What Optuna raises where a database does not answer."""
+        """The exceptions of Optuna if a database does not answer."""
         if not self.beats:
             return ()
         from sqlalchemy.exc import SQLAlchemyError
@@ -371,7 +376,7 @@ class Storage:
         return (self._optuna.exceptions.StorageInternalError, SQLAlchemyError)
 
     def _reason(self, error: BaseException) -> str:
-        """What the database's driver said, in one line and without secrets."""
+        """The error of the database's driver, in one line and without secrets."""
         said: BaseException = error
         while said.__cause__ is not None:
             said = said.__cause__
@@ -391,7 +396,7 @@ class Storage:
                 f"{path} cannot be opened as a journal ({error.strerror}): name a file in a "
                 f"folder that is there and can be written"
             ) from None
-        except Exception as error:  # whatever a reader of foreign records stumbles over
+        except Exception as error:  # any error of a reader of foreign records
             raise StorageError(
                 f"{path} is no journal that Optuna {self._optuna.__version__} can read "
                 f"({type(error).__name__}): name another file, or have the same Optuna everywhere"
@@ -442,13 +447,13 @@ class Storage:
         return opened
 
     def _refused(self, reason: str, url: URL) -> str:
-        """The sentence on a database that cannot be opened."""
+        """The error message for a database that cannot be opened."""
         if url.get_backend_name() == "sqlite":
             mend = "name a file in a folder that is there and can be written"
         elif "password" in reason:
             mend = f"set PGPASSWORD or ~/.pgpass to the password of {url.username}"
         elif "database" in reason and "does not exist" in reason:
-            mend = f"create it (createdb {url.database}), or mend the name in --storage"
+            mend = f"create it (createdb {url.database}), or correct the name in --storage"
         elif "permission denied" in reason:
             mend = f"give {url.username} a database of its own, or the right to make tables in it"
         else:
@@ -456,7 +461,7 @@ class Storage:
         return f"the storage {self.shown} cannot be used ({reason}): {mend}"
 
     def _foreign(self) -> str:
-        """The sentence on tables that another Optuna made."""
+        """The error message for tables that another Optuna version made."""
         return (
             f"the storage {self.shown} has tables of another Optuna, not those of "
             f"{self._optuna.__version__}: install on all workers the Optuna that made them, "
@@ -464,7 +469,7 @@ class Storage:
         )
 
 
-_KEPT = "what this worker found out is in its log, and the same command goes on from there"
+_KEPT = "the results of this worker are in its log, and the same command resumes from there"
 
 
 def _first_line(error: object) -> str:
@@ -473,7 +478,7 @@ def _first_line(error: object) -> str:
 
 
 def _optuna() -> Any:
-    """Optuna, quiet. Raises ToolchainError where it is not installed."""
+    """Optuna with logging off. Raises ToolchainError if it is not installed."""
     try:
         import optuna
     except ImportError:

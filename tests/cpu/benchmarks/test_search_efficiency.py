@@ -186,6 +186,21 @@ def run(*arguments: str | Path, folder: Path) -> subprocess.CompletedProcess[str
     return programs.run([SCRIPT, *arguments], cwd=folder)
 
 
+@pytest.mark.slow
+def test_the_data_of_the_picture_is_what_the_program_makes_today(tmp_path: Path) -> None:
+    """Of the two quick contenders; the others take half an hour: make docs-output."""
+    quick = ("random", "exhaustive")
+    options = [word for name in quick for word in ("--contender", name)]
+    done = run(*options, "--out", tmp_path / "made", folder=tmp_path)
+    assert done.returncode in (0, 1), done.stderr
+    made, kept = (json.loads(path.read_text()) for path in (tmp_path / "made.json", RESULTS))
+    for new, old in zip(made["landscapes"], kept["landscapes"], strict=True):
+        medians = {each["name"]: each["median"] for each in old["contenders"]}
+        assert {each["name"]: each["median"] for each in new["contenders"]} == {
+            name: medians[name] for name in quick
+        }
+
+
 class TestProgram:
     @pytest.fixture
     def tiny(self, tmp_path: Path) -> Path:

@@ -224,7 +224,7 @@ def test_measurements_without_estimates_are_counted_and_left_out(run, tmp_path: 
     old = [outcome(config, None, 10) for config in FA2[5:8]]
     code, output, _ = run(write(tmp_path / "log", search(GOOD) + old), "--plot", tmp_path / "p.png")
     assert code == 0
-    assert output.startswith("3 measured configs have no estimate beside them, and are left out.\n")
+    assert output.startswith("3 measured configs have no estimate and are left out.\n")
     assert "5/1   0.90" in output
 
 
@@ -233,7 +233,7 @@ def test_measurements_without_estimates_are_counted_and_left_out(run, tmp_path: 
     [
         (b"", 1, "no outcome of LOG was measured, 0 outcomes in all: name a log"),
         (search(GOOD, source="estimated"), 1, "no outcome of LOG was measured, 5 outcomes in all"),
-        ([outcome(FA2[0], None, 9)], 1, "no measured config of LOG has an estimate beside it, 1 configs"),
+        ([outcome(FA2[0], None, 9)], 1, "no measured config of LOG has an estimate, of 1 configs"),
         (b"\x89PNG\r\n\x1a\n\x00\xff", 1, "LOG, line 1: this is no record of an outcome ("),
         (b"[1, 2]\n", 1, "LOG, line 1: this is no record of an outcome ("),
         (b'{"schema": 1}\n', 1, "LOG, line 1: this is no record of an outcome ('spec')"),

@@ -186,7 +186,7 @@ def test_a_server_that_stays_away_is_one_sentence(postgres: Postgres, tmp_path: 
         next(asked)
         postgres.stop()
         try:
-            with log, pytest.raises(StorageError, match="same command goes on") as caught:
+            with log, pytest.raises(StorageError, match="same command resumes") as caught:
                 next(asked)
         finally:
             ledger.close()  # at once, though nobody answers

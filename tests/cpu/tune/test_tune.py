@@ -171,7 +171,7 @@ def test_ctrl_c_saves_the_best_and_the_same_command_ends_as_if_nothing_had_been(
     assert us(saved.config) == min(us(config) for config in timed)
     assert saved.result.candidates < 30
     again, printed = run(monkeypatch, tmp_path / "stopped", Served(us=us, gpu=H200), **options)
-    assert "Going on with the run begun" in printed
+    assert "Resuming the run of" in printed
     whole, _ = run(monkeypatch, tmp_path / "whole", Served(us=us, gpu=H200), **options)
     assert [replace(entry, run="") for entry in again.entries] == [
         replace(entry, run="") for entry in whole.entries
@@ -208,7 +208,7 @@ def test_a_resumed_run_keeps_the_clocks_of_the_rounds_before(
         with pytest.raises(Killed):
             run(patched, tmp_path, first, specs=(SPEC, CAUSAL))
     table, printed = run(monkeypatch, tmp_path, Served(us=us, gpu=H200), specs=(SPEC, CAUSAL))
-    assert "Going on with the run" in printed
+    assert "Resuming the run" in printed
     assert {table.run_of(entry).driver for entry in table.entries} == {"575.1"}
 
 
@@ -569,7 +569,7 @@ class TestWhereItRuns:
     def test_a_target_comes_before_the_gpu_that_is_there(self) -> None:
         gpu, measured, printed = self.choose(H200, target="nvidia_l4")
         assert (gpu.slug, measured) == ("nvidia_l4", False)
-        assert "because --target asks for no GPU" in printed
+        assert "because --target uses no GPU" in printed
 
     def test_gpu_without_one(self) -> None:
         with pytest.raises(NoGpuError, match="--target") as caught:

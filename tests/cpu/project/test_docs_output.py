@@ -1,0 +1,67 @@
+"""The outputs and pictures in README and docs/ are what the programs make today: make docs-output."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flashgen.errors import FlashgenError
+from tests import docs_output
+from tests.docs_output import Output
+
+OUTPUTS = [output for page in docs_output.PAGES for output in docs_output.outputs(page)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shared: a tuning run that several outputs need runs once."""
+    return tmp_path_factory.mktemp("docs")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(docs_output.TIMEOUT_S)
+@pytest.mark.xdist_group("docs_output")
+@pytest.mark.parametrize("output", OUTPUTS, ids=str)
+def test_an_output_is_what_the_program_prints_today(output: Output, folder: Path) -> None:
+    made = docs_output.normal(docs_output.make(output, folder))
+    assert made == docs_output.normal(output.text), "run make docs-output"
+
+
+def test_outputs_are_found_and_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- output of: echo one; echo 0:01:02 -->\n```text\nold\n```\n\n"
+        "```python\nprint('two')\n```\n\n<!-- output of the python above -->\n```text\n```\n"
+    )
+    monkeypatch.setattr(docs_output, "PAGES", [page])
+    assert docs_output.main([]) == 0
+    text = page.read_text()
+    assert "```text\none\n0:01:02\n```" in text
+    assert "```text\ntwo\n```" in text
+    page.write_text(text.replace("0:01:02", "0:09:59"))
+    assert docs_output.main([]) == 0
+    assert "0:09:59" in page.read_text()  # durations differ between runs, and are not rewritten
+
+
+def test_a_marker_without_a_block_is_an_error(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- output of: true -->\n\ntext\n")
+    with pytest.raises(FlashgenError, match=r"page\.md:1: no text block"):
+        list(docs_output.outputs(page))
+
+
+def test_a_command_that_fails_is_named(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- output of: false -->\n```text\n```\n")
+    (output,) = docs_output.outputs(page)
+    with pytest.raises(FlashgenError, match=r"page\.md:1: false failed"):
+        docs_output.make(output, tmp_path)
+
+
+def test_a_chart_is_a_file_of_its_own() -> None:
+    report = '<style>.a { b: c }</style><svg class="chart" role="img"><g/></svg><svg class="chart">'
+    made = docs_output.chart_of(report)
+    assert made.startswith('<svg xmlns="http://www.w3.org/2000/svg" class="chart" role="img">')
+    assert made.count("<svg") == 1
+    assert ".a { b: c }" in made
