@@ -56,7 +56,6 @@ from flashgen.runtime import Dispatcher
 from flashgen.runtime.resolver import Resolver, key
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.defaults import default_config, default_spec
-from generated.defaults import DEFAULTS
 from generated.table import ARCHS, CHOICES
 
 SHAPE = (1, 1, 16, 64)
@@ -121,7 +120,7 @@ def cost(name: str, call: Callable[[], object]) -> Cost:
 
 def dispatcher() -> Dispatcher:
     """One that has resolved what is timed."""
-    made = Dispatcher(package="generated", archs=ARCHS, choices=CHOICES, defaults=DEFAULTS)
+    made = Dispatcher(package="generated", archs=ARCHS, choices=CHOICES)
     made.attention(*tensors(), causal=True)
     return made
 

@@ -72,11 +72,6 @@ def session_file(out: Path, slug: str) -> Path:
     return state_dir(out) / f"{slug}.session.json"
 
 
-def kernel_cache_dir() -> Path:
-    """The folder of kernels that the runtime rendered for this user; it need not exist."""
-    return settings.user_cache() / "flashgen" / "kernels"
-
-
 def _shipped(folder: str) -> Path:
     packaged = PACKAGE / f"_{folder}"
     return packaged if packaged.is_dir() else ROOT / folder

@@ -36,6 +36,14 @@ def aot_folder() -> Path | None:
     return Path(value) if value else None
 
 
+def kept_kernels() -> Path | None:
+    """FLASHGEN_KEEP_KERNELS: the folder that takes a copy of every kernel that is rendered when it
+    is first needed.
+    """
+    value = os.environ.get("FLASHGEN_KEEP_KERNELS")
+    return Path(value) if value else None
+
+
 def direct_launch() -> bool:
     """FLASHGEN_DIRECT: 0 leaves every launch to Triton's own launcher, for comparison."""
     return os.environ.get("FLASHGEN_DIRECT") != "0"
@@ -78,9 +86,3 @@ def configure_logging(logger: logging.Logger) -> None:
 def interpreting() -> bool:
     """Whether TRITON_INTERPRET selects Triton's interpreter; fixed once triton is imported."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes")
-
-
-def user_cache() -> Path:
-    """The user's cache folder by the XDG base directory specification."""
-    value = os.environ.get("XDG_CACHE_HOME")
-    return Path(value) if value and Path(value).is_absolute() else Path.home() / ".cache"

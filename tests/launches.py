@@ -17,7 +17,6 @@ from triton.backends.compiler import GPUTarget
 
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.resolver import Resolver
-from generated.defaults import DEFAULTS
 from generated.table import ARCHS, CHOICES
 
 _devices = itertools.count(1000)  # kernels keep what was compiled by device, as long as they live
@@ -93,4 +92,4 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Written]:
 
 def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
     """One of its own, which is not the process's."""
-    return Dispatcher(package="generated", archs=ARCHS, choices=CHOICES, defaults=DEFAULTS)
+    return Dispatcher(package="generated", archs=ARCHS, choices=CHOICES)

@@ -11,7 +11,6 @@ from flashgen.runtime import Dispatcher, registry
 from flashgen.runtime.choice import Choice
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
-from flashgen.spec.defaults import default_config, default_spec
 from flashgen.spec.problem import Bucket
 
 
@@ -28,24 +27,18 @@ def make_choice(
     )  # fmt: skip
 
 
-def make_default(spec: AttentionSpec) -> Choice:
-    return make_choice(default_spec(spec), default_config(spec), None)
-
-
 def make_dispatcher(
-    folder: Path, slug: str, arch: str, choices: Sequence[Choice], defaults: Sequence[Choice]
+    folder: Path, slug: str, arch: str, choices: Sequence[Choice] = ()
 ) -> Dispatcher:
     """A dispatcher over kernels written to folder/<name>/kernels; the folder goes on sys.path."""
     name = f"generated_{abs(hash(str(folder)))}"
     kernels = folder / name / "kernels"
     kernels.mkdir(parents=True)
-    for choice in (*choices, *defaults):
+    for choice in choices:
         for config in {choice.config, choice.config.pointer_twin()}:
             file = kernels / f"{kernel_name(choice.spec, config)}.py"
             file.write_text(render(choice.spec, config).source)
     sys.path.insert(0, str(folder))
-    dispatcher = Dispatcher(
-        package=name, archs={slug: arch}, choices={slug: tuple(choices)}, defaults=tuple(defaults)
-    )
+    dispatcher = Dispatcher(package=name, archs={slug: arch}, choices={slug: tuple(choices)})
     registry.register(name, dispatcher)
     return dispatcher

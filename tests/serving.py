@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,20 +15,18 @@ from flashgen.kernels import launch_cache as launch_decode
 from flashgen.runtime import Dispatcher, registry
 from flashgen.runtime import launcher as launcher_module
 from flashgen.runtime.choice import Choice
-from generated.defaults import DEFAULTS
 from generated.table import ARCHS, CHOICES
 
 SLUG = "nvidia_h200"
 
 
-def serve(monkeypatch: pytest.MonkeyPatch, cache: Path, *more: Choice) -> Dispatcher:
+def serve(monkeypatch: pytest.MonkeyPatch, *more: Choice) -> Dispatcher:
     """The current dispatcher from here on: the shipped tables as on an H200, with some more choices
-    there; kernels that it renders go to the folder `cache`.
+    there.
     """
     monkeypatch.setenv("FLASHGEN_GPU", SLUG)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     choices = dict(CHOICES) | {SLUG: (*CHOICES[SLUG], *more)}
-    dispatcher = Dispatcher(package="generated", archs=ARCHS, choices=choices, defaults=DEFAULTS)
+    dispatcher = Dispatcher(package="generated", archs=ARCHS, choices=choices)
     monkeypatch.setattr(registry, "_current", dispatcher)
     return dispatcher
 

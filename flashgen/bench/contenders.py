@@ -75,7 +75,7 @@ def dispatchers() -> Dispatchers:
     tuned = registry.current()
     assert isinstance(tuned, Dispatcher)
     package = tuned.resolver.package
-    untuned = Dispatcher(package=package, archs={}, choices={}, defaults=tuned.served.defaults)
+    untuned = Dispatcher(package=package, archs={}, choices={})
     # It has no tables by design: nobody is to be told to tune what is tuned.
     untuned.resolver.advises = False
     return Dispatchers(tuned=tuned, untuned=untuned)

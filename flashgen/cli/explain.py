@@ -56,7 +56,7 @@ def explain(
     (spec,) = in_8_bits((spec,), kv) if kv is not None else (spec,)
     gpu, here = _gpu_to_explain(gpu_slug, out)
     package = showing.load_package(_package_folder(out))
-    served = Served(archs=package.archs, choices=package.choices, defaults=package.defaults)
+    served = Served(archs=package.archs, choices=package.choices)
     found = ladder(served, gpu.slug, gpu, spec, seq)
     table = tables_of(out).get(found.rungs[0].slug or "")
     asked = Question(spec=spec, seq=seq, gpu=gpu, out=out)

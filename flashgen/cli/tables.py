@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flashgen import paths
-from flashgen.cli.options import FeatureNames, Out, named_table, tables_of
+from flashgen.cli.options import Out, named_table, tables_of
 from flashgen.errors import InvalidArgument
 from flashgen.spec.gpu import TARGETS
 
@@ -17,24 +17,25 @@ def generate(
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; fail if a file would change.")
     ] = False,
-    feature: FeatureNames = None,
+    defaults: Annotated[
+        bool,
+        typer.Option("--defaults", help="The default kernels too, which are otherwise rendered."),
+    ] = False,
     out: Out = Path(),
 ) -> None:
-    """Write generated/ from configs/ and the templates.
+    """Write generated/ from configs/ and the templates: the kernels that the tables name.
 
-    With --feature also the default kernels of these features together, now and in every later
-    generate: generated/features.txt lists them.
+    With --defaults also the default kernels of every spec without features and of each feature
+    alone; without it, those that an earlier generate wrote are deleted.
     """
     from flashgen.table import emit as generating
 
     tables, folder = generating.tables_for(out), paths.generated_dir(out)
-    if check and feature:
-        raise InvalidArgument("--check writes nothing: leave out --feature, or --check")
     if check:
-        generating.demand_agreement(tables, folder)
+        generating.demand_agreement(tables, folder, defaults=defaults)
         print(f"{folder} agrees with configs/ and templates/ ({len(tables)} tables)")
         return
-    changed = generating.write(tables, folder, tuple(feature or ()))
+    changed = generating.write(tables, folder, defaults=defaults)
     print(f"{folder}: {len(changed)} files changed, from {len(tables)} tables")
 
 

@@ -295,10 +295,9 @@ def _served(asked: Question, found: Ladder, package: Package, entry: Entry | Non
     if timing and entry is not None:
         ran = entry.result.problem
         timing += f" at batch {ran.batch}, heads {ran.heads}, seq {ran.seq_k} on {first.slug}"
-    file = "defaults.py" if first.rung == "default" else "table.py"
-    lies = f"from {package.folder / file}"
-    if first.rung == "rendered":
-        lies = "its text is written to the user's cache by the first call"
+    lies = f"from {package.folder / 'table.py'}"
+    if not choice.is_entry:
+        lies = "its text is rendered by the first call"
     elif package.is_stale(choice):
         timing += ", stale"
     yield f"{asked.spec.name} on {asked.gpu.slug}: {choice.kernel}"

@@ -12,11 +12,12 @@ from flashgen.spec.problem import Bucket
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A kernel of generated/kernels, what it serves, and what it took when it was compiled.
+    """A kernel, what it serves, and what it took when it was compiled.
 
-    bucket None serves every length (a default kernel). shared_bytes and registers are the
-    compiler's figures, or None where the kernel was not compiled for one GPU alone. median_us is
-    None unless timed.
+    An entry of a table has a bucket, and its kernel is a file of generated/kernels. Any other
+    serves every length: bucket is None, and digest is "", since its text is rendered when it is
+    first needed. shared_bytes and registers are the compiler's figures, or None where the kernel
+    was not compiled for one GPU alone. median_us is None unless timed.
     """
 
     spec: AttentionSpec
@@ -28,3 +29,8 @@ class Choice:
     registers: int | None
     source: Source
     median_us: float | None
+
+    @property
+    def is_entry(self) -> bool:
+        """Whether a table names the kernel."""
+        return self.bucket is not None

@@ -38,15 +38,15 @@ def rows_together(rows: int) -> int:
 
 
 def by_room(selection: Selection, rows: int) -> tuple[int, ...]:
-    """Orders the defaults of one precision, there or rendered on demand, and nothing else: first
-    the narrowest that has room for all rows of a head, of those that have none the widest; of two
-    as wide that with an instruction of the GPU's own.
+    """Orders the defaults of one precision, and nothing else: first the narrowest that has room for
+    all rows of a head, of those that have none the widest; of two as wide that with an instruction
+    of the GPU's own.
     """
-    if selection.rung not in ("default", "rendered"):
+    if selection.rung != "default":
         return (0,)
     config, wanted = selection.choice.config, rows_together(rows)
     place = (config.br < wanted, abs(config.br - wanted), config.widening != "native")
-    return 1, selection.choice.spec.precision == "ieee", selection.rung == "rendered", *place
+    return 1, selection.choice.spec.precision == "ieee", *place
 
 
 Names = tuple[str, str, str, str]

@@ -39,9 +39,8 @@ class Dispatcher:
         package: str,
         archs: Mapping[str, str],
         choices: Mapping[str, tuple[Choice, ...]],
-        defaults: tuple[Choice, ...],
     ) -> None:
-        self.served = Served(archs=archs, choices=choices, defaults=defaults)
+        self.served = Served(archs=archs, choices=choices)
         self.resolver = Resolver(package, self.served)
         self._launchers = self.resolver.plain
         self.passes = Passes(self.resolver)

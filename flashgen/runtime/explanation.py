@@ -121,6 +121,6 @@ def explain_decode(
 
 def digest(served: Served) -> str:
     """sha256 of all that decides which kernel runs, as Dispatcher.digest."""
-    tables = (sorted(served.archs.items()), sorted(served.choices.items()), served.defaults)
+    tables = (sorted(served.archs.items()), sorted(served.choices.items()))
     text = repr(tables) + repr(settings.served_gpu())
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()

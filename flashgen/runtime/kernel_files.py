@@ -1,7 +1,7 @@
-"""Where a kernel's text and binary come from when generated/ does not hold them.
+"""Finds the kernel that a launcher asks for: its text, and its binary where one was made ahead.
 
-Texts: a kernel that generated/ lacks is rendered at its first use and kept in the user's cache, in
-a folder named after its digest, so that a changed template never meets an old file.
+Texts: generated/ holds the kernels that tables name. All others are rendered in memory when they
+are first needed.
 
 Binaries: FLASHGEN_AOT names a folder written by `flashgen aot`, with one folder per GPU. When a
 kernel is first bound, its binaries are copied into Triton's cache under Triton's own key: text,
@@ -12,18 +12,28 @@ is compiled as usual.
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import logging
+import os
+import stat
+import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flashgen import paths, settings
-from flashgen.errors import InvalidArgument, ToolchainError
+from flashgen import settings
+from flashgen.errors import GeneratedError, InvalidArgument
 from flashgen.files import write_whole
-from flashgen.kernels import launch
+from flashgen.kernels import interpreter, launch
+from flashgen.kernels.loader import load_text
+from flashgen.runtime import registry
+from flashgen.runtime.choice import Choice
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
+from flashgen.spec.config import KernelConfig, kernel_name
+
+if TYPE_CHECKING:
+    from flashgen.kernels.render import Rendered
 
 logger = logging.getLogger("flashgen.runtime")
 
@@ -109,38 +119,66 @@ def _install(binary: Binary) -> bool:
     return True
 
 
-logger = logging.getLogger("flashgen.runtime")
+def kernel(package: str, choice: Choice, config: KernelConfig) -> launch.Kernel:
+    """The kernel of choice.spec and `config`: the file of the package `package`, or for a choice
+    that is no entry of a table and has no file, the kernel that its templates render.
 
-
-def kernel(spec: AttentionSpec, config: KernelConfig) -> launch.Kernel:
-    """The kernel of (spec, config), rendered unless the cache has it. Raises ToolchainError where
-    jinja2 is missing or the cache cannot be written.
+    Raises GeneratedError where the file of an entry is missing.
     """
+    interpreter.prepare()
+    name = kernel_name(choice.spec, config)
+    if not interpreter.active():
+        offer(name)
+    wanted = f"{package}.kernels.{name}"
     try:
-        from flashgen.kernels.render import render
+        module = importlib.import_module(wanted)
     except ModuleNotFoundError as error:
-        if error.name != "jinja2":
-            raise
-        raise ToolchainError(
-            f"generated/ holds no kernel for {spec.name}, and rendering one needs jinja2: "
-            f"pip install 'jinja2>=3.1', or where there is jinja2: {generate_command(spec)}"
+        if not registry.is_missing(wanted, error):
+            raise  # the file is there, and lacks a module of its own
+        if not choice.is_entry:
+            return rendered(choice.spec, config)
+        raise GeneratedError(
+            f"{package}/kernels/{name}.py is missing; run: flashgen generate"
         ) from error
-    rendered = render(spec, config)
-    folder = paths.kernel_cache_dir() / rendered.digest.removeprefix("sha256:")
-    file = folder / f"{rendered.name}.py"
-    if not _holds(file, rendered.source):
-        write_whole(file, rendered.source)
-        logger.info("%s was rendered to %s", rendered.name, file)
-    return launch.load_kernel(file, rendered.name)
+    return launch.kernel_of(module, name)
 
 
-def generate_command(spec: AttentionSpec) -> str:
-    """The command that puts the default kernels of a spec's features into generated/."""
-    return "flashgen generate" + "".join(f" --feature {word}" for word in spec.feature_words)
+_rendered: dict[str, launch.Kernel] = {}
+_rendering = threading.Lock()
 
 
-def _holds(file: Path, text: str) -> bool:
+def rendered(spec: AttentionSpec, config: KernelConfig) -> launch.Kernel:
+    """The kernel of (spec, config), rendered in memory; one of each digest a process."""
+    from flashgen.kernels.render import render  # loads jinja2
+
+    with _rendering:
+        made = render(spec, config)
+        if made.digest not in _rendered:
+            _keep(made)
+            _rendered[made.digest] = load_text(made.source, made.name, made.digest)
+            logger.info("%s was rendered from %s", made.name, made.template)
+        return _rendered[made.digest]
+
+
+def _keep(made: Rendered) -> None:
+    """Copy the text to the folder that FLASHGEN_KEEP_KERNELS names, for people to read; flashgen
+    does not read it. Raises InvalidArgument unless the folder is this user's alone.
+    """
+    folder = settings.kept_kernels()
+    if folder is None:
+        return
     try:
-        return file.read_text() == text
-    except (OSError, UnicodeDecodeError):
-        return False
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+        if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            raise InvalidArgument(
+                f"FLASHGEN_KEEP_KERNELS must name a folder of yours with mode 0700: {folder} has "
+                f"owner {found.st_uid} and mode {stat.S_IMODE(found.st_mode):04o}"
+            )
+        number = made.digest.removeprefix("sha256:")
+        write_whole(folder / f"{made.name}-{number[:16]}.py", made.source)
+    except OSError as error:
+        raise InvalidArgument(
+            f"FLASHGEN_KEEP_KERNELS must name a folder that can be written: {folder} cannot be "
+            f"({error.strerror})"
+        ) from error

@@ -6,7 +6,6 @@ next rung where Triton finds at the first launch that a kernel does not fit afte
 
 from __future__ import annotations
 
-import importlib
 import logging
 import threading
 from collections.abc import Callable
@@ -14,12 +13,11 @@ from typing import Any
 
 from torch import Tensor
 
-from flashgen.errors import GeneratedError, LaunchError
+from flashgen.errors import LaunchError
 from flashgen.kernels import interpreter, launch, launch_backward, launch_cache, repeated_launch
 from flashgen.kernels import launch_cache as launch_decode
 from flashgen.kernels.launch_backward import Backward
-from flashgen.runtime import kernel_files, registry
-from flashgen.runtime import kernel_files as on_demand
+from flashgen.runtime import kernel_files
 from flashgen.runtime.selection import Selection
 from flashgen.spec.config import KernelConfig, kernel_name
 from flashgen.spec.features import PLAIN, Features
@@ -179,23 +177,7 @@ class _Steps:
         return launch_backward.bind_backward(kernel, spec, self.config)
 
     def _kernel(self) -> launch.Kernel:
-        interpreter.prepare()
-        spec, config = self.selection.choice.spec, self.config
-        if self.selection.rung == "rendered":
-            return on_demand.kernel(spec, config)
-        name = kernel_name(spec, config)
-        if not interpreter.active():
-            kernel_files.offer(name)
-        wanted = f"{self._package}.kernels.{name}"
-        try:
-            module = importlib.import_module(wanted)
-        except ModuleNotFoundError as error:
-            if not registry.is_missing(wanted, error):
-                raise  # the file is there, and lacks a module of its own
-            raise GeneratedError(
-                f"{self._package}/kernels/{name}.py is missing; run: flashgen generate"
-            ) from error
-        return launch.kernel_of(module, name)
+        return kernel_files.kernel(self._package, self.selection.choice, self.config)
 
 
 def runnable(config: KernelConfig) -> KernelConfig:

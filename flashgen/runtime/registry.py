@@ -181,7 +181,6 @@ def _load(package: str, folder: Path) -> Serving:
     try:
         spec.loader.exec_module(module)
         table = importlib.import_module(f"{package}.table")
-        defaults = importlib.import_module(f"{package}.defaults")
     except Exception as error:
         for name in [name for name in sys.modules if f"{name}.".startswith(f"{package}.")]:
             del sys.modules[name]
@@ -192,6 +191,6 @@ def _load(package: str, folder: Path) -> Serving:
     # By name, for the modules of the dispatcher import this one.
     runtime = importlib.import_module("flashgen.runtime.dispatcher")
     dispatcher: Serving = runtime.Dispatcher(
-        package=package, archs=table.ARCHS, choices=table.CHOICES, defaults=defaults.DEFAULTS
+        package=package, archs=table.ARCHS, choices=table.CHOICES
     )
     return dispatcher

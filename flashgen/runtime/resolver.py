@@ -147,8 +147,8 @@ class Resolver:
             return
         command = self.tune_command(spec, seq_k, device)
         settings.configure_logging(logging.getLogger("flashgen"))
-        if (spec, selection.rung) in self._said or selection.rung == "rendered":
-            return  # runtime/kernel_files.py says what it renders
+        if (spec, selection.rung) in self._said:
+            return
         self._said.add((spec, selection.rung))
         if selection.rung == "exact":
             logger.info("%s: %s, %s", spec.name, selection.choice.kernel, selection.reason)

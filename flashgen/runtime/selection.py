@@ -1,9 +1,8 @@
 """Which kernels may serve a call, best first. Pure: no torch, no GPU, no file.
 
 The rungs: the GPU's own entry of the bucket; its entry of the nearest bucket of the same spec; an
-entry of a relative, by alias or by architecture; the spec's default kernel, which is rendered when
-it is first asked for where generated/ ships none of its kind. Head dim and dtype never match
-loosely.
+entry of a relative, by alias or by architecture; the spec's default kernel. Head dim and dtype
+never match loosely.
 """
 
 from __future__ import annotations
@@ -16,24 +15,21 @@ from flashgen.errors import GeneratedError
 from flashgen.runtime.choice import Choice
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
-from flashgen.spec.defaults import default_configs, default_spec, has_default
+from flashgen.spec.defaults import default_configs, default_spec
 from flashgen.spec.gpu import ALIASES, TARGETS, Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.problem import BUCKETS, bucket_of
 from flashgen.spec.vocabulary import SHORT_DTYPE
 
-Rung = Literal["exact", "nearest_bucket", "relative", "default", "rendered"]
+Rung = Literal["exact", "nearest_bucket", "relative", "default"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """What generated/table.py holds: the architecture and choices of each table's GPU, and the
-    defaults.
-    """
+    """What generated/table.py holds: the architecture and choices of each table's GPU."""
 
     archs: Mapping[str, str]
     choices: Mapping[str, tuple[Choice, ...]]
-    defaults: tuple[Choice, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +64,7 @@ def ladder(served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int)
         else:
             skipped.append(f"{selection.choice.kernel}: {reason}")
     if not rungs:
-        raise GeneratedError(
-            f"generated/ holds no kernel for {spec.name} on {slug}; run: flashgen generate"
-        )
+        raise GeneratedError(f"no kernel serves {spec.name} on {slug}: {skipped[-1]}")
     return Ladder(rungs=tuple(rungs), skipped=tuple(skipped))
 
 
@@ -112,17 +106,14 @@ def _candidates(
     reason = f"no entry for {spec.name} on {slug} or a GPU like it; the default kernel serves"
     asked = default_spec(spec)
     for wanted in dict.fromkeys((asked, replace(asked, precision="ieee"))):
-        for choice in served.defaults:
-            if choice.spec == wanted:
-                yield Selection(choice=choice, rung="default", slug=None, reason=reason)
-        if not has_default(wanted):
-            for config in default_configs(wanted):
-                yield _rendered(wanted, config)
+        for config in default_configs(wanted):
+            choice = _without_entry(wanted, config)
+            yield Selection(choice=choice, rung="default", slug=None, reason=reason)
 
 
-def _rendered(spec: AttentionSpec, config: KernelConfig) -> Selection:
-    """A default kernel of a spec, not there yet: its digest is known once it is rendered."""
-    choice = Choice(
+def _without_entry(spec: AttentionSpec, config: KernelConfig) -> Choice:
+    """The choice of a kernel that no table names."""
+    return Choice(
         spec=spec,
         bucket=None,
         config=config,
@@ -133,8 +124,6 @@ def _rendered(spec: AttentionSpec, config: KernelConfig) -> Selection:
         source="untimed",
         median_us=None,
     )
-    reason = f"generated/ ships no default for {spec.name}; it is rendered when first asked for"
-    return Selection(choice=choice, rung="rendered", slug=None, reason=reason)
 
 
 def prefers_fused(fused: Selection, dkv: Selection, dq: Selection) -> bool:

@@ -1,13 +1,12 @@
-"""Default kernels: which specs have one, so that they run untuned anywhere, and its tile.
+"""Default kernels: the conservative config of every spec, so that it runs untuned anywhere.
 
-Specs without features have defaults in every direction, and so has each feature on its own.
-Combinations of features are too many; they are rendered on demand or listed (table/emit.py). Every
-default tile is legal on every known target.
+Every default tile is legal on every known target. The specs that this module lists, those without
+features and those of each feature alone, are what `flashgen generate --defaults` writes; there are
+too many combinations of features to list.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import get_args
@@ -32,24 +31,14 @@ DEFAULT_DIRECTIONS: tuple[Direction, ...] = (
     "backward_dkv",
     "backward_dq",
 )
-"""Directions of attention() and its backward whose defaults are generated. The fused backward is
-chosen by its time alone, so an untimed one would never run."""
-FeatureSet = tuple[str, ...]
-"""Words of FEATURE_WORDS, in that order: features that are on together."""
+"""Directions of attention() and its backward that run untuned. The fused backward is chosen by its
+time alone, so an untimed one would never run."""
 
 
-def has_default(spec: AttentionSpec) -> bool:
-    """Whether every generated/ holds the default kernel of this spec."""
-    return spec in _shipped()
-
-
-@functools.cache
-def _shipped() -> frozenset[AttentionSpec]:
-    return frozenset(shipped_specs())
-
-
-def shipped_specs() -> Iterator[AttentionSpec]:
-    """The specs of all defaults: those without features, of a cache, and of each feature alone."""
+def specs_with_default() -> Iterator[AttentionSpec]:
+    """The specs of all listed defaults: those without features, of a cache, and of each feature
+    alone.
+    """
     yield from plain_specs()
     yield from cache_specs()
     for word in FEATURE_WORDS:
@@ -65,10 +54,11 @@ def plain_specs() -> Iterator[AttentionSpec]:
     yield from _forward((MAX_HEAD_DIM,))
 
 
-def featured_specs(features: FeatureSet) -> Iterator[AttentionSpec]:
-    """The specs of the defaults of a feature set; what of it changes no backward kernel has no
-    backward here.
+def featured_specs(words: Iterable[str]) -> Iterator[AttentionSpec]:
+    """The specs of the defaults of features that are on together, by their FEATURE_WORDS; a feature
+    that changes no backward kernel has none here. Raises InvalidArgument.
     """
+    features = tuple(words)
     found: dict[AttentionSpec, None] = {}
     for plain in _forward():
         if "fp8" in features and unfit_for_fp8(plain):
@@ -105,11 +95,6 @@ def cache_specs() -> Iterator[AttentionSpec]:
             found[cache] = found[cache.for_direction("combine")] = None
             found.update({replace(append, rotary=rotary): None for rotary in turns})
     yield from sorted(found, key=lambda spec: spec.sort_key)
-
-
-def in_order(words: Iterable[str]) -> FeatureSet:
-    """These features as a set. Raises InvalidArgument for a word that is none."""
-    return next(_forward()).with_features(words).feature_words
 
 
 def _forward(head_dims: tuple[int, ...] = DEFAULT_HEAD_DIMS) -> Iterator[AttentionSpec]:

@@ -1,46 +1,33 @@
 """Tables -> generated/: kernels, dispatch table and dispatcher; and the proof that they agree.
 
-plan() is a pure function of the tables, the templates and the feature sets. write() makes a folder
-equal to a plan, and check() says in which files it is not; both go by the bytes of the files alone.
+plan() is a pure function of the tables and the templates. write() makes a folder equal to a plan,
+and check() says in which files it is not; both go by the bytes of the files alone.
 
-A feature set is a tuple of FEATURE_WORDS whose default kernels are generated too. A folder
-lists its own in features.txt, one a line, so that it is made again with them, whatever the tables.
+generated/ holds the kernels that the tables name, and their pointer twins. With `defaults` it holds
+the default kernels too, which the runtime otherwise renders when they are first needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from flashgen import paths
-from flashgen.errors import FlashgenError, GeneratedError, InvalidArgument
+from flashgen.errors import FlashgenError, GeneratedError
 from flashgen.files import write_whole
 from flashgen.kernels.render import Rendered, render, render_text
 from flashgen.runtime.registry import MARK, SCHEMA, is_generated
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
-from flashgen.spec.defaults import (
-    FeatureSet,
-    default_configs,
-    featured_specs,
-    in_order,
-    shipped_specs,
-)
-from flashgen.spec.features import KV_WORDS
+from flashgen.spec.defaults import default_configs, specs_with_default
 from flashgen.spec.outcome import STRENGTH
 from flashgen.table.entry import Entry
 from flashgen.table.table import Table, figure, load_folders
 
 LINE_LENGTH = 100
-FEATURE_SETS = Path("features.txt")
-_SETS_HEADER = f"""\
-{MARK} and this list: each line is a set of features with default kernels.
-# To add one, run: flashgen generate --feature NAME ...; to remove one, delete its line, then run
-# flashgen generate.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,49 +45,27 @@ def tables_for(out: Path) -> dict[str, Table]:
     return load_folders(paths.shipped_configs_dir(), paths.table_file(out, "any").parent)
 
 
-def feature_sets(out: Path) -> tuple[FeatureSet, ...]:
-    """The feature sets that a folder lists. Raises GeneratedError for a line that is none."""
-    sets: dict[FeatureSet, None] = {}
-    for number, line in enumerate((_text_of(out / FEATURE_SETS) or "").splitlines(), 1):
-        if line.strip() and not line.startswith("#"):
-            try:
-                sets[in_order(line.split())] = None
-            except InvalidArgument as error:
-                raise GeneratedError(
-                    f"{out / FEATURE_SETS}, line {number}: {error}; correct it"
-                ) from None
-    return tuple(sorted(sets))
-
-
-def plan(tables: Mapping[str, Table], sets: Iterable[FeatureSet] = ()) -> dict[Path, str]:
+def plan(tables: Mapping[str, Table], *, defaults: bool = False) -> dict[Path, str]:
     """Every file of generated/ and its text, by path relative to it. Raises FlashgenError."""
-    listed = tuple(sorted({in_order(words) for words in sets}))
-    asked = (spec for words in listed for spec in featured_specs(words))
-    defaults = tuple(dict.fromkeys((*shipped_specs(), *asked)))
-    kernels = _kernels(tables.values(), defaults)
+    kernels = _kernels(tables.values(), defaults=defaults)
     files = {Path("kernels", f"{kernel.name}.py"): kernel.source for kernel in kernels.values()}
     ordered = [kernels[name] for name in sorted(kernels)]
     files[Path("kernels", "__init__.py")] = render_text("kernels.py.jinja", kernels=ordered)
     files[Path("table.py")] = _table_text(tables, kernels)
-    files[Path("defaults.py")] = _defaults_text(defaults)
     files[Path("dispatcher.py")] = render_text("dispatcher.py.jinja")
     files[Path("__init__.py")] = render_text("package.py.jinja", schema=SCHEMA)
-    if listed:
-        lines = "".join(" ".join(words) + "\n" for words in listed)
-        files[FEATURE_SETS] = _SETS_HEADER + lines
     return dict(sorted(files.items()))
 
 
-def write(tables: Mapping[str, Table], out: Path, add: FeatureSet = ()) -> list[Path]:
-    """Make the folder `out` hold exactly the plan, with the feature sets that it lists and the one
-    to `add`; returns the paths that changed, relative to it.
+def write(tables: Mapping[str, Table], out: Path, *, defaults: bool = False) -> list[Path]:
+    """Make the folder `out` hold exactly the plan; returns the paths that changed, relative to it.
 
     Files that are right are not touched. A file flashgen wrote and the plan lacks is deleted; what
     else is there is left alone. Kernels are written before the table that names them, and deleted
     after. Raises GeneratedError for a package of another project.
     """
     refuse_foreign(out)
-    files = plan(tables, [*feature_sets(out), *([add] if add else [])])
+    files = plan(tables, defaults=defaults)
     changed = [path for path, text in files.items() if _text_of(out / path) != text]
     for path in sorted(changed, key=lambda path: (path.parent == Path(), path)):
         write_whole(out / path, files[path])
@@ -124,9 +89,9 @@ def refuse_foreign(out: Path) -> None:
         )
 
 
-def check(tables: Mapping[str, Table], out: Path) -> list[str]:
+def check(tables: Mapping[str, Table], out: Path, *, defaults: bool = False) -> list[str]:
     """A sentence for each file of `out` that is changed, missing or orphaned."""
-    files = plan(tables, feature_sets(out))
+    files = plan(tables, defaults=defaults)
     problems = []
     for path, expected in files.items():
         found = _text_of(out / path)
@@ -144,9 +109,9 @@ def check(tables: Mapping[str, Table], out: Path) -> list[str]:
     return problems
 
 
-def demand_agreement(tables: Mapping[str, Table], out: Path) -> None:
+def demand_agreement(tables: Mapping[str, Table], out: Path, *, defaults: bool = False) -> None:
     """Raise GeneratedError, with all of check's sentences, unless `out` holds exactly the plan."""
-    if problems := check(tables, out):
+    if problems := check(tables, out, defaults=defaults):
         raise GeneratedError("\n".join(problems))
 
 
@@ -160,9 +125,10 @@ def is_stale(entry: Entry) -> bool:
     return render(entry.spec, entry.config).digest != entry.digest
 
 
-def _kernels(tables: Iterable[Table], defaults: Iterable[AttentionSpec]) -> dict[str, Rendered]:
-    """All kernels that the tables and the defaults need, by name, each rendered once."""
-    pairs = {(spec, config): None for spec in defaults for config in default_configs(spec)}
+def _kernels(tables: Iterable[Table], *, defaults: bool) -> dict[str, Rendered]:
+    """All kernels of generated/, by name, each rendered once."""
+    untuned = specs_with_default() if defaults else ()
+    pairs = {(spec, config): None for spec in untuned for config in default_configs(spec)}
     for table in tables:
         for entry in table.entries:
             pairs.update({(entry.spec, config): None for config in kernels_of(entry)})
@@ -203,47 +169,15 @@ def _row(entry: Entry, digest: str) -> str:
     return _call(entry.result.source, arguments, room=LINE_LENGTH - len("        ,"))
 
 
-def _defaults_text(defaults: Sequence[AttentionSpec]) -> str:
-    lines = []
-    for spec in defaults:
-        arguments = [_default_spec(spec), *map(_default_tile, default_configs(spec))]
-        lines.append(_call("*serve", arguments, room=LINE_LENGTH - len("    ,")) + ",")
-    return render_text("defaults.py.jinja", defaults=lines)
-
-
-def _default_spec(spec: AttentionSpec) -> str:
-    """A call of spec(), as generated/defaults.py has it; what is off is left out."""
-    positional = ("direction", "dtype", "head_dim", "mask")
-    arguments = [_literal(getattr(spec, name)) for name in positional]
-    if spec.precision != "ieee":
-        arguments.append(_literal(spec.precision))
-    arguments += _keywords(spec, (*positional, "head_dim_v", "precision", "kv_dtype", "kv_scales"))
-    kv = (spec.kv_dtype, spec.kv_scales)
-    arguments += [f'kv="{word}"' for word, means in KV_WORDS.items() if means == kv]
-    return f"spec({', '.join(arguments)})"
-
-
-def _default_tile(config: KernelConfig) -> str:
-    positional = ("br", "bc", "num_warps", "num_stages")
-    arguments = [_literal(getattr(config, name)) for name in positional]
-    arguments += _keywords(config, (*positional, "head_dims"))
-    return f"tile({', '.join(arguments)})"
-
-
 def _named(name: str, value: AttentionSpec | KernelConfig) -> str:
     """The statement that gives a spec or config its name; fields at their defaults are left out."""
-    return _call(f"{name} = {type(value).__name__}", _keywords(value, ()))
-
-
-def _keywords(value: AttentionSpec | KernelConfig, without: Sequence[str]) -> list[str]:
-    """The fields that are not at their defaults, as keyword arguments."""
     held = {field.name: getattr(value, field.name) for field in fields(value)}
-    return [
+    arguments = [
         f"{field.name}={_literal(held[field.name])}"
         for field in fields(value)
-        if field.name not in without
-        and (field.default is MISSING or held[field.name] != field.default)
+        if field.default is MISSING or held[field.name] != field.default
     ]
+    return _call(f"{name} = {type(value).__name__}", arguments)
 
 
 def _literal(value: object) -> str:

@@ -168,7 +168,6 @@ class Package:
     folder: Path
     archs: Mapping[str, str]
     choices: Mapping[str, tuple[Choice, ...]]
-    defaults: tuple[Choice, ...]
     digests: Mapping[str, str]
 
     def is_stale(self, choice: Choice) -> bool:
@@ -191,13 +190,11 @@ def load_package(folder: Path) -> Package:
         assert spec is not None  # the file's name ends with .py
         sys.modules[name] = importlib.util.module_from_spec(spec)
         table = importlib.import_module(f"{name}.table")
-        defaults = importlib.import_module(f"{name}.defaults")
         kernels = importlib.import_module(f"{name}.kernels")
         return Package(
             folder=folder,
             archs=table.ARCHS,
             choices=table.CHOICES,
-            defaults=defaults.DEFAULTS,
             digests=kernels.DIGESTS,
         )
     except (OSError, SyntaxError, AttributeError, ImportError, KeyError) as error:

@@ -26,7 +26,8 @@ from flashgen.evaluate.tasks import COMPILE_ENV, COMPILE_LIMIT_S, kernel_payload
 from flashgen.evaluate.workers.answers import Done, Task
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.files import write_whole
-from flashgen.kernels.launch import compile_signature, load_kernel
+from flashgen.kernels.launch import compile_signature
+from flashgen.kernels.loader import load_text
 from flashgen.kernels.render import render
 from flashgen.runtime.kernel_files import MANIFEST, SCHEMA
 from flashgen.spec.attention import AttentionSpec
@@ -96,20 +97,17 @@ def build_one(payload: dict[str, Any]) -> dict[str, Any]:
 
     spec, config = AttentionSpec(**payload["spec"]), KernelConfig(**payload["config"])
     rendered, signature = render(spec, config), compile_signature(spec, config)
-    with tempfile.TemporaryDirectory(prefix="flashgen-") as folder:
-        path = Path(folder, f"{rendered.name}.py")
-        path.write_text(rendered.source, encoding="utf-8")
-        source = source_class(config)(
-            fn=load_kernel(path, rendered.name),
-            signature=signature.types,
-            constexprs=signature.constexprs,
-            attrs=signature.attrs,
-        )
-        options = config.launch_options
-        try:
-            built = triton.compile(source, target=target_of(payload["arch"]), options=options)
-        except Exception as error:  # Triton, LLVM and ptxas each raise classes of their own
-            raise CompileFailed(f"{rendered.name}: {error}".splitlines()[0]) from error
+    source = source_class(config)(
+        fn=load_text(rendered.source, rendered.name, rendered.digest),
+        signature=signature.types,
+        constexprs=signature.constexprs,
+        attrs=signature.attrs,
+    )
+    options = config.launch_options
+    try:
+        built = triton.compile(source, target=target_of(payload["arch"]), options=options)
+    except Exception as error:  # Triton, LLVM and ptxas each raise classes of their own
+        raise CompileFailed(f"{rendered.name}: {error}".splitlines()[0]) from error
     return {"key": str(built.metadata.hash)}
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
@@ -19,7 +17,6 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.problem import Problem
 from flashgen.spec.vocabulary import Direction
-from generated.defaults import DEFAULTS
 from generated.table import ARCHS, CHOICES
 from tests.makers import make_config, make_spec
 from tests.operators_contract import OperatorsContract
@@ -29,11 +26,10 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
-def shipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Dispatcher:
+def shipped(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
     """Serves as the GPU that is there."""
     monkeypatch.delenv("FLASHGEN_GPU", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return Dispatcher(package="generated", archs=ARCHS, choices=CHOICES, defaults=DEFAULTS)
+    return Dispatcher(package="generated", archs=ARCHS, choices=CHOICES)
 
 
 @pytest.mark.filterwarnings("ignore")

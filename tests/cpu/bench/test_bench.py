@@ -391,7 +391,7 @@ class TestLadder:
     STEP = next(step for step in ladder.STEPS if step.name == "s_ahead, descriptors")
 
     def ladder_of(self, evaluator: Any, tmp_path: Path, choices: Any = None) -> ladder.LadderSteps:
-        served = Served(archs={"nvidia_h200": "sm_90"}, choices=choices or {}, defaults=())
+        served = Served(archs={"nvidia_h200": "sm_90"}, choices=choices or {})
         return ladder.LadderSteps(gpu=H200, served=served, evaluator=evaluator, folder=tmp_path)
 
     def labels(self, case: BenchCase) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-TOOLS = ("optuna", "yaml", "typer", "rich", "numba", "flashgen.compile", "flashgen.table")
+TOOLS = ("jinja2", "optuna", "yaml", "typer", "rich", "numba", "flashgen.compile", "flashgen.table")
 
 LIGHT = """
 import os, sys

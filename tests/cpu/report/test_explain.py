@@ -379,9 +379,7 @@ class TestExplanation:
             )
             choice: Any = made_choice(made)
             rung = Selection(choice=choice, rung="exact", slug="nvidia_h200", reason="it is there")
-            package = Package(
-                folder=Path("generated"), archs={}, choices={}, defaults=(), digests={"k": DIGEST}
-            )
+            package = Package(folder=Path("generated"), archs={}, choices={}, digests={"k": DIGEST})
             asked = explain.Question(spec=SPEC, seq=2048, gpu=H200, out=tmp_path)
             return list(
                 explain.explanation(asked, Ladder(rungs=(rung,), skipped=()), package, table)
@@ -475,12 +473,15 @@ def test_the_winner_of_made_tables_is_a_descriptor_kernel() -> None:
     assert AHEAD.pointer_twin() != AHEAD
     assert FA2.pointer_twin() == FA2
 
-    @pytest.mark.parametrize("rung", ["rendered", "default"])
-    def test_only_what_was_timed_goes_stale(self, rung: Any) -> None:
-        choice: Any = SimpleNamespace(kernel="k", digest="", source="untimed", median_us=None)
+    @pytest.mark.parametrize("rung", ["exact", "default"])
+    def test_only_an_entry_goes_stale(self, rung: Any) -> None:
+        choice: Any = SimpleNamespace(
+            kernel="k", digest="", source="untimed", median_us=None, is_entry=rung == "exact"
+        )
         first = Selection(choice=choice, rung=rung, slug=None, reason="nothing else is there")
-        package = Package(folder=Path("generated"), archs={}, choices={}, defaults=(), digests={})
+        package = Package(folder=Path("generated"), archs={}, choices={}, digests={})
         asked = explain.Question(spec=SPEC, seq=2048, gpu=H200, out=Path())
         said = list(explain._served(asked, Ladder(rungs=(first,), skipped=()), package, None))
         assert said[1] == f"  {rung}: nothing else is there"
-        assert ("stale" in said[2]) == (rung == "default")
+        assert ("stale" in said[2]) == (rung == "exact")
+        assert ("rendered by the first call" in said[2]) == (rung == "default")

@@ -22,12 +22,11 @@ from flashgen.runtime.selection import tune_command
 from flashgen.spec.features import KV_WORDS
 from flashgen.spec.problem import workload
 from flashgen.table.table import dump, parse
-from generated.defaults import DEFAULTS
 from generated.table import ARCHS, CHOICES
 from tests.makers import make_config, make_spec
 from tests.tables import made_entry, made_table
 
-DISPATCHER = Dispatcher(package="generated", archs=ARCHS, choices=CHOICES, defaults=DEFAULTS)
+DISPATCHER = Dispatcher(package="generated", archs=ARCHS, choices=CHOICES)
 LENGTHS = (0, 1, 5, 16, 40)
 
 

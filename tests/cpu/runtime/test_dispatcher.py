@@ -17,14 +17,15 @@ from flashgen.reference import attention as reference
 from flashgen.runtime import Dispatcher, torch_modes
 from flashgen.runtime.block_mask import from_boolean
 from flashgen.spec.features import Features
-from tests.makers import make_spec
-from tests.package import make_default, make_dispatcher
+from flashgen.spec.problem import BUCKETS
+from tests.makers import make_config, make_spec
+from tests.package import make_choice, make_dispatcher
 
 
 @pytest.fixture(scope="module")
 def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Dispatcher:
     folder: Path = tmp_path_factory.mktemp("package")
-    return make_dispatcher(folder, "nvidia_h200", "sm_90", [], [make_default(make_spec())])
+    return make_dispatcher(folder, "nvidia_h200", "sm_90")
 
 
 def draw(sq: int, sk: int, heads: int = 4, kv: int = 2) -> tuple[torch.Tensor, ...]:
@@ -344,9 +345,8 @@ def test_a_torch_without_a_name_is_asked_otherwise(
 
 
 def test_digest_tells_tables_apart(dispatcher: Dispatcher, tmp_path: Path) -> None:
-    other = make_dispatcher(
-        tmp_path, "nvidia_h200", "sm_90", [], [make_default(make_spec(head_dim=128))]
-    )
+    choice = make_choice(make_spec(head_dim=128), make_config(64, 64), BUCKETS[1])
+    other = make_dispatcher(tmp_path, "nvidia_h200", "sm_90", [choice])
     assert dispatcher.digest() != other.digest()
     assert dispatcher.digest() == dispatcher.digest()
 

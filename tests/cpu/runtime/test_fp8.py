@@ -14,13 +14,12 @@ from flashgen.estimate.trip_counts import bytes_moved, grid
 from flashgen.reference import attention as reference
 from flashgen.runtime import fp8
 from flashgen.runtime.selection import Served, ladder, tune_command
-from flashgen.spec.defaults import default_config
+from flashgen.spec.defaults import default_config, featured_specs
 from flashgen.spec.features import Features, Fp8
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.problem import Problem, workload
 from flashgen.spec.space import legal_configs, seed_configs
-from flashgen.table.emit import featured_specs
 from flashgen.table.table import dump, parse
 from tests.makers import make_config, make_spec
 from tests.tables import made_entry, made_table
@@ -51,8 +50,8 @@ def test_it_is_refused_by_name_elsewhere(arch: str, why: str) -> None:
     reason = why_illegal(SPEC, default_config(SPEC), BY_ARCH[arch]) or ""
     assert "fp8 is made of the float8_e4m3 matrix instructions of sm_89 and later" in reason
     assert why in reason
-    with pytest.raises(GeneratedError):
-        ladder(Served(archs={}, choices={}, defaults=()), "one", BY_ARCH[arch], SPEC, 100)
+    with pytest.raises(GeneratedError, match=why):
+        ladder(Served(archs={}, choices={}), "one", BY_ARCH[arch], SPEC, 100)
 
 
 def test_products_are_32_deep() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from flashgen.runtime import Dispatcher
@@ -17,5 +15,5 @@ class TestOnACpu(OperatorsContract):
     exact = False
 
     @pytest.fixture
-    def dispatcher(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Dispatcher:
-        return serve(monkeypatch, tmp_path)
+    def dispatcher(self, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
+        return serve(monkeypatch)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
-
-from flashgen.errors import GeneratedError
 from flashgen.runtime.selection import Served, ladder, tune_command
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS
 from tests.makers import make_config, make_spec
-from tests.package import make_choice, make_default
+from tests.package import make_choice
 
 SPEC = make_spec("bfloat16", 64, "causal")
 H100, H200 = "nvidia_h100_80gb_hbm3", "nvidia_h200"
@@ -20,7 +17,7 @@ SMALL, BIG = make_config(64, 64), make_config(128, 64, num_warps=8)
 
 def served(**tables: object) -> Served:
     archs = {slug: TARGETS[slug].arch for slug in tables}
-    return Served(archs=archs, choices=tables, defaults=(make_default(SPEC),))  # type: ignore[arg-type]
+    return Served(archs=archs, choices=tables)  # type: ignore[arg-type]
 
 
 def rungs(table: Served, slug: str, seq: int) -> list[tuple[str, str]]:
@@ -57,11 +54,9 @@ def test_the_relative_of_a_gpu_nobody_listed_is_the_nearest_in_size() -> None:
 def test_head_dim_and_dtype_never_match_loosely() -> None:
     table = served(nvidia_h200=(make_choice(SPEC, BIG, BUCKETS[2]),))
     other = make_spec("bfloat16", 128, "causal")
-    table = dataclasses.replace(table, defaults=(make_default(SPEC), make_default(other)))
     found = ladder(table, H200, TARGETS[H200], other, 5000)
     assert [s.rung for s in found.rungs] == ["default"]
-    with pytest.raises(GeneratedError, match="flashgen generate"):
-        ladder(table, H200, TARGETS[H200], make_spec("float16", 64, "causal"), 5000)
+    assert found.rungs[0].choice.spec == other
 
 
 def test_what_was_compiled_too_large_is_skipped_with_a_reason() -> None:
@@ -73,7 +68,7 @@ def test_what_was_compiled_too_large_is_skipped_with_a_reason() -> None:
 
 def test_an_entry_with_descriptors_never_serves_an_a100() -> None:
     choice = make_choice(SPEC, make_config(loads="descriptor"), BUCKETS[2])
-    table = Served(archs={"a": "sm_80"}, choices={"a": (choice,)}, defaults=(make_default(SPEC),))
+    table = Served(archs={"a": "sm_80"}, choices={"a": (choice,)})
     found = ladder(table, "nvidia_a100_sxm4_80gb", TARGETS["nvidia_a100_sxm4_80gb"], SPEC, 5000)
     assert [s.rung for s in found.rungs] == ["default"]
     assert "TMA" in found.skipped[0]
@@ -87,8 +82,8 @@ def test_the_command_to_improve_it_is_complete() -> None:
 
 
 def test_where_no_tf32_kernel_runs_the_ieee_one_does() -> None:
-    tf32, ieee = (make_spec("float32", 64, precision=p) for p in ("tf32", "ieee"))
-    table = Served(archs={}, choices={}, defaults=(make_default(tf32), make_default(ieee)))
+    tf32 = make_spec("float32", 64, precision="tf32")
+    table = Served(archs={}, choices={})
     for slug, precision in (("amd_instinct_mi355x", "ieee"), ("amd_instinct_mi300x", "tf32")):
         found = ladder(table, slug, TARGETS[slug], tf32, 100)
         assert found.rungs[0].choice.spec.precision == precision

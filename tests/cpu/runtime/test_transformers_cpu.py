@@ -4,8 +4,6 @@ tests/interpreted.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -18,8 +16,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(autouse=True)
-def _registered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    serve(monkeypatch, tmp_path)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch)
     backend.register()
 
 

@@ -25,8 +25,8 @@ from flashgen.spec.defaults import (
     default_config,
     default_configs,
     default_spec,
-    has_default,
-    shipped_specs,
+    featured_specs,
+    specs_with_default,
 )
 from flashgen.spec.features import FEATURE_WORDS, masks_of
 from flashgen.spec.gpu import TARGETS
@@ -36,7 +36,6 @@ from flashgen.table import table
 from flashgen.table.emit import (
     check,
     demand_agreement,
-    featured_specs,
     is_stale,
     kernels_of,
     plan,
@@ -115,17 +114,19 @@ def test_a_feature_has_defaults_of_the_masks_that_it_goes_with(word: str) -> Non
     assert all(spec.feature_words == (word,) for spec in specs)
 
 
-def test_with_no_table_every_spec_without_features_still_has_its_default_kernels() -> None:
-    found = names(plan({}))
+@pytest.fixture(scope="module")
+def with_defaults() -> set[str]:
+    return names(plan({}, defaults=True))
+
+
+def test_every_spec_without_features_has_listed_default_kernels(with_defaults: set[str]) -> None:
     for spec in all_specs():
         for direction in DEFAULT_DIRECTIONS:
             asked = spec.for_direction(direction)
-            assert has_default(default_spec(asked))
-            assert kernel_name(default_spec(asked), default_config(asked)) in found
+            assert kernel_name(default_spec(asked), default_config(asked)) in with_defaults
 
 
-def test_each_feature_alone_has_its_default_kernels() -> None:
-    found = names(plan({}))
+def test_each_feature_alone_has_listed_default_kernels(with_defaults: set[str]) -> None:
     for spec in all_specs():
         for word in FEATURE_WORDS:
             if (word == "fp8" and spec.dtype == "float32") or (spec.mask not in masks_of([word])):
@@ -134,30 +135,33 @@ def test_each_feature_alone_has_its_default_kernels() -> None:
             more = ("backward_dbias",) if word == "bias" else ()
             for direction in ("forward",) if word == "fp8" else (*DEFAULT_DIRECTIONS, *more):
                 of_direction = asked.for_direction(direction)
-                assert has_default(default_spec(of_direction))
                 config = default_config(of_direction)
-                assert kernel_name(default_spec(of_direction), config) in found
+                assert kernel_name(default_spec(of_direction), config) in with_defaults
 
 
-def test_a_cache_has_its_default_kernels() -> None:
-    found = names(plan({}))
+def test_a_cache_has_listed_default_kernels(with_defaults: set[str]) -> None:
     for spec, paged in itertools.product(all_specs(), (False, True)):
         decode = replace(spec, direction="decode", paged=paged)
         append = decode.for_direction("append")
         rotary = (replace(append, rotary=rotary) for rotary in ("none", "halves", "interleaved"))
         for asked in (decode, decode.for_direction("combine"), *rotary):
-            assert has_default(default_spec(asked))
-            assert kernel_name(default_spec(asked), default_config(asked)) in found
+            assert kernel_name(default_spec(asked), default_config(asked)) in with_defaults
 
 
-def test_combinations_have_none() -> None:
-    assert not has_default(make_spec().with_features(["window", "sink"]))
-    assert not has_default(make_spec(direction="backward_fused"))
-    assert not has_default(make_spec(head_dim=96))  # that of 128 serves it
+def test_without_tables_and_defaults_there_are_no_kernels(tables: dict[str, Table]) -> None:
+    assert names(plan({})) == set()
+    assert not any("_any_dim" in name for name in names(plan(tables)))
+
+
+def test_combinations_are_not_listed() -> None:
+    listed = set(specs_with_default())
+    assert make_spec().with_features(["window", "sink"]) not in listed
+    assert make_spec(direction="backward_fused") not in listed
+    assert make_spec(head_dim=96) not in listed  # that of 128 serves it
 
 
 def test_the_defaults_are_legal_on_every_known_target() -> None:
-    pairs = itertools.product(shipped_specs(), TARGETS.values())
+    pairs = itertools.product(specs_with_default(), TARGETS.values())
     refused = [
         (s, gpu)
         for s, gpu in pairs
@@ -188,15 +192,6 @@ class TestTheEmittedTable:
             assert choice.source == entry.result.source
             assert choice.median_us == entry.result.median_us
 
-    def test_the_defaults_serve_every_length(self, out: Path) -> None:
-        defaults = load_package(out).defaults
-        assert list(dict.fromkeys(c.spec for c in defaults)) == list(shipped_specs())
-        for choice in defaults:
-            assert choice.bucket is None
-            assert choice.config in default_configs(choice.spec)
-            assert choice.digest == render(choice.spec, choice.config).digest
-            assert (out / "kernels" / f"{choice.kernel}.py").is_file()
-
     def test_a_stale_entry_is_served_and_shown(self, tables: dict[str, Table], out: Path) -> None:
         package = load_package(out)
         stale = {choice.spec: package.is_stale(choice) for choice in package.choices["nvidia_h200"]}
@@ -212,7 +207,7 @@ class TestTheEmittedTable:
 
     def test_it_imports_nothing_of_the_tool(self, out: Path) -> None:
         modules = set()
-        files = ("table.py", "defaults.py", "dispatcher.py", "kernels/__init__.py")
+        files = ("table.py", "dispatcher.py", "kernels/__init__.py")
         for path in (out / file for file in files):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.ImportFrom):
@@ -227,7 +222,6 @@ class TestTheEmittedTable:
             "flashgen.spec.problem",
             "flashgen.runtime",
             "flashgen.spec.attention",
-            ".defaults",
             ".kernels",
             ".table",
         }
@@ -322,6 +316,18 @@ class TestCheckAndWrite:
         write(fewer, out)
         assert not orphan.exists()
         assert check(fewer, out) == []
+
+    def test_default_kernels_are_written_and_deleted(self, tables, out: Path) -> None:
+        before = sorted(out.rglob("*.py"))
+        added = write(tables, out, defaults=True)
+        assert len(added) > 1000
+        assert check(tables, out, defaults=True) == []
+        problems = check(tables, out)
+        assert sum("is orphaned" in problem for problem in problems) == len(added) - 1
+        assert sum("from line" in problem for problem in problems) == 1  # the digests
+        write(tables, out)
+        assert check(tables, out) == []
+        assert sorted(out.rglob("*.py")) == before
 
     def test_a_file_of_another_hand_is_named_and_left(self, tables, out: Path) -> None:
         own = out / "kernels" / "mine.py"

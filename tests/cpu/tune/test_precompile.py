@@ -17,14 +17,13 @@ from triton.runtime.cache import get_cache_manager
 from flashgen.compile.sass import disassemble
 from flashgen.errors import InvalidArgument
 from flashgen.kernels import launch, launch_backward
+from flashgen.kernels.loader import load_text
 from flashgen.kernels.render import render
 from flashgen.runtime import kernel_files
 from flashgen.runtime.choice import Choice
-from flashgen.runtime.launcher import _Steps
-from flashgen.runtime.selection import Selection
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
-from flashgen.spec.defaults import DEFAULT_DIRECTIONS, default_config, default_spec
+from flashgen.spec.defaults import default_config, default_spec, plain_specs
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS
 from flashgen.table.table import Table
@@ -70,12 +69,17 @@ def packaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def launched(spec: AttentionSpec, config: KernelConfig, folder: Path) -> Any:
-    """What Triton compiles or finds when the launcher launches this kernel on aligned tensors."""
+def launched(spec: AttentionSpec, config: KernelConfig, folder: Path | None = None) -> Any:
+    """What Triton compiles or finds when the launcher launches this kernel on aligned tensors: that
+    of a file in `folder`, or rendered in memory.
+    """
     rendered = render(spec, config)
-    path = folder / f"{rendered.name}.py"
-    path.write_text(rendered.source)
-    kernel = launch.load_kernel(path, rendered.name)
+    if folder is None:
+        kernel = load_text(rendered.source, rendered.name, rendered.digest)
+    else:
+        path = folder / f"{rendered.name}.py"
+        path.write_text(rendered.source)
+        kernel = launch.load_kernel(path, rendered.name)
     q, k, v = (torch.zeros((2, 4, 96, 64), dtype=torch.bfloat16) for _ in range(3))
     rows = torch.zeros(2, 4, 96)
     only, diagonal = CompileOnly(kernel), 0 if spec.causal else None
@@ -114,12 +118,13 @@ def test_a_launch_finds_what_was_compiled_ahead(
     monkeypatch.setenv("FLASHGEN_AOT", str(packaged))
     assert kernel_files.offer(kernel_name(*pair)) == 1
     assert kernel_files.offer(kernel_name(*pair)) == 0  # it is there
-    found = launched(*pair, tmp_path)
-    assert compilations == [True]
+    found = launched(*pair)
+    assert launched(*pair, tmp_path).hash == found.hash  # of the same text in a file
+    assert compilations == [True, True]
     with knobs.cache.scope():
         knobs.cache.dir = str(tmp_path / "other")
         anew = launched(*pair, tmp_path)
-    assert compilations == [True, False]
+    assert compilations == [True, True, False]
     # The same instructions; the lines of the source they name are in other folders.
     assert disassemble(found.asm["cubin"]) == disassemble(anew.asm["cubin"])
 
@@ -195,15 +200,14 @@ def test_a_folder_that_is_none_is_one_sentence(
 def test_the_runtime_offers_before_it_imports(
     packaged: Path, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The launcher's own road, of a kernel that generated/ ships."""
+    """As the launcher does, for a kernel that is rendered."""
     offered: list[str] = []
     monkeypatch.setattr(kernel_files, "offer", lambda name: offered.append(name) or 1)
     choice = Choice(
         spec=DEFAULT, bucket=None, config=default_config(DEFAULT), kernel=NAMES[2], digest="",
         shared_bytes=None, registers=None, source="untimed", median_us=None,
     )  # fmt: skip
-    selection = Selection(choice=choice, rung="default", slug=None, reason="")
-    _Steps("generated", [(selection, choice.config)])._kernel()
+    kernel_files.kernel("generated", choice, choice.config)
     assert offered == [NAMES[2]]
 
 
@@ -219,13 +223,9 @@ class TestWhichKernels:
         assert pairs == ((SPEC, TILE.pointer_twin()),)
 
     def test_defaults_are_those_without_features(self) -> None:
-        from generated.defaults import DEFAULTS
-
         pairs = precompile.kernels_to_build(None, H200, defaults=True)
         assert {kernel_name(*pair) for pair in pairs} == {
-            choice.kernel
-            for choice in DEFAULTS
-            if choice.spec.direction in DEFAULT_DIRECTIONS and not choice.spec.featured
+            kernel_name(spec, default_config(spec)) for spec in plain_specs()
         }
 
 

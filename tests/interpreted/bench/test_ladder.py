@@ -25,7 +25,7 @@ def test_a_backward_step_is_right(tmp_path: Path, name: str) -> None:
         smoke=True,
     )
     case = next(iter(cases(sizes)))
-    served = Served(archs={}, choices={}, defaults=())
+    served = Served(archs={}, choices={})
     ladder = LadderSteps(gpu=TARGETS["nvidia_h200"], served=served, evaluator=None, folder=tmp_path)
     contenders = {each.name: each for each in ladder.contenders(case)}
     line, ready = race.judged(contenders[f"ladder: {name}"], case, make_inputs(case, "cpu"))

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 def test_the_three_loss_curves_agree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     launched = record_directions(monkeypatch)
-    serve(monkeypatch, tmp_path)
+    serve(monkeypatch)
     spec = importlib.util.spec_from_file_location("train_gpt2", SCRIPT)
     assert spec is not None
     assert spec.loader is not None

@@ -130,8 +130,8 @@ def test_mutant_is_caught(name: str) -> None:
 
 
 @pytest.fixture
-def dispatcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Dispatcher:
-    return serve(monkeypatch, tmp_path)
+def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
+    return serve(monkeypatch)
 
 
 def masks() -> dict[str, tuple[BlockMask, Tensor]]:

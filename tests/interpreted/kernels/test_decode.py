@@ -21,7 +21,6 @@ from flashgen.kernels.launch import load_kernel
 from flashgen.kernels.launch_cache import Decode
 from flashgen.kernels.render import render
 from flashgen.reference import cache as reference_cache
-from flashgen.runtime import Dispatcher, selection
 from flashgen.runtime.decode import rows_together
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -180,31 +179,25 @@ def call_of(case: DecodeCase, *, paged: bool, dtype: str = "float16") -> tuple[A
 @pytest.mark.parametrize("seq_q", [1, 5])
 @pytest.mark.parametrize("capacity", [64, 512])
 def test_decode_of_the_dispatcher(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, paged: bool, seq_q: int, capacity: int
+    monkeypatch: pytest.MonkeyPatch, paged: bool, seq_q: int, capacity: int
 ) -> None:
     """Of a tile of keys there is one split, and nothing to combine; of eight, an H200 gets eight."""
     sizes = (0, 1, capacity - 1, capacity)
     case = DecodeCase(lengths=sizes, capacity=capacity, seq_q=seq_q, kv_heads=2, group=4)
     spec, cache, q, k, v, beside = call_of(case, paged=paged)
     launched = record_directions(monkeypatch)
-    dispatcher = serve(monkeypatch, tmp_path)
+    dispatcher = serve(monkeypatch)
     o, lse = dispatcher.decode(q, k, v, **beside, return_lse=True)
     verdict = judge(o, lse, Decode(q=q, cache=cache, scale=0.25, sms=132), spec)
     assert verdict.passed, verdict
     assert launched == (["decode"] if capacity == 64 else ["decode", "combine"])
 
 
-@pytest.mark.parametrize("shipped", [True, False])
-def test_rows_of_a_default_fit_one_tile(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shipped: bool
-) -> None:
-    """So K and V are read once for all heads and queries that share them: there are two, of 16 rows
-    and of 64, whether they ship or are rendered.
+def test_rows_of_a_default_fit_one_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K and V are read once for all heads and queries that share them: there are two defaults, of
+    16 rows and of 64.
     """
-    dispatcher = serve(monkeypatch, tmp_path)
-    if not shipped:
-        monkeypatch.setattr(selection, "has_default", lambda spec: False)
-        dispatcher = Dispatcher(package="generated", archs={}, choices={}, defaults=())
+    dispatcher = serve(monkeypatch)
     for group, seq_q, fits in ((1, 1, 16), (8, 2, 16), (8, 3, 32), (8, 5, 64), (8, 16, 64)):
         br = 64 if fits == 32 else fits
         case = DecodeCase(lengths=(40,), capacity=40, seq_q=seq_q, group=group)
@@ -218,11 +211,9 @@ def test_rows_of_a_default_fit_one_tile(
     assert br == WIDEST_DECODE
 
 
-def test_lengths_change_between_two_calls_of_one_grid(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_lengths_change_between_two_calls_of_one_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a replayed CUDA graph does: the same launch, other values in lengths and block_table."""
-    dispatcher = serve(monkeypatch, tmp_path)
+    dispatcher = serve(monkeypatch)
     case = DecodeCase(lengths=(300, 300), capacity=300, kv_heads=1)
     _, cache, q, k, v, beside = call_of(case, paged=True)
     for values in ((300, 1), (0, 299), (17, 64)):
@@ -233,8 +224,8 @@ def test_lengths_change_between_two_calls_of_one_grid(
         torch.testing.assert_close(o, expected, rtol=2e-3, atol=2e-3)
 
 
-def test_sizes_of_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    dispatcher = serve(monkeypatch, tmp_path)
+def test_sizes_of_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    dispatcher = serve(monkeypatch)
     k = torch.randn(2, 1, 0, 16)
     o, lse = dispatcher.decode(torch.randn(2, 2, 1, 16), k, k, return_lse=True)
     assert o.eq(0).all()
@@ -244,9 +235,7 @@ def test_sizes_of_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("paged", [False, True])
-def test_flash_attn_with_kvcache_by_kernels(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, paged: bool
-) -> None:
+def test_flash_attn_with_kvcache_by_kernels(monkeypatch: pytest.MonkeyPatch, paged: bool) -> None:
     """Append, rotation, split and combine in one call, as torch does it without the kernels."""
     case = DecodeCase(lengths=(0, 5, 97, 300), capacity=320, seq_q=3, kv_heads=2, group=2)
     _, cache, q, _, _, _ = call_of(case, paged=paged)
@@ -257,7 +246,7 @@ def test_flash_attn_with_kvcache_by_kernels(
     for interpreted in (True, False):
         if interpreted:
             launched = record_directions(monkeypatch)
-            serve(monkeypatch, tmp_path)
+            serve(monkeypatch)
         else:
             monkeypatch.delenv("FLASHGEN_GPU")
         k, v = (x.clone().transpose(1, 2) for x in (cache.k, cache.v))

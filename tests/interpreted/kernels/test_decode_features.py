@@ -261,9 +261,7 @@ def test_mutant_is_caught(name: str) -> None:
 
 
 @pytest.mark.parametrize("paged", [False, True])
-def test_decode_of_the_dispatcher(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, paged: bool
-) -> None:
+def test_decode_of_the_dispatcher(monkeypatch: pytest.MonkeyPatch, paged: bool) -> None:
     """All features at once, in several splits, after a first call without: kernels do not mix."""
     case = DecodeCase(lengths=(0, 300, 511), capacity=512, seq_q=2, kv_heads=2, group=2)
     on = EVERY_ONE | {"paged": paged, "indexed": not paged}
@@ -271,7 +269,7 @@ def test_decode_of_the_dispatcher(
     q, cache = make_call(spec, case, 3, "cpu")
     features = make_features(spec, case, cache, 4, "cpu")
     k, v = (x.transpose(1, 2) if paged else x for x in (cache.k, cache.v))
-    dispatcher = serve(monkeypatch, tmp_path)
+    dispatcher = serve(monkeypatch)
     where: dict[str, Any] = {
         "lengths": cache.lengths, "block_table": cache.block_table, "cache_batch_idx": cache.rows,
     }  # fmt: skip
@@ -286,22 +284,18 @@ def test_decode_of_the_dispatcher(
     assert verdict.passed, verdict
 
 
-def test_a_window_is_split_as_short_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_window_is_split_as_short_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """One tile of a long cache needs no combine kernel."""
     q, k = torch.randn(1, 2, 1, 16), torch.randn(1, 1, 900, 16)
     launched = record_directions(monkeypatch)
-    dispatcher = serve(monkeypatch, tmp_path)
+    dispatcher = serve(monkeypatch)
     o = dispatcher.decode(q, k, k, window=(30, 0), sinks=torch.zeros(2))
     assert launched == ["decode"]
     want = dispatcher.attention(q, k, k, window=(30, 0), sinks=torch.zeros(2))
     torch.testing.assert_close(o, want, rtol=1e-4, atol=1e-4)
 
 
-def test_flash_attn_with_kvcache_by_kernels(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_flash_attn_with_kvcache_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows, pads, window, cap and slopes with an append, as torch does it without the kernels."""
     generator = torch.Generator().manual_seed(1)
     new = torch.randn(2, 3, 2, 2, 16, generator=generator)
@@ -311,7 +305,7 @@ def test_flash_attn_with_kvcache_by_kernels(
     calls = []
     for interpreted in (True, False):
         if interpreted:
-            serve(monkeypatch, tmp_path)
+            serve(monkeypatch)
         else:
             monkeypatch.delenv("FLASHGEN_GPU")
         k, v = caches.clone()
@@ -326,8 +320,8 @@ def test_flash_attn_with_kvcache_by_kernels(
         torch.testing.assert_close(by_kernels, by_torch, rtol=1e-4, atol=1e-4)
 
 
-def test_append_by_kernels_writes_to_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    serve(monkeypatch, tmp_path)
+def test_append_by_kernels_writes_to_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch)
     cache, new = torch.zeros(4, 1, 8, 16), torch.randn(2, 1, 2, 16)
     rows, lengths = torch.tensor([3, 1]).int(), torch.tensor([0, 6]).int()
     append(cache, cache.clone(), new, new, lengths, cache_batch_idx=rows)

@@ -265,9 +265,7 @@ def test_mutant_of_ties_is_caught(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CACHES)
-def test_append_and_decode_of_the_dispatcher(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_append_and_decode_of_the_dispatcher(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys are appended, and attended to with those before; on an H200 by its own widening."""
     spec = make_spec("float16", 16, "causal", direction="decode", **CACHES[name])
     case = DecodeCase(lengths=(0, 250, 511), capacity=512, seq_q=2, kv_heads=2, group=2)
@@ -277,7 +275,7 @@ def test_append_and_decode_of_the_dispatcher(
         "block_table": cache.block_table, "k_scale": cache.k_scale, "v_scale": cache.v_scale,
     }  # fmt: skip
     new = torch.randn(2, 3, 2, 1, 16, generator=torch.Generator().manual_seed(0)).half()
-    dispatcher = serve(monkeypatch, tmp_path)
+    dispatcher = serve(monkeypatch)
     append(k, v, *new, cache.lengths, **beside)
     cache.lengths.add_(1)
     o, lse = dispatcher.decode(q, k, v, lengths=cache.lengths, **beside, return_lse=True)

@@ -280,8 +280,8 @@ def test_the_form_that_cancels_alone_is_caught_near_0(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def dispatcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Dispatcher:
-    return serve(monkeypatch, tmp_path)
+def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
+    return serve(monkeypatch)
 
 
 @pytest.mark.parametrize("causal", [False, True, "top_left"])

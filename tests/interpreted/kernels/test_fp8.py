@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,9 +104,7 @@ def test_the_sink_is_counted_beside_the_scaled_sum() -> None:
 
 
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float16])
-def test_the_public_call(
-    out_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_public_call(out_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the kernel, by torch, and by the oracle; two out_dtypes are two kernels; scales below 0."""
     generator = torch.Generator().manual_seed(2)
     q, k, v = (
@@ -125,7 +122,7 @@ def test_the_public_call(
         )
     )  # fmt: skip
     launched = record_directions(monkeypatch)
-    serve(monkeypatch, tmp_path)
+    serve(monkeypatch)
     for scale in (0.2, -0.2):
         o, lse = fp8.attention(q, k, v, scale=scale, **options)
         assert o.dtype == out_dtype

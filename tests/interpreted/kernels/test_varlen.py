@@ -199,8 +199,8 @@ def test_mutant_is_caught(name: str) -> None:
 
 
 @pytest.fixture
-def dispatcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Dispatcher:
-    return serve(monkeypatch, tmp_path)
+def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
+    return serve(monkeypatch)
 
 
 def cumulative(lengths: list[int], dtype: torch.dtype = torch.int32) -> Tensor:

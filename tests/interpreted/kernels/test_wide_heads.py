@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,10 +94,10 @@ def test_mutant_is_caught(name: str, direction: Any) -> None:
     assert not check_kernel(mutant, spec, config, seed=1).passed
 
 
-def test_the_dispatcher_serves_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_dispatcher_serves_it(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k = torch.randn(1, 2, 5, 296), torch.randn(1, 1, 90, 296)
     v = torch.randn(1, 1, 90, 512)
-    dispatcher = serve(monkeypatch, tmp_path)
+    dispatcher = serve(monkeypatch)
     assert "_v2" in str(dispatcher.explain(q, k, v, causal=True))
     o = dispatcher.attention(q, k, v, causal=True)
     by_decode = dispatcher.decode(q, k, v)

@@ -30,11 +30,10 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import kernel_name
 from flashgen.spec.defaults import default_config
 from flashgen.spec.features import PLAIN, Features
-from flashgen.spec.from_call import from_tensors
 from flashgen.spec.problem import BUCKETS, Problem
 from flashgen.spec.vocabulary import Direction
 from tests.makers import make_spec
-from tests.package import make_default, make_dispatcher
+from tests.package import make_dispatcher
 from tests.serving import autocast_of_a_gpu, leaves, record_directions, serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -44,8 +43,8 @@ PAIR = ["backward_delta", "backward_dkv", "backward_dq"]
 
 
 @pytest.fixture
-def dispatcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Dispatcher:
-    return serve(monkeypatch, tmp_path)
+def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
+    return serve(monkeypatch)
 
 
 def case(sq: int, sk: int, heads: int = 4, kv: int = 2, **options: str) -> CheckCase:
@@ -307,7 +306,6 @@ def test_the_fused_backward_needs_leave_and_a_better_time(
         package=tmp_path.name,
         archs={"nvidia_h200": "sm_90"},
         choices={"nvidia_h200": tuple(choices)},
-        defaults=(),
     )
     registry.register(tmp_path.name, dispatcher)
     launched = record_directions(monkeypatch)
@@ -561,8 +559,7 @@ def test_the_log_advises_tuning_likewise(
     monkeypatch.setenv("FLASHGEN_GPU", "nvidia_l4")
     q, k, v = draw(dim=40)
     features = FEATURES.get(feature, PLAIN)
-    spec, _ = from_tensors(q, k, v, causal=False, features=features)
-    shipped = make_dispatcher(tmp_path, "nvidia_h200", "sm_90", [], [make_default(spec)])
+    shipped = make_dispatcher(tmp_path, "nvidia_h200", "sm_90")
     shipped.passes.forward(q, k, v, Call(causal=False, scale=1.0), features)
     assert "the default kernel serves" in caplog.text
     assert "flashgen tune" in caplog.text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,8 +31,8 @@ class TestWithKernels(OperatorsContract):
     layouts = ("bhsd", "bshd", "every_other")
 
     @pytest.fixture
-    def dispatcher(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Dispatcher:
-        return serve(monkeypatch, tmp_path)
+    def dispatcher(self, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
+        return serve(monkeypatch)
 
     @pytest.mark.slow
     def test_compiled_by_inductor(self, dispatcher: Dispatcher) -> None:

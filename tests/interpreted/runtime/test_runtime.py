@@ -16,7 +16,7 @@ from flashgen.runtime import Dispatcher
 from flashgen.runtime import launcher as launcher_module
 from flashgen.spec.problem import BUCKETS
 from tests.makers import make_config, make_spec
-from tests.package import make_choice, make_default, make_dispatcher
+from tests.package import make_choice, make_dispatcher
 from tests.serving import serve
 
 SPECS = [make_spec("bfloat16", 64, mask) for mask in ("none", "causal")]
@@ -34,9 +34,7 @@ def dispatcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
         for s in SPECS
         for c, b in ((BY_DESCRIPTOR, BUCKETS[0]), (LONGER, BUCKETS[1]))
     ]
-    return make_dispatcher(
-        tmp_path, "nvidia_h200", "sm_90", choices, [make_default(s) for s in SPECS]
-    )
+    return make_dispatcher(tmp_path, "nvidia_h200", "sm_90", choices)
 
 
 def draw(
@@ -145,9 +143,7 @@ def test_an_untuned_spec_is_served_by_the_default_and_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("FLASHGEN_GPU", "nvidia_l4")
-    dispatcher = make_dispatcher(
-        tmp_path, "nvidia_h200", "sm_90", [], [make_default(s) for s in SPECS]
-    )
+    dispatcher = make_dispatcher(tmp_path, "nvidia_h200", "sm_90")
     q, k, v = draw(dim=40)
     for _ in range(3):
         assert_right(dispatcher, q, k, v, causal=True)
@@ -212,7 +208,8 @@ def test_a_missing_kernel_file_names_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLASHGEN_GPU", "nvidia_h200")
-    dispatcher = make_dispatcher(tmp_path, "nvidia_h200", "sm_90", [], [make_default(SPECS[0])])
+    choice = make_choice(SPECS[0], LONGER, BUCKETS[1])
+    dispatcher = make_dispatcher(tmp_path, "nvidia_h200", "sm_90", [choice])
     for file in tmp_path.rglob("*.py"):
         file.unlink()
     with pytest.raises(GeneratedError, match="flashgen generate"):
@@ -223,7 +220,8 @@ def test_a_kernel_file_that_lacks_a_module_is_not_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLASHGEN_GPU", "nvidia_h200")
-    dispatcher = make_dispatcher(tmp_path, "nvidia_h200", "sm_90", [], [make_default(SPECS[0])])
+    choice = make_choice(SPECS[0], LONGER, BUCKETS[1])
+    dispatcher = make_dispatcher(tmp_path, "nvidia_h200", "sm_90", [choice])
     for file in tmp_path.rglob("*.py"):
         file.write_text("import no_such_module\n")
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
@@ -237,11 +235,9 @@ def negated(x: torch.Tensor) -> torch.Tensor:
     return view
 
 
-def test_a_view_of_negatives_is_what_it_says(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_view_of_negatives_is_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch.complex(a, b).conj().imag is one: kernels read memory, not what torch says of it."""
-    dispatcher = serve(monkeypatch, tmp_path)
+    dispatcher = serve(monkeypatch)
     q, k, v, bias, do = (torch.randn(1, 2, 16, 32) for _ in range(5))
     bias, slopes, sinks = bias[..., :16], torch.rand(2), torch.randn(2)
     conjugate = torch.complex(torch.zeros(2, 16, 16), -bias[0]).conj().imag
@@ -327,7 +323,7 @@ def test_strides_that_a_narrow_kernel_cannot_take_are_copied(
     monkeypatch.setenv("FLASHGEN_GPU", "nvidia_h200")
     spec = make_spec("bfloat16", 40)
     choices = [make_choice(spec, make_config(64, 32), BUCKETS[0])]
-    dispatcher = make_dispatcher(tmp_path, "nvidia_h200", "sm_90", choices, [make_default(spec)])
+    dispatcher = make_dispatcher(tmp_path, "nvidia_h200", "sm_90", choices)
     arguments._say_copied.cache_clear()  # said once a process
     q, k, v = draw(dim=40)
     wide = torch.randn(1, 2, 90, 43).bfloat16()[..., 1:41]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +19,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The directions launched by the dispatcher that serves the drop-in."""
     directions = record_directions(monkeypatch)
-    assert isinstance(serve(monkeypatch, tmp_path), Dispatcher)
+    assert isinstance(serve(monkeypatch), Dispatcher)
     return directions
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +21,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     directions = record_directions(monkeypatch)
-    serve(monkeypatch, tmp_path)
+    serve(monkeypatch)
     backend.register()
     return directions
 
