@@ -60,5 +60,5 @@ def test_environment_is_read_in_one_place() -> None:
     }
     assert readers == {
         ("settings.py", f"FLASHGEN_{name}")
-        for name in ("AOT", "CONFIGS", "DIRECT", "GENERATED", "GPU", "LOG")
+        for name in ("AOT", "CONFIGS", "DIRECT", "GENERATED", "GPU", "KEEP_KERNELS", "LOG")
     }

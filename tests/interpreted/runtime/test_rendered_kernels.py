@@ -160,7 +160,7 @@ class TestKeptKernels:
         file.write_text("raise SystemExit")
         monkeypatch.setattr(kernel_files, "_rendered", {})
         torch.testing.assert_close(call(serve(monkeypatch)), EXACT, rtol=1e-5, atol=1e-5)
-        assert file.read_text() == "raise SystemExit"
+        assert file.read_text() == render(choice.spec, choice.config).source
 
     def test_a_folder_of_others_is_refused(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
