@@ -31,7 +31,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,8 +44,9 @@ from flashgen.kernels.render import HEADER_LINES, Rendered, render
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
-from flashgen.table.entry import Entry
-from flashgen.table.table import load, save
+from flashgen.table.emit import is_stale
+from flashgen.table.entry import Entry, short_digest
+from flashgen.table.table import load, restamped, save
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,14 +60,16 @@ class Job:
 
 
 def texts_by_digest(folder: Path) -> dict[str, Rendered]:
-    """The kernels of a folder, by the digest in their headers."""
+    """The kernels of a folder, by the short digest of the one in their headers."""
     found = {}
     for file in sorted(folder.glob("*.py")):
         source = file.read_text()
         head = source.splitlines()[:HEADER_LINES]
         if len(head) == HEADER_LINES and head[-1].startswith("# sha256:"):
             digest = head[-1].removeprefix("# ")
-            found[digest] = Rendered(name=file.stem, source=source, digest=digest, template="")
+            found[short_digest(digest)] = Rendered(
+                name=file.stem, source=source, digest=digest, template=""
+            )
     return found
 
 
@@ -123,7 +126,7 @@ def jobs_of(slugs: Iterable[str], texts: dict[str, Rendered]) -> tuple[list[Job]
     for slug in slugs:
         table = load(paths.shipped_table(slug))
         for entry in table.entries:
-            if render(entry.spec, entry.config).digest == entry.digest:
+            if not is_stale(entry):
                 continue
             if entry.digest in texts:
                 jobs[job_of(entry, table.gpu.arch, texts)] = None
@@ -138,18 +141,20 @@ def job_of(entry: Entry, arch: str, texts: dict[str, Rendered]) -> Job:
     return Job(spec=entry.spec, config=entry.config, arch=arch, before=before)
 
 
-def stamp(slugs: Iterable[str], texts: dict[str, Rendered], equal: set[Job]) -> int:
+def stamp(slugs: Iterable[str], equal: set[Job]) -> int:
     """Write the digests of today into the entries whose machine code is equal; how many."""
     count = 0
     for slug in slugs:
         path = paths.shipped_table(slug)
         table = load(path)
-        for entry in table.entries:
-            if entry.digest in texts and job_of(entry, table.gpu.arch, texts) in equal:
-                digest = render(entry.spec, entry.config).digest
-                table = table.with_entry(replace(entry, digest=digest), table.run_of(entry))
-                count += 1
-        save(table, path)
+        digests = {
+            job.before.digest: render(job.spec, job.config).digest
+            for job in equal
+            if job.arch == table.gpu.arch
+        }
+        new = restamped(table, digests)
+        count += sum(a != b for a, b in zip(table.entries, new.entries, strict=True))
+        save(new, path)
     return count
 
 
@@ -177,7 +182,7 @@ def main(arguments: Sequence[str]) -> int:
     equal = {job for job, difference in zip(jobs, found, strict=True) if not difference}
     print(f"{len(equal)} of {len(jobs)} kernels with another text have the same machine code")
     if given.write:
-        print(f"{stamp(slugs, texts, equal)} entries were stamped anew: run flashgen generate")
+        print(f"{stamp(slugs, equal)} entries were stamped anew: run flashgen generate")
     return int(len(equal) < len(jobs) or bool(missing))
 
 

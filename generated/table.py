@@ -445,36 +445,16 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
     *serve(
         fwd_bf16_d64,
         estimated(
-            1,
-            br128_bc64_w4_s3_fa2_pointer,
-            49152,
-            255,
-            369.51,
-            digest="sha256:65c20695ab4e78037180dc68fd53d5ee81f3a7e3da9b29a841ca6383b82a9a04",
+            1, br128_bc64_w4_s3_fa2_pointer, 49152, 255, 369.51, digest="sha256:65c20695ab4e"
         ),
         estimated(
-            1024,
-            br128_bc64_w4_s3_fa2_pointer,
-            49152,
-            255,
-            1285.0,
-            digest="sha256:65c20695ab4e78037180dc68fd53d5ee81f3a7e3da9b29a841ca6383b82a9a04",
+            1024, br128_bc64_w4_s3_fa2_pointer, 49152, 255, 1285.0, digest="sha256:65c20695ab4e"
         ),
         estimated(
-            4096,
-            br128_bc64_w4_s3_fa2_pointer,
-            49152,
-            255,
-            4947.0,
-            digest="sha256:65c20695ab4e78037180dc68fd53d5ee81f3a7e3da9b29a841ca6383b82a9a04",
+            4096, br128_bc64_w4_s3_fa2_pointer, 49152, 255, 4947.0, digest="sha256:65c20695ab4e"
         ),
         estimated(
-            16384,
-            br128_bc64_w4_s3_fa2_pointer,
-            49152,
-            255,
-            9829.7,
-            digest="sha256:65c20695ab4e78037180dc68fd53d5ee81f3a7e3da9b29a841ca6383b82a9a04",
+            16384, br128_bc64_w4_s3_fa2_pointer, 49152, 255, 9829.7, digest="sha256:65c20695ab4e"
         ),
     ),
     *serve(
@@ -485,7 +465,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             49152,
             255,
             277.22,
-            digest="sha256:7d1ca501e752c0f60dcf07283cadbc9eb6bb60d66768e5590721729674889b44",
+            digest="sha256:7d1ca501e752",
         ),
         estimated(
             1024,
@@ -493,7 +473,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             49152,
             255,
             761.34,
-            digest="sha256:7d1ca501e752c0f60dcf07283cadbc9eb6bb60d66768e5590721729674889b44",
+            digest="sha256:7d1ca501e752",
         ),
         estimated(
             4096,
@@ -501,7 +481,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             49152,
             255,
             2711.1,
-            digest="sha256:7d1ca501e752c0f60dcf07283cadbc9eb6bb60d66768e5590721729674889b44",
+            digest="sha256:7d1ca501e752",
         ),
         estimated(
             16384,
@@ -509,42 +489,22 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             49152,
             255,
             5245.9,
-            digest="sha256:7d1ca501e752c0f60dcf07283cadbc9eb6bb60d66768e5590721729674889b44",
+            digest="sha256:7d1ca501e752",
         ),
     ),
     *serve(
         fwd_bf16_d96,
         estimated(
-            1,
-            br128_bc32_w4_s3_fa2_pointer,
-            65536,
-            255,
-            516.14,
-            digest="sha256:e86e29d6dc9d0c86bac30ab5a999364c807b08cfc67da44592b0f48b0e1ef1a3",
+            1, br128_bc32_w4_s3_fa2_pointer, 65536, 255, 516.14, digest="sha256:e86e29d6dc9d"
         ),
         estimated(
-            1024,
-            br128_bc32_w4_s3_fa2_pointer,
-            65536,
-            255,
-            1905.3,
-            digest="sha256:e86e29d6dc9d0c86bac30ab5a999364c807b08cfc67da44592b0f48b0e1ef1a3",
+            1024, br128_bc32_w4_s3_fa2_pointer, 65536, 255, 1905.3, digest="sha256:e86e29d6dc9d"
         ),
         estimated(
-            4096,
-            br128_bc32_w4_s3_fa2_pointer,
-            65536,
-            255,
-            7462.0,
-            digest="sha256:e86e29d6dc9d0c86bac30ab5a999364c807b08cfc67da44592b0f48b0e1ef1a3",
+            4096, br128_bc32_w4_s3_fa2_pointer, 65536, 255, 7462.0, digest="sha256:e86e29d6dc9d"
         ),
         estimated(
-            16384,
-            br128_bc32_w4_s3_fa2_pointer,
-            65536,
-            255,
-            14870.9,
-            digest="sha256:e86e29d6dc9d0c86bac30ab5a999364c807b08cfc67da44592b0f48b0e1ef1a3",
+            16384, br128_bc32_w4_s3_fa2_pointer, 65536, 255, 14870.9, digest="sha256:e86e29d6dc9d"
         ),
     ),
     *serve(
@@ -555,7 +515,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             65536,
             255,
             343.29,
-            digest="sha256:364350c235aab3bcd5ee1a7719ea6e05ec52ee7a840614d814e52ab3f9846e79",
+            digest="sha256:364350c235aa",
         ),
         estimated(
             1024,
@@ -563,7 +523,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             65536,
             255,
             1020.6,
-            digest="sha256:364350c235aab3bcd5ee1a7719ea6e05ec52ee7a840614d814e52ab3f9846e79",
+            digest="sha256:364350c235aa",
         ),
         estimated(
             4096,
@@ -571,7 +531,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             65536,
             255,
             3699.2,
-            digest="sha256:364350c235aab3bcd5ee1a7719ea6e05ec52ee7a840614d814e52ab3f9846e79",
+            digest="sha256:364350c235aa",
         ),
         estimated(
             16384,
@@ -579,42 +539,22 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             65536,
             255,
             7293.5,
-            digest="sha256:364350c235aab3bcd5ee1a7719ea6e05ec52ee7a840614d814e52ab3f9846e79",
+            digest="sha256:364350c235aa",
         ),
     ),
     *serve(
         fwd_bf16_d128,
         estimated(
-            1,
-            br128_bc32_w4_s4_fa2_pointer,
-            81920,
-            255,
-            374.91,
-            digest="sha256:73d739dfd534c77e3271279806dec2cfbf574100373e8832ad3a6d6e1fa27ac0",
+            1, br128_bc32_w4_s4_fa2_pointer, 81920, 255, 374.91, digest="sha256:73d739dfd534"
         ),
         estimated(
-            1024,
-            br128_bc32_w4_s4_fa2_pointer,
-            81920,
-            255,
-            1373.3,
-            digest="sha256:73d739dfd534c77e3271279806dec2cfbf574100373e8832ad3a6d6e1fa27ac0",
+            1024, br128_bc32_w4_s4_fa2_pointer, 81920, 255, 1373.3, digest="sha256:73d739dfd534"
         ),
         estimated(
-            4096,
-            br128_bc32_w4_s4_fa2_pointer,
-            81920,
-            255,
-            5366.7,
-            digest="sha256:73d739dfd534c77e3271279806dec2cfbf574100373e8832ad3a6d6e1fa27ac0",
+            4096, br128_bc32_w4_s4_fa2_pointer, 81920, 255, 5366.7, digest="sha256:73d739dfd534"
         ),
         estimated(
-            16384,
-            br128_bc32_w4_s4_fa2_pointer,
-            81920,
-            255,
-            10691.2,
-            digest="sha256:73d739dfd534c77e3271279806dec2cfbf574100373e8832ad3a6d6e1fa27ac0",
+            16384, br128_bc32_w4_s4_fa2_pointer, 81920, 255, 10691.2, digest="sha256:73d739dfd534"
         ),
     ),
     *serve(
@@ -625,7 +565,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             98304,
             255,
             247.21,
-            digest="sha256:ad75110ed192f335e19d74f06bd5d00cb534abdf96eda2a67a7dab99fe06ee5e",
+            digest="sha256:ad75110ed192",
         ),
         estimated(
             1024,
@@ -633,7 +573,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             98304,
             255,
             798.71,
-            digest="sha256:ad75110ed192f335e19d74f06bd5d00cb534abdf96eda2a67a7dab99fe06ee5e",
+            digest="sha256:ad75110ed192",
         ),
         estimated(
             4096,
@@ -641,7 +581,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             98304,
             255,
             2959.8,
-            digest="sha256:ad75110ed192f335e19d74f06bd5d00cb534abdf96eda2a67a7dab99fe06ee5e",
+            digest="sha256:ad75110ed192",
         ),
         estimated(
             16384,
@@ -649,42 +589,20 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             98304,
             255,
             5750.1,
-            digest="sha256:ad75110ed192f335e19d74f06bd5d00cb534abdf96eda2a67a7dab99fe06ee5e",
+            digest="sha256:ad75110ed192",
         ),
     ),
     *serve(
         fwd_bf16_d192,
+        estimated(1, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 798.89, digest="sha256:37a9fdf17b35"),
         estimated(
-            1,
-            br64_bc32_w4_s2_fa2_pointer,
-            69632,
-            255,
-            798.89,
-            digest="sha256:37a9fdf17b35300c6061615500e52b77cbd8301df00f95a557316f7f1dd9e61b",
+            1024, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 3036.2, digest="sha256:37a9fdf17b35"
         ),
         estimated(
-            1024,
-            br64_bc32_w4_s2_fa2_pointer,
-            69632,
-            255,
-            3036.2,
-            digest="sha256:37a9fdf17b35300c6061615500e52b77cbd8301df00f95a557316f7f1dd9e61b",
+            4096, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 11985.3, digest="sha256:37a9fdf17b35"
         ),
         estimated(
-            4096,
-            br64_bc32_w4_s2_fa2_pointer,
-            69632,
-            255,
-            11985.3,
-            digest="sha256:37a9fdf17b35300c6061615500e52b77cbd8301df00f95a557316f7f1dd9e61b",
-        ),
-        estimated(
-            16384,
-            br64_bc32_w4_s2_fa2_pointer,
-            69632,
-            255,
-            23917.4,
-            digest="sha256:37a9fdf17b35300c6061615500e52b77cbd8301df00f95a557316f7f1dd9e61b",
+            16384, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 23917.4, digest="sha256:37a9fdf17b35"
         ),
     ),
     *serve(
@@ -695,7 +613,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             151552,
             255,
             535.05,
-            digest="sha256:44dac771f3e3c4223b897170de0dabc416c9ef679433354b7160c0020d5957f4",
+            digest="sha256:44dac771f3e3",
         ),
         estimated(
             1024,
@@ -703,7 +621,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             151552,
             255,
             1737.4,
-            digest="sha256:44dac771f3e3c4223b897170de0dabc416c9ef679433354b7160c0020d5957f4",
+            digest="sha256:44dac771f3e3",
         ),
         estimated(
             4096,
@@ -711,7 +629,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             151552,
             255,
             6470.4,
-            digest="sha256:44dac771f3e3c4223b897170de0dabc416c9ef679433354b7160c0020d5957f4",
+            digest="sha256:44dac771f3e3",
         ),
         estimated(
             16384,
@@ -719,18 +637,13 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             151552,
             255,
             12800.1,
-            digest="sha256:44dac771f3e3c4223b897170de0dabc416c9ef679433354b7160c0020d5957f4",
+            digest="sha256:44dac771f3e3",
         ),
     ),
     *serve(
         fwd_bf16_d256,
         estimated(
-            1,
-            br32_bc64_w4_s3_s_ahead_pointer,
-            151552,
-            255,
-            645.12,
-            digest="sha256:a55a00bc3cb7c4319a1c371c2a42f5a8cea7bdaed3b862697d9084a9b05efcee",
+            1, br32_bc64_w4_s3_s_ahead_pointer, 151552, 255, 645.12, digest="sha256:a55a00bc3cb7"
         ),
         estimated(
             1024,
@@ -738,7 +651,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             151552,
             255,
             2427.7,
-            digest="sha256:a55a00bc3cb7c4319a1c371c2a42f5a8cea7bdaed3b862697d9084a9b05efcee",
+            digest="sha256:a55a00bc3cb7",
         ),
         estimated(
             4096,
@@ -746,7 +659,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             151552,
             255,
             9558.1,
-            digest="sha256:a55a00bc3cb7c4319a1c371c2a42f5a8cea7bdaed3b862697d9084a9b05efcee",
+            digest="sha256:a55a00bc3cb7",
         ),
         estimated(
             16384,
@@ -754,7 +667,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             151552,
             255,
             19065.4,
-            digest="sha256:a55a00bc3cb7c4319a1c371c2a42f5a8cea7bdaed3b862697d9084a9b05efcee",
+            digest="sha256:a55a00bc3cb7",
         ),
     ),
     *serve(
@@ -765,7 +678,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             151552,
             255,
             409.75,
-            digest="sha256:cde1c487ffe8c37ac1df89e7496d5521220a58bf544133632513159c84d080ec",
+            digest="sha256:cde1c487ffe8",
         ),
         estimated(
             1024,
@@ -773,7 +686,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             151552,
             255,
             1307.4,
-            digest="sha256:cde1c487ffe8c37ac1df89e7496d5521220a58bf544133632513159c84d080ec",
+            digest="sha256:cde1c487ffe8",
         ),
         estimated(
             4096,
@@ -781,7 +694,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             151552,
             255,
             4828.2,
-            digest="sha256:cde1c487ffe8c37ac1df89e7496d5521220a58bf544133632513159c84d080ec",
+            digest="sha256:cde1c487ffe8",
         ),
         estimated(
             16384,
@@ -789,42 +702,22 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             151552,
             255,
             9540.3,
-            digest="sha256:cde1c487ffe8c37ac1df89e7496d5521220a58bf544133632513159c84d080ec",
+            digest="sha256:cde1c487ffe8",
         ),
     ),
     *serve(
         fwd_fp16_d64,
         estimated(
-            1,
-            br128_bc64_w4_s3_fa2_pointer,
-            49152,
-            255,
-            369.51,
-            digest="sha256:337ca8faaa52342c886827e67d3f55f01e014bd6319acbbc89263681c7dc179c",
+            1, br128_bc64_w4_s3_fa2_pointer, 49152, 255, 369.51, digest="sha256:337ca8faaa52"
         ),
         estimated(
-            1024,
-            br128_bc64_w4_s3_fa2_pointer,
-            49152,
-            255,
-            1285.0,
-            digest="sha256:337ca8faaa52342c886827e67d3f55f01e014bd6319acbbc89263681c7dc179c",
+            1024, br128_bc64_w4_s3_fa2_pointer, 49152, 255, 1285.0, digest="sha256:337ca8faaa52"
         ),
         estimated(
-            4096,
-            br128_bc64_w4_s3_fa2_pointer,
-            49152,
-            255,
-            4947.0,
-            digest="sha256:337ca8faaa52342c886827e67d3f55f01e014bd6319acbbc89263681c7dc179c",
+            4096, br128_bc64_w4_s3_fa2_pointer, 49152, 255, 4947.0, digest="sha256:337ca8faaa52"
         ),
         estimated(
-            16384,
-            br128_bc64_w4_s3_fa2_pointer,
-            49152,
-            255,
-            9829.7,
-            digest="sha256:337ca8faaa52342c886827e67d3f55f01e014bd6319acbbc89263681c7dc179c",
+            16384, br128_bc64_w4_s3_fa2_pointer, 49152, 255, 9829.7, digest="sha256:337ca8faaa52"
         ),
     ),
     *serve(
@@ -835,7 +728,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             49152,
             255,
             277.22,
-            digest="sha256:1e1ab75bdd3a57bb8615785af40911286daf9191b2663ccc8671de6fe7f5071b",
+            digest="sha256:1e1ab75bdd3a",
         ),
         estimated(
             1024,
@@ -843,7 +736,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             49152,
             255,
             761.34,
-            digest="sha256:1e1ab75bdd3a57bb8615785af40911286daf9191b2663ccc8671de6fe7f5071b",
+            digest="sha256:1e1ab75bdd3a",
         ),
         estimated(
             4096,
@@ -851,7 +744,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             49152,
             255,
             2711.1,
-            digest="sha256:1e1ab75bdd3a57bb8615785af40911286daf9191b2663ccc8671de6fe7f5071b",
+            digest="sha256:1e1ab75bdd3a",
         ),
         estimated(
             16384,
@@ -859,42 +752,22 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             49152,
             255,
             5245.9,
-            digest="sha256:1e1ab75bdd3a57bb8615785af40911286daf9191b2663ccc8671de6fe7f5071b",
+            digest="sha256:1e1ab75bdd3a",
         ),
     ),
     *serve(
         fwd_fp16_d96,
         estimated(
-            1,
-            br128_bc32_w4_s3_fa2_pointer,
-            65536,
-            255,
-            516.14,
-            digest="sha256:7a037934eff85dc2189f80d6a6602509935e6384552f4f4d011e066672f67a95",
+            1, br128_bc32_w4_s3_fa2_pointer, 65536, 255, 516.14, digest="sha256:7a037934eff8"
         ),
         estimated(
-            1024,
-            br128_bc32_w4_s3_fa2_pointer,
-            65536,
-            255,
-            1905.3,
-            digest="sha256:7a037934eff85dc2189f80d6a6602509935e6384552f4f4d011e066672f67a95",
+            1024, br128_bc32_w4_s3_fa2_pointer, 65536, 255, 1905.3, digest="sha256:7a037934eff8"
         ),
         estimated(
-            4096,
-            br128_bc32_w4_s3_fa2_pointer,
-            65536,
-            255,
-            7462.0,
-            digest="sha256:7a037934eff85dc2189f80d6a6602509935e6384552f4f4d011e066672f67a95",
+            4096, br128_bc32_w4_s3_fa2_pointer, 65536, 255, 7462.0, digest="sha256:7a037934eff8"
         ),
         estimated(
-            16384,
-            br128_bc32_w4_s3_fa2_pointer,
-            65536,
-            255,
-            14870.9,
-            digest="sha256:7a037934eff85dc2189f80d6a6602509935e6384552f4f4d011e066672f67a95",
+            16384, br128_bc32_w4_s3_fa2_pointer, 65536, 255, 14870.9, digest="sha256:7a037934eff8"
         ),
     ),
     *serve(
@@ -905,7 +778,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             65536,
             255,
             343.29,
-            digest="sha256:9ec532b79438989a671d95dd8b886c615ff86b5ab974bd68bb6d1b9b9a051836",
+            digest="sha256:9ec532b79438",
         ),
         estimated(
             1024,
@@ -913,7 +786,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             65536,
             255,
             1020.6,
-            digest="sha256:9ec532b79438989a671d95dd8b886c615ff86b5ab974bd68bb6d1b9b9a051836",
+            digest="sha256:9ec532b79438",
         ),
         estimated(
             4096,
@@ -921,7 +794,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             65536,
             255,
             3699.2,
-            digest="sha256:9ec532b79438989a671d95dd8b886c615ff86b5ab974bd68bb6d1b9b9a051836",
+            digest="sha256:9ec532b79438",
         ),
         estimated(
             16384,
@@ -929,18 +802,13 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             65536,
             255,
             7293.5,
-            digest="sha256:9ec532b79438989a671d95dd8b886c615ff86b5ab974bd68bb6d1b9b9a051836",
+            digest="sha256:9ec532b79438",
         ),
     ),
     *serve(
         fwd_fp16_d128,
         estimated(
-            1,
-            br128_bc64_w8_s3_s_ahead_pointer,
-            98304,
-            255,
-            365.9,
-            digest="sha256:744514c3809ea63876931947a9d784a8584f74c6d708b9f1aa20b3f6d295ee1d",
+            1, br128_bc64_w8_s3_s_ahead_pointer, 98304, 255, 365.9, digest="sha256:744514c3809e"
         ),
         estimated(
             1024,
@@ -948,23 +816,13 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             98304,
             255,
             1429.9,
-            digest="sha256:744514c3809ea63876931947a9d784a8584f74c6d708b9f1aa20b3f6d295ee1d",
+            digest="sha256:744514c3809e",
         ),
         estimated(
-            4096,
-            br128_bc32_w4_s4_fa2_pointer,
-            81920,
-            255,
-            5366.7,
-            digest="sha256:19370c525783b81d35bab6018306409dd203ab0a1bb3824de927e03e6d02c80c",
+            4096, br128_bc32_w4_s4_fa2_pointer, 81920, 255, 5366.7, digest="sha256:19370c525783"
         ),
         estimated(
-            16384,
-            br128_bc32_w4_s4_fa2_pointer,
-            81920,
-            255,
-            10691.2,
-            digest="sha256:19370c525783b81d35bab6018306409dd203ab0a1bb3824de927e03e6d02c80c",
+            16384, br128_bc32_w4_s4_fa2_pointer, 81920, 255, 10691.2, digest="sha256:19370c525783"
         ),
     ),
     *serve(
@@ -975,7 +833,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             98304,
             255,
             247.21,
-            digest="sha256:f045064eaffe07345cea9ddadd557c44dc1c6b01ffac93bbb1fce2ee56a9756a",
+            digest="sha256:f045064eaffe",
         ),
         estimated(
             1024,
@@ -983,7 +841,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             98304,
             255,
             798.71,
-            digest="sha256:f045064eaffe07345cea9ddadd557c44dc1c6b01ffac93bbb1fce2ee56a9756a",
+            digest="sha256:f045064eaffe",
         ),
         estimated(
             4096,
@@ -991,7 +849,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             98304,
             255,
             2959.8,
-            digest="sha256:f045064eaffe07345cea9ddadd557c44dc1c6b01ffac93bbb1fce2ee56a9756a",
+            digest="sha256:f045064eaffe",
         ),
         estimated(
             16384,
@@ -999,42 +857,20 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             98304,
             255,
             5750.1,
-            digest="sha256:f045064eaffe07345cea9ddadd557c44dc1c6b01ffac93bbb1fce2ee56a9756a",
+            digest="sha256:f045064eaffe",
         ),
     ),
     *serve(
         fwd_fp16_d192,
+        estimated(1, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 798.89, digest="sha256:ce62f4889cea"),
         estimated(
-            1,
-            br64_bc32_w4_s2_fa2_pointer,
-            69632,
-            255,
-            798.89,
-            digest="sha256:ce62f4889cea09554b3674031e22198ff350fc59f9d2bcd50327d049d100ff26",
+            1024, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 3036.2, digest="sha256:ce62f4889cea"
         ),
         estimated(
-            1024,
-            br64_bc32_w4_s2_fa2_pointer,
-            69632,
-            255,
-            3036.2,
-            digest="sha256:ce62f4889cea09554b3674031e22198ff350fc59f9d2bcd50327d049d100ff26",
+            4096, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 11985.3, digest="sha256:ce62f4889cea"
         ),
         estimated(
-            4096,
-            br64_bc32_w4_s2_fa2_pointer,
-            69632,
-            255,
-            11985.3,
-            digest="sha256:ce62f4889cea09554b3674031e22198ff350fc59f9d2bcd50327d049d100ff26",
-        ),
-        estimated(
-            16384,
-            br64_bc32_w4_s2_fa2_pointer,
-            69632,
-            255,
-            23917.4,
-            digest="sha256:ce62f4889cea09554b3674031e22198ff350fc59f9d2bcd50327d049d100ff26",
+            16384, br64_bc32_w4_s2_fa2_pointer, 69632, 255, 23917.4, digest="sha256:ce62f4889cea"
         ),
     ),
     *serve(
@@ -1045,7 +881,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             53248,
             255,
             504.64,
-            digest="sha256:46f616717d32b2bd5329288fd8957e27094ebd6e0863130f20b1c7b96b0c16b1",
+            digest="sha256:46f616717d32",
         ),
         estimated(
             1024,
@@ -1053,7 +889,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             151552,
             255,
             1737.4,
-            digest="sha256:ea7a6ce979606bdb204b51eabc845d4646517674cd0b4ca679ebc2697b5724b3",
+            digest="sha256:ea7a6ce97960",
         ),
         estimated(
             4096,
@@ -1061,7 +897,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             151552,
             255,
             6470.4,
-            digest="sha256:ea7a6ce979606bdb204b51eabc845d4646517674cd0b4ca679ebc2697b5724b3",
+            digest="sha256:ea7a6ce97960",
         ),
         estimated(
             16384,
@@ -1069,18 +905,13 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             151552,
             255,
             12800.1,
-            digest="sha256:ea7a6ce979606bdb204b51eabc845d4646517674cd0b4ca679ebc2697b5724b3",
+            digest="sha256:ea7a6ce97960",
         ),
     ),
     *serve(
         fwd_fp16_d256,
         estimated(
-            1,
-            br32_bc64_w4_s3_s_ahead_pointer,
-            151552,
-            255,
-            645.12,
-            digest="sha256:c5bd8fa42752a58a31f8fc8adef41f61f61770f79207ae63c0f04c47ccbea684",
+            1, br32_bc64_w4_s3_s_ahead_pointer, 151552, 255, 645.12, digest="sha256:c5bd8fa42752"
         ),
         estimated(
             1024,
@@ -1088,7 +919,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             151552,
             255,
             2427.7,
-            digest="sha256:c5bd8fa42752a58a31f8fc8adef41f61f61770f79207ae63c0f04c47ccbea684",
+            digest="sha256:c5bd8fa42752",
         ),
         estimated(
             4096,
@@ -1096,7 +927,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             151552,
             255,
             9558.1,
-            digest="sha256:c5bd8fa42752a58a31f8fc8adef41f61f61770f79207ae63c0f04c47ccbea684",
+            digest="sha256:c5bd8fa42752",
         ),
         estimated(
             16384,
@@ -1104,7 +935,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             151552,
             255,
             19065.4,
-            digest="sha256:c5bd8fa42752a58a31f8fc8adef41f61f61770f79207ae63c0f04c47ccbea684",
+            digest="sha256:c5bd8fa42752",
         ),
     ),
     *serve(
@@ -1115,7 +946,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             151552,
             255,
             409.75,
-            digest="sha256:42dc8e0c754570e83f33ba5e1eafd4e68c737ad049a7bc3c625add019a214320",
+            digest="sha256:42dc8e0c7545",
         ),
         estimated(
             1024,
@@ -1123,7 +954,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             151552,
             255,
             1307.4,
-            digest="sha256:42dc8e0c754570e83f33ba5e1eafd4e68c737ad049a7bc3c625add019a214320",
+            digest="sha256:42dc8e0c7545",
         ),
         estimated(
             4096,
@@ -1131,7 +962,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             151552,
             255,
             4828.2,
-            digest="sha256:42dc8e0c754570e83f33ba5e1eafd4e68c737ad049a7bc3c625add019a214320",
+            digest="sha256:42dc8e0c7545",
         ),
         estimated(
             16384,
@@ -1139,7 +970,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             151552,
             255,
             9540.3,
-            digest="sha256:42dc8e0c754570e83f33ba5e1eafd4e68c737ad049a7bc3c625add019a214320",
+            digest="sha256:42dc8e0c7545",
         ),
     ),
     *serve(
@@ -1215,736 +1046,308 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
     *serve(
         bwd_dkv_bf16_d64,
         estimated(
-            1,
-            br32_bc128_w4_s3_fa2_pointer,
-            49664,
-            255,
-            641.26,
-            digest="sha256:02e153ef250e45e2630a41f56d82a3fc6f4e5529410f3d8e9ebc9a44901c4a1d",
+            1, br32_bc128_w4_s3_fa2_pointer, 49664, 255, 641.26, digest="sha256:02e153ef250e"
         ),
         estimated(
-            1024,
-            br32_bc128_w4_s3_fa2_pointer,
-            49664,
-            255,
-            2360.2,
-            digest="sha256:02e153ef250e45e2630a41f56d82a3fc6f4e5529410f3d8e9ebc9a44901c4a1d",
+            1024, br32_bc128_w4_s3_fa2_pointer, 49664, 255, 2360.2, digest="sha256:02e153ef250e"
         ),
         estimated(
-            4096,
-            br32_bc128_w4_s3_fa2_pointer,
-            49664,
-            255,
-            9236.0,
-            digest="sha256:02e153ef250e45e2630a41f56d82a3fc6f4e5529410f3d8e9ebc9a44901c4a1d",
+            4096, br32_bc128_w4_s3_fa2_pointer, 49664, 255, 9236.0, digest="sha256:02e153ef250e"
         ),
         estimated(
-            16384,
-            br32_bc128_w4_s3_fa2_pointer,
-            49664,
-            255,
-            18403.7,
-            digest="sha256:02e153ef250e45e2630a41f56d82a3fc6f4e5529410f3d8e9ebc9a44901c4a1d",
+            16384, br32_bc128_w4_s3_fa2_pointer, 49664, 255, 18403.7, digest="sha256:02e153ef250e"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d64_causal,
         estimated(
-            1,
-            br32_bc128_w4_s3_fa2_pointer,
-            49664,
-            255,
-            449.96,
-            digest="sha256:edbaa989f3953a666f19a8a13dcb7aa99b2ee224e19b3b4b29cc19eda29b8288",
+            1, br32_bc128_w4_s3_fa2_pointer, 49664, 255, 449.96, digest="sha256:edbaa989f395"
         ),
         estimated(
-            1024,
-            br32_bc128_w4_s3_fa2_pointer,
-            49664,
-            255,
-            1350.7,
-            digest="sha256:edbaa989f3953a666f19a8a13dcb7aa99b2ee224e19b3b4b29cc19eda29b8288",
+            1024, br32_bc128_w4_s3_fa2_pointer, 49664, 255, 1350.7, digest="sha256:edbaa989f395"
         ),
         estimated(
-            4096,
-            br32_bc128_w4_s3_fa2_pointer,
-            49664,
-            255,
-            4995.7,
-            digest="sha256:edbaa989f3953a666f19a8a13dcb7aa99b2ee224e19b3b4b29cc19eda29b8288",
+            4096, br32_bc128_w4_s3_fa2_pointer, 49664, 255, 4995.7, digest="sha256:edbaa989f395"
         ),
         estimated(
-            16384,
-            br32_bc128_w4_s3_fa2_pointer,
-            49664,
-            255,
-            9680.8,
-            digest="sha256:edbaa989f3953a666f19a8a13dcb7aa99b2ee224e19b3b4b29cc19eda29b8288",
+            16384, br32_bc128_w4_s3_fa2_pointer, 49664, 255, 9680.8, digest="sha256:edbaa989f395"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d96,
         estimated(
-            1,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            1075.0,
-            digest="sha256:4ee35a2323cf68b9bc2df588b0e2a7f919e12760d0e36419983be15e13313e6a",
+            1, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 1075.0, digest="sha256:4ee35a2323cf"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            4095.2,
-            digest="sha256:4ee35a2323cf68b9bc2df588b0e2a7f919e12760d0e36419983be15e13313e6a",
+            1024, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 4095.2, digest="sha256:4ee35a2323cf"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            16176.1,
-            digest="sha256:4ee35a2323cf68b9bc2df588b0e2a7f919e12760d0e36419983be15e13313e6a",
+            4096, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 16176.1, digest="sha256:4ee35a2323cf"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            32283.9,
-            digest="sha256:4ee35a2323cf68b9bc2df588b0e2a7f919e12760d0e36419983be15e13313e6a",
+            16384, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 32283.9, digest="sha256:4ee35a2323cf"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d96_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 755.7, digest="sha256:0f045ac0d85c"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            755.7,
-            digest="sha256:0f045ac0d85c36d27daabbff39c63ad1e2d5a97d773bba6987efff9db829bae2",
+            1024, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 2485.4, digest="sha256:0f045ac0d85c"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            2485.4,
-            digest="sha256:0f045ac0d85c36d27daabbff39c63ad1e2d5a97d773bba6987efff9db829bae2",
+            4096, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 9307.2, digest="sha256:0f045ac0d85c"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            9307.2,
-            digest="sha256:0f045ac0d85c36d27daabbff39c63ad1e2d5a97d773bba6987efff9db829bae2",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            18273.7,
-            digest="sha256:0f045ac0d85c36d27daabbff39c63ad1e2d5a97d773bba6987efff9db829bae2",
+            16384, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 18273.7, digest="sha256:0f045ac0d85c"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d128,
         estimated(
-            1,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            785.44,
-            digest="sha256:624fa703c44f0907ade9c7653e2de8b28ba992690c8cad7f2360b75a20906bf1",
+            1, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 785.44, digest="sha256:624fa703c44f"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            2983.9,
-            digest="sha256:624fa703c44f0907ade9c7653e2de8b28ba992690c8cad7f2360b75a20906bf1",
+            1024, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 2983.9, digest="sha256:624fa703c44f"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            11777.9,
-            digest="sha256:624fa703c44f0907ade9c7653e2de8b28ba992690c8cad7f2360b75a20906bf1",
+            4096, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 11777.9, digest="sha256:624fa703c44f"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            23503.3,
-            digest="sha256:624fa703c44f0907ade9c7653e2de8b28ba992690c8cad7f2360b75a20906bf1",
+            16384, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 23503.3, digest="sha256:624fa703c44f"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d128_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 579.98, digest="sha256:425142b117e0"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            579.98,
-            digest="sha256:425142b117e08bc2d4adcdbda1b809d97e4f1db19dce5977e92f6647b7386f93",
+            1024, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 1939.3, digest="sha256:425142b117e0"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            1939.3,
-            digest="sha256:425142b117e08bc2d4adcdbda1b809d97e4f1db19dce5977e92f6647b7386f93",
+            4096, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 7295.9, digest="sha256:425142b117e0"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            7295.9,
-            digest="sha256:425142b117e08bc2d4adcdbda1b809d97e4f1db19dce5977e92f6647b7386f93",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            14246.5,
-            digest="sha256:425142b117e08bc2d4adcdbda1b809d97e4f1db19dce5977e92f6647b7386f93",
+            16384, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 14246.5, digest="sha256:425142b117e0"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d192,
         estimated(
-            1,
-            br64_bc64_w8_s2_fa2_pointer,
-            139776,
-            255,
-            1435.3,
-            digest="sha256:9730f320e7789a11388145421b6afcd8914cc45d72efa6cf09b594b786cb6199",
+            1, br64_bc64_w8_s2_fa2_pointer, 139776, 255, 1435.3, digest="sha256:9730f320e778"
         ),
         estimated(
-            1024,
-            br64_bc64_w8_s2_fa2_pointer,
-            139776,
-            255,
-            5540.4,
-            digest="sha256:9730f320e7789a11388145421b6afcd8914cc45d72efa6cf09b594b786cb6199",
+            1024, br64_bc64_w8_s2_fa2_pointer, 139776, 255, 5540.4, digest="sha256:9730f320e778"
         ),
         estimated(
-            4096,
-            br64_bc64_w8_s2_fa2_pointer,
-            139776,
-            255,
-            21960.9,
-            digest="sha256:9730f320e7789a11388145421b6afcd8914cc45d72efa6cf09b594b786cb6199",
+            4096, br64_bc64_w8_s2_fa2_pointer, 139776, 255, 21960.9, digest="sha256:9730f320e778"
         ),
         estimated(
-            16384,
-            br64_bc64_w8_s2_fa2_pointer,
-            139776,
-            255,
-            43854.9,
-            digest="sha256:9730f320e7789a11388145421b6afcd8914cc45d72efa6cf09b594b786cb6199",
+            16384, br64_bc64_w8_s2_fa2_pointer, 139776, 255, 43854.9, digest="sha256:9730f320e778"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d192_causal,
         estimated(
-            1,
-            br64_bc64_w8_s1_fa2_pointer,
-            163840,
-            255,
-            905.59,
-            digest="sha256:02e5fcbf0d58dbfcd841ec1fddd1d68366bed127c3836c900d3b10730bea2965",
+            1, br64_bc64_w8_s1_fa2_pointer, 163840, 255, 905.59, digest="sha256:02e5fcbf0d58"
         ),
         estimated(
-            1024,
-            br64_bc64_w8_s1_fa2_pointer,
-            163840,
-            255,
-            3148.3,
-            digest="sha256:02e5fcbf0d58dbfcd841ec1fddd1d68366bed127c3836c900d3b10730bea2965",
+            1024, br64_bc64_w8_s1_fa2_pointer, 163840, 255, 3148.3, digest="sha256:02e5fcbf0d58"
         ),
         estimated(
-            4096,
-            br64_bc64_w8_s1_fa2_pointer,
-            163840,
-            255,
-            11862.9,
-            digest="sha256:02e5fcbf0d58dbfcd841ec1fddd1d68366bed127c3836c900d3b10730bea2965",
+            4096, br64_bc64_w8_s1_fa2_pointer, 163840, 255, 11862.9, digest="sha256:02e5fcbf0d58"
         ),
         estimated(
-            16384,
-            br64_bc64_w8_s1_fa2_pointer,
-            163840,
-            255,
-            23243.5,
-            digest="sha256:02e5fcbf0d58dbfcd841ec1fddd1d68366bed127c3836c900d3b10730bea2965",
+            16384, br64_bc64_w8_s1_fa2_pointer, 163840, 255, 23243.5, digest="sha256:02e5fcbf0d58"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d256,
         estimated(
-            1,
-            br64_bc64_w8_s1_fa2_pointer,
-            163840,
-            255,
-            1072.6,
-            digest="sha256:a56191e27c02e0b57ee882d80e052bdda45924da4d9dfe53665ff798cbce3778",
+            1, br64_bc64_w8_s1_fa2_pointer, 163840, 255, 1072.6, digest="sha256:a56191e27c02"
         ),
         estimated(
-            1024,
-            br64_bc64_w8_s1_fa2_pointer,
-            163840,
-            255,
-            4139.8,
-            digest="sha256:a56191e27c02e0b57ee882d80e052bdda45924da4d9dfe53665ff798cbce3778",
+            1024, br64_bc64_w8_s1_fa2_pointer, 163840, 255, 4139.8, digest="sha256:a56191e27c02"
         ),
         estimated(
-            4096,
-            br64_bc64_w8_s1_fa2_pointer,
-            163840,
-            255,
-            16408.5,
-            digest="sha256:a56191e27c02e0b57ee882d80e052bdda45924da4d9dfe53665ff798cbce3778",
+            4096, br64_bc64_w8_s1_fa2_pointer, 163840, 255, 16408.5, digest="sha256:a56191e27c02"
         ),
         estimated(
-            16384,
-            br64_bc64_w8_s1_fa2_pointer,
-            163840,
-            255,
-            32766.7,
-            digest="sha256:a56191e27c02e0b57ee882d80e052bdda45924da4d9dfe53665ff798cbce3778",
+            16384, br64_bc64_w8_s1_fa2_pointer, 163840, 255, 32766.7, digest="sha256:a56191e27c02"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d256_causal,
         estimated(
-            1,
-            br64_bc64_w8_s1_fa2_pointer,
-            163840,
-            255,
-            658.09,
-            digest="sha256:bf582dd0f41838466a6ec38462ef9b9c4612f9e2de07e70440438f8e0318242b",
+            1, br64_bc64_w8_s1_fa2_pointer, 163840, 255, 658.09, digest="sha256:bf582dd0f418"
         ),
         estimated(
-            1024,
-            br64_bc64_w8_s1_fa2_pointer,
-            163840,
-            255,
-            2251.2,
-            digest="sha256:bf582dd0f41838466a6ec38462ef9b9c4612f9e2de07e70440438f8e0318242b",
+            1024, br64_bc64_w8_s1_fa2_pointer, 163840, 255, 2251.2, digest="sha256:bf582dd0f418"
         ),
         estimated(
-            4096,
-            br64_bc64_w8_s1_fa2_pointer,
-            163840,
-            255,
-            8399.3,
-            digest="sha256:bf582dd0f41838466a6ec38462ef9b9c4612f9e2de07e70440438f8e0318242b",
+            4096, br64_bc64_w8_s1_fa2_pointer, 163840, 255, 8399.3, digest="sha256:bf582dd0f418"
         ),
         estimated(
-            16384,
-            br64_bc64_w8_s1_fa2_pointer,
-            163840,
-            255,
-            16388.3,
-            digest="sha256:bf582dd0f41838466a6ec38462ef9b9c4612f9e2de07e70440438f8e0318242b",
+            16384, br64_bc64_w8_s1_fa2_pointer, 163840, 255, 16388.3, digest="sha256:bf582dd0f418"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d64,
         estimated(
-            1,
-            br32_bc128_w4_s3_fa2_pointer,
-            49664,
-            255,
-            641.26,
-            digest="sha256:55f2e96fffd882fa05d7da1f135855950c068990f8f7bf309ed94d1d70f82d3a",
+            1, br32_bc128_w4_s3_fa2_pointer, 49664, 255, 641.26, digest="sha256:55f2e96fffd8"
         ),
         estimated(
-            1024,
-            br32_bc128_w4_s3_fa2_pointer,
-            49664,
-            255,
-            2360.2,
-            digest="sha256:55f2e96fffd882fa05d7da1f135855950c068990f8f7bf309ed94d1d70f82d3a",
+            1024, br32_bc128_w4_s3_fa2_pointer, 49664, 255, 2360.2, digest="sha256:55f2e96fffd8"
         ),
         estimated(
-            4096,
-            br32_bc128_w4_s3_fa2_pointer,
-            49664,
-            255,
-            9236.0,
-            digest="sha256:55f2e96fffd882fa05d7da1f135855950c068990f8f7bf309ed94d1d70f82d3a",
+            4096, br32_bc128_w4_s3_fa2_pointer, 49664, 255, 9236.0, digest="sha256:55f2e96fffd8"
         ),
         estimated(
-            16384,
-            br32_bc128_w4_s3_fa2_pointer,
-            49664,
-            255,
-            18403.7,
-            digest="sha256:55f2e96fffd882fa05d7da1f135855950c068990f8f7bf309ed94d1d70f82d3a",
+            16384, br32_bc128_w4_s3_fa2_pointer, 49664, 255, 18403.7, digest="sha256:55f2e96fffd8"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d64_causal,
         estimated(
-            1,
-            br32_bc128_w4_s3_fa2_pointer,
-            49664,
-            255,
-            449.96,
-            digest="sha256:7f94ff9cef8a3c8f1f9020549916eb9b3b86c4b56dcb38e164102337ab9ef82f",
+            1, br32_bc128_w4_s3_fa2_pointer, 49664, 255, 449.96, digest="sha256:7f94ff9cef8a"
         ),
         estimated(
-            1024,
-            br32_bc128_w4_s3_fa2_pointer,
-            49664,
-            255,
-            1350.7,
-            digest="sha256:7f94ff9cef8a3c8f1f9020549916eb9b3b86c4b56dcb38e164102337ab9ef82f",
+            1024, br32_bc128_w4_s3_fa2_pointer, 49664, 255, 1350.7, digest="sha256:7f94ff9cef8a"
         ),
         estimated(
-            4096,
-            br32_bc128_w4_s3_fa2_pointer,
-            49664,
-            255,
-            4995.7,
-            digest="sha256:7f94ff9cef8a3c8f1f9020549916eb9b3b86c4b56dcb38e164102337ab9ef82f",
+            4096, br32_bc128_w4_s3_fa2_pointer, 49664, 255, 4995.7, digest="sha256:7f94ff9cef8a"
         ),
         estimated(
-            16384,
-            br32_bc128_w4_s3_fa2_pointer,
-            49664,
-            255,
-            9680.8,
-            digest="sha256:7f94ff9cef8a3c8f1f9020549916eb9b3b86c4b56dcb38e164102337ab9ef82f",
+            16384, br32_bc128_w4_s3_fa2_pointer, 49664, 255, 9680.8, digest="sha256:7f94ff9cef8a"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d96,
         estimated(
-            1,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            1075.0,
-            digest="sha256:264ab30c603fdd3a0990e63eae44f37b27c35614025f08771dfe2c07c92533c5",
+            1, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 1075.0, digest="sha256:264ab30c603f"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            4095.2,
-            digest="sha256:264ab30c603fdd3a0990e63eae44f37b27c35614025f08771dfe2c07c92533c5",
+            1024, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 4095.2, digest="sha256:264ab30c603f"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            16176.1,
-            digest="sha256:264ab30c603fdd3a0990e63eae44f37b27c35614025f08771dfe2c07c92533c5",
+            4096, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 16176.1, digest="sha256:264ab30c603f"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            32283.9,
-            digest="sha256:264ab30c603fdd3a0990e63eae44f37b27c35614025f08771dfe2c07c92533c5",
+            16384, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 32283.9, digest="sha256:264ab30c603f"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d96_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 755.7, digest="sha256:896e9e0407eb"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            755.7,
-            digest="sha256:896e9e0407ebe18139c41a3ce67397a48e68c3073c5a50b2f880d43f232ffd22",
+            1024, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 2485.4, digest="sha256:896e9e0407eb"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            2485.4,
-            digest="sha256:896e9e0407ebe18139c41a3ce67397a48e68c3073c5a50b2f880d43f232ffd22",
+            4096, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 9307.2, digest="sha256:896e9e0407eb"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            9307.2,
-            digest="sha256:896e9e0407ebe18139c41a3ce67397a48e68c3073c5a50b2f880d43f232ffd22",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            18273.7,
-            digest="sha256:896e9e0407ebe18139c41a3ce67397a48e68c3073c5a50b2f880d43f232ffd22",
+            16384, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 18273.7, digest="sha256:896e9e0407eb"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d128,
         estimated(
-            1,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            785.44,
-            digest="sha256:82e300a01b0e9cc72cb39fff7e8bad18bf3cf576067940ca799be4da3eb5bef5",
+            1, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 785.44, digest="sha256:82e300a01b0e"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            2983.9,
-            digest="sha256:82e300a01b0e9cc72cb39fff7e8bad18bf3cf576067940ca799be4da3eb5bef5",
+            1024, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 2983.9, digest="sha256:82e300a01b0e"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            11777.9,
-            digest="sha256:82e300a01b0e9cc72cb39fff7e8bad18bf3cf576067940ca799be4da3eb5bef5",
+            4096, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 11777.9, digest="sha256:82e300a01b0e"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            23503.3,
-            digest="sha256:82e300a01b0e9cc72cb39fff7e8bad18bf3cf576067940ca799be4da3eb5bef5",
+            16384, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 23503.3, digest="sha256:82e300a01b0e"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d128_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 579.98, digest="sha256:2259686de8ea"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            579.98,
-            digest="sha256:2259686de8eab4b23b7f7f778d64bd15b22a556dd580592e2ef7cdb64568e95a",
+            1024, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 1939.3, digest="sha256:2259686de8ea"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            1939.3,
-            digest="sha256:2259686de8eab4b23b7f7f778d64bd15b22a556dd580592e2ef7cdb64568e95a",
+            4096, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 7295.9, digest="sha256:2259686de8ea"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            7295.9,
-            digest="sha256:2259686de8eab4b23b7f7f778d64bd15b22a556dd580592e2ef7cdb64568e95a",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            14246.5,
-            digest="sha256:2259686de8eab4b23b7f7f778d64bd15b22a556dd580592e2ef7cdb64568e95a",
+            16384, br32_bc64_w4_s3_fa2_pointer, 70144, 255, 14246.5, digest="sha256:2259686de8ea"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d192,
         estimated(
-            1,
-            br64_bc64_w8_s2_fa2_pointer,
-            139776,
-            255,
-            1435.3,
-            digest="sha256:7a427f414bb96ab6bc88f61afc56242c19087bd0440af2b199f7e6a8905a899d",
+            1, br64_bc64_w8_s2_fa2_pointer, 139776, 255, 1435.3, digest="sha256:7a427f414bb9"
         ),
         estimated(
-            1024,
-            br64_bc64_w8_s2_fa2_pointer,
-            139776,
-            255,
-            5540.4,
-            digest="sha256:7a427f414bb96ab6bc88f61afc56242c19087bd0440af2b199f7e6a8905a899d",
+            1024, br64_bc64_w8_s2_fa2_pointer, 139776, 255, 5540.4, digest="sha256:7a427f414bb9"
         ),
         estimated(
-            4096,
-            br64_bc64_w8_s2_fa2_pointer,
-            139776,
-            255,
-            21960.9,
-            digest="sha256:7a427f414bb96ab6bc88f61afc56242c19087bd0440af2b199f7e6a8905a899d",
+            4096, br64_bc64_w8_s2_fa2_pointer, 139776, 255, 21960.9, digest="sha256:7a427f414bb9"
         ),
         estimated(
-            16384,
-            br64_bc64_w8_s2_fa2_pointer,
-            139776,
-            255,
-            43854.9,
-            digest="sha256:7a427f414bb96ab6bc88f61afc56242c19087bd0440af2b199f7e6a8905a899d",
+            16384, br64_bc64_w8_s2_fa2_pointer, 139776, 255, 43854.9, digest="sha256:7a427f414bb9"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d192_causal,
         estimated(
-            1,
-            br64_bc64_w8_s1_fa2_pointer,
-            163840,
-            255,
-            905.59,
-            digest="sha256:878736c916241150ff3a40920437d9b5d24153721264e4dba6eac39c3fabf20a",
+            1, br64_bc64_w8_s1_fa2_pointer, 163840, 255, 905.59, digest="sha256:878736c91624"
         ),
         estimated(
-            1024,
-            br64_bc64_w8_s1_fa2_pointer,
-            163840,
-            255,
-            3148.3,
-            digest="sha256:878736c916241150ff3a40920437d9b5d24153721264e4dba6eac39c3fabf20a",
+            1024, br64_bc64_w8_s1_fa2_pointer, 163840, 255, 3148.3, digest="sha256:878736c91624"
         ),
         estimated(
-            4096,
-            br64_bc64_w8_s1_fa2_pointer,
-            163840,
-            255,
-            11862.9,
-            digest="sha256:878736c916241150ff3a40920437d9b5d24153721264e4dba6eac39c3fabf20a",
+            4096, br64_bc64_w8_s1_fa2_pointer, 163840, 255, 11862.9, digest="sha256:878736c91624"
         ),
         estimated(
-            16384,
-            br64_bc64_w8_s1_fa2_pointer,
-            163840,
-            255,
-            23243.5,
-            digest="sha256:878736c916241150ff3a40920437d9b5d24153721264e4dba6eac39c3fabf20a",
+            16384, br64_bc64_w8_s1_fa2_pointer, 163840, 255, 23243.5, digest="sha256:878736c91624"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d256,
         estimated(
-            1,
-            br64_bc64_w8_s1_fa2_pointer,
-            163840,
-            255,
-            1072.6,
-            digest="sha256:b2bfee32d806d007860c086383d64b2594ef563fa764fe115dd943b2dcc22df4",
+            1, br64_bc64_w8_s1_fa2_pointer, 163840, 255, 1072.6, digest="sha256:b2bfee32d806"
         ),
         estimated(
-            1024,
-            br64_bc64_w8_s1_fa2_pointer,
-            163840,
-            255,
-            4139.8,
-            digest="sha256:b2bfee32d806d007860c086383d64b2594ef563fa764fe115dd943b2dcc22df4",
+            1024, br64_bc64_w8_s1_fa2_pointer, 163840, 255, 4139.8, digest="sha256:b2bfee32d806"
         ),
         estimated(
-            4096,
-            br64_bc64_w8_s1_fa2_pointer,
-            163840,
-            255,
-            16408.5,
-            digest="sha256:b2bfee32d806d007860c086383d64b2594ef563fa764fe115dd943b2dcc22df4",
+            4096, br64_bc64_w8_s1_fa2_pointer, 163840, 255, 16408.5, digest="sha256:b2bfee32d806"
         ),
         estimated(
-            16384,
-            br64_bc64_w8_s1_fa2_pointer,
-            163840,
-            255,
-            32766.7,
-            digest="sha256:b2bfee32d806d007860c086383d64b2594ef563fa764fe115dd943b2dcc22df4",
+            16384, br64_bc64_w8_s1_fa2_pointer, 163840, 255, 32766.7, digest="sha256:b2bfee32d806"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d256_causal,
         estimated(
-            1,
-            br64_bc64_w8_s1_fa2_pointer,
-            163840,
-            255,
-            658.09,
-            digest="sha256:1b07aca48887df22029597f2745c79202c52adba5a4f1f512e8d7cbb11c1f960",
+            1, br64_bc64_w8_s1_fa2_pointer, 163840, 255, 658.09, digest="sha256:1b07aca48887"
         ),
         estimated(
-            1024,
-            br64_bc64_w8_s1_fa2_pointer,
-            163840,
-            255,
-            2251.2,
-            digest="sha256:1b07aca48887df22029597f2745c79202c52adba5a4f1f512e8d7cbb11c1f960",
+            1024, br64_bc64_w8_s1_fa2_pointer, 163840, 255, 2251.2, digest="sha256:1b07aca48887"
         ),
         estimated(
-            4096,
-            br64_bc64_w8_s1_fa2_pointer,
-            163840,
-            255,
-            8399.3,
-            digest="sha256:1b07aca48887df22029597f2745c79202c52adba5a4f1f512e8d7cbb11c1f960",
+            4096, br64_bc64_w8_s1_fa2_pointer, 163840, 255, 8399.3, digest="sha256:1b07aca48887"
         ),
         estimated(
-            16384,
-            br64_bc64_w8_s1_fa2_pointer,
-            163840,
-            255,
-            16388.3,
-            digest="sha256:1b07aca48887df22029597f2745c79202c52adba5a4f1f512e8d7cbb11c1f960",
+            16384, br64_bc64_w8_s1_fa2_pointer, 163840, 255, 16388.3, digest="sha256:1b07aca48887"
         ),
     ),
     *serve(
         bwd_dq_bf16_d64,
         estimated(
-            1,
-            br128_bc32_w4_s3_fa2_pointer,
-            49152,
-            244,
-            497.73,
-            digest="sha256:95211c1bf47d887811135c45f621f664077a6da320a5f69efe4b96d4fab358a7",
+            1, br128_bc32_w4_s3_fa2_pointer, 49152, 244, 497.73, digest="sha256:95211c1bf47d"
         ),
         estimated(
-            1024,
-            br128_bc32_w4_s3_fa2_pointer,
-            49152,
-            244,
-            1810.1,
-            digest="sha256:95211c1bf47d887811135c45f621f664077a6da320a5f69efe4b96d4fab358a7",
+            1024, br128_bc32_w4_s3_fa2_pointer, 49152, 244, 1810.1, digest="sha256:95211c1bf47d"
         ),
         estimated(
-            4096,
-            br128_bc32_w4_s3_fa2_pointer,
-            49152,
-            244,
-            7059.6,
-            digest="sha256:95211c1bf47d887811135c45f621f664077a6da320a5f69efe4b96d4fab358a7",
+            4096, br128_bc32_w4_s3_fa2_pointer, 49152, 244, 7059.6, digest="sha256:95211c1bf47d"
         ),
         estimated(
-            16384,
-            br128_bc32_w4_s3_fa2_pointer,
-            49152,
-            244,
-            14058.9,
-            digest="sha256:95211c1bf47d887811135c45f621f664077a6da320a5f69efe4b96d4fab358a7",
+            16384, br128_bc32_w4_s3_fa2_pointer, 49152, 244, 14058.9, digest="sha256:95211c1bf47d"
         ),
     ),
     *serve(
@@ -1955,7 +1358,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             49152,
             244,
             336.13,
-            digest="sha256:aca6c31d84b1de38b4007c6367a609a02c44cf18d9125c66ddac1d5766211537",
+            digest="sha256:aca6c31d84b1",
         ),
         estimated(
             1024,
@@ -1963,7 +1366,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             49152,
             244,
             1002.3,
-            digest="sha256:aca6c31d84b1de38b4007c6367a609a02c44cf18d9125c66ddac1d5766211537",
+            digest="sha256:aca6c31d84b1",
         ),
         estimated(
             4096,
@@ -1971,7 +1374,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             49152,
             244,
             3636.2,
-            digest="sha256:aca6c31d84b1de38b4007c6367a609a02c44cf18d9125c66ddac1d5766211537",
+            digest="sha256:aca6c31d84b1",
         ),
         estimated(
             16384,
@@ -1979,42 +1382,22 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             49152,
             244,
             7166.5,
-            digest="sha256:aca6c31d84b1de38b4007c6367a609a02c44cf18d9125c66ddac1d5766211537",
+            digest="sha256:aca6c31d84b1",
         ),
     ),
     *serve(
         bwd_dq_bf16_d96,
         estimated(
-            1,
-            br64_bc64_w4_s3_fa2_pointer,
-            106496,
-            255,
-            922.04,
-            digest="sha256:a65f342e3152791169c69f91b537ed87504042a8a141b4468687f522d66e3793",
+            1, br64_bc64_w4_s3_fa2_pointer, 106496, 255, 922.04, digest="sha256:a65f342e3152"
         ),
         estimated(
-            1024,
-            br64_bc64_w4_s3_fa2_pointer,
-            106496,
-            255,
-            3275.2,
-            digest="sha256:a65f342e3152791169c69f91b537ed87504042a8a141b4468687f522d66e3793",
+            1024, br64_bc64_w4_s3_fa2_pointer, 106496, 255, 3275.2, digest="sha256:a65f342e3152"
         ),
         estimated(
-            4096,
-            br64_bc64_w4_s3_fa2_pointer,
-            106496,
-            255,
-            12688.0,
-            digest="sha256:a65f342e3152791169c69f91b537ed87504042a8a141b4468687f522d66e3793",
+            4096, br64_bc64_w4_s3_fa2_pointer, 106496, 255, 12688.0, digest="sha256:a65f342e3152"
         ),
         estimated(
-            16384,
-            br64_bc64_w4_s3_fa2_pointer,
-            106496,
-            255,
-            25238.4,
-            digest="sha256:a65f342e3152791169c69f91b537ed87504042a8a141b4468687f522d66e3793",
+            16384, br64_bc64_w4_s3_fa2_pointer, 106496, 255, 25238.4, digest="sha256:a65f342e3152"
         ),
     ),
     *serve(
@@ -2025,7 +1408,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             106496,
             255,
             602.71,
-            digest="sha256:60846465676f1f0b61edae502a4564df3ccaa76521144be2aade9f5fa8eef251",
+            digest="sha256:60846465676f",
         ),
         estimated(
             1024,
@@ -2033,7 +1416,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             106496,
             255,
             1792.8,
-            digest="sha256:60846465676f1f0b61edae502a4564df3ccaa76521144be2aade9f5fa8eef251",
+            digest="sha256:60846465676f",
         ),
         estimated(
             4096,
@@ -2041,7 +1424,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             106496,
             255,
             6490.0,
-            digest="sha256:60846465676f1f0b61edae502a4564df3ccaa76521144be2aade9f5fa8eef251",
+            digest="sha256:60846465676f",
         ),
         estimated(
             16384,
@@ -2049,42 +1432,22 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             106496,
             255,
             12691.7,
-            digest="sha256:60846465676f1f0b61edae502a4564df3ccaa76521144be2aade9f5fa8eef251",
+            digest="sha256:60846465676f",
         ),
     ),
     *serve(
         bwd_dq_bf16_d128,
         estimated(
-            1,
-            br128_bc64_w8_s3_fa2_pointer,
-            131072,
-            255,
-            548.27,
-            digest="sha256:aa086dcc495c1d68bf09dca19273ba390951c30c68fed67ea5d1e9cb1ee5268d",
+            1, br128_bc64_w8_s3_fa2_pointer, 131072, 255, 548.27, digest="sha256:aa086dcc495c"
         ),
         estimated(
-            1024,
-            br128_bc64_w8_s3_fa2_pointer,
-            131072,
-            255,
-            2044.0,
-            digest="sha256:aa086dcc495c1d68bf09dca19273ba390951c30c68fed67ea5d1e9cb1ee5268d",
+            1024, br128_bc64_w8_s3_fa2_pointer, 131072, 255, 2044.0, digest="sha256:aa086dcc495c"
         ),
         estimated(
-            4096,
-            br128_bc64_w8_s3_fa2_pointer,
-            131072,
-            255,
-            8027.0,
-            digest="sha256:aa086dcc495c1d68bf09dca19273ba390951c30c68fed67ea5d1e9cb1ee5268d",
+            4096, br128_bc64_w8_s3_fa2_pointer, 131072, 255, 8027.0, digest="sha256:aa086dcc495c"
         ),
         estimated(
-            16384,
-            br128_bc64_w8_s3_fa2_pointer,
-            131072,
-            255,
-            16004.3,
-            digest="sha256:aa086dcc495c1d68bf09dca19273ba390951c30c68fed67ea5d1e9cb1ee5268d",
+            16384, br128_bc64_w8_s3_fa2_pointer, 131072, 255, 16004.3, digest="sha256:aa086dcc495c"
         ),
     ),
     *serve(
@@ -2095,7 +1458,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             131072,
             255,
             373.43,
-            digest="sha256:e510dfc5182292aa1c9a8d0b805e05fff42444ced28289f581796079201bb56f",
+            digest="sha256:e510dfc51822",
         ),
         estimated(
             1024,
@@ -2103,7 +1466,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             131072,
             255,
             1145.0,
-            digest="sha256:e510dfc5182292aa1c9a8d0b805e05fff42444ced28289f581796079201bb56f",
+            digest="sha256:e510dfc51822",
         ),
         estimated(
             4096,
@@ -2111,7 +1474,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             131072,
             255,
             4165.0,
-            digest="sha256:e510dfc5182292aa1c9a8d0b805e05fff42444ced28289f581796079201bb56f",
+            digest="sha256:e510dfc51822",
         ),
         estimated(
             16384,
@@ -2119,42 +1482,22 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             131072,
             255,
             8064.5,
-            digest="sha256:e510dfc5182292aa1c9a8d0b805e05fff42444ced28289f581796079201bb56f",
+            digest="sha256:e510dfc51822",
         ),
     ),
     *serve(
         bwd_dq_bf16_d192,
         estimated(
-            1,
-            br64_bc32_w4_s3_fa2_pointer,
-            135168,
-            255,
-            1358.4,
-            digest="sha256:7053191d776b75888b056d63eed977528098db35bd982283ffaf44ff0e418d74",
+            1, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 1358.4, digest="sha256:7053191d776b"
         ),
         estimated(
-            1024,
-            br64_bc32_w4_s3_fa2_pointer,
-            135168,
-            255,
-            5208.2,
-            digest="sha256:7053191d776b75888b056d63eed977528098db35bd982283ffaf44ff0e418d74",
+            1024, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 5208.2, digest="sha256:7053191d776b"
         ),
         estimated(
-            4096,
-            br64_bc32_w4_s3_fa2_pointer,
-            135168,
-            255,
-            20607.5,
-            digest="sha256:7053191d776b75888b056d63eed977528098db35bd982283ffaf44ff0e418d74",
+            4096, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 20607.5, digest="sha256:7053191d776b"
         ),
         estimated(
-            16384,
-            br64_bc32_w4_s3_fa2_pointer,
-            135168,
-            255,
-            41139.7,
-            digest="sha256:7053191d776b75888b056d63eed977528098db35bd982283ffaf44ff0e418d74",
+            16384, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 41139.7, digest="sha256:7053191d776b"
         ),
     ),
     *serve(
@@ -2165,7 +1508,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             135168,
             255,
             834.04,
-            digest="sha256:7cded7f202c9ec6d438a719c544839d6b7342edb5b408e7cc01f996b60d64d09",
+            digest="sha256:7cded7f202c9",
         ),
         estimated(
             1024,
@@ -2173,7 +1516,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             135168,
             255,
             2829.2,
-            digest="sha256:7cded7f202c9ec6d438a719c544839d6b7342edb5b408e7cc01f996b60d64d09",
+            digest="sha256:7cded7f202c9",
         ),
         estimated(
             4096,
@@ -2181,7 +1524,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             135168,
             255,
             10587.8,
-            digest="sha256:7cded7f202c9ec6d438a719c544839d6b7342edb5b408e7cc01f996b60d64d09",
+            digest="sha256:7cded7f202c9",
         ),
         estimated(
             16384,
@@ -2189,42 +1532,22 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             135168,
             255,
             20718.5,
-            digest="sha256:7cded7f202c9ec6d438a719c544839d6b7342edb5b408e7cc01f996b60d64d09",
+            digest="sha256:7cded7f202c9",
         ),
     ),
     *serve(
         bwd_dq_bf16_d256,
         estimated(
-            1,
-            br64_bc32_w4_s3_fa2_pointer,
-            135168,
-            255,
-            1094.1,
-            digest="sha256:b940892a2a633a7820e7aaf7ebd3ed808fde63822479ceebcc44a4c5c4d1e0d4",
+            1, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 1094.1, digest="sha256:b940892a2a63"
         ),
         estimated(
-            1024,
-            br64_bc32_w4_s3_fa2_pointer,
-            135168,
-            255,
-            4199.4,
-            digest="sha256:b940892a2a633a7820e7aaf7ebd3ed808fde63822479ceebcc44a4c5c4d1e0d4",
+            1024, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 4199.4, digest="sha256:b940892a2a63"
         ),
         estimated(
-            4096,
-            br64_bc32_w4_s3_fa2_pointer,
-            135168,
-            255,
-            16620.7,
-            digest="sha256:b940892a2a633a7820e7aaf7ebd3ed808fde63822479ceebcc44a4c5c4d1e0d4",
+            4096, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 16620.7, digest="sha256:b940892a2a63"
         ),
         estimated(
-            16384,
-            br64_bc32_w4_s3_fa2_pointer,
-            135168,
-            255,
-            33182.4,
-            digest="sha256:b940892a2a633a7820e7aaf7ebd3ed808fde63822479ceebcc44a4c5c4d1e0d4",
+            16384, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 33182.4, digest="sha256:b940892a2a63"
         ),
     ),
     *serve(
@@ -2235,7 +1558,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             135168,
             255,
             668.62,
-            digest="sha256:73fcfeb329864a7b00b6e1d588e6cf8d28a3cfda3416bdd4f41e3409caa291f6",
+            digest="sha256:73fcfeb32986",
         ),
         estimated(
             1024,
@@ -2243,7 +1566,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             135168,
             255,
             2282.0,
-            digest="sha256:73fcfeb329864a7b00b6e1d588e6cf8d28a3cfda3416bdd4f41e3409caa291f6",
+            digest="sha256:73fcfeb32986",
         ),
         estimated(
             4096,
@@ -2251,7 +1574,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             135168,
             255,
             8508.7,
-            digest="sha256:73fcfeb329864a7b00b6e1d588e6cf8d28a3cfda3416bdd4f41e3409caa291f6",
+            digest="sha256:73fcfeb32986",
         ),
         estimated(
             16384,
@@ -2259,42 +1582,22 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             135168,
             255,
             16600.1,
-            digest="sha256:73fcfeb329864a7b00b6e1d588e6cf8d28a3cfda3416bdd4f41e3409caa291f6",
+            digest="sha256:73fcfeb32986",
         ),
     ),
     *serve(
         bwd_dq_fp16_d64,
         estimated(
-            1,
-            br128_bc32_w4_s3_fa2_pointer,
-            49152,
-            244,
-            497.73,
-            digest="sha256:16af9254605e71257965eb963029adc038a85d5b15168d8f3ebe690299017887",
+            1, br128_bc32_w4_s3_fa2_pointer, 49152, 244, 497.73, digest="sha256:16af9254605e"
         ),
         estimated(
-            1024,
-            br128_bc32_w4_s3_fa2_pointer,
-            49152,
-            244,
-            1810.1,
-            digest="sha256:16af9254605e71257965eb963029adc038a85d5b15168d8f3ebe690299017887",
+            1024, br128_bc32_w4_s3_fa2_pointer, 49152, 244, 1810.1, digest="sha256:16af9254605e"
         ),
         estimated(
-            4096,
-            br128_bc32_w4_s3_fa2_pointer,
-            49152,
-            244,
-            7059.6,
-            digest="sha256:16af9254605e71257965eb963029adc038a85d5b15168d8f3ebe690299017887",
+            4096, br128_bc32_w4_s3_fa2_pointer, 49152, 244, 7059.6, digest="sha256:16af9254605e"
         ),
         estimated(
-            16384,
-            br128_bc32_w4_s3_fa2_pointer,
-            49152,
-            244,
-            14058.9,
-            digest="sha256:16af9254605e71257965eb963029adc038a85d5b15168d8f3ebe690299017887",
+            16384, br128_bc32_w4_s3_fa2_pointer, 49152, 244, 14058.9, digest="sha256:16af9254605e"
         ),
     ),
     *serve(
@@ -2305,7 +1608,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             49152,
             244,
             336.13,
-            digest="sha256:878b92dc28079f1656f63aa20f46ae0fda0860b221bba34c676e96c2ed7ee5c1",
+            digest="sha256:878b92dc2807",
         ),
         estimated(
             1024,
@@ -2313,7 +1616,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             49152,
             244,
             1002.3,
-            digest="sha256:878b92dc28079f1656f63aa20f46ae0fda0860b221bba34c676e96c2ed7ee5c1",
+            digest="sha256:878b92dc2807",
         ),
         estimated(
             4096,
@@ -2321,7 +1624,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             49152,
             244,
             3636.2,
-            digest="sha256:878b92dc28079f1656f63aa20f46ae0fda0860b221bba34c676e96c2ed7ee5c1",
+            digest="sha256:878b92dc2807",
         ),
         estimated(
             16384,
@@ -2329,42 +1632,22 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             49152,
             244,
             7166.5,
-            digest="sha256:878b92dc28079f1656f63aa20f46ae0fda0860b221bba34c676e96c2ed7ee5c1",
+            digest="sha256:878b92dc2807",
         ),
     ),
     *serve(
         bwd_dq_fp16_d96,
         estimated(
-            1,
-            br64_bc64_w4_s3_fa2_pointer,
-            106496,
-            255,
-            922.04,
-            digest="sha256:77ab794775035a131b95902a74bca607ceed135a2609bc49f26f44fbbe3fd1c4",
+            1, br64_bc64_w4_s3_fa2_pointer, 106496, 255, 922.04, digest="sha256:77ab79477503"
         ),
         estimated(
-            1024,
-            br64_bc64_w4_s3_fa2_pointer,
-            106496,
-            255,
-            3275.2,
-            digest="sha256:77ab794775035a131b95902a74bca607ceed135a2609bc49f26f44fbbe3fd1c4",
+            1024, br64_bc64_w4_s3_fa2_pointer, 106496, 255, 3275.2, digest="sha256:77ab79477503"
         ),
         estimated(
-            4096,
-            br64_bc64_w4_s3_fa2_pointer,
-            106496,
-            255,
-            12688.0,
-            digest="sha256:77ab794775035a131b95902a74bca607ceed135a2609bc49f26f44fbbe3fd1c4",
+            4096, br64_bc64_w4_s3_fa2_pointer, 106496, 255, 12688.0, digest="sha256:77ab79477503"
         ),
         estimated(
-            16384,
-            br64_bc64_w4_s3_fa2_pointer,
-            106496,
-            255,
-            25238.4,
-            digest="sha256:77ab794775035a131b95902a74bca607ceed135a2609bc49f26f44fbbe3fd1c4",
+            16384, br64_bc64_w4_s3_fa2_pointer, 106496, 255, 25238.4, digest="sha256:77ab79477503"
         ),
     ),
     *serve(
@@ -2375,7 +1658,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             106496,
             255,
             602.71,
-            digest="sha256:cac0dda01a39c5ed0ff63b9b53923d9b4b345459e6bc8727f7b50e7b7d9ec25b",
+            digest="sha256:cac0dda01a39",
         ),
         estimated(
             1024,
@@ -2383,7 +1666,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             106496,
             255,
             1792.8,
-            digest="sha256:cac0dda01a39c5ed0ff63b9b53923d9b4b345459e6bc8727f7b50e7b7d9ec25b",
+            digest="sha256:cac0dda01a39",
         ),
         estimated(
             4096,
@@ -2391,7 +1674,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             106496,
             255,
             6490.0,
-            digest="sha256:cac0dda01a39c5ed0ff63b9b53923d9b4b345459e6bc8727f7b50e7b7d9ec25b",
+            digest="sha256:cac0dda01a39",
         ),
         estimated(
             16384,
@@ -2399,42 +1682,22 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             106496,
             255,
             12691.7,
-            digest="sha256:cac0dda01a39c5ed0ff63b9b53923d9b4b345459e6bc8727f7b50e7b7d9ec25b",
+            digest="sha256:cac0dda01a39",
         ),
     ),
     *serve(
         bwd_dq_fp16_d128,
         estimated(
-            1,
-            br128_bc64_w8_s3_fa2_pointer,
-            131072,
-            255,
-            548.27,
-            digest="sha256:abcb4224b46e495d51a06e032b4b0505467990ca752740ff200b215d236cbbb3",
+            1, br128_bc64_w8_s3_fa2_pointer, 131072, 255, 548.27, digest="sha256:abcb4224b46e"
         ),
         estimated(
-            1024,
-            br128_bc64_w8_s3_fa2_pointer,
-            131072,
-            255,
-            2044.0,
-            digest="sha256:abcb4224b46e495d51a06e032b4b0505467990ca752740ff200b215d236cbbb3",
+            1024, br128_bc64_w8_s3_fa2_pointer, 131072, 255, 2044.0, digest="sha256:abcb4224b46e"
         ),
         estimated(
-            4096,
-            br128_bc64_w8_s3_fa2_pointer,
-            131072,
-            255,
-            8027.0,
-            digest="sha256:abcb4224b46e495d51a06e032b4b0505467990ca752740ff200b215d236cbbb3",
+            4096, br128_bc64_w8_s3_fa2_pointer, 131072, 255, 8027.0, digest="sha256:abcb4224b46e"
         ),
         estimated(
-            16384,
-            br128_bc64_w8_s3_fa2_pointer,
-            131072,
-            255,
-            16004.3,
-            digest="sha256:abcb4224b46e495d51a06e032b4b0505467990ca752740ff200b215d236cbbb3",
+            16384, br128_bc64_w8_s3_fa2_pointer, 131072, 255, 16004.3, digest="sha256:abcb4224b46e"
         ),
     ),
     *serve(
@@ -2445,7 +1708,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             131072,
             255,
             373.43,
-            digest="sha256:ea66e632600e64fa5ca6d2cab621d2a37aaf3917b67212b4314448560f25517e",
+            digest="sha256:ea66e632600e",
         ),
         estimated(
             1024,
@@ -2453,7 +1716,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             131072,
             255,
             1145.0,
-            digest="sha256:ea66e632600e64fa5ca6d2cab621d2a37aaf3917b67212b4314448560f25517e",
+            digest="sha256:ea66e632600e",
         ),
         estimated(
             4096,
@@ -2461,7 +1724,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             131072,
             255,
             4165.0,
-            digest="sha256:ea66e632600e64fa5ca6d2cab621d2a37aaf3917b67212b4314448560f25517e",
+            digest="sha256:ea66e632600e",
         ),
         estimated(
             16384,
@@ -2469,42 +1732,22 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             131072,
             255,
             8064.5,
-            digest="sha256:ea66e632600e64fa5ca6d2cab621d2a37aaf3917b67212b4314448560f25517e",
+            digest="sha256:ea66e632600e",
         ),
     ),
     *serve(
         bwd_dq_fp16_d192,
         estimated(
-            1,
-            br64_bc32_w4_s3_fa2_pointer,
-            135168,
-            255,
-            1358.4,
-            digest="sha256:a2bd80932ce8d1f46f7b97adbb694ce79c2bb5cce020986f8a6502ff9cf082c8",
+            1, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 1358.4, digest="sha256:a2bd80932ce8"
         ),
         estimated(
-            1024,
-            br64_bc32_w4_s3_fa2_pointer,
-            135168,
-            255,
-            5208.2,
-            digest="sha256:a2bd80932ce8d1f46f7b97adbb694ce79c2bb5cce020986f8a6502ff9cf082c8",
+            1024, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 5208.2, digest="sha256:a2bd80932ce8"
         ),
         estimated(
-            4096,
-            br64_bc32_w4_s3_fa2_pointer,
-            135168,
-            255,
-            20607.5,
-            digest="sha256:a2bd80932ce8d1f46f7b97adbb694ce79c2bb5cce020986f8a6502ff9cf082c8",
+            4096, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 20607.5, digest="sha256:a2bd80932ce8"
         ),
         estimated(
-            16384,
-            br64_bc32_w4_s3_fa2_pointer,
-            135168,
-            255,
-            41139.7,
-            digest="sha256:a2bd80932ce8d1f46f7b97adbb694ce79c2bb5cce020986f8a6502ff9cf082c8",
+            16384, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 41139.7, digest="sha256:a2bd80932ce8"
         ),
     ),
     *serve(
@@ -2515,7 +1758,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             135168,
             255,
             834.04,
-            digest="sha256:10cb099251e99c9780491840460c538cc3c0450ada023025f5db68774e116777",
+            digest="sha256:10cb099251e9",
         ),
         estimated(
             1024,
@@ -2523,7 +1766,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             135168,
             255,
             2829.2,
-            digest="sha256:10cb099251e99c9780491840460c538cc3c0450ada023025f5db68774e116777",
+            digest="sha256:10cb099251e9",
         ),
         estimated(
             4096,
@@ -2531,7 +1774,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             135168,
             255,
             10587.8,
-            digest="sha256:10cb099251e99c9780491840460c538cc3c0450ada023025f5db68774e116777",
+            digest="sha256:10cb099251e9",
         ),
         estimated(
             16384,
@@ -2539,42 +1782,22 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             135168,
             255,
             20718.5,
-            digest="sha256:10cb099251e99c9780491840460c538cc3c0450ada023025f5db68774e116777",
+            digest="sha256:10cb099251e9",
         ),
     ),
     *serve(
         bwd_dq_fp16_d256,
         estimated(
-            1,
-            br64_bc32_w4_s3_fa2_pointer,
-            135168,
-            255,
-            1094.1,
-            digest="sha256:24c6da5069491937524406fc314bfed01f17cff09be527070030fb53b330f5a9",
+            1, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 1094.1, digest="sha256:24c6da506949"
         ),
         estimated(
-            1024,
-            br64_bc32_w4_s3_fa2_pointer,
-            135168,
-            255,
-            4199.4,
-            digest="sha256:24c6da5069491937524406fc314bfed01f17cff09be527070030fb53b330f5a9",
+            1024, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 4199.4, digest="sha256:24c6da506949"
         ),
         estimated(
-            4096,
-            br64_bc32_w4_s3_fa2_pointer,
-            135168,
-            255,
-            16620.7,
-            digest="sha256:24c6da5069491937524406fc314bfed01f17cff09be527070030fb53b330f5a9",
+            4096, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 16620.7, digest="sha256:24c6da506949"
         ),
         estimated(
-            16384,
-            br64_bc32_w4_s3_fa2_pointer,
-            135168,
-            255,
-            33182.4,
-            digest="sha256:24c6da5069491937524406fc314bfed01f17cff09be527070030fb53b330f5a9",
+            16384, br64_bc32_w4_s3_fa2_pointer, 135168, 255, 33182.4, digest="sha256:24c6da506949"
         ),
     ),
     *serve(
@@ -2585,7 +1808,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             135168,
             255,
             668.62,
-            digest="sha256:72f093cf11fca4d0a118b101b6d69289812347e56ceaee099224702529059d76",
+            digest="sha256:72f093cf11fc",
         ),
         estimated(
             1024,
@@ -2593,7 +1816,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             135168,
             255,
             2282.0,
-            digest="sha256:72f093cf11fca4d0a118b101b6d69289812347e56ceaee099224702529059d76",
+            digest="sha256:72f093cf11fc",
         ),
         estimated(
             4096,
@@ -2601,7 +1824,7 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             135168,
             255,
             8508.7,
-            digest="sha256:72f093cf11fca4d0a118b101b6d69289812347e56ceaee099224702529059d76",
+            digest="sha256:72f093cf11fc",
         ),
         estimated(
             16384,
@@ -2609,707 +1832,273 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
             135168,
             255,
             16600.1,
-            digest="sha256:72f093cf11fca4d0a118b101b6d69289812347e56ceaee099224702529059d76",
+            digest="sha256:72f093cf11fc",
         ),
     ),
     *serve(
         bwd_fused_bf16_d64,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            1088.8,
-            digest="sha256:c1604de46182bb6bbb57a32ea33b6225778e4bb89f0903a6b0c71210199ec7ab",
+            1, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 1088.8, digest="sha256:c1604de46182"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            4070.0,
-            digest="sha256:c1604de46182bb6bbb57a32ea33b6225778e4bb89f0903a6b0c71210199ec7ab",
+            1024, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 4070.0, digest="sha256:c1604de46182"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            15994.5,
-            digest="sha256:c1604de46182bb6bbb57a32ea33b6225778e4bb89f0903a6b0c71210199ec7ab",
+            4096, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 15994.5, digest="sha256:c1604de46182"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            31893.9,
-            digest="sha256:c1604de46182bb6bbb57a32ea33b6225778e4bb89f0903a6b0c71210199ec7ab",
+            16384, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 31893.9, digest="sha256:c1604de46182"
         ),
     ),
     *serve(
         bwd_fused_bf16_d64_causal,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer, 58368, 255, 736.38, digest="sha256:0bf013b9171e"),
         estimated(
-            1,
-            br64_bc64_w4_s3_fa2_pointer,
-            58368,
-            255,
-            736.38,
-            digest="sha256:0bf013b9171e3122b55ee4d9a8cace1351c8b875c3a23c4834c0612b4becc723",
+            1024, br64_bc64_w4_s3_fa2_pointer, 58368, 255, 2306.6, digest="sha256:0bf013b9171e"
         ),
         estimated(
-            1024,
-            br64_bc64_w4_s3_fa2_pointer,
-            58368,
-            255,
-            2306.6,
-            digest="sha256:0bf013b9171e3122b55ee4d9a8cace1351c8b875c3a23c4834c0612b4becc723",
+            4096, br64_bc64_w4_s3_fa2_pointer, 58368, 255, 8561.6, digest="sha256:0bf013b9171e"
         ),
         estimated(
-            4096,
-            br64_bc64_w4_s3_fa2_pointer,
-            58368,
-            255,
-            8561.6,
-            digest="sha256:0bf013b9171e3122b55ee4d9a8cace1351c8b875c3a23c4834c0612b4becc723",
-        ),
-        estimated(
-            16384,
-            br64_bc64_w4_s3_fa2_pointer,
-            58368,
-            255,
-            16795.8,
-            digest="sha256:0bf013b9171e3122b55ee4d9a8cace1351c8b875c3a23c4834c0612b4becc723",
+            16384, br64_bc64_w4_s3_fa2_pointer, 58368, 255, 16795.8, digest="sha256:0bf013b9171e"
         ),
     ),
     *serve(
         bwd_fused_bf16_d96,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 1656.9, digest="sha256:0dd4a5586e72"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            1656.9,
-            digest="sha256:0dd4a5586e72c91f4b74225677afe0917729e5f55f62e97bc287e18d2a0de250",
+            1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 6344.5, digest="sha256:0dd4a5586e72"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            6344.5,
-            digest="sha256:0dd4a5586e72c91f4b74225677afe0917729e5f55f62e97bc287e18d2a0de250",
+            4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 25095.2, digest="sha256:0dd4a5586e72"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            25095.2,
-            digest="sha256:0dd4a5586e72c91f4b74225677afe0917729e5f55f62e97bc287e18d2a0de250",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            50096.0,
-            digest="sha256:0dd4a5586e72c91f4b74225677afe0917729e5f55f62e97bc287e18d2a0de250",
+            16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 50096.0, digest="sha256:0dd4a5586e72"
         ),
     ),
     *serve(
         bwd_fused_bf16_d96_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 1049.0, digest="sha256:1d8ea23e5d1b"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            1049.0,
-            digest="sha256:1d8ea23e5d1baa1760251e4e1d77585fbcda8aadbedda8c7085addf20445813a",
+            1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 3537.7, digest="sha256:1d8ea23e5d1b"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            3537.7,
-            digest="sha256:1d8ea23e5d1baa1760251e4e1d77585fbcda8aadbedda8c7085addf20445813a",
+            4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 13424.4, digest="sha256:1d8ea23e5d1b"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            13424.4,
-            digest="sha256:1d8ea23e5d1baa1760251e4e1d77585fbcda8aadbedda8c7085addf20445813a",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            26282.0,
-            digest="sha256:1d8ea23e5d1baa1760251e4e1d77585fbcda8aadbedda8c7085addf20445813a",
+            16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 26282.0, digest="sha256:1d8ea23e5d1b"
         ),
     ),
     *serve(
         bwd_fused_bf16_d128,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 1302.0, digest="sha256:af3ebb146200"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            1302.0,
-            digest="sha256:af3ebb1462005975f00ccc7d223e4d7b3fe45760c74dff1b9aa5ad56f7c6d3ae",
+            1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 4995.6, digest="sha256:af3ebb146200"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            4995.6,
-            digest="sha256:af3ebb1462005975f00ccc7d223e4d7b3fe45760c74dff1b9aa5ad56f7c6d3ae",
+            4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 19770.0, digest="sha256:af3ebb146200"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            19770.0,
-            digest="sha256:af3ebb1462005975f00ccc7d223e4d7b3fe45760c74dff1b9aa5ad56f7c6d3ae",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            39469.2,
-            digest="sha256:af3ebb1462005975f00ccc7d223e4d7b3fe45760c74dff1b9aa5ad56f7c6d3ae",
+            16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 39469.2, digest="sha256:af3ebb146200"
         ),
     ),
     *serve(
         bwd_fused_bf16_d128_causal,
+        estimated(1, br32_bc128_w8_s2_fa2_pointer, 90368, 255, 938.5, digest="sha256:b90e131cb3a8"),
         estimated(
-            1,
-            br32_bc128_w8_s2_fa2_pointer,
-            90368,
-            255,
-            938.5,
-            digest="sha256:b90e131cb3a8316430397250a58975a9aca70212316629f4f37294dde0820258",
+            1024, br32_bc128_w8_s2_fa2_pointer, 90368, 255, 3062.3, digest="sha256:b90e131cb3a8"
         ),
         estimated(
-            1024,
-            br32_bc128_w8_s2_fa2_pointer,
-            90368,
-            255,
-            3062.3,
-            digest="sha256:b90e131cb3a8316430397250a58975a9aca70212316629f4f37294dde0820258",
+            4096, br32_bc128_w8_s2_fa2_pointer, 90368, 255, 11390.0, digest="sha256:b90e131cb3a8"
         ),
         estimated(
-            4096,
-            br32_bc128_w8_s2_fa2_pointer,
-            90368,
-            255,
-            11390.0,
-            digest="sha256:b90e131cb3a8316430397250a58975a9aca70212316629f4f37294dde0820258",
-        ),
-        estimated(
-            16384,
-            br32_bc128_w8_s2_fa2_pointer,
-            90368,
-            255,
-            22140.7,
-            digest="sha256:b90e131cb3a8316430397250a58975a9aca70212316629f4f37294dde0820258",
+            16384, br32_bc128_w8_s2_fa2_pointer, 90368, 255, 22140.7, digest="sha256:b90e131cb3a8"
         ),
     ),
     *serve(
         bwd_fused_bf16_d192,
         estimated(
-            1,
-            br16_bc64_w8_s4_fa2_pointer,
-            131456,
-            255,
-            4045.2,
-            digest="sha256:73fca53acfd9a42ad570c08e769e67080412961204ee7d043079e4686e286318",
+            1, br16_bc64_w8_s4_fa2_pointer, 131456, 255, 4045.2, digest="sha256:73fca53acfd9"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s4_fa2_pointer,
-            131456,
-            255,
-            15977.0,
-            digest="sha256:73fca53acfd9a42ad570c08e769e67080412961204ee7d043079e4686e286318",
+            1024, br16_bc64_w8_s4_fa2_pointer, 131456, 255, 15977.0, digest="sha256:73fca53acfd9"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s4_fa2_pointer,
-            131456,
-            255,
-            63704.1,
-            digest="sha256:73fca53acfd9a42ad570c08e769e67080412961204ee7d043079e4686e286318",
+            4096, br16_bc64_w8_s4_fa2_pointer, 131456, 255, 63704.1, digest="sha256:73fca53acfd9"
         ),
         estimated(
-            16384,
-            br16_bc64_w8_s4_fa2_pointer,
-            131456,
-            255,
-            127340.2,
-            digest="sha256:73fca53acfd9a42ad570c08e769e67080412961204ee7d043079e4686e286318",
+            16384, br16_bc64_w8_s4_fa2_pointer, 131456, 255, 127340.2, digest="sha256:73fca53acfd9"
         ),
     ),
     *serve(
         bwd_fused_bf16_d192_causal,
+        estimated(1, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 2200.3, digest="sha256:1d5f3d7dcc26"),
         estimated(
-            1,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            2200.3,
-            digest="sha256:1d5f3d7dcc26a4ddf7205083228d053e501ff130c7b737d542aae48cba914d10",
+            1024, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 8168.3, digest="sha256:1d5f3d7dcc26"
         ),
         estimated(
-            1024,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            8168.3,
-            digest="sha256:1d5f3d7dcc26a4ddf7205083228d053e501ff130c7b737d542aae48cba914d10",
+            4096, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 31448.4, digest="sha256:1d5f3d7dcc26"
         ),
         estimated(
-            4096,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            31448.4,
-            digest="sha256:1d5f3d7dcc26a4ddf7205083228d053e501ff130c7b737d542aae48cba914d10",
-        ),
-        estimated(
-            16384,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            61777.1,
-            digest="sha256:1d5f3d7dcc26a4ddf7205083228d053e501ff130c7b737d542aae48cba914d10",
+            16384, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 61777.1, digest="sha256:1d5f3d7dcc26"
         ),
     ),
     *serve(
         bwd_fused_bf16_d256,
+        estimated(1, br16_bc32_w4_s1_fa2_pointer, 57344, 255, 2951.4, digest="sha256:9407688c3fad"),
         estimated(
-            1,
-            br16_bc32_w4_s1_fa2_pointer,
-            57344,
-            255,
-            2951.4,
-            digest="sha256:9407688c3fadffff4c1454afb4ae436cbd054055ebcba642d2097f4f230bba37",
+            1024, br16_bc32_w4_s1_fa2_pointer, 57344, 255, 11612.2, digest="sha256:9407688c3fad"
         ),
         estimated(
-            1024,
-            br16_bc32_w4_s1_fa2_pointer,
-            57344,
-            255,
-            11612.2,
-            digest="sha256:9407688c3fadffff4c1454afb4ae436cbd054055ebcba642d2097f4f230bba37",
+            4096, br16_bc32_w4_s1_fa2_pointer, 57344, 255, 46255.3, digest="sha256:9407688c3fad"
         ),
         estimated(
-            4096,
-            br16_bc32_w4_s1_fa2_pointer,
-            57344,
-            255,
-            46255.3,
-            digest="sha256:9407688c3fadffff4c1454afb4ae436cbd054055ebcba642d2097f4f230bba37",
-        ),
-        estimated(
-            16384,
-            br16_bc32_w4_s1_fa2_pointer,
-            57344,
-            255,
-            92446.0,
-            digest="sha256:9407688c3fadffff4c1454afb4ae436cbd054055ebcba642d2097f4f230bba37",
+            16384, br16_bc32_w4_s1_fa2_pointer, 57344, 255, 92446.0, digest="sha256:9407688c3fad"
         ),
     ),
     *serve(
         bwd_fused_bf16_d256_causal,
+        estimated(1, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 1797.1, digest="sha256:0b55a4fb064a"),
         estimated(
-            1,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            1797.1,
-            digest="sha256:0b55a4fb064ac48e3dcbd21da149461ceeb3812bcf277a04b742c422c20462d0",
+            1024, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 6601.5, digest="sha256:0b55a4fb064a"
         ),
         estimated(
-            1024,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            6601.5,
-            digest="sha256:0b55a4fb064ac48e3dcbd21da149461ceeb3812bcf277a04b742c422c20462d0",
+            4096, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 25137.7, digest="sha256:0b55a4fb064a"
         ),
         estimated(
-            4096,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            25137.7,
-            digest="sha256:0b55a4fb064ac48e3dcbd21da149461ceeb3812bcf277a04b742c422c20462d0",
-        ),
-        estimated(
-            16384,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            49313.8,
-            digest="sha256:0b55a4fb064ac48e3dcbd21da149461ceeb3812bcf277a04b742c422c20462d0",
+            16384, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 49313.8, digest="sha256:0b55a4fb064a"
         ),
     ),
     *serve(
         bwd_fused_fp16_d64,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            1088.8,
-            digest="sha256:aab000e0547a9ad0c661431727a601900d232fbc1b4bf5d28c19dac5b2c0861d",
+            1, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 1088.8, digest="sha256:aab000e0547a"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            4070.0,
-            digest="sha256:aab000e0547a9ad0c661431727a601900d232fbc1b4bf5d28c19dac5b2c0861d",
+            1024, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 4070.0, digest="sha256:aab000e0547a"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            15994.5,
-            digest="sha256:aab000e0547a9ad0c661431727a601900d232fbc1b4bf5d28c19dac5b2c0861d",
+            4096, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 15994.5, digest="sha256:aab000e0547a"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            31893.9,
-            digest="sha256:aab000e0547a9ad0c661431727a601900d232fbc1b4bf5d28c19dac5b2c0861d",
+            16384, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 31893.9, digest="sha256:aab000e0547a"
         ),
     ),
     *serve(
         bwd_fused_fp16_d64_causal,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer, 58368, 255, 736.38, digest="sha256:5a6fe6e41221"),
         estimated(
-            1,
-            br64_bc64_w4_s3_fa2_pointer,
-            58368,
-            255,
-            736.38,
-            digest="sha256:5a6fe6e412211b606f23ddf482a02a360a43e9643979a392ae4718dc53173ae5",
+            1024, br64_bc64_w4_s3_fa2_pointer, 58368, 255, 2306.6, digest="sha256:5a6fe6e41221"
         ),
         estimated(
-            1024,
-            br64_bc64_w4_s3_fa2_pointer,
-            58368,
-            255,
-            2306.6,
-            digest="sha256:5a6fe6e412211b606f23ddf482a02a360a43e9643979a392ae4718dc53173ae5",
+            4096, br64_bc64_w4_s3_fa2_pointer, 58368, 255, 8561.6, digest="sha256:5a6fe6e41221"
         ),
         estimated(
-            4096,
-            br64_bc64_w4_s3_fa2_pointer,
-            58368,
-            255,
-            8561.6,
-            digest="sha256:5a6fe6e412211b606f23ddf482a02a360a43e9643979a392ae4718dc53173ae5",
-        ),
-        estimated(
-            16384,
-            br64_bc64_w4_s3_fa2_pointer,
-            58368,
-            255,
-            16795.8,
-            digest="sha256:5a6fe6e412211b606f23ddf482a02a360a43e9643979a392ae4718dc53173ae5",
+            16384, br64_bc64_w4_s3_fa2_pointer, 58368, 255, 16795.8, digest="sha256:5a6fe6e41221"
         ),
     ),
     *serve(
         bwd_fused_fp16_d96,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 1656.9, digest="sha256:4b1ade99a9e5"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            1656.9,
-            digest="sha256:4b1ade99a9e59bccd2be1c8d3a9275f9c48e5149bd859b9ab1e15a756e4a2db2",
+            1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 6344.5, digest="sha256:4b1ade99a9e5"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            6344.5,
-            digest="sha256:4b1ade99a9e59bccd2be1c8d3a9275f9c48e5149bd859b9ab1e15a756e4a2db2",
+            4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 25095.2, digest="sha256:4b1ade99a9e5"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            25095.2,
-            digest="sha256:4b1ade99a9e59bccd2be1c8d3a9275f9c48e5149bd859b9ab1e15a756e4a2db2",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            50096.0,
-            digest="sha256:4b1ade99a9e59bccd2be1c8d3a9275f9c48e5149bd859b9ab1e15a756e4a2db2",
+            16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 50096.0, digest="sha256:4b1ade99a9e5"
         ),
     ),
     *serve(
         bwd_fused_fp16_d96_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 1049.0, digest="sha256:9a2a9f9c6b08"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            1049.0,
-            digest="sha256:9a2a9f9c6b08ba3b11773484a94cdd4ae56ce503d62b04be71a8c1d6cacde0fc",
+            1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 3537.7, digest="sha256:9a2a9f9c6b08"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            3537.7,
-            digest="sha256:9a2a9f9c6b08ba3b11773484a94cdd4ae56ce503d62b04be71a8c1d6cacde0fc",
+            4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 13424.4, digest="sha256:9a2a9f9c6b08"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            13424.4,
-            digest="sha256:9a2a9f9c6b08ba3b11773484a94cdd4ae56ce503d62b04be71a8c1d6cacde0fc",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            26282.0,
-            digest="sha256:9a2a9f9c6b08ba3b11773484a94cdd4ae56ce503d62b04be71a8c1d6cacde0fc",
+            16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 26282.0, digest="sha256:9a2a9f9c6b08"
         ),
     ),
     *serve(
         bwd_fused_fp16_d128,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 1302.0, digest="sha256:f836e8898efc"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            1302.0,
-            digest="sha256:f836e8898efc3f997c9d49ccda6a81cb27d49b1bef35386a51400cf8e7e89822",
+            1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 4995.6, digest="sha256:f836e8898efc"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            4995.6,
-            digest="sha256:f836e8898efc3f997c9d49ccda6a81cb27d49b1bef35386a51400cf8e7e89822",
+            4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 19770.0, digest="sha256:f836e8898efc"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            19770.0,
-            digest="sha256:f836e8898efc3f997c9d49ccda6a81cb27d49b1bef35386a51400cf8e7e89822",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            39469.2,
-            digest="sha256:f836e8898efc3f997c9d49ccda6a81cb27d49b1bef35386a51400cf8e7e89822",
+            16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 39469.2, digest="sha256:f836e8898efc"
         ),
     ),
     *serve(
         bwd_fused_fp16_d128_causal,
+        estimated(1, br32_bc128_w8_s2_fa2_pointer, 90368, 255, 938.5, digest="sha256:7abf57b29623"),
         estimated(
-            1,
-            br32_bc128_w8_s2_fa2_pointer,
-            90368,
-            255,
-            938.5,
-            digest="sha256:7abf57b29623e91b2ec546a0c45432a4a0c461d012a17775bc956c515e4011ee",
+            1024, br32_bc128_w8_s2_fa2_pointer, 90368, 255, 3062.3, digest="sha256:7abf57b29623"
         ),
         estimated(
-            1024,
-            br32_bc128_w8_s2_fa2_pointer,
-            90368,
-            255,
-            3062.3,
-            digest="sha256:7abf57b29623e91b2ec546a0c45432a4a0c461d012a17775bc956c515e4011ee",
+            4096, br32_bc128_w8_s2_fa2_pointer, 90368, 255, 11390.0, digest="sha256:7abf57b29623"
         ),
         estimated(
-            4096,
-            br32_bc128_w8_s2_fa2_pointer,
-            90368,
-            255,
-            11390.0,
-            digest="sha256:7abf57b29623e91b2ec546a0c45432a4a0c461d012a17775bc956c515e4011ee",
-        ),
-        estimated(
-            16384,
-            br32_bc128_w8_s2_fa2_pointer,
-            90368,
-            255,
-            22140.7,
-            digest="sha256:7abf57b29623e91b2ec546a0c45432a4a0c461d012a17775bc956c515e4011ee",
+            16384, br32_bc128_w8_s2_fa2_pointer, 90368, 255, 22140.7, digest="sha256:7abf57b29623"
         ),
     ),
     *serve(
         bwd_fused_fp16_d192,
+        estimated(1, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 3173.3, digest="sha256:80b4f2c32c9d"),
         estimated(
-            1,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            3173.3,
-            digest="sha256:80b4f2c32c9d5d882cf8193dee2b6392b2d50f52ace74936a725830187aa5ab3",
+            1024, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 12435.9, digest="sha256:80b4f2c32c9d"
         ),
         estimated(
-            1024,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            12435.9,
-            digest="sha256:80b4f2c32c9d5d882cf8193dee2b6392b2d50f52ace74936a725830187aa5ab3",
+            4096, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 49486.2, digest="sha256:80b4f2c32c9d"
         ),
         estimated(
-            4096,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            49486.2,
-            digest="sha256:80b4f2c32c9d5d882cf8193dee2b6392b2d50f52ace74936a725830187aa5ab3",
-        ),
-        estimated(
-            16384,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            98886.5,
-            digest="sha256:80b4f2c32c9d5d882cf8193dee2b6392b2d50f52ace74936a725830187aa5ab3",
+            16384, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 98886.5, digest="sha256:80b4f2c32c9d"
         ),
     ),
     *serve(
         bwd_fused_fp16_d192_causal,
+        estimated(1, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 2200.3, digest="sha256:04b07886c4de"),
         estimated(
-            1,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            2200.3,
-            digest="sha256:04b07886c4debf62308cdb43b9fc458dda73c55a167ab2e01b37eb14ed8ec380",
+            1024, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 8168.3, digest="sha256:04b07886c4de"
         ),
         estimated(
-            1024,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            8168.3,
-            digest="sha256:04b07886c4debf62308cdb43b9fc458dda73c55a167ab2e01b37eb14ed8ec380",
+            4096, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 31448.4, digest="sha256:04b07886c4de"
         ),
         estimated(
-            4096,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            31448.4,
-            digest="sha256:04b07886c4debf62308cdb43b9fc458dda73c55a167ab2e01b37eb14ed8ec380",
-        ),
-        estimated(
-            16384,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            61777.1,
-            digest="sha256:04b07886c4debf62308cdb43b9fc458dda73c55a167ab2e01b37eb14ed8ec380",
+            16384, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 61777.1, digest="sha256:04b07886c4de"
         ),
     ),
     *serve(
         bwd_fused_fp16_d256,
+        estimated(1, br16_bc32_w4_s1_fa2_pointer, 57344, 255, 2951.4, digest="sha256:a705090c4503"),
         estimated(
-            1,
-            br16_bc32_w4_s1_fa2_pointer,
-            57344,
-            255,
-            2951.4,
-            digest="sha256:a705090c4503f29d5bc24a8e4ba518a8947c339595e97c552f8698dd0637925a",
+            1024, br16_bc32_w4_s1_fa2_pointer, 57344, 255, 11612.2, digest="sha256:a705090c4503"
         ),
         estimated(
-            1024,
-            br16_bc32_w4_s1_fa2_pointer,
-            57344,
-            255,
-            11612.2,
-            digest="sha256:a705090c4503f29d5bc24a8e4ba518a8947c339595e97c552f8698dd0637925a",
+            4096, br16_bc32_w4_s1_fa2_pointer, 57344, 255, 46255.3, digest="sha256:a705090c4503"
         ),
         estimated(
-            4096,
-            br16_bc32_w4_s1_fa2_pointer,
-            57344,
-            255,
-            46255.3,
-            digest="sha256:a705090c4503f29d5bc24a8e4ba518a8947c339595e97c552f8698dd0637925a",
-        ),
-        estimated(
-            16384,
-            br16_bc32_w4_s1_fa2_pointer,
-            57344,
-            255,
-            92446.0,
-            digest="sha256:a705090c4503f29d5bc24a8e4ba518a8947c339595e97c552f8698dd0637925a",
+            16384, br16_bc32_w4_s1_fa2_pointer, 57344, 255, 92446.0, digest="sha256:a705090c4503"
         ),
     ),
     *serve(
         bwd_fused_fp16_d256_causal,
+        estimated(1, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 1797.1, digest="sha256:cdd85cd1ff44"),
         estimated(
-            1,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            1797.1,
-            digest="sha256:cdd85cd1ff44a3dba50149e1b8308bfd2e57706b869b5f0d0ceace3f24d06e47",
+            1024, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 6601.5, digest="sha256:cdd85cd1ff44"
         ),
         estimated(
-            1024,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            6601.5,
-            digest="sha256:cdd85cd1ff44a3dba50149e1b8308bfd2e57706b869b5f0d0ceace3f24d06e47",
+            4096, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 25137.7, digest="sha256:cdd85cd1ff44"
         ),
         estimated(
-            4096,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            25137.7,
-            digest="sha256:cdd85cd1ff44a3dba50149e1b8308bfd2e57706b869b5f0d0ceace3f24d06e47",
-        ),
-        estimated(
-            16384,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            49313.8,
-            digest="sha256:cdd85cd1ff44a3dba50149e1b8308bfd2e57706b869b5f0d0ceace3f24d06e47",
+            16384, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 49313.8, digest="sha256:cdd85cd1ff44"
         ),
     ),
 )
@@ -3317,96 +2106,44 @@ NVIDIA_A100_SXM4_80GB: tuple[Choice, ...] = (
 NVIDIA_B200: tuple[Choice, ...] = (
     *serve(
         fwd_bf16_d64,
-        untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer,
-            66560,
-            121,
-            digest="sha256:fa5503a09972cd2f6f9a2d5939853f15006eb76a1ed324cafde18f397bc622ac",
-        ),
-        untimed(
-            1024,
-            br128_bc64_w8_s3_fa2_pointer,
-            66560,
-            121,
-            digest="sha256:fa5503a09972cd2f6f9a2d5939853f15006eb76a1ed324cafde18f397bc622ac",
-        ),
-        untimed(
-            4096,
-            br128_bc64_w8_s3_fa2_pointer,
-            66560,
-            121,
-            digest="sha256:fa5503a09972cd2f6f9a2d5939853f15006eb76a1ed324cafde18f397bc622ac",
-        ),
-        untimed(
-            16384,
-            br128_bc64_w8_s3_fa2_pointer,
-            66560,
-            121,
-            digest="sha256:fa5503a09972cd2f6f9a2d5939853f15006eb76a1ed324cafde18f397bc622ac",
-        ),
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 66560, 121, digest="sha256:fa5503a09972"),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 66560, 121, digest="sha256:fa5503a09972"),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 66560, 121, digest="sha256:fa5503a09972"),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 66560, 121, digest="sha256:fa5503a09972"),
     ),
     *serve(
         fwd_bf16_d64_causal,
         untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer_longest_first,
-            66560,
-            120,
-            digest="sha256:4f15ed63fbd2e46e4ea4107ac69dbb333a9aa4ffac7c95f5a0eb09a02062947b",
+            1, br128_bc64_w8_s3_fa2_pointer_longest_first, 66560, 120, digest="sha256:4f15ed63fbd2"
         ),
         untimed(
             1024,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             66560,
             120,
-            digest="sha256:4f15ed63fbd2e46e4ea4107ac69dbb333a9aa4ffac7c95f5a0eb09a02062947b",
+            digest="sha256:4f15ed63fbd2",
         ),
         untimed(
             4096,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             66560,
             120,
-            digest="sha256:4f15ed63fbd2e46e4ea4107ac69dbb333a9aa4ffac7c95f5a0eb09a02062947b",
+            digest="sha256:4f15ed63fbd2",
         ),
         untimed(
             16384,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             66560,
             120,
-            digest="sha256:4f15ed63fbd2e46e4ea4107ac69dbb333a9aa4ffac7c95f5a0eb09a02062947b",
+            digest="sha256:4f15ed63fbd2",
         ),
     ),
     *serve(
         fwd_bf16_d96,
-        untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer,
-            132096,
-            187,
-            digest="sha256:2bcb6e655a43f99d86517c1ee407c070cd1e55d70b6b0418c14ed00f9f9d221f",
-        ),
-        untimed(
-            1024,
-            br128_bc64_w8_s3_fa2_pointer,
-            132096,
-            187,
-            digest="sha256:2bcb6e655a43f99d86517c1ee407c070cd1e55d70b6b0418c14ed00f9f9d221f",
-        ),
-        untimed(
-            4096,
-            br128_bc64_w8_s3_fa2_pointer,
-            132096,
-            187,
-            digest="sha256:2bcb6e655a43f99d86517c1ee407c070cd1e55d70b6b0418c14ed00f9f9d221f",
-        ),
-        untimed(
-            16384,
-            br128_bc64_w8_s3_fa2_pointer,
-            132096,
-            187,
-            digest="sha256:2bcb6e655a43f99d86517c1ee407c070cd1e55d70b6b0418c14ed00f9f9d221f",
-        ),
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 132096, 187, digest="sha256:2bcb6e655a43"),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 132096, 187, digest="sha256:2bcb6e655a43"),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 132096, 187, digest="sha256:2bcb6e655a43"),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 132096, 187, digest="sha256:2bcb6e655a43"),
     ),
     *serve(
         fwd_bf16_d96_causal,
@@ -3415,60 +2152,36 @@ NVIDIA_B200: tuple[Choice, ...] = (
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             132096,
             189,
-            digest="sha256:53a7a5b4bd90013b585971bf91b5ea980b75e43252f5003a7e95437cde372680",
+            digest="sha256:53a7a5b4bd90",
         ),
         untimed(
             1024,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             132096,
             189,
-            digest="sha256:53a7a5b4bd90013b585971bf91b5ea980b75e43252f5003a7e95437cde372680",
+            digest="sha256:53a7a5b4bd90",
         ),
         untimed(
             4096,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             132096,
             189,
-            digest="sha256:53a7a5b4bd90013b585971bf91b5ea980b75e43252f5003a7e95437cde372680",
+            digest="sha256:53a7a5b4bd90",
         ),
         untimed(
             16384,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             132096,
             189,
-            digest="sha256:53a7a5b4bd90013b585971bf91b5ea980b75e43252f5003a7e95437cde372680",
+            digest="sha256:53a7a5b4bd90",
         ),
     ),
     *serve(
         fwd_bf16_d128,
-        untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer,
-            132096,
-            176,
-            digest="sha256:849ef62e25010515c4615494dd7a1d94228e2e330779a49349024bbe53a3c79b",
-        ),
-        untimed(
-            1024,
-            br128_bc64_w8_s3_fa2_pointer,
-            132096,
-            176,
-            digest="sha256:849ef62e25010515c4615494dd7a1d94228e2e330779a49349024bbe53a3c79b",
-        ),
-        untimed(
-            4096,
-            br128_bc64_w8_s3_fa2_pointer,
-            132096,
-            176,
-            digest="sha256:849ef62e25010515c4615494dd7a1d94228e2e330779a49349024bbe53a3c79b",
-        ),
-        untimed(
-            16384,
-            br128_bc64_w8_s3_fa2_pointer,
-            132096,
-            176,
-            digest="sha256:849ef62e25010515c4615494dd7a1d94228e2e330779a49349024bbe53a3c79b",
-        ),
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 132096, 176, digest="sha256:849ef62e2501"),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 132096, 176, digest="sha256:849ef62e2501"),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 132096, 176, digest="sha256:849ef62e2501"),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 132096, 176, digest="sha256:849ef62e2501"),
     ),
     *serve(
         fwd_bf16_d128_causal,
@@ -3477,60 +2190,36 @@ NVIDIA_B200: tuple[Choice, ...] = (
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             132096,
             181,
-            digest="sha256:ee40475a025cc5e6161cf47ad1000974ba16087fe6d1319c0fad9fe30c903f26",
+            digest="sha256:ee40475a025c",
         ),
         untimed(
             1024,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             132096,
             181,
-            digest="sha256:ee40475a025cc5e6161cf47ad1000974ba16087fe6d1319c0fad9fe30c903f26",
+            digest="sha256:ee40475a025c",
         ),
         untimed(
             4096,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             132096,
             181,
-            digest="sha256:ee40475a025cc5e6161cf47ad1000974ba16087fe6d1319c0fad9fe30c903f26",
+            digest="sha256:ee40475a025c",
         ),
         untimed(
             16384,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             132096,
             181,
-            digest="sha256:ee40475a025cc5e6161cf47ad1000974ba16087fe6d1319c0fad9fe30c903f26",
+            digest="sha256:ee40475a025c",
         ),
     ),
     *serve(
         fwd_bf16_d192,
-        untimed(
-            1,
-            br64_bc64_w4_s3_fa2_descriptor,
-            230400,
-            214,
-            digest="sha256:b7d306763c398e4e81cc84cdf9440045ead5169571e99cad8f909502e59db578",
-        ),
-        untimed(
-            1024,
-            br64_bc64_w4_s3_fa2_descriptor,
-            230400,
-            214,
-            digest="sha256:b7d306763c398e4e81cc84cdf9440045ead5169571e99cad8f909502e59db578",
-        ),
-        untimed(
-            4096,
-            br64_bc64_w4_s3_fa2_descriptor,
-            230400,
-            214,
-            digest="sha256:b7d306763c398e4e81cc84cdf9440045ead5169571e99cad8f909502e59db578",
-        ),
-        untimed(
-            16384,
-            br64_bc64_w4_s3_fa2_descriptor,
-            230400,
-            214,
-            digest="sha256:b7d306763c398e4e81cc84cdf9440045ead5169571e99cad8f909502e59db578",
-        ),
+        untimed(1, br64_bc64_w4_s3_fa2_descriptor, 230400, 214, digest="sha256:b7d306763c39"),
+        untimed(1024, br64_bc64_w4_s3_fa2_descriptor, 230400, 214, digest="sha256:b7d306763c39"),
+        untimed(4096, br64_bc64_w4_s3_fa2_descriptor, 230400, 214, digest="sha256:b7d306763c39"),
+        untimed(16384, br64_bc64_w4_s3_fa2_descriptor, 230400, 214, digest="sha256:b7d306763c39"),
     ),
     *serve(
         fwd_bf16_d192_causal,
@@ -3539,60 +2228,36 @@ NVIDIA_B200: tuple[Choice, ...] = (
             br64_bc64_w4_s3_fa2_descriptor_longest_first,
             230400,
             218,
-            digest="sha256:d985cd0474bf7e63b03413aca850cd98b217ee5d2f3ac82abb6c0da1f8b34d56",
+            digest="sha256:d985cd0474bf",
         ),
         untimed(
             1024,
             br64_bc64_w4_s3_fa2_descriptor_longest_first,
             230400,
             218,
-            digest="sha256:d985cd0474bf7e63b03413aca850cd98b217ee5d2f3ac82abb6c0da1f8b34d56",
+            digest="sha256:d985cd0474bf",
         ),
         untimed(
             4096,
             br64_bc64_w4_s3_fa2_descriptor_longest_first,
             230400,
             218,
-            digest="sha256:d985cd0474bf7e63b03413aca850cd98b217ee5d2f3ac82abb6c0da1f8b34d56",
+            digest="sha256:d985cd0474bf",
         ),
         untimed(
             16384,
             br64_bc64_w4_s3_fa2_descriptor_longest_first,
             230400,
             218,
-            digest="sha256:d985cd0474bf7e63b03413aca850cd98b217ee5d2f3ac82abb6c0da1f8b34d56",
+            digest="sha256:d985cd0474bf",
         ),
     ),
     *serve(
         fwd_bf16_d256,
-        untimed(
-            1,
-            br64_bc64_w4_s3_fa2_descriptor,
-            230400,
-            214,
-            digest="sha256:1db9a1287af032794d4c37bff90900b3b2beae21a17471267c80b7814fdfe3a5",
-        ),
-        untimed(
-            1024,
-            br64_bc64_w4_s3_fa2_descriptor,
-            230400,
-            214,
-            digest="sha256:1db9a1287af032794d4c37bff90900b3b2beae21a17471267c80b7814fdfe3a5",
-        ),
-        untimed(
-            4096,
-            br64_bc64_w4_s3_fa2_descriptor,
-            230400,
-            214,
-            digest="sha256:1db9a1287af032794d4c37bff90900b3b2beae21a17471267c80b7814fdfe3a5",
-        ),
-        untimed(
-            16384,
-            br64_bc64_w4_s3_fa2_descriptor,
-            230400,
-            214,
-            digest="sha256:1db9a1287af032794d4c37bff90900b3b2beae21a17471267c80b7814fdfe3a5",
-        ),
+        untimed(1, br64_bc64_w4_s3_fa2_descriptor, 230400, 214, digest="sha256:1db9a1287af0"),
+        untimed(1024, br64_bc64_w4_s3_fa2_descriptor, 230400, 214, digest="sha256:1db9a1287af0"),
+        untimed(4096, br64_bc64_w4_s3_fa2_descriptor, 230400, 214, digest="sha256:1db9a1287af0"),
+        untimed(16384, br64_bc64_w4_s3_fa2_descriptor, 230400, 214, digest="sha256:1db9a1287af0"),
     ),
     *serve(
         fwd_bf16_d256_causal,
@@ -3601,122 +2266,70 @@ NVIDIA_B200: tuple[Choice, ...] = (
             br64_bc64_w4_s3_fa2_descriptor_longest_first,
             230400,
             218,
-            digest="sha256:25ae657efbdedd2255c9d58a9cd61fe178e179c0bf4a3e3849c4241b63b96493",
+            digest="sha256:25ae657efbde",
         ),
         untimed(
             1024,
             br64_bc64_w4_s3_fa2_descriptor_longest_first,
             230400,
             218,
-            digest="sha256:25ae657efbdedd2255c9d58a9cd61fe178e179c0bf4a3e3849c4241b63b96493",
+            digest="sha256:25ae657efbde",
         ),
         untimed(
             4096,
             br64_bc64_w4_s3_fa2_descriptor_longest_first,
             230400,
             218,
-            digest="sha256:25ae657efbdedd2255c9d58a9cd61fe178e179c0bf4a3e3849c4241b63b96493",
+            digest="sha256:25ae657efbde",
         ),
         untimed(
             16384,
             br64_bc64_w4_s3_fa2_descriptor_longest_first,
             230400,
             218,
-            digest="sha256:25ae657efbdedd2255c9d58a9cd61fe178e179c0bf4a3e3849c4241b63b96493",
+            digest="sha256:25ae657efbde",
         ),
     ),
     *serve(
         fwd_fp16_d64,
-        untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer,
-            66560,
-            121,
-            digest="sha256:6ef43a9e62a97f48aeca232be12cd1f5d8cbc62a1cdcfc24ae24d17b0c905ec6",
-        ),
-        untimed(
-            1024,
-            br128_bc64_w8_s3_fa2_pointer,
-            66560,
-            121,
-            digest="sha256:6ef43a9e62a97f48aeca232be12cd1f5d8cbc62a1cdcfc24ae24d17b0c905ec6",
-        ),
-        untimed(
-            4096,
-            br128_bc64_w8_s3_fa2_pointer,
-            66560,
-            121,
-            digest="sha256:6ef43a9e62a97f48aeca232be12cd1f5d8cbc62a1cdcfc24ae24d17b0c905ec6",
-        ),
-        untimed(
-            16384,
-            br128_bc64_w8_s3_fa2_pointer,
-            66560,
-            121,
-            digest="sha256:6ef43a9e62a97f48aeca232be12cd1f5d8cbc62a1cdcfc24ae24d17b0c905ec6",
-        ),
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 66560, 121, digest="sha256:6ef43a9e62a9"),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 66560, 121, digest="sha256:6ef43a9e62a9"),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 66560, 121, digest="sha256:6ef43a9e62a9"),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 66560, 121, digest="sha256:6ef43a9e62a9"),
     ),
     *serve(
         fwd_fp16_d64_causal,
         untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer_longest_first,
-            66560,
-            120,
-            digest="sha256:b647f82f355ebcb8a7051fbd0cd702286def70ecb7f76e19aff984a2d921307c",
+            1, br128_bc64_w8_s3_fa2_pointer_longest_first, 66560, 120, digest="sha256:b647f82f355e"
         ),
         untimed(
             1024,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             66560,
             120,
-            digest="sha256:b647f82f355ebcb8a7051fbd0cd702286def70ecb7f76e19aff984a2d921307c",
+            digest="sha256:b647f82f355e",
         ),
         untimed(
             4096,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             66560,
             120,
-            digest="sha256:b647f82f355ebcb8a7051fbd0cd702286def70ecb7f76e19aff984a2d921307c",
+            digest="sha256:b647f82f355e",
         ),
         untimed(
             16384,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             66560,
             120,
-            digest="sha256:b647f82f355ebcb8a7051fbd0cd702286def70ecb7f76e19aff984a2d921307c",
+            digest="sha256:b647f82f355e",
         ),
     ),
     *serve(
         fwd_fp16_d96,
-        untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer,
-            132096,
-            187,
-            digest="sha256:b3fdd62276936172dfe409a626fe9a155707521f489d0e91cf4963b4006b045f",
-        ),
-        untimed(
-            1024,
-            br128_bc64_w8_s3_fa2_pointer,
-            132096,
-            187,
-            digest="sha256:b3fdd62276936172dfe409a626fe9a155707521f489d0e91cf4963b4006b045f",
-        ),
-        untimed(
-            4096,
-            br128_bc64_w8_s3_fa2_pointer,
-            132096,
-            187,
-            digest="sha256:b3fdd62276936172dfe409a626fe9a155707521f489d0e91cf4963b4006b045f",
-        ),
-        untimed(
-            16384,
-            br128_bc64_w8_s3_fa2_pointer,
-            132096,
-            187,
-            digest="sha256:b3fdd62276936172dfe409a626fe9a155707521f489d0e91cf4963b4006b045f",
-        ),
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 132096, 187, digest="sha256:b3fdd6227693"),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 132096, 187, digest="sha256:b3fdd6227693"),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 132096, 187, digest="sha256:b3fdd6227693"),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 132096, 187, digest="sha256:b3fdd6227693"),
     ),
     *serve(
         fwd_fp16_d96_causal,
@@ -3725,60 +2338,36 @@ NVIDIA_B200: tuple[Choice, ...] = (
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             132096,
             189,
-            digest="sha256:f3645dd426f435a495cd67bc17cc18fca3cd1ec3dcf0aeb39668339a261364c6",
+            digest="sha256:f3645dd426f4",
         ),
         untimed(
             1024,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             132096,
             189,
-            digest="sha256:f3645dd426f435a495cd67bc17cc18fca3cd1ec3dcf0aeb39668339a261364c6",
+            digest="sha256:f3645dd426f4",
         ),
         untimed(
             4096,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             132096,
             189,
-            digest="sha256:f3645dd426f435a495cd67bc17cc18fca3cd1ec3dcf0aeb39668339a261364c6",
+            digest="sha256:f3645dd426f4",
         ),
         untimed(
             16384,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             132096,
             189,
-            digest="sha256:f3645dd426f435a495cd67bc17cc18fca3cd1ec3dcf0aeb39668339a261364c6",
+            digest="sha256:f3645dd426f4",
         ),
     ),
     *serve(
         fwd_fp16_d128,
-        untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer,
-            132096,
-            176,
-            digest="sha256:cc9c66b97bf0bec4ef9b35513f438b6da5eebfbe443fbb79616d4958510d0ca6",
-        ),
-        untimed(
-            1024,
-            br128_bc64_w8_s3_fa2_pointer,
-            132096,
-            176,
-            digest="sha256:cc9c66b97bf0bec4ef9b35513f438b6da5eebfbe443fbb79616d4958510d0ca6",
-        ),
-        untimed(
-            4096,
-            br128_bc64_w8_s3_fa2_pointer,
-            132096,
-            176,
-            digest="sha256:cc9c66b97bf0bec4ef9b35513f438b6da5eebfbe443fbb79616d4958510d0ca6",
-        ),
-        untimed(
-            16384,
-            br128_bc64_w8_s3_fa2_pointer,
-            132096,
-            176,
-            digest="sha256:cc9c66b97bf0bec4ef9b35513f438b6da5eebfbe443fbb79616d4958510d0ca6",
-        ),
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 132096, 176, digest="sha256:cc9c66b97bf0"),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 132096, 176, digest="sha256:cc9c66b97bf0"),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 132096, 176, digest="sha256:cc9c66b97bf0"),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 132096, 176, digest="sha256:cc9c66b97bf0"),
     ),
     *serve(
         fwd_fp16_d128_causal,
@@ -3787,60 +2376,36 @@ NVIDIA_B200: tuple[Choice, ...] = (
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             132096,
             181,
-            digest="sha256:a1b645d8d54ebf21660fa75d0efa866b749b0d91f202c25f350fadc19ffc3d4a",
+            digest="sha256:a1b645d8d54e",
         ),
         untimed(
             1024,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             132096,
             181,
-            digest="sha256:a1b645d8d54ebf21660fa75d0efa866b749b0d91f202c25f350fadc19ffc3d4a",
+            digest="sha256:a1b645d8d54e",
         ),
         untimed(
             4096,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             132096,
             181,
-            digest="sha256:a1b645d8d54ebf21660fa75d0efa866b749b0d91f202c25f350fadc19ffc3d4a",
+            digest="sha256:a1b645d8d54e",
         ),
         untimed(
             16384,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             132096,
             181,
-            digest="sha256:a1b645d8d54ebf21660fa75d0efa866b749b0d91f202c25f350fadc19ffc3d4a",
+            digest="sha256:a1b645d8d54e",
         ),
     ),
     *serve(
         fwd_fp16_d192,
-        untimed(
-            1,
-            br64_bc64_w4_s3_fa2_descriptor,
-            230400,
-            214,
-            digest="sha256:6df699b889ccc00c29f987cb7a59bab8a4e4ff52c917ce1b5cb16a3efe721b0b",
-        ),
-        untimed(
-            1024,
-            br64_bc64_w4_s3_fa2_descriptor,
-            230400,
-            214,
-            digest="sha256:6df699b889ccc00c29f987cb7a59bab8a4e4ff52c917ce1b5cb16a3efe721b0b",
-        ),
-        untimed(
-            4096,
-            br64_bc64_w4_s3_fa2_descriptor,
-            230400,
-            214,
-            digest="sha256:6df699b889ccc00c29f987cb7a59bab8a4e4ff52c917ce1b5cb16a3efe721b0b",
-        ),
-        untimed(
-            16384,
-            br64_bc64_w4_s3_fa2_descriptor,
-            230400,
-            214,
-            digest="sha256:6df699b889ccc00c29f987cb7a59bab8a4e4ff52c917ce1b5cb16a3efe721b0b",
-        ),
+        untimed(1, br64_bc64_w4_s3_fa2_descriptor, 230400, 214, digest="sha256:6df699b889cc"),
+        untimed(1024, br64_bc64_w4_s3_fa2_descriptor, 230400, 214, digest="sha256:6df699b889cc"),
+        untimed(4096, br64_bc64_w4_s3_fa2_descriptor, 230400, 214, digest="sha256:6df699b889cc"),
+        untimed(16384, br64_bc64_w4_s3_fa2_descriptor, 230400, 214, digest="sha256:6df699b889cc"),
     ),
     *serve(
         fwd_fp16_d192_causal,
@@ -3849,60 +2414,36 @@ NVIDIA_B200: tuple[Choice, ...] = (
             br64_bc64_w4_s3_fa2_descriptor_longest_first,
             230400,
             218,
-            digest="sha256:4772e63bd3ef66639b633adfd42f074696939ae01423762808dd985056d9da5e",
+            digest="sha256:4772e63bd3ef",
         ),
         untimed(
             1024,
             br64_bc64_w4_s3_fa2_descriptor_longest_first,
             230400,
             218,
-            digest="sha256:4772e63bd3ef66639b633adfd42f074696939ae01423762808dd985056d9da5e",
+            digest="sha256:4772e63bd3ef",
         ),
         untimed(
             4096,
             br64_bc64_w4_s3_fa2_descriptor_longest_first,
             230400,
             218,
-            digest="sha256:4772e63bd3ef66639b633adfd42f074696939ae01423762808dd985056d9da5e",
+            digest="sha256:4772e63bd3ef",
         ),
         untimed(
             16384,
             br64_bc64_w4_s3_fa2_descriptor_longest_first,
             230400,
             218,
-            digest="sha256:4772e63bd3ef66639b633adfd42f074696939ae01423762808dd985056d9da5e",
+            digest="sha256:4772e63bd3ef",
         ),
     ),
     *serve(
         fwd_fp16_d256,
-        untimed(
-            1,
-            br64_bc64_w4_s3_fa2_descriptor,
-            230400,
-            214,
-            digest="sha256:307becffb98f2630fe59e0235e51322ae589fd835eba73ef28e110a461c2bf00",
-        ),
-        untimed(
-            1024,
-            br64_bc64_w4_s3_fa2_descriptor,
-            230400,
-            214,
-            digest="sha256:307becffb98f2630fe59e0235e51322ae589fd835eba73ef28e110a461c2bf00",
-        ),
-        untimed(
-            4096,
-            br64_bc64_w4_s3_fa2_descriptor,
-            230400,
-            214,
-            digest="sha256:307becffb98f2630fe59e0235e51322ae589fd835eba73ef28e110a461c2bf00",
-        ),
-        untimed(
-            16384,
-            br64_bc64_w4_s3_fa2_descriptor,
-            230400,
-            214,
-            digest="sha256:307becffb98f2630fe59e0235e51322ae589fd835eba73ef28e110a461c2bf00",
-        ),
+        untimed(1, br64_bc64_w4_s3_fa2_descriptor, 230400, 214, digest="sha256:307becffb98f"),
+        untimed(1024, br64_bc64_w4_s3_fa2_descriptor, 230400, 214, digest="sha256:307becffb98f"),
+        untimed(4096, br64_bc64_w4_s3_fa2_descriptor, 230400, 214, digest="sha256:307becffb98f"),
+        untimed(16384, br64_bc64_w4_s3_fa2_descriptor, 230400, 214, digest="sha256:307becffb98f"),
     ),
     *serve(
         fwd_fp16_d256_causal,
@@ -3911,28 +2452,28 @@ NVIDIA_B200: tuple[Choice, ...] = (
             br64_bc64_w4_s3_fa2_descriptor_longest_first,
             230400,
             218,
-            digest="sha256:f1e7284f06db1d7f9d431a19741dd73a14c65148c96c12afa42c14b722e586eb",
+            digest="sha256:f1e7284f06db",
         ),
         untimed(
             1024,
             br64_bc64_w4_s3_fa2_descriptor_longest_first,
             230400,
             218,
-            digest="sha256:f1e7284f06db1d7f9d431a19741dd73a14c65148c96c12afa42c14b722e586eb",
+            digest="sha256:f1e7284f06db",
         ),
         untimed(
             4096,
             br64_bc64_w4_s3_fa2_descriptor_longest_first,
             230400,
             218,
-            digest="sha256:f1e7284f06db1d7f9d431a19741dd73a14c65148c96c12afa42c14b722e586eb",
+            digest="sha256:f1e7284f06db",
         ),
         untimed(
             16384,
             br64_bc64_w4_s3_fa2_descriptor_longest_first,
             230400,
             218,
-            digest="sha256:f1e7284f06db1d7f9d431a19741dd73a14c65148c96c12afa42c14b722e586eb",
+            digest="sha256:f1e7284f06db",
         ),
     ),
     *serve(
@@ -4007,716 +2548,184 @@ NVIDIA_B200: tuple[Choice, ...] = (
     ),
     *serve(
         bwd_dkv_bf16_d64,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            99392,
-            255,
-            digest="sha256:dd3f5b37613147f04bbb1a7416b0738158e0792bd888a3d274c5c83e58d9aba9",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            99392,
-            255,
-            digest="sha256:dd3f5b37613147f04bbb1a7416b0738158e0792bd888a3d274c5c83e58d9aba9",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            99392,
-            255,
-            digest="sha256:dd3f5b37613147f04bbb1a7416b0738158e0792bd888a3d274c5c83e58d9aba9",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            99392,
-            255,
-            digest="sha256:dd3f5b37613147f04bbb1a7416b0738158e0792bd888a3d274c5c83e58d9aba9",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 99392, 255, digest="sha256:dd3f5b376131"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 99392, 255, digest="sha256:dd3f5b376131"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 99392, 255, digest="sha256:dd3f5b376131"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 99392, 255, digest="sha256:dd3f5b376131"),
     ),
     *serve(
         bwd_dkv_bf16_d64_causal,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            100352,
-            255,
-            digest="sha256:5b114f3d7298839f76be9929edbe2551cd82cc46455c18bef3909d4ccbfe520d",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            100352,
-            255,
-            digest="sha256:5b114f3d7298839f76be9929edbe2551cd82cc46455c18bef3909d4ccbfe520d",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            100352,
-            255,
-            digest="sha256:5b114f3d7298839f76be9929edbe2551cd82cc46455c18bef3909d4ccbfe520d",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            100352,
-            255,
-            digest="sha256:5b114f3d7298839f76be9929edbe2551cd82cc46455c18bef3909d4ccbfe520d",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 100352, 255, digest="sha256:5b114f3d7298"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 100352, 255, digest="sha256:5b114f3d7298"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 100352, 255, digest="sha256:5b114f3d7298"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 100352, 255, digest="sha256:5b114f3d7298"),
     ),
     *serve(
         bwd_dkv_bf16_d96,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            197696,
-            255,
-            digest="sha256:c7b1a8c3041b518ff906650ff9ac8bd0de8f3aa9ad301f272c267b0688894389",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            197696,
-            255,
-            digest="sha256:c7b1a8c3041b518ff906650ff9ac8bd0de8f3aa9ad301f272c267b0688894389",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            197696,
-            255,
-            digest="sha256:c7b1a8c3041b518ff906650ff9ac8bd0de8f3aa9ad301f272c267b0688894389",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            197696,
-            255,
-            digest="sha256:c7b1a8c3041b518ff906650ff9ac8bd0de8f3aa9ad301f272c267b0688894389",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 197696, 255, digest="sha256:c7b1a8c3041b"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 197696, 255, digest="sha256:c7b1a8c3041b"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 197696, 255, digest="sha256:c7b1a8c3041b"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 197696, 255, digest="sha256:c7b1a8c3041b"),
     ),
     *serve(
         bwd_dkv_bf16_d96_causal,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            198656,
-            255,
-            digest="sha256:e000899854e8137e6f7efc1e0ecd35a7f0a5e8f54c266746df041607f36f3e2d",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            198656,
-            255,
-            digest="sha256:e000899854e8137e6f7efc1e0ecd35a7f0a5e8f54c266746df041607f36f3e2d",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            198656,
-            255,
-            digest="sha256:e000899854e8137e6f7efc1e0ecd35a7f0a5e8f54c266746df041607f36f3e2d",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            198656,
-            255,
-            digest="sha256:e000899854e8137e6f7efc1e0ecd35a7f0a5e8f54c266746df041607f36f3e2d",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 198656, 255, digest="sha256:e000899854e8"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 198656, 255, digest="sha256:e000899854e8"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 198656, 255, digest="sha256:e000899854e8"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 198656, 255, digest="sha256:e000899854e8"),
     ),
     *serve(
         bwd_dkv_bf16_d128,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            197696,
-            255,
-            digest="sha256:bb68618e73342bb3603ca7341eb5d4749d4e63620f251b16b89e439713a833f0",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            197696,
-            255,
-            digest="sha256:bb68618e73342bb3603ca7341eb5d4749d4e63620f251b16b89e439713a833f0",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            197696,
-            255,
-            digest="sha256:bb68618e73342bb3603ca7341eb5d4749d4e63620f251b16b89e439713a833f0",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            197696,
-            255,
-            digest="sha256:bb68618e73342bb3603ca7341eb5d4749d4e63620f251b16b89e439713a833f0",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 197696, 255, digest="sha256:bb68618e7334"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 197696, 255, digest="sha256:bb68618e7334"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 197696, 255, digest="sha256:bb68618e7334"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 197696, 255, digest="sha256:bb68618e7334"),
     ),
     *serve(
         bwd_dkv_bf16_d128_causal,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            198656,
-            255,
-            digest="sha256:d1c458c5286b0af6f093dbe16a2ef0adea45f3344e5906da0737d24e28cfb6b6",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            198656,
-            255,
-            digest="sha256:d1c458c5286b0af6f093dbe16a2ef0adea45f3344e5906da0737d24e28cfb6b6",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            198656,
-            255,
-            digest="sha256:d1c458c5286b0af6f093dbe16a2ef0adea45f3344e5906da0737d24e28cfb6b6",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            198656,
-            255,
-            digest="sha256:d1c458c5286b0af6f093dbe16a2ef0adea45f3344e5906da0737d24e28cfb6b6",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 198656, 255, digest="sha256:d1c458c5286b"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 198656, 255, digest="sha256:d1c458c5286b"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 198656, 255, digest="sha256:d1c458c5286b"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 198656, 255, digest="sha256:d1c458c5286b"),
     ),
     *serve(
         bwd_dkv_bf16_d192,
-        untimed(
-            1,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            170,
-            digest="sha256:54daa70fa1b08df92bd69e96f82ed1f38de4ec7d79918673398aa2f9f37938dd",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            170,
-            digest="sha256:54daa70fa1b08df92bd69e96f82ed1f38de4ec7d79918673398aa2f9f37938dd",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            170,
-            digest="sha256:54daa70fa1b08df92bd69e96f82ed1f38de4ec7d79918673398aa2f9f37938dd",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            170,
-            digest="sha256:54daa70fa1b08df92bd69e96f82ed1f38de4ec7d79918673398aa2f9f37938dd",
-        ),
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 170, digest="sha256:54daa70fa1b0"),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 170, digest="sha256:54daa70fa1b0"),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 170, digest="sha256:54daa70fa1b0"),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 170, digest="sha256:54daa70fa1b0"),
     ),
     *serve(
         bwd_dkv_bf16_d192_causal,
-        untimed(
-            1,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            196,
-            digest="sha256:cfda0c6aa0ca2dbced525f689f84b3cd7c19b8e9235a2d4cc2c4a9873d87c982",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            196,
-            digest="sha256:cfda0c6aa0ca2dbced525f689f84b3cd7c19b8e9235a2d4cc2c4a9873d87c982",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            196,
-            digest="sha256:cfda0c6aa0ca2dbced525f689f84b3cd7c19b8e9235a2d4cc2c4a9873d87c982",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            196,
-            digest="sha256:cfda0c6aa0ca2dbced525f689f84b3cd7c19b8e9235a2d4cc2c4a9873d87c982",
-        ),
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 196, digest="sha256:cfda0c6aa0ca"),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 196, digest="sha256:cfda0c6aa0ca"),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 196, digest="sha256:cfda0c6aa0ca"),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 196, digest="sha256:cfda0c6aa0ca"),
     ),
     *serve(
         bwd_dkv_bf16_d256,
-        untimed(
-            1,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            166,
-            digest="sha256:a56643dc66d69255debdb218fc8babedcf1d5798dc9ab0a19f7e9a6507e94cec",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            166,
-            digest="sha256:a56643dc66d69255debdb218fc8babedcf1d5798dc9ab0a19f7e9a6507e94cec",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            166,
-            digest="sha256:a56643dc66d69255debdb218fc8babedcf1d5798dc9ab0a19f7e9a6507e94cec",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            166,
-            digest="sha256:a56643dc66d69255debdb218fc8babedcf1d5798dc9ab0a19f7e9a6507e94cec",
-        ),
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 166, digest="sha256:a56643dc66d6"),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 166, digest="sha256:a56643dc66d6"),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 166, digest="sha256:a56643dc66d6"),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 166, digest="sha256:a56643dc66d6"),
     ),
     *serve(
         bwd_dkv_bf16_d256_causal,
-        untimed(
-            1,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            194,
-            digest="sha256:cfb7f8233244598d6bf4752a20cd423ef1f42bef53ebaa344c4a67f58128c25c",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            194,
-            digest="sha256:cfb7f8233244598d6bf4752a20cd423ef1f42bef53ebaa344c4a67f58128c25c",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            194,
-            digest="sha256:cfb7f8233244598d6bf4752a20cd423ef1f42bef53ebaa344c4a67f58128c25c",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            194,
-            digest="sha256:cfb7f8233244598d6bf4752a20cd423ef1f42bef53ebaa344c4a67f58128c25c",
-        ),
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 194, digest="sha256:cfb7f8233244"),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 194, digest="sha256:cfb7f8233244"),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 194, digest="sha256:cfb7f8233244"),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 194, digest="sha256:cfb7f8233244"),
     ),
     *serve(
         bwd_dkv_fp16_d64,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            99392,
-            255,
-            digest="sha256:56342fa61124e3d72d4e778eb0ceca3bb02b00a80357f71f9f108617b33a9026",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            99392,
-            255,
-            digest="sha256:56342fa61124e3d72d4e778eb0ceca3bb02b00a80357f71f9f108617b33a9026",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            99392,
-            255,
-            digest="sha256:56342fa61124e3d72d4e778eb0ceca3bb02b00a80357f71f9f108617b33a9026",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            99392,
-            255,
-            digest="sha256:56342fa61124e3d72d4e778eb0ceca3bb02b00a80357f71f9f108617b33a9026",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 99392, 255, digest="sha256:56342fa61124"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 99392, 255, digest="sha256:56342fa61124"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 99392, 255, digest="sha256:56342fa61124"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 99392, 255, digest="sha256:56342fa61124"),
     ),
     *serve(
         bwd_dkv_fp16_d64_causal,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            100352,
-            255,
-            digest="sha256:bcc6f75ca09edf48da571479647d1690d34651e082a96efa79fa8e543d3a1044",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            100352,
-            255,
-            digest="sha256:bcc6f75ca09edf48da571479647d1690d34651e082a96efa79fa8e543d3a1044",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            100352,
-            255,
-            digest="sha256:bcc6f75ca09edf48da571479647d1690d34651e082a96efa79fa8e543d3a1044",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            100352,
-            255,
-            digest="sha256:bcc6f75ca09edf48da571479647d1690d34651e082a96efa79fa8e543d3a1044",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 100352, 255, digest="sha256:bcc6f75ca09e"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 100352, 255, digest="sha256:bcc6f75ca09e"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 100352, 255, digest="sha256:bcc6f75ca09e"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 100352, 255, digest="sha256:bcc6f75ca09e"),
     ),
     *serve(
         bwd_dkv_fp16_d96,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            197696,
-            255,
-            digest="sha256:11cd9ec2a923ce7e102abb80b1ec55260eee1275fa383d800b6040285b9528b9",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            197696,
-            255,
-            digest="sha256:11cd9ec2a923ce7e102abb80b1ec55260eee1275fa383d800b6040285b9528b9",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            197696,
-            255,
-            digest="sha256:11cd9ec2a923ce7e102abb80b1ec55260eee1275fa383d800b6040285b9528b9",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            197696,
-            255,
-            digest="sha256:11cd9ec2a923ce7e102abb80b1ec55260eee1275fa383d800b6040285b9528b9",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 197696, 255, digest="sha256:11cd9ec2a923"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 197696, 255, digest="sha256:11cd9ec2a923"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 197696, 255, digest="sha256:11cd9ec2a923"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 197696, 255, digest="sha256:11cd9ec2a923"),
     ),
     *serve(
         bwd_dkv_fp16_d96_causal,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            198656,
-            255,
-            digest="sha256:db61bd2a162a25fb7f22ea28bf02b36dc0e8e5054487968fc761b8e197979935",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            198656,
-            255,
-            digest="sha256:db61bd2a162a25fb7f22ea28bf02b36dc0e8e5054487968fc761b8e197979935",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            198656,
-            255,
-            digest="sha256:db61bd2a162a25fb7f22ea28bf02b36dc0e8e5054487968fc761b8e197979935",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            198656,
-            255,
-            digest="sha256:db61bd2a162a25fb7f22ea28bf02b36dc0e8e5054487968fc761b8e197979935",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 198656, 255, digest="sha256:db61bd2a162a"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 198656, 255, digest="sha256:db61bd2a162a"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 198656, 255, digest="sha256:db61bd2a162a"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 198656, 255, digest="sha256:db61bd2a162a"),
     ),
     *serve(
         bwd_dkv_fp16_d128,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            197696,
-            255,
-            digest="sha256:734fee18f9f27770b678c5e6f5696d2de27168a3bd9629720af67ea4eb7379da",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            197696,
-            255,
-            digest="sha256:734fee18f9f27770b678c5e6f5696d2de27168a3bd9629720af67ea4eb7379da",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            197696,
-            255,
-            digest="sha256:734fee18f9f27770b678c5e6f5696d2de27168a3bd9629720af67ea4eb7379da",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            197696,
-            255,
-            digest="sha256:734fee18f9f27770b678c5e6f5696d2de27168a3bd9629720af67ea4eb7379da",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 197696, 255, digest="sha256:734fee18f9f2"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 197696, 255, digest="sha256:734fee18f9f2"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 197696, 255, digest="sha256:734fee18f9f2"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 197696, 255, digest="sha256:734fee18f9f2"),
     ),
     *serve(
         bwd_dkv_fp16_d128_causal,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            198656,
-            255,
-            digest="sha256:d73939ae8887de345f8223080d6c913ecd464167ddb532d3a4188b84e97ef92b",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            198656,
-            255,
-            digest="sha256:d73939ae8887de345f8223080d6c913ecd464167ddb532d3a4188b84e97ef92b",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            198656,
-            255,
-            digest="sha256:d73939ae8887de345f8223080d6c913ecd464167ddb532d3a4188b84e97ef92b",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            198656,
-            255,
-            digest="sha256:d73939ae8887de345f8223080d6c913ecd464167ddb532d3a4188b84e97ef92b",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 198656, 255, digest="sha256:d73939ae8887"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 198656, 255, digest="sha256:d73939ae8887"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 198656, 255, digest="sha256:d73939ae8887"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 198656, 255, digest="sha256:d73939ae8887"),
     ),
     *serve(
         bwd_dkv_fp16_d192,
-        untimed(
-            1,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            170,
-            digest="sha256:c86f0a0baed5a186dcee5a92b1351ea91062b35f105a0290b2a08b51551506c6",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            170,
-            digest="sha256:c86f0a0baed5a186dcee5a92b1351ea91062b35f105a0290b2a08b51551506c6",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            170,
-            digest="sha256:c86f0a0baed5a186dcee5a92b1351ea91062b35f105a0290b2a08b51551506c6",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            170,
-            digest="sha256:c86f0a0baed5a186dcee5a92b1351ea91062b35f105a0290b2a08b51551506c6",
-        ),
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 170, digest="sha256:c86f0a0baed5"),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 170, digest="sha256:c86f0a0baed5"),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 170, digest="sha256:c86f0a0baed5"),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 170, digest="sha256:c86f0a0baed5"),
     ),
     *serve(
         bwd_dkv_fp16_d192_causal,
-        untimed(
-            1,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            196,
-            digest="sha256:4d53702708ddfe117d888d35386892a5d7914d69477debd4ba8997104ab4fd55",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            196,
-            digest="sha256:4d53702708ddfe117d888d35386892a5d7914d69477debd4ba8997104ab4fd55",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            196,
-            digest="sha256:4d53702708ddfe117d888d35386892a5d7914d69477debd4ba8997104ab4fd55",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            196,
-            digest="sha256:4d53702708ddfe117d888d35386892a5d7914d69477debd4ba8997104ab4fd55",
-        ),
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 196, digest="sha256:4d53702708dd"),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 196, digest="sha256:4d53702708dd"),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 196, digest="sha256:4d53702708dd"),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 196, digest="sha256:4d53702708dd"),
     ),
     *serve(
         bwd_dkv_fp16_d256,
-        untimed(
-            1,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            166,
-            digest="sha256:3dfd8289622724ec364f9772fbb5a7a84b73f0f6f048824c8abf561b0e204d32",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            166,
-            digest="sha256:3dfd8289622724ec364f9772fbb5a7a84b73f0f6f048824c8abf561b0e204d32",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            166,
-            digest="sha256:3dfd8289622724ec364f9772fbb5a7a84b73f0f6f048824c8abf561b0e204d32",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            166,
-            digest="sha256:3dfd8289622724ec364f9772fbb5a7a84b73f0f6f048824c8abf561b0e204d32",
-        ),
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 166, digest="sha256:3dfd82896227"),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 166, digest="sha256:3dfd82896227"),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 166, digest="sha256:3dfd82896227"),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 166, digest="sha256:3dfd82896227"),
     ),
     *serve(
         bwd_dkv_fp16_d256_causal,
-        untimed(
-            1,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            194,
-            digest="sha256:adde8420ef54dbf7dae204d670d81451b61ac32561ab4226cf527a4a1fe8db2a",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            194,
-            digest="sha256:adde8420ef54dbf7dae204d670d81451b61ac32561ab4226cf527a4a1fe8db2a",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            194,
-            digest="sha256:adde8420ef54dbf7dae204d670d81451b61ac32561ab4226cf527a4a1fe8db2a",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            194,
-            digest="sha256:adde8420ef54dbf7dae204d670d81451b61ac32561ab4226cf527a4a1fe8db2a",
-        ),
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 194, digest="sha256:adde8420ef54"),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 194, digest="sha256:adde8420ef54"),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 194, digest="sha256:adde8420ef54"),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 194, digest="sha256:adde8420ef54"),
     ),
     *serve(
         bwd_dq_bf16_d64,
-        untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer,
-            91136,
-            126,
-            digest="sha256:77a6ffdc72e3b89627dbe06972ab7ae35807a2eb81e55a18da5b7bd3cfaedd83",
-        ),
-        untimed(
-            1024,
-            br128_bc64_w8_s3_fa2_pointer,
-            91136,
-            126,
-            digest="sha256:77a6ffdc72e3b89627dbe06972ab7ae35807a2eb81e55a18da5b7bd3cfaedd83",
-        ),
-        untimed(
-            4096,
-            br128_bc64_w8_s3_fa2_pointer,
-            91136,
-            126,
-            digest="sha256:77a6ffdc72e3b89627dbe06972ab7ae35807a2eb81e55a18da5b7bd3cfaedd83",
-        ),
-        untimed(
-            16384,
-            br128_bc64_w8_s3_fa2_pointer,
-            91136,
-            126,
-            digest="sha256:77a6ffdc72e3b89627dbe06972ab7ae35807a2eb81e55a18da5b7bd3cfaedd83",
-        ),
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 91136, 126, digest="sha256:77a6ffdc72e3"),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 91136, 126, digest="sha256:77a6ffdc72e3"),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 91136, 126, digest="sha256:77a6ffdc72e3"),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 91136, 126, digest="sha256:77a6ffdc72e3"),
     ),
     *serve(
         bwd_dq_bf16_d64_causal,
         untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer_longest_first,
-            91136,
-            126,
-            digest="sha256:c115eddfb75c3c1ae4c68cbcc2de35b2487468d2b95e17e2b2d9d3ed731e5f5b",
+            1, br128_bc64_w8_s3_fa2_pointer_longest_first, 91136, 126, digest="sha256:c115eddfb75c"
         ),
         untimed(
             1024,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             91136,
             126,
-            digest="sha256:c115eddfb75c3c1ae4c68cbcc2de35b2487468d2b95e17e2b2d9d3ed731e5f5b",
+            digest="sha256:c115eddfb75c",
         ),
         untimed(
             4096,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             91136,
             126,
-            digest="sha256:c115eddfb75c3c1ae4c68cbcc2de35b2487468d2b95e17e2b2d9d3ed731e5f5b",
+            digest="sha256:c115eddfb75c",
         ),
         untimed(
             16384,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             91136,
             126,
-            digest="sha256:c115eddfb75c3c1ae4c68cbcc2de35b2487468d2b95e17e2b2d9d3ed731e5f5b",
+            digest="sha256:c115eddfb75c",
         ),
     ),
     *serve(
         bwd_dq_bf16_d96,
-        untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer,
-            181248,
-            176,
-            digest="sha256:c9c3bc0ff56d53705862caab9eac824290f26776211910ff70a40239ddcf2580",
-        ),
-        untimed(
-            1024,
-            br128_bc64_w8_s3_fa2_pointer,
-            181248,
-            176,
-            digest="sha256:c9c3bc0ff56d53705862caab9eac824290f26776211910ff70a40239ddcf2580",
-        ),
-        untimed(
-            4096,
-            br128_bc64_w8_s3_fa2_pointer,
-            181248,
-            176,
-            digest="sha256:c9c3bc0ff56d53705862caab9eac824290f26776211910ff70a40239ddcf2580",
-        ),
-        untimed(
-            16384,
-            br128_bc64_w8_s3_fa2_pointer,
-            181248,
-            176,
-            digest="sha256:c9c3bc0ff56d53705862caab9eac824290f26776211910ff70a40239ddcf2580",
-        ),
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 181248, 176, digest="sha256:c9c3bc0ff56d"),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 181248, 176, digest="sha256:c9c3bc0ff56d"),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 181248, 176, digest="sha256:c9c3bc0ff56d"),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 181248, 176, digest="sha256:c9c3bc0ff56d"),
     ),
     *serve(
         bwd_dq_bf16_d96_causal,
@@ -4725,60 +2734,36 @@ NVIDIA_B200: tuple[Choice, ...] = (
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             181248,
             176,
-            digest="sha256:88182a50f8821595a12e779f77c5f0818cc202b4e49e278f266561c48e8c371d",
+            digest="sha256:88182a50f882",
         ),
         untimed(
             1024,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             181248,
             176,
-            digest="sha256:88182a50f8821595a12e779f77c5f0818cc202b4e49e278f266561c48e8c371d",
+            digest="sha256:88182a50f882",
         ),
         untimed(
             4096,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             181248,
             176,
-            digest="sha256:88182a50f8821595a12e779f77c5f0818cc202b4e49e278f266561c48e8c371d",
+            digest="sha256:88182a50f882",
         ),
         untimed(
             16384,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             181248,
             176,
-            digest="sha256:88182a50f8821595a12e779f77c5f0818cc202b4e49e278f266561c48e8c371d",
+            digest="sha256:88182a50f882",
         ),
     ),
     *serve(
         bwd_dq_bf16_d128,
-        untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer,
-            181248,
-            149,
-            digest="sha256:aa086dcc495c1d68bf09dca19273ba390951c30c68fed67ea5d1e9cb1ee5268d",
-        ),
-        untimed(
-            1024,
-            br128_bc64_w8_s3_fa2_pointer,
-            181248,
-            149,
-            digest="sha256:aa086dcc495c1d68bf09dca19273ba390951c30c68fed67ea5d1e9cb1ee5268d",
-        ),
-        untimed(
-            4096,
-            br128_bc64_w8_s3_fa2_pointer,
-            181248,
-            149,
-            digest="sha256:aa086dcc495c1d68bf09dca19273ba390951c30c68fed67ea5d1e9cb1ee5268d",
-        ),
-        untimed(
-            16384,
-            br128_bc64_w8_s3_fa2_pointer,
-            181248,
-            149,
-            digest="sha256:aa086dcc495c1d68bf09dca19273ba390951c30c68fed67ea5d1e9cb1ee5268d",
-        ),
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 181248, 149, digest="sha256:aa086dcc495c"),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 181248, 149, digest="sha256:aa086dcc495c"),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 181248, 149, digest="sha256:aa086dcc495c"),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 181248, 149, digest="sha256:aa086dcc495c"),
     ),
     *serve(
         bwd_dq_bf16_d128_causal,
@@ -4787,60 +2772,36 @@ NVIDIA_B200: tuple[Choice, ...] = (
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             181248,
             149,
-            digest="sha256:e510dfc5182292aa1c9a8d0b805e05fff42444ced28289f581796079201bb56f",
+            digest="sha256:e510dfc51822",
         ),
         untimed(
             1024,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             181248,
             149,
-            digest="sha256:e510dfc5182292aa1c9a8d0b805e05fff42444ced28289f581796079201bb56f",
+            digest="sha256:e510dfc51822",
         ),
         untimed(
             4096,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             181248,
             149,
-            digest="sha256:e510dfc5182292aa1c9a8d0b805e05fff42444ced28289f581796079201bb56f",
+            digest="sha256:e510dfc51822",
         ),
         untimed(
             16384,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             181248,
             149,
-            digest="sha256:e510dfc5182292aa1c9a8d0b805e05fff42444ced28289f581796079201bb56f",
+            digest="sha256:e510dfc51822",
         ),
     ),
     *serve(
         bwd_dq_bf16_d192,
-        untimed(
-            1,
-            br128_bc32_w8_s2_fa2_pointer,
-            213040,
-            190,
-            digest="sha256:a33fdf43bbb998f48d1ed6299a7f0116c08e5457b14b0d44cc7b5014641eaaf3",
-        ),
-        untimed(
-            1024,
-            br128_bc32_w8_s2_fa2_pointer,
-            213040,
-            190,
-            digest="sha256:a33fdf43bbb998f48d1ed6299a7f0116c08e5457b14b0d44cc7b5014641eaaf3",
-        ),
-        untimed(
-            4096,
-            br128_bc32_w8_s2_fa2_pointer,
-            213040,
-            190,
-            digest="sha256:a33fdf43bbb998f48d1ed6299a7f0116c08e5457b14b0d44cc7b5014641eaaf3",
-        ),
-        untimed(
-            16384,
-            br128_bc32_w8_s2_fa2_pointer,
-            213040,
-            190,
-            digest="sha256:a33fdf43bbb998f48d1ed6299a7f0116c08e5457b14b0d44cc7b5014641eaaf3",
-        ),
+        untimed(1, br128_bc32_w8_s2_fa2_pointer, 213040, 190, digest="sha256:a33fdf43bbb9"),
+        untimed(1024, br128_bc32_w8_s2_fa2_pointer, 213040, 190, digest="sha256:a33fdf43bbb9"),
+        untimed(4096, br128_bc32_w8_s2_fa2_pointer, 213040, 190, digest="sha256:a33fdf43bbb9"),
+        untimed(16384, br128_bc32_w8_s2_fa2_pointer, 213040, 190, digest="sha256:a33fdf43bbb9"),
     ),
     *serve(
         bwd_dq_bf16_d192_causal,
@@ -4849,60 +2810,36 @@ NVIDIA_B200: tuple[Choice, ...] = (
             br128_bc32_w8_s2_fa2_pointer_longest_first,
             213040,
             191,
-            digest="sha256:c3d2afb5962bad2c27467b7f6725735c2e996b475940d9e958f9a4697d413ab1",
+            digest="sha256:c3d2afb5962b",
         ),
         untimed(
             1024,
             br128_bc32_w8_s2_fa2_pointer_longest_first,
             213040,
             191,
-            digest="sha256:c3d2afb5962bad2c27467b7f6725735c2e996b475940d9e958f9a4697d413ab1",
+            digest="sha256:c3d2afb5962b",
         ),
         untimed(
             4096,
             br128_bc32_w8_s2_fa2_pointer_longest_first,
             213040,
             191,
-            digest="sha256:c3d2afb5962bad2c27467b7f6725735c2e996b475940d9e958f9a4697d413ab1",
+            digest="sha256:c3d2afb5962b",
         ),
         untimed(
             16384,
             br128_bc32_w8_s2_fa2_pointer_longest_first,
             213040,
             191,
-            digest="sha256:c3d2afb5962bad2c27467b7f6725735c2e996b475940d9e958f9a4697d413ab1",
+            digest="sha256:c3d2afb5962b",
         ),
     ),
     *serve(
         bwd_dq_bf16_d256,
-        untimed(
-            1,
-            br128_bc32_w8_s2_fa2_pointer,
-            213040,
-            172,
-            digest="sha256:fa1a5cf379ddcb616c062b24e88cc4cd40445fbcc6c5f3e46c7e95d8607e6a4b",
-        ),
-        untimed(
-            1024,
-            br128_bc32_w8_s2_fa2_pointer,
-            213040,
-            172,
-            digest="sha256:fa1a5cf379ddcb616c062b24e88cc4cd40445fbcc6c5f3e46c7e95d8607e6a4b",
-        ),
-        untimed(
-            4096,
-            br128_bc32_w8_s2_fa2_pointer,
-            213040,
-            172,
-            digest="sha256:fa1a5cf379ddcb616c062b24e88cc4cd40445fbcc6c5f3e46c7e95d8607e6a4b",
-        ),
-        untimed(
-            16384,
-            br128_bc32_w8_s2_fa2_pointer,
-            213040,
-            172,
-            digest="sha256:fa1a5cf379ddcb616c062b24e88cc4cd40445fbcc6c5f3e46c7e95d8607e6a4b",
-        ),
+        untimed(1, br128_bc32_w8_s2_fa2_pointer, 213040, 172, digest="sha256:fa1a5cf379dd"),
+        untimed(1024, br128_bc32_w8_s2_fa2_pointer, 213040, 172, digest="sha256:fa1a5cf379dd"),
+        untimed(4096, br128_bc32_w8_s2_fa2_pointer, 213040, 172, digest="sha256:fa1a5cf379dd"),
+        untimed(16384, br128_bc32_w8_s2_fa2_pointer, 213040, 172, digest="sha256:fa1a5cf379dd"),
     ),
     *serve(
         bwd_dq_bf16_d256_causal,
@@ -4911,122 +2848,70 @@ NVIDIA_B200: tuple[Choice, ...] = (
             br128_bc32_w8_s2_fa2_pointer_longest_first,
             213040,
             186,
-            digest="sha256:50591493d831fc72e64886d5ab49e1b4be45eb553ab3ebf64bd0f134f250b796",
+            digest="sha256:50591493d831",
         ),
         untimed(
             1024,
             br128_bc32_w8_s2_fa2_pointer_longest_first,
             213040,
             186,
-            digest="sha256:50591493d831fc72e64886d5ab49e1b4be45eb553ab3ebf64bd0f134f250b796",
+            digest="sha256:50591493d831",
         ),
         untimed(
             4096,
             br128_bc32_w8_s2_fa2_pointer_longest_first,
             213040,
             186,
-            digest="sha256:50591493d831fc72e64886d5ab49e1b4be45eb553ab3ebf64bd0f134f250b796",
+            digest="sha256:50591493d831",
         ),
         untimed(
             16384,
             br128_bc32_w8_s2_fa2_pointer_longest_first,
             213040,
             186,
-            digest="sha256:50591493d831fc72e64886d5ab49e1b4be45eb553ab3ebf64bd0f134f250b796",
+            digest="sha256:50591493d831",
         ),
     ),
     *serve(
         bwd_dq_fp16_d64,
-        untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer,
-            91136,
-            126,
-            digest="sha256:f95a912f3e96d6e39eeb8bf14afdd8a3fb11598f43f74bc0a3b93ef3ffa561da",
-        ),
-        untimed(
-            1024,
-            br128_bc64_w8_s3_fa2_pointer,
-            91136,
-            126,
-            digest="sha256:f95a912f3e96d6e39eeb8bf14afdd8a3fb11598f43f74bc0a3b93ef3ffa561da",
-        ),
-        untimed(
-            4096,
-            br128_bc64_w8_s3_fa2_pointer,
-            91136,
-            126,
-            digest="sha256:f95a912f3e96d6e39eeb8bf14afdd8a3fb11598f43f74bc0a3b93ef3ffa561da",
-        ),
-        untimed(
-            16384,
-            br128_bc64_w8_s3_fa2_pointer,
-            91136,
-            126,
-            digest="sha256:f95a912f3e96d6e39eeb8bf14afdd8a3fb11598f43f74bc0a3b93ef3ffa561da",
-        ),
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 91136, 126, digest="sha256:f95a912f3e96"),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 91136, 126, digest="sha256:f95a912f3e96"),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 91136, 126, digest="sha256:f95a912f3e96"),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 91136, 126, digest="sha256:f95a912f3e96"),
     ),
     *serve(
         bwd_dq_fp16_d64_causal,
         untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer_longest_first,
-            91136,
-            126,
-            digest="sha256:d77372deb7b2c65b8f6d5f06eddb485116baa601a22e4052346a51d922358a03",
+            1, br128_bc64_w8_s3_fa2_pointer_longest_first, 91136, 126, digest="sha256:d77372deb7b2"
         ),
         untimed(
             1024,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             91136,
             126,
-            digest="sha256:d77372deb7b2c65b8f6d5f06eddb485116baa601a22e4052346a51d922358a03",
+            digest="sha256:d77372deb7b2",
         ),
         untimed(
             4096,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             91136,
             126,
-            digest="sha256:d77372deb7b2c65b8f6d5f06eddb485116baa601a22e4052346a51d922358a03",
+            digest="sha256:d77372deb7b2",
         ),
         untimed(
             16384,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             91136,
             126,
-            digest="sha256:d77372deb7b2c65b8f6d5f06eddb485116baa601a22e4052346a51d922358a03",
+            digest="sha256:d77372deb7b2",
         ),
     ),
     *serve(
         bwd_dq_fp16_d96,
-        untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer,
-            181248,
-            176,
-            digest="sha256:3b7a7101b8b0318a10b5df2a8b8e429eabe49cb1c65716c9d3031c0cd182ac61",
-        ),
-        untimed(
-            1024,
-            br128_bc64_w8_s3_fa2_pointer,
-            181248,
-            176,
-            digest="sha256:3b7a7101b8b0318a10b5df2a8b8e429eabe49cb1c65716c9d3031c0cd182ac61",
-        ),
-        untimed(
-            4096,
-            br128_bc64_w8_s3_fa2_pointer,
-            181248,
-            176,
-            digest="sha256:3b7a7101b8b0318a10b5df2a8b8e429eabe49cb1c65716c9d3031c0cd182ac61",
-        ),
-        untimed(
-            16384,
-            br128_bc64_w8_s3_fa2_pointer,
-            181248,
-            176,
-            digest="sha256:3b7a7101b8b0318a10b5df2a8b8e429eabe49cb1c65716c9d3031c0cd182ac61",
-        ),
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 181248, 176, digest="sha256:3b7a7101b8b0"),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 181248, 176, digest="sha256:3b7a7101b8b0"),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 181248, 176, digest="sha256:3b7a7101b8b0"),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 181248, 176, digest="sha256:3b7a7101b8b0"),
     ),
     *serve(
         bwd_dq_fp16_d96_causal,
@@ -5035,60 +2920,36 @@ NVIDIA_B200: tuple[Choice, ...] = (
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             181248,
             176,
-            digest="sha256:dfd501810ce7f8f09bb053a30b01f1e3b396ad76e263d8fb43bde7b49a9fc87d",
+            digest="sha256:dfd501810ce7",
         ),
         untimed(
             1024,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             181248,
             176,
-            digest="sha256:dfd501810ce7f8f09bb053a30b01f1e3b396ad76e263d8fb43bde7b49a9fc87d",
+            digest="sha256:dfd501810ce7",
         ),
         untimed(
             4096,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             181248,
             176,
-            digest="sha256:dfd501810ce7f8f09bb053a30b01f1e3b396ad76e263d8fb43bde7b49a9fc87d",
+            digest="sha256:dfd501810ce7",
         ),
         untimed(
             16384,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             181248,
             176,
-            digest="sha256:dfd501810ce7f8f09bb053a30b01f1e3b396ad76e263d8fb43bde7b49a9fc87d",
+            digest="sha256:dfd501810ce7",
         ),
     ),
     *serve(
         bwd_dq_fp16_d128,
-        untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer,
-            181248,
-            149,
-            digest="sha256:abcb4224b46e495d51a06e032b4b0505467990ca752740ff200b215d236cbbb3",
-        ),
-        untimed(
-            1024,
-            br128_bc64_w8_s3_fa2_pointer,
-            181248,
-            149,
-            digest="sha256:abcb4224b46e495d51a06e032b4b0505467990ca752740ff200b215d236cbbb3",
-        ),
-        untimed(
-            4096,
-            br128_bc64_w8_s3_fa2_pointer,
-            181248,
-            149,
-            digest="sha256:abcb4224b46e495d51a06e032b4b0505467990ca752740ff200b215d236cbbb3",
-        ),
-        untimed(
-            16384,
-            br128_bc64_w8_s3_fa2_pointer,
-            181248,
-            149,
-            digest="sha256:abcb4224b46e495d51a06e032b4b0505467990ca752740ff200b215d236cbbb3",
-        ),
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 181248, 149, digest="sha256:abcb4224b46e"),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 181248, 149, digest="sha256:abcb4224b46e"),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 181248, 149, digest="sha256:abcb4224b46e"),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 181248, 149, digest="sha256:abcb4224b46e"),
     ),
     *serve(
         bwd_dq_fp16_d128_causal,
@@ -5097,60 +2958,36 @@ NVIDIA_B200: tuple[Choice, ...] = (
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             181248,
             149,
-            digest="sha256:ea66e632600e64fa5ca6d2cab621d2a37aaf3917b67212b4314448560f25517e",
+            digest="sha256:ea66e632600e",
         ),
         untimed(
             1024,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             181248,
             149,
-            digest="sha256:ea66e632600e64fa5ca6d2cab621d2a37aaf3917b67212b4314448560f25517e",
+            digest="sha256:ea66e632600e",
         ),
         untimed(
             4096,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             181248,
             149,
-            digest="sha256:ea66e632600e64fa5ca6d2cab621d2a37aaf3917b67212b4314448560f25517e",
+            digest="sha256:ea66e632600e",
         ),
         untimed(
             16384,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             181248,
             149,
-            digest="sha256:ea66e632600e64fa5ca6d2cab621d2a37aaf3917b67212b4314448560f25517e",
+            digest="sha256:ea66e632600e",
         ),
     ),
     *serve(
         bwd_dq_fp16_d192,
-        untimed(
-            1,
-            br128_bc32_w8_s2_fa2_pointer,
-            213040,
-            190,
-            digest="sha256:f5bcdbbd21d051d6d6a4a5ab1df4c5fdbd40a82ff2c81063121c0902e4e5abe1",
-        ),
-        untimed(
-            1024,
-            br128_bc32_w8_s2_fa2_pointer,
-            213040,
-            190,
-            digest="sha256:f5bcdbbd21d051d6d6a4a5ab1df4c5fdbd40a82ff2c81063121c0902e4e5abe1",
-        ),
-        untimed(
-            4096,
-            br128_bc32_w8_s2_fa2_pointer,
-            213040,
-            190,
-            digest="sha256:f5bcdbbd21d051d6d6a4a5ab1df4c5fdbd40a82ff2c81063121c0902e4e5abe1",
-        ),
-        untimed(
-            16384,
-            br128_bc32_w8_s2_fa2_pointer,
-            213040,
-            190,
-            digest="sha256:f5bcdbbd21d051d6d6a4a5ab1df4c5fdbd40a82ff2c81063121c0902e4e5abe1",
-        ),
+        untimed(1, br128_bc32_w8_s2_fa2_pointer, 213040, 190, digest="sha256:f5bcdbbd21d0"),
+        untimed(1024, br128_bc32_w8_s2_fa2_pointer, 213040, 190, digest="sha256:f5bcdbbd21d0"),
+        untimed(4096, br128_bc32_w8_s2_fa2_pointer, 213040, 190, digest="sha256:f5bcdbbd21d0"),
+        untimed(16384, br128_bc32_w8_s2_fa2_pointer, 213040, 190, digest="sha256:f5bcdbbd21d0"),
     ),
     *serve(
         bwd_dq_fp16_d192_causal,
@@ -5159,60 +2996,36 @@ NVIDIA_B200: tuple[Choice, ...] = (
             br128_bc32_w8_s2_fa2_pointer_longest_first,
             213040,
             191,
-            digest="sha256:03db4b519808fe0f2fd65a5551f8d5681cbbaf8b7c985cf786db48f93f9bd3e1",
+            digest="sha256:03db4b519808",
         ),
         untimed(
             1024,
             br128_bc32_w8_s2_fa2_pointer_longest_first,
             213040,
             191,
-            digest="sha256:03db4b519808fe0f2fd65a5551f8d5681cbbaf8b7c985cf786db48f93f9bd3e1",
+            digest="sha256:03db4b519808",
         ),
         untimed(
             4096,
             br128_bc32_w8_s2_fa2_pointer_longest_first,
             213040,
             191,
-            digest="sha256:03db4b519808fe0f2fd65a5551f8d5681cbbaf8b7c985cf786db48f93f9bd3e1",
+            digest="sha256:03db4b519808",
         ),
         untimed(
             16384,
             br128_bc32_w8_s2_fa2_pointer_longest_first,
             213040,
             191,
-            digest="sha256:03db4b519808fe0f2fd65a5551f8d5681cbbaf8b7c985cf786db48f93f9bd3e1",
+            digest="sha256:03db4b519808",
         ),
     ),
     *serve(
         bwd_dq_fp16_d256,
-        untimed(
-            1,
-            br128_bc32_w8_s2_fa2_pointer,
-            213040,
-            172,
-            digest="sha256:84851c1a9f14b6511b90900ac34a1517f06e093b0e083001901683fff1b7e49a",
-        ),
-        untimed(
-            1024,
-            br128_bc32_w8_s2_fa2_pointer,
-            213040,
-            172,
-            digest="sha256:84851c1a9f14b6511b90900ac34a1517f06e093b0e083001901683fff1b7e49a",
-        ),
-        untimed(
-            4096,
-            br128_bc32_w8_s2_fa2_pointer,
-            213040,
-            172,
-            digest="sha256:84851c1a9f14b6511b90900ac34a1517f06e093b0e083001901683fff1b7e49a",
-        ),
-        untimed(
-            16384,
-            br128_bc32_w8_s2_fa2_pointer,
-            213040,
-            172,
-            digest="sha256:84851c1a9f14b6511b90900ac34a1517f06e093b0e083001901683fff1b7e49a",
-        ),
+        untimed(1, br128_bc32_w8_s2_fa2_pointer, 213040, 172, digest="sha256:84851c1a9f14"),
+        untimed(1024, br128_bc32_w8_s2_fa2_pointer, 213040, 172, digest="sha256:84851c1a9f14"),
+        untimed(4096, br128_bc32_w8_s2_fa2_pointer, 213040, 172, digest="sha256:84851c1a9f14"),
+        untimed(16384, br128_bc32_w8_s2_fa2_pointer, 213040, 172, digest="sha256:84851c1a9f14"),
     ),
     *serve(
         bwd_dq_fp16_d256_causal,
@@ -5221,649 +3034,169 @@ NVIDIA_B200: tuple[Choice, ...] = (
             br128_bc32_w8_s2_fa2_pointer_longest_first,
             213040,
             186,
-            digest="sha256:d48ca30ddb17863761279f07ba2d91577a0ff7a3c54c602094a51926528deac1",
+            digest="sha256:d48ca30ddb17",
         ),
         untimed(
             1024,
             br128_bc32_w8_s2_fa2_pointer_longest_first,
             213040,
             186,
-            digest="sha256:d48ca30ddb17863761279f07ba2d91577a0ff7a3c54c602094a51926528deac1",
+            digest="sha256:d48ca30ddb17",
         ),
         untimed(
             4096,
             br128_bc32_w8_s2_fa2_pointer_longest_first,
             213040,
             186,
-            digest="sha256:d48ca30ddb17863761279f07ba2d91577a0ff7a3c54c602094a51926528deac1",
+            digest="sha256:d48ca30ddb17",
         ),
         untimed(
             16384,
             br128_bc32_w8_s2_fa2_pointer_longest_first,
             213040,
             186,
-            digest="sha256:d48ca30ddb17863761279f07ba2d91577a0ff7a3c54c602094a51926528deac1",
+            digest="sha256:d48ca30ddb17",
         ),
     ),
     *serve(
         bwd_fused_bf16_d64,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            115792,
-            255,
-            digest="sha256:c1604de46182bb6bbb57a32ea33b6225778e4bb89f0903a6b0c71210199ec7ab",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            115792,
-            255,
-            digest="sha256:c1604de46182bb6bbb57a32ea33b6225778e4bb89f0903a6b0c71210199ec7ab",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            115792,
-            255,
-            digest="sha256:c1604de46182bb6bbb57a32ea33b6225778e4bb89f0903a6b0c71210199ec7ab",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            115792,
-            255,
-            digest="sha256:c1604de46182bb6bbb57a32ea33b6225778e4bb89f0903a6b0c71210199ec7ab",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 115792, 255, digest="sha256:c1604de46182"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 115792, 255, digest="sha256:c1604de46182"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 115792, 255, digest="sha256:c1604de46182"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 115792, 255, digest="sha256:c1604de46182"),
     ),
     *serve(
         bwd_fused_bf16_d64_causal,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            116736,
-            255,
-            digest="sha256:25eab3dbd27240521c089992af7b218303ceed7456d1a6391c174eb6623947a3",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            116736,
-            255,
-            digest="sha256:25eab3dbd27240521c089992af7b218303ceed7456d1a6391c174eb6623947a3",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            116736,
-            255,
-            digest="sha256:25eab3dbd27240521c089992af7b218303ceed7456d1a6391c174eb6623947a3",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            116736,
-            255,
-            digest="sha256:25eab3dbd27240521c089992af7b218303ceed7456d1a6391c174eb6623947a3",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 116736, 255, digest="sha256:25eab3dbd272"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 116736, 255, digest="sha256:25eab3dbd272"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 116736, 255, digest="sha256:25eab3dbd272"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 116736, 255, digest="sha256:25eab3dbd272"),
     ),
     *serve(
         bwd_fused_bf16_d96,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            214096,
-            4,
-            digest="sha256:41219366148a60acbb8b5b76017b68fcdf287ce9f69e2849affd9b0c2b201bc2",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            214096,
-            4,
-            digest="sha256:41219366148a60acbb8b5b76017b68fcdf287ce9f69e2849affd9b0c2b201bc2",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            214096,
-            4,
-            digest="sha256:41219366148a60acbb8b5b76017b68fcdf287ce9f69e2849affd9b0c2b201bc2",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            214096,
-            4,
-            digest="sha256:41219366148a60acbb8b5b76017b68fcdf287ce9f69e2849affd9b0c2b201bc2",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 214096, 4, digest="sha256:41219366148a"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 214096, 4, digest="sha256:41219366148a"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 214096, 4, digest="sha256:41219366148a"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 214096, 4, digest="sha256:41219366148a"),
     ),
     *serve(
         bwd_fused_bf16_d96_causal,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            215040,
-            4,
-            digest="sha256:e045faf7c37fc2c1e178d8f50ccd3da2bbe8dc8c9a9eabf5eefc7212a4e73f60",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            215040,
-            4,
-            digest="sha256:e045faf7c37fc2c1e178d8f50ccd3da2bbe8dc8c9a9eabf5eefc7212a4e73f60",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            215040,
-            4,
-            digest="sha256:e045faf7c37fc2c1e178d8f50ccd3da2bbe8dc8c9a9eabf5eefc7212a4e73f60",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            215040,
-            4,
-            digest="sha256:e045faf7c37fc2c1e178d8f50ccd3da2bbe8dc8c9a9eabf5eefc7212a4e73f60",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 215040, 4, digest="sha256:e045faf7c37f"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 215040, 4, digest="sha256:e045faf7c37f"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 215040, 4, digest="sha256:e045faf7c37f"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 215040, 4, digest="sha256:e045faf7c37f"),
     ),
     *serve(
         bwd_fused_bf16_d128,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            214096,
-            4,
-            digest="sha256:f128d9275990a6ca7d181a11be348752e09ef81c11a2136baac4551184eaa63c",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            214096,
-            4,
-            digest="sha256:f128d9275990a6ca7d181a11be348752e09ef81c11a2136baac4551184eaa63c",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            214096,
-            4,
-            digest="sha256:f128d9275990a6ca7d181a11be348752e09ef81c11a2136baac4551184eaa63c",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            214096,
-            4,
-            digest="sha256:f128d9275990a6ca7d181a11be348752e09ef81c11a2136baac4551184eaa63c",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 214096, 4, digest="sha256:f128d9275990"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 214096, 4, digest="sha256:f128d9275990"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 214096, 4, digest="sha256:f128d9275990"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 214096, 4, digest="sha256:f128d9275990"),
     ),
     *serve(
         bwd_fused_bf16_d128_causal,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            215040,
-            4,
-            digest="sha256:2d8673d314d6c4c8169cbd716386e49143b844ed0d42dc4f05f54de4b8417237",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            215040,
-            4,
-            digest="sha256:2d8673d314d6c4c8169cbd716386e49143b844ed0d42dc4f05f54de4b8417237",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            215040,
-            4,
-            digest="sha256:2d8673d314d6c4c8169cbd716386e49143b844ed0d42dc4f05f54de4b8417237",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            215040,
-            4,
-            digest="sha256:2d8673d314d6c4c8169cbd716386e49143b844ed0d42dc4f05f54de4b8417237",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 215040, 4, digest="sha256:2d8673d314d6"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 215040, 4, digest="sha256:2d8673d314d6"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 215040, 4, digest="sha256:2d8673d314d6"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 215040, 4, digest="sha256:2d8673d314d6"),
     ),
     *serve(
         bwd_fused_bf16_d192,
-        untimed(
-            1,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            180,
-            digest="sha256:5c2c3dd0979720fa2bfdaa3b072e5697f226460123249b3a3a7b1212d110269c",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            180,
-            digest="sha256:5c2c3dd0979720fa2bfdaa3b072e5697f226460123249b3a3a7b1212d110269c",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            180,
-            digest="sha256:5c2c3dd0979720fa2bfdaa3b072e5697f226460123249b3a3a7b1212d110269c",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            180,
-            digest="sha256:5c2c3dd0979720fa2bfdaa3b072e5697f226460123249b3a3a7b1212d110269c",
-        ),
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 180, digest="sha256:5c2c3dd09797"),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 180, digest="sha256:5c2c3dd09797"),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 180, digest="sha256:5c2c3dd09797"),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 180, digest="sha256:5c2c3dd09797"),
     ),
     *serve(
         bwd_fused_bf16_d192_causal,
-        untimed(
-            1,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            178,
-            digest="sha256:ad6be9bce136bb1f512b5190bf069d232a0a5da7e338f206f828ed16ed3759d2",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            178,
-            digest="sha256:ad6be9bce136bb1f512b5190bf069d232a0a5da7e338f206f828ed16ed3759d2",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            178,
-            digest="sha256:ad6be9bce136bb1f512b5190bf069d232a0a5da7e338f206f828ed16ed3759d2",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            178,
-            digest="sha256:ad6be9bce136bb1f512b5190bf069d232a0a5da7e338f206f828ed16ed3759d2",
-        ),
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 178, digest="sha256:ad6be9bce136"),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 178, digest="sha256:ad6be9bce136"),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 178, digest="sha256:ad6be9bce136"),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 178, digest="sha256:ad6be9bce136"),
     ),
     *serve(
         bwd_fused_bf16_d256,
-        untimed(
-            1,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            170,
-            digest="sha256:367719fc4522f1ce9be9116f67dc71050ef06e35070476c3d89c6c90d37d66a5",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            170,
-            digest="sha256:367719fc4522f1ce9be9116f67dc71050ef06e35070476c3d89c6c90d37d66a5",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            170,
-            digest="sha256:367719fc4522f1ce9be9116f67dc71050ef06e35070476c3d89c6c90d37d66a5",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            170,
-            digest="sha256:367719fc4522f1ce9be9116f67dc71050ef06e35070476c3d89c6c90d37d66a5",
-        ),
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 170, digest="sha256:367719fc4522"),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 170, digest="sha256:367719fc4522"),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 170, digest="sha256:367719fc4522"),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 170, digest="sha256:367719fc4522"),
     ),
     *serve(
         bwd_fused_bf16_d256_causal,
-        untimed(
-            1,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            172,
-            digest="sha256:99623e086cd5c9e3472df367e62b64f09c5afb91e4c6aa9f2545f51f4944b86d",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            172,
-            digest="sha256:99623e086cd5c9e3472df367e62b64f09c5afb91e4c6aa9f2545f51f4944b86d",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            172,
-            digest="sha256:99623e086cd5c9e3472df367e62b64f09c5afb91e4c6aa9f2545f51f4944b86d",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            172,
-            digest="sha256:99623e086cd5c9e3472df367e62b64f09c5afb91e4c6aa9f2545f51f4944b86d",
-        ),
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 172, digest="sha256:99623e086cd5"),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 172, digest="sha256:99623e086cd5"),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 172, digest="sha256:99623e086cd5"),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 172, digest="sha256:99623e086cd5"),
     ),
     *serve(
         bwd_fused_fp16_d64,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            115792,
-            255,
-            digest="sha256:aab000e0547a9ad0c661431727a601900d232fbc1b4bf5d28c19dac5b2c0861d",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            115792,
-            255,
-            digest="sha256:aab000e0547a9ad0c661431727a601900d232fbc1b4bf5d28c19dac5b2c0861d",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            115792,
-            255,
-            digest="sha256:aab000e0547a9ad0c661431727a601900d232fbc1b4bf5d28c19dac5b2c0861d",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            115792,
-            255,
-            digest="sha256:aab000e0547a9ad0c661431727a601900d232fbc1b4bf5d28c19dac5b2c0861d",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 115792, 255, digest="sha256:aab000e0547a"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 115792, 255, digest="sha256:aab000e0547a"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 115792, 255, digest="sha256:aab000e0547a"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 115792, 255, digest="sha256:aab000e0547a"),
     ),
     *serve(
         bwd_fused_fp16_d64_causal,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            116736,
-            255,
-            digest="sha256:085f52fd74add03180882bdfb3465f028e0db5f65a976540644d059bc6062da7",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            116736,
-            255,
-            digest="sha256:085f52fd74add03180882bdfb3465f028e0db5f65a976540644d059bc6062da7",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            116736,
-            255,
-            digest="sha256:085f52fd74add03180882bdfb3465f028e0db5f65a976540644d059bc6062da7",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            116736,
-            255,
-            digest="sha256:085f52fd74add03180882bdfb3465f028e0db5f65a976540644d059bc6062da7",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 116736, 255, digest="sha256:085f52fd74ad"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 116736, 255, digest="sha256:085f52fd74ad"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 116736, 255, digest="sha256:085f52fd74ad"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 116736, 255, digest="sha256:085f52fd74ad"),
     ),
     *serve(
         bwd_fused_fp16_d96,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            214096,
-            4,
-            digest="sha256:552f0b559d7592c8a7d2cef734a0a2657fd6c9ae29ba9045db8fc9dd42789b99",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            214096,
-            4,
-            digest="sha256:552f0b559d7592c8a7d2cef734a0a2657fd6c9ae29ba9045db8fc9dd42789b99",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            214096,
-            4,
-            digest="sha256:552f0b559d7592c8a7d2cef734a0a2657fd6c9ae29ba9045db8fc9dd42789b99",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            214096,
-            4,
-            digest="sha256:552f0b559d7592c8a7d2cef734a0a2657fd6c9ae29ba9045db8fc9dd42789b99",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 214096, 4, digest="sha256:552f0b559d75"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 214096, 4, digest="sha256:552f0b559d75"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 214096, 4, digest="sha256:552f0b559d75"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 214096, 4, digest="sha256:552f0b559d75"),
     ),
     *serve(
         bwd_fused_fp16_d96_causal,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            215040,
-            4,
-            digest="sha256:475cc83631b1f09f608ca8836da8c92c5938ddfc80895d6a4ee434ca32269980",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            215040,
-            4,
-            digest="sha256:475cc83631b1f09f608ca8836da8c92c5938ddfc80895d6a4ee434ca32269980",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            215040,
-            4,
-            digest="sha256:475cc83631b1f09f608ca8836da8c92c5938ddfc80895d6a4ee434ca32269980",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            215040,
-            4,
-            digest="sha256:475cc83631b1f09f608ca8836da8c92c5938ddfc80895d6a4ee434ca32269980",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 215040, 4, digest="sha256:475cc83631b1"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 215040, 4, digest="sha256:475cc83631b1"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 215040, 4, digest="sha256:475cc83631b1"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 215040, 4, digest="sha256:475cc83631b1"),
     ),
     *serve(
         bwd_fused_fp16_d128,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            214096,
-            4,
-            digest="sha256:2e67437bbbf675b1f33a1f96582714b5123d148ad0d24a6855b8822c880e02cb",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            214096,
-            4,
-            digest="sha256:2e67437bbbf675b1f33a1f96582714b5123d148ad0d24a6855b8822c880e02cb",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            214096,
-            4,
-            digest="sha256:2e67437bbbf675b1f33a1f96582714b5123d148ad0d24a6855b8822c880e02cb",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            214096,
-            4,
-            digest="sha256:2e67437bbbf675b1f33a1f96582714b5123d148ad0d24a6855b8822c880e02cb",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 214096, 4, digest="sha256:2e67437bbbf6"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 214096, 4, digest="sha256:2e67437bbbf6"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 214096, 4, digest="sha256:2e67437bbbf6"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 214096, 4, digest="sha256:2e67437bbbf6"),
     ),
     *serve(
         bwd_fused_fp16_d128_causal,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            215040,
-            4,
-            digest="sha256:e6495200eae2d50c199fa5e1e4e38cc9918e89912061e198a9d1b94c518fa894",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            215040,
-            4,
-            digest="sha256:e6495200eae2d50c199fa5e1e4e38cc9918e89912061e198a9d1b94c518fa894",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            215040,
-            4,
-            digest="sha256:e6495200eae2d50c199fa5e1e4e38cc9918e89912061e198a9d1b94c518fa894",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            215040,
-            4,
-            digest="sha256:e6495200eae2d50c199fa5e1e4e38cc9918e89912061e198a9d1b94c518fa894",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 215040, 4, digest="sha256:e6495200eae2"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 215040, 4, digest="sha256:e6495200eae2"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 215040, 4, digest="sha256:e6495200eae2"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 215040, 4, digest="sha256:e6495200eae2"),
     ),
     *serve(
         bwd_fused_fp16_d192,
-        untimed(
-            1,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            180,
-            digest="sha256:340bc8ffb137c47aabd9608a9c9a194291d6c91d1941a081af70e391acae9852",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            180,
-            digest="sha256:340bc8ffb137c47aabd9608a9c9a194291d6c91d1941a081af70e391acae9852",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            180,
-            digest="sha256:340bc8ffb137c47aabd9608a9c9a194291d6c91d1941a081af70e391acae9852",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            180,
-            digest="sha256:340bc8ffb137c47aabd9608a9c9a194291d6c91d1941a081af70e391acae9852",
-        ),
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 180, digest="sha256:340bc8ffb137"),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 180, digest="sha256:340bc8ffb137"),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 180, digest="sha256:340bc8ffb137"),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 180, digest="sha256:340bc8ffb137"),
     ),
     *serve(
         bwd_fused_fp16_d192_causal,
-        untimed(
-            1,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            178,
-            digest="sha256:3c81c32dbc02ff50fa5b6c726d28516b9ee7c46bdd6221921fa0f61300f8149b",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            178,
-            digest="sha256:3c81c32dbc02ff50fa5b6c726d28516b9ee7c46bdd6221921fa0f61300f8149b",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            178,
-            digest="sha256:3c81c32dbc02ff50fa5b6c726d28516b9ee7c46bdd6221921fa0f61300f8149b",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            178,
-            digest="sha256:3c81c32dbc02ff50fa5b6c726d28516b9ee7c46bdd6221921fa0f61300f8149b",
-        ),
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 178, digest="sha256:3c81c32dbc02"),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 178, digest="sha256:3c81c32dbc02"),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 178, digest="sha256:3c81c32dbc02"),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 178, digest="sha256:3c81c32dbc02"),
     ),
     *serve(
         bwd_fused_fp16_d256,
-        untimed(
-            1,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            170,
-            digest="sha256:f5f0cd9314050799651cbff775f859538884bd64b616a97adcc2ed1942f11564",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            170,
-            digest="sha256:f5f0cd9314050799651cbff775f859538884bd64b616a97adcc2ed1942f11564",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            170,
-            digest="sha256:f5f0cd9314050799651cbff775f859538884bd64b616a97adcc2ed1942f11564",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            170,
-            digest="sha256:f5f0cd9314050799651cbff775f859538884bd64b616a97adcc2ed1942f11564",
-        ),
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 170, digest="sha256:f5f0cd931405"),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 170, digest="sha256:f5f0cd931405"),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 170, digest="sha256:f5f0cd931405"),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 170, digest="sha256:f5f0cd931405"),
     ),
     *serve(
         bwd_fused_fp16_d256_causal,
-        untimed(
-            1,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            172,
-            digest="sha256:085bca619cb4bf3ff4efa4e9fdc3d727a10164d07681db225175aaf271802842",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            172,
-            digest="sha256:085bca619cb4bf3ff4efa4e9fdc3d727a10164d07681db225175aaf271802842",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            172,
-            digest="sha256:085bca619cb4bf3ff4efa4e9fdc3d727a10164d07681db225175aaf271802842",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            172,
-            digest="sha256:085bca619cb4bf3ff4efa4e9fdc3d727a10164d07681db225175aaf271802842",
-        ),
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 172, digest="sha256:085bca619cb4"),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 172, digest="sha256:085bca619cb4"),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 172, digest="sha256:085bca619cb4"),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 172, digest="sha256:085bca619cb4"),
     ),
 )
 
@@ -5871,36 +3204,16 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
     *serve(
         fwd_bf16_d64,
         estimated(
-            1,
-            br128_bc32_w8_s2_fa2_pointer,
-            24576,
-            128,
-            442.31,
-            digest="sha256:9eb58f3186adf21858f0c06ac365894b8d4b03ed72e221612118232f8bc92aad",
+            1, br128_bc32_w8_s2_fa2_pointer, 24576, 128, 442.31, digest="sha256:9eb58f3186ad"
         ),
         estimated(
-            1024,
-            br128_bc32_w8_s2_fa2_pointer,
-            24576,
-            128,
-            1690.6,
-            digest="sha256:9eb58f3186adf21858f0c06ac365894b8d4b03ed72e221612118232f8bc92aad",
+            1024, br128_bc32_w8_s2_fa2_pointer, 24576, 128, 1690.6, digest="sha256:9eb58f3186ad"
         ),
         estimated(
-            4096,
-            br128_bc32_w8_s2_fa2_pointer,
-            24576,
-            128,
-            6683.8,
-            digest="sha256:9eb58f3186adf21858f0c06ac365894b8d4b03ed72e221612118232f8bc92aad",
+            4096, br128_bc32_w8_s2_fa2_pointer, 24576, 128, 6683.8, digest="sha256:9eb58f3186ad"
         ),
         estimated(
-            16384,
-            br128_bc32_w8_s2_fa2_pointer,
-            24576,
-            128,
-            13341.5,
-            digest="sha256:9eb58f3186adf21858f0c06ac365894b8d4b03ed72e221612118232f8bc92aad",
+            16384, br128_bc32_w8_s2_fa2_pointer, 24576, 128, 13341.5, digest="sha256:9eb58f3186ad"
         ),
     ),
     *serve(
@@ -5911,7 +3224,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             16384,
             96,
             279.59,
-            digest="sha256:c0680787b734f27101f029c8da8811cec8f1880add4e3b4f6c70d33072490e95",
+            digest="sha256:c0680787b734",
         ),
         estimated(
             1024,
@@ -5919,7 +3232,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             16384,
             96,
             926.98,
-            digest="sha256:c0680787b734f27101f029c8da8811cec8f1880add4e3b4f6c70d33072490e95",
+            digest="sha256:c0680787b734",
         ),
         estimated(
             4096,
@@ -5927,7 +3240,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             16384,
             96,
             3558.0,
-            digest="sha256:c0680787b734f27101f029c8da8811cec8f1880add4e3b4f6c70d33072490e95",
+            digest="sha256:c0680787b734",
         ),
         estimated(
             16384,
@@ -5935,88 +3248,43 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             16384,
             96,
             6977.5,
-            digest="sha256:c0680787b734f27101f029c8da8811cec8f1880add4e3b4f6c70d33072490e95",
+            digest="sha256:c0680787b734",
         ),
     ),
     *serve(
         fwd_bf16_d96,
         estimated(
-            1,
-            br128_bc32_w8_s3_fa2_pointer,
-            65536,
-            194,
-            636.86,
-            digest="sha256:4b14e1c22aeff0207d0481a4537c956cd5f118ec1017d6cb0953b7a2a7a71a2e",
+            1, br128_bc32_w8_s3_fa2_pointer, 65536, 194, 636.86, digest="sha256:4b14e1c22aef"
         ),
         estimated(
-            1024,
-            br128_bc32_w8_s3_fa2_pointer,
-            65536,
-            194,
-            2454.5,
-            digest="sha256:4b14e1c22aeff0207d0481a4537c956cd5f118ec1017d6cb0953b7a2a7a71a2e",
+            1024, br128_bc32_w8_s3_fa2_pointer, 65536, 194, 2454.5, digest="sha256:4b14e1c22aef"
         ),
         estimated(
-            4096,
-            br128_bc32_w8_s3_fa2_pointer,
-            65536,
-            194,
-            9724.9,
-            digest="sha256:4b14e1c22aeff0207d0481a4537c956cd5f118ec1017d6cb0953b7a2a7a71a2e",
+            4096, br128_bc32_w8_s3_fa2_pointer, 65536, 194, 9724.9, digest="sha256:4b14e1c22aef"
         ),
         estimated(
-            16384,
-            br128_bc32_w8_s3_fa2_pointer,
-            65536,
-            194,
-            19418.7,
-            digest="sha256:4b14e1c22aeff0207d0481a4537c956cd5f118ec1017d6cb0953b7a2a7a71a2e",
+            16384, br128_bc32_w8_s3_fa2_pointer, 65536, 194, 19418.7, digest="sha256:4b14e1c22aef"
         ),
     ),
     *serve(
         fwd_bf16_d96_causal,
         estimated(
-            1,
-            br128_bc64_w8_s3_fa2_pointer,
-            98304,
-            213,
-            408.97,
-            digest="sha256:01ad325690599d0bc5acf02b93c1cbb0ebe38000c27ada52fab0e6843b130607",
+            1, br128_bc64_w8_s3_fa2_pointer, 98304, 213, 408.97, digest="sha256:01ad32569059"
         ),
         estimated(
-            1024,
-            br128_bc64_w8_s3_fa2_pointer,
-            98304,
-            213,
-            1314.1,
-            digest="sha256:01ad325690599d0bc5acf02b93c1cbb0ebe38000c27ada52fab0e6843b130607",
+            1024, br128_bc64_w8_s3_fa2_pointer, 98304, 213, 1314.1, digest="sha256:01ad32569059"
         ),
         estimated(
-            4096,
-            br128_bc64_w8_s3_fa2_pointer,
-            98304,
-            213,
-            4918.7,
-            digest="sha256:01ad325690599d0bc5acf02b93c1cbb0ebe38000c27ada52fab0e6843b130607",
+            4096, br128_bc64_w8_s3_fa2_pointer, 98304, 213, 4918.7, digest="sha256:01ad32569059"
         ),
         estimated(
-            16384,
-            br128_bc64_w8_s3_fa2_pointer,
-            98304,
-            213,
-            9692.2,
-            digest="sha256:01ad325690599d0bc5acf02b93c1cbb0ebe38000c27ada52fab0e6843b130607",
+            16384, br128_bc64_w8_s3_fa2_pointer, 98304, 213, 9692.2, digest="sha256:01ad32569059"
         ),
     ),
     *serve(
         fwd_bf16_d128,
         estimated(
-            1,
-            br128_bc64_w8_s3_s_ahead_pointer,
-            98304,
-            255,
-            416.1,
-            digest="sha256:55429256e2f1c2c041b39bb3282102e44a972d8f9437f066b942a2f5b4d65f25",
+            1, br128_bc64_w8_s3_s_ahead_pointer, 98304, 255, 416.1, digest="sha256:55429256e2f1"
         ),
         estimated(
             1024,
@@ -6024,7 +3292,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             98304,
             255,
             1701.4,
-            digest="sha256:55429256e2f1c2c041b39bb3282102e44a972d8f9437f066b942a2f5b4d65f25",
+            digest="sha256:55429256e2f1",
         ),
         estimated(
             4096,
@@ -6032,7 +3300,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             98304,
             255,
             6884.2,
-            digest="sha256:55429256e2f1c2c041b39bb3282102e44a972d8f9437f066b942a2f5b4d65f25",
+            digest="sha256:55429256e2f1",
         ),
         estimated(
             16384,
@@ -6040,7 +3308,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             98304,
             255,
             13794.5,
-            digest="sha256:55429256e2f1c2c041b39bb3282102e44a972d8f9437f066b942a2f5b4d65f25",
+            digest="sha256:55429256e2f1",
         ),
     ),
     *serve(
@@ -6051,7 +3319,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             98304,
             255,
             270.35,
-            digest="sha256:ad75110ed192f335e19d74f06bd5d00cb534abdf96eda2a67a7dab99fe06ee5e",
+            digest="sha256:ad75110ed192",
         ),
         estimated(
             1024,
@@ -6059,7 +3327,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             98304,
             255,
             964.28,
-            digest="sha256:ad75110ed192f335e19d74f06bd5d00cb534abdf96eda2a67a7dab99fe06ee5e",
+            digest="sha256:ad75110ed192",
         ),
         estimated(
             4096,
@@ -6067,7 +3335,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             98304,
             255,
             3706.5,
-            digest="sha256:ad75110ed192f335e19d74f06bd5d00cb534abdf96eda2a67a7dab99fe06ee5e",
+            digest="sha256:ad75110ed192",
         ),
         estimated(
             16384,
@@ -6075,26 +3343,16 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             98304,
             255,
             6989.0,
-            digest="sha256:ad75110ed192f335e19d74f06bd5d00cb534abdf96eda2a67a7dab99fe06ee5e",
+            digest="sha256:ad75110ed192",
         ),
     ),
     *serve(
         fwd_bf16_d192,
         estimated(
-            1,
-            br32_bc32_w4_s1_s_ahead_pointer,
-            34816,
-            214,
-            773.73,
-            digest="sha256:13b3492717a34e2e8ed6fd525ea50b488a7a46cf17bc5f590ddcd14823995504",
+            1, br32_bc32_w4_s1_s_ahead_pointer, 34816, 214, 773.73, digest="sha256:13b3492717a3"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s1_s_ahead_pointer,
-            34816,
-            214,
-            3107.6,
-            digest="sha256:13b3492717a34e2e8ed6fd525ea50b488a7a46cf17bc5f590ddcd14823995504",
+            1024, br32_bc32_w4_s1_s_ahead_pointer, 34816, 214, 3107.6, digest="sha256:13b3492717a3"
         ),
         estimated(
             4096,
@@ -6102,7 +3360,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             34816,
             214,
             12443.1,
-            digest="sha256:13b3492717a34e2e8ed6fd525ea50b488a7a46cf17bc5f590ddcd14823995504",
+            digest="sha256:13b3492717a3",
         ),
         estimated(
             16384,
@@ -6110,34 +3368,19 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             34816,
             214,
             24890.4,
-            digest="sha256:13b3492717a34e2e8ed6fd525ea50b488a7a46cf17bc5f590ddcd14823995504",
+            digest="sha256:13b3492717a3",
         ),
     ),
     *serve(
         fwd_bf16_d192_causal,
         estimated(
-            1,
-            br32_bc32_w4_s3_s_ahead_pointer,
-            83968,
-            238,
-            459.06,
-            digest="sha256:71988064b48b84eb93f0859f6fbdf61e18484cb84769c9fe60de991551f31f35",
+            1, br32_bc32_w4_s3_s_ahead_pointer, 83968, 238, 459.06, digest="sha256:71988064b48b"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_s_ahead_pointer,
-            83968,
-            238,
-            1691.1,
-            digest="sha256:71988064b48b84eb93f0859f6fbdf61e18484cb84769c9fe60de991551f31f35",
+            1024, br32_bc32_w4_s3_s_ahead_pointer, 83968, 238, 1691.1, digest="sha256:71988064b48b"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_s_ahead_pointer,
-            83968,
-            238,
-            6582.2,
-            digest="sha256:71988064b48b84eb93f0859f6fbdf61e18484cb84769c9fe60de991551f31f35",
+            4096, br32_bc32_w4_s3_s_ahead_pointer, 83968, 238, 6582.2, digest="sha256:71988064b48b"
         ),
         estimated(
             16384,
@@ -6145,34 +3388,19 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             83968,
             238,
             13135.6,
-            digest="sha256:71988064b48b84eb93f0859f6fbdf61e18484cb84769c9fe60de991551f31f35",
+            digest="sha256:71988064b48b",
         ),
     ),
     *serve(
         fwd_bf16_d256,
         estimated(
-            1,
-            br32_bc32_w4_s3_s_ahead_pointer,
-            83968,
-            195,
-            621.4,
-            digest="sha256:4817f9e995ab9827c3ff07822291b086cf2b23ca9cd8aba83e5d8e9137fc9c8a",
+            1, br32_bc32_w4_s3_s_ahead_pointer, 83968, 195, 621.4, digest="sha256:4817f9e995ab"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_s_ahead_pointer,
-            83968,
-            195,
-            2437.2,
-            digest="sha256:4817f9e995ab9827c3ff07822291b086cf2b23ca9cd8aba83e5d8e9137fc9c8a",
+            1024, br32_bc32_w4_s3_s_ahead_pointer, 83968, 195, 2437.2, digest="sha256:4817f9e995ab"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_s_ahead_pointer,
-            83968,
-            195,
-            9700.3,
-            digest="sha256:4817f9e995ab9827c3ff07822291b086cf2b23ca9cd8aba83e5d8e9137fc9c8a",
+            4096, br32_bc32_w4_s3_s_ahead_pointer, 83968, 195, 9700.3, digest="sha256:4817f9e995ab"
         ),
         estimated(
             16384,
@@ -6180,7 +3408,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             83968,
             195,
             19384.4,
-            digest="sha256:4817f9e995ab9827c3ff07822291b086cf2b23ca9cd8aba83e5d8e9137fc9c8a",
+            digest="sha256:4817f9e995ab",
         ),
     ),
     *serve(
@@ -6191,7 +3419,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             83968,
             213,
             363.41,
-            digest="sha256:f1646d6b20edb6d17a32a0854ef68011195cb4418f10494c8232b629ada39120",
+            digest="sha256:f1646d6b20ed",
         ),
         estimated(
             1024,
@@ -6199,7 +3427,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             83968,
             213,
             1325.4,
-            digest="sha256:f1646d6b20edb6d17a32a0854ef68011195cb4418f10494c8232b629ada39120",
+            digest="sha256:f1646d6b20ed",
         ),
         estimated(
             4096,
@@ -6207,7 +3435,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             83968,
             213,
             5041.7,
-            digest="sha256:f1646d6b20edb6d17a32a0854ef68011195cb4418f10494c8232b629ada39120",
+            digest="sha256:f1646d6b20ed",
         ),
         estimated(
             16384,
@@ -6215,42 +3443,20 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             83968,
             213,
             10044.7,
-            digest="sha256:f1646d6b20edb6d17a32a0854ef68011195cb4418f10494c8232b629ada39120",
+            digest="sha256:f1646d6b20ed",
         ),
     ),
     *serve(
         fwd_fp16_d64,
+        estimated(1, br64_bc16_w4_s3_fa2_pointer, 16384, 120, 450.34, digest="sha256:f51e624566c0"),
         estimated(
-            1,
-            br64_bc16_w4_s3_fa2_pointer,
-            16384,
-            120,
-            450.34,
-            digest="sha256:f51e624566c070ef5b7dcf9828009c1044ca3aecccb291545f0a813f4c466a9b",
+            1024, br64_bc16_w4_s3_fa2_pointer, 16384, 120, 1698.6, digest="sha256:f51e624566c0"
         ),
         estimated(
-            1024,
-            br64_bc16_w4_s3_fa2_pointer,
-            16384,
-            120,
-            1698.6,
-            digest="sha256:f51e624566c070ef5b7dcf9828009c1044ca3aecccb291545f0a813f4c466a9b",
+            4096, br64_bc16_w4_s3_fa2_pointer, 16384, 120, 6691.9, digest="sha256:f51e624566c0"
         ),
         estimated(
-            4096,
-            br64_bc16_w4_s3_fa2_pointer,
-            16384,
-            120,
-            6691.9,
-            digest="sha256:f51e624566c070ef5b7dcf9828009c1044ca3aecccb291545f0a813f4c466a9b",
-        ),
-        estimated(
-            16384,
-            br64_bc16_w4_s3_fa2_pointer,
-            16384,
-            120,
-            13349.5,
-            digest="sha256:f51e624566c070ef5b7dcf9828009c1044ca3aecccb291545f0a813f4c466a9b",
+            16384, br64_bc16_w4_s3_fa2_pointer, 16384, 120, 13349.5, digest="sha256:f51e624566c0"
         ),
     ),
     *serve(
@@ -6261,7 +3467,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             16384,
             96,
             279.59,
-            digest="sha256:824ea0b4dcb2c96007ded09be230c94dc60ac314bdbf6375451d867556c021b5",
+            digest="sha256:824ea0b4dcb2",
         ),
         estimated(
             1024,
@@ -6269,7 +3475,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             16384,
             96,
             926.98,
-            digest="sha256:824ea0b4dcb2c96007ded09be230c94dc60ac314bdbf6375451d867556c021b5",
+            digest="sha256:824ea0b4dcb2",
         ),
         estimated(
             4096,
@@ -6277,7 +3483,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             16384,
             96,
             3558.0,
-            digest="sha256:824ea0b4dcb2c96007ded09be230c94dc60ac314bdbf6375451d867556c021b5",
+            digest="sha256:824ea0b4dcb2",
         ),
         estimated(
             16384,
@@ -6285,88 +3491,43 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             16384,
             96,
             6977.5,
-            digest="sha256:824ea0b4dcb2c96007ded09be230c94dc60ac314bdbf6375451d867556c021b5",
+            digest="sha256:824ea0b4dcb2",
         ),
     ),
     *serve(
         fwd_fp16_d96,
         estimated(
-            1,
-            br128_bc32_w8_s3_fa2_pointer,
-            65536,
-            194,
-            636.86,
-            digest="sha256:0901662b2e75627d600004f720654913e5d37b6b2c4c2593df0e1bcea862f772",
+            1, br128_bc32_w8_s3_fa2_pointer, 65536, 194, 636.86, digest="sha256:0901662b2e75"
         ),
         estimated(
-            1024,
-            br128_bc32_w8_s3_fa2_pointer,
-            65536,
-            194,
-            2454.5,
-            digest="sha256:0901662b2e75627d600004f720654913e5d37b6b2c4c2593df0e1bcea862f772",
+            1024, br128_bc32_w8_s3_fa2_pointer, 65536, 194, 2454.5, digest="sha256:0901662b2e75"
         ),
         estimated(
-            4096,
-            br128_bc32_w8_s3_fa2_pointer,
-            65536,
-            194,
-            9724.9,
-            digest="sha256:0901662b2e75627d600004f720654913e5d37b6b2c4c2593df0e1bcea862f772",
+            4096, br128_bc32_w8_s3_fa2_pointer, 65536, 194, 9724.9, digest="sha256:0901662b2e75"
         ),
         estimated(
-            16384,
-            br128_bc32_w8_s3_fa2_pointer,
-            65536,
-            194,
-            19418.7,
-            digest="sha256:0901662b2e75627d600004f720654913e5d37b6b2c4c2593df0e1bcea862f772",
+            16384, br128_bc32_w8_s3_fa2_pointer, 65536, 194, 19418.7, digest="sha256:0901662b2e75"
         ),
     ),
     *serve(
         fwd_fp16_d96_causal,
         estimated(
-            1,
-            br128_bc64_w8_s3_fa2_pointer,
-            98304,
-            213,
-            408.97,
-            digest="sha256:16b872f949cec6759d2c0a647681d1a260faf9f3423251141559a5d0cad52d1d",
+            1, br128_bc64_w8_s3_fa2_pointer, 98304, 213, 408.97, digest="sha256:16b872f949ce"
         ),
         estimated(
-            1024,
-            br128_bc64_w8_s3_fa2_pointer,
-            98304,
-            213,
-            1314.1,
-            digest="sha256:16b872f949cec6759d2c0a647681d1a260faf9f3423251141559a5d0cad52d1d",
+            1024, br128_bc64_w8_s3_fa2_pointer, 98304, 213, 1314.1, digest="sha256:16b872f949ce"
         ),
         estimated(
-            4096,
-            br128_bc64_w8_s3_fa2_pointer,
-            98304,
-            213,
-            4918.7,
-            digest="sha256:16b872f949cec6759d2c0a647681d1a260faf9f3423251141559a5d0cad52d1d",
+            4096, br128_bc64_w8_s3_fa2_pointer, 98304, 213, 4918.7, digest="sha256:16b872f949ce"
         ),
         estimated(
-            16384,
-            br128_bc64_w8_s3_fa2_pointer,
-            98304,
-            213,
-            9692.2,
-            digest="sha256:16b872f949cec6759d2c0a647681d1a260faf9f3423251141559a5d0cad52d1d",
+            16384, br128_bc64_w8_s3_fa2_pointer, 98304, 213, 9692.2, digest="sha256:16b872f949ce"
         ),
     ),
     *serve(
         fwd_fp16_d128,
         estimated(
-            1,
-            br128_bc64_w8_s3_s_ahead_pointer,
-            98304,
-            255,
-            416.1,
-            digest="sha256:744514c3809ea63876931947a9d784a8584f74c6d708b9f1aa20b3f6d295ee1d",
+            1, br128_bc64_w8_s3_s_ahead_pointer, 98304, 255, 416.1, digest="sha256:744514c3809e"
         ),
         estimated(
             1024,
@@ -6374,7 +3535,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             98304,
             255,
             1701.4,
-            digest="sha256:744514c3809ea63876931947a9d784a8584f74c6d708b9f1aa20b3f6d295ee1d",
+            digest="sha256:744514c3809e",
         ),
         estimated(
             4096,
@@ -6382,7 +3543,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             98304,
             255,
             6884.2,
-            digest="sha256:744514c3809ea63876931947a9d784a8584f74c6d708b9f1aa20b3f6d295ee1d",
+            digest="sha256:744514c3809e",
         ),
         estimated(
             16384,
@@ -6390,7 +3551,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             98304,
             255,
             13794.5,
-            digest="sha256:744514c3809ea63876931947a9d784a8584f74c6d708b9f1aa20b3f6d295ee1d",
+            digest="sha256:744514c3809e",
         ),
     ),
     *serve(
@@ -6401,7 +3562,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             98304,
             255,
             270.35,
-            digest="sha256:f045064eaffe07345cea9ddadd557c44dc1c6b01ffac93bbb1fce2ee56a9756a",
+            digest="sha256:f045064eaffe",
         ),
         estimated(
             1024,
@@ -6409,7 +3570,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             98304,
             255,
             964.28,
-            digest="sha256:f045064eaffe07345cea9ddadd557c44dc1c6b01ffac93bbb1fce2ee56a9756a",
+            digest="sha256:f045064eaffe",
         ),
         estimated(
             4096,
@@ -6417,7 +3578,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             98304,
             255,
             3706.5,
-            digest="sha256:f045064eaffe07345cea9ddadd557c44dc1c6b01ffac93bbb1fce2ee56a9756a",
+            digest="sha256:f045064eaffe",
         ),
         estimated(
             16384,
@@ -6425,26 +3586,16 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             98304,
             255,
             6989.0,
-            digest="sha256:f045064eaffe07345cea9ddadd557c44dc1c6b01ffac93bbb1fce2ee56a9756a",
+            digest="sha256:f045064eaffe",
         ),
     ),
     *serve(
         fwd_fp16_d192,
         estimated(
-            1,
-            br32_bc32_w4_s1_s_ahead_pointer,
-            34816,
-            214,
-            773.73,
-            digest="sha256:7ee7592e602a2100540a037fe835e0aaf89447ca6ba0a8c81b361d899bdd00e4",
+            1, br32_bc32_w4_s1_s_ahead_pointer, 34816, 214, 773.73, digest="sha256:7ee7592e602a"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s1_s_ahead_pointer,
-            34816,
-            214,
-            3107.6,
-            digest="sha256:7ee7592e602a2100540a037fe835e0aaf89447ca6ba0a8c81b361d899bdd00e4",
+            1024, br32_bc32_w4_s1_s_ahead_pointer, 34816, 214, 3107.6, digest="sha256:7ee7592e602a"
         ),
         estimated(
             4096,
@@ -6452,7 +3603,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             34816,
             214,
             12443.1,
-            digest="sha256:7ee7592e602a2100540a037fe835e0aaf89447ca6ba0a8c81b361d899bdd00e4",
+            digest="sha256:7ee7592e602a",
         ),
         estimated(
             16384,
@@ -6460,34 +3611,19 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             34816,
             214,
             24890.4,
-            digest="sha256:7ee7592e602a2100540a037fe835e0aaf89447ca6ba0a8c81b361d899bdd00e4",
+            digest="sha256:7ee7592e602a",
         ),
     ),
     *serve(
         fwd_fp16_d192_causal,
         estimated(
-            1,
-            br32_bc32_w4_s3_s_ahead_pointer,
-            83968,
-            238,
-            459.06,
-            digest="sha256:50ad180c1ecbb280492de16e37f19939b6e78f5c0105cd278350a5c0538f961e",
+            1, br32_bc32_w4_s3_s_ahead_pointer, 83968, 238, 459.06, digest="sha256:50ad180c1ecb"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_s_ahead_pointer,
-            83968,
-            238,
-            1691.1,
-            digest="sha256:50ad180c1ecbb280492de16e37f19939b6e78f5c0105cd278350a5c0538f961e",
+            1024, br32_bc32_w4_s3_s_ahead_pointer, 83968, 238, 1691.1, digest="sha256:50ad180c1ecb"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_s_ahead_pointer,
-            83968,
-            238,
-            6582.2,
-            digest="sha256:50ad180c1ecbb280492de16e37f19939b6e78f5c0105cd278350a5c0538f961e",
+            4096, br32_bc32_w4_s3_s_ahead_pointer, 83968, 238, 6582.2, digest="sha256:50ad180c1ecb"
         ),
         estimated(
             16384,
@@ -6495,34 +3631,19 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             83968,
             238,
             13135.6,
-            digest="sha256:50ad180c1ecbb280492de16e37f19939b6e78f5c0105cd278350a5c0538f961e",
+            digest="sha256:50ad180c1ecb",
         ),
     ),
     *serve(
         fwd_fp16_d256,
         estimated(
-            1,
-            br32_bc32_w4_s3_s_ahead_pointer,
-            83968,
-            195,
-            621.4,
-            digest="sha256:6ef885f6c3f994c63b43741ea6a511ef47b4cd0a75481c4d42323695491814a6",
+            1, br32_bc32_w4_s3_s_ahead_pointer, 83968, 195, 621.4, digest="sha256:6ef885f6c3f9"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_s_ahead_pointer,
-            83968,
-            195,
-            2437.2,
-            digest="sha256:6ef885f6c3f994c63b43741ea6a511ef47b4cd0a75481c4d42323695491814a6",
+            1024, br32_bc32_w4_s3_s_ahead_pointer, 83968, 195, 2437.2, digest="sha256:6ef885f6c3f9"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_s_ahead_pointer,
-            83968,
-            195,
-            9700.3,
-            digest="sha256:6ef885f6c3f994c63b43741ea6a511ef47b4cd0a75481c4d42323695491814a6",
+            4096, br32_bc32_w4_s3_s_ahead_pointer, 83968, 195, 9700.3, digest="sha256:6ef885f6c3f9"
         ),
         estimated(
             16384,
@@ -6530,7 +3651,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             83968,
             195,
             19384.4,
-            digest="sha256:6ef885f6c3f994c63b43741ea6a511ef47b4cd0a75481c4d42323695491814a6",
+            digest="sha256:6ef885f6c3f9",
         ),
     ),
     *serve(
@@ -6541,7 +3662,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             83968,
             213,
             363.41,
-            digest="sha256:5919bcfe917d0ec35a2ab895c2f07fb685eba9ce8ff1883710e6cc47435dcaf1",
+            digest="sha256:5919bcfe917d",
         ),
         estimated(
             1024,
@@ -6549,7 +3670,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             83968,
             213,
             1325.4,
-            digest="sha256:5919bcfe917d0ec35a2ab895c2f07fb685eba9ce8ff1883710e6cc47435dcaf1",
+            digest="sha256:5919bcfe917d",
         ),
         estimated(
             4096,
@@ -6557,7 +3678,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             83968,
             213,
             5041.7,
-            digest="sha256:5919bcfe917d0ec35a2ab895c2f07fb685eba9ce8ff1883710e6cc47435dcaf1",
+            digest="sha256:5919bcfe917d",
         ),
         estimated(
             16384,
@@ -6565,7 +3686,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             83968,
             213,
             10044.7,
-            digest="sha256:5919bcfe917d0ec35a2ab895c2f07fb685eba9ce8ff1883710e6cc47435dcaf1",
+            digest="sha256:5919bcfe917d",
         ),
     ),
     *serve(
@@ -6640,737 +3761,303 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
     ),
     *serve(
         bwd_dkv_bf16_d64,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 33280, 234, 886.96, digest="sha256:09276484aa2c"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            234,
-            886.96,
-            digest="sha256:09276484aa2c3380caedafbe70c7ff6ba0d5c2d1c5bb668c1d4eb7be1bdd5a30",
+            1024, br32_bc64_w4_s3_fa2_pointer, 33280, 234, 3383.6, digest="sha256:09276484aa2c"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            234,
-            3383.6,
-            digest="sha256:09276484aa2c3380caedafbe70c7ff6ba0d5c2d1c5bb668c1d4eb7be1bdd5a30",
+            4096, br32_bc64_w4_s3_fa2_pointer, 33280, 234, 13370.0, digest="sha256:09276484aa2c"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            234,
-            13370.0,
-            digest="sha256:09276484aa2c3380caedafbe70c7ff6ba0d5c2d1c5bb668c1d4eb7be1bdd5a30",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            234,
-            26685.3,
-            digest="sha256:09276484aa2c3380caedafbe70c7ff6ba0d5c2d1c5bb668c1d4eb7be1bdd5a30",
+            16384, br32_bc64_w4_s3_fa2_pointer, 33280, 234, 26685.3, digest="sha256:09276484aa2c"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d64_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 33280, 220, 546.58, digest="sha256:668c9fcc07de"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            220,
-            546.58,
-            digest="sha256:668c9fcc07de66b8bee3ccfef1e1ec2c5112db472839ba243b76f9641cfa6898",
+            1024, br32_bc64_w4_s3_fa2_pointer, 33280, 220, 1817.9, digest="sha256:668c9fcc07de"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            220,
-            1817.9,
-            digest="sha256:668c9fcc07de66b8bee3ccfef1e1ec2c5112db472839ba243b76f9641cfa6898",
+            4096, br32_bc64_w4_s3_fa2_pointer, 33280, 220, 6949.7, digest="sha256:668c9fcc07de"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            220,
-            6949.7,
-            digest="sha256:668c9fcc07de66b8bee3ccfef1e1ec2c5112db472839ba243b76f9641cfa6898",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            220,
-            13430.2,
-            digest="sha256:668c9fcc07de66b8bee3ccfef1e1ec2c5112db472839ba243b76f9641cfa6898",
+            16384, br32_bc64_w4_s3_fa2_pointer, 33280, 220, 13430.2, digest="sha256:668c9fcc07de"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d96,
         estimated(
-            1,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            1221.7,
-            digest="sha256:4ee35a2323cf68b9bc2df588b0e2a7f919e12760d0e36419983be15e13313e6a",
+            1, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 1221.7, digest="sha256:4ee35a2323cf"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            4786.2,
-            digest="sha256:4ee35a2323cf68b9bc2df588b0e2a7f919e12760d0e36419983be15e13313e6a",
+            1024, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 4786.2, digest="sha256:4ee35a2323cf"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            19044.2,
-            digest="sha256:4ee35a2323cf68b9bc2df588b0e2a7f919e12760d0e36419983be15e13313e6a",
+            4096, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 19044.2, digest="sha256:4ee35a2323cf"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            38054.8,
-            digest="sha256:4ee35a2323cf68b9bc2df588b0e2a7f919e12760d0e36419983be15e13313e6a",
+            16384, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 38054.8, digest="sha256:4ee35a2323cf"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d96_causal,
+        estimated(1, br32_bc32_w4_s2_fa2_pointer, 35072, 255, 756.92, digest="sha256:53600dd48dba"),
         estimated(
-            1,
-            br32_bc32_w4_s2_fa2_pointer,
-            35072,
-            255,
-            756.92,
-            digest="sha256:53600dd48dba4cf1c8a045d4a4de53284dab7ef9e5a4fb45a667c4b03b437cb7",
+            1024, br32_bc32_w4_s2_fa2_pointer, 35072, 255, 2604.0, digest="sha256:53600dd48dba"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s2_fa2_pointer,
-            35072,
-            255,
-            2604.0,
-            digest="sha256:53600dd48dba4cf1c8a045d4a4de53284dab7ef9e5a4fb45a667c4b03b437cb7",
+            4096, br32_bc32_w4_s2_fa2_pointer, 35072, 255, 9763.6, digest="sha256:53600dd48dba"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s2_fa2_pointer,
-            35072,
-            255,
-            9763.6,
-            digest="sha256:53600dd48dba4cf1c8a045d4a4de53284dab7ef9e5a4fb45a667c4b03b437cb7",
-        ),
-        estimated(
-            16384,
-            br32_bc32_w4_s2_fa2_pointer,
-            35072,
-            255,
-            19386.2,
-            digest="sha256:53600dd48dba4cf1c8a045d4a4de53284dab7ef9e5a4fb45a667c4b03b437cb7",
+            16384, br32_bc32_w4_s2_fa2_pointer, 35072, 255, 19386.2, digest="sha256:53600dd48dba"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d128,
         estimated(
-            1,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            926.98,
-            digest="sha256:624fa703c44f0907ade9c7653e2de8b28ba992690c8cad7f2360b75a20906bf1",
+            1, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 926.98, digest="sha256:624fa703c44f"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            3629.8,
-            digest="sha256:624fa703c44f0907ade9c7653e2de8b28ba992690c8cad7f2360b75a20906bf1",
+            1024, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 3629.8, digest="sha256:624fa703c44f"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            14440.9,
-            digest="sha256:624fa703c44f0907ade9c7653e2de8b28ba992690c8cad7f2360b75a20906bf1",
+            4096, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 14440.9, digest="sha256:624fa703c44f"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            28855.7,
-            digest="sha256:624fa703c44f0907ade9c7653e2de8b28ba992690c8cad7f2360b75a20906bf1",
+            16384, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 28855.7, digest="sha256:624fa703c44f"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d128_causal,
         estimated(
-            1,
-            br32_bc128_w8_s2_fa2_pointer,
-            82176,
-            255,
-            634.22,
-            digest="sha256:7a010f3c0027f1cb82c0aee9b2e2cb01e2bc9847dcd2d96c0bc73b31274c87e7",
+            1, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 634.22, digest="sha256:7a010f3c0027"
         ),
         estimated(
-            1024,
-            br32_bc128_w8_s2_fa2_pointer,
-            82176,
-            255,
-            2128.9,
-            digest="sha256:7a010f3c0027f1cb82c0aee9b2e2cb01e2bc9847dcd2d96c0bc73b31274c87e7",
+            1024, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 2128.9, digest="sha256:7a010f3c0027"
         ),
         estimated(
-            4096,
-            br32_bc128_w8_s2_fa2_pointer,
-            82176,
-            255,
-            7955.8,
-            digest="sha256:7a010f3c0027f1cb82c0aee9b2e2cb01e2bc9847dcd2d96c0bc73b31274c87e7",
+            4096, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 7955.8, digest="sha256:7a010f3c0027"
         ),
         estimated(
-            16384,
-            br32_bc128_w8_s2_fa2_pointer,
-            82176,
-            255,
-            14931.9,
-            digest="sha256:7a010f3c0027f1cb82c0aee9b2e2cb01e2bc9847dcd2d96c0bc73b31274c87e7",
+            16384, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 14931.9, digest="sha256:7a010f3c0027"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d192,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            1356.7,
-            digest="sha256:115d1de50d8b547e20747a4b81408a2ed093c9155dce0c5a12d747d691d61e5f",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1356.7, digest="sha256:115d1de50d8b"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            5232.5,
-            digest="sha256:115d1de50d8b547e20747a4b81408a2ed093c9155dce0c5a12d747d691d61e5f",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 5232.5, digest="sha256:115d1de50d8b"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            20735.7,
-            digest="sha256:115d1de50d8b547e20747a4b81408a2ed093c9155dce0c5a12d747d691d61e5f",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 20735.7, digest="sha256:115d1de50d8b"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            41406.7,
-            digest="sha256:115d1de50d8b547e20747a4b81408a2ed093c9155dce0c5a12d747d691d61e5f",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 41406.7, digest="sha256:115d1de50d8b"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d192_causal,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            783.42,
-            digest="sha256:74b29c1ec6e51a9962d3638a0ce7e875b8e5623d09bb4bb8b503dc2360d939ad",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 783.42, digest="sha256:74b29c1ec6e5"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            2759.3,
-            digest="sha256:74b29c1ec6e51a9962d3638a0ce7e875b8e5623d09bb4bb8b503dc2360d939ad",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 2759.3, digest="sha256:74b29c1ec6e5"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            10450.7,
-            digest="sha256:74b29c1ec6e51a9962d3638a0ce7e875b8e5623d09bb4bb8b503dc2360d939ad",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 10450.7, digest="sha256:74b29c1ec6e5"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            20784.1,
-            digest="sha256:74b29c1ec6e51a9962d3638a0ce7e875b8e5623d09bb4bb8b503dc2360d939ad",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 20784.1, digest="sha256:74b29c1ec6e5"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d256,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            1069.3,
-            digest="sha256:e5a466b51dfffce289fdf572d087a47d01f6d2a198a64e1927d0bc8fe032db01",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1069.3, digest="sha256:e5a466b51dff"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            4122.5,
-            digest="sha256:e5a466b51dfffce289fdf572d087a47d01f6d2a198a64e1927d0bc8fe032db01",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 4122.5, digest="sha256:e5a466b51dff"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            16334.9,
-            digest="sha256:e5a466b51dfffce289fdf572d087a47d01f6d2a198a64e1927d0bc8fe032db01",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 16334.9, digest="sha256:e5a466b51dff"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            32618.1,
-            digest="sha256:e5a466b51dfffce289fdf572d087a47d01f6d2a198a64e1927d0bc8fe032db01",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 32618.1, digest="sha256:e5a466b51dff"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d256_causal,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            606.33,
-            digest="sha256:2927582459729ee8299a4430d09ed694e5ef90e29648f9842a0cfe972cb6c9f0",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 606.33, digest="sha256:292758245972"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            2137.9,
-            digest="sha256:2927582459729ee8299a4430d09ed694e5ef90e29648f9842a0cfe972cb6c9f0",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 2137.9, digest="sha256:292758245972"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            8059.4,
-            digest="sha256:2927582459729ee8299a4430d09ed694e5ef90e29648f9842a0cfe972cb6c9f0",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 8059.4, digest="sha256:292758245972"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            16030.3,
-            digest="sha256:2927582459729ee8299a4430d09ed694e5ef90e29648f9842a0cfe972cb6c9f0",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 16030.3, digest="sha256:292758245972"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d64,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 33280, 234, 886.96, digest="sha256:a16bc5daec77"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            234,
-            886.96,
-            digest="sha256:a16bc5daec7751285738c094f7ec63989f640dfd3b695406bf2b3fe398305102",
+            1024, br32_bc64_w4_s3_fa2_pointer, 33280, 234, 3383.6, digest="sha256:a16bc5daec77"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            234,
-            3383.6,
-            digest="sha256:a16bc5daec7751285738c094f7ec63989f640dfd3b695406bf2b3fe398305102",
+            4096, br32_bc64_w4_s3_fa2_pointer, 33280, 234, 13370.0, digest="sha256:a16bc5daec77"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            234,
-            13370.0,
-            digest="sha256:a16bc5daec7751285738c094f7ec63989f640dfd3b695406bf2b3fe398305102",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            234,
-            26685.3,
-            digest="sha256:a16bc5daec7751285738c094f7ec63989f640dfd3b695406bf2b3fe398305102",
+            16384, br32_bc64_w4_s3_fa2_pointer, 33280, 234, 26685.3, digest="sha256:a16bc5daec77"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d64_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 33280, 220, 546.58, digest="sha256:af1a9b85bc17"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            220,
-            546.58,
-            digest="sha256:af1a9b85bc17f0444d8eacd6cbaaf57d362ceac0e3500f8b4adac0728fd6f9f8",
+            1024, br32_bc64_w4_s3_fa2_pointer, 33280, 220, 1817.9, digest="sha256:af1a9b85bc17"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            220,
-            1817.9,
-            digest="sha256:af1a9b85bc17f0444d8eacd6cbaaf57d362ceac0e3500f8b4adac0728fd6f9f8",
+            4096, br32_bc64_w4_s3_fa2_pointer, 33280, 220, 6949.7, digest="sha256:af1a9b85bc17"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            220,
-            6949.7,
-            digest="sha256:af1a9b85bc17f0444d8eacd6cbaaf57d362ceac0e3500f8b4adac0728fd6f9f8",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            220,
-            13430.2,
-            digest="sha256:af1a9b85bc17f0444d8eacd6cbaaf57d362ceac0e3500f8b4adac0728fd6f9f8",
+            16384, br32_bc64_w4_s3_fa2_pointer, 33280, 220, 13430.2, digest="sha256:af1a9b85bc17"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d96,
         estimated(
-            1,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            1221.7,
-            digest="sha256:264ab30c603fdd3a0990e63eae44f37b27c35614025f08771dfe2c07c92533c5",
+            1, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 1221.7, digest="sha256:264ab30c603f"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            4786.2,
-            digest="sha256:264ab30c603fdd3a0990e63eae44f37b27c35614025f08771dfe2c07c92533c5",
+            1024, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 4786.2, digest="sha256:264ab30c603f"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            19044.2,
-            digest="sha256:264ab30c603fdd3a0990e63eae44f37b27c35614025f08771dfe2c07c92533c5",
+            4096, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 19044.2, digest="sha256:264ab30c603f"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            38054.8,
-            digest="sha256:264ab30c603fdd3a0990e63eae44f37b27c35614025f08771dfe2c07c92533c5",
+            16384, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 38054.8, digest="sha256:264ab30c603f"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d96_causal,
+        estimated(1, br32_bc32_w4_s2_fa2_pointer, 35072, 255, 756.92, digest="sha256:8ba57cafd2b6"),
         estimated(
-            1,
-            br32_bc32_w4_s2_fa2_pointer,
-            35072,
-            255,
-            756.92,
-            digest="sha256:8ba57cafd2b601ea0bd486062c8b40217a1755b587ec52964645a50ed4d21e38",
+            1024, br32_bc32_w4_s2_fa2_pointer, 35072, 255, 2604.0, digest="sha256:8ba57cafd2b6"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s2_fa2_pointer,
-            35072,
-            255,
-            2604.0,
-            digest="sha256:8ba57cafd2b601ea0bd486062c8b40217a1755b587ec52964645a50ed4d21e38",
+            4096, br32_bc32_w4_s2_fa2_pointer, 35072, 255, 9763.6, digest="sha256:8ba57cafd2b6"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s2_fa2_pointer,
-            35072,
-            255,
-            9763.6,
-            digest="sha256:8ba57cafd2b601ea0bd486062c8b40217a1755b587ec52964645a50ed4d21e38",
-        ),
-        estimated(
-            16384,
-            br32_bc32_w4_s2_fa2_pointer,
-            35072,
-            255,
-            19386.2,
-            digest="sha256:8ba57cafd2b601ea0bd486062c8b40217a1755b587ec52964645a50ed4d21e38",
+            16384, br32_bc32_w4_s2_fa2_pointer, 35072, 255, 19386.2, digest="sha256:8ba57cafd2b6"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d128,
         estimated(
-            1,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            926.98,
-            digest="sha256:82e300a01b0e9cc72cb39fff7e8bad18bf3cf576067940ca799be4da3eb5bef5",
+            1, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 926.98, digest="sha256:82e300a01b0e"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            3629.8,
-            digest="sha256:82e300a01b0e9cc72cb39fff7e8bad18bf3cf576067940ca799be4da3eb5bef5",
+            1024, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 3629.8, digest="sha256:82e300a01b0e"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            14440.9,
-            digest="sha256:82e300a01b0e9cc72cb39fff7e8bad18bf3cf576067940ca799be4da3eb5bef5",
+            4096, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 14440.9, digest="sha256:82e300a01b0e"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            28855.7,
-            digest="sha256:82e300a01b0e9cc72cb39fff7e8bad18bf3cf576067940ca799be4da3eb5bef5",
+            16384, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 28855.7, digest="sha256:82e300a01b0e"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d128_causal,
         estimated(
-            1,
-            br32_bc128_w8_s2_fa2_pointer,
-            82176,
-            255,
-            634.22,
-            digest="sha256:dd3830cd8cf18183198b3ff9c6943e7ae65e0975392e4d457aaae67d361fc07b",
+            1, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 634.22, digest="sha256:dd3830cd8cf1"
         ),
         estimated(
-            1024,
-            br32_bc128_w8_s2_fa2_pointer,
-            82176,
-            255,
-            2128.9,
-            digest="sha256:dd3830cd8cf18183198b3ff9c6943e7ae65e0975392e4d457aaae67d361fc07b",
+            1024, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 2128.9, digest="sha256:dd3830cd8cf1"
         ),
         estimated(
-            4096,
-            br32_bc128_w8_s2_fa2_pointer,
-            82176,
-            255,
-            7955.8,
-            digest="sha256:dd3830cd8cf18183198b3ff9c6943e7ae65e0975392e4d457aaae67d361fc07b",
+            4096, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 7955.8, digest="sha256:dd3830cd8cf1"
         ),
         estimated(
-            16384,
-            br32_bc128_w8_s2_fa2_pointer,
-            82176,
-            255,
-            14931.9,
-            digest="sha256:dd3830cd8cf18183198b3ff9c6943e7ae65e0975392e4d457aaae67d361fc07b",
+            16384, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 14931.9, digest="sha256:dd3830cd8cf1"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d192,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            1356.7,
-            digest="sha256:63103d8a4f02d2b615adf96de8ef73df979f8eb1571f49b1f9a3efea2159b81d",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1356.7, digest="sha256:63103d8a4f02"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            5232.5,
-            digest="sha256:63103d8a4f02d2b615adf96de8ef73df979f8eb1571f49b1f9a3efea2159b81d",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 5232.5, digest="sha256:63103d8a4f02"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            20735.7,
-            digest="sha256:63103d8a4f02d2b615adf96de8ef73df979f8eb1571f49b1f9a3efea2159b81d",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 20735.7, digest="sha256:63103d8a4f02"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            41406.7,
-            digest="sha256:63103d8a4f02d2b615adf96de8ef73df979f8eb1571f49b1f9a3efea2159b81d",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 41406.7, digest="sha256:63103d8a4f02"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d192_causal,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            783.42,
-            digest="sha256:ba6affd7e6df385207e6e975e034efd6a52067c1e67a4e65400e4232d58b8d81",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 783.42, digest="sha256:ba6affd7e6df"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            2759.3,
-            digest="sha256:ba6affd7e6df385207e6e975e034efd6a52067c1e67a4e65400e4232d58b8d81",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 2759.3, digest="sha256:ba6affd7e6df"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            10450.7,
-            digest="sha256:ba6affd7e6df385207e6e975e034efd6a52067c1e67a4e65400e4232d58b8d81",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 10450.7, digest="sha256:ba6affd7e6df"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            20784.1,
-            digest="sha256:ba6affd7e6df385207e6e975e034efd6a52067c1e67a4e65400e4232d58b8d81",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 20784.1, digest="sha256:ba6affd7e6df"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d256,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            1069.3,
-            digest="sha256:536abc5ac781e00c213696e8af5f19f44c08ede8a5fc5aa9cff68c5ec051cfe4",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1069.3, digest="sha256:536abc5ac781"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            4122.5,
-            digest="sha256:536abc5ac781e00c213696e8af5f19f44c08ede8a5fc5aa9cff68c5ec051cfe4",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 4122.5, digest="sha256:536abc5ac781"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            16334.9,
-            digest="sha256:536abc5ac781e00c213696e8af5f19f44c08ede8a5fc5aa9cff68c5ec051cfe4",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 16334.9, digest="sha256:536abc5ac781"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            32618.1,
-            digest="sha256:536abc5ac781e00c213696e8af5f19f44c08ede8a5fc5aa9cff68c5ec051cfe4",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 32618.1, digest="sha256:536abc5ac781"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d256_causal,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            606.33,
-            digest="sha256:08ba27c1fc664f1e827dfbbb14b7ec88c46626e1c4817885c461a2f0d1d483ff",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 606.33, digest="sha256:08ba27c1fc66"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            2137.9,
-            digest="sha256:08ba27c1fc664f1e827dfbbb14b7ec88c46626e1c4817885c461a2f0d1d483ff",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 2137.9, digest="sha256:08ba27c1fc66"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            8059.4,
-            digest="sha256:08ba27c1fc664f1e827dfbbb14b7ec88c46626e1c4817885c461a2f0d1d483ff",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 8059.4, digest="sha256:08ba27c1fc66"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            16030.3,
-            digest="sha256:08ba27c1fc664f1e827dfbbb14b7ec88c46626e1c4817885c461a2f0d1d483ff",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 16030.3, digest="sha256:08ba27c1fc66"
         ),
     ),
     *serve(
         bwd_dq_bf16_d64,
+        estimated(1, br64_bc32_w4_s3_fa2_pointer, 32768, 142, 684.85, digest="sha256:b5337dfdc22a"),
         estimated(
-            1,
-            br64_bc32_w4_s3_fa2_pointer,
-            32768,
-            142,
-            684.85,
-            digest="sha256:b5337dfdc22a19ef9fc7f3ab85e435706516d0f98f071fa2b6ad0090a7162214",
+            1024, br64_bc32_w4_s3_fa2_pointer, 32768, 142, 2615.8, digest="sha256:b5337dfdc22a"
         ),
         estimated(
-            1024,
-            br64_bc32_w4_s3_fa2_pointer,
-            32768,
-            142,
-            2615.8,
-            digest="sha256:b5337dfdc22a19ef9fc7f3ab85e435706516d0f98f071fa2b6ad0090a7162214",
+            4096, br64_bc32_w4_s3_fa2_pointer, 32768, 142, 10339.7, digest="sha256:b5337dfdc22a"
         ),
         estimated(
-            4096,
-            br64_bc32_w4_s3_fa2_pointer,
-            32768,
-            142,
-            10339.7,
-            digest="sha256:b5337dfdc22a19ef9fc7f3ab85e435706516d0f98f071fa2b6ad0090a7162214",
-        ),
-        estimated(
-            16384,
-            br64_bc32_w4_s3_fa2_pointer,
-            32768,
-            142,
-            20638.2,
-            digest="sha256:b5337dfdc22a19ef9fc7f3ab85e435706516d0f98f071fa2b6ad0090a7162214",
+            16384, br64_bc32_w4_s3_fa2_pointer, 32768, 142, 20638.2, digest="sha256:b5337dfdc22a"
         ),
     ),
     *serve(
@@ -7381,7 +4068,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             32768,
             167,
             402.33,
-            digest="sha256:19c5c01c0f9cee28a843c97115408e26771a2e27d3e0debb6f5f3c0921a91db6",
+            digest="sha256:19c5c01c0f9c",
         ),
         estimated(
             1024,
@@ -7389,7 +4076,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             32768,
             167,
             1363.6,
-            digest="sha256:19c5c01c0f9cee28a843c97115408e26771a2e27d3e0debb6f5f3c0921a91db6",
+            digest="sha256:19c5c01c0f9c",
         ),
         estimated(
             4096,
@@ -7397,7 +4084,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             32768,
             167,
             5201.6,
-            digest="sha256:19c5c01c0f9cee28a843c97115408e26771a2e27d3e0debb6f5f3c0921a91db6",
+            digest="sha256:19c5c01c0f9c",
         ),
         estimated(
             16384,
@@ -7405,42 +4092,22 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             32768,
             167,
             10319.5,
-            digest="sha256:19c5c01c0f9cee28a843c97115408e26771a2e27d3e0debb6f5f3c0921a91db6",
+            digest="sha256:19c5c01c0f9c",
         ),
     ),
     *serve(
         bwd_dq_bf16_d96,
         estimated(
-            1,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            202,
-            915.71,
-            digest="sha256:8adf265d6a4ca04a3a2693314bac481b21870f32bdbd370b6038ffb95c5ab673",
+            1, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 915.71, digest="sha256:8adf265d6a4c"
         ),
         estimated(
-            1024,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            202,
-            3570.9,
-            digest="sha256:8adf265d6a4ca04a3a2693314bac481b21870f32bdbd370b6038ffb95c5ab673",
+            1024, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 3570.9, digest="sha256:8adf265d6a4c"
         ),
         estimated(
-            4096,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            202,
-            14191.7,
-            digest="sha256:8adf265d6a4ca04a3a2693314bac481b21870f32bdbd370b6038ffb95c5ab673",
+            4096, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 14191.7, digest="sha256:8adf265d6a4c"
         ),
         estimated(
-            16384,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            202,
-            28352.8,
-            digest="sha256:8adf265d6a4ca04a3a2693314bac481b21870f32bdbd370b6038ffb95c5ab673",
+            16384, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 28352.8, digest="sha256:8adf265d6a4c"
         ),
     ),
     *serve(
@@ -7451,7 +4118,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             81920,
             204,
             622.69,
-            digest="sha256:5f5f059724fdcf0e0ecd6c66d64fb3df2c48e9d0b208f9ec7a74c8cbb145ecc1",
+            digest="sha256:5f5f059724fd",
         ),
         estimated(
             1024,
@@ -7459,7 +4126,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             81920,
             204,
             2052.7,
-            digest="sha256:5f5f059724fdcf0e0ecd6c66d64fb3df2c48e9d0b208f9ec7a74c8cbb145ecc1",
+            digest="sha256:5f5f059724fd",
         ),
         estimated(
             4096,
@@ -7467,7 +4134,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             81920,
             204,
             7675.9,
-            digest="sha256:5f5f059724fdcf0e0ecd6c66d64fb3df2c48e9d0b208f9ec7a74c8cbb145ecc1",
+            digest="sha256:5f5f059724fd",
         ),
         estimated(
             16384,
@@ -7475,42 +4142,22 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             81920,
             204,
             15263.0,
-            digest="sha256:5f5f059724fdcf0e0ecd6c66d64fb3df2c48e9d0b208f9ec7a74c8cbb145ecc1",
+            digest="sha256:5f5f059724fd",
         ),
     ),
     *serve(
         bwd_dq_bf16_d128,
         estimated(
-            1,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            192,
-            725.36,
-            digest="sha256:fcb7f85aec0b1f97706257566217400577ed4eab0148dff99d1b2dbda33f7571",
+            1, br128_bc32_w8_s2_fa2_pointer, 81920, 192, 725.36, digest="sha256:fcb7f85aec0b"
         ),
         estimated(
-            1024,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            192,
-            2829.7,
-            digest="sha256:fcb7f85aec0b1f97706257566217400577ed4eab0148dff99d1b2dbda33f7571",
+            1024, br128_bc32_w8_s2_fa2_pointer, 81920, 192, 2829.7, digest="sha256:fcb7f85aec0b"
         ),
         estimated(
-            4096,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            192,
-            11247.3,
-            digest="sha256:fcb7f85aec0b1f97706257566217400577ed4eab0148dff99d1b2dbda33f7571",
+            4096, br128_bc32_w8_s2_fa2_pointer, 81920, 192, 11247.3, digest="sha256:fcb7f85aec0b"
         ),
         estimated(
-            16384,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            192,
-            22470.6,
-            digest="sha256:fcb7f85aec0b1f97706257566217400577ed4eab0148dff99d1b2dbda33f7571",
+            16384, br128_bc32_w8_s2_fa2_pointer, 81920, 192, 22470.6, digest="sha256:fcb7f85aec0b"
         ),
     ),
     *serve(
@@ -7521,7 +4168,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             81920,
             192,
             487.45,
-            digest="sha256:3ea6ea35801dbd7367cb7a01da633ed6e85c1eda3847e70f4ce6453dc5a70985",
+            digest="sha256:3ea6ea35801d",
         ),
         estimated(
             1024,
@@ -7529,7 +4176,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             81920,
             192,
             1606.7,
-            digest="sha256:3ea6ea35801dbd7367cb7a01da633ed6e85c1eda3847e70f4ce6453dc5a70985",
+            digest="sha256:3ea6ea35801d",
         ),
         estimated(
             4096,
@@ -7537,7 +4184,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             81920,
             192,
             5971.2,
-            digest="sha256:3ea6ea35801dbd7367cb7a01da633ed6e85c1eda3847e70f4ce6453dc5a70985",
+            digest="sha256:3ea6ea35801d",
         ),
         estimated(
             16384,
@@ -7545,42 +4192,20 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             81920,
             192,
             11196.7,
-            digest="sha256:3ea6ea35801dbd7367cb7a01da633ed6e85c1eda3847e70f4ce6453dc5a70985",
+            digest="sha256:3ea6ea35801d",
         ),
     ),
     *serve(
         bwd_dq_bf16_d192,
+        estimated(1, br32_bc16_w2_s1_fa2_pointer, 49152, 254, 1330.9, digest="sha256:1287ca04be84"),
         estimated(
-            1,
-            br32_bc16_w2_s1_fa2_pointer,
-            49152,
-            254,
-            1330.9,
-            digest="sha256:1287ca04be848c1402d15d90ae2eb569b2cea6c2f12ab82ade1a0e24c4264626",
+            1024, br32_bc16_w2_s1_fa2_pointer, 49152, 254, 5195.3, digest="sha256:1287ca04be84"
         ),
         estimated(
-            1024,
-            br32_bc16_w2_s1_fa2_pointer,
-            49152,
-            254,
-            5195.3,
-            digest="sha256:1287ca04be848c1402d15d90ae2eb569b2cea6c2f12ab82ade1a0e24c4264626",
+            4096, br32_bc16_w2_s1_fa2_pointer, 49152, 254, 20652.8, digest="sha256:1287ca04be84"
         ),
         estimated(
-            4096,
-            br32_bc16_w2_s1_fa2_pointer,
-            49152,
-            254,
-            20652.8,
-            digest="sha256:1287ca04be848c1402d15d90ae2eb569b2cea6c2f12ab82ade1a0e24c4264626",
-        ),
-        estimated(
-            16384,
-            br32_bc16_w2_s1_fa2_pointer,
-            49152,
-            254,
-            41262.8,
-            digest="sha256:1287ca04be848c1402d15d90ae2eb569b2cea6c2f12ab82ade1a0e24c4264626",
+            16384, br32_bc16_w2_s1_fa2_pointer, 49152, 254, 41262.8, digest="sha256:1287ca04be84"
         ),
     ),
     *serve(
@@ -7591,7 +4216,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             49152,
             255,
             761.05,
-            digest="sha256:3b8eb82b51212e171d11aad93da5569477063673a770e827f7c775415f2b9e81",
+            digest="sha256:3b8eb82b5121",
         ),
         estimated(
             1024,
@@ -7599,7 +4224,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             49152,
             255,
             2765.8,
-            digest="sha256:3b8eb82b51212e171d11aad93da5569477063673a770e827f7c775415f2b9e81",
+            digest="sha256:3b8eb82b5121",
         ),
         estimated(
             4096,
@@ -7607,7 +4232,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             49152,
             255,
             10243.8,
-            digest="sha256:3b8eb82b51212e171d11aad93da5569477063673a770e827f7c775415f2b9e81",
+            digest="sha256:3b8eb82b5121",
         ),
         estimated(
             16384,
@@ -7615,42 +4240,20 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             49152,
             255,
             20402.5,
-            digest="sha256:3b8eb82b51212e171d11aad93da5569477063673a770e827f7c775415f2b9e81",
+            digest="sha256:3b8eb82b5121",
         ),
     ),
     *serve(
         bwd_dq_bf16_d256,
+        estimated(1, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 1052.3, digest="sha256:f095c5cdf77a"),
         estimated(
-            1,
-            br32_bc16_w2_s1_fa2_pointer,
-            49152,
-            253,
-            1052.3,
-            digest="sha256:f095c5cdf77a1a085e8281379eea5f92126f69aed66f8fe73d39d5df29e519b8",
+            1024, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 4107.3, digest="sha256:f095c5cdf77a"
         ),
         estimated(
-            1024,
-            br32_bc16_w2_s1_fa2_pointer,
-            49152,
-            253,
-            4107.3,
-            digest="sha256:f095c5cdf77a1a085e8281379eea5f92126f69aed66f8fe73d39d5df29e519b8",
+            4096, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 16327.0, digest="sha256:f095c5cdf77a"
         ),
         estimated(
-            4096,
-            br32_bc16_w2_s1_fa2_pointer,
-            49152,
-            253,
-            16327.0,
-            digest="sha256:f095c5cdf77a1a085e8281379eea5f92126f69aed66f8fe73d39d5df29e519b8",
-        ),
-        estimated(
-            16384,
-            br32_bc16_w2_s1_fa2_pointer,
-            49152,
-            253,
-            32620.0,
-            digest="sha256:f095c5cdf77a1a085e8281379eea5f92126f69aed66f8fe73d39d5df29e519b8",
+            16384, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 32620.0, digest="sha256:f095c5cdf77a"
         ),
     ),
     *serve(
@@ -7661,7 +4264,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             49152,
             255,
             620.24,
-            digest="sha256:80beab26942a2bc2e4115df5baa57c911aa8d687ecca45e20c800d528198e1bb",
+            digest="sha256:80beab26942a",
         ),
         estimated(
             1024,
@@ -7669,7 +4272,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             49152,
             255,
             2258.0,
-            digest="sha256:80beab26942a2bc2e4115df5baa57c911aa8d687ecca45e20c800d528198e1bb",
+            digest="sha256:80beab26942a",
         ),
         estimated(
             4096,
@@ -7677,7 +4280,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             49152,
             255,
             8258.7,
-            digest="sha256:80beab26942a2bc2e4115df5baa57c911aa8d687ecca45e20c800d528198e1bb",
+            digest="sha256:80beab26942a",
         ),
         estimated(
             16384,
@@ -7685,42 +4288,20 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             49152,
             255,
             16450.7,
-            digest="sha256:80beab26942a2bc2e4115df5baa57c911aa8d687ecca45e20c800d528198e1bb",
+            digest="sha256:80beab26942a",
         ),
     ),
     *serve(
         bwd_dq_fp16_d64,
+        estimated(1, br64_bc32_w4_s3_fa2_pointer, 32768, 142, 684.85, digest="sha256:1d981b752293"),
         estimated(
-            1,
-            br64_bc32_w4_s3_fa2_pointer,
-            32768,
-            142,
-            684.85,
-            digest="sha256:1d981b752293f9b1845d7112aa9d010fad185ed2ae625f17ef393208f481db27",
+            1024, br64_bc32_w4_s3_fa2_pointer, 32768, 142, 2615.8, digest="sha256:1d981b752293"
         ),
         estimated(
-            1024,
-            br64_bc32_w4_s3_fa2_pointer,
-            32768,
-            142,
-            2615.8,
-            digest="sha256:1d981b752293f9b1845d7112aa9d010fad185ed2ae625f17ef393208f481db27",
+            4096, br64_bc32_w4_s3_fa2_pointer, 32768, 142, 10339.7, digest="sha256:1d981b752293"
         ),
         estimated(
-            4096,
-            br64_bc32_w4_s3_fa2_pointer,
-            32768,
-            142,
-            10339.7,
-            digest="sha256:1d981b752293f9b1845d7112aa9d010fad185ed2ae625f17ef393208f481db27",
-        ),
-        estimated(
-            16384,
-            br64_bc32_w4_s3_fa2_pointer,
-            32768,
-            142,
-            20638.2,
-            digest="sha256:1d981b752293f9b1845d7112aa9d010fad185ed2ae625f17ef393208f481db27",
+            16384, br64_bc32_w4_s3_fa2_pointer, 32768, 142, 20638.2, digest="sha256:1d981b752293"
         ),
     ),
     *serve(
@@ -7731,7 +4312,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             32768,
             167,
             402.33,
-            digest="sha256:5912eb9b05593a6d0d2a14dadf75da8eef04d65a25d9440f30afb67e4e5ff06e",
+            digest="sha256:5912eb9b0559",
         ),
         estimated(
             1024,
@@ -7739,7 +4320,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             32768,
             167,
             1363.6,
-            digest="sha256:5912eb9b05593a6d0d2a14dadf75da8eef04d65a25d9440f30afb67e4e5ff06e",
+            digest="sha256:5912eb9b0559",
         ),
         estimated(
             4096,
@@ -7747,7 +4328,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             32768,
             167,
             5201.6,
-            digest="sha256:5912eb9b05593a6d0d2a14dadf75da8eef04d65a25d9440f30afb67e4e5ff06e",
+            digest="sha256:5912eb9b0559",
         ),
         estimated(
             16384,
@@ -7755,42 +4336,22 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             32768,
             167,
             10319.5,
-            digest="sha256:5912eb9b05593a6d0d2a14dadf75da8eef04d65a25d9440f30afb67e4e5ff06e",
+            digest="sha256:5912eb9b0559",
         ),
     ),
     *serve(
         bwd_dq_fp16_d96,
         estimated(
-            1,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            202,
-            915.71,
-            digest="sha256:20d319d3b2b4a74ee4faa71157439670a776eebc3fbc25b554e4bb33cd283519",
+            1, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 915.71, digest="sha256:20d319d3b2b4"
         ),
         estimated(
-            1024,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            202,
-            3570.9,
-            digest="sha256:20d319d3b2b4a74ee4faa71157439670a776eebc3fbc25b554e4bb33cd283519",
+            1024, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 3570.9, digest="sha256:20d319d3b2b4"
         ),
         estimated(
-            4096,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            202,
-            14191.7,
-            digest="sha256:20d319d3b2b4a74ee4faa71157439670a776eebc3fbc25b554e4bb33cd283519",
+            4096, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 14191.7, digest="sha256:20d319d3b2b4"
         ),
         estimated(
-            16384,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            202,
-            28352.8,
-            digest="sha256:20d319d3b2b4a74ee4faa71157439670a776eebc3fbc25b554e4bb33cd283519",
+            16384, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 28352.8, digest="sha256:20d319d3b2b4"
         ),
     ),
     *serve(
@@ -7801,7 +4362,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             81920,
             204,
             622.69,
-            digest="sha256:3ea37fe4a44dba89bfc405a8719a2f14f0444fdb480d6df379789b53ec9b8e68",
+            digest="sha256:3ea37fe4a44d",
         ),
         estimated(
             1024,
@@ -7809,7 +4370,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             81920,
             204,
             2052.7,
-            digest="sha256:3ea37fe4a44dba89bfc405a8719a2f14f0444fdb480d6df379789b53ec9b8e68",
+            digest="sha256:3ea37fe4a44d",
         ),
         estimated(
             4096,
@@ -7817,7 +4378,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             81920,
             204,
             7675.9,
-            digest="sha256:3ea37fe4a44dba89bfc405a8719a2f14f0444fdb480d6df379789b53ec9b8e68",
+            digest="sha256:3ea37fe4a44d",
         ),
         estimated(
             16384,
@@ -7825,42 +4386,22 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             81920,
             204,
             15263.0,
-            digest="sha256:3ea37fe4a44dba89bfc405a8719a2f14f0444fdb480d6df379789b53ec9b8e68",
+            digest="sha256:3ea37fe4a44d",
         ),
     ),
     *serve(
         bwd_dq_fp16_d128,
         estimated(
-            1,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            192,
-            725.36,
-            digest="sha256:69b38b9e0fdee21a738ec28df901ae523ae46cb2405e3c1600cd0a655734aa3e",
+            1, br128_bc32_w8_s2_fa2_pointer, 81920, 192, 725.36, digest="sha256:69b38b9e0fde"
         ),
         estimated(
-            1024,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            192,
-            2829.7,
-            digest="sha256:69b38b9e0fdee21a738ec28df901ae523ae46cb2405e3c1600cd0a655734aa3e",
+            1024, br128_bc32_w8_s2_fa2_pointer, 81920, 192, 2829.7, digest="sha256:69b38b9e0fde"
         ),
         estimated(
-            4096,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            192,
-            11247.3,
-            digest="sha256:69b38b9e0fdee21a738ec28df901ae523ae46cb2405e3c1600cd0a655734aa3e",
+            4096, br128_bc32_w8_s2_fa2_pointer, 81920, 192, 11247.3, digest="sha256:69b38b9e0fde"
         ),
         estimated(
-            16384,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            192,
-            22470.6,
-            digest="sha256:69b38b9e0fdee21a738ec28df901ae523ae46cb2405e3c1600cd0a655734aa3e",
+            16384, br128_bc32_w8_s2_fa2_pointer, 81920, 192, 22470.6, digest="sha256:69b38b9e0fde"
         ),
     ),
     *serve(
@@ -7871,7 +4412,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             81920,
             192,
             487.45,
-            digest="sha256:b2a18d735aa4db4ab888754f96d6bf06e25d680de2c855efb7586ada8d467e43",
+            digest="sha256:b2a18d735aa4",
         ),
         estimated(
             1024,
@@ -7879,7 +4420,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             81920,
             192,
             1606.7,
-            digest="sha256:b2a18d735aa4db4ab888754f96d6bf06e25d680de2c855efb7586ada8d467e43",
+            digest="sha256:b2a18d735aa4",
         ),
         estimated(
             4096,
@@ -7887,7 +4428,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             81920,
             192,
             5971.2,
-            digest="sha256:b2a18d735aa4db4ab888754f96d6bf06e25d680de2c855efb7586ada8d467e43",
+            digest="sha256:b2a18d735aa4",
         ),
         estimated(
             16384,
@@ -7895,42 +4436,20 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             81920,
             192,
             11196.7,
-            digest="sha256:b2a18d735aa4db4ab888754f96d6bf06e25d680de2c855efb7586ada8d467e43",
+            digest="sha256:b2a18d735aa4",
         ),
     ),
     *serve(
         bwd_dq_fp16_d192,
+        estimated(1, br32_bc16_w2_s1_fa2_pointer, 49152, 254, 1330.9, digest="sha256:7817e890a34b"),
         estimated(
-            1,
-            br32_bc16_w2_s1_fa2_pointer,
-            49152,
-            254,
-            1330.9,
-            digest="sha256:7817e890a34b6528f748f0a30272fc1399ec3fadd4f2e43241f821f776db93ae",
+            1024, br32_bc16_w2_s1_fa2_pointer, 49152, 254, 5195.3, digest="sha256:7817e890a34b"
         ),
         estimated(
-            1024,
-            br32_bc16_w2_s1_fa2_pointer,
-            49152,
-            254,
-            5195.3,
-            digest="sha256:7817e890a34b6528f748f0a30272fc1399ec3fadd4f2e43241f821f776db93ae",
+            4096, br32_bc16_w2_s1_fa2_pointer, 49152, 254, 20652.8, digest="sha256:7817e890a34b"
         ),
         estimated(
-            4096,
-            br32_bc16_w2_s1_fa2_pointer,
-            49152,
-            254,
-            20652.8,
-            digest="sha256:7817e890a34b6528f748f0a30272fc1399ec3fadd4f2e43241f821f776db93ae",
-        ),
-        estimated(
-            16384,
-            br32_bc16_w2_s1_fa2_pointer,
-            49152,
-            254,
-            41262.8,
-            digest="sha256:7817e890a34b6528f748f0a30272fc1399ec3fadd4f2e43241f821f776db93ae",
+            16384, br32_bc16_w2_s1_fa2_pointer, 49152, 254, 41262.8, digest="sha256:7817e890a34b"
         ),
     ),
     *serve(
@@ -7941,7 +4460,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             49152,
             255,
             761.05,
-            digest="sha256:1f06cc206f7d1edd761fd7dea9d8f0dab537e83d06b17ebf0533f0278bc148f2",
+            digest="sha256:1f06cc206f7d",
         ),
         estimated(
             1024,
@@ -7949,7 +4468,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             49152,
             255,
             2765.8,
-            digest="sha256:1f06cc206f7d1edd761fd7dea9d8f0dab537e83d06b17ebf0533f0278bc148f2",
+            digest="sha256:1f06cc206f7d",
         ),
         estimated(
             4096,
@@ -7957,7 +4476,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             49152,
             255,
             10243.8,
-            digest="sha256:1f06cc206f7d1edd761fd7dea9d8f0dab537e83d06b17ebf0533f0278bc148f2",
+            digest="sha256:1f06cc206f7d",
         ),
         estimated(
             16384,
@@ -7965,42 +4484,20 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             49152,
             255,
             20402.5,
-            digest="sha256:1f06cc206f7d1edd761fd7dea9d8f0dab537e83d06b17ebf0533f0278bc148f2",
+            digest="sha256:1f06cc206f7d",
         ),
     ),
     *serve(
         bwd_dq_fp16_d256,
+        estimated(1, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 1052.3, digest="sha256:43b976117073"),
         estimated(
-            1,
-            br32_bc16_w2_s1_fa2_pointer,
-            49152,
-            253,
-            1052.3,
-            digest="sha256:43b976117073b8cf2ed319354cb9a7c57782b412b2bfa3a0bdf9c707be20d704",
+            1024, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 4107.3, digest="sha256:43b976117073"
         ),
         estimated(
-            1024,
-            br32_bc16_w2_s1_fa2_pointer,
-            49152,
-            253,
-            4107.3,
-            digest="sha256:43b976117073b8cf2ed319354cb9a7c57782b412b2bfa3a0bdf9c707be20d704",
+            4096, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 16327.0, digest="sha256:43b976117073"
         ),
         estimated(
-            4096,
-            br32_bc16_w2_s1_fa2_pointer,
-            49152,
-            253,
-            16327.0,
-            digest="sha256:43b976117073b8cf2ed319354cb9a7c57782b412b2bfa3a0bdf9c707be20d704",
-        ),
-        estimated(
-            16384,
-            br32_bc16_w2_s1_fa2_pointer,
-            49152,
-            253,
-            32620.0,
-            digest="sha256:43b976117073b8cf2ed319354cb9a7c57782b412b2bfa3a0bdf9c707be20d704",
+            16384, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 32620.0, digest="sha256:43b976117073"
         ),
     ),
     *serve(
@@ -8011,7 +4508,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             49152,
             255,
             620.24,
-            digest="sha256:2ab91e66abb7770fcce454a611058e1da8446f7a2a4e812c5688f6c0c35c9e40",
+            digest="sha256:2ab91e66abb7",
         ),
         estimated(
             1024,
@@ -8019,7 +4516,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             49152,
             255,
             2258.0,
-            digest="sha256:2ab91e66abb7770fcce454a611058e1da8446f7a2a4e812c5688f6c0c35c9e40",
+            digest="sha256:2ab91e66abb7",
         ),
         estimated(
             4096,
@@ -8027,7 +4524,7 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             49152,
             255,
             8258.7,
-            digest="sha256:2ab91e66abb7770fcce454a611058e1da8446f7a2a4e812c5688f6c0c35c9e40",
+            digest="sha256:2ab91e66abb7",
         ),
         estimated(
             16384,
@@ -8035,707 +4532,267 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
             49152,
             255,
             16450.7,
-            digest="sha256:2ab91e66abb7770fcce454a611058e1da8446f7a2a4e812c5688f6c0c35c9e40",
+            digest="sha256:2ab91e66abb7",
         ),
     ),
     *serve(
         bwd_fused_bf16_d64,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 37376, 238, 1253.5, digest="sha256:79dac864a057"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            37376,
-            238,
-            1253.5,
-            digest="sha256:79dac864a0570bbab45636bbdd4cd8ad07e3352e43cc3dce1238df3f5d8e5cfe",
+            1024, br32_bc64_w4_s3_fa2_pointer, 37376, 238, 4845.7, digest="sha256:79dac864a057"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            37376,
-            238,
-            4845.7,
-            digest="sha256:79dac864a0570bbab45636bbdd4cd8ad07e3352e43cc3dce1238df3f5d8e5cfe",
+            4096, br32_bc64_w4_s3_fa2_pointer, 37376, 238, 19214.6, digest="sha256:79dac864a057"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            37376,
-            238,
-            19214.6,
-            digest="sha256:79dac864a0570bbab45636bbdd4cd8ad07e3352e43cc3dce1238df3f5d8e5cfe",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            37376,
-            238,
-            38373.2,
-            digest="sha256:79dac864a0570bbab45636bbdd4cd8ad07e3352e43cc3dce1238df3f5d8e5cfe",
+            16384, br32_bc64_w4_s3_fa2_pointer, 37376, 238, 38373.2, digest="sha256:79dac864a057"
         ),
     ),
     *serve(
         bwd_fused_bf16_d64_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 37376, 255, 735.02, digest="sha256:0898bbe1b970"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            37376,
-            255,
-            735.02,
-            digest="sha256:0898bbe1b9708015d9d85fd71d762ab93b965c55ada14a158777badc3c01ba78",
+            1024, br32_bc64_w4_s3_fa2_pointer, 37376, 255, 2506.1, digest="sha256:0898bbe1b970"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            37376,
-            255,
-            2506.1,
-            digest="sha256:0898bbe1b9708015d9d85fd71d762ab93b965c55ada14a158777badc3c01ba78",
+            4096, br32_bc64_w4_s3_fa2_pointer, 37376, 255, 9611.1, digest="sha256:0898bbe1b970"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            37376,
-            255,
-            9611.1,
-            digest="sha256:0898bbe1b9708015d9d85fd71d762ab93b965c55ada14a158777badc3c01ba78",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            37376,
-            255,
-            18636.8,
-            digest="sha256:0898bbe1b9708015d9d85fd71d762ab93b965c55ada14a158777badc3c01ba78",
+            16384, br32_bc64_w4_s3_fa2_pointer, 37376, 255, 18636.8, digest="sha256:0898bbe1b970"
         ),
     ),
     *serve(
         bwd_fused_bf16_d96,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 1877.3, digest="sha256:0dd4a5586e72"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            1877.3,
-            digest="sha256:0dd4a5586e72c91f4b74225677afe0917729e5f55f62e97bc287e18d2a0de250",
+            1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 7309.3, digest="sha256:0dd4a5586e72"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            7309.3,
-            digest="sha256:0dd4a5586e72c91f4b74225677afe0917729e5f55f62e97bc287e18d2a0de250",
+            4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 29037.3, digest="sha256:0dd4a5586e72"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            29037.3,
-            digest="sha256:0dd4a5586e72c91f4b74225677afe0917729e5f55f62e97bc287e18d2a0de250",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            58008.0,
-            digest="sha256:0dd4a5586e72c91f4b74225677afe0917729e5f55f62e97bc287e18d2a0de250",
+            16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 58008.0, digest="sha256:0dd4a5586e72"
         ),
     ),
     *serve(
         bwd_fused_bf16_d96_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 1132.6, digest="sha256:1d8ea23e5d1b"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            1132.6,
-            digest="sha256:1d8ea23e5d1baa1760251e4e1d77585fbcda8aadbedda8c7085addf20445813a",
+            1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 3938.7, digest="sha256:1d8ea23e5d1b"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            3938.7,
-            digest="sha256:1d8ea23e5d1baa1760251e4e1d77585fbcda8aadbedda8c7085addf20445813a",
+            4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 14783.4, digest="sha256:1d8ea23e5d1b"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            14783.4,
-            digest="sha256:1d8ea23e5d1baa1760251e4e1d77585fbcda8aadbedda8c7085addf20445813a",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            29373.3,
-            digest="sha256:1d8ea23e5d1baa1760251e4e1d77585fbcda8aadbedda8c7085addf20445813a",
+            16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 29373.3, digest="sha256:1d8ea23e5d1b"
         ),
     ),
     *serve(
         bwd_fused_bf16_d128,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 1414.8, digest="sha256:af3ebb146200"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            1414.8,
-            digest="sha256:af3ebb1462005975f00ccc7d223e4d7b3fe45760c74dff1b9aa5ad56f7c6d3ae",
+            1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 5506.5, digest="sha256:af3ebb146200"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            5506.5,
-            digest="sha256:af3ebb1462005975f00ccc7d223e4d7b3fe45760c74dff1b9aa5ad56f7c6d3ae",
+            4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 21873.4, digest="sha256:af3ebb146200"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            21873.4,
-            digest="sha256:af3ebb1462005975f00ccc7d223e4d7b3fe45760c74dff1b9aa5ad56f7c6d3ae",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            43696.0,
-            digest="sha256:af3ebb1462005975f00ccc7d223e4d7b3fe45760c74dff1b9aa5ad56f7c6d3ae",
+            16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 43696.0, digest="sha256:af3ebb146200"
         ),
     ),
     *serve(
         bwd_fused_bf16_d128_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 868.51, digest="sha256:fcb3e92b1402"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            868.51,
-            digest="sha256:fcb3e92b14023efb85576d23c52b6d6b411b345aa0289a91653081a4361d081e",
+            1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 3022.9, digest="sha256:fcb3e92b1402"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            3022.9,
-            digest="sha256:fcb3e92b14023efb85576d23c52b6d6b411b345aa0289a91653081a4361d081e",
+            4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 11261.1, digest="sha256:fcb3e92b1402"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            11261.1,
-            digest="sha256:fcb3e92b14023efb85576d23c52b6d6b411b345aa0289a91653081a4361d081e",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            22375.5,
-            digest="sha256:fcb3e92b14023efb85576d23c52b6d6b411b345aa0289a91653081a4361d081e",
+            16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 22375.5, digest="sha256:fcb3e92b1402"
         ),
     ),
     *serve(
         bwd_fused_bf16_d192,
+        estimated(1, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 4161.4, digest="sha256:484021444253"),
         estimated(
-            1,
-            br16_bc64_w8_s1_fa2_pointer,
-            90112,
-            254,
-            4161.4,
-            digest="sha256:484021444253b6ba6454c944e12af7fb094faef9bf0d90252f2c505de9a040a7",
+            1024, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 16550.8, digest="sha256:484021444253"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s1_fa2_pointer,
-            90112,
-            254,
-            16550.8,
-            digest="sha256:484021444253b6ba6454c944e12af7fb094faef9bf0d90252f2c505de9a040a7",
+            4096, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 66108.1, digest="sha256:484021444253"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s1_fa2_pointer,
-            90112,
-            254,
-            66108.1,
-            digest="sha256:484021444253b6ba6454c944e12af7fb094faef9bf0d90252f2c505de9a040a7",
-        ),
-        estimated(
-            16384,
-            br16_bc64_w8_s1_fa2_pointer,
-            90112,
-            254,
-            132184.5,
-            digest="sha256:484021444253b6ba6454c944e12af7fb094faef9bf0d90252f2c505de9a040a7",
+            16384, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 132184.5, digest="sha256:484021444253"
         ),
     ),
     *serve(
         bwd_fused_bf16_d192_causal,
+        estimated(1, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 2314.7, digest="sha256:1d5f3d7dcc26"),
         estimated(
-            1,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            2314.7,
-            digest="sha256:1d5f3d7dcc26a4ddf7205083228d053e501ff130c7b737d542aae48cba914d10",
+            1024, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 8608.4, digest="sha256:1d5f3d7dcc26"
         ),
         estimated(
-            1024,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            8608.4,
-            digest="sha256:1d5f3d7dcc26a4ddf7205083228d053e501ff130c7b737d542aae48cba914d10",
+            4096, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 33094.0, digest="sha256:1d5f3d7dcc26"
         ),
         estimated(
-            4096,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            33094.0,
-            digest="sha256:1d5f3d7dcc26a4ddf7205083228d053e501ff130c7b737d542aae48cba914d10",
-        ),
-        estimated(
-            16384,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            65992.0,
-            digest="sha256:1d5f3d7dcc26a4ddf7205083228d053e501ff130c7b737d542aae48cba914d10",
+            16384, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 65992.0, digest="sha256:1d5f3d7dcc26"
         ),
     ),
     *serve(
         bwd_fused_bf16_d256,
+        estimated(1, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 3144.3, digest="sha256:405c5c19ba67"),
         estimated(
-            1,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            3144.3,
-            digest="sha256:405c5c19ba6798a962110ff2f4b9a35caf2806401896ac9f1fbe0c95e17bc79b",
+            1024, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 12498.0, digest="sha256:405c5c19ba67"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            12498.0,
-            digest="sha256:405c5c19ba6798a962110ff2f4b9a35caf2806401896ac9f1fbe0c95e17bc79b",
+            4096, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 49913.0, digest="sha256:405c5c19ba67"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            49913.0,
-            digest="sha256:405c5c19ba6798a962110ff2f4b9a35caf2806401896ac9f1fbe0c95e17bc79b",
-        ),
-        estimated(
-            16384,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            99799.7,
-            digest="sha256:405c5c19ba6798a962110ff2f4b9a35caf2806401896ac9f1fbe0c95e17bc79b",
+            16384, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 99799.7, digest="sha256:405c5c19ba67"
         ),
     ),
     *serve(
         bwd_fused_bf16_d256_causal,
+        estimated(1, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 1854.9, digest="sha256:0b55a4fb064a"),
         estimated(
-            1,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            1854.9,
-            digest="sha256:0b55a4fb064ac48e3dcbd21da149461ceeb3812bcf277a04b742c422c20462d0",
+            1024, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 6896.5, digest="sha256:0b55a4fb064a"
         ),
         estimated(
-            1024,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            6896.5,
-            digest="sha256:0b55a4fb064ac48e3dcbd21da149461ceeb3812bcf277a04b742c422c20462d0",
+            4096, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 26377.5, digest="sha256:0b55a4fb064a"
         ),
         estimated(
-            4096,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            26377.5,
-            digest="sha256:0b55a4fb064ac48e3dcbd21da149461ceeb3812bcf277a04b742c422c20462d0",
-        ),
-        estimated(
-            16384,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            52601.6,
-            digest="sha256:0b55a4fb064ac48e3dcbd21da149461ceeb3812bcf277a04b742c422c20462d0",
+            16384, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 52601.6, digest="sha256:0b55a4fb064a"
         ),
     ),
     *serve(
         bwd_fused_fp16_d64,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 37376, 238, 1253.5, digest="sha256:fa448a064d8c"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            37376,
-            238,
-            1253.5,
-            digest="sha256:fa448a064d8c9b2bf28ee571a6867d77819f9592e53fc2d41fe60406334991d5",
+            1024, br32_bc64_w4_s3_fa2_pointer, 37376, 238, 4845.7, digest="sha256:fa448a064d8c"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            37376,
-            238,
-            4845.7,
-            digest="sha256:fa448a064d8c9b2bf28ee571a6867d77819f9592e53fc2d41fe60406334991d5",
+            4096, br32_bc64_w4_s3_fa2_pointer, 37376, 238, 19214.6, digest="sha256:fa448a064d8c"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            37376,
-            238,
-            19214.6,
-            digest="sha256:fa448a064d8c9b2bf28ee571a6867d77819f9592e53fc2d41fe60406334991d5",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            37376,
-            238,
-            38373.2,
-            digest="sha256:fa448a064d8c9b2bf28ee571a6867d77819f9592e53fc2d41fe60406334991d5",
+            16384, br32_bc64_w4_s3_fa2_pointer, 37376, 238, 38373.2, digest="sha256:fa448a064d8c"
         ),
     ),
     *serve(
         bwd_fused_fp16_d64_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 37376, 255, 735.02, digest="sha256:0f2bb7a6410d"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            37376,
-            255,
-            735.02,
-            digest="sha256:0f2bb7a6410de6c96107f0879e3d61f19ca30cd238c785798973a6a70f6d558e",
+            1024, br32_bc64_w4_s3_fa2_pointer, 37376, 255, 2506.1, digest="sha256:0f2bb7a6410d"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            37376,
-            255,
-            2506.1,
-            digest="sha256:0f2bb7a6410de6c96107f0879e3d61f19ca30cd238c785798973a6a70f6d558e",
+            4096, br32_bc64_w4_s3_fa2_pointer, 37376, 255, 9611.1, digest="sha256:0f2bb7a6410d"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            37376,
-            255,
-            9611.1,
-            digest="sha256:0f2bb7a6410de6c96107f0879e3d61f19ca30cd238c785798973a6a70f6d558e",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            37376,
-            255,
-            18636.8,
-            digest="sha256:0f2bb7a6410de6c96107f0879e3d61f19ca30cd238c785798973a6a70f6d558e",
+            16384, br32_bc64_w4_s3_fa2_pointer, 37376, 255, 18636.8, digest="sha256:0f2bb7a6410d"
         ),
     ),
     *serve(
         bwd_fused_fp16_d96,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 1877.3, digest="sha256:4b1ade99a9e5"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            1877.3,
-            digest="sha256:4b1ade99a9e59bccd2be1c8d3a9275f9c48e5149bd859b9ab1e15a756e4a2db2",
+            1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 7309.3, digest="sha256:4b1ade99a9e5"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            7309.3,
-            digest="sha256:4b1ade99a9e59bccd2be1c8d3a9275f9c48e5149bd859b9ab1e15a756e4a2db2",
+            4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 29037.3, digest="sha256:4b1ade99a9e5"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            29037.3,
-            digest="sha256:4b1ade99a9e59bccd2be1c8d3a9275f9c48e5149bd859b9ab1e15a756e4a2db2",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            58008.0,
-            digest="sha256:4b1ade99a9e59bccd2be1c8d3a9275f9c48e5149bd859b9ab1e15a756e4a2db2",
+            16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 58008.0, digest="sha256:4b1ade99a9e5"
         ),
     ),
     *serve(
         bwd_fused_fp16_d96_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 1132.6, digest="sha256:9a2a9f9c6b08"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            1132.6,
-            digest="sha256:9a2a9f9c6b08ba3b11773484a94cdd4ae56ce503d62b04be71a8c1d6cacde0fc",
+            1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 3938.7, digest="sha256:9a2a9f9c6b08"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            3938.7,
-            digest="sha256:9a2a9f9c6b08ba3b11773484a94cdd4ae56ce503d62b04be71a8c1d6cacde0fc",
+            4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 14783.4, digest="sha256:9a2a9f9c6b08"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            14783.4,
-            digest="sha256:9a2a9f9c6b08ba3b11773484a94cdd4ae56ce503d62b04be71a8c1d6cacde0fc",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            29373.3,
-            digest="sha256:9a2a9f9c6b08ba3b11773484a94cdd4ae56ce503d62b04be71a8c1d6cacde0fc",
+            16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 29373.3, digest="sha256:9a2a9f9c6b08"
         ),
     ),
     *serve(
         bwd_fused_fp16_d128,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 1414.8, digest="sha256:f836e8898efc"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            1414.8,
-            digest="sha256:f836e8898efc3f997c9d49ccda6a81cb27d49b1bef35386a51400cf8e7e89822",
+            1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 5506.5, digest="sha256:f836e8898efc"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            5506.5,
-            digest="sha256:f836e8898efc3f997c9d49ccda6a81cb27d49b1bef35386a51400cf8e7e89822",
+            4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 21873.4, digest="sha256:f836e8898efc"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            21873.4,
-            digest="sha256:f836e8898efc3f997c9d49ccda6a81cb27d49b1bef35386a51400cf8e7e89822",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            43696.0,
-            digest="sha256:f836e8898efc3f997c9d49ccda6a81cb27d49b1bef35386a51400cf8e7e89822",
+            16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 43696.0, digest="sha256:f836e8898efc"
         ),
     ),
     *serve(
         bwd_fused_fp16_d128_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 868.51, digest="sha256:f213b0b298a3"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            868.51,
-            digest="sha256:f213b0b298a3a77939954fde7a22adfc9ed5049e04794a51ccaba0cb8175284b",
+            1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 3022.9, digest="sha256:f213b0b298a3"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            3022.9,
-            digest="sha256:f213b0b298a3a77939954fde7a22adfc9ed5049e04794a51ccaba0cb8175284b",
+            4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 11261.1, digest="sha256:f213b0b298a3"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            11261.1,
-            digest="sha256:f213b0b298a3a77939954fde7a22adfc9ed5049e04794a51ccaba0cb8175284b",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            22375.5,
-            digest="sha256:f213b0b298a3a77939954fde7a22adfc9ed5049e04794a51ccaba0cb8175284b",
+            16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 22375.5, digest="sha256:f213b0b298a3"
         ),
     ),
     *serve(
         bwd_fused_fp16_d192,
+        estimated(1, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 4161.4, digest="sha256:43397b9c560b"),
         estimated(
-            1,
-            br16_bc64_w8_s1_fa2_pointer,
-            90112,
-            254,
-            4161.4,
-            digest="sha256:43397b9c560b81d8c8ea7cf45a9a86beb5043897a9f7371c421df5db559e9cbc",
+            1024, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 16550.8, digest="sha256:43397b9c560b"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s1_fa2_pointer,
-            90112,
-            254,
-            16550.8,
-            digest="sha256:43397b9c560b81d8c8ea7cf45a9a86beb5043897a9f7371c421df5db559e9cbc",
+            4096, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 66108.1, digest="sha256:43397b9c560b"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s1_fa2_pointer,
-            90112,
-            254,
-            66108.1,
-            digest="sha256:43397b9c560b81d8c8ea7cf45a9a86beb5043897a9f7371c421df5db559e9cbc",
-        ),
-        estimated(
-            16384,
-            br16_bc64_w8_s1_fa2_pointer,
-            90112,
-            254,
-            132184.5,
-            digest="sha256:43397b9c560b81d8c8ea7cf45a9a86beb5043897a9f7371c421df5db559e9cbc",
+            16384, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 132184.5, digest="sha256:43397b9c560b"
         ),
     ),
     *serve(
         bwd_fused_fp16_d192_causal,
+        estimated(1, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 2314.7, digest="sha256:04b07886c4de"),
         estimated(
-            1,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            2314.7,
-            digest="sha256:04b07886c4debf62308cdb43b9fc458dda73c55a167ab2e01b37eb14ed8ec380",
+            1024, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 8608.4, digest="sha256:04b07886c4de"
         ),
         estimated(
-            1024,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            8608.4,
-            digest="sha256:04b07886c4debf62308cdb43b9fc458dda73c55a167ab2e01b37eb14ed8ec380",
+            4096, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 33094.0, digest="sha256:04b07886c4de"
         ),
         estimated(
-            4096,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            33094.0,
-            digest="sha256:04b07886c4debf62308cdb43b9fc458dda73c55a167ab2e01b37eb14ed8ec380",
-        ),
-        estimated(
-            16384,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            65992.0,
-            digest="sha256:04b07886c4debf62308cdb43b9fc458dda73c55a167ab2e01b37eb14ed8ec380",
+            16384, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 65992.0, digest="sha256:04b07886c4de"
         ),
     ),
     *serve(
         bwd_fused_fp16_d256,
+        estimated(1, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 3144.3, digest="sha256:d51f523d3c7f"),
         estimated(
-            1,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            3144.3,
-            digest="sha256:d51f523d3c7f0790eb2a22f5e48b96eb6a1e2ccea6e83027a26899e47fdfe00c",
+            1024, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 12498.0, digest="sha256:d51f523d3c7f"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            12498.0,
-            digest="sha256:d51f523d3c7f0790eb2a22f5e48b96eb6a1e2ccea6e83027a26899e47fdfe00c",
+            4096, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 49913.0, digest="sha256:d51f523d3c7f"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            49913.0,
-            digest="sha256:d51f523d3c7f0790eb2a22f5e48b96eb6a1e2ccea6e83027a26899e47fdfe00c",
-        ),
-        estimated(
-            16384,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            99799.7,
-            digest="sha256:d51f523d3c7f0790eb2a22f5e48b96eb6a1e2ccea6e83027a26899e47fdfe00c",
+            16384, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 99799.7, digest="sha256:d51f523d3c7f"
         ),
     ),
     *serve(
         bwd_fused_fp16_d256_causal,
+        estimated(1, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 1854.9, digest="sha256:cdd85cd1ff44"),
         estimated(
-            1,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            1854.9,
-            digest="sha256:cdd85cd1ff44a3dba50149e1b8308bfd2e57706b869b5f0d0ceace3f24d06e47",
+            1024, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 6896.5, digest="sha256:cdd85cd1ff44"
         ),
         estimated(
-            1024,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            6896.5,
-            digest="sha256:cdd85cd1ff44a3dba50149e1b8308bfd2e57706b869b5f0d0ceace3f24d06e47",
+            4096, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 26377.5, digest="sha256:cdd85cd1ff44"
         ),
         estimated(
-            4096,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            26377.5,
-            digest="sha256:cdd85cd1ff44a3dba50149e1b8308bfd2e57706b869b5f0d0ceace3f24d06e47",
-        ),
-        estimated(
-            16384,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            52601.6,
-            digest="sha256:cdd85cd1ff44a3dba50149e1b8308bfd2e57706b869b5f0d0ceace3f24d06e47",
+            16384, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 52601.6, digest="sha256:cdd85cd1ff44"
         ),
     ),
 )
@@ -8743,96 +4800,44 @@ NVIDIA_GEFORCE_RTX_4090: tuple[Choice, ...] = (
 NVIDIA_GEFORCE_RTX_5090: tuple[Choice, ...] = (
     *serve(
         fwd_bf16_d64,
-        untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer,
-            49152,
-            184,
-            digest="sha256:fa5503a09972cd2f6f9a2d5939853f15006eb76a1ed324cafde18f397bc622ac",
-        ),
-        untimed(
-            1024,
-            br128_bc64_w8_s3_fa2_pointer,
-            49152,
-            184,
-            digest="sha256:fa5503a09972cd2f6f9a2d5939853f15006eb76a1ed324cafde18f397bc622ac",
-        ),
-        untimed(
-            4096,
-            br128_bc64_w8_s3_fa2_pointer,
-            49152,
-            184,
-            digest="sha256:fa5503a09972cd2f6f9a2d5939853f15006eb76a1ed324cafde18f397bc622ac",
-        ),
-        untimed(
-            16384,
-            br128_bc64_w8_s3_fa2_pointer,
-            49152,
-            184,
-            digest="sha256:fa5503a09972cd2f6f9a2d5939853f15006eb76a1ed324cafde18f397bc622ac",
-        ),
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 49152, 184, digest="sha256:fa5503a09972"),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 49152, 184, digest="sha256:fa5503a09972"),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 49152, 184, digest="sha256:fa5503a09972"),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 49152, 184, digest="sha256:fa5503a09972"),
     ),
     *serve(
         fwd_bf16_d64_causal,
         untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer_longest_first,
-            49152,
-            174,
-            digest="sha256:4f15ed63fbd2e46e4ea4107ac69dbb333a9aa4ffac7c95f5a0eb09a02062947b",
+            1, br128_bc64_w8_s3_fa2_pointer_longest_first, 49152, 174, digest="sha256:4f15ed63fbd2"
         ),
         untimed(
             1024,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             49152,
             174,
-            digest="sha256:4f15ed63fbd2e46e4ea4107ac69dbb333a9aa4ffac7c95f5a0eb09a02062947b",
+            digest="sha256:4f15ed63fbd2",
         ),
         untimed(
             4096,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             49152,
             174,
-            digest="sha256:4f15ed63fbd2e46e4ea4107ac69dbb333a9aa4ffac7c95f5a0eb09a02062947b",
+            digest="sha256:4f15ed63fbd2",
         ),
         untimed(
             16384,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             49152,
             174,
-            digest="sha256:4f15ed63fbd2e46e4ea4107ac69dbb333a9aa4ffac7c95f5a0eb09a02062947b",
+            digest="sha256:4f15ed63fbd2",
         ),
     ),
     *serve(
         fwd_bf16_d96,
-        untimed(
-            1,
-            br128_bc64_w8_s3_fa2_descriptor,
-            65568,
-            201,
-            digest="sha256:be334879bfcd3a304cc7ee5ef8192556df0b18b8cb1f6234418e45dd0f517470",
-        ),
-        untimed(
-            1024,
-            br128_bc64_w8_s3_fa2_descriptor,
-            65568,
-            201,
-            digest="sha256:be334879bfcd3a304cc7ee5ef8192556df0b18b8cb1f6234418e45dd0f517470",
-        ),
-        untimed(
-            4096,
-            br128_bc64_w8_s3_fa2_descriptor,
-            65568,
-            201,
-            digest="sha256:be334879bfcd3a304cc7ee5ef8192556df0b18b8cb1f6234418e45dd0f517470",
-        ),
-        untimed(
-            16384,
-            br128_bc64_w8_s3_fa2_descriptor,
-            65568,
-            201,
-            digest="sha256:be334879bfcd3a304cc7ee5ef8192556df0b18b8cb1f6234418e45dd0f517470",
-        ),
+        untimed(1, br128_bc64_w8_s3_fa2_descriptor, 65568, 201, digest="sha256:be334879bfcd"),
+        untimed(1024, br128_bc64_w8_s3_fa2_descriptor, 65568, 201, digest="sha256:be334879bfcd"),
+        untimed(4096, br128_bc64_w8_s3_fa2_descriptor, 65568, 201, digest="sha256:be334879bfcd"),
+        untimed(16384, br128_bc64_w8_s3_fa2_descriptor, 65568, 201, digest="sha256:be334879bfcd"),
     ),
     *serve(
         fwd_bf16_d96_causal,
@@ -8841,308 +4846,132 @@ NVIDIA_GEFORCE_RTX_5090: tuple[Choice, ...] = (
             br128_bc64_w8_s3_fa2_descriptor_longest_first,
             65568,
             209,
-            digest="sha256:82479209088ef683ff256041bd7110bf1c9437f1de137edc1e5f9dec90e3b0ff",
+            digest="sha256:82479209088e",
         ),
         untimed(
             1024,
             br128_bc64_w8_s3_fa2_descriptor_longest_first,
             65568,
             209,
-            digest="sha256:82479209088ef683ff256041bd7110bf1c9437f1de137edc1e5f9dec90e3b0ff",
+            digest="sha256:82479209088e",
         ),
         untimed(
             4096,
             br128_bc64_w8_s3_fa2_descriptor_longest_first,
             65568,
             209,
-            digest="sha256:82479209088ef683ff256041bd7110bf1c9437f1de137edc1e5f9dec90e3b0ff",
+            digest="sha256:82479209088e",
         ),
         untimed(
             16384,
             br128_bc64_w8_s3_fa2_descriptor_longest_first,
             65568,
             209,
-            digest="sha256:82479209088ef683ff256041bd7110bf1c9437f1de137edc1e5f9dec90e3b0ff",
+            digest="sha256:82479209088e",
         ),
     ),
     *serve(
         fwd_bf16_d128,
-        untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer,
-            98304,
-            245,
-            digest="sha256:849ef62e25010515c4615494dd7a1d94228e2e330779a49349024bbe53a3c79b",
-        ),
-        untimed(
-            1024,
-            br128_bc64_w8_s3_fa2_pointer,
-            98304,
-            245,
-            digest="sha256:849ef62e25010515c4615494dd7a1d94228e2e330779a49349024bbe53a3c79b",
-        ),
-        untimed(
-            4096,
-            br128_bc64_w8_s3_fa2_pointer,
-            98304,
-            245,
-            digest="sha256:849ef62e25010515c4615494dd7a1d94228e2e330779a49349024bbe53a3c79b",
-        ),
-        untimed(
-            16384,
-            br128_bc64_w8_s3_fa2_pointer,
-            98304,
-            245,
-            digest="sha256:849ef62e25010515c4615494dd7a1d94228e2e330779a49349024bbe53a3c79b",
-        ),
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 98304, 245, digest="sha256:849ef62e2501"),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 98304, 245, digest="sha256:849ef62e2501"),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 98304, 245, digest="sha256:849ef62e2501"),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 98304, 245, digest="sha256:849ef62e2501"),
     ),
     *serve(
         fwd_bf16_d128_causal,
         untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer_longest_first,
-            98304,
-            243,
-            digest="sha256:ee40475a025cc5e6161cf47ad1000974ba16087fe6d1319c0fad9fe30c903f26",
+            1, br128_bc64_w8_s3_fa2_pointer_longest_first, 98304, 243, digest="sha256:ee40475a025c"
         ),
         untimed(
             1024,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             98304,
             243,
-            digest="sha256:ee40475a025cc5e6161cf47ad1000974ba16087fe6d1319c0fad9fe30c903f26",
+            digest="sha256:ee40475a025c",
         ),
         untimed(
             4096,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             98304,
             243,
-            digest="sha256:ee40475a025cc5e6161cf47ad1000974ba16087fe6d1319c0fad9fe30c903f26",
+            digest="sha256:ee40475a025c",
         ),
         untimed(
             16384,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             98304,
             243,
-            digest="sha256:ee40475a025cc5e6161cf47ad1000974ba16087fe6d1319c0fad9fe30c903f26",
+            digest="sha256:ee40475a025c",
         ),
     ),
     *serve(
         fwd_bf16_d192,
-        untimed(
-            1,
-            br32_bc32_w8_s2_fa2_pointer,
-            51200,
-            138,
-            digest="sha256:c2fbbab176f2abd1cbcae7669f98c1294fd63874ea8214024f4a40240d69f1c2",
-        ),
-        untimed(
-            1024,
-            br32_bc32_w8_s2_fa2_pointer,
-            51200,
-            138,
-            digest="sha256:c2fbbab176f2abd1cbcae7669f98c1294fd63874ea8214024f4a40240d69f1c2",
-        ),
-        untimed(
-            4096,
-            br32_bc32_w8_s2_fa2_pointer,
-            51200,
-            138,
-            digest="sha256:c2fbbab176f2abd1cbcae7669f98c1294fd63874ea8214024f4a40240d69f1c2",
-        ),
-        untimed(
-            16384,
-            br32_bc32_w8_s2_fa2_pointer,
-            51200,
-            138,
-            digest="sha256:c2fbbab176f2abd1cbcae7669f98c1294fd63874ea8214024f4a40240d69f1c2",
-        ),
+        untimed(1, br32_bc32_w8_s2_fa2_pointer, 51200, 138, digest="sha256:c2fbbab176f2"),
+        untimed(1024, br32_bc32_w8_s2_fa2_pointer, 51200, 138, digest="sha256:c2fbbab176f2"),
+        untimed(4096, br32_bc32_w8_s2_fa2_pointer, 51200, 138, digest="sha256:c2fbbab176f2"),
+        untimed(16384, br32_bc32_w8_s2_fa2_pointer, 51200, 138, digest="sha256:c2fbbab176f2"),
     ),
     *serve(
         fwd_bf16_d192_causal,
-        untimed(
-            1,
-            br32_bc32_w8_s2_fa2_pointer,
-            51200,
-            138,
-            digest="sha256:580df7bc1c0023249c70b0f3e8382a1b6f6c224866b7ae776107d989a51d81f1",
-        ),
-        untimed(
-            1024,
-            br32_bc32_w8_s2_fa2_pointer,
-            51200,
-            138,
-            digest="sha256:580df7bc1c0023249c70b0f3e8382a1b6f6c224866b7ae776107d989a51d81f1",
-        ),
-        untimed(
-            4096,
-            br32_bc32_w8_s2_fa2_pointer,
-            51200,
-            138,
-            digest="sha256:580df7bc1c0023249c70b0f3e8382a1b6f6c224866b7ae776107d989a51d81f1",
-        ),
-        untimed(
-            16384,
-            br32_bc32_w8_s2_fa2_pointer,
-            51200,
-            138,
-            digest="sha256:580df7bc1c0023249c70b0f3e8382a1b6f6c224866b7ae776107d989a51d81f1",
-        ),
+        untimed(1, br32_bc32_w8_s2_fa2_pointer, 51200, 138, digest="sha256:580df7bc1c00"),
+        untimed(1024, br32_bc32_w8_s2_fa2_pointer, 51200, 138, digest="sha256:580df7bc1c00"),
+        untimed(4096, br32_bc32_w8_s2_fa2_pointer, 51200, 138, digest="sha256:580df7bc1c00"),
+        untimed(16384, br32_bc32_w8_s2_fa2_pointer, 51200, 138, digest="sha256:580df7bc1c00"),
     ),
     *serve(
         fwd_bf16_d256,
-        untimed(
-            1,
-            br64_bc32_w4_s2_fa2_pointer,
-            69632,
-            255,
-            digest="sha256:99f7ccb3f09b62217593675844312a91cf66c6b6210c827f59e6169a2b8b362d",
-        ),
-        untimed(
-            1024,
-            br64_bc32_w4_s2_fa2_pointer,
-            69632,
-            255,
-            digest="sha256:99f7ccb3f09b62217593675844312a91cf66c6b6210c827f59e6169a2b8b362d",
-        ),
-        untimed(
-            4096,
-            br64_bc32_w4_s2_fa2_pointer,
-            69632,
-            255,
-            digest="sha256:99f7ccb3f09b62217593675844312a91cf66c6b6210c827f59e6169a2b8b362d",
-        ),
-        untimed(
-            16384,
-            br64_bc32_w4_s2_fa2_pointer,
-            69632,
-            255,
-            digest="sha256:99f7ccb3f09b62217593675844312a91cf66c6b6210c827f59e6169a2b8b362d",
-        ),
+        untimed(1, br64_bc32_w4_s2_fa2_pointer, 69632, 255, digest="sha256:99f7ccb3f09b"),
+        untimed(1024, br64_bc32_w4_s2_fa2_pointer, 69632, 255, digest="sha256:99f7ccb3f09b"),
+        untimed(4096, br64_bc32_w4_s2_fa2_pointer, 69632, 255, digest="sha256:99f7ccb3f09b"),
+        untimed(16384, br64_bc32_w4_s2_fa2_pointer, 69632, 255, digest="sha256:99f7ccb3f09b"),
     ),
     *serve(
         fwd_bf16_d256_causal,
-        untimed(
-            1,
-            br32_bc32_w4_s2_fa2_pointer,
-            51200,
-            172,
-            digest="sha256:269ca146b4540ba66875b93b81a78558985522ece87927ea913d89ce8034325a",
-        ),
-        untimed(
-            1024,
-            br32_bc32_w4_s2_fa2_pointer,
-            51200,
-            172,
-            digest="sha256:269ca146b4540ba66875b93b81a78558985522ece87927ea913d89ce8034325a",
-        ),
-        untimed(
-            4096,
-            br32_bc32_w4_s2_fa2_pointer,
-            51200,
-            172,
-            digest="sha256:269ca146b4540ba66875b93b81a78558985522ece87927ea913d89ce8034325a",
-        ),
-        untimed(
-            16384,
-            br32_bc32_w4_s2_fa2_pointer,
-            51200,
-            172,
-            digest="sha256:269ca146b4540ba66875b93b81a78558985522ece87927ea913d89ce8034325a",
-        ),
+        untimed(1, br32_bc32_w4_s2_fa2_pointer, 51200, 172, digest="sha256:269ca146b454"),
+        untimed(1024, br32_bc32_w4_s2_fa2_pointer, 51200, 172, digest="sha256:269ca146b454"),
+        untimed(4096, br32_bc32_w4_s2_fa2_pointer, 51200, 172, digest="sha256:269ca146b454"),
+        untimed(16384, br32_bc32_w4_s2_fa2_pointer, 51200, 172, digest="sha256:269ca146b454"),
     ),
     *serve(
         fwd_fp16_d64,
-        untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer,
-            49152,
-            184,
-            digest="sha256:6ef43a9e62a97f48aeca232be12cd1f5d8cbc62a1cdcfc24ae24d17b0c905ec6",
-        ),
-        untimed(
-            1024,
-            br128_bc64_w8_s3_fa2_pointer,
-            49152,
-            184,
-            digest="sha256:6ef43a9e62a97f48aeca232be12cd1f5d8cbc62a1cdcfc24ae24d17b0c905ec6",
-        ),
-        untimed(
-            4096,
-            br128_bc64_w8_s3_fa2_pointer,
-            49152,
-            184,
-            digest="sha256:6ef43a9e62a97f48aeca232be12cd1f5d8cbc62a1cdcfc24ae24d17b0c905ec6",
-        ),
-        untimed(
-            16384,
-            br128_bc64_w8_s3_fa2_pointer,
-            49152,
-            184,
-            digest="sha256:6ef43a9e62a97f48aeca232be12cd1f5d8cbc62a1cdcfc24ae24d17b0c905ec6",
-        ),
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 49152, 184, digest="sha256:6ef43a9e62a9"),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 49152, 184, digest="sha256:6ef43a9e62a9"),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 49152, 184, digest="sha256:6ef43a9e62a9"),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 49152, 184, digest="sha256:6ef43a9e62a9"),
     ),
     *serve(
         fwd_fp16_d64_causal,
         untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer_longest_first,
-            49152,
-            174,
-            digest="sha256:b647f82f355ebcb8a7051fbd0cd702286def70ecb7f76e19aff984a2d921307c",
+            1, br128_bc64_w8_s3_fa2_pointer_longest_first, 49152, 174, digest="sha256:b647f82f355e"
         ),
         untimed(
             1024,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             49152,
             174,
-            digest="sha256:b647f82f355ebcb8a7051fbd0cd702286def70ecb7f76e19aff984a2d921307c",
+            digest="sha256:b647f82f355e",
         ),
         untimed(
             4096,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             49152,
             174,
-            digest="sha256:b647f82f355ebcb8a7051fbd0cd702286def70ecb7f76e19aff984a2d921307c",
+            digest="sha256:b647f82f355e",
         ),
         untimed(
             16384,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             49152,
             174,
-            digest="sha256:b647f82f355ebcb8a7051fbd0cd702286def70ecb7f76e19aff984a2d921307c",
+            digest="sha256:b647f82f355e",
         ),
     ),
     *serve(
         fwd_fp16_d96,
-        untimed(
-            1,
-            br128_bc64_w8_s3_fa2_descriptor,
-            65568,
-            201,
-            digest="sha256:8f8c5a2ee376499f69e537e5c3ef2018693a1eb23970ebe5bc3f2d4345fbca80",
-        ),
-        untimed(
-            1024,
-            br128_bc64_w8_s3_fa2_descriptor,
-            65568,
-            201,
-            digest="sha256:8f8c5a2ee376499f69e537e5c3ef2018693a1eb23970ebe5bc3f2d4345fbca80",
-        ),
-        untimed(
-            4096,
-            br128_bc64_w8_s3_fa2_descriptor,
-            65568,
-            201,
-            digest="sha256:8f8c5a2ee376499f69e537e5c3ef2018693a1eb23970ebe5bc3f2d4345fbca80",
-        ),
-        untimed(
-            16384,
-            br128_bc64_w8_s3_fa2_descriptor,
-            65568,
-            201,
-            digest="sha256:8f8c5a2ee376499f69e537e5c3ef2018693a1eb23970ebe5bc3f2d4345fbca80",
-        ),
+        untimed(1, br128_bc64_w8_s3_fa2_descriptor, 65568, 201, digest="sha256:8f8c5a2ee376"),
+        untimed(1024, br128_bc64_w8_s3_fa2_descriptor, 65568, 201, digest="sha256:8f8c5a2ee376"),
+        untimed(4096, br128_bc64_w8_s3_fa2_descriptor, 65568, 201, digest="sha256:8f8c5a2ee376"),
+        untimed(16384, br128_bc64_w8_s3_fa2_descriptor, 65568, 201, digest="sha256:8f8c5a2ee376"),
     ),
     *serve(
         fwd_fp16_d96_causal,
@@ -9151,215 +4980,91 @@ NVIDIA_GEFORCE_RTX_5090: tuple[Choice, ...] = (
             br128_bc64_w8_s3_fa2_descriptor_longest_first,
             65568,
             209,
-            digest="sha256:e58f24385f95f861d346e1426d66142c368b43b1f68e2fa6ba848ead34e63b87",
+            digest="sha256:e58f24385f95",
         ),
         untimed(
             1024,
             br128_bc64_w8_s3_fa2_descriptor_longest_first,
             65568,
             209,
-            digest="sha256:e58f24385f95f861d346e1426d66142c368b43b1f68e2fa6ba848ead34e63b87",
+            digest="sha256:e58f24385f95",
         ),
         untimed(
             4096,
             br128_bc64_w8_s3_fa2_descriptor_longest_first,
             65568,
             209,
-            digest="sha256:e58f24385f95f861d346e1426d66142c368b43b1f68e2fa6ba848ead34e63b87",
+            digest="sha256:e58f24385f95",
         ),
         untimed(
             16384,
             br128_bc64_w8_s3_fa2_descriptor_longest_first,
             65568,
             209,
-            digest="sha256:e58f24385f95f861d346e1426d66142c368b43b1f68e2fa6ba848ead34e63b87",
+            digest="sha256:e58f24385f95",
         ),
     ),
     *serve(
         fwd_fp16_d128,
-        untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer,
-            98304,
-            245,
-            digest="sha256:cc9c66b97bf0bec4ef9b35513f438b6da5eebfbe443fbb79616d4958510d0ca6",
-        ),
-        untimed(
-            1024,
-            br128_bc64_w8_s3_fa2_pointer,
-            98304,
-            245,
-            digest="sha256:cc9c66b97bf0bec4ef9b35513f438b6da5eebfbe443fbb79616d4958510d0ca6",
-        ),
-        untimed(
-            4096,
-            br128_bc64_w8_s3_fa2_pointer,
-            98304,
-            245,
-            digest="sha256:cc9c66b97bf0bec4ef9b35513f438b6da5eebfbe443fbb79616d4958510d0ca6",
-        ),
-        untimed(
-            16384,
-            br128_bc64_w8_s3_fa2_pointer,
-            98304,
-            245,
-            digest="sha256:cc9c66b97bf0bec4ef9b35513f438b6da5eebfbe443fbb79616d4958510d0ca6",
-        ),
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 98304, 245, digest="sha256:cc9c66b97bf0"),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 98304, 245, digest="sha256:cc9c66b97bf0"),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 98304, 245, digest="sha256:cc9c66b97bf0"),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 98304, 245, digest="sha256:cc9c66b97bf0"),
     ),
     *serve(
         fwd_fp16_d128_causal,
         untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer_longest_first,
-            98304,
-            243,
-            digest="sha256:a1b645d8d54ebf21660fa75d0efa866b749b0d91f202c25f350fadc19ffc3d4a",
+            1, br128_bc64_w8_s3_fa2_pointer_longest_first, 98304, 243, digest="sha256:a1b645d8d54e"
         ),
         untimed(
             1024,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             98304,
             243,
-            digest="sha256:a1b645d8d54ebf21660fa75d0efa866b749b0d91f202c25f350fadc19ffc3d4a",
+            digest="sha256:a1b645d8d54e",
         ),
         untimed(
             4096,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             98304,
             243,
-            digest="sha256:a1b645d8d54ebf21660fa75d0efa866b749b0d91f202c25f350fadc19ffc3d4a",
+            digest="sha256:a1b645d8d54e",
         ),
         untimed(
             16384,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             98304,
             243,
-            digest="sha256:a1b645d8d54ebf21660fa75d0efa866b749b0d91f202c25f350fadc19ffc3d4a",
+            digest="sha256:a1b645d8d54e",
         ),
     ),
     *serve(
         fwd_fp16_d192,
-        untimed(
-            1,
-            br32_bc32_w8_s2_fa2_pointer,
-            51200,
-            138,
-            digest="sha256:9f831c002115d22b2fa12233399992462ef7ef00e4551480ebd7ac91ae18a526",
-        ),
-        untimed(
-            1024,
-            br32_bc32_w8_s2_fa2_pointer,
-            51200,
-            138,
-            digest="sha256:9f831c002115d22b2fa12233399992462ef7ef00e4551480ebd7ac91ae18a526",
-        ),
-        untimed(
-            4096,
-            br32_bc32_w8_s2_fa2_pointer,
-            51200,
-            138,
-            digest="sha256:9f831c002115d22b2fa12233399992462ef7ef00e4551480ebd7ac91ae18a526",
-        ),
-        untimed(
-            16384,
-            br32_bc32_w8_s2_fa2_pointer,
-            51200,
-            138,
-            digest="sha256:9f831c002115d22b2fa12233399992462ef7ef00e4551480ebd7ac91ae18a526",
-        ),
+        untimed(1, br32_bc32_w8_s2_fa2_pointer, 51200, 138, digest="sha256:9f831c002115"),
+        untimed(1024, br32_bc32_w8_s2_fa2_pointer, 51200, 138, digest="sha256:9f831c002115"),
+        untimed(4096, br32_bc32_w8_s2_fa2_pointer, 51200, 138, digest="sha256:9f831c002115"),
+        untimed(16384, br32_bc32_w8_s2_fa2_pointer, 51200, 138, digest="sha256:9f831c002115"),
     ),
     *serve(
         fwd_fp16_d192_causal,
-        untimed(
-            1,
-            br32_bc32_w8_s2_fa2_pointer,
-            51200,
-            138,
-            digest="sha256:95412f40347c1792139bbef4233246afd8ad3d485e8318b367770d47b559cc85",
-        ),
-        untimed(
-            1024,
-            br32_bc32_w8_s2_fa2_pointer,
-            51200,
-            138,
-            digest="sha256:95412f40347c1792139bbef4233246afd8ad3d485e8318b367770d47b559cc85",
-        ),
-        untimed(
-            4096,
-            br32_bc32_w8_s2_fa2_pointer,
-            51200,
-            138,
-            digest="sha256:95412f40347c1792139bbef4233246afd8ad3d485e8318b367770d47b559cc85",
-        ),
-        untimed(
-            16384,
-            br32_bc32_w8_s2_fa2_pointer,
-            51200,
-            138,
-            digest="sha256:95412f40347c1792139bbef4233246afd8ad3d485e8318b367770d47b559cc85",
-        ),
+        untimed(1, br32_bc32_w8_s2_fa2_pointer, 51200, 138, digest="sha256:95412f40347c"),
+        untimed(1024, br32_bc32_w8_s2_fa2_pointer, 51200, 138, digest="sha256:95412f40347c"),
+        untimed(4096, br32_bc32_w8_s2_fa2_pointer, 51200, 138, digest="sha256:95412f40347c"),
+        untimed(16384, br32_bc32_w8_s2_fa2_pointer, 51200, 138, digest="sha256:95412f40347c"),
     ),
     *serve(
         fwd_fp16_d256,
-        untimed(
-            1,
-            br64_bc32_w4_s2_fa2_pointer,
-            69632,
-            255,
-            digest="sha256:b7bb98eeb58f9e3871f2b5eab46dd4637ecd4d91cc245d6c28ff8e6012373268",
-        ),
-        untimed(
-            1024,
-            br64_bc32_w4_s2_fa2_pointer,
-            69632,
-            255,
-            digest="sha256:b7bb98eeb58f9e3871f2b5eab46dd4637ecd4d91cc245d6c28ff8e6012373268",
-        ),
-        untimed(
-            4096,
-            br64_bc32_w4_s2_fa2_pointer,
-            69632,
-            255,
-            digest="sha256:b7bb98eeb58f9e3871f2b5eab46dd4637ecd4d91cc245d6c28ff8e6012373268",
-        ),
-        untimed(
-            16384,
-            br64_bc32_w4_s2_fa2_pointer,
-            69632,
-            255,
-            digest="sha256:b7bb98eeb58f9e3871f2b5eab46dd4637ecd4d91cc245d6c28ff8e6012373268",
-        ),
+        untimed(1, br64_bc32_w4_s2_fa2_pointer, 69632, 255, digest="sha256:b7bb98eeb58f"),
+        untimed(1024, br64_bc32_w4_s2_fa2_pointer, 69632, 255, digest="sha256:b7bb98eeb58f"),
+        untimed(4096, br64_bc32_w4_s2_fa2_pointer, 69632, 255, digest="sha256:b7bb98eeb58f"),
+        untimed(16384, br64_bc32_w4_s2_fa2_pointer, 69632, 255, digest="sha256:b7bb98eeb58f"),
     ),
     *serve(
         fwd_fp16_d256_causal,
-        untimed(
-            1,
-            br32_bc32_w4_s2_fa2_pointer,
-            51200,
-            172,
-            digest="sha256:d0cc4683a2dd0b8784a671011ca2b5a3a756b6856f78bb5794e0e55d1c176fe4",
-        ),
-        untimed(
-            1024,
-            br32_bc32_w4_s2_fa2_pointer,
-            51200,
-            172,
-            digest="sha256:d0cc4683a2dd0b8784a671011ca2b5a3a756b6856f78bb5794e0e55d1c176fe4",
-        ),
-        untimed(
-            4096,
-            br32_bc32_w4_s2_fa2_pointer,
-            51200,
-            172,
-            digest="sha256:d0cc4683a2dd0b8784a671011ca2b5a3a756b6856f78bb5794e0e55d1c176fe4",
-        ),
-        untimed(
-            16384,
-            br32_bc32_w4_s2_fa2_pointer,
-            51200,
-            172,
-            digest="sha256:d0cc4683a2dd0b8784a671011ca2b5a3a756b6856f78bb5794e0e55d1c176fe4",
-        ),
+        untimed(1, br32_bc32_w4_s2_fa2_pointer, 51200, 172, digest="sha256:d0cc4683a2dd"),
+        untimed(1024, br32_bc32_w4_s2_fa2_pointer, 51200, 172, digest="sha256:d0cc4683a2dd"),
+        untimed(4096, br32_bc32_w4_s2_fa2_pointer, 51200, 172, digest="sha256:d0cc4683a2dd"),
+        untimed(16384, br32_bc32_w4_s2_fa2_pointer, 51200, 172, digest="sha256:d0cc4683a2dd"),
     ),
     *serve(
         bwd_delta_bf16_d64,
@@ -9433,1863 +5138,463 @@ NVIDIA_GEFORCE_RTX_5090: tuple[Choice, ...] = (
     ),
     *serve(
         bwd_dkv_bf16_d64,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            66560,
-            255,
-            digest="sha256:dd3f5b37613147f04bbb1a7416b0738158e0792bd888a3d274c5c83e58d9aba9",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            66560,
-            255,
-            digest="sha256:dd3f5b37613147f04bbb1a7416b0738158e0792bd888a3d274c5c83e58d9aba9",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            66560,
-            255,
-            digest="sha256:dd3f5b37613147f04bbb1a7416b0738158e0792bd888a3d274c5c83e58d9aba9",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            66560,
-            255,
-            digest="sha256:dd3f5b37613147f04bbb1a7416b0738158e0792bd888a3d274c5c83e58d9aba9",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 66560, 255, digest="sha256:dd3f5b376131"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 66560, 255, digest="sha256:dd3f5b376131"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 66560, 255, digest="sha256:dd3f5b376131"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 66560, 255, digest="sha256:dd3f5b376131"),
     ),
     *serve(
         bwd_dkv_bf16_d64_causal,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            66560,
-            255,
-            digest="sha256:5b114f3d7298839f76be9929edbe2551cd82cc46455c18bef3909d4ccbfe520d",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            66560,
-            255,
-            digest="sha256:5b114f3d7298839f76be9929edbe2551cd82cc46455c18bef3909d4ccbfe520d",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            66560,
-            255,
-            digest="sha256:5b114f3d7298839f76be9929edbe2551cd82cc46455c18bef3909d4ccbfe520d",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            66560,
-            255,
-            digest="sha256:5b114f3d7298839f76be9929edbe2551cd82cc46455c18bef3909d4ccbfe520d",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 66560, 255, digest="sha256:5b114f3d7298"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 66560, 255, digest="sha256:5b114f3d7298"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 66560, 255, digest="sha256:5b114f3d7298"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 66560, 255, digest="sha256:5b114f3d7298"),
     ),
     *serve(
         bwd_dkv_bf16_d96,
-        untimed(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:7dd11dd3488968b97c6101b3ad6dd924a85e947a5fac4c9668a1da02eb5008e1",
-        ),
-        untimed(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:7dd11dd3488968b97c6101b3ad6dd924a85e947a5fac4c9668a1da02eb5008e1",
-        ),
-        untimed(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:7dd11dd3488968b97c6101b3ad6dd924a85e947a5fac4c9668a1da02eb5008e1",
-        ),
-        untimed(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:7dd11dd3488968b97c6101b3ad6dd924a85e947a5fac4c9668a1da02eb5008e1",
-        ),
+        untimed(1, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:7dd11dd34889"),
+        untimed(1024, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:7dd11dd34889"),
+        untimed(4096, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:7dd11dd34889"),
+        untimed(16384, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:7dd11dd34889"),
     ),
     *serve(
         bwd_dkv_bf16_d96_causal,
-        untimed(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:0f045ac0d85c36d27daabbff39c63ad1e2d5a97d773bba6987efff9db829bae2",
-        ),
-        untimed(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:0f045ac0d85c36d27daabbff39c63ad1e2d5a97d773bba6987efff9db829bae2",
-        ),
-        untimed(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:0f045ac0d85c36d27daabbff39c63ad1e2d5a97d773bba6987efff9db829bae2",
-        ),
-        untimed(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:0f045ac0d85c36d27daabbff39c63ad1e2d5a97d773bba6987efff9db829bae2",
-        ),
+        untimed(1, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:0f045ac0d85c"),
+        untimed(1024, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:0f045ac0d85c"),
+        untimed(4096, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:0f045ac0d85c"),
+        untimed(16384, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:0f045ac0d85c"),
     ),
     *serve(
         bwd_dkv_bf16_d128,
-        untimed(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:64ab1e1405852a38048e216341f38e4b5b8aa6a965770570fbdfbf984f9110b8",
-        ),
-        untimed(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:64ab1e1405852a38048e216341f38e4b5b8aa6a965770570fbdfbf984f9110b8",
-        ),
-        untimed(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:64ab1e1405852a38048e216341f38e4b5b8aa6a965770570fbdfbf984f9110b8",
-        ),
-        untimed(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:64ab1e1405852a38048e216341f38e4b5b8aa6a965770570fbdfbf984f9110b8",
-        ),
+        untimed(1, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:64ab1e140585"),
+        untimed(1024, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:64ab1e140585"),
+        untimed(4096, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:64ab1e140585"),
+        untimed(16384, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:64ab1e140585"),
     ),
     *serve(
         bwd_dkv_bf16_d128_causal,
-        untimed(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:425142b117e08bc2d4adcdbda1b809d97e4f1db19dce5977e92f6647b7386f93",
-        ),
-        untimed(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:425142b117e08bc2d4adcdbda1b809d97e4f1db19dce5977e92f6647b7386f93",
-        ),
-        untimed(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:425142b117e08bc2d4adcdbda1b809d97e4f1db19dce5977e92f6647b7386f93",
-        ),
-        untimed(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:425142b117e08bc2d4adcdbda1b809d97e4f1db19dce5977e92f6647b7386f93",
-        ),
+        untimed(1, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:425142b117e0"),
+        untimed(1024, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:425142b117e0"),
+        untimed(4096, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:425142b117e0"),
+        untimed(16384, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:425142b117e0"),
     ),
     *serve(
         bwd_dkv_bf16_d192,
-        untimed(
-            1,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            174,
-            digest="sha256:54daa70fa1b08df92bd69e96f82ed1f38de4ec7d79918673398aa2f9f37938dd",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            174,
-            digest="sha256:54daa70fa1b08df92bd69e96f82ed1f38de4ec7d79918673398aa2f9f37938dd",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            174,
-            digest="sha256:54daa70fa1b08df92bd69e96f82ed1f38de4ec7d79918673398aa2f9f37938dd",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            174,
-            digest="sha256:54daa70fa1b08df92bd69e96f82ed1f38de4ec7d79918673398aa2f9f37938dd",
-        ),
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 174, digest="sha256:54daa70fa1b0"),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 174, digest="sha256:54daa70fa1b0"),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 174, digest="sha256:54daa70fa1b0"),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 174, digest="sha256:54daa70fa1b0"),
     ),
     *serve(
         bwd_dkv_bf16_d192_causal,
-        untimed(
-            1,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            192,
-            digest="sha256:cfda0c6aa0ca2dbced525f689f84b3cd7c19b8e9235a2d4cc2c4a9873d87c982",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            192,
-            digest="sha256:cfda0c6aa0ca2dbced525f689f84b3cd7c19b8e9235a2d4cc2c4a9873d87c982",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            192,
-            digest="sha256:cfda0c6aa0ca2dbced525f689f84b3cd7c19b8e9235a2d4cc2c4a9873d87c982",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            192,
-            digest="sha256:cfda0c6aa0ca2dbced525f689f84b3cd7c19b8e9235a2d4cc2c4a9873d87c982",
-        ),
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 192, digest="sha256:cfda0c6aa0ca"),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 192, digest="sha256:cfda0c6aa0ca"),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 192, digest="sha256:cfda0c6aa0ca"),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 192, digest="sha256:cfda0c6aa0ca"),
     ),
     *serve(
         bwd_dkv_bf16_d256,
-        untimed(
-            1,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            166,
-            digest="sha256:a56643dc66d69255debdb218fc8babedcf1d5798dc9ab0a19f7e9a6507e94cec",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            166,
-            digest="sha256:a56643dc66d69255debdb218fc8babedcf1d5798dc9ab0a19f7e9a6507e94cec",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            166,
-            digest="sha256:a56643dc66d69255debdb218fc8babedcf1d5798dc9ab0a19f7e9a6507e94cec",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            166,
-            digest="sha256:a56643dc66d69255debdb218fc8babedcf1d5798dc9ab0a19f7e9a6507e94cec",
-        ),
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 166, digest="sha256:a56643dc66d6"),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 166, digest="sha256:a56643dc66d6"),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 166, digest="sha256:a56643dc66d6"),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 166, digest="sha256:a56643dc66d6"),
     ),
     *serve(
         bwd_dkv_bf16_d256_causal,
-        untimed(
-            1,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            190,
-            digest="sha256:cfb7f8233244598d6bf4752a20cd423ef1f42bef53ebaa344c4a67f58128c25c",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            190,
-            digest="sha256:cfb7f8233244598d6bf4752a20cd423ef1f42bef53ebaa344c4a67f58128c25c",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            190,
-            digest="sha256:cfb7f8233244598d6bf4752a20cd423ef1f42bef53ebaa344c4a67f58128c25c",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            190,
-            digest="sha256:cfb7f8233244598d6bf4752a20cd423ef1f42bef53ebaa344c4a67f58128c25c",
-        ),
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 190, digest="sha256:cfb7f8233244"),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 190, digest="sha256:cfb7f8233244"),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 190, digest="sha256:cfb7f8233244"),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 190, digest="sha256:cfb7f8233244"),
     ),
     *serve(
         bwd_dkv_fp16_d64,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            66560,
-            255,
-            digest="sha256:56342fa61124e3d72d4e778eb0ceca3bb02b00a80357f71f9f108617b33a9026",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            66560,
-            255,
-            digest="sha256:56342fa61124e3d72d4e778eb0ceca3bb02b00a80357f71f9f108617b33a9026",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            66560,
-            255,
-            digest="sha256:56342fa61124e3d72d4e778eb0ceca3bb02b00a80357f71f9f108617b33a9026",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            66560,
-            255,
-            digest="sha256:56342fa61124e3d72d4e778eb0ceca3bb02b00a80357f71f9f108617b33a9026",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 66560, 255, digest="sha256:56342fa61124"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 66560, 255, digest="sha256:56342fa61124"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 66560, 255, digest="sha256:56342fa61124"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 66560, 255, digest="sha256:56342fa61124"),
     ),
     *serve(
         bwd_dkv_fp16_d64_causal,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            66560,
-            255,
-            digest="sha256:bcc6f75ca09edf48da571479647d1690d34651e082a96efa79fa8e543d3a1044",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            66560,
-            255,
-            digest="sha256:bcc6f75ca09edf48da571479647d1690d34651e082a96efa79fa8e543d3a1044",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            66560,
-            255,
-            digest="sha256:bcc6f75ca09edf48da571479647d1690d34651e082a96efa79fa8e543d3a1044",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            66560,
-            255,
-            digest="sha256:bcc6f75ca09edf48da571479647d1690d34651e082a96efa79fa8e543d3a1044",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 66560, 255, digest="sha256:bcc6f75ca09e"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 66560, 255, digest="sha256:bcc6f75ca09e"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 66560, 255, digest="sha256:bcc6f75ca09e"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 66560, 255, digest="sha256:bcc6f75ca09e"),
     ),
     *serve(
         bwd_dkv_fp16_d96,
-        untimed(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:3c14c98860e80315a86dd2dfc3439c4654bbc88135dd567195d2889ccd3a24ee",
-        ),
-        untimed(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:3c14c98860e80315a86dd2dfc3439c4654bbc88135dd567195d2889ccd3a24ee",
-        ),
-        untimed(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:3c14c98860e80315a86dd2dfc3439c4654bbc88135dd567195d2889ccd3a24ee",
-        ),
-        untimed(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:3c14c98860e80315a86dd2dfc3439c4654bbc88135dd567195d2889ccd3a24ee",
-        ),
+        untimed(1, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:3c14c98860e8"),
+        untimed(1024, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:3c14c98860e8"),
+        untimed(4096, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:3c14c98860e8"),
+        untimed(16384, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:3c14c98860e8"),
     ),
     *serve(
         bwd_dkv_fp16_d96_causal,
-        untimed(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:896e9e0407ebe18139c41a3ce67397a48e68c3073c5a50b2f880d43f232ffd22",
-        ),
-        untimed(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:896e9e0407ebe18139c41a3ce67397a48e68c3073c5a50b2f880d43f232ffd22",
-        ),
-        untimed(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:896e9e0407ebe18139c41a3ce67397a48e68c3073c5a50b2f880d43f232ffd22",
-        ),
-        untimed(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:896e9e0407ebe18139c41a3ce67397a48e68c3073c5a50b2f880d43f232ffd22",
-        ),
+        untimed(1, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:896e9e0407eb"),
+        untimed(1024, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:896e9e0407eb"),
+        untimed(4096, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:896e9e0407eb"),
+        untimed(16384, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:896e9e0407eb"),
     ),
     *serve(
         bwd_dkv_fp16_d128,
-        untimed(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:9ef3786e91b8601a14b8e5954baa79365133b5af167b42ace85c30df5f27eee8",
-        ),
-        untimed(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:9ef3786e91b8601a14b8e5954baa79365133b5af167b42ace85c30df5f27eee8",
-        ),
-        untimed(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:9ef3786e91b8601a14b8e5954baa79365133b5af167b42ace85c30df5f27eee8",
-        ),
-        untimed(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:9ef3786e91b8601a14b8e5954baa79365133b5af167b42ace85c30df5f27eee8",
-        ),
+        untimed(1, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:9ef3786e91b8"),
+        untimed(1024, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:9ef3786e91b8"),
+        untimed(4096, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:9ef3786e91b8"),
+        untimed(16384, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:9ef3786e91b8"),
     ),
     *serve(
         bwd_dkv_fp16_d128_causal,
-        untimed(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:2259686de8eab4b23b7f7f778d64bd15b22a556dd580592e2ef7cdb64568e95a",
-        ),
-        untimed(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:2259686de8eab4b23b7f7f778d64bd15b22a556dd580592e2ef7cdb64568e95a",
-        ),
-        untimed(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:2259686de8eab4b23b7f7f778d64bd15b22a556dd580592e2ef7cdb64568e95a",
-        ),
-        untimed(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            70144,
-            255,
-            digest="sha256:2259686de8eab4b23b7f7f778d64bd15b22a556dd580592e2ef7cdb64568e95a",
-        ),
+        untimed(1, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:2259686de8ea"),
+        untimed(1024, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:2259686de8ea"),
+        untimed(4096, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:2259686de8ea"),
+        untimed(16384, br32_bc64_w4_s3_fa2_pointer, 70144, 255, digest="sha256:2259686de8ea"),
     ),
     *serve(
         bwd_dkv_fp16_d192,
-        untimed(
-            1,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            174,
-            digest="sha256:c86f0a0baed5a186dcee5a92b1351ea91062b35f105a0290b2a08b51551506c6",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            174,
-            digest="sha256:c86f0a0baed5a186dcee5a92b1351ea91062b35f105a0290b2a08b51551506c6",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            174,
-            digest="sha256:c86f0a0baed5a186dcee5a92b1351ea91062b35f105a0290b2a08b51551506c6",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            174,
-            digest="sha256:c86f0a0baed5a186dcee5a92b1351ea91062b35f105a0290b2a08b51551506c6",
-        ),
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 174, digest="sha256:c86f0a0baed5"),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 174, digest="sha256:c86f0a0baed5"),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 174, digest="sha256:c86f0a0baed5"),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 174, digest="sha256:c86f0a0baed5"),
     ),
     *serve(
         bwd_dkv_fp16_d192_causal,
-        untimed(
-            1,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            192,
-            digest="sha256:4d53702708ddfe117d888d35386892a5d7914d69477debd4ba8997104ab4fd55",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            192,
-            digest="sha256:4d53702708ddfe117d888d35386892a5d7914d69477debd4ba8997104ab4fd55",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            192,
-            digest="sha256:4d53702708ddfe117d888d35386892a5d7914d69477debd4ba8997104ab4fd55",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            192,
-            digest="sha256:4d53702708ddfe117d888d35386892a5d7914d69477debd4ba8997104ab4fd55",
-        ),
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 192, digest="sha256:4d53702708dd"),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 192, digest="sha256:4d53702708dd"),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 192, digest="sha256:4d53702708dd"),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 192, digest="sha256:4d53702708dd"),
     ),
     *serve(
         bwd_dkv_fp16_d256,
-        untimed(
-            1,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            166,
-            digest="sha256:3dfd8289622724ec364f9772fbb5a7a84b73f0f6f048824c8abf561b0e204d32",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            166,
-            digest="sha256:3dfd8289622724ec364f9772fbb5a7a84b73f0f6f048824c8abf561b0e204d32",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            166,
-            digest="sha256:3dfd8289622724ec364f9772fbb5a7a84b73f0f6f048824c8abf561b0e204d32",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            166,
-            digest="sha256:3dfd8289622724ec364f9772fbb5a7a84b73f0f6f048824c8abf561b0e204d32",
-        ),
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 166, digest="sha256:3dfd82896227"),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 166, digest="sha256:3dfd82896227"),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 166, digest="sha256:3dfd82896227"),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 166, digest="sha256:3dfd82896227"),
     ),
     *serve(
         bwd_dkv_fp16_d256_causal,
-        untimed(
-            1,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            190,
-            digest="sha256:adde8420ef54dbf7dae204d670d81451b61ac32561ab4226cf527a4a1fe8db2a",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            190,
-            digest="sha256:adde8420ef54dbf7dae204d670d81451b61ac32561ab4226cf527a4a1fe8db2a",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            190,
-            digest="sha256:adde8420ef54dbf7dae204d670d81451b61ac32561ab4226cf527a4a1fe8db2a",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s2_fa2_pointer,
-            50304,
-            190,
-            digest="sha256:adde8420ef54dbf7dae204d670d81451b61ac32561ab4226cf527a4a1fe8db2a",
-        ),
+        untimed(1, br16_bc32_w8_s2_fa2_pointer, 50304, 190, digest="sha256:adde8420ef54"),
+        untimed(1024, br16_bc32_w8_s2_fa2_pointer, 50304, 190, digest="sha256:adde8420ef54"),
+        untimed(4096, br16_bc32_w8_s2_fa2_pointer, 50304, 190, digest="sha256:adde8420ef54"),
+        untimed(16384, br16_bc32_w8_s2_fa2_pointer, 50304, 190, digest="sha256:adde8420ef54"),
     ),
     *serve(
         bwd_dq_bf16_d64,
-        untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer,
-            65536,
-            196,
-            digest="sha256:77a6ffdc72e3b89627dbe06972ab7ae35807a2eb81e55a18da5b7bd3cfaedd83",
-        ),
-        untimed(
-            1024,
-            br128_bc64_w8_s3_fa2_pointer,
-            65536,
-            196,
-            digest="sha256:77a6ffdc72e3b89627dbe06972ab7ae35807a2eb81e55a18da5b7bd3cfaedd83",
-        ),
-        untimed(
-            4096,
-            br128_bc64_w8_s3_fa2_pointer,
-            65536,
-            196,
-            digest="sha256:77a6ffdc72e3b89627dbe06972ab7ae35807a2eb81e55a18da5b7bd3cfaedd83",
-        ),
-        untimed(
-            16384,
-            br128_bc64_w8_s3_fa2_pointer,
-            65536,
-            196,
-            digest="sha256:77a6ffdc72e3b89627dbe06972ab7ae35807a2eb81e55a18da5b7bd3cfaedd83",
-        ),
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 65536, 196, digest="sha256:77a6ffdc72e3"),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 65536, 196, digest="sha256:77a6ffdc72e3"),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 65536, 196, digest="sha256:77a6ffdc72e3"),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 65536, 196, digest="sha256:77a6ffdc72e3"),
     ),
     *serve(
         bwd_dq_bf16_d64_causal,
         untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer_longest_first,
-            65536,
-            190,
-            digest="sha256:c115eddfb75c3c1ae4c68cbcc2de35b2487468d2b95e17e2b2d9d3ed731e5f5b",
+            1, br128_bc64_w8_s3_fa2_pointer_longest_first, 65536, 190, digest="sha256:c115eddfb75c"
         ),
         untimed(
             1024,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             65536,
             190,
-            digest="sha256:c115eddfb75c3c1ae4c68cbcc2de35b2487468d2b95e17e2b2d9d3ed731e5f5b",
+            digest="sha256:c115eddfb75c",
         ),
         untimed(
             4096,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             65536,
             190,
-            digest="sha256:c115eddfb75c3c1ae4c68cbcc2de35b2487468d2b95e17e2b2d9d3ed731e5f5b",
+            digest="sha256:c115eddfb75c",
         ),
         untimed(
             16384,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             65536,
             190,
-            digest="sha256:c115eddfb75c3c1ae4c68cbcc2de35b2487468d2b95e17e2b2d9d3ed731e5f5b",
+            digest="sha256:c115eddfb75c",
         ),
     ),
     *serve(
         bwd_dq_bf16_d96,
-        untimed(
-            1,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            136,
-            digest="sha256:5bce6f29be054ff1ab5f99831026f535202b379eaef454b28557bc0bb66b59f2",
-        ),
-        untimed(
-            1024,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            136,
-            digest="sha256:5bce6f29be054ff1ab5f99831026f535202b379eaef454b28557bc0bb66b59f2",
-        ),
-        untimed(
-            4096,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            136,
-            digest="sha256:5bce6f29be054ff1ab5f99831026f535202b379eaef454b28557bc0bb66b59f2",
-        ),
-        untimed(
-            16384,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            136,
-            digest="sha256:5bce6f29be054ff1ab5f99831026f535202b379eaef454b28557bc0bb66b59f2",
-        ),
+        untimed(1, br32_bc32_w4_s2_fa2_pointer, 34816, 136, digest="sha256:5bce6f29be05"),
+        untimed(1024, br32_bc32_w4_s2_fa2_pointer, 34816, 136, digest="sha256:5bce6f29be05"),
+        untimed(4096, br32_bc32_w4_s2_fa2_pointer, 34816, 136, digest="sha256:5bce6f29be05"),
+        untimed(16384, br32_bc32_w4_s2_fa2_pointer, 34816, 136, digest="sha256:5bce6f29be05"),
     ),
     *serve(
         bwd_dq_bf16_d96_causal,
-        untimed(
-            1,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            136,
-            digest="sha256:0903d401a72bbae45f324b7102ce4ffd9cc04be9802632d6f6478bbfe1d8a11d",
-        ),
-        untimed(
-            1024,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            136,
-            digest="sha256:0903d401a72bbae45f324b7102ce4ffd9cc04be9802632d6f6478bbfe1d8a11d",
-        ),
-        untimed(
-            4096,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            136,
-            digest="sha256:0903d401a72bbae45f324b7102ce4ffd9cc04be9802632d6f6478bbfe1d8a11d",
-        ),
-        untimed(
-            16384,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            136,
-            digest="sha256:0903d401a72bbae45f324b7102ce4ffd9cc04be9802632d6f6478bbfe1d8a11d",
-        ),
+        untimed(1, br32_bc32_w4_s2_fa2_pointer, 34816, 136, digest="sha256:0903d401a72b"),
+        untimed(1024, br32_bc32_w4_s2_fa2_pointer, 34816, 136, digest="sha256:0903d401a72b"),
+        untimed(4096, br32_bc32_w4_s2_fa2_pointer, 34816, 136, digest="sha256:0903d401a72b"),
+        untimed(16384, br32_bc32_w4_s2_fa2_pointer, 34816, 136, digest="sha256:0903d401a72b"),
     ),
     *serve(
         bwd_dq_bf16_d128,
-        untimed(
-            1,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            128,
-            digest="sha256:65baa339bd31f3c47037023e956d4de3c213b1b8b8fdd8523900c78ef733d690",
-        ),
-        untimed(
-            1024,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            128,
-            digest="sha256:65baa339bd31f3c47037023e956d4de3c213b1b8b8fdd8523900c78ef733d690",
-        ),
-        untimed(
-            4096,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            128,
-            digest="sha256:65baa339bd31f3c47037023e956d4de3c213b1b8b8fdd8523900c78ef733d690",
-        ),
-        untimed(
-            16384,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            128,
-            digest="sha256:65baa339bd31f3c47037023e956d4de3c213b1b8b8fdd8523900c78ef733d690",
-        ),
+        untimed(1, br32_bc32_w4_s2_fa2_pointer, 34816, 128, digest="sha256:65baa339bd31"),
+        untimed(1024, br32_bc32_w4_s2_fa2_pointer, 34816, 128, digest="sha256:65baa339bd31"),
+        untimed(4096, br32_bc32_w4_s2_fa2_pointer, 34816, 128, digest="sha256:65baa339bd31"),
+        untimed(16384, br32_bc32_w4_s2_fa2_pointer, 34816, 128, digest="sha256:65baa339bd31"),
     ),
     *serve(
         bwd_dq_bf16_d128_causal,
-        untimed(
-            1,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            128,
-            digest="sha256:663afeadeaa66600859d1ef7526f9069c2dc99178f608a18c5e70046988d11d7",
-        ),
-        untimed(
-            1024,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            128,
-            digest="sha256:663afeadeaa66600859d1ef7526f9069c2dc99178f608a18c5e70046988d11d7",
-        ),
-        untimed(
-            4096,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            128,
-            digest="sha256:663afeadeaa66600859d1ef7526f9069c2dc99178f608a18c5e70046988d11d7",
-        ),
-        untimed(
-            16384,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            128,
-            digest="sha256:663afeadeaa66600859d1ef7526f9069c2dc99178f608a18c5e70046988d11d7",
-        ),
+        untimed(1, br32_bc32_w4_s2_fa2_pointer, 34816, 128, digest="sha256:663afeadeaa6"),
+        untimed(1024, br32_bc32_w4_s2_fa2_pointer, 34816, 128, digest="sha256:663afeadeaa6"),
+        untimed(4096, br32_bc32_w4_s2_fa2_pointer, 34816, 128, digest="sha256:663afeadeaa6"),
+        untimed(16384, br32_bc32_w4_s2_fa2_pointer, 34816, 128, digest="sha256:663afeadeaa6"),
     ),
     *serve(
         bwd_dq_bf16_d192,
-        untimed(
-            1,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            132,
-            digest="sha256:b9ef2062e2fba06fe173d6ebc5b0bb40667c5bc1447c32e29e82865df8857bd9",
-        ),
-        untimed(
-            1024,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            132,
-            digest="sha256:b9ef2062e2fba06fe173d6ebc5b0bb40667c5bc1447c32e29e82865df8857bd9",
-        ),
-        untimed(
-            4096,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            132,
-            digest="sha256:b9ef2062e2fba06fe173d6ebc5b0bb40667c5bc1447c32e29e82865df8857bd9",
-        ),
-        untimed(
-            16384,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            132,
-            digest="sha256:b9ef2062e2fba06fe173d6ebc5b0bb40667c5bc1447c32e29e82865df8857bd9",
-        ),
+        untimed(1, br32_bc16_w8_s1_fa2_pointer, 49152, 132, digest="sha256:b9ef2062e2fb"),
+        untimed(1024, br32_bc16_w8_s1_fa2_pointer, 49152, 132, digest="sha256:b9ef2062e2fb"),
+        untimed(4096, br32_bc16_w8_s1_fa2_pointer, 49152, 132, digest="sha256:b9ef2062e2fb"),
+        untimed(16384, br32_bc16_w8_s1_fa2_pointer, 49152, 132, digest="sha256:b9ef2062e2fb"),
     ),
     *serve(
         bwd_dq_bf16_d192_causal,
-        untimed(
-            1,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            110,
-            digest="sha256:e78bbc67cc7e3490aa45b7d24c4864631911b88b7e2382d10d68d9f8379ba7f4",
-        ),
-        untimed(
-            1024,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            110,
-            digest="sha256:e78bbc67cc7e3490aa45b7d24c4864631911b88b7e2382d10d68d9f8379ba7f4",
-        ),
-        untimed(
-            4096,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            110,
-            digest="sha256:e78bbc67cc7e3490aa45b7d24c4864631911b88b7e2382d10d68d9f8379ba7f4",
-        ),
-        untimed(
-            16384,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            110,
-            digest="sha256:e78bbc67cc7e3490aa45b7d24c4864631911b88b7e2382d10d68d9f8379ba7f4",
-        ),
+        untimed(1, br32_bc16_w8_s1_fa2_pointer, 49152, 110, digest="sha256:e78bbc67cc7e"),
+        untimed(1024, br32_bc16_w8_s1_fa2_pointer, 49152, 110, digest="sha256:e78bbc67cc7e"),
+        untimed(4096, br32_bc16_w8_s1_fa2_pointer, 49152, 110, digest="sha256:e78bbc67cc7e"),
+        untimed(16384, br32_bc16_w8_s1_fa2_pointer, 49152, 110, digest="sha256:e78bbc67cc7e"),
     ),
     *serve(
         bwd_dq_bf16_d256,
-        untimed(
-            1,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            107,
-            digest="sha256:6d138252dca17a67ce2eae8187d9da3a472b3cfacf806be3be1e99f798e7b3cd",
-        ),
-        untimed(
-            1024,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            107,
-            digest="sha256:6d138252dca17a67ce2eae8187d9da3a472b3cfacf806be3be1e99f798e7b3cd",
-        ),
-        untimed(
-            4096,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            107,
-            digest="sha256:6d138252dca17a67ce2eae8187d9da3a472b3cfacf806be3be1e99f798e7b3cd",
-        ),
-        untimed(
-            16384,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            107,
-            digest="sha256:6d138252dca17a67ce2eae8187d9da3a472b3cfacf806be3be1e99f798e7b3cd",
-        ),
+        untimed(1, br32_bc16_w8_s1_fa2_pointer, 49152, 107, digest="sha256:6d138252dca1"),
+        untimed(1024, br32_bc16_w8_s1_fa2_pointer, 49152, 107, digest="sha256:6d138252dca1"),
+        untimed(4096, br32_bc16_w8_s1_fa2_pointer, 49152, 107, digest="sha256:6d138252dca1"),
+        untimed(16384, br32_bc16_w8_s1_fa2_pointer, 49152, 107, digest="sha256:6d138252dca1"),
     ),
     *serve(
         bwd_dq_bf16_d256_causal,
-        untimed(
-            1,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            111,
-            digest="sha256:ae050318487e2d2217d7cc53bb7ee5bfec982445a45a079b02523b86054ca10f",
-        ),
-        untimed(
-            1024,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            111,
-            digest="sha256:ae050318487e2d2217d7cc53bb7ee5bfec982445a45a079b02523b86054ca10f",
-        ),
-        untimed(
-            4096,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            111,
-            digest="sha256:ae050318487e2d2217d7cc53bb7ee5bfec982445a45a079b02523b86054ca10f",
-        ),
-        untimed(
-            16384,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            111,
-            digest="sha256:ae050318487e2d2217d7cc53bb7ee5bfec982445a45a079b02523b86054ca10f",
-        ),
+        untimed(1, br32_bc16_w8_s1_fa2_pointer, 49152, 111, digest="sha256:ae050318487e"),
+        untimed(1024, br32_bc16_w8_s1_fa2_pointer, 49152, 111, digest="sha256:ae050318487e"),
+        untimed(4096, br32_bc16_w8_s1_fa2_pointer, 49152, 111, digest="sha256:ae050318487e"),
+        untimed(16384, br32_bc16_w8_s1_fa2_pointer, 49152, 111, digest="sha256:ae050318487e"),
     ),
     *serve(
         bwd_dq_fp16_d64,
-        untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer,
-            65536,
-            196,
-            digest="sha256:f95a912f3e96d6e39eeb8bf14afdd8a3fb11598f43f74bc0a3b93ef3ffa561da",
-        ),
-        untimed(
-            1024,
-            br128_bc64_w8_s3_fa2_pointer,
-            65536,
-            196,
-            digest="sha256:f95a912f3e96d6e39eeb8bf14afdd8a3fb11598f43f74bc0a3b93ef3ffa561da",
-        ),
-        untimed(
-            4096,
-            br128_bc64_w8_s3_fa2_pointer,
-            65536,
-            196,
-            digest="sha256:f95a912f3e96d6e39eeb8bf14afdd8a3fb11598f43f74bc0a3b93ef3ffa561da",
-        ),
-        untimed(
-            16384,
-            br128_bc64_w8_s3_fa2_pointer,
-            65536,
-            196,
-            digest="sha256:f95a912f3e96d6e39eeb8bf14afdd8a3fb11598f43f74bc0a3b93ef3ffa561da",
-        ),
+        untimed(1, br128_bc64_w8_s3_fa2_pointer, 65536, 196, digest="sha256:f95a912f3e96"),
+        untimed(1024, br128_bc64_w8_s3_fa2_pointer, 65536, 196, digest="sha256:f95a912f3e96"),
+        untimed(4096, br128_bc64_w8_s3_fa2_pointer, 65536, 196, digest="sha256:f95a912f3e96"),
+        untimed(16384, br128_bc64_w8_s3_fa2_pointer, 65536, 196, digest="sha256:f95a912f3e96"),
     ),
     *serve(
         bwd_dq_fp16_d64_causal,
         untimed(
-            1,
-            br128_bc64_w8_s3_fa2_pointer_longest_first,
-            65536,
-            190,
-            digest="sha256:d77372deb7b2c65b8f6d5f06eddb485116baa601a22e4052346a51d922358a03",
+            1, br128_bc64_w8_s3_fa2_pointer_longest_first, 65536, 190, digest="sha256:d77372deb7b2"
         ),
         untimed(
             1024,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             65536,
             190,
-            digest="sha256:d77372deb7b2c65b8f6d5f06eddb485116baa601a22e4052346a51d922358a03",
+            digest="sha256:d77372deb7b2",
         ),
         untimed(
             4096,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             65536,
             190,
-            digest="sha256:d77372deb7b2c65b8f6d5f06eddb485116baa601a22e4052346a51d922358a03",
+            digest="sha256:d77372deb7b2",
         ),
         untimed(
             16384,
             br128_bc64_w8_s3_fa2_pointer_longest_first,
             65536,
             190,
-            digest="sha256:d77372deb7b2c65b8f6d5f06eddb485116baa601a22e4052346a51d922358a03",
+            digest="sha256:d77372deb7b2",
         ),
     ),
     *serve(
         bwd_dq_fp16_d96,
-        untimed(
-            1,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            136,
-            digest="sha256:95f68ee745941e58d6cc8c0b25c44b7ad4e988f2aade73f55926d15f12334e57",
-        ),
-        untimed(
-            1024,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            136,
-            digest="sha256:95f68ee745941e58d6cc8c0b25c44b7ad4e988f2aade73f55926d15f12334e57",
-        ),
-        untimed(
-            4096,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            136,
-            digest="sha256:95f68ee745941e58d6cc8c0b25c44b7ad4e988f2aade73f55926d15f12334e57",
-        ),
-        untimed(
-            16384,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            136,
-            digest="sha256:95f68ee745941e58d6cc8c0b25c44b7ad4e988f2aade73f55926d15f12334e57",
-        ),
+        untimed(1, br32_bc32_w4_s2_fa2_pointer, 34816, 136, digest="sha256:95f68ee74594"),
+        untimed(1024, br32_bc32_w4_s2_fa2_pointer, 34816, 136, digest="sha256:95f68ee74594"),
+        untimed(4096, br32_bc32_w4_s2_fa2_pointer, 34816, 136, digest="sha256:95f68ee74594"),
+        untimed(16384, br32_bc32_w4_s2_fa2_pointer, 34816, 136, digest="sha256:95f68ee74594"),
     ),
     *serve(
         bwd_dq_fp16_d96_causal,
-        untimed(
-            1,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            136,
-            digest="sha256:0ee69f40986843e2473fba192e3aaf3f785ba91b5db4f41995a9a9e1c7031250",
-        ),
-        untimed(
-            1024,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            136,
-            digest="sha256:0ee69f40986843e2473fba192e3aaf3f785ba91b5db4f41995a9a9e1c7031250",
-        ),
-        untimed(
-            4096,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            136,
-            digest="sha256:0ee69f40986843e2473fba192e3aaf3f785ba91b5db4f41995a9a9e1c7031250",
-        ),
-        untimed(
-            16384,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            136,
-            digest="sha256:0ee69f40986843e2473fba192e3aaf3f785ba91b5db4f41995a9a9e1c7031250",
-        ),
+        untimed(1, br32_bc32_w4_s2_fa2_pointer, 34816, 136, digest="sha256:0ee69f409868"),
+        untimed(1024, br32_bc32_w4_s2_fa2_pointer, 34816, 136, digest="sha256:0ee69f409868"),
+        untimed(4096, br32_bc32_w4_s2_fa2_pointer, 34816, 136, digest="sha256:0ee69f409868"),
+        untimed(16384, br32_bc32_w4_s2_fa2_pointer, 34816, 136, digest="sha256:0ee69f409868"),
     ),
     *serve(
         bwd_dq_fp16_d128,
-        untimed(
-            1,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            128,
-            digest="sha256:532d32d16a9fc2046b94c418e6e2cc3004ae44e64c4dbe4d3dbf2a61a70f5122",
-        ),
-        untimed(
-            1024,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            128,
-            digest="sha256:532d32d16a9fc2046b94c418e6e2cc3004ae44e64c4dbe4d3dbf2a61a70f5122",
-        ),
-        untimed(
-            4096,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            128,
-            digest="sha256:532d32d16a9fc2046b94c418e6e2cc3004ae44e64c4dbe4d3dbf2a61a70f5122",
-        ),
-        untimed(
-            16384,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            128,
-            digest="sha256:532d32d16a9fc2046b94c418e6e2cc3004ae44e64c4dbe4d3dbf2a61a70f5122",
-        ),
+        untimed(1, br32_bc32_w4_s2_fa2_pointer, 34816, 128, digest="sha256:532d32d16a9f"),
+        untimed(1024, br32_bc32_w4_s2_fa2_pointer, 34816, 128, digest="sha256:532d32d16a9f"),
+        untimed(4096, br32_bc32_w4_s2_fa2_pointer, 34816, 128, digest="sha256:532d32d16a9f"),
+        untimed(16384, br32_bc32_w4_s2_fa2_pointer, 34816, 128, digest="sha256:532d32d16a9f"),
     ),
     *serve(
         bwd_dq_fp16_d128_causal,
-        untimed(
-            1,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            128,
-            digest="sha256:6da3caf1b0e801ec9737d20aa792d5eabfe5f8a0b18ae5dca7c44f57158bc007",
-        ),
-        untimed(
-            1024,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            128,
-            digest="sha256:6da3caf1b0e801ec9737d20aa792d5eabfe5f8a0b18ae5dca7c44f57158bc007",
-        ),
-        untimed(
-            4096,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            128,
-            digest="sha256:6da3caf1b0e801ec9737d20aa792d5eabfe5f8a0b18ae5dca7c44f57158bc007",
-        ),
-        untimed(
-            16384,
-            br32_bc32_w4_s2_fa2_pointer,
-            34816,
-            128,
-            digest="sha256:6da3caf1b0e801ec9737d20aa792d5eabfe5f8a0b18ae5dca7c44f57158bc007",
-        ),
+        untimed(1, br32_bc32_w4_s2_fa2_pointer, 34816, 128, digest="sha256:6da3caf1b0e8"),
+        untimed(1024, br32_bc32_w4_s2_fa2_pointer, 34816, 128, digest="sha256:6da3caf1b0e8"),
+        untimed(4096, br32_bc32_w4_s2_fa2_pointer, 34816, 128, digest="sha256:6da3caf1b0e8"),
+        untimed(16384, br32_bc32_w4_s2_fa2_pointer, 34816, 128, digest="sha256:6da3caf1b0e8"),
     ),
     *serve(
         bwd_dq_fp16_d192,
-        untimed(
-            1,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            132,
-            digest="sha256:b3f50d5af326f37760498e21ec6489641c51ddcf3537ba283e90c04733db8e31",
-        ),
-        untimed(
-            1024,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            132,
-            digest="sha256:b3f50d5af326f37760498e21ec6489641c51ddcf3537ba283e90c04733db8e31",
-        ),
-        untimed(
-            4096,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            132,
-            digest="sha256:b3f50d5af326f37760498e21ec6489641c51ddcf3537ba283e90c04733db8e31",
-        ),
-        untimed(
-            16384,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            132,
-            digest="sha256:b3f50d5af326f37760498e21ec6489641c51ddcf3537ba283e90c04733db8e31",
-        ),
+        untimed(1, br32_bc16_w8_s1_fa2_pointer, 49152, 132, digest="sha256:b3f50d5af326"),
+        untimed(1024, br32_bc16_w8_s1_fa2_pointer, 49152, 132, digest="sha256:b3f50d5af326"),
+        untimed(4096, br32_bc16_w8_s1_fa2_pointer, 49152, 132, digest="sha256:b3f50d5af326"),
+        untimed(16384, br32_bc16_w8_s1_fa2_pointer, 49152, 132, digest="sha256:b3f50d5af326"),
     ),
     *serve(
         bwd_dq_fp16_d192_causal,
-        untimed(
-            1,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            110,
-            digest="sha256:60594d9794f011b34bfda8f598295796d52cfd7777969668d17f1e5db228b2a4",
-        ),
-        untimed(
-            1024,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            110,
-            digest="sha256:60594d9794f011b34bfda8f598295796d52cfd7777969668d17f1e5db228b2a4",
-        ),
-        untimed(
-            4096,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            110,
-            digest="sha256:60594d9794f011b34bfda8f598295796d52cfd7777969668d17f1e5db228b2a4",
-        ),
-        untimed(
-            16384,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            110,
-            digest="sha256:60594d9794f011b34bfda8f598295796d52cfd7777969668d17f1e5db228b2a4",
-        ),
+        untimed(1, br32_bc16_w8_s1_fa2_pointer, 49152, 110, digest="sha256:60594d9794f0"),
+        untimed(1024, br32_bc16_w8_s1_fa2_pointer, 49152, 110, digest="sha256:60594d9794f0"),
+        untimed(4096, br32_bc16_w8_s1_fa2_pointer, 49152, 110, digest="sha256:60594d9794f0"),
+        untimed(16384, br32_bc16_w8_s1_fa2_pointer, 49152, 110, digest="sha256:60594d9794f0"),
     ),
     *serve(
         bwd_dq_fp16_d256,
-        untimed(
-            1,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            107,
-            digest="sha256:f3a755c2cac2bb1a68d3aa66d8752fdde89aca6bfce3b4855891a1812938cba2",
-        ),
-        untimed(
-            1024,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            107,
-            digest="sha256:f3a755c2cac2bb1a68d3aa66d8752fdde89aca6bfce3b4855891a1812938cba2",
-        ),
-        untimed(
-            4096,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            107,
-            digest="sha256:f3a755c2cac2bb1a68d3aa66d8752fdde89aca6bfce3b4855891a1812938cba2",
-        ),
-        untimed(
-            16384,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            107,
-            digest="sha256:f3a755c2cac2bb1a68d3aa66d8752fdde89aca6bfce3b4855891a1812938cba2",
-        ),
+        untimed(1, br32_bc16_w8_s1_fa2_pointer, 49152, 107, digest="sha256:f3a755c2cac2"),
+        untimed(1024, br32_bc16_w8_s1_fa2_pointer, 49152, 107, digest="sha256:f3a755c2cac2"),
+        untimed(4096, br32_bc16_w8_s1_fa2_pointer, 49152, 107, digest="sha256:f3a755c2cac2"),
+        untimed(16384, br32_bc16_w8_s1_fa2_pointer, 49152, 107, digest="sha256:f3a755c2cac2"),
     ),
     *serve(
         bwd_dq_fp16_d256_causal,
-        untimed(
-            1,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            111,
-            digest="sha256:ec4828445e5810d59c28edf0f452b8af090221d5346f66df670a46b131e2b4ee",
-        ),
-        untimed(
-            1024,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            111,
-            digest="sha256:ec4828445e5810d59c28edf0f452b8af090221d5346f66df670a46b131e2b4ee",
-        ),
-        untimed(
-            4096,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            111,
-            digest="sha256:ec4828445e5810d59c28edf0f452b8af090221d5346f66df670a46b131e2b4ee",
-        ),
-        untimed(
-            16384,
-            br32_bc16_w8_s1_fa2_pointer,
-            49152,
-            111,
-            digest="sha256:ec4828445e5810d59c28edf0f452b8af090221d5346f66df670a46b131e2b4ee",
-        ),
+        untimed(1, br32_bc16_w8_s1_fa2_pointer, 49152, 111, digest="sha256:ec4828445e58"),
+        untimed(1024, br32_bc16_w8_s1_fa2_pointer, 49152, 111, digest="sha256:ec4828445e58"),
+        untimed(4096, br32_bc16_w8_s1_fa2_pointer, 49152, 111, digest="sha256:ec4828445e58"),
+        untimed(16384, br32_bc16_w8_s1_fa2_pointer, 49152, 111, digest="sha256:ec4828445e58"),
     ),
     *serve(
         bwd_fused_bf16_d64,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            digest="sha256:c1604de46182bb6bbb57a32ea33b6225778e4bb89f0903a6b0c71210199ec7ab",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            digest="sha256:c1604de46182bb6bbb57a32ea33b6225778e4bb89f0903a6b0c71210199ec7ab",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            digest="sha256:c1604de46182bb6bbb57a32ea33b6225778e4bb89f0903a6b0c71210199ec7ab",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            digest="sha256:c1604de46182bb6bbb57a32ea33b6225778e4bb89f0903a6b0c71210199ec7ab",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 82944, 255, digest="sha256:c1604de46182"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 82944, 255, digest="sha256:c1604de46182"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 82944, 255, digest="sha256:c1604de46182"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 82944, 255, digest="sha256:c1604de46182"),
     ),
     *serve(
         bwd_fused_bf16_d64_causal,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            digest="sha256:25eab3dbd27240521c089992af7b218303ceed7456d1a6391c174eb6623947a3",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            digest="sha256:25eab3dbd27240521c089992af7b218303ceed7456d1a6391c174eb6623947a3",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            digest="sha256:25eab3dbd27240521c089992af7b218303ceed7456d1a6391c174eb6623947a3",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            digest="sha256:25eab3dbd27240521c089992af7b218303ceed7456d1a6391c174eb6623947a3",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 82944, 255, digest="sha256:25eab3dbd272"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 82944, 255, digest="sha256:25eab3dbd272"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 82944, 255, digest="sha256:25eab3dbd272"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 82944, 255, digest="sha256:25eab3dbd272"),
     ),
     *serve(
         bwd_fused_bf16_d96,
-        untimed(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            digest="sha256:0dd4a5586e72c91f4b74225677afe0917729e5f55f62e97bc287e18d2a0de250",
-        ),
-        untimed(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            digest="sha256:0dd4a5586e72c91f4b74225677afe0917729e5f55f62e97bc287e18d2a0de250",
-        ),
-        untimed(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            digest="sha256:0dd4a5586e72c91f4b74225677afe0917729e5f55f62e97bc287e18d2a0de250",
-        ),
-        untimed(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            digest="sha256:0dd4a5586e72c91f4b74225677afe0917729e5f55f62e97bc287e18d2a0de250",
-        ),
+        untimed(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, digest="sha256:0dd4a5586e72"),
+        untimed(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, digest="sha256:0dd4a5586e72"),
+        untimed(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, digest="sha256:0dd4a5586e72"),
+        untimed(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, digest="sha256:0dd4a5586e72"),
     ),
     *serve(
         bwd_fused_bf16_d96_causal,
-        untimed(
-            1,
-            br32_bc32_w4_s1_fa2_pointer,
-            40960,
-            220,
-            digest="sha256:76bb6bccb24b7daf53b485f82ab0a34706aa6eae0465de98f266b62929c6fef4",
-        ),
-        untimed(
-            1024,
-            br32_bc32_w4_s1_fa2_pointer,
-            40960,
-            220,
-            digest="sha256:76bb6bccb24b7daf53b485f82ab0a34706aa6eae0465de98f266b62929c6fef4",
-        ),
-        untimed(
-            4096,
-            br32_bc32_w4_s1_fa2_pointer,
-            40960,
-            220,
-            digest="sha256:76bb6bccb24b7daf53b485f82ab0a34706aa6eae0465de98f266b62929c6fef4",
-        ),
-        untimed(
-            16384,
-            br32_bc32_w4_s1_fa2_pointer,
-            40960,
-            220,
-            digest="sha256:76bb6bccb24b7daf53b485f82ab0a34706aa6eae0465de98f266b62929c6fef4",
-        ),
+        untimed(1, br32_bc32_w4_s1_fa2_pointer, 40960, 220, digest="sha256:76bb6bccb24b"),
+        untimed(1024, br32_bc32_w4_s1_fa2_pointer, 40960, 220, digest="sha256:76bb6bccb24b"),
+        untimed(4096, br32_bc32_w4_s1_fa2_pointer, 40960, 220, digest="sha256:76bb6bccb24b"),
+        untimed(16384, br32_bc32_w4_s1_fa2_pointer, 40960, 220, digest="sha256:76bb6bccb24b"),
     ),
     *serve(
         bwd_fused_bf16_d128,
-        untimed(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            digest="sha256:af3ebb1462005975f00ccc7d223e4d7b3fe45760c74dff1b9aa5ad56f7c6d3ae",
-        ),
-        untimed(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            digest="sha256:af3ebb1462005975f00ccc7d223e4d7b3fe45760c74dff1b9aa5ad56f7c6d3ae",
-        ),
-        untimed(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            digest="sha256:af3ebb1462005975f00ccc7d223e4d7b3fe45760c74dff1b9aa5ad56f7c6d3ae",
-        ),
-        untimed(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            digest="sha256:af3ebb1462005975f00ccc7d223e4d7b3fe45760c74dff1b9aa5ad56f7c6d3ae",
-        ),
+        untimed(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, digest="sha256:af3ebb146200"),
+        untimed(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, digest="sha256:af3ebb146200"),
+        untimed(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, digest="sha256:af3ebb146200"),
+        untimed(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, digest="sha256:af3ebb146200"),
     ),
     *serve(
         bwd_fused_bf16_d128_causal,
-        untimed(
-            1,
-            br32_bc32_w4_s1_fa2_pointer,
-            40960,
-            242,
-            digest="sha256:3a92b5fa466721331443b667175758aa052b12a90a62b09ed33ad24628e89c34",
-        ),
-        untimed(
-            1024,
-            br32_bc32_w4_s1_fa2_pointer,
-            40960,
-            242,
-            digest="sha256:3a92b5fa466721331443b667175758aa052b12a90a62b09ed33ad24628e89c34",
-        ),
-        untimed(
-            4096,
-            br32_bc32_w4_s1_fa2_pointer,
-            40960,
-            242,
-            digest="sha256:3a92b5fa466721331443b667175758aa052b12a90a62b09ed33ad24628e89c34",
-        ),
-        untimed(
-            16384,
-            br32_bc32_w4_s1_fa2_pointer,
-            40960,
-            242,
-            digest="sha256:3a92b5fa466721331443b667175758aa052b12a90a62b09ed33ad24628e89c34",
-        ),
+        untimed(1, br32_bc32_w4_s1_fa2_pointer, 40960, 242, digest="sha256:3a92b5fa4667"),
+        untimed(1024, br32_bc32_w4_s1_fa2_pointer, 40960, 242, digest="sha256:3a92b5fa4667"),
+        untimed(4096, br32_bc32_w4_s1_fa2_pointer, 40960, 242, digest="sha256:3a92b5fa4667"),
+        untimed(16384, br32_bc32_w4_s1_fa2_pointer, 40960, 242, digest="sha256:3a92b5fa4667"),
     ),
     *serve(
         bwd_fused_bf16_d192,
-        untimed(
-            1,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            174,
-            digest="sha256:5c2c3dd0979720fa2bfdaa3b072e5697f226460123249b3a3a7b1212d110269c",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            174,
-            digest="sha256:5c2c3dd0979720fa2bfdaa3b072e5697f226460123249b3a3a7b1212d110269c",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            174,
-            digest="sha256:5c2c3dd0979720fa2bfdaa3b072e5697f226460123249b3a3a7b1212d110269c",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            174,
-            digest="sha256:5c2c3dd0979720fa2bfdaa3b072e5697f226460123249b3a3a7b1212d110269c",
-        ),
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 174, digest="sha256:5c2c3dd09797"),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 174, digest="sha256:5c2c3dd09797"),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 174, digest="sha256:5c2c3dd09797"),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 174, digest="sha256:5c2c3dd09797"),
     ),
     *serve(
         bwd_fused_bf16_d192_causal,
-        untimed(
-            1,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            176,
-            digest="sha256:ad6be9bce136bb1f512b5190bf069d232a0a5da7e338f206f828ed16ed3759d2",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            176,
-            digest="sha256:ad6be9bce136bb1f512b5190bf069d232a0a5da7e338f206f828ed16ed3759d2",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            176,
-            digest="sha256:ad6be9bce136bb1f512b5190bf069d232a0a5da7e338f206f828ed16ed3759d2",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            176,
-            digest="sha256:ad6be9bce136bb1f512b5190bf069d232a0a5da7e338f206f828ed16ed3759d2",
-        ),
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 176, digest="sha256:ad6be9bce136"),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 176, digest="sha256:ad6be9bce136"),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 176, digest="sha256:ad6be9bce136"),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 176, digest="sha256:ad6be9bce136"),
     ),
     *serve(
         bwd_fused_bf16_d256,
-        untimed(
-            1,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            166,
-            digest="sha256:367719fc4522f1ce9be9116f67dc71050ef06e35070476c3d89c6c90d37d66a5",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            166,
-            digest="sha256:367719fc4522f1ce9be9116f67dc71050ef06e35070476c3d89c6c90d37d66a5",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            166,
-            digest="sha256:367719fc4522f1ce9be9116f67dc71050ef06e35070476c3d89c6c90d37d66a5",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            166,
-            digest="sha256:367719fc4522f1ce9be9116f67dc71050ef06e35070476c3d89c6c90d37d66a5",
-        ),
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 166, digest="sha256:367719fc4522"),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 166, digest="sha256:367719fc4522"),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 166, digest="sha256:367719fc4522"),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 166, digest="sha256:367719fc4522"),
     ),
     *serve(
         bwd_fused_bf16_d256_causal,
-        untimed(
-            1,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            168,
-            digest="sha256:99623e086cd5c9e3472df367e62b64f09c5afb91e4c6aa9f2545f51f4944b86d",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            168,
-            digest="sha256:99623e086cd5c9e3472df367e62b64f09c5afb91e4c6aa9f2545f51f4944b86d",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            168,
-            digest="sha256:99623e086cd5c9e3472df367e62b64f09c5afb91e4c6aa9f2545f51f4944b86d",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            168,
-            digest="sha256:99623e086cd5c9e3472df367e62b64f09c5afb91e4c6aa9f2545f51f4944b86d",
-        ),
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 168, digest="sha256:99623e086cd5"),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 168, digest="sha256:99623e086cd5"),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 168, digest="sha256:99623e086cd5"),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 168, digest="sha256:99623e086cd5"),
     ),
     *serve(
         bwd_fused_fp16_d64,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            digest="sha256:aab000e0547a9ad0c661431727a601900d232fbc1b4bf5d28c19dac5b2c0861d",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            digest="sha256:aab000e0547a9ad0c661431727a601900d232fbc1b4bf5d28c19dac5b2c0861d",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            digest="sha256:aab000e0547a9ad0c661431727a601900d232fbc1b4bf5d28c19dac5b2c0861d",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            digest="sha256:aab000e0547a9ad0c661431727a601900d232fbc1b4bf5d28c19dac5b2c0861d",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 82944, 255, digest="sha256:aab000e0547a"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 82944, 255, digest="sha256:aab000e0547a"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 82944, 255, digest="sha256:aab000e0547a"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 82944, 255, digest="sha256:aab000e0547a"),
     ),
     *serve(
         bwd_fused_fp16_d64_causal,
-        untimed(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            digest="sha256:085f52fd74add03180882bdfb3465f028e0db5f65a976540644d059bc6062da7",
-        ),
-        untimed(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            digest="sha256:085f52fd74add03180882bdfb3465f028e0db5f65a976540644d059bc6062da7",
-        ),
-        untimed(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            digest="sha256:085f52fd74add03180882bdfb3465f028e0db5f65a976540644d059bc6062da7",
-        ),
-        untimed(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            digest="sha256:085f52fd74add03180882bdfb3465f028e0db5f65a976540644d059bc6062da7",
-        ),
+        untimed(1, br64_bc128_w8_s3_fa2_pointer, 82944, 255, digest="sha256:085f52fd74ad"),
+        untimed(1024, br64_bc128_w8_s3_fa2_pointer, 82944, 255, digest="sha256:085f52fd74ad"),
+        untimed(4096, br64_bc128_w8_s3_fa2_pointer, 82944, 255, digest="sha256:085f52fd74ad"),
+        untimed(16384, br64_bc128_w8_s3_fa2_pointer, 82944, 255, digest="sha256:085f52fd74ad"),
     ),
     *serve(
         bwd_fused_fp16_d96,
-        untimed(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            digest="sha256:4b1ade99a9e59bccd2be1c8d3a9275f9c48e5149bd859b9ab1e15a756e4a2db2",
-        ),
-        untimed(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            digest="sha256:4b1ade99a9e59bccd2be1c8d3a9275f9c48e5149bd859b9ab1e15a756e4a2db2",
-        ),
-        untimed(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            digest="sha256:4b1ade99a9e59bccd2be1c8d3a9275f9c48e5149bd859b9ab1e15a756e4a2db2",
-        ),
-        untimed(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            digest="sha256:4b1ade99a9e59bccd2be1c8d3a9275f9c48e5149bd859b9ab1e15a756e4a2db2",
-        ),
+        untimed(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, digest="sha256:4b1ade99a9e5"),
+        untimed(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, digest="sha256:4b1ade99a9e5"),
+        untimed(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, digest="sha256:4b1ade99a9e5"),
+        untimed(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, digest="sha256:4b1ade99a9e5"),
     ),
     *serve(
         bwd_fused_fp16_d96_causal,
-        untimed(
-            1,
-            br32_bc32_w4_s1_fa2_pointer,
-            40960,
-            220,
-            digest="sha256:20e4b617e7db1f1742cec3fc148599258457b5157fbab838fbae1802ec528ee1",
-        ),
-        untimed(
-            1024,
-            br32_bc32_w4_s1_fa2_pointer,
-            40960,
-            220,
-            digest="sha256:20e4b617e7db1f1742cec3fc148599258457b5157fbab838fbae1802ec528ee1",
-        ),
-        untimed(
-            4096,
-            br32_bc32_w4_s1_fa2_pointer,
-            40960,
-            220,
-            digest="sha256:20e4b617e7db1f1742cec3fc148599258457b5157fbab838fbae1802ec528ee1",
-        ),
-        untimed(
-            16384,
-            br32_bc32_w4_s1_fa2_pointer,
-            40960,
-            220,
-            digest="sha256:20e4b617e7db1f1742cec3fc148599258457b5157fbab838fbae1802ec528ee1",
-        ),
+        untimed(1, br32_bc32_w4_s1_fa2_pointer, 40960, 220, digest="sha256:20e4b617e7db"),
+        untimed(1024, br32_bc32_w4_s1_fa2_pointer, 40960, 220, digest="sha256:20e4b617e7db"),
+        untimed(4096, br32_bc32_w4_s1_fa2_pointer, 40960, 220, digest="sha256:20e4b617e7db"),
+        untimed(16384, br32_bc32_w4_s1_fa2_pointer, 40960, 220, digest="sha256:20e4b617e7db"),
     ),
     *serve(
         bwd_fused_fp16_d128,
-        untimed(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            digest="sha256:f836e8898efc3f997c9d49ccda6a81cb27d49b1bef35386a51400cf8e7e89822",
-        ),
-        untimed(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            digest="sha256:f836e8898efc3f997c9d49ccda6a81cb27d49b1bef35386a51400cf8e7e89822",
-        ),
-        untimed(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            digest="sha256:f836e8898efc3f997c9d49ccda6a81cb27d49b1bef35386a51400cf8e7e89822",
-        ),
-        untimed(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            digest="sha256:f836e8898efc3f997c9d49ccda6a81cb27d49b1bef35386a51400cf8e7e89822",
-        ),
+        untimed(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, digest="sha256:f836e8898efc"),
+        untimed(1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, digest="sha256:f836e8898efc"),
+        untimed(4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, digest="sha256:f836e8898efc"),
+        untimed(16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, digest="sha256:f836e8898efc"),
     ),
     *serve(
         bwd_fused_fp16_d128_causal,
-        untimed(
-            1,
-            br32_bc32_w4_s1_fa2_pointer,
-            40960,
-            242,
-            digest="sha256:9dc7fac76d2f83257c5937b5091b1ee3308028da7a0f156a6689196ce5e603c4",
-        ),
-        untimed(
-            1024,
-            br32_bc32_w4_s1_fa2_pointer,
-            40960,
-            242,
-            digest="sha256:9dc7fac76d2f83257c5937b5091b1ee3308028da7a0f156a6689196ce5e603c4",
-        ),
-        untimed(
-            4096,
-            br32_bc32_w4_s1_fa2_pointer,
-            40960,
-            242,
-            digest="sha256:9dc7fac76d2f83257c5937b5091b1ee3308028da7a0f156a6689196ce5e603c4",
-        ),
-        untimed(
-            16384,
-            br32_bc32_w4_s1_fa2_pointer,
-            40960,
-            242,
-            digest="sha256:9dc7fac76d2f83257c5937b5091b1ee3308028da7a0f156a6689196ce5e603c4",
-        ),
+        untimed(1, br32_bc32_w4_s1_fa2_pointer, 40960, 242, digest="sha256:9dc7fac76d2f"),
+        untimed(1024, br32_bc32_w4_s1_fa2_pointer, 40960, 242, digest="sha256:9dc7fac76d2f"),
+        untimed(4096, br32_bc32_w4_s1_fa2_pointer, 40960, 242, digest="sha256:9dc7fac76d2f"),
+        untimed(16384, br32_bc32_w4_s1_fa2_pointer, 40960, 242, digest="sha256:9dc7fac76d2f"),
     ),
     *serve(
         bwd_fused_fp16_d192,
-        untimed(
-            1,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            174,
-            digest="sha256:340bc8ffb137c47aabd9608a9c9a194291d6c91d1941a081af70e391acae9852",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            174,
-            digest="sha256:340bc8ffb137c47aabd9608a9c9a194291d6c91d1941a081af70e391acae9852",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            174,
-            digest="sha256:340bc8ffb137c47aabd9608a9c9a194291d6c91d1941a081af70e391acae9852",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            174,
-            digest="sha256:340bc8ffb137c47aabd9608a9c9a194291d6c91d1941a081af70e391acae9852",
-        ),
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 174, digest="sha256:340bc8ffb137"),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 174, digest="sha256:340bc8ffb137"),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 174, digest="sha256:340bc8ffb137"),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 174, digest="sha256:340bc8ffb137"),
     ),
     *serve(
         bwd_fused_fp16_d192_causal,
-        untimed(
-            1,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            176,
-            digest="sha256:3c81c32dbc02ff50fa5b6c726d28516b9ee7c46bdd6221921fa0f61300f8149b",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            176,
-            digest="sha256:3c81c32dbc02ff50fa5b6c726d28516b9ee7c46bdd6221921fa0f61300f8149b",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            176,
-            digest="sha256:3c81c32dbc02ff50fa5b6c726d28516b9ee7c46bdd6221921fa0f61300f8149b",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            176,
-            digest="sha256:3c81c32dbc02ff50fa5b6c726d28516b9ee7c46bdd6221921fa0f61300f8149b",
-        ),
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 176, digest="sha256:3c81c32dbc02"),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 176, digest="sha256:3c81c32dbc02"),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 176, digest="sha256:3c81c32dbc02"),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 176, digest="sha256:3c81c32dbc02"),
     ),
     *serve(
         bwd_fused_fp16_d256,
-        untimed(
-            1,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            166,
-            digest="sha256:f5f0cd9314050799651cbff775f859538884bd64b616a97adcc2ed1942f11564",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            166,
-            digest="sha256:f5f0cd9314050799651cbff775f859538884bd64b616a97adcc2ed1942f11564",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            166,
-            digest="sha256:f5f0cd9314050799651cbff775f859538884bd64b616a97adcc2ed1942f11564",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            166,
-            digest="sha256:f5f0cd9314050799651cbff775f859538884bd64b616a97adcc2ed1942f11564",
-        ),
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 166, digest="sha256:f5f0cd931405"),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 166, digest="sha256:f5f0cd931405"),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 166, digest="sha256:f5f0cd931405"),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 166, digest="sha256:f5f0cd931405"),
     ),
     *serve(
         bwd_fused_fp16_d256_causal,
-        untimed(
-            1,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            168,
-            digest="sha256:085bca619cb4bf3ff4efa4e9fdc3d727a10164d07681db225175aaf271802842",
-        ),
-        untimed(
-            1024,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            168,
-            digest="sha256:085bca619cb4bf3ff4efa4e9fdc3d727a10164d07681db225175aaf271802842",
-        ),
-        untimed(
-            4096,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            168,
-            digest="sha256:085bca619cb4bf3ff4efa4e9fdc3d727a10164d07681db225175aaf271802842",
-        ),
-        untimed(
-            16384,
-            br16_bc32_w8_s1_fa2_pointer,
-            57344,
-            168,
-            digest="sha256:085bca619cb4bf3ff4efa4e9fdc3d727a10164d07681db225175aaf271802842",
-        ),
+        untimed(1, br16_bc32_w8_s1_fa2_pointer, 57344, 168, digest="sha256:085bca619cb4"),
+        untimed(1024, br16_bc32_w8_s1_fa2_pointer, 57344, 168, digest="sha256:085bca619cb4"),
+        untimed(4096, br16_bc32_w8_s1_fa2_pointer, 57344, 168, digest="sha256:085bca619cb4"),
+        untimed(16384, br16_bc32_w8_s1_fa2_pointer, 57344, 168, digest="sha256:085bca619cb4"),
     ),
 )
 
@@ -11302,7 +5607,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             73784,
             128,
             162.26,
-            digest="sha256:8cfd668d33359586db7946e51e244c71dc362ba715eff334f5d01d5dbf251bb6",
+            digest="sha256:8cfd668d3335",
         ),
         estimated(
             1024,
@@ -11310,7 +5615,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             73784,
             128,
             565.07,
-            digest="sha256:8cfd668d33359586db7946e51e244c71dc362ba715eff334f5d01d5dbf251bb6",
+            digest="sha256:8cfd668d3335",
         ),
         estimated(
             4096,
@@ -11318,7 +5623,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             73784,
             128,
             2176.3,
-            digest="sha256:8cfd668d33359586db7946e51e244c71dc362ba715eff334f5d01d5dbf251bb6",
+            digest="sha256:8cfd668d3335",
         ),
         estimated(
             16384,
@@ -11326,7 +5631,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             73784,
             128,
             4324.6,
-            digest="sha256:8cfd668d33359586db7946e51e244c71dc362ba715eff334f5d01d5dbf251bb6",
+            digest="sha256:8cfd668d3335",
         ),
     ),
     *serve(
@@ -11337,7 +5642,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             66560,
             107,
             132.55,
-            digest="sha256:6582adf15abf42acb18cd943c424f2253b1a2335fc9cb9ad8c029070cab60bb4",
+            digest="sha256:6582adf15abf",
         ),
         estimated(
             1024,
@@ -11345,7 +5650,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             66560,
             107,
             337.63,
-            digest="sha256:6582adf15abf42acb18cd943c424f2253b1a2335fc9cb9ad8c029070cab60bb4",
+            digest="sha256:6582adf15abf",
         ),
         estimated(
             4096,
@@ -11353,7 +5658,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             66560,
             107,
             1153.5,
-            digest="sha256:6582adf15abf42acb18cd943c424f2253b1a2335fc9cb9ad8c029070cab60bb4",
+            digest="sha256:6582adf15abf",
         ),
         estimated(
             16384,
@@ -11361,7 +5666,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             66560,
             107,
             2232.3,
-            digest="sha256:6582adf15abf42acb18cd943c424f2253b1a2335fc9cb9ad8c029070cab60bb4",
+            digest="sha256:6582adf15abf",
         ),
     ),
     *serve(
@@ -11372,7 +5677,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             196640,
             250,
             163.15,
-            digest="sha256:8ab5659a0acbf78906a6dc1b70e9676b91d1abec525ab0409e4f7b13f53a94fb",
+            digest="sha256:8ab5659a0acb",
         ),
         estimated(
             1024,
@@ -11380,7 +5685,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             196640,
             250,
             618.46,
-            digest="sha256:8ab5659a0acbf78906a6dc1b70e9676b91d1abec525ab0409e4f7b13f53a94fb",
+            digest="sha256:8ab5659a0acb",
         ),
         estimated(
             4096,
@@ -11388,7 +5693,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             196640,
             250,
             2439.7,
-            digest="sha256:8ab5659a0acbf78906a6dc1b70e9676b91d1abec525ab0409e4f7b13f53a94fb",
+            digest="sha256:8ab5659a0acb",
         ),
         estimated(
             16384,
@@ -11396,7 +5701,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             196640,
             250,
             4868.1,
-            digest="sha256:8ab5659a0acbf78906a6dc1b70e9676b91d1abec525ab0409e4f7b13f53a94fb",
+            digest="sha256:8ab5659a0acb",
         ),
     ),
     *serve(
@@ -11407,7 +5712,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             197632,
             255,
             112.62,
-            digest="sha256:5b12b15cbb66fa9eab6a6cde1a3929cd7fd00b2b22b24b0c58aabe70a5750dab",
+            digest="sha256:5b12b15cbb66",
         ),
         estimated(
             1024,
@@ -11415,7 +5720,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             197632,
             255,
             347.43,
-            digest="sha256:5b12b15cbb66fa9eab6a6cde1a3929cd7fd00b2b22b24b0c58aabe70a5750dab",
+            digest="sha256:5b12b15cbb66",
         ),
         estimated(
             4096,
@@ -11423,7 +5728,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             197632,
             255,
             1271.0,
-            digest="sha256:5b12b15cbb66fa9eab6a6cde1a3929cd7fd00b2b22b24b0c58aabe70a5750dab",
+            digest="sha256:5b12b15cbb66",
         ),
         estimated(
             16384,
@@ -11431,7 +5736,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             197632,
             255,
             2517.1,
-            digest="sha256:5b12b15cbb66fa9eab6a6cde1a3929cd7fd00b2b22b24b0c58aabe70a5750dab",
+            digest="sha256:5b12b15cbb66",
         ),
     ),
     *serve(
@@ -11442,7 +5747,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             196640,
             250,
             125.02,
-            digest="sha256:af160b53aa1d7da47d05cd9a0e2544a33cddb14b70a84ff5f12ec7c0c5fef671",
+            digest="sha256:af160b53aa1d",
         ),
         estimated(
             1024,
@@ -11450,7 +5755,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             196640,
             250,
             471.93,
-            digest="sha256:af160b53aa1d7da47d05cd9a0e2544a33cddb14b70a84ff5f12ec7c0c5fef671",
+            digest="sha256:af160b53aa1d",
         ),
         estimated(
             4096,
@@ -11458,7 +5763,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             196640,
             250,
             1859.6,
-            digest="sha256:af160b53aa1d7da47d05cd9a0e2544a33cddb14b70a84ff5f12ec7c0c5fef671",
+            digest="sha256:af160b53aa1d",
         ),
         estimated(
             16384,
@@ -11466,7 +5771,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             196640,
             250,
             3709.7,
-            digest="sha256:af160b53aa1d7da47d05cd9a0e2544a33cddb14b70a84ff5f12ec7c0c5fef671",
+            digest="sha256:af160b53aa1d",
         ),
     ),
     *serve(
@@ -11477,7 +5782,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             197632,
             255,
             87.778,
-            digest="sha256:2e5ce37d2a20ec405d20adbd5bf1d3f291f6ccae6ae41c864d1db05e3535dcd2",
+            digest="sha256:2e5ce37d2a20",
         ),
         estimated(
             1024,
@@ -11485,7 +5790,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             197632,
             255,
             269.95,
-            digest="sha256:2e5ce37d2a20ec405d20adbd5bf1d3f291f6ccae6ae41c864d1db05e3535dcd2",
+            digest="sha256:2e5ce37d2a20",
         ),
         estimated(
             4096,
@@ -11493,7 +5798,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             197632,
             255,
             981.67,
-            digest="sha256:2e5ce37d2a20ec405d20adbd5bf1d3f291f6ccae6ae41c864d1db05e3535dcd2",
+            digest="sha256:2e5ce37d2a20",
         ),
         estimated(
             16384,
@@ -11501,7 +5806,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             197632,
             255,
             1844.1,
-            digest="sha256:2e5ce37d2a20ec405d20adbd5bf1d3f291f6ccae6ae41c864d1db05e3535dcd2",
+            digest="sha256:2e5ce37d2a20",
         ),
     ),
     *serve(
@@ -11512,7 +5817,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             229408,
             236,
             140.56,
-            digest="sha256:3fd8f44792789bb910aa981031b63a754d8a0ef7a6026e74d48301f8048d751e",
+            digest="sha256:3fd8f4479278",
         ),
         estimated(
             1024,
@@ -11520,7 +5825,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             229408,
             236,
             535.13,
-            digest="sha256:3fd8f44792789bb910aa981031b63a754d8a0ef7a6026e74d48301f8048d751e",
+            digest="sha256:3fd8f4479278",
         ),
         estimated(
             4096,
@@ -11528,7 +5833,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             229408,
             236,
             2113.4,
-            digest="sha256:3fd8f44792789bb910aa981031b63a754d8a0ef7a6026e74d48301f8048d751e",
+            digest="sha256:3fd8f4479278",
         ),
         estimated(
             16384,
@@ -11536,7 +5841,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             229408,
             236,
             4217.8,
-            digest="sha256:3fd8f44792789bb910aa981031b63a754d8a0ef7a6026e74d48301f8048d751e",
+            digest="sha256:3fd8f4479278",
         ),
     ),
     *serve(
@@ -11547,7 +5852,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             230400,
             239,
             101.2,
-            digest="sha256:fafb7fe93ef73a2b2c4d200fd6b02c9c3e6303a1bac79f16b8fbc4a88af42415",
+            digest="sha256:fafb7fe93ef7",
         ),
         estimated(
             1024,
@@ -11555,7 +5860,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             230400,
             239,
             316.62,
-            digest="sha256:fafb7fe93ef73a2b2c4d200fd6b02c9c3e6303a1bac79f16b8fbc4a88af42415",
+            digest="sha256:fafb7fe93ef7",
         ),
         estimated(
             4096,
@@ -11563,7 +5868,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             230400,
             239,
             1145.1,
-            digest="sha256:fafb7fe93ef73a2b2c4d200fd6b02c9c3e6303a1bac79f16b8fbc4a88af42415",
+            digest="sha256:fafb7fe93ef7",
         ),
         estimated(
             16384,
@@ -11571,7 +5876,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             230400,
             239,
             2087.4,
-            digest="sha256:fafb7fe93ef73a2b2c4d200fd6b02c9c3e6303a1bac79f16b8fbc4a88af42415",
+            digest="sha256:fafb7fe93ef7",
         ),
     ),
     *serve(
@@ -11582,7 +5887,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             229408,
             236,
             113.05,
-            digest="sha256:7a813c4d206d2cc7f37710724d9ecf8c9d110a2db1ff21598ef11f3852eb2fb5",
+            digest="sha256:7a813c4d206d",
         ),
         estimated(
             1024,
@@ -11590,7 +5895,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             229408,
             236,
             428.7,
-            digest="sha256:7a813c4d206d2cc7f37710724d9ecf8c9d110a2db1ff21598ef11f3852eb2fb5",
+            digest="sha256:7a813c4d206d",
         ),
         estimated(
             4096,
@@ -11598,7 +5903,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             229408,
             236,
             1691.3,
-            digest="sha256:7a813c4d206d2cc7f37710724d9ecf8c9d110a2db1ff21598ef11f3852eb2fb5",
+            digest="sha256:7a813c4d206d",
         ),
         estimated(
             16384,
@@ -11606,7 +5911,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             229408,
             236,
             3374.8,
-            digest="sha256:7a813c4d206d2cc7f37710724d9ecf8c9d110a2db1ff21598ef11f3852eb2fb5",
+            digest="sha256:7a813c4d206d",
         ),
     ),
     *serve(
@@ -11617,7 +5922,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             230400,
             239,
             83.727,
-            digest="sha256:e8af498780dd34d491073b0dcce8a31e263e2ab64e25f47e2792ece0d49b5cf2",
+            digest="sha256:e8af498780dd",
         ),
         estimated(
             1024,
@@ -11625,7 +5930,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             230400,
             239,
             259.94,
-            digest="sha256:e8af498780dd34d491073b0dcce8a31e263e2ab64e25f47e2792ece0d49b5cf2",
+            digest="sha256:e8af498780dd",
         ),
         estimated(
             4096,
@@ -11633,7 +5938,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             230400,
             239,
             936.19,
-            digest="sha256:e8af498780dd34d491073b0dcce8a31e263e2ab64e25f47e2792ece0d49b5cf2",
+            digest="sha256:e8af498780dd",
         ),
         estimated(
             16384,
@@ -11641,7 +5946,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             230400,
             239,
             1672.7,
-            digest="sha256:e8af498780dd34d491073b0dcce8a31e263e2ab64e25f47e2792ece0d49b5cf2",
+            digest="sha256:e8af498780dd",
         ),
     ),
     *serve(
@@ -11652,7 +5957,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             73784,
             128,
             162.26,
-            digest="sha256:ced2e5040c446fe3a3a793115c81d1bc8c312ff173e3959779bf1adcf81a1ef4",
+            digest="sha256:ced2e5040c44",
         ),
         estimated(
             1024,
@@ -11660,7 +5965,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             73784,
             128,
             565.07,
-            digest="sha256:ced2e5040c446fe3a3a793115c81d1bc8c312ff173e3959779bf1adcf81a1ef4",
+            digest="sha256:ced2e5040c44",
         ),
         estimated(
             4096,
@@ -11668,7 +5973,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             73784,
             128,
             2176.3,
-            digest="sha256:ced2e5040c446fe3a3a793115c81d1bc8c312ff173e3959779bf1adcf81a1ef4",
+            digest="sha256:ced2e5040c44",
         ),
         estimated(
             16384,
@@ -11676,7 +5981,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             73784,
             128,
             4324.6,
-            digest="sha256:ced2e5040c446fe3a3a793115c81d1bc8c312ff173e3959779bf1adcf81a1ef4",
+            digest="sha256:ced2e5040c44",
         ),
     ),
     *serve(
@@ -11687,7 +5992,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             66560,
             107,
             132.55,
-            digest="sha256:74d3a78e5acfe1f9fac7b3363ffedab29e3f19585a8a146a87a88d03bf9f0dc2",
+            digest="sha256:74d3a78e5acf",
         ),
         estimated(
             1024,
@@ -11695,7 +6000,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             66560,
             107,
             337.63,
-            digest="sha256:74d3a78e5acfe1f9fac7b3363ffedab29e3f19585a8a146a87a88d03bf9f0dc2",
+            digest="sha256:74d3a78e5acf",
         ),
         estimated(
             4096,
@@ -11703,7 +6008,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             66560,
             107,
             1153.5,
-            digest="sha256:74d3a78e5acfe1f9fac7b3363ffedab29e3f19585a8a146a87a88d03bf9f0dc2",
+            digest="sha256:74d3a78e5acf",
         ),
         estimated(
             16384,
@@ -11711,7 +6016,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             66560,
             107,
             2232.3,
-            digest="sha256:74d3a78e5acfe1f9fac7b3363ffedab29e3f19585a8a146a87a88d03bf9f0dc2",
+            digest="sha256:74d3a78e5acf",
         ),
     ),
     *serve(
@@ -11722,7 +6027,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             196640,
             250,
             163.15,
-            digest="sha256:a37eda9972898167b2d7b050efd0be4126a3cb5e157b7c797fbba06abcf52273",
+            digest="sha256:a37eda997289",
         ),
         estimated(
             1024,
@@ -11730,7 +6035,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             196640,
             250,
             618.46,
-            digest="sha256:a37eda9972898167b2d7b050efd0be4126a3cb5e157b7c797fbba06abcf52273",
+            digest="sha256:a37eda997289",
         ),
         estimated(
             4096,
@@ -11738,7 +6043,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             196640,
             250,
             2439.7,
-            digest="sha256:a37eda9972898167b2d7b050efd0be4126a3cb5e157b7c797fbba06abcf52273",
+            digest="sha256:a37eda997289",
         ),
         estimated(
             16384,
@@ -11746,7 +6051,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             196640,
             250,
             4868.1,
-            digest="sha256:a37eda9972898167b2d7b050efd0be4126a3cb5e157b7c797fbba06abcf52273",
+            digest="sha256:a37eda997289",
         ),
     ),
     *serve(
@@ -11757,7 +6062,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             197632,
             255,
             112.62,
-            digest="sha256:e6ee3904fbfa80bf01d7eb648b8c48ce39a7731311ccd1e56fddfc6850d3ddff",
+            digest="sha256:e6ee3904fbfa",
         ),
         estimated(
             1024,
@@ -11765,7 +6070,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             197632,
             255,
             347.43,
-            digest="sha256:e6ee3904fbfa80bf01d7eb648b8c48ce39a7731311ccd1e56fddfc6850d3ddff",
+            digest="sha256:e6ee3904fbfa",
         ),
         estimated(
             4096,
@@ -11773,7 +6078,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             197632,
             255,
             1271.0,
-            digest="sha256:e6ee3904fbfa80bf01d7eb648b8c48ce39a7731311ccd1e56fddfc6850d3ddff",
+            digest="sha256:e6ee3904fbfa",
         ),
         estimated(
             16384,
@@ -11781,7 +6086,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             197632,
             255,
             2517.1,
-            digest="sha256:e6ee3904fbfa80bf01d7eb648b8c48ce39a7731311ccd1e56fddfc6850d3ddff",
+            digest="sha256:e6ee3904fbfa",
         ),
     ),
     *serve(
@@ -11792,7 +6097,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             196640,
             250,
             125.02,
-            digest="sha256:95ff9793e0ed9fad6886161b909ba6ae59c21dba79eae88f5eff852a9c2eb1ad",
+            digest="sha256:95ff9793e0ed",
         ),
         estimated(
             1024,
@@ -11800,7 +6105,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             196640,
             250,
             471.93,
-            digest="sha256:95ff9793e0ed9fad6886161b909ba6ae59c21dba79eae88f5eff852a9c2eb1ad",
+            digest="sha256:95ff9793e0ed",
         ),
         estimated(
             4096,
@@ -11808,7 +6113,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             196640,
             250,
             1859.6,
-            digest="sha256:95ff9793e0ed9fad6886161b909ba6ae59c21dba79eae88f5eff852a9c2eb1ad",
+            digest="sha256:95ff9793e0ed",
         ),
         estimated(
             16384,
@@ -11816,7 +6121,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             196640,
             250,
             3709.7,
-            digest="sha256:95ff9793e0ed9fad6886161b909ba6ae59c21dba79eae88f5eff852a9c2eb1ad",
+            digest="sha256:95ff9793e0ed",
         ),
     ),
     *serve(
@@ -11827,7 +6132,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             197632,
             255,
             87.778,
-            digest="sha256:d065cfa03ff4a35d13678108c46a6ece39b39f750bb1b5b55eb860b8d7328045",
+            digest="sha256:d065cfa03ff4",
         ),
         estimated(
             1024,
@@ -11835,7 +6140,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             197632,
             255,
             269.95,
-            digest="sha256:d065cfa03ff4a35d13678108c46a6ece39b39f750bb1b5b55eb860b8d7328045",
+            digest="sha256:d065cfa03ff4",
         ),
         estimated(
             4096,
@@ -11843,7 +6148,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             197632,
             255,
             981.67,
-            digest="sha256:d065cfa03ff4a35d13678108c46a6ece39b39f750bb1b5b55eb860b8d7328045",
+            digest="sha256:d065cfa03ff4",
         ),
         estimated(
             16384,
@@ -11851,7 +6156,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             197632,
             255,
             1844.1,
-            digest="sha256:d065cfa03ff4a35d13678108c46a6ece39b39f750bb1b5b55eb860b8d7328045",
+            digest="sha256:d065cfa03ff4",
         ),
     ),
     *serve(
@@ -11862,7 +6167,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             229408,
             236,
             140.56,
-            digest="sha256:34271632ffd708c65440068c6c47b2864ab57e2d3179130d0d747d0b0863da45",
+            digest="sha256:34271632ffd7",
         ),
         estimated(
             1024,
@@ -11870,7 +6175,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             229408,
             236,
             535.13,
-            digest="sha256:34271632ffd708c65440068c6c47b2864ab57e2d3179130d0d747d0b0863da45",
+            digest="sha256:34271632ffd7",
         ),
         estimated(
             4096,
@@ -11878,7 +6183,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             229408,
             236,
             2113.4,
-            digest="sha256:34271632ffd708c65440068c6c47b2864ab57e2d3179130d0d747d0b0863da45",
+            digest="sha256:34271632ffd7",
         ),
         estimated(
             16384,
@@ -11886,7 +6191,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             229408,
             236,
             4217.8,
-            digest="sha256:34271632ffd708c65440068c6c47b2864ab57e2d3179130d0d747d0b0863da45",
+            digest="sha256:34271632ffd7",
         ),
     ),
     *serve(
@@ -11897,7 +6202,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             230400,
             239,
             101.2,
-            digest="sha256:3607573bc8a03003b9c6afffd41373a460737f050ba50ffc029c7684465844ac",
+            digest="sha256:3607573bc8a0",
         ),
         estimated(
             1024,
@@ -11905,7 +6210,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             230400,
             239,
             316.62,
-            digest="sha256:3607573bc8a03003b9c6afffd41373a460737f050ba50ffc029c7684465844ac",
+            digest="sha256:3607573bc8a0",
         ),
         estimated(
             4096,
@@ -11913,7 +6218,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             230400,
             239,
             1145.1,
-            digest="sha256:3607573bc8a03003b9c6afffd41373a460737f050ba50ffc029c7684465844ac",
+            digest="sha256:3607573bc8a0",
         ),
         estimated(
             16384,
@@ -11921,7 +6226,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             230400,
             239,
             2087.4,
-            digest="sha256:3607573bc8a03003b9c6afffd41373a460737f050ba50ffc029c7684465844ac",
+            digest="sha256:3607573bc8a0",
         ),
     ),
     *serve(
@@ -11932,7 +6237,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             229408,
             236,
             113.05,
-            digest="sha256:a1ae630531345feba64a601112d0ddce2396d517aeaef8d5c4823c8a88d8242b",
+            digest="sha256:a1ae63053134",
         ),
         estimated(
             1024,
@@ -11940,7 +6245,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             229408,
             236,
             428.7,
-            digest="sha256:a1ae630531345feba64a601112d0ddce2396d517aeaef8d5c4823c8a88d8242b",
+            digest="sha256:a1ae63053134",
         ),
         estimated(
             4096,
@@ -11948,7 +6253,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             229408,
             236,
             1691.3,
-            digest="sha256:a1ae630531345feba64a601112d0ddce2396d517aeaef8d5c4823c8a88d8242b",
+            digest="sha256:a1ae63053134",
         ),
         estimated(
             16384,
@@ -11956,7 +6261,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             229408,
             236,
             3374.8,
-            digest="sha256:a1ae630531345feba64a601112d0ddce2396d517aeaef8d5c4823c8a88d8242b",
+            digest="sha256:a1ae63053134",
         ),
     ),
     *serve(
@@ -11967,7 +6272,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             230400,
             239,
             83.727,
-            digest="sha256:f9fa11a2a5445fc11df6326d1dd62dc4bc891a759e474534a8c12cd40b711525",
+            digest="sha256:f9fa11a2a544",
         ),
         estimated(
             1024,
@@ -11975,7 +6280,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             230400,
             239,
             259.94,
-            digest="sha256:f9fa11a2a5445fc11df6326d1dd62dc4bc891a759e474534a8c12cd40b711525",
+            digest="sha256:f9fa11a2a544",
         ),
         estimated(
             4096,
@@ -11983,7 +6288,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             230400,
             239,
             936.19,
-            digest="sha256:f9fa11a2a5445fc11df6326d1dd62dc4bc891a759e474534a8c12cd40b711525",
+            digest="sha256:f9fa11a2a544",
         ),
         estimated(
             16384,
@@ -11991,7 +6296,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             230400,
             239,
             1672.7,
-            digest="sha256:f9fa11a2a5445fc11df6326d1dd62dc4bc891a759e474534a8c12cd40b711525",
+            digest="sha256:f9fa11a2a544",
         ),
     ),
     *serve(
@@ -12067,82 +6372,35 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
     *serve(
         bwd_dkv_bf16_d64,
         estimated(
-            1,
-            br64_bc64_w4_s3_fa2_descriptor,
-            66616,
-            219,
-            335.95,
-            digest="sha256:9b67aa2b89b37d27b50fe52129485be654e86ee770f34c900516ed8ceb90ac47",
+            1, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 335.95, digest="sha256:9b67aa2b89b3"
         ),
         estimated(
-            1024,
-            br64_bc64_w4_s3_fa2_descriptor,
-            66616,
-            219,
-            1109.4,
-            digest="sha256:9b67aa2b89b37d27b50fe52129485be654e86ee770f34c900516ed8ceb90ac47",
+            1024, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 1109.4, digest="sha256:9b67aa2b89b3"
         ),
         estimated(
-            4096,
-            br64_bc64_w4_s3_fa2_descriptor,
-            66616,
-            219,
-            4203.3,
-            digest="sha256:9b67aa2b89b37d27b50fe52129485be654e86ee770f34c900516ed8ceb90ac47",
+            4096, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 4203.3, digest="sha256:9b67aa2b89b3"
         ),
         estimated(
-            16384,
-            br64_bc64_w4_s3_fa2_descriptor,
-            66616,
-            219,
-            8328.4,
-            digest="sha256:9b67aa2b89b37d27b50fe52129485be654e86ee770f34c900516ed8ceb90ac47",
+            16384, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 8328.4, digest="sha256:9b67aa2b89b3"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d64_causal,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 253.73, digest="sha256:93f16b00ad24"),
         estimated(
-            1,
-            br64_bc64_w4_s3_fa2_pointer,
-            66560,
-            253,
-            253.73,
-            digest="sha256:93f16b00ad24330ffd2bd73ec6e7a50b5947b61522a656c63aae8ba047637016",
+            1024, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 662.78, digest="sha256:93f16b00ad24"
         ),
         estimated(
-            1024,
-            br64_bc64_w4_s3_fa2_pointer,
-            66560,
-            253,
-            662.78,
-            digest="sha256:93f16b00ad24330ffd2bd73ec6e7a50b5947b61522a656c63aae8ba047637016",
+            4096, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 2294.2, digest="sha256:93f16b00ad24"
         ),
         estimated(
-            4096,
-            br64_bc64_w4_s3_fa2_pointer,
-            66560,
-            253,
-            2294.2,
-            digest="sha256:93f16b00ad24330ffd2bd73ec6e7a50b5947b61522a656c63aae8ba047637016",
-        ),
-        estimated(
-            16384,
-            br64_bc64_w4_s3_fa2_pointer,
-            66560,
-            253,
-            4366.1,
-            digest="sha256:93f16b00ad24330ffd2bd73ec6e7a50b5947b61522a656c63aae8ba047637016",
+            16384, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 4366.1, digest="sha256:93f16b00ad24"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d96,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_descriptor,
-            164920,
-            255,
-            306.09,
-            digest="sha256:e837ad87fa7d9585517b497d8a176f45f9ffdf65015d07cde95c4bf2c557e688",
+            1, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 306.09, digest="sha256:e837ad87fa7d"
         ),
         estimated(
             1024,
@@ -12150,7 +6408,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164920,
             255,
             1092.0,
-            digest="sha256:e837ad87fa7d9585517b497d8a176f45f9ffdf65015d07cde95c4bf2c557e688",
+            digest="sha256:e837ad87fa7d",
         ),
         estimated(
             4096,
@@ -12158,7 +6416,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164920,
             255,
             4235.9,
-            digest="sha256:e837ad87fa7d9585517b497d8a176f45f9ffdf65015d07cde95c4bf2c557e688",
+            digest="sha256:e837ad87fa7d",
         ),
         estimated(
             16384,
@@ -12166,53 +6424,28 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164920,
             255,
             8427.6,
-            digest="sha256:e837ad87fa7d9585517b497d8a176f45f9ffdf65015d07cde95c4bf2c557e688",
+            digest="sha256:e837ad87fa7d",
         ),
     ),
     *serve(
         bwd_dkv_bf16_d96_causal,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            281.41,
-            digest="sha256:e000899854e8137e6f7efc1e0ecd35a7f0a5e8f54c266746df041607f36f3e2d",
+            1, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 281.41, digest="sha256:e000899854e8"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            801.76,
-            digest="sha256:e000899854e8137e6f7efc1e0ecd35a7f0a5e8f54c266746df041607f36f3e2d",
+            1024, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 801.76, digest="sha256:e000899854e8"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            2843.7,
-            digest="sha256:e000899854e8137e6f7efc1e0ecd35a7f0a5e8f54c266746df041607f36f3e2d",
+            4096, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 2843.7, digest="sha256:e000899854e8"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            5602.6,
-            digest="sha256:e000899854e8137e6f7efc1e0ecd35a7f0a5e8f54c266746df041607f36f3e2d",
+            16384, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 5602.6, digest="sha256:e000899854e8"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d128,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_descriptor,
-            164920,
-            255,
-            233.92,
-            digest="sha256:a8321a01e68c8d99653867b988ac59edbe776bb514bd659b0b091d839372c7c6",
+            1, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 233.92, digest="sha256:a8321a01e68c"
         ),
         estimated(
             1024,
@@ -12220,7 +6453,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164920,
             255,
             832.75,
-            digest="sha256:a8321a01e68c8d99653867b988ac59edbe776bb514bd659b0b091d839372c7c6",
+            digest="sha256:a8321a01e68c",
         ),
         estimated(
             4096,
@@ -12228,7 +6461,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164920,
             255,
             3228.0,
-            digest="sha256:a8321a01e68c8d99653867b988ac59edbe776bb514bd659b0b091d839372c7c6",
+            digest="sha256:a8321a01e68c",
         ),
         estimated(
             16384,
@@ -12236,263 +6469,114 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164920,
             255,
             6421.8,
-            digest="sha256:a8321a01e68c8d99653867b988ac59edbe776bb514bd659b0b091d839372c7c6",
+            digest="sha256:a8321a01e68c",
         ),
     ),
     *serve(
         bwd_dkv_bf16_d128_causal,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            199.86,
-            digest="sha256:d1c458c5286b0af6f093dbe16a2ef0adea45f3344e5906da0737d24e28cfb6b6",
+            1, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 199.86, digest="sha256:d1c458c5286b"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            578.46,
-            digest="sha256:d1c458c5286b0af6f093dbe16a2ef0adea45f3344e5906da0737d24e28cfb6b6",
+            1024, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 578.46, digest="sha256:d1c458c5286b"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            2056.7,
-            digest="sha256:d1c458c5286b0af6f093dbe16a2ef0adea45f3344e5906da0737d24e28cfb6b6",
+            4096, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 2056.7, digest="sha256:d1c458c5286b"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            3843.9,
-            digest="sha256:d1c458c5286b0af6f093dbe16a2ef0adea45f3344e5906da0737d24e28cfb6b6",
+            16384, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 3843.9, digest="sha256:d1c458c5286b"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d192,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            913.32,
-            digest="sha256:115d1de50d8b547e20747a4b81408a2ed093c9155dce0c5a12d747d691d61e5f",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 913.32, digest="sha256:115d1de50d8b"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            3457.3,
-            digest="sha256:115d1de50d8b547e20747a4b81408a2ed093c9155dce0c5a12d747d691d61e5f",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 3457.3, digest="sha256:115d1de50d8b"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            13633.2,
-            digest="sha256:115d1de50d8b547e20747a4b81408a2ed093c9155dce0c5a12d747d691d61e5f",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 13633.2, digest="sha256:115d1de50d8b"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            27201.1,
-            digest="sha256:115d1de50d8b547e20747a4b81408a2ed093c9155dce0c5a12d747d691d61e5f",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 27201.1, digest="sha256:115d1de50d8b"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d192_causal,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 521.4, digest="sha256:74b29c1ec6e5"),
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            521.4,
-            digest="sha256:74b29c1ec6e51a9962d3638a0ce7e875b8e5623d09bb4bb8b503dc2360d939ad",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1775.2, digest="sha256:74b29c1ec6e5"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            1775.2,
-            digest="sha256:74b29c1ec6e51a9962d3638a0ce7e875b8e5623d09bb4bb8b503dc2360d939ad",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 6494.8, digest="sha256:74b29c1ec6e5"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            6494.8,
-            digest="sha256:74b29c1ec6e51a9962d3638a0ce7e875b8e5623d09bb4bb8b503dc2360d939ad",
-        ),
-        estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            12846.9,
-            digest="sha256:74b29c1ec6e51a9962d3638a0ce7e875b8e5623d09bb4bb8b503dc2360d939ad",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 12846.9, digest="sha256:74b29c1ec6e5"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d256,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            727.03,
-            digest="sha256:e5a466b51dfffce289fdf572d087a47d01f6d2a198a64e1927d0bc8fe032db01",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 727.03, digest="sha256:e5a466b51dff"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            2753.0,
-            digest="sha256:e5a466b51dfffce289fdf572d087a47d01f6d2a198a64e1927d0bc8fe032db01",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 2753.0, digest="sha256:e5a466b51dff"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            10856.7,
-            digest="sha256:e5a466b51dfffce289fdf572d087a47d01f6d2a198a64e1927d0bc8fe032db01",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 10856.7, digest="sha256:e5a466b51dff"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            21661.7,
-            digest="sha256:e5a466b51dfffce289fdf572d087a47d01f6d2a198a64e1927d0bc8fe032db01",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 21661.7, digest="sha256:e5a466b51dff"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d256_causal,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            417.33,
-            digest="sha256:2927582459729ee8299a4430d09ed694e5ef90e29648f9842a0cfe972cb6c9f0",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 417.33, digest="sha256:292758245972"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            1423.0,
-            digest="sha256:2927582459729ee8299a4430d09ed694e5ef90e29648f9842a0cfe972cb6c9f0",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1423.0, digest="sha256:292758245972"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            5169.4,
-            digest="sha256:2927582459729ee8299a4430d09ed694e5ef90e29648f9842a0cfe972cb6c9f0",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 5169.4, digest="sha256:292758245972"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            10214.9,
-            digest="sha256:2927582459729ee8299a4430d09ed694e5ef90e29648f9842a0cfe972cb6c9f0",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 10214.9, digest="sha256:292758245972"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d64,
         estimated(
-            1,
-            br64_bc64_w4_s3_fa2_descriptor,
-            66616,
-            219,
-            341.82,
-            digest="sha256:7fe753aa271123fb5fda720b82e775767a09708740988faebe59600bacfd75bf",
+            1, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 341.82, digest="sha256:7fe753aa2711"
         ),
         estimated(
-            1024,
-            br64_bc64_w4_s3_fa2_descriptor,
-            66616,
-            219,
-            1132.9,
-            digest="sha256:7fe753aa271123fb5fda720b82e775767a09708740988faebe59600bacfd75bf",
+            1024, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 1132.9, digest="sha256:7fe753aa2711"
         ),
         estimated(
-            4096,
-            br64_bc64_w4_s3_fa2_descriptor,
-            66616,
-            219,
-            4297.1,
-            digest="sha256:7fe753aa271123fb5fda720b82e775767a09708740988faebe59600bacfd75bf",
+            4096, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 4297.1, digest="sha256:7fe753aa2711"
         ),
         estimated(
-            16384,
-            br64_bc64_w4_s3_fa2_descriptor,
-            66616,
-            219,
-            8516.1,
-            digest="sha256:7fe753aa271123fb5fda720b82e775767a09708740988faebe59600bacfd75bf",
+            16384, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 8516.1, digest="sha256:7fe753aa2711"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d64_causal,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 253.73, digest="sha256:38cd1684985b"),
         estimated(
-            1,
-            br64_bc64_w4_s3_fa2_pointer,
-            66560,
-            253,
-            253.73,
-            digest="sha256:38cd1684985b05b8a7050fb08bc749c2375c9c4698609e3c080e2ac8b602021a",
+            1024, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 662.78, digest="sha256:38cd1684985b"
         ),
         estimated(
-            1024,
-            br64_bc64_w4_s3_fa2_pointer,
-            66560,
-            253,
-            662.78,
-            digest="sha256:38cd1684985b05b8a7050fb08bc749c2375c9c4698609e3c080e2ac8b602021a",
+            4096, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 2294.2, digest="sha256:38cd1684985b"
         ),
         estimated(
-            4096,
-            br64_bc64_w4_s3_fa2_pointer,
-            66560,
-            253,
-            2294.2,
-            digest="sha256:38cd1684985b05b8a7050fb08bc749c2375c9c4698609e3c080e2ac8b602021a",
-        ),
-        estimated(
-            16384,
-            br64_bc64_w4_s3_fa2_pointer,
-            66560,
-            253,
-            4366.1,
-            digest="sha256:38cd1684985b05b8a7050fb08bc749c2375c9c4698609e3c080e2ac8b602021a",
+            16384, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 4366.1, digest="sha256:38cd1684985b"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d96,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_descriptor,
-            164920,
-            255,
-            306.09,
-            digest="sha256:95ab2934521fcff52106673ca83fe19d4f23fd3c0cf2c16876df0904ece16cb7",
+            1, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 306.09, digest="sha256:95ab2934521f"
         ),
         estimated(
             1024,
@@ -12500,7 +6584,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164920,
             255,
             1092.0,
-            digest="sha256:95ab2934521fcff52106673ca83fe19d4f23fd3c0cf2c16876df0904ece16cb7",
+            digest="sha256:95ab2934521f",
         ),
         estimated(
             4096,
@@ -12508,7 +6592,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164920,
             255,
             4235.9,
-            digest="sha256:95ab2934521fcff52106673ca83fe19d4f23fd3c0cf2c16876df0904ece16cb7",
+            digest="sha256:95ab2934521f",
         ),
         estimated(
             16384,
@@ -12516,53 +6600,28 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164920,
             255,
             8427.6,
-            digest="sha256:95ab2934521fcff52106673ca83fe19d4f23fd3c0cf2c16876df0904ece16cb7",
+            digest="sha256:95ab2934521f",
         ),
     ),
     *serve(
         bwd_dkv_fp16_d96_causal,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            281.41,
-            digest="sha256:db61bd2a162a25fb7f22ea28bf02b36dc0e8e5054487968fc761b8e197979935",
+            1, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 281.41, digest="sha256:db61bd2a162a"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            801.76,
-            digest="sha256:db61bd2a162a25fb7f22ea28bf02b36dc0e8e5054487968fc761b8e197979935",
+            1024, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 801.76, digest="sha256:db61bd2a162a"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            2843.7,
-            digest="sha256:db61bd2a162a25fb7f22ea28bf02b36dc0e8e5054487968fc761b8e197979935",
+            4096, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 2843.7, digest="sha256:db61bd2a162a"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            5602.6,
-            digest="sha256:db61bd2a162a25fb7f22ea28bf02b36dc0e8e5054487968fc761b8e197979935",
+            16384, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 5602.6, digest="sha256:db61bd2a162a"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d128,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_descriptor,
-            164920,
-            255,
-            233.92,
-            digest="sha256:2a9e750aeaf53b278c486d8c540b77d00174683d513b07226b29a2d87494b65e",
+            1, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 233.92, digest="sha256:2a9e750aeaf5"
         ),
         estimated(
             1024,
@@ -12570,7 +6629,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164920,
             255,
             832.75,
-            digest="sha256:2a9e750aeaf53b278c486d8c540b77d00174683d513b07226b29a2d87494b65e",
+            digest="sha256:2a9e750aeaf5",
         ),
         estimated(
             4096,
@@ -12578,7 +6637,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164920,
             255,
             3228.0,
-            digest="sha256:2a9e750aeaf53b278c486d8c540b77d00174683d513b07226b29a2d87494b65e",
+            digest="sha256:2a9e750aeaf5",
         ),
         estimated(
             16384,
@@ -12586,182 +6645,80 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164920,
             255,
             6421.8,
-            digest="sha256:2a9e750aeaf53b278c486d8c540b77d00174683d513b07226b29a2d87494b65e",
+            digest="sha256:2a9e750aeaf5",
         ),
     ),
     *serve(
         bwd_dkv_fp16_d128_causal,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            199.86,
-            digest="sha256:d73939ae8887de345f8223080d6c913ecd464167ddb532d3a4188b84e97ef92b",
+            1, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 199.86, digest="sha256:d73939ae8887"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            578.46,
-            digest="sha256:d73939ae8887de345f8223080d6c913ecd464167ddb532d3a4188b84e97ef92b",
+            1024, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 578.46, digest="sha256:d73939ae8887"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            2056.7,
-            digest="sha256:d73939ae8887de345f8223080d6c913ecd464167ddb532d3a4188b84e97ef92b",
+            4096, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 2056.7, digest="sha256:d73939ae8887"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            3843.9,
-            digest="sha256:d73939ae8887de345f8223080d6c913ecd464167ddb532d3a4188b84e97ef92b",
+            16384, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 3843.9, digest="sha256:d73939ae8887"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d192,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            913.32,
-            digest="sha256:63103d8a4f02d2b615adf96de8ef73df979f8eb1571f49b1f9a3efea2159b81d",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 913.32, digest="sha256:63103d8a4f02"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            3457.3,
-            digest="sha256:63103d8a4f02d2b615adf96de8ef73df979f8eb1571f49b1f9a3efea2159b81d",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 3457.3, digest="sha256:63103d8a4f02"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            13633.2,
-            digest="sha256:63103d8a4f02d2b615adf96de8ef73df979f8eb1571f49b1f9a3efea2159b81d",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 13633.2, digest="sha256:63103d8a4f02"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            27201.1,
-            digest="sha256:63103d8a4f02d2b615adf96de8ef73df979f8eb1571f49b1f9a3efea2159b81d",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 27201.1, digest="sha256:63103d8a4f02"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d192_causal,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 521.4, digest="sha256:ba6affd7e6df"),
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            521.4,
-            digest="sha256:ba6affd7e6df385207e6e975e034efd6a52067c1e67a4e65400e4232d58b8d81",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1775.2, digest="sha256:ba6affd7e6df"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            1775.2,
-            digest="sha256:ba6affd7e6df385207e6e975e034efd6a52067c1e67a4e65400e4232d58b8d81",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 6494.8, digest="sha256:ba6affd7e6df"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            6494.8,
-            digest="sha256:ba6affd7e6df385207e6e975e034efd6a52067c1e67a4e65400e4232d58b8d81",
-        ),
-        estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            12846.9,
-            digest="sha256:ba6affd7e6df385207e6e975e034efd6a52067c1e67a4e65400e4232d58b8d81",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 12846.9, digest="sha256:ba6affd7e6df"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d256,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            727.03,
-            digest="sha256:536abc5ac781e00c213696e8af5f19f44c08ede8a5fc5aa9cff68c5ec051cfe4",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 727.03, digest="sha256:536abc5ac781"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            2753.0,
-            digest="sha256:536abc5ac781e00c213696e8af5f19f44c08ede8a5fc5aa9cff68c5ec051cfe4",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 2753.0, digest="sha256:536abc5ac781"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            10856.7,
-            digest="sha256:536abc5ac781e00c213696e8af5f19f44c08ede8a5fc5aa9cff68c5ec051cfe4",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 10856.7, digest="sha256:536abc5ac781"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            21661.7,
-            digest="sha256:536abc5ac781e00c213696e8af5f19f44c08ede8a5fc5aa9cff68c5ec051cfe4",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 21661.7, digest="sha256:536abc5ac781"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d256_causal,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            417.33,
-            digest="sha256:08ba27c1fc664f1e827dfbbb14b7ec88c46626e1c4817885c461a2f0d1d483ff",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 417.33, digest="sha256:08ba27c1fc66"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            1423.0,
-            digest="sha256:08ba27c1fc664f1e827dfbbb14b7ec88c46626e1c4817885c461a2f0d1d483ff",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1423.0, digest="sha256:08ba27c1fc66"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            5169.4,
-            digest="sha256:08ba27c1fc664f1e827dfbbb14b7ec88c46626e1c4817885c461a2f0d1d483ff",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 5169.4, digest="sha256:08ba27c1fc66"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            10214.9,
-            digest="sha256:08ba27c1fc664f1e827dfbbb14b7ec88c46626e1c4817885c461a2f0d1d483ff",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 10214.9, digest="sha256:08ba27c1fc66"
         ),
     ),
     *serve(
@@ -12772,7 +6729,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             82944,
             122,
             174.17,
-            digest="sha256:ebc3a6d05f68b8cd1861140735d7c178ff10a5edeb4a57ed66c4f83ff406d18e",
+            digest="sha256:ebc3a6d05f68",
         ),
         estimated(
             1024,
@@ -12780,7 +6737,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             82944,
             122,
             576.85,
-            digest="sha256:ebc3a6d05f68b8cd1861140735d7c178ff10a5edeb4a57ed66c4f83ff406d18e",
+            digest="sha256:ebc3a6d05f68",
         ),
         estimated(
             4096,
@@ -12788,7 +6745,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             82944,
             122,
             2187.5,
-            digest="sha256:ebc3a6d05f68b8cd1861140735d7c178ff10a5edeb4a57ed66c4f83ff406d18e",
+            digest="sha256:ebc3a6d05f68",
         ),
         estimated(
             16384,
@@ -12796,7 +6753,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             82944,
             122,
             4335.1,
-            digest="sha256:ebc3a6d05f68b8cd1861140735d7c178ff10a5edeb4a57ed66c4f83ff406d18e",
+            digest="sha256:ebc3a6d05f68",
         ),
     ),
     *serve(
@@ -12807,7 +6764,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             82944,
             122,
             125.71,
-            digest="sha256:ecba83c292efce1d3fefc39b380870bde08432067cf0984c08766dc45ac09fc9",
+            digest="sha256:ecba83c292ef",
         ),
         estimated(
             1024,
@@ -12815,7 +6772,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             82944,
             122,
             332.32,
-            digest="sha256:ecba83c292efce1d3fefc39b380870bde08432067cf0984c08766dc45ac09fc9",
+            digest="sha256:ecba83c292ef",
         ),
         estimated(
             4096,
@@ -12823,7 +6780,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             82944,
             122,
             1159.1,
-            digest="sha256:ecba83c292efce1d3fefc39b380870bde08432067cf0984c08766dc45ac09fc9",
+            digest="sha256:ecba83c292ef",
         ),
         estimated(
             16384,
@@ -12831,7 +6788,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             82944,
             122,
             2228.6,
-            digest="sha256:ecba83c292efce1d3fefc39b380870bde08432067cf0984c08766dc45ac09fc9",
+            digest="sha256:ecba83c292ef",
         ),
     ),
     *serve(
@@ -12842,7 +6799,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             174,
             231.56,
-            digest="sha256:273cca3f6313445e8a739fcd66a322c490dec2bb76a9058c2a2cfc8c44a805a3",
+            digest="sha256:273cca3f6313",
         ),
         estimated(
             1024,
@@ -12850,7 +6807,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             174,
             790.97,
-            digest="sha256:273cca3f6313445e8a739fcd66a322c490dec2bb76a9058c2a2cfc8c44a805a3",
+            digest="sha256:273cca3f6313",
         ),
         estimated(
             4096,
@@ -12858,7 +6815,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             174,
             3028.6,
-            digest="sha256:273cca3f6313445e8a739fcd66a322c490dec2bb76a9058c2a2cfc8c44a805a3",
+            digest="sha256:273cca3f6313",
         ),
         estimated(
             16384,
@@ -12866,7 +6823,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             174,
             6012.1,
-            digest="sha256:273cca3f6313445e8a739fcd66a322c490dec2bb76a9058c2a2cfc8c44a805a3",
+            digest="sha256:273cca3f6313",
         ),
     ),
     *serve(
@@ -12877,7 +6834,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             175,
             163.45,
-            digest="sha256:25f210d86e2d5defdd03549276055de39ea945857894bf6edac7e83a67cda9cd",
+            digest="sha256:25f210d86e2d",
         ),
         estimated(
             1024,
@@ -12885,7 +6842,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             175,
             451.46,
-            digest="sha256:25f210d86e2d5defdd03549276055de39ea945857894bf6edac7e83a67cda9cd",
+            digest="sha256:25f210d86e2d",
         ),
         estimated(
             4096,
@@ -12893,7 +6850,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             175,
             1579.3,
-            digest="sha256:25f210d86e2d5defdd03549276055de39ea945857894bf6edac7e83a67cda9cd",
+            digest="sha256:25f210d86e2d",
         ),
         estimated(
             16384,
@@ -12901,7 +6858,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             175,
             3102.6,
-            digest="sha256:25f210d86e2d5defdd03549276055de39ea945857894bf6edac7e83a67cda9cd",
+            digest="sha256:25f210d86e2d",
         ),
     ),
     *serve(
@@ -12912,7 +6869,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             174,
             177.14,
-            digest="sha256:91e0edf50424af23bef0a95723434428c1c0a2427cebe84852ee773354a5f456",
+            digest="sha256:91e0edf50424",
         ),
         estimated(
             1024,
@@ -12920,7 +6877,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             174,
             603.35,
-            digest="sha256:91e0edf50424af23bef0a95723434428c1c0a2427cebe84852ee773354a5f456",
+            digest="sha256:91e0edf50424",
         ),
         estimated(
             4096,
@@ -12928,7 +6885,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             174,
             2308.2,
-            digest="sha256:91e0edf50424af23bef0a95723434428c1c0a2427cebe84852ee773354a5f456",
+            digest="sha256:91e0edf50424",
         ),
         estimated(
             16384,
@@ -12936,7 +6893,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             174,
             4581.4,
-            digest="sha256:91e0edf50424af23bef0a95723434428c1c0a2427cebe84852ee773354a5f456",
+            digest="sha256:91e0edf50424",
         ),
     ),
     *serve(
@@ -12947,7 +6904,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             175,
             126.67,
-            digest="sha256:61a46a2ebda5a3085343610584d2fb31e51bd4d555a284417ceef5fbbfdc87e6",
+            digest="sha256:61a46a2ebda5",
         ),
         estimated(
             1024,
@@ -12955,7 +6912,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             175,
             350.11,
-            digest="sha256:61a46a2ebda5a3085343610584d2fb31e51bd4d555a284417ceef5fbbfdc87e6",
+            digest="sha256:61a46a2ebda5",
         ),
         estimated(
             4096,
@@ -12963,7 +6920,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             175,
             1219.0,
-            digest="sha256:61a46a2ebda5a3085343610584d2fb31e51bd4d555a284417ceef5fbbfdc87e6",
+            digest="sha256:61a46a2ebda5",
         ),
         estimated(
             16384,
@@ -12971,18 +6928,13 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             175,
             2267.6,
-            digest="sha256:61a46a2ebda5a3085343610584d2fb31e51bd4d555a284417ceef5fbbfdc87e6",
+            digest="sha256:61a46a2ebda5",
         ),
     ),
     *serve(
         bwd_dq_bf16_d192,
         estimated(
-            1,
-            br64_bc32_w4_s3_s_ahead_descriptor,
-            164864,
-            242,
-            295.1,
-            digest="sha256:9a31874ce27b26c0daa3b67ad96631f01ded7b865a23acc87df67b3e7777327c",
+            1, br64_bc32_w4_s3_s_ahead_descriptor, 164864, 242, 295.1, digest="sha256:9a31874ce27b"
         ),
         estimated(
             1024,
@@ -12990,7 +6942,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             242,
             1038.5,
-            digest="sha256:9a31874ce27b26c0daa3b67ad96631f01ded7b865a23acc87df67b3e7777327c",
+            digest="sha256:9a31874ce27b",
         ),
         estimated(
             4096,
@@ -12998,7 +6950,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             242,
             4012.4,
-            digest="sha256:9a31874ce27b26c0daa3b67ad96631f01ded7b865a23acc87df67b3e7777327c",
+            digest="sha256:9a31874ce27b",
         ),
         estimated(
             16384,
@@ -13006,7 +6958,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             242,
             7977.4,
-            digest="sha256:9a31874ce27b26c0daa3b67ad96631f01ded7b865a23acc87df67b3e7777327c",
+            digest="sha256:9a31874ce27b",
         ),
     ),
     *serve(
@@ -13017,7 +6969,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             245,
             189.71,
-            digest="sha256:77796431d55223daf9125f54538f9c44870334393d4ac498f7046e12a011416f",
+            digest="sha256:77796431d552",
         ),
         estimated(
             1024,
@@ -13025,7 +6977,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             245,
             565.59,
-            digest="sha256:77796431d55223daf9125f54538f9c44870334393d4ac498f7046e12a011416f",
+            digest="sha256:77796431d552",
         ),
         estimated(
             4096,
@@ -13033,7 +6985,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             245,
             1966.0,
-            digest="sha256:77796431d55223daf9125f54538f9c44870334393d4ac498f7046e12a011416f",
+            digest="sha256:77796431d552",
         ),
         estimated(
             16384,
@@ -13041,26 +6993,16 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             245,
             3870.0,
-            digest="sha256:77796431d55223daf9125f54538f9c44870334393d4ac498f7046e12a011416f",
+            digest="sha256:77796431d552",
         ),
     ),
     *serve(
         bwd_dq_bf16_d256,
         estimated(
-            1,
-            br128_bc32_w8_s2_fa2_pointer,
-            196608,
-            228,
-            230.02,
-            digest="sha256:fa1a5cf379ddcb616c062b24e88cc4cd40445fbcc6c5f3e46c7e95d8607e6a4b",
+            1, br128_bc32_w8_s2_fa2_pointer, 196608, 228, 230.02, digest="sha256:fa1a5cf379dd"
         ),
         estimated(
-            1024,
-            br128_bc32_w8_s2_fa2_pointer,
-            196608,
-            228,
-            858.4,
-            digest="sha256:fa1a5cf379ddcb616c062b24e88cc4cd40445fbcc6c5f3e46c7e95d8607e6a4b",
+            1024, br128_bc32_w8_s2_fa2_pointer, 196608, 228, 858.4, digest="sha256:fa1a5cf379dd"
         ),
         estimated(
             4096,
@@ -13068,7 +7010,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             242,
             3210.5,
-            digest="sha256:fb46f025d113c24e1c15944cbdd1c3c7103784dc863af7fe9c6e6915138f490e",
+            digest="sha256:fb46f025d113",
         ),
         estimated(
             16384,
@@ -13076,7 +7018,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             242,
             6382.5,
-            digest="sha256:fb46f025d113c24e1c15944cbdd1c3c7103784dc863af7fe9c6e6915138f490e",
+            digest="sha256:fb46f025d113",
         ),
     ),
     *serve(
@@ -13087,7 +7029,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             245,
             154.5,
-            digest="sha256:1fe415869c53ab9b954a5cc58b4f2e92935139cb404fe744c8b5d8d97ef3db97",
+            digest="sha256:1fe415869c53",
         ),
         estimated(
             1024,
@@ -13095,7 +7037,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             245,
             458.46,
-            digest="sha256:1fe415869c53ab9b954a5cc58b4f2e92935139cb404fe744c8b5d8d97ef3db97",
+            digest="sha256:1fe415869c53",
         ),
         estimated(
             4096,
@@ -13103,7 +7045,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             245,
             1574.0,
-            digest="sha256:1fe415869c53ab9b954a5cc58b4f2e92935139cb404fe744c8b5d8d97ef3db97",
+            digest="sha256:1fe415869c53",
         ),
         estimated(
             16384,
@@ -13111,7 +7053,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             245,
             3098.3,
-            digest="sha256:1fe415869c53ab9b954a5cc58b4f2e92935139cb404fe744c8b5d8d97ef3db97",
+            digest="sha256:1fe415869c53",
         ),
     ),
     *serve(
@@ -13122,7 +7064,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             82944,
             122,
             174.17,
-            digest="sha256:7313757f4a460ed9730aa0070ffcd802ad502055d97cc744084222283276a460",
+            digest="sha256:7313757f4a46",
         ),
         estimated(
             1024,
@@ -13130,7 +7072,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             82944,
             122,
             576.85,
-            digest="sha256:7313757f4a460ed9730aa0070ffcd802ad502055d97cc744084222283276a460",
+            digest="sha256:7313757f4a46",
         ),
         estimated(
             4096,
@@ -13138,7 +7080,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             82944,
             122,
             2187.5,
-            digest="sha256:7313757f4a460ed9730aa0070ffcd802ad502055d97cc744084222283276a460",
+            digest="sha256:7313757f4a46",
         ),
         estimated(
             16384,
@@ -13146,7 +7088,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             82944,
             122,
             4335.1,
-            digest="sha256:7313757f4a460ed9730aa0070ffcd802ad502055d97cc744084222283276a460",
+            digest="sha256:7313757f4a46",
         ),
     ),
     *serve(
@@ -13157,7 +7099,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             82944,
             122,
             125.71,
-            digest="sha256:5eb65771b6db93816811d3af3de911d4897456bad0d26c1fe057c5b468334445",
+            digest="sha256:5eb65771b6db",
         ),
         estimated(
             1024,
@@ -13165,7 +7107,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             82944,
             122,
             332.32,
-            digest="sha256:5eb65771b6db93816811d3af3de911d4897456bad0d26c1fe057c5b468334445",
+            digest="sha256:5eb65771b6db",
         ),
         estimated(
             4096,
@@ -13173,7 +7115,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             82944,
             122,
             1159.1,
-            digest="sha256:5eb65771b6db93816811d3af3de911d4897456bad0d26c1fe057c5b468334445",
+            digest="sha256:5eb65771b6db",
         ),
         estimated(
             16384,
@@ -13181,7 +7123,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             82944,
             122,
             2228.6,
-            digest="sha256:5eb65771b6db93816811d3af3de911d4897456bad0d26c1fe057c5b468334445",
+            digest="sha256:5eb65771b6db",
         ),
     ),
     *serve(
@@ -13192,7 +7134,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             174,
             231.56,
-            digest="sha256:583ceca16edfc4d9e351aa0844c837656236dc8715d442e8b0303ceb52576748",
+            digest="sha256:583ceca16edf",
         ),
         estimated(
             1024,
@@ -13200,7 +7142,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             174,
             790.97,
-            digest="sha256:583ceca16edfc4d9e351aa0844c837656236dc8715d442e8b0303ceb52576748",
+            digest="sha256:583ceca16edf",
         ),
         estimated(
             4096,
@@ -13208,7 +7150,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             174,
             3028.6,
-            digest="sha256:583ceca16edfc4d9e351aa0844c837656236dc8715d442e8b0303ceb52576748",
+            digest="sha256:583ceca16edf",
         ),
         estimated(
             16384,
@@ -13216,7 +7158,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             174,
             6012.1,
-            digest="sha256:583ceca16edfc4d9e351aa0844c837656236dc8715d442e8b0303ceb52576748",
+            digest="sha256:583ceca16edf",
         ),
     ),
     *serve(
@@ -13227,7 +7169,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             175,
             163.45,
-            digest="sha256:64a12fc0a8629b55309c5fefdf29e94cbabd5a4c45b5756e4abd3c955ab04083",
+            digest="sha256:64a12fc0a862",
         ),
         estimated(
             1024,
@@ -13235,7 +7177,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             175,
             451.46,
-            digest="sha256:64a12fc0a8629b55309c5fefdf29e94cbabd5a4c45b5756e4abd3c955ab04083",
+            digest="sha256:64a12fc0a862",
         ),
         estimated(
             4096,
@@ -13243,7 +7185,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             175,
             1579.3,
-            digest="sha256:64a12fc0a8629b55309c5fefdf29e94cbabd5a4c45b5756e4abd3c955ab04083",
+            digest="sha256:64a12fc0a862",
         ),
         estimated(
             16384,
@@ -13251,7 +7193,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             175,
             3102.6,
-            digest="sha256:64a12fc0a8629b55309c5fefdf29e94cbabd5a4c45b5756e4abd3c955ab04083",
+            digest="sha256:64a12fc0a862",
         ),
     ),
     *serve(
@@ -13262,7 +7204,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             174,
             177.14,
-            digest="sha256:8fd2c1b93bcf4b5549eaec200031f5a926da30d754467a0aa20965edc8bf327d",
+            digest="sha256:8fd2c1b93bcf",
         ),
         estimated(
             1024,
@@ -13270,7 +7212,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             174,
             603.35,
-            digest="sha256:8fd2c1b93bcf4b5549eaec200031f5a926da30d754467a0aa20965edc8bf327d",
+            digest="sha256:8fd2c1b93bcf",
         ),
         estimated(
             4096,
@@ -13278,7 +7220,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             174,
             2308.2,
-            digest="sha256:8fd2c1b93bcf4b5549eaec200031f5a926da30d754467a0aa20965edc8bf327d",
+            digest="sha256:8fd2c1b93bcf",
         ),
         estimated(
             16384,
@@ -13286,7 +7228,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             174,
             4581.4,
-            digest="sha256:8fd2c1b93bcf4b5549eaec200031f5a926da30d754467a0aa20965edc8bf327d",
+            digest="sha256:8fd2c1b93bcf",
         ),
     ),
     *serve(
@@ -13297,7 +7239,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             175,
             126.67,
-            digest="sha256:3fddf36dc7b52594de39948ca54031cf2b7f0e79afd162f47be7d7184ec6bd0e",
+            digest="sha256:3fddf36dc7b5",
         ),
         estimated(
             1024,
@@ -13305,7 +7247,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             175,
             350.11,
-            digest="sha256:3fddf36dc7b52594de39948ca54031cf2b7f0e79afd162f47be7d7184ec6bd0e",
+            digest="sha256:3fddf36dc7b5",
         ),
         estimated(
             4096,
@@ -13313,7 +7255,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             175,
             1219.0,
-            digest="sha256:3fddf36dc7b52594de39948ca54031cf2b7f0e79afd162f47be7d7184ec6bd0e",
+            digest="sha256:3fddf36dc7b5",
         ),
         estimated(
             16384,
@@ -13321,18 +7263,13 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             175,
             2267.6,
-            digest="sha256:3fddf36dc7b52594de39948ca54031cf2b7f0e79afd162f47be7d7184ec6bd0e",
+            digest="sha256:3fddf36dc7b5",
         ),
     ),
     *serve(
         bwd_dq_fp16_d192,
         estimated(
-            1,
-            br64_bc32_w4_s3_s_ahead_descriptor,
-            164864,
-            242,
-            295.1,
-            digest="sha256:86676fad4aae0243e875f8928ddeb123cc16e308a3df2ca97b4c11532d7e5073",
+            1, br64_bc32_w4_s3_s_ahead_descriptor, 164864, 242, 295.1, digest="sha256:86676fad4aae"
         ),
         estimated(
             1024,
@@ -13340,7 +7277,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             242,
             1038.5,
-            digest="sha256:86676fad4aae0243e875f8928ddeb123cc16e308a3df2ca97b4c11532d7e5073",
+            digest="sha256:86676fad4aae",
         ),
         estimated(
             4096,
@@ -13348,7 +7285,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             242,
             4012.4,
-            digest="sha256:86676fad4aae0243e875f8928ddeb123cc16e308a3df2ca97b4c11532d7e5073",
+            digest="sha256:86676fad4aae",
         ),
         estimated(
             16384,
@@ -13356,7 +7293,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             242,
             7977.4,
-            digest="sha256:86676fad4aae0243e875f8928ddeb123cc16e308a3df2ca97b4c11532d7e5073",
+            digest="sha256:86676fad4aae",
         ),
     ),
     *serve(
@@ -13367,7 +7304,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             245,
             189.71,
-            digest="sha256:6e7c526ccb5a413104a42defbe5d9205b767d9d4a54a51f551b2032940a5bd48",
+            digest="sha256:6e7c526ccb5a",
         ),
         estimated(
             1024,
@@ -13375,7 +7312,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             245,
             565.59,
-            digest="sha256:6e7c526ccb5a413104a42defbe5d9205b767d9d4a54a51f551b2032940a5bd48",
+            digest="sha256:6e7c526ccb5a",
         ),
         estimated(
             4096,
@@ -13383,7 +7320,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             245,
             1966.0,
-            digest="sha256:6e7c526ccb5a413104a42defbe5d9205b767d9d4a54a51f551b2032940a5bd48",
+            digest="sha256:6e7c526ccb5a",
         ),
         estimated(
             16384,
@@ -13391,26 +7328,16 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             245,
             3870.0,
-            digest="sha256:6e7c526ccb5a413104a42defbe5d9205b767d9d4a54a51f551b2032940a5bd48",
+            digest="sha256:6e7c526ccb5a",
         ),
     ),
     *serve(
         bwd_dq_fp16_d256,
         estimated(
-            1,
-            br128_bc32_w8_s2_fa2_pointer,
-            196608,
-            228,
-            230.02,
-            digest="sha256:84851c1a9f14b6511b90900ac34a1517f06e093b0e083001901683fff1b7e49a",
+            1, br128_bc32_w8_s2_fa2_pointer, 196608, 228, 230.02, digest="sha256:84851c1a9f14"
         ),
         estimated(
-            1024,
-            br128_bc32_w8_s2_fa2_pointer,
-            196608,
-            228,
-            858.4,
-            digest="sha256:84851c1a9f14b6511b90900ac34a1517f06e093b0e083001901683fff1b7e49a",
+            1024, br128_bc32_w8_s2_fa2_pointer, 196608, 228, 858.4, digest="sha256:84851c1a9f14"
         ),
         estimated(
             4096,
@@ -13418,7 +7345,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             242,
             3210.5,
-            digest="sha256:41883a634ebb0f3d5e12b62ade9ca22156176516eacdff8ae2bd2f5bf86a458e",
+            digest="sha256:41883a634ebb",
         ),
         estimated(
             16384,
@@ -13426,7 +7353,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             242,
             6382.5,
-            digest="sha256:41883a634ebb0f3d5e12b62ade9ca22156176516eacdff8ae2bd2f5bf86a458e",
+            digest="sha256:41883a634ebb",
         ),
     ),
     *serve(
@@ -13437,7 +7364,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             245,
             154.5,
-            digest="sha256:d5f9d7d07af65c58337c0d8f5d390d519318bd08e8236691d7bd39b4bf30d2e3",
+            digest="sha256:d5f9d7d07af6",
         ),
         estimated(
             1024,
@@ -13445,7 +7372,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             245,
             458.46,
-            digest="sha256:d5f9d7d07af65c58337c0d8f5d390d519318bd08e8236691d7bd39b4bf30d2e3",
+            digest="sha256:d5f9d7d07af6",
         ),
         estimated(
             4096,
@@ -13453,7 +7380,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             245,
             1574.0,
-            digest="sha256:d5f9d7d07af65c58337c0d8f5d390d519318bd08e8236691d7bd39b4bf30d2e3",
+            digest="sha256:d5f9d7d07af6",
         ),
         estimated(
             16384,
@@ -13461,34 +7388,19 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             164864,
             245,
             3098.3,
-            digest="sha256:d5f9d7d07af65c58337c0d8f5d390d519318bd08e8236691d7bd39b4bf30d2e3",
+            digest="sha256:d5f9d7d07af6",
         ),
     ),
     *serve(
         bwd_fused_bf16_d64,
         estimated(
-            1,
-            br64_bc64_w4_s3_fa2_descriptor,
-            83000,
-            237,
-            528.49,
-            digest="sha256:135babce6b54090453c96e90aa1760936cc7720c16e98ea6692b588f7e1e9d8f",
+            1, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 528.49, digest="sha256:135babce6b54"
         ),
         estimated(
-            1024,
-            br64_bc64_w4_s3_fa2_descriptor,
-            83000,
-            237,
-            1877.3,
-            digest="sha256:135babce6b54090453c96e90aa1760936cc7720c16e98ea6692b588f7e1e9d8f",
+            1024, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 1877.3, digest="sha256:135babce6b54"
         ),
         estimated(
-            4096,
-            br64_bc64_w4_s3_fa2_descriptor,
-            83000,
-            237,
-            7272.6,
-            digest="sha256:135babce6b54090453c96e90aa1760936cc7720c16e98ea6692b588f7e1e9d8f",
+            4096, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 7272.6, digest="sha256:135babce6b54"
         ),
         estimated(
             16384,
@@ -13496,53 +7408,28 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             83000,
             237,
             14466.3,
-            digest="sha256:135babce6b54090453c96e90aa1760936cc7720c16e98ea6692b588f7e1e9d8f",
+            digest="sha256:135babce6b54",
         ),
     ),
     *serve(
         bwd_fused_bf16_d64_causal,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            99328,
-            248,
-            384.04,
-            digest="sha256:25eab3dbd27240521c089992af7b218303ceed7456d1a6391c174eb6623947a3",
+            1, br64_bc128_w8_s3_fa2_pointer, 99328, 248, 384.04, digest="sha256:25eab3dbd272"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            99328,
-            248,
-            1120.1,
-            digest="sha256:25eab3dbd27240521c089992af7b218303ceed7456d1a6391c174eb6623947a3",
+            1024, br64_bc128_w8_s3_fa2_pointer, 99328, 248, 1120.1, digest="sha256:25eab3dbd272"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            99328,
-            248,
-            4025.8,
-            digest="sha256:25eab3dbd27240521c089992af7b218303ceed7456d1a6391c174eb6623947a3",
+            4096, br64_bc128_w8_s3_fa2_pointer, 99328, 248, 4025.8, digest="sha256:25eab3dbd272"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            99328,
-            248,
-            7725.4,
-            digest="sha256:25eab3dbd27240521c089992af7b218303ceed7456d1a6391c174eb6623947a3",
+            16384, br64_bc128_w8_s3_fa2_pointer, 99328, 248, 7725.4, digest="sha256:25eab3dbd272"
         ),
     ),
     *serve(
         bwd_fused_bf16_d96,
         estimated(
-            1,
-            br32_bc128_w8_s2_fa2_descriptor,
-            106784,
-            220,
-            799.64,
-            digest="sha256:e3a2dde00cc2bbe47cb27af0043bc87e0e9480f758c4802ca06b8fd30e0d1561",
+            1, br32_bc128_w8_s2_fa2_descriptor, 106784, 220, 799.64, digest="sha256:e3a2dde00cc2"
         ),
         estimated(
             1024,
@@ -13550,7 +7437,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             106784,
             220,
             3067.2,
-            digest="sha256:e3a2dde00cc2bbe47cb27af0043bc87e0e9480f758c4802ca06b8fd30e0d1561",
+            digest="sha256:e3a2dde00cc2",
         ),
         estimated(
             4096,
@@ -13558,7 +7445,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             106784,
             220,
             12137.3,
-            digest="sha256:e3a2dde00cc2bbe47cb27af0043bc87e0e9480f758c4802ca06b8fd30e0d1561",
+            digest="sha256:e3a2dde00cc2",
         ),
         estimated(
             16384,
@@ -13566,18 +7453,13 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             106784,
             220,
             24230.9,
-            digest="sha256:e3a2dde00cc2bbe47cb27af0043bc87e0e9480f758c4802ca06b8fd30e0d1561",
+            digest="sha256:e3a2dde00cc2",
         ),
     ),
     *serve(
         bwd_fused_bf16_d96_causal,
         estimated(
-            1,
-            br32_bc128_w8_s2_fa2_descriptor,
-            106784,
-            255,
-            551.19,
-            digest="sha256:f6f2126914867b8168e375d2ed81824d8f8ace425a077fc3de92332109385e5d",
+            1, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 551.19, digest="sha256:f6f212691486"
         ),
         estimated(
             1024,
@@ -13585,7 +7467,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             106784,
             255,
             1776.3,
-            digest="sha256:f6f2126914867b8168e375d2ed81824d8f8ace425a077fc3de92332109385e5d",
+            digest="sha256:f6f212691486",
         ),
         estimated(
             4096,
@@ -13593,7 +7475,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             106784,
             255,
             6588.5,
-            digest="sha256:f6f2126914867b8168e375d2ed81824d8f8ace425a077fc3de92332109385e5d",
+            digest="sha256:f6f212691486",
         ),
         estimated(
             16384,
@@ -13601,53 +7483,28 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             106784,
             255,
             13086.6,
-            digest="sha256:f6f2126914867b8168e375d2ed81824d8f8ace425a077fc3de92332109385e5d",
+            digest="sha256:f6f212691486",
         ),
     ),
     *serve(
         bwd_fused_bf16_d128,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            197632,
-            255,
-            411.99,
-            digest="sha256:f128d9275990a6ca7d181a11be348752e09ef81c11a2136baac4551184eaa63c",
+            1, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 411.99, digest="sha256:f128d9275990"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            197632,
-            255,
-            1532.2,
-            digest="sha256:f128d9275990a6ca7d181a11be348752e09ef81c11a2136baac4551184eaa63c",
+            1024, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 1532.2, digest="sha256:f128d9275990"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            197632,
-            255,
-            6013.3,
-            digest="sha256:f128d9275990a6ca7d181a11be348752e09ef81c11a2136baac4551184eaa63c",
+            4096, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 6013.3, digest="sha256:f128d9275990"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            197632,
-            255,
-            11987.9,
-            digest="sha256:f128d9275990a6ca7d181a11be348752e09ef81c11a2136baac4551184eaa63c",
+            16384, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 11987.9, digest="sha256:f128d9275990"
         ),
     ),
     *serve(
         bwd_fused_bf16_d128_causal,
         estimated(
-            1,
-            br32_bc128_w8_s2_fa2_descriptor,
-            106784,
-            255,
-            415.53,
-            digest="sha256:01d1ffb1869e084672cf29043067c30071fb54b476dfb523738a740adb92b193",
+            1, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 415.53, digest="sha256:01d1ffb1869e"
         ),
         estimated(
             1024,
@@ -13655,7 +7512,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             106784,
             255,
             1359.1,
-            digest="sha256:01d1ffb1869e084672cf29043067c30071fb54b476dfb523738a740adb92b193",
+            digest="sha256:01d1ffb1869e",
         ),
         estimated(
             4096,
@@ -13663,7 +7520,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             106784,
             255,
             5048.3,
-            digest="sha256:01d1ffb1869e084672cf29043067c30071fb54b476dfb523738a740adb92b193",
+            digest="sha256:01d1ffb1869e",
         ),
         estimated(
             16384,
@@ -13671,174 +7528,79 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             106784,
             255,
             9519.7,
-            digest="sha256:01d1ffb1869e084672cf29043067c30071fb54b476dfb523738a740adb92b193",
+            digest="sha256:01d1ffb1869e",
         ),
     ),
     *serve(
         bwd_fused_bf16_d192,
         estimated(
-            1,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            1671.9,
-            digest="sha256:73fca53acfd9a42ad570c08e769e67080412961204ee7d043079e4686e286318",
+            1, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 1671.9, digest="sha256:73fca53acfd9"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            6546.1,
-            digest="sha256:73fca53acfd9a42ad570c08e769e67080412961204ee7d043079e4686e286318",
+            1024, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 6546.1, digest="sha256:73fca53acfd9"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            26042.8,
-            digest="sha256:73fca53acfd9a42ad570c08e769e67080412961204ee7d043079e4686e286318",
+            4096, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 26042.8, digest="sha256:73fca53acfd9"
         ),
         estimated(
-            16384,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            52038.4,
-            digest="sha256:73fca53acfd9a42ad570c08e769e67080412961204ee7d043079e4686e286318",
+            16384, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 52038.4, digest="sha256:73fca53acfd9"
         ),
     ),
     *serve(
         bwd_fused_bf16_d192_causal,
         estimated(
-            1,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            988.08,
-            digest="sha256:2de1972e6886f80162e72ba612be5fc573a1ba87d607a05ffcbc91b0afecb40a",
+            1, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 988.08, digest="sha256:2de1972e6886"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            3479.5,
-            digest="sha256:2de1972e6886f80162e72ba612be5fc573a1ba87d607a05ffcbc91b0afecb40a",
+            1024, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 3479.5, digest="sha256:2de1972e6886"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            12841.0,
-            digest="sha256:2de1972e6886f80162e72ba612be5fc573a1ba87d607a05ffcbc91b0afecb40a",
+            4096, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 12841.0, digest="sha256:2de1972e6886"
         ),
         estimated(
-            16384,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            25387.9,
-            digest="sha256:2de1972e6886f80162e72ba612be5fc573a1ba87d607a05ffcbc91b0afecb40a",
+            16384, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 25387.9, digest="sha256:2de1972e6886"
         ),
     ),
     *serve(
         bwd_fused_bf16_d256,
         estimated(
-            1,
-            br16_bc64_w8_s2_fa2_pointer,
-            147584,
-            255,
-            1432.6,
-            digest="sha256:405c5c19ba6798a962110ff2f4b9a35caf2806401896ac9f1fbe0c95e17bc79b",
+            1, br16_bc64_w8_s2_fa2_pointer, 147584, 255, 1432.6, digest="sha256:405c5c19ba67"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s2_fa2_pointer,
-            147584,
-            255,
-            5619.8,
-            digest="sha256:405c5c19ba6798a962110ff2f4b9a35caf2806401896ac9f1fbe0c95e17bc79b",
+            1024, br16_bc64_w8_s2_fa2_pointer, 147584, 255, 5619.8, digest="sha256:405c5c19ba67"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s2_fa2_pointer,
-            147584,
-            255,
-            22368.8,
-            digest="sha256:405c5c19ba6798a962110ff2f4b9a35caf2806401896ac9f1fbe0c95e17bc79b",
+            4096, br16_bc64_w8_s2_fa2_pointer, 147584, 255, 22368.8, digest="sha256:405c5c19ba67"
         ),
         estimated(
-            16384,
-            br16_bc64_w8_s2_fa2_pointer,
-            147584,
-            255,
-            44700.8,
-            digest="sha256:405c5c19ba6798a962110ff2f4b9a35caf2806401896ac9f1fbe0c95e17bc79b",
+            16384, br16_bc64_w8_s2_fa2_pointer, 147584, 255, 44700.8, digest="sha256:405c5c19ba67"
         ),
     ),
     *serve(
         bwd_fused_bf16_d256_causal,
         estimated(
-            1,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            779.74,
-            digest="sha256:502c68b7001da6866d41fd0c4ec552e44a5b8f5578278c7a6b80d3a77cd8fbe5",
+            1, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 779.74, digest="sha256:502c68b7001d"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            2751.6,
-            digest="sha256:502c68b7001da6866d41fd0c4ec552e44a5b8f5578278c7a6b80d3a77cd8fbe5",
+            1024, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 2751.6, digest="sha256:502c68b7001d"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            10037.9,
-            digest="sha256:502c68b7001da6866d41fd0c4ec552e44a5b8f5578278c7a6b80d3a77cd8fbe5",
+            4096, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 10037.9, digest="sha256:502c68b7001d"
         ),
         estimated(
-            16384,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            19844.5,
-            digest="sha256:502c68b7001da6866d41fd0c4ec552e44a5b8f5578278c7a6b80d3a77cd8fbe5",
+            16384, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 19844.5, digest="sha256:502c68b7001d"
         ),
     ),
     *serve(
         bwd_fused_fp16_d64,
         estimated(
-            1,
-            br64_bc64_w4_s3_fa2_descriptor,
-            83000,
-            237,
-            528.49,
-            digest="sha256:17e6f5cf8a61f9a2aa7c18da29dfdab9d6c38317826dceb7af96cbc7b835d14a",
+            1, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 528.49, digest="sha256:17e6f5cf8a61"
         ),
         estimated(
-            1024,
-            br64_bc64_w4_s3_fa2_descriptor,
-            83000,
-            237,
-            1877.3,
-            digest="sha256:17e6f5cf8a61f9a2aa7c18da29dfdab9d6c38317826dceb7af96cbc7b835d14a",
+            1024, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 1877.3, digest="sha256:17e6f5cf8a61"
         ),
         estimated(
-            4096,
-            br64_bc64_w4_s3_fa2_descriptor,
-            83000,
-            237,
-            7272.6,
-            digest="sha256:17e6f5cf8a61f9a2aa7c18da29dfdab9d6c38317826dceb7af96cbc7b835d14a",
+            4096, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 7272.6, digest="sha256:17e6f5cf8a61"
         ),
         estimated(
             16384,
@@ -13846,53 +7608,28 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             83000,
             237,
             14466.3,
-            digest="sha256:17e6f5cf8a61f9a2aa7c18da29dfdab9d6c38317826dceb7af96cbc7b835d14a",
+            digest="sha256:17e6f5cf8a61",
         ),
     ),
     *serve(
         bwd_fused_fp16_d64_causal,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            99328,
-            248,
-            384.04,
-            digest="sha256:085f52fd74add03180882bdfb3465f028e0db5f65a976540644d059bc6062da7",
+            1, br64_bc128_w8_s3_fa2_pointer, 99328, 248, 384.04, digest="sha256:085f52fd74ad"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            99328,
-            248,
-            1120.1,
-            digest="sha256:085f52fd74add03180882bdfb3465f028e0db5f65a976540644d059bc6062da7",
+            1024, br64_bc128_w8_s3_fa2_pointer, 99328, 248, 1120.1, digest="sha256:085f52fd74ad"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            99328,
-            248,
-            4025.8,
-            digest="sha256:085f52fd74add03180882bdfb3465f028e0db5f65a976540644d059bc6062da7",
+            4096, br64_bc128_w8_s3_fa2_pointer, 99328, 248, 4025.8, digest="sha256:085f52fd74ad"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            99328,
-            248,
-            7725.4,
-            digest="sha256:085f52fd74add03180882bdfb3465f028e0db5f65a976540644d059bc6062da7",
+            16384, br64_bc128_w8_s3_fa2_pointer, 99328, 248, 7725.4, digest="sha256:085f52fd74ad"
         ),
     ),
     *serve(
         bwd_fused_fp16_d96,
         estimated(
-            1,
-            br32_bc128_w8_s2_fa2_descriptor,
-            106784,
-            220,
-            799.64,
-            digest="sha256:d85e88a88479a7a768d5c69fa01b13886b38c82ea1fb24e7136a7835d3d7b072",
+            1, br32_bc128_w8_s2_fa2_descriptor, 106784, 220, 799.64, digest="sha256:d85e88a88479"
         ),
         estimated(
             1024,
@@ -13900,7 +7637,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             106784,
             220,
             3067.2,
-            digest="sha256:d85e88a88479a7a768d5c69fa01b13886b38c82ea1fb24e7136a7835d3d7b072",
+            digest="sha256:d85e88a88479",
         ),
         estimated(
             4096,
@@ -13908,7 +7645,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             106784,
             220,
             12137.3,
-            digest="sha256:d85e88a88479a7a768d5c69fa01b13886b38c82ea1fb24e7136a7835d3d7b072",
+            digest="sha256:d85e88a88479",
         ),
         estimated(
             16384,
@@ -13916,18 +7653,13 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             106784,
             220,
             24230.9,
-            digest="sha256:d85e88a88479a7a768d5c69fa01b13886b38c82ea1fb24e7136a7835d3d7b072",
+            digest="sha256:d85e88a88479",
         ),
     ),
     *serve(
         bwd_fused_fp16_d96_causal,
         estimated(
-            1,
-            br32_bc128_w8_s2_fa2_descriptor,
-            106784,
-            255,
-            551.19,
-            digest="sha256:07036c257c5686e7ec9a6bca44d39e14edb9b566d11f2c4c3c43f20f6d65f1ab",
+            1, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 551.19, digest="sha256:07036c257c56"
         ),
         estimated(
             1024,
@@ -13935,7 +7667,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             106784,
             255,
             1776.3,
-            digest="sha256:07036c257c5686e7ec9a6bca44d39e14edb9b566d11f2c4c3c43f20f6d65f1ab",
+            digest="sha256:07036c257c56",
         ),
         estimated(
             4096,
@@ -13943,7 +7675,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             106784,
             255,
             6588.5,
-            digest="sha256:07036c257c5686e7ec9a6bca44d39e14edb9b566d11f2c4c3c43f20f6d65f1ab",
+            digest="sha256:07036c257c56",
         ),
         estimated(
             16384,
@@ -13951,53 +7683,28 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             106784,
             255,
             13086.6,
-            digest="sha256:07036c257c5686e7ec9a6bca44d39e14edb9b566d11f2c4c3c43f20f6d65f1ab",
+            digest="sha256:07036c257c56",
         ),
     ),
     *serve(
         bwd_fused_fp16_d128,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            197632,
-            255,
-            411.99,
-            digest="sha256:2e67437bbbf675b1f33a1f96582714b5123d148ad0d24a6855b8822c880e02cb",
+            1, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 411.99, digest="sha256:2e67437bbbf6"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            197632,
-            255,
-            1532.2,
-            digest="sha256:2e67437bbbf675b1f33a1f96582714b5123d148ad0d24a6855b8822c880e02cb",
+            1024, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 1532.2, digest="sha256:2e67437bbbf6"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            197632,
-            255,
-            6013.3,
-            digest="sha256:2e67437bbbf675b1f33a1f96582714b5123d148ad0d24a6855b8822c880e02cb",
+            4096, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 6013.3, digest="sha256:2e67437bbbf6"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            197632,
-            255,
-            11987.9,
-            digest="sha256:2e67437bbbf675b1f33a1f96582714b5123d148ad0d24a6855b8822c880e02cb",
+            16384, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 11987.9, digest="sha256:2e67437bbbf6"
         ),
     ),
     *serve(
         bwd_fused_fp16_d128_causal,
         estimated(
-            1,
-            br32_bc128_w8_s2_fa2_descriptor,
-            106784,
-            255,
-            415.53,
-            digest="sha256:02c57f421ad7a584d1c879005a007ee6487aa34f4670f6900297b419203b05af",
+            1, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 415.53, digest="sha256:02c57f421ad7"
         ),
         estimated(
             1024,
@@ -14005,7 +7712,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             106784,
             255,
             1359.1,
-            digest="sha256:02c57f421ad7a584d1c879005a007ee6487aa34f4670f6900297b419203b05af",
+            digest="sha256:02c57f421ad7",
         ),
         estimated(
             4096,
@@ -14013,7 +7720,7 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             106784,
             255,
             5048.3,
-            digest="sha256:02c57f421ad7a584d1c879005a007ee6487aa34f4670f6900297b419203b05af",
+            digest="sha256:02c57f421ad7",
         ),
         estimated(
             16384,
@@ -14021,147 +7728,67 @@ NVIDIA_H100_80GB_HBM3: tuple[Choice, ...] = (
             106784,
             255,
             9519.7,
-            digest="sha256:02c57f421ad7a584d1c879005a007ee6487aa34f4670f6900297b419203b05af",
+            digest="sha256:02c57f421ad7",
         ),
     ),
     *serve(
         bwd_fused_fp16_d192,
         estimated(
-            1,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            1671.9,
-            digest="sha256:e6a940b521edbdfdf127dd7109b68521640bed65c293faf4378ede44894a70ad",
+            1, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 1671.9, digest="sha256:e6a940b521ed"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            6546.1,
-            digest="sha256:e6a940b521edbdfdf127dd7109b68521640bed65c293faf4378ede44894a70ad",
+            1024, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 6546.1, digest="sha256:e6a940b521ed"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            26042.8,
-            digest="sha256:e6a940b521edbdfdf127dd7109b68521640bed65c293faf4378ede44894a70ad",
+            4096, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 26042.8, digest="sha256:e6a940b521ed"
         ),
         estimated(
-            16384,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            52038.4,
-            digest="sha256:e6a940b521edbdfdf127dd7109b68521640bed65c293faf4378ede44894a70ad",
+            16384, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 52038.4, digest="sha256:e6a940b521ed"
         ),
     ),
     *serve(
         bwd_fused_fp16_d192_causal,
         estimated(
-            1,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            988.08,
-            digest="sha256:dca7a3ee09bf4bdc101ba66691564339e5c669b0110c7b2bf9eeabc315726d4d",
+            1, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 988.08, digest="sha256:dca7a3ee09bf"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            3479.5,
-            digest="sha256:dca7a3ee09bf4bdc101ba66691564339e5c669b0110c7b2bf9eeabc315726d4d",
+            1024, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 3479.5, digest="sha256:dca7a3ee09bf"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            12841.0,
-            digest="sha256:dca7a3ee09bf4bdc101ba66691564339e5c669b0110c7b2bf9eeabc315726d4d",
+            4096, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 12841.0, digest="sha256:dca7a3ee09bf"
         ),
         estimated(
-            16384,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            25387.9,
-            digest="sha256:dca7a3ee09bf4bdc101ba66691564339e5c669b0110c7b2bf9eeabc315726d4d",
+            16384, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 25387.9, digest="sha256:dca7a3ee09bf"
         ),
     ),
     *serve(
         bwd_fused_fp16_d256,
         estimated(
-            1,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            1302.3,
-            digest="sha256:f444252bc9880b8aa14b5886095c746230e619b4939589398aa7a52a12e86491",
+            1, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 1302.3, digest="sha256:f444252bc988"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            5095.6,
-            digest="sha256:f444252bc9880b8aa14b5886095c746230e619b4939589398aa7a52a12e86491",
+            1024, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 5095.6, digest="sha256:f444252bc988"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            20268.8,
-            digest="sha256:f444252bc9880b8aa14b5886095c746230e619b4939589398aa7a52a12e86491",
+            4096, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 20268.8, digest="sha256:f444252bc988"
         ),
         estimated(
-            16384,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            40499.7,
-            digest="sha256:f444252bc9880b8aa14b5886095c746230e619b4939589398aa7a52a12e86491",
+            16384, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 40499.7, digest="sha256:f444252bc988"
         ),
     ),
     *serve(
         bwd_fused_fp16_d256_causal,
         estimated(
-            1,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            779.74,
-            digest="sha256:9e7aa46d2a3bdea928ed36dabff21d66e7bd821ce33b9a49b1b9ad9f96c6d2a4",
+            1, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 779.74, digest="sha256:9e7aa46d2a3b"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            2751.6,
-            digest="sha256:9e7aa46d2a3bdea928ed36dabff21d66e7bd821ce33b9a49b1b9ad9f96c6d2a4",
+            1024, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 2751.6, digest="sha256:9e7aa46d2a3b"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            10037.9,
-            digest="sha256:9e7aa46d2a3bdea928ed36dabff21d66e7bd821ce33b9a49b1b9ad9f96c6d2a4",
+            4096, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 10037.9, digest="sha256:9e7aa46d2a3b"
         ),
         estimated(
-            16384,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            19844.5,
-            digest="sha256:9e7aa46d2a3bdea928ed36dabff21d66e7bd821ce33b9a49b1b9ad9f96c6d2a4",
+            16384, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 19844.5, digest="sha256:9e7aa46d2a3b"
         ),
     ),
 )
@@ -14175,7 +7802,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             73784,
             128,
             162.26,
-            digest="sha256:8cfd668d33359586db7946e51e244c71dc362ba715eff334f5d01d5dbf251bb6",
+            digest="sha256:8cfd668d3335",
         ),
         estimated(
             1024,
@@ -14183,7 +7810,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             73784,
             128,
             565.07,
-            digest="sha256:8cfd668d33359586db7946e51e244c71dc362ba715eff334f5d01d5dbf251bb6",
+            digest="sha256:8cfd668d3335",
         ),
         estimated(
             4096,
@@ -14191,7 +7818,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             73784,
             128,
             2176.3,
-            digest="sha256:8cfd668d33359586db7946e51e244c71dc362ba715eff334f5d01d5dbf251bb6",
+            digest="sha256:8cfd668d3335",
         ),
         estimated(
             16384,
@@ -14199,7 +7826,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             73784,
             128,
             4324.6,
-            digest="sha256:8cfd668d33359586db7946e51e244c71dc362ba715eff334f5d01d5dbf251bb6",
+            digest="sha256:8cfd668d3335",
         ),
     ),
     *serve(
@@ -14210,7 +7837,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             66560,
             107,
             132.55,
-            digest="sha256:6582adf15abf42acb18cd943c424f2253b1a2335fc9cb9ad8c029070cab60bb4",
+            digest="sha256:6582adf15abf",
         ),
         estimated(
             1024,
@@ -14218,7 +7845,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             66560,
             107,
             337.63,
-            digest="sha256:6582adf15abf42acb18cd943c424f2253b1a2335fc9cb9ad8c029070cab60bb4",
+            digest="sha256:6582adf15abf",
         ),
         estimated(
             4096,
@@ -14226,7 +7853,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             66560,
             107,
             1153.5,
-            digest="sha256:6582adf15abf42acb18cd943c424f2253b1a2335fc9cb9ad8c029070cab60bb4",
+            digest="sha256:6582adf15abf",
         ),
         estimated(
             16384,
@@ -14234,7 +7861,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             66560,
             107,
             2232.3,
-            digest="sha256:6582adf15abf42acb18cd943c424f2253b1a2335fc9cb9ad8c029070cab60bb4",
+            digest="sha256:6582adf15abf",
         ),
     ),
     *serve(
@@ -14245,7 +7872,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             196640,
             250,
             163.15,
-            digest="sha256:8ab5659a0acbf78906a6dc1b70e9676b91d1abec525ab0409e4f7b13f53a94fb",
+            digest="sha256:8ab5659a0acb",
         ),
         estimated(
             1024,
@@ -14253,7 +7880,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             196640,
             250,
             618.46,
-            digest="sha256:8ab5659a0acbf78906a6dc1b70e9676b91d1abec525ab0409e4f7b13f53a94fb",
+            digest="sha256:8ab5659a0acb",
         ),
         estimated(
             4096,
@@ -14261,7 +7888,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             196640,
             250,
             2439.7,
-            digest="sha256:8ab5659a0acbf78906a6dc1b70e9676b91d1abec525ab0409e4f7b13f53a94fb",
+            digest="sha256:8ab5659a0acb",
         ),
         estimated(
             16384,
@@ -14269,7 +7896,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             196640,
             250,
             4868.1,
-            digest="sha256:8ab5659a0acbf78906a6dc1b70e9676b91d1abec525ab0409e4f7b13f53a94fb",
+            digest="sha256:8ab5659a0acb",
         ),
     ),
     *serve(
@@ -14280,7 +7907,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             197632,
             255,
             112.62,
-            digest="sha256:5b12b15cbb66fa9eab6a6cde1a3929cd7fd00b2b22b24b0c58aabe70a5750dab",
+            digest="sha256:5b12b15cbb66",
         ),
         estimated(
             1024,
@@ -14288,7 +7915,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             197632,
             255,
             347.43,
-            digest="sha256:5b12b15cbb66fa9eab6a6cde1a3929cd7fd00b2b22b24b0c58aabe70a5750dab",
+            digest="sha256:5b12b15cbb66",
         ),
         estimated(
             4096,
@@ -14296,7 +7923,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             197632,
             255,
             1271.0,
-            digest="sha256:5b12b15cbb66fa9eab6a6cde1a3929cd7fd00b2b22b24b0c58aabe70a5750dab",
+            digest="sha256:5b12b15cbb66",
         ),
         estimated(
             16384,
@@ -14304,7 +7931,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             197632,
             255,
             2517.1,
-            digest="sha256:5b12b15cbb66fa9eab6a6cde1a3929cd7fd00b2b22b24b0c58aabe70a5750dab",
+            digest="sha256:5b12b15cbb66",
         ),
     ),
     *serve(
@@ -14315,7 +7942,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             196640,
             250,
             125.02,
-            digest="sha256:af160b53aa1d7da47d05cd9a0e2544a33cddb14b70a84ff5f12ec7c0c5fef671",
+            digest="sha256:af160b53aa1d",
         ),
         estimated(
             1024,
@@ -14323,7 +7950,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             196640,
             250,
             471.93,
-            digest="sha256:af160b53aa1d7da47d05cd9a0e2544a33cddb14b70a84ff5f12ec7c0c5fef671",
+            digest="sha256:af160b53aa1d",
         ),
         estimated(
             4096,
@@ -14331,7 +7958,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             196640,
             250,
             1859.6,
-            digest="sha256:af160b53aa1d7da47d05cd9a0e2544a33cddb14b70a84ff5f12ec7c0c5fef671",
+            digest="sha256:af160b53aa1d",
         ),
         estimated(
             16384,
@@ -14339,7 +7966,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             196640,
             250,
             3709.7,
-            digest="sha256:af160b53aa1d7da47d05cd9a0e2544a33cddb14b70a84ff5f12ec7c0c5fef671",
+            digest="sha256:af160b53aa1d",
         ),
     ),
     *serve(
@@ -14350,7 +7977,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             197632,
             255,
             87.778,
-            digest="sha256:2e5ce37d2a20ec405d20adbd5bf1d3f291f6ccae6ae41c864d1db05e3535dcd2",
+            digest="sha256:2e5ce37d2a20",
         ),
         estimated(
             1024,
@@ -14358,7 +7985,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             197632,
             255,
             269.95,
-            digest="sha256:2e5ce37d2a20ec405d20adbd5bf1d3f291f6ccae6ae41c864d1db05e3535dcd2",
+            digest="sha256:2e5ce37d2a20",
         ),
         estimated(
             4096,
@@ -14366,7 +7993,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             197632,
             255,
             981.67,
-            digest="sha256:2e5ce37d2a20ec405d20adbd5bf1d3f291f6ccae6ae41c864d1db05e3535dcd2",
+            digest="sha256:2e5ce37d2a20",
         ),
         estimated(
             16384,
@@ -14374,7 +8001,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             197632,
             255,
             1844.1,
-            digest="sha256:2e5ce37d2a20ec405d20adbd5bf1d3f291f6ccae6ae41c864d1db05e3535dcd2",
+            digest="sha256:2e5ce37d2a20",
         ),
     ),
     *serve(
@@ -14385,7 +8012,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             229408,
             236,
             140.56,
-            digest="sha256:3fd8f44792789bb910aa981031b63a754d8a0ef7a6026e74d48301f8048d751e",
+            digest="sha256:3fd8f4479278",
         ),
         estimated(
             1024,
@@ -14393,7 +8020,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             229408,
             236,
             535.13,
-            digest="sha256:3fd8f44792789bb910aa981031b63a754d8a0ef7a6026e74d48301f8048d751e",
+            digest="sha256:3fd8f4479278",
         ),
         estimated(
             4096,
@@ -14401,7 +8028,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             229408,
             236,
             2113.4,
-            digest="sha256:3fd8f44792789bb910aa981031b63a754d8a0ef7a6026e74d48301f8048d751e",
+            digest="sha256:3fd8f4479278",
         ),
         estimated(
             16384,
@@ -14409,7 +8036,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             229408,
             236,
             4217.8,
-            digest="sha256:3fd8f44792789bb910aa981031b63a754d8a0ef7a6026e74d48301f8048d751e",
+            digest="sha256:3fd8f4479278",
         ),
     ),
     *serve(
@@ -14420,7 +8047,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             230400,
             239,
             101.2,
-            digest="sha256:fafb7fe93ef73a2b2c4d200fd6b02c9c3e6303a1bac79f16b8fbc4a88af42415",
+            digest="sha256:fafb7fe93ef7",
         ),
         estimated(
             1024,
@@ -14428,7 +8055,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             230400,
             239,
             316.62,
-            digest="sha256:fafb7fe93ef73a2b2c4d200fd6b02c9c3e6303a1bac79f16b8fbc4a88af42415",
+            digest="sha256:fafb7fe93ef7",
         ),
         estimated(
             4096,
@@ -14436,7 +8063,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             230400,
             239,
             1145.1,
-            digest="sha256:fafb7fe93ef73a2b2c4d200fd6b02c9c3e6303a1bac79f16b8fbc4a88af42415",
+            digest="sha256:fafb7fe93ef7",
         ),
         estimated(
             16384,
@@ -14444,7 +8071,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             230400,
             239,
             2087.4,
-            digest="sha256:fafb7fe93ef73a2b2c4d200fd6b02c9c3e6303a1bac79f16b8fbc4a88af42415",
+            digest="sha256:fafb7fe93ef7",
         ),
     ),
     *serve(
@@ -14455,7 +8082,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             229408,
             236,
             113.05,
-            digest="sha256:7a813c4d206d2cc7f37710724d9ecf8c9d110a2db1ff21598ef11f3852eb2fb5",
+            digest="sha256:7a813c4d206d",
         ),
         estimated(
             1024,
@@ -14463,7 +8090,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             229408,
             236,
             428.7,
-            digest="sha256:7a813c4d206d2cc7f37710724d9ecf8c9d110a2db1ff21598ef11f3852eb2fb5",
+            digest="sha256:7a813c4d206d",
         ),
         estimated(
             4096,
@@ -14471,7 +8098,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             229408,
             236,
             1691.3,
-            digest="sha256:7a813c4d206d2cc7f37710724d9ecf8c9d110a2db1ff21598ef11f3852eb2fb5",
+            digest="sha256:7a813c4d206d",
         ),
         estimated(
             16384,
@@ -14479,7 +8106,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             229408,
             236,
             3374.8,
-            digest="sha256:7a813c4d206d2cc7f37710724d9ecf8c9d110a2db1ff21598ef11f3852eb2fb5",
+            digest="sha256:7a813c4d206d",
         ),
     ),
     *serve(
@@ -14490,7 +8117,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             230400,
             239,
             83.727,
-            digest="sha256:e8af498780dd34d491073b0dcce8a31e263e2ab64e25f47e2792ece0d49b5cf2",
+            digest="sha256:e8af498780dd",
         ),
         estimated(
             1024,
@@ -14498,7 +8125,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             230400,
             239,
             259.94,
-            digest="sha256:e8af498780dd34d491073b0dcce8a31e263e2ab64e25f47e2792ece0d49b5cf2",
+            digest="sha256:e8af498780dd",
         ),
         estimated(
             4096,
@@ -14506,7 +8133,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             230400,
             239,
             936.19,
-            digest="sha256:e8af498780dd34d491073b0dcce8a31e263e2ab64e25f47e2792ece0d49b5cf2",
+            digest="sha256:e8af498780dd",
         ),
         estimated(
             16384,
@@ -14514,7 +8141,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             230400,
             239,
             1672.7,
-            digest="sha256:e8af498780dd34d491073b0dcce8a31e263e2ab64e25f47e2792ece0d49b5cf2",
+            digest="sha256:e8af498780dd",
         ),
     ),
     *serve(
@@ -14525,7 +8152,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             73784,
             128,
             162.26,
-            digest="sha256:ced2e5040c446fe3a3a793115c81d1bc8c312ff173e3959779bf1adcf81a1ef4",
+            digest="sha256:ced2e5040c44",
         ),
         estimated(
             1024,
@@ -14533,7 +8160,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             73784,
             128,
             565.07,
-            digest="sha256:ced2e5040c446fe3a3a793115c81d1bc8c312ff173e3959779bf1adcf81a1ef4",
+            digest="sha256:ced2e5040c44",
         ),
         estimated(
             4096,
@@ -14541,7 +8168,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             73784,
             128,
             2176.3,
-            digest="sha256:ced2e5040c446fe3a3a793115c81d1bc8c312ff173e3959779bf1adcf81a1ef4",
+            digest="sha256:ced2e5040c44",
         ),
         estimated(
             16384,
@@ -14549,7 +8176,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             73784,
             128,
             4324.6,
-            digest="sha256:ced2e5040c446fe3a3a793115c81d1bc8c312ff173e3959779bf1adcf81a1ef4",
+            digest="sha256:ced2e5040c44",
         ),
     ),
     *serve(
@@ -14560,7 +8187,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             66560,
             107,
             132.55,
-            digest="sha256:74d3a78e5acfe1f9fac7b3363ffedab29e3f19585a8a146a87a88d03bf9f0dc2",
+            digest="sha256:74d3a78e5acf",
         ),
         estimated(
             1024,
@@ -14568,7 +8195,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             66560,
             107,
             337.63,
-            digest="sha256:74d3a78e5acfe1f9fac7b3363ffedab29e3f19585a8a146a87a88d03bf9f0dc2",
+            digest="sha256:74d3a78e5acf",
         ),
         estimated(
             4096,
@@ -14576,7 +8203,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             66560,
             107,
             1153.5,
-            digest="sha256:74d3a78e5acfe1f9fac7b3363ffedab29e3f19585a8a146a87a88d03bf9f0dc2",
+            digest="sha256:74d3a78e5acf",
         ),
         estimated(
             16384,
@@ -14584,7 +8211,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             66560,
             107,
             2232.3,
-            digest="sha256:74d3a78e5acfe1f9fac7b3363ffedab29e3f19585a8a146a87a88d03bf9f0dc2",
+            digest="sha256:74d3a78e5acf",
         ),
     ),
     *serve(
@@ -14595,7 +8222,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             196640,
             250,
             163.15,
-            digest="sha256:a37eda9972898167b2d7b050efd0be4126a3cb5e157b7c797fbba06abcf52273",
+            digest="sha256:a37eda997289",
         ),
         estimated(
             1024,
@@ -14603,7 +8230,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             196640,
             250,
             618.46,
-            digest="sha256:a37eda9972898167b2d7b050efd0be4126a3cb5e157b7c797fbba06abcf52273",
+            digest="sha256:a37eda997289",
         ),
         estimated(
             4096,
@@ -14611,7 +8238,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             196640,
             250,
             2439.7,
-            digest="sha256:a37eda9972898167b2d7b050efd0be4126a3cb5e157b7c797fbba06abcf52273",
+            digest="sha256:a37eda997289",
         ),
         estimated(
             16384,
@@ -14619,7 +8246,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             196640,
             250,
             4868.1,
-            digest="sha256:a37eda9972898167b2d7b050efd0be4126a3cb5e157b7c797fbba06abcf52273",
+            digest="sha256:a37eda997289",
         ),
     ),
     *serve(
@@ -14630,7 +8257,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             197632,
             255,
             112.62,
-            digest="sha256:e6ee3904fbfa80bf01d7eb648b8c48ce39a7731311ccd1e56fddfc6850d3ddff",
+            digest="sha256:e6ee3904fbfa",
         ),
         estimated(
             1024,
@@ -14638,7 +8265,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             197632,
             255,
             347.43,
-            digest="sha256:e6ee3904fbfa80bf01d7eb648b8c48ce39a7731311ccd1e56fddfc6850d3ddff",
+            digest="sha256:e6ee3904fbfa",
         ),
         estimated(
             4096,
@@ -14646,7 +8273,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             197632,
             255,
             1271.0,
-            digest="sha256:e6ee3904fbfa80bf01d7eb648b8c48ce39a7731311ccd1e56fddfc6850d3ddff",
+            digest="sha256:e6ee3904fbfa",
         ),
         estimated(
             16384,
@@ -14654,7 +8281,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             197632,
             255,
             2517.1,
-            digest="sha256:e6ee3904fbfa80bf01d7eb648b8c48ce39a7731311ccd1e56fddfc6850d3ddff",
+            digest="sha256:e6ee3904fbfa",
         ),
     ),
     *serve(
@@ -14665,7 +8292,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             196640,
             250,
             125.02,
-            digest="sha256:95ff9793e0ed9fad6886161b909ba6ae59c21dba79eae88f5eff852a9c2eb1ad",
+            digest="sha256:95ff9793e0ed",
         ),
         estimated(
             1024,
@@ -14673,7 +8300,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             196640,
             250,
             471.93,
-            digest="sha256:95ff9793e0ed9fad6886161b909ba6ae59c21dba79eae88f5eff852a9c2eb1ad",
+            digest="sha256:95ff9793e0ed",
         ),
         estimated(
             4096,
@@ -14681,7 +8308,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             196640,
             250,
             1859.6,
-            digest="sha256:95ff9793e0ed9fad6886161b909ba6ae59c21dba79eae88f5eff852a9c2eb1ad",
+            digest="sha256:95ff9793e0ed",
         ),
         estimated(
             16384,
@@ -14689,7 +8316,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             196640,
             250,
             3709.7,
-            digest="sha256:95ff9793e0ed9fad6886161b909ba6ae59c21dba79eae88f5eff852a9c2eb1ad",
+            digest="sha256:95ff9793e0ed",
         ),
     ),
     *serve(
@@ -14700,7 +8327,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             197632,
             255,
             87.778,
-            digest="sha256:d065cfa03ff4a35d13678108c46a6ece39b39f750bb1b5b55eb860b8d7328045",
+            digest="sha256:d065cfa03ff4",
         ),
         estimated(
             1024,
@@ -14708,7 +8335,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             197632,
             255,
             269.95,
-            digest="sha256:d065cfa03ff4a35d13678108c46a6ece39b39f750bb1b5b55eb860b8d7328045",
+            digest="sha256:d065cfa03ff4",
         ),
         estimated(
             4096,
@@ -14716,7 +8343,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             197632,
             255,
             981.67,
-            digest="sha256:d065cfa03ff4a35d13678108c46a6ece39b39f750bb1b5b55eb860b8d7328045",
+            digest="sha256:d065cfa03ff4",
         ),
         estimated(
             16384,
@@ -14724,7 +8351,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             197632,
             255,
             1844.1,
-            digest="sha256:d065cfa03ff4a35d13678108c46a6ece39b39f750bb1b5b55eb860b8d7328045",
+            digest="sha256:d065cfa03ff4",
         ),
     ),
     *serve(
@@ -14735,7 +8362,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             229408,
             236,
             140.56,
-            digest="sha256:34271632ffd708c65440068c6c47b2864ab57e2d3179130d0d747d0b0863da45",
+            digest="sha256:34271632ffd7",
         ),
         estimated(
             1024,
@@ -14743,7 +8370,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             229408,
             236,
             535.13,
-            digest="sha256:34271632ffd708c65440068c6c47b2864ab57e2d3179130d0d747d0b0863da45",
+            digest="sha256:34271632ffd7",
         ),
         estimated(
             4096,
@@ -14751,7 +8378,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             229408,
             236,
             2113.4,
-            digest="sha256:34271632ffd708c65440068c6c47b2864ab57e2d3179130d0d747d0b0863da45",
+            digest="sha256:34271632ffd7",
         ),
         estimated(
             16384,
@@ -14759,7 +8386,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             229408,
             236,
             4217.8,
-            digest="sha256:34271632ffd708c65440068c6c47b2864ab57e2d3179130d0d747d0b0863da45",
+            digest="sha256:34271632ffd7",
         ),
     ),
     *serve(
@@ -14770,7 +8397,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             230400,
             239,
             101.2,
-            digest="sha256:3607573bc8a03003b9c6afffd41373a460737f050ba50ffc029c7684465844ac",
+            digest="sha256:3607573bc8a0",
         ),
         estimated(
             1024,
@@ -14778,7 +8405,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             230400,
             239,
             316.62,
-            digest="sha256:3607573bc8a03003b9c6afffd41373a460737f050ba50ffc029c7684465844ac",
+            digest="sha256:3607573bc8a0",
         ),
         estimated(
             4096,
@@ -14786,7 +8413,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             230400,
             239,
             1145.1,
-            digest="sha256:3607573bc8a03003b9c6afffd41373a460737f050ba50ffc029c7684465844ac",
+            digest="sha256:3607573bc8a0",
         ),
         estimated(
             16384,
@@ -14794,7 +8421,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             230400,
             239,
             2087.4,
-            digest="sha256:3607573bc8a03003b9c6afffd41373a460737f050ba50ffc029c7684465844ac",
+            digest="sha256:3607573bc8a0",
         ),
     ),
     *serve(
@@ -14805,7 +8432,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             229408,
             236,
             113.05,
-            digest="sha256:a1ae630531345feba64a601112d0ddce2396d517aeaef8d5c4823c8a88d8242b",
+            digest="sha256:a1ae63053134",
         ),
         estimated(
             1024,
@@ -14813,7 +8440,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             229408,
             236,
             428.7,
-            digest="sha256:a1ae630531345feba64a601112d0ddce2396d517aeaef8d5c4823c8a88d8242b",
+            digest="sha256:a1ae63053134",
         ),
         estimated(
             4096,
@@ -14821,7 +8448,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             229408,
             236,
             1691.3,
-            digest="sha256:a1ae630531345feba64a601112d0ddce2396d517aeaef8d5c4823c8a88d8242b",
+            digest="sha256:a1ae63053134",
         ),
         estimated(
             16384,
@@ -14829,7 +8456,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             229408,
             236,
             3374.8,
-            digest="sha256:a1ae630531345feba64a601112d0ddce2396d517aeaef8d5c4823c8a88d8242b",
+            digest="sha256:a1ae63053134",
         ),
     ),
     *serve(
@@ -14840,7 +8467,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             230400,
             239,
             83.727,
-            digest="sha256:f9fa11a2a5445fc11df6326d1dd62dc4bc891a759e474534a8c12cd40b711525",
+            digest="sha256:f9fa11a2a544",
         ),
         estimated(
             1024,
@@ -14848,7 +8475,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             230400,
             239,
             259.94,
-            digest="sha256:f9fa11a2a5445fc11df6326d1dd62dc4bc891a759e474534a8c12cd40b711525",
+            digest="sha256:f9fa11a2a544",
         ),
         estimated(
             4096,
@@ -14856,7 +8483,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             230400,
             239,
             936.19,
-            digest="sha256:f9fa11a2a5445fc11df6326d1dd62dc4bc891a759e474534a8c12cd40b711525",
+            digest="sha256:f9fa11a2a544",
         ),
         estimated(
             16384,
@@ -14864,7 +8491,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             230400,
             239,
             1672.7,
-            digest="sha256:f9fa11a2a5445fc11df6326d1dd62dc4bc891a759e474534a8c12cd40b711525",
+            digest="sha256:f9fa11a2a544",
         ),
     ),
     *serve(
@@ -14940,82 +8567,35 @@ NVIDIA_H200: tuple[Choice, ...] = (
     *serve(
         bwd_dkv_bf16_d64,
         estimated(
-            1,
-            br64_bc64_w4_s3_fa2_descriptor,
-            66616,
-            219,
-            335.95,
-            digest="sha256:9b67aa2b89b37d27b50fe52129485be654e86ee770f34c900516ed8ceb90ac47",
+            1, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 335.95, digest="sha256:9b67aa2b89b3"
         ),
         estimated(
-            1024,
-            br64_bc64_w4_s3_fa2_descriptor,
-            66616,
-            219,
-            1109.4,
-            digest="sha256:9b67aa2b89b37d27b50fe52129485be654e86ee770f34c900516ed8ceb90ac47",
+            1024, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 1109.4, digest="sha256:9b67aa2b89b3"
         ),
         estimated(
-            4096,
-            br64_bc64_w4_s3_fa2_descriptor,
-            66616,
-            219,
-            4203.3,
-            digest="sha256:9b67aa2b89b37d27b50fe52129485be654e86ee770f34c900516ed8ceb90ac47",
+            4096, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 4203.3, digest="sha256:9b67aa2b89b3"
         ),
         estimated(
-            16384,
-            br64_bc64_w4_s3_fa2_descriptor,
-            66616,
-            219,
-            8328.4,
-            digest="sha256:9b67aa2b89b37d27b50fe52129485be654e86ee770f34c900516ed8ceb90ac47",
+            16384, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 8328.4, digest="sha256:9b67aa2b89b3"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d64_causal,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 253.73, digest="sha256:93f16b00ad24"),
         estimated(
-            1,
-            br64_bc64_w4_s3_fa2_pointer,
-            66560,
-            253,
-            253.73,
-            digest="sha256:93f16b00ad24330ffd2bd73ec6e7a50b5947b61522a656c63aae8ba047637016",
+            1024, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 662.78, digest="sha256:93f16b00ad24"
         ),
         estimated(
-            1024,
-            br64_bc64_w4_s3_fa2_pointer,
-            66560,
-            253,
-            662.78,
-            digest="sha256:93f16b00ad24330ffd2bd73ec6e7a50b5947b61522a656c63aae8ba047637016",
+            4096, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 2294.2, digest="sha256:93f16b00ad24"
         ),
         estimated(
-            4096,
-            br64_bc64_w4_s3_fa2_pointer,
-            66560,
-            253,
-            2294.2,
-            digest="sha256:93f16b00ad24330ffd2bd73ec6e7a50b5947b61522a656c63aae8ba047637016",
-        ),
-        estimated(
-            16384,
-            br64_bc64_w4_s3_fa2_pointer,
-            66560,
-            253,
-            4366.1,
-            digest="sha256:93f16b00ad24330ffd2bd73ec6e7a50b5947b61522a656c63aae8ba047637016",
+            16384, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 4366.1, digest="sha256:93f16b00ad24"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d96,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_descriptor,
-            164920,
-            255,
-            306.09,
-            digest="sha256:e837ad87fa7d9585517b497d8a176f45f9ffdf65015d07cde95c4bf2c557e688",
+            1, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 306.09, digest="sha256:e837ad87fa7d"
         ),
         estimated(
             1024,
@@ -15023,7 +8603,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164920,
             255,
             1092.0,
-            digest="sha256:e837ad87fa7d9585517b497d8a176f45f9ffdf65015d07cde95c4bf2c557e688",
+            digest="sha256:e837ad87fa7d",
         ),
         estimated(
             4096,
@@ -15031,7 +8611,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164920,
             255,
             4235.9,
-            digest="sha256:e837ad87fa7d9585517b497d8a176f45f9ffdf65015d07cde95c4bf2c557e688",
+            digest="sha256:e837ad87fa7d",
         ),
         estimated(
             16384,
@@ -15039,53 +8619,28 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164920,
             255,
             8427.6,
-            digest="sha256:e837ad87fa7d9585517b497d8a176f45f9ffdf65015d07cde95c4bf2c557e688",
+            digest="sha256:e837ad87fa7d",
         ),
     ),
     *serve(
         bwd_dkv_bf16_d96_causal,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            281.41,
-            digest="sha256:e000899854e8137e6f7efc1e0ecd35a7f0a5e8f54c266746df041607f36f3e2d",
+            1, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 281.41, digest="sha256:e000899854e8"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            801.76,
-            digest="sha256:e000899854e8137e6f7efc1e0ecd35a7f0a5e8f54c266746df041607f36f3e2d",
+            1024, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 801.76, digest="sha256:e000899854e8"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            2843.7,
-            digest="sha256:e000899854e8137e6f7efc1e0ecd35a7f0a5e8f54c266746df041607f36f3e2d",
+            4096, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 2843.7, digest="sha256:e000899854e8"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            5602.6,
-            digest="sha256:e000899854e8137e6f7efc1e0ecd35a7f0a5e8f54c266746df041607f36f3e2d",
+            16384, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 5602.6, digest="sha256:e000899854e8"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d128,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_descriptor,
-            164920,
-            255,
-            233.92,
-            digest="sha256:a8321a01e68c8d99653867b988ac59edbe776bb514bd659b0b091d839372c7c6",
+            1, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 233.92, digest="sha256:a8321a01e68c"
         ),
         estimated(
             1024,
@@ -15093,7 +8648,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164920,
             255,
             832.75,
-            digest="sha256:a8321a01e68c8d99653867b988ac59edbe776bb514bd659b0b091d839372c7c6",
+            digest="sha256:a8321a01e68c",
         ),
         estimated(
             4096,
@@ -15101,7 +8656,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164920,
             255,
             3228.0,
-            digest="sha256:a8321a01e68c8d99653867b988ac59edbe776bb514bd659b0b091d839372c7c6",
+            digest="sha256:a8321a01e68c",
         ),
         estimated(
             16384,
@@ -15109,263 +8664,114 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164920,
             255,
             6421.8,
-            digest="sha256:a8321a01e68c8d99653867b988ac59edbe776bb514bd659b0b091d839372c7c6",
+            digest="sha256:a8321a01e68c",
         ),
     ),
     *serve(
         bwd_dkv_bf16_d128_causal,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            199.86,
-            digest="sha256:d1c458c5286b0af6f093dbe16a2ef0adea45f3344e5906da0737d24e28cfb6b6",
+            1, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 199.86, digest="sha256:d1c458c5286b"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            578.46,
-            digest="sha256:d1c458c5286b0af6f093dbe16a2ef0adea45f3344e5906da0737d24e28cfb6b6",
+            1024, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 578.46, digest="sha256:d1c458c5286b"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            2056.7,
-            digest="sha256:d1c458c5286b0af6f093dbe16a2ef0adea45f3344e5906da0737d24e28cfb6b6",
+            4096, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 2056.7, digest="sha256:d1c458c5286b"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            3843.9,
-            digest="sha256:d1c458c5286b0af6f093dbe16a2ef0adea45f3344e5906da0737d24e28cfb6b6",
+            16384, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 3843.9, digest="sha256:d1c458c5286b"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d192,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            913.32,
-            digest="sha256:115d1de50d8b547e20747a4b81408a2ed093c9155dce0c5a12d747d691d61e5f",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 913.32, digest="sha256:115d1de50d8b"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            3457.3,
-            digest="sha256:115d1de50d8b547e20747a4b81408a2ed093c9155dce0c5a12d747d691d61e5f",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 3457.3, digest="sha256:115d1de50d8b"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            13633.2,
-            digest="sha256:115d1de50d8b547e20747a4b81408a2ed093c9155dce0c5a12d747d691d61e5f",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 13633.2, digest="sha256:115d1de50d8b"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            27201.1,
-            digest="sha256:115d1de50d8b547e20747a4b81408a2ed093c9155dce0c5a12d747d691d61e5f",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 27201.1, digest="sha256:115d1de50d8b"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d192_causal,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 521.4, digest="sha256:74b29c1ec6e5"),
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            521.4,
-            digest="sha256:74b29c1ec6e51a9962d3638a0ce7e875b8e5623d09bb4bb8b503dc2360d939ad",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1775.2, digest="sha256:74b29c1ec6e5"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            1775.2,
-            digest="sha256:74b29c1ec6e51a9962d3638a0ce7e875b8e5623d09bb4bb8b503dc2360d939ad",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 6494.8, digest="sha256:74b29c1ec6e5"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            6494.8,
-            digest="sha256:74b29c1ec6e51a9962d3638a0ce7e875b8e5623d09bb4bb8b503dc2360d939ad",
-        ),
-        estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            12846.9,
-            digest="sha256:74b29c1ec6e51a9962d3638a0ce7e875b8e5623d09bb4bb8b503dc2360d939ad",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 12846.9, digest="sha256:74b29c1ec6e5"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d256,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            727.03,
-            digest="sha256:e5a466b51dfffce289fdf572d087a47d01f6d2a198a64e1927d0bc8fe032db01",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 727.03, digest="sha256:e5a466b51dff"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            2753.0,
-            digest="sha256:e5a466b51dfffce289fdf572d087a47d01f6d2a198a64e1927d0bc8fe032db01",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 2753.0, digest="sha256:e5a466b51dff"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            10856.7,
-            digest="sha256:e5a466b51dfffce289fdf572d087a47d01f6d2a198a64e1927d0bc8fe032db01",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 10856.7, digest="sha256:e5a466b51dff"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            21661.7,
-            digest="sha256:e5a466b51dfffce289fdf572d087a47d01f6d2a198a64e1927d0bc8fe032db01",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 21661.7, digest="sha256:e5a466b51dff"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d256_causal,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            417.33,
-            digest="sha256:2927582459729ee8299a4430d09ed694e5ef90e29648f9842a0cfe972cb6c9f0",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 417.33, digest="sha256:292758245972"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            1423.0,
-            digest="sha256:2927582459729ee8299a4430d09ed694e5ef90e29648f9842a0cfe972cb6c9f0",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1423.0, digest="sha256:292758245972"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            5169.4,
-            digest="sha256:2927582459729ee8299a4430d09ed694e5ef90e29648f9842a0cfe972cb6c9f0",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 5169.4, digest="sha256:292758245972"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            10214.9,
-            digest="sha256:2927582459729ee8299a4430d09ed694e5ef90e29648f9842a0cfe972cb6c9f0",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 10214.9, digest="sha256:292758245972"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d64,
         estimated(
-            1,
-            br64_bc64_w4_s3_fa2_descriptor,
-            66616,
-            219,
-            341.82,
-            digest="sha256:7fe753aa271123fb5fda720b82e775767a09708740988faebe59600bacfd75bf",
+            1, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 341.82, digest="sha256:7fe753aa2711"
         ),
         estimated(
-            1024,
-            br64_bc64_w4_s3_fa2_descriptor,
-            66616,
-            219,
-            1132.9,
-            digest="sha256:7fe753aa271123fb5fda720b82e775767a09708740988faebe59600bacfd75bf",
+            1024, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 1132.9, digest="sha256:7fe753aa2711"
         ),
         estimated(
-            4096,
-            br64_bc64_w4_s3_fa2_descriptor,
-            66616,
-            219,
-            4297.1,
-            digest="sha256:7fe753aa271123fb5fda720b82e775767a09708740988faebe59600bacfd75bf",
+            4096, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 4297.1, digest="sha256:7fe753aa2711"
         ),
         estimated(
-            16384,
-            br64_bc64_w4_s3_fa2_descriptor,
-            66616,
-            219,
-            8516.1,
-            digest="sha256:7fe753aa271123fb5fda720b82e775767a09708740988faebe59600bacfd75bf",
+            16384, br64_bc64_w4_s3_fa2_descriptor, 66616, 219, 8516.1, digest="sha256:7fe753aa2711"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d64_causal,
+        estimated(1, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 253.73, digest="sha256:38cd1684985b"),
         estimated(
-            1,
-            br64_bc64_w4_s3_fa2_pointer,
-            66560,
-            253,
-            253.73,
-            digest="sha256:38cd1684985b05b8a7050fb08bc749c2375c9c4698609e3c080e2ac8b602021a",
+            1024, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 662.78, digest="sha256:38cd1684985b"
         ),
         estimated(
-            1024,
-            br64_bc64_w4_s3_fa2_pointer,
-            66560,
-            253,
-            662.78,
-            digest="sha256:38cd1684985b05b8a7050fb08bc749c2375c9c4698609e3c080e2ac8b602021a",
+            4096, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 2294.2, digest="sha256:38cd1684985b"
         ),
         estimated(
-            4096,
-            br64_bc64_w4_s3_fa2_pointer,
-            66560,
-            253,
-            2294.2,
-            digest="sha256:38cd1684985b05b8a7050fb08bc749c2375c9c4698609e3c080e2ac8b602021a",
-        ),
-        estimated(
-            16384,
-            br64_bc64_w4_s3_fa2_pointer,
-            66560,
-            253,
-            4366.1,
-            digest="sha256:38cd1684985b05b8a7050fb08bc749c2375c9c4698609e3c080e2ac8b602021a",
+            16384, br64_bc64_w4_s3_fa2_pointer, 66560, 253, 4366.1, digest="sha256:38cd1684985b"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d96,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_descriptor,
-            164920,
-            255,
-            306.09,
-            digest="sha256:95ab2934521fcff52106673ca83fe19d4f23fd3c0cf2c16876df0904ece16cb7",
+            1, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 306.09, digest="sha256:95ab2934521f"
         ),
         estimated(
             1024,
@@ -15373,7 +8779,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164920,
             255,
             1092.0,
-            digest="sha256:95ab2934521fcff52106673ca83fe19d4f23fd3c0cf2c16876df0904ece16cb7",
+            digest="sha256:95ab2934521f",
         ),
         estimated(
             4096,
@@ -15381,7 +8787,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164920,
             255,
             4235.9,
-            digest="sha256:95ab2934521fcff52106673ca83fe19d4f23fd3c0cf2c16876df0904ece16cb7",
+            digest="sha256:95ab2934521f",
         ),
         estimated(
             16384,
@@ -15389,53 +8795,28 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164920,
             255,
             8427.6,
-            digest="sha256:95ab2934521fcff52106673ca83fe19d4f23fd3c0cf2c16876df0904ece16cb7",
+            digest="sha256:95ab2934521f",
         ),
     ),
     *serve(
         bwd_dkv_fp16_d96_causal,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            281.41,
-            digest="sha256:db61bd2a162a25fb7f22ea28bf02b36dc0e8e5054487968fc761b8e197979935",
+            1, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 281.41, digest="sha256:db61bd2a162a"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            801.76,
-            digest="sha256:db61bd2a162a25fb7f22ea28bf02b36dc0e8e5054487968fc761b8e197979935",
+            1024, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 801.76, digest="sha256:db61bd2a162a"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            2843.7,
-            digest="sha256:db61bd2a162a25fb7f22ea28bf02b36dc0e8e5054487968fc761b8e197979935",
+            4096, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 2843.7, digest="sha256:db61bd2a162a"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            5602.6,
-            digest="sha256:db61bd2a162a25fb7f22ea28bf02b36dc0e8e5054487968fc761b8e197979935",
+            16384, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 5602.6, digest="sha256:db61bd2a162a"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d128,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_descriptor,
-            164920,
-            255,
-            233.92,
-            digest="sha256:2a9e750aeaf53b278c486d8c540b77d00174683d513b07226b29a2d87494b65e",
+            1, br64_bc128_w8_s3_fa2_descriptor, 164920, 255, 233.92, digest="sha256:2a9e750aeaf5"
         ),
         estimated(
             1024,
@@ -15443,7 +8824,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164920,
             255,
             832.75,
-            digest="sha256:2a9e750aeaf53b278c486d8c540b77d00174683d513b07226b29a2d87494b65e",
+            digest="sha256:2a9e750aeaf5",
         ),
         estimated(
             4096,
@@ -15451,7 +8832,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164920,
             255,
             3228.0,
-            digest="sha256:2a9e750aeaf53b278c486d8c540b77d00174683d513b07226b29a2d87494b65e",
+            digest="sha256:2a9e750aeaf5",
         ),
         estimated(
             16384,
@@ -15459,182 +8840,80 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164920,
             255,
             6421.8,
-            digest="sha256:2a9e750aeaf53b278c486d8c540b77d00174683d513b07226b29a2d87494b65e",
+            digest="sha256:2a9e750aeaf5",
         ),
     ),
     *serve(
         bwd_dkv_fp16_d128_causal,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            199.86,
-            digest="sha256:d73939ae8887de345f8223080d6c913ecd464167ddb532d3a4188b84e97ef92b",
+            1, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 199.86, digest="sha256:d73939ae8887"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            578.46,
-            digest="sha256:d73939ae8887de345f8223080d6c913ecd464167ddb532d3a4188b84e97ef92b",
+            1024, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 578.46, digest="sha256:d73939ae8887"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            2056.7,
-            digest="sha256:d73939ae8887de345f8223080d6c913ecd464167ddb532d3a4188b84e97ef92b",
+            4096, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 2056.7, digest="sha256:d73939ae8887"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            164864,
-            255,
-            3843.9,
-            digest="sha256:d73939ae8887de345f8223080d6c913ecd464167ddb532d3a4188b84e97ef92b",
+            16384, br64_bc128_w8_s3_fa2_pointer, 164864, 255, 3843.9, digest="sha256:d73939ae8887"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d192,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            913.32,
-            digest="sha256:63103d8a4f02d2b615adf96de8ef73df979f8eb1571f49b1f9a3efea2159b81d",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 913.32, digest="sha256:63103d8a4f02"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            3457.3,
-            digest="sha256:63103d8a4f02d2b615adf96de8ef73df979f8eb1571f49b1f9a3efea2159b81d",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 3457.3, digest="sha256:63103d8a4f02"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            13633.2,
-            digest="sha256:63103d8a4f02d2b615adf96de8ef73df979f8eb1571f49b1f9a3efea2159b81d",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 13633.2, digest="sha256:63103d8a4f02"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            27201.1,
-            digest="sha256:63103d8a4f02d2b615adf96de8ef73df979f8eb1571f49b1f9a3efea2159b81d",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 27201.1, digest="sha256:63103d8a4f02"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d192_causal,
+        estimated(1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 521.4, digest="sha256:ba6affd7e6df"),
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            521.4,
-            digest="sha256:ba6affd7e6df385207e6e975e034efd6a52067c1e67a4e65400e4232d58b8d81",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1775.2, digest="sha256:ba6affd7e6df"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            1775.2,
-            digest="sha256:ba6affd7e6df385207e6e975e034efd6a52067c1e67a4e65400e4232d58b8d81",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 6494.8, digest="sha256:ba6affd7e6df"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            6494.8,
-            digest="sha256:ba6affd7e6df385207e6e975e034efd6a52067c1e67a4e65400e4232d58b8d81",
-        ),
-        estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            12846.9,
-            digest="sha256:ba6affd7e6df385207e6e975e034efd6a52067c1e67a4e65400e4232d58b8d81",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 12846.9, digest="sha256:ba6affd7e6df"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d256,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            727.03,
-            digest="sha256:536abc5ac781e00c213696e8af5f19f44c08ede8a5fc5aa9cff68c5ec051cfe4",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 727.03, digest="sha256:536abc5ac781"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            2753.0,
-            digest="sha256:536abc5ac781e00c213696e8af5f19f44c08ede8a5fc5aa9cff68c5ec051cfe4",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 2753.0, digest="sha256:536abc5ac781"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            10856.7,
-            digest="sha256:536abc5ac781e00c213696e8af5f19f44c08ede8a5fc5aa9cff68c5ec051cfe4",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 10856.7, digest="sha256:536abc5ac781"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            21661.7,
-            digest="sha256:536abc5ac781e00c213696e8af5f19f44c08ede8a5fc5aa9cff68c5ec051cfe4",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 21661.7, digest="sha256:536abc5ac781"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d256_causal,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            417.33,
-            digest="sha256:08ba27c1fc664f1e827dfbbb14b7ec88c46626e1c4817885c461a2f0d1d483ff",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 417.33, digest="sha256:08ba27c1fc66"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            1423.0,
-            digest="sha256:08ba27c1fc664f1e827dfbbb14b7ec88c46626e1c4817885c461a2f0d1d483ff",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1423.0, digest="sha256:08ba27c1fc66"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            5169.4,
-            digest="sha256:08ba27c1fc664f1e827dfbbb14b7ec88c46626e1c4817885c461a2f0d1d483ff",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 5169.4, digest="sha256:08ba27c1fc66"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            10214.9,
-            digest="sha256:08ba27c1fc664f1e827dfbbb14b7ec88c46626e1c4817885c461a2f0d1d483ff",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 10214.9, digest="sha256:08ba27c1fc66"
         ),
     ),
     *serve(
@@ -15645,7 +8924,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             82944,
             122,
             174.17,
-            digest="sha256:ebc3a6d05f68b8cd1861140735d7c178ff10a5edeb4a57ed66c4f83ff406d18e",
+            digest="sha256:ebc3a6d05f68",
         ),
         estimated(
             1024,
@@ -15653,7 +8932,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             82944,
             122,
             576.85,
-            digest="sha256:ebc3a6d05f68b8cd1861140735d7c178ff10a5edeb4a57ed66c4f83ff406d18e",
+            digest="sha256:ebc3a6d05f68",
         ),
         estimated(
             4096,
@@ -15661,7 +8940,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             82944,
             122,
             2187.5,
-            digest="sha256:ebc3a6d05f68b8cd1861140735d7c178ff10a5edeb4a57ed66c4f83ff406d18e",
+            digest="sha256:ebc3a6d05f68",
         ),
         estimated(
             16384,
@@ -15669,7 +8948,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             82944,
             122,
             4335.1,
-            digest="sha256:ebc3a6d05f68b8cd1861140735d7c178ff10a5edeb4a57ed66c4f83ff406d18e",
+            digest="sha256:ebc3a6d05f68",
         ),
     ),
     *serve(
@@ -15680,7 +8959,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             82944,
             122,
             125.71,
-            digest="sha256:ecba83c292efce1d3fefc39b380870bde08432067cf0984c08766dc45ac09fc9",
+            digest="sha256:ecba83c292ef",
         ),
         estimated(
             1024,
@@ -15688,7 +8967,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             82944,
             122,
             332.32,
-            digest="sha256:ecba83c292efce1d3fefc39b380870bde08432067cf0984c08766dc45ac09fc9",
+            digest="sha256:ecba83c292ef",
         ),
         estimated(
             4096,
@@ -15696,7 +8975,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             82944,
             122,
             1159.1,
-            digest="sha256:ecba83c292efce1d3fefc39b380870bde08432067cf0984c08766dc45ac09fc9",
+            digest="sha256:ecba83c292ef",
         ),
         estimated(
             16384,
@@ -15704,7 +8983,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             82944,
             122,
             2228.6,
-            digest="sha256:ecba83c292efce1d3fefc39b380870bde08432067cf0984c08766dc45ac09fc9",
+            digest="sha256:ecba83c292ef",
         ),
     ),
     *serve(
@@ -15715,7 +8994,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             174,
             231.56,
-            digest="sha256:273cca3f6313445e8a739fcd66a322c490dec2bb76a9058c2a2cfc8c44a805a3",
+            digest="sha256:273cca3f6313",
         ),
         estimated(
             1024,
@@ -15723,7 +9002,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             174,
             790.97,
-            digest="sha256:273cca3f6313445e8a739fcd66a322c490dec2bb76a9058c2a2cfc8c44a805a3",
+            digest="sha256:273cca3f6313",
         ),
         estimated(
             4096,
@@ -15731,7 +9010,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             174,
             3028.6,
-            digest="sha256:273cca3f6313445e8a739fcd66a322c490dec2bb76a9058c2a2cfc8c44a805a3",
+            digest="sha256:273cca3f6313",
         ),
         estimated(
             16384,
@@ -15739,7 +9018,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             174,
             6012.1,
-            digest="sha256:273cca3f6313445e8a739fcd66a322c490dec2bb76a9058c2a2cfc8c44a805a3",
+            digest="sha256:273cca3f6313",
         ),
     ),
     *serve(
@@ -15750,7 +9029,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             175,
             163.45,
-            digest="sha256:25f210d86e2d5defdd03549276055de39ea945857894bf6edac7e83a67cda9cd",
+            digest="sha256:25f210d86e2d",
         ),
         estimated(
             1024,
@@ -15758,7 +9037,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             175,
             451.46,
-            digest="sha256:25f210d86e2d5defdd03549276055de39ea945857894bf6edac7e83a67cda9cd",
+            digest="sha256:25f210d86e2d",
         ),
         estimated(
             4096,
@@ -15766,7 +9045,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             175,
             1579.3,
-            digest="sha256:25f210d86e2d5defdd03549276055de39ea945857894bf6edac7e83a67cda9cd",
+            digest="sha256:25f210d86e2d",
         ),
         estimated(
             16384,
@@ -15774,7 +9053,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             175,
             3102.6,
-            digest="sha256:25f210d86e2d5defdd03549276055de39ea945857894bf6edac7e83a67cda9cd",
+            digest="sha256:25f210d86e2d",
         ),
     ),
     *serve(
@@ -15785,7 +9064,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             174,
             177.14,
-            digest="sha256:91e0edf50424af23bef0a95723434428c1c0a2427cebe84852ee773354a5f456",
+            digest="sha256:91e0edf50424",
         ),
         estimated(
             1024,
@@ -15793,7 +9072,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             174,
             603.35,
-            digest="sha256:91e0edf50424af23bef0a95723434428c1c0a2427cebe84852ee773354a5f456",
+            digest="sha256:91e0edf50424",
         ),
         estimated(
             4096,
@@ -15801,7 +9080,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             174,
             2308.2,
-            digest="sha256:91e0edf50424af23bef0a95723434428c1c0a2427cebe84852ee773354a5f456",
+            digest="sha256:91e0edf50424",
         ),
         estimated(
             16384,
@@ -15809,7 +9088,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             174,
             4581.4,
-            digest="sha256:91e0edf50424af23bef0a95723434428c1c0a2427cebe84852ee773354a5f456",
+            digest="sha256:91e0edf50424",
         ),
     ),
     *serve(
@@ -15820,7 +9099,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             175,
             126.67,
-            digest="sha256:61a46a2ebda5a3085343610584d2fb31e51bd4d555a284417ceef5fbbfdc87e6",
+            digest="sha256:61a46a2ebda5",
         ),
         estimated(
             1024,
@@ -15828,7 +9107,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             175,
             350.11,
-            digest="sha256:61a46a2ebda5a3085343610584d2fb31e51bd4d555a284417ceef5fbbfdc87e6",
+            digest="sha256:61a46a2ebda5",
         ),
         estimated(
             4096,
@@ -15836,7 +9115,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             175,
             1219.0,
-            digest="sha256:61a46a2ebda5a3085343610584d2fb31e51bd4d555a284417ceef5fbbfdc87e6",
+            digest="sha256:61a46a2ebda5",
         ),
         estimated(
             16384,
@@ -15844,18 +9123,13 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             175,
             2267.6,
-            digest="sha256:61a46a2ebda5a3085343610584d2fb31e51bd4d555a284417ceef5fbbfdc87e6",
+            digest="sha256:61a46a2ebda5",
         ),
     ),
     *serve(
         bwd_dq_bf16_d192,
         estimated(
-            1,
-            br64_bc32_w4_s3_s_ahead_descriptor,
-            164864,
-            242,
-            295.1,
-            digest="sha256:9a31874ce27b26c0daa3b67ad96631f01ded7b865a23acc87df67b3e7777327c",
+            1, br64_bc32_w4_s3_s_ahead_descriptor, 164864, 242, 295.1, digest="sha256:9a31874ce27b"
         ),
         estimated(
             1024,
@@ -15863,7 +9137,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             242,
             1038.5,
-            digest="sha256:9a31874ce27b26c0daa3b67ad96631f01ded7b865a23acc87df67b3e7777327c",
+            digest="sha256:9a31874ce27b",
         ),
         estimated(
             4096,
@@ -15871,7 +9145,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             242,
             4012.4,
-            digest="sha256:9a31874ce27b26c0daa3b67ad96631f01ded7b865a23acc87df67b3e7777327c",
+            digest="sha256:9a31874ce27b",
         ),
         estimated(
             16384,
@@ -15879,7 +9153,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             242,
             7977.4,
-            digest="sha256:9a31874ce27b26c0daa3b67ad96631f01ded7b865a23acc87df67b3e7777327c",
+            digest="sha256:9a31874ce27b",
         ),
     ),
     *serve(
@@ -15890,7 +9164,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             245,
             189.71,
-            digest="sha256:77796431d55223daf9125f54538f9c44870334393d4ac498f7046e12a011416f",
+            digest="sha256:77796431d552",
         ),
         estimated(
             1024,
@@ -15898,7 +9172,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             245,
             565.59,
-            digest="sha256:77796431d55223daf9125f54538f9c44870334393d4ac498f7046e12a011416f",
+            digest="sha256:77796431d552",
         ),
         estimated(
             4096,
@@ -15906,7 +9180,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             245,
             1966.0,
-            digest="sha256:77796431d55223daf9125f54538f9c44870334393d4ac498f7046e12a011416f",
+            digest="sha256:77796431d552",
         ),
         estimated(
             16384,
@@ -15914,26 +9188,16 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             245,
             3870.0,
-            digest="sha256:77796431d55223daf9125f54538f9c44870334393d4ac498f7046e12a011416f",
+            digest="sha256:77796431d552",
         ),
     ),
     *serve(
         bwd_dq_bf16_d256,
         estimated(
-            1,
-            br128_bc32_w8_s2_fa2_pointer,
-            196608,
-            228,
-            230.02,
-            digest="sha256:fa1a5cf379ddcb616c062b24e88cc4cd40445fbcc6c5f3e46c7e95d8607e6a4b",
+            1, br128_bc32_w8_s2_fa2_pointer, 196608, 228, 230.02, digest="sha256:fa1a5cf379dd"
         ),
         estimated(
-            1024,
-            br128_bc32_w8_s2_fa2_pointer,
-            196608,
-            228,
-            858.4,
-            digest="sha256:fa1a5cf379ddcb616c062b24e88cc4cd40445fbcc6c5f3e46c7e95d8607e6a4b",
+            1024, br128_bc32_w8_s2_fa2_pointer, 196608, 228, 858.4, digest="sha256:fa1a5cf379dd"
         ),
         estimated(
             4096,
@@ -15941,7 +9205,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             242,
             3210.5,
-            digest="sha256:fb46f025d113c24e1c15944cbdd1c3c7103784dc863af7fe9c6e6915138f490e",
+            digest="sha256:fb46f025d113",
         ),
         estimated(
             16384,
@@ -15949,7 +9213,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             242,
             6382.5,
-            digest="sha256:fb46f025d113c24e1c15944cbdd1c3c7103784dc863af7fe9c6e6915138f490e",
+            digest="sha256:fb46f025d113",
         ),
     ),
     *serve(
@@ -15960,7 +9224,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             245,
             154.5,
-            digest="sha256:1fe415869c53ab9b954a5cc58b4f2e92935139cb404fe744c8b5d8d97ef3db97",
+            digest="sha256:1fe415869c53",
         ),
         estimated(
             1024,
@@ -15968,7 +9232,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             245,
             458.46,
-            digest="sha256:1fe415869c53ab9b954a5cc58b4f2e92935139cb404fe744c8b5d8d97ef3db97",
+            digest="sha256:1fe415869c53",
         ),
         estimated(
             4096,
@@ -15976,7 +9240,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             245,
             1574.0,
-            digest="sha256:1fe415869c53ab9b954a5cc58b4f2e92935139cb404fe744c8b5d8d97ef3db97",
+            digest="sha256:1fe415869c53",
         ),
         estimated(
             16384,
@@ -15984,7 +9248,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             245,
             3098.3,
-            digest="sha256:1fe415869c53ab9b954a5cc58b4f2e92935139cb404fe744c8b5d8d97ef3db97",
+            digest="sha256:1fe415869c53",
         ),
     ),
     *serve(
@@ -15995,7 +9259,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             82944,
             122,
             174.17,
-            digest="sha256:7313757f4a460ed9730aa0070ffcd802ad502055d97cc744084222283276a460",
+            digest="sha256:7313757f4a46",
         ),
         estimated(
             1024,
@@ -16003,7 +9267,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             82944,
             122,
             576.85,
-            digest="sha256:7313757f4a460ed9730aa0070ffcd802ad502055d97cc744084222283276a460",
+            digest="sha256:7313757f4a46",
         ),
         estimated(
             4096,
@@ -16011,7 +9275,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             82944,
             122,
             2187.5,
-            digest="sha256:7313757f4a460ed9730aa0070ffcd802ad502055d97cc744084222283276a460",
+            digest="sha256:7313757f4a46",
         ),
         estimated(
             16384,
@@ -16019,7 +9283,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             82944,
             122,
             4335.1,
-            digest="sha256:7313757f4a460ed9730aa0070ffcd802ad502055d97cc744084222283276a460",
+            digest="sha256:7313757f4a46",
         ),
     ),
     *serve(
@@ -16030,7 +9294,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             82944,
             122,
             125.71,
-            digest="sha256:5eb65771b6db93816811d3af3de911d4897456bad0d26c1fe057c5b468334445",
+            digest="sha256:5eb65771b6db",
         ),
         estimated(
             1024,
@@ -16038,7 +9302,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             82944,
             122,
             332.32,
-            digest="sha256:5eb65771b6db93816811d3af3de911d4897456bad0d26c1fe057c5b468334445",
+            digest="sha256:5eb65771b6db",
         ),
         estimated(
             4096,
@@ -16046,7 +9310,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             82944,
             122,
             1159.1,
-            digest="sha256:5eb65771b6db93816811d3af3de911d4897456bad0d26c1fe057c5b468334445",
+            digest="sha256:5eb65771b6db",
         ),
         estimated(
             16384,
@@ -16054,7 +9318,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             82944,
             122,
             2228.6,
-            digest="sha256:5eb65771b6db93816811d3af3de911d4897456bad0d26c1fe057c5b468334445",
+            digest="sha256:5eb65771b6db",
         ),
     ),
     *serve(
@@ -16065,7 +9329,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             174,
             231.56,
-            digest="sha256:583ceca16edfc4d9e351aa0844c837656236dc8715d442e8b0303ceb52576748",
+            digest="sha256:583ceca16edf",
         ),
         estimated(
             1024,
@@ -16073,7 +9337,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             174,
             790.97,
-            digest="sha256:583ceca16edfc4d9e351aa0844c837656236dc8715d442e8b0303ceb52576748",
+            digest="sha256:583ceca16edf",
         ),
         estimated(
             4096,
@@ -16081,7 +9345,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             174,
             3028.6,
-            digest="sha256:583ceca16edfc4d9e351aa0844c837656236dc8715d442e8b0303ceb52576748",
+            digest="sha256:583ceca16edf",
         ),
         estimated(
             16384,
@@ -16089,7 +9353,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             174,
             6012.1,
-            digest="sha256:583ceca16edfc4d9e351aa0844c837656236dc8715d442e8b0303ceb52576748",
+            digest="sha256:583ceca16edf",
         ),
     ),
     *serve(
@@ -16100,7 +9364,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             175,
             163.45,
-            digest="sha256:64a12fc0a8629b55309c5fefdf29e94cbabd5a4c45b5756e4abd3c955ab04083",
+            digest="sha256:64a12fc0a862",
         ),
         estimated(
             1024,
@@ -16108,7 +9372,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             175,
             451.46,
-            digest="sha256:64a12fc0a8629b55309c5fefdf29e94cbabd5a4c45b5756e4abd3c955ab04083",
+            digest="sha256:64a12fc0a862",
         ),
         estimated(
             4096,
@@ -16116,7 +9380,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             175,
             1579.3,
-            digest="sha256:64a12fc0a8629b55309c5fefdf29e94cbabd5a4c45b5756e4abd3c955ab04083",
+            digest="sha256:64a12fc0a862",
         ),
         estimated(
             16384,
@@ -16124,7 +9388,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             175,
             3102.6,
-            digest="sha256:64a12fc0a8629b55309c5fefdf29e94cbabd5a4c45b5756e4abd3c955ab04083",
+            digest="sha256:64a12fc0a862",
         ),
     ),
     *serve(
@@ -16135,7 +9399,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             174,
             177.14,
-            digest="sha256:8fd2c1b93bcf4b5549eaec200031f5a926da30d754467a0aa20965edc8bf327d",
+            digest="sha256:8fd2c1b93bcf",
         ),
         estimated(
             1024,
@@ -16143,7 +9407,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             174,
             603.35,
-            digest="sha256:8fd2c1b93bcf4b5549eaec200031f5a926da30d754467a0aa20965edc8bf327d",
+            digest="sha256:8fd2c1b93bcf",
         ),
         estimated(
             4096,
@@ -16151,7 +9415,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             174,
             2308.2,
-            digest="sha256:8fd2c1b93bcf4b5549eaec200031f5a926da30d754467a0aa20965edc8bf327d",
+            digest="sha256:8fd2c1b93bcf",
         ),
         estimated(
             16384,
@@ -16159,7 +9423,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             174,
             4581.4,
-            digest="sha256:8fd2c1b93bcf4b5549eaec200031f5a926da30d754467a0aa20965edc8bf327d",
+            digest="sha256:8fd2c1b93bcf",
         ),
     ),
     *serve(
@@ -16170,7 +9434,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             175,
             126.67,
-            digest="sha256:3fddf36dc7b52594de39948ca54031cf2b7f0e79afd162f47be7d7184ec6bd0e",
+            digest="sha256:3fddf36dc7b5",
         ),
         estimated(
             1024,
@@ -16178,7 +9442,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             175,
             350.11,
-            digest="sha256:3fddf36dc7b52594de39948ca54031cf2b7f0e79afd162f47be7d7184ec6bd0e",
+            digest="sha256:3fddf36dc7b5",
         ),
         estimated(
             4096,
@@ -16186,7 +9450,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             175,
             1219.0,
-            digest="sha256:3fddf36dc7b52594de39948ca54031cf2b7f0e79afd162f47be7d7184ec6bd0e",
+            digest="sha256:3fddf36dc7b5",
         ),
         estimated(
             16384,
@@ -16194,18 +9458,13 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             175,
             2267.6,
-            digest="sha256:3fddf36dc7b52594de39948ca54031cf2b7f0e79afd162f47be7d7184ec6bd0e",
+            digest="sha256:3fddf36dc7b5",
         ),
     ),
     *serve(
         bwd_dq_fp16_d192,
         estimated(
-            1,
-            br64_bc32_w4_s3_s_ahead_descriptor,
-            164864,
-            242,
-            295.1,
-            digest="sha256:86676fad4aae0243e875f8928ddeb123cc16e308a3df2ca97b4c11532d7e5073",
+            1, br64_bc32_w4_s3_s_ahead_descriptor, 164864, 242, 295.1, digest="sha256:86676fad4aae"
         ),
         estimated(
             1024,
@@ -16213,7 +9472,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             242,
             1038.5,
-            digest="sha256:86676fad4aae0243e875f8928ddeb123cc16e308a3df2ca97b4c11532d7e5073",
+            digest="sha256:86676fad4aae",
         ),
         estimated(
             4096,
@@ -16221,7 +9480,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             242,
             4012.4,
-            digest="sha256:86676fad4aae0243e875f8928ddeb123cc16e308a3df2ca97b4c11532d7e5073",
+            digest="sha256:86676fad4aae",
         ),
         estimated(
             16384,
@@ -16229,7 +9488,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             242,
             7977.4,
-            digest="sha256:86676fad4aae0243e875f8928ddeb123cc16e308a3df2ca97b4c11532d7e5073",
+            digest="sha256:86676fad4aae",
         ),
     ),
     *serve(
@@ -16240,7 +9499,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             245,
             189.71,
-            digest="sha256:6e7c526ccb5a413104a42defbe5d9205b767d9d4a54a51f551b2032940a5bd48",
+            digest="sha256:6e7c526ccb5a",
         ),
         estimated(
             1024,
@@ -16248,7 +9507,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             245,
             565.59,
-            digest="sha256:6e7c526ccb5a413104a42defbe5d9205b767d9d4a54a51f551b2032940a5bd48",
+            digest="sha256:6e7c526ccb5a",
         ),
         estimated(
             4096,
@@ -16256,7 +9515,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             245,
             1966.0,
-            digest="sha256:6e7c526ccb5a413104a42defbe5d9205b767d9d4a54a51f551b2032940a5bd48",
+            digest="sha256:6e7c526ccb5a",
         ),
         estimated(
             16384,
@@ -16264,26 +9523,16 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             245,
             3870.0,
-            digest="sha256:6e7c526ccb5a413104a42defbe5d9205b767d9d4a54a51f551b2032940a5bd48",
+            digest="sha256:6e7c526ccb5a",
         ),
     ),
     *serve(
         bwd_dq_fp16_d256,
         estimated(
-            1,
-            br128_bc32_w8_s2_fa2_pointer,
-            196608,
-            228,
-            230.02,
-            digest="sha256:84851c1a9f14b6511b90900ac34a1517f06e093b0e083001901683fff1b7e49a",
+            1, br128_bc32_w8_s2_fa2_pointer, 196608, 228, 230.02, digest="sha256:84851c1a9f14"
         ),
         estimated(
-            1024,
-            br128_bc32_w8_s2_fa2_pointer,
-            196608,
-            228,
-            858.4,
-            digest="sha256:84851c1a9f14b6511b90900ac34a1517f06e093b0e083001901683fff1b7e49a",
+            1024, br128_bc32_w8_s2_fa2_pointer, 196608, 228, 858.4, digest="sha256:84851c1a9f14"
         ),
         estimated(
             4096,
@@ -16291,7 +9540,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             242,
             3210.5,
-            digest="sha256:41883a634ebb0f3d5e12b62ade9ca22156176516eacdff8ae2bd2f5bf86a458e",
+            digest="sha256:41883a634ebb",
         ),
         estimated(
             16384,
@@ -16299,7 +9548,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             242,
             6382.5,
-            digest="sha256:41883a634ebb0f3d5e12b62ade9ca22156176516eacdff8ae2bd2f5bf86a458e",
+            digest="sha256:41883a634ebb",
         ),
     ),
     *serve(
@@ -16310,7 +9559,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             245,
             154.5,
-            digest="sha256:d5f9d7d07af65c58337c0d8f5d390d519318bd08e8236691d7bd39b4bf30d2e3",
+            digest="sha256:d5f9d7d07af6",
         ),
         estimated(
             1024,
@@ -16318,7 +9567,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             245,
             458.46,
-            digest="sha256:d5f9d7d07af65c58337c0d8f5d390d519318bd08e8236691d7bd39b4bf30d2e3",
+            digest="sha256:d5f9d7d07af6",
         ),
         estimated(
             4096,
@@ -16326,7 +9575,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             245,
             1574.0,
-            digest="sha256:d5f9d7d07af65c58337c0d8f5d390d519318bd08e8236691d7bd39b4bf30d2e3",
+            digest="sha256:d5f9d7d07af6",
         ),
         estimated(
             16384,
@@ -16334,34 +9583,19 @@ NVIDIA_H200: tuple[Choice, ...] = (
             164864,
             245,
             3098.3,
-            digest="sha256:d5f9d7d07af65c58337c0d8f5d390d519318bd08e8236691d7bd39b4bf30d2e3",
+            digest="sha256:d5f9d7d07af6",
         ),
     ),
     *serve(
         bwd_fused_bf16_d64,
         estimated(
-            1,
-            br64_bc64_w4_s3_fa2_descriptor,
-            83000,
-            237,
-            528.49,
-            digest="sha256:135babce6b54090453c96e90aa1760936cc7720c16e98ea6692b588f7e1e9d8f",
+            1, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 528.49, digest="sha256:135babce6b54"
         ),
         estimated(
-            1024,
-            br64_bc64_w4_s3_fa2_descriptor,
-            83000,
-            237,
-            1877.3,
-            digest="sha256:135babce6b54090453c96e90aa1760936cc7720c16e98ea6692b588f7e1e9d8f",
+            1024, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 1877.3, digest="sha256:135babce6b54"
         ),
         estimated(
-            4096,
-            br64_bc64_w4_s3_fa2_descriptor,
-            83000,
-            237,
-            7272.6,
-            digest="sha256:135babce6b54090453c96e90aa1760936cc7720c16e98ea6692b588f7e1e9d8f",
+            4096, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 7272.6, digest="sha256:135babce6b54"
         ),
         estimated(
             16384,
@@ -16369,53 +9603,28 @@ NVIDIA_H200: tuple[Choice, ...] = (
             83000,
             237,
             14466.3,
-            digest="sha256:135babce6b54090453c96e90aa1760936cc7720c16e98ea6692b588f7e1e9d8f",
+            digest="sha256:135babce6b54",
         ),
     ),
     *serve(
         bwd_fused_bf16_d64_causal,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            99328,
-            248,
-            384.04,
-            digest="sha256:25eab3dbd27240521c089992af7b218303ceed7456d1a6391c174eb6623947a3",
+            1, br64_bc128_w8_s3_fa2_pointer, 99328, 248, 384.04, digest="sha256:25eab3dbd272"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            99328,
-            248,
-            1120.1,
-            digest="sha256:25eab3dbd27240521c089992af7b218303ceed7456d1a6391c174eb6623947a3",
+            1024, br64_bc128_w8_s3_fa2_pointer, 99328, 248, 1120.1, digest="sha256:25eab3dbd272"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            99328,
-            248,
-            4025.8,
-            digest="sha256:25eab3dbd27240521c089992af7b218303ceed7456d1a6391c174eb6623947a3",
+            4096, br64_bc128_w8_s3_fa2_pointer, 99328, 248, 4025.8, digest="sha256:25eab3dbd272"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            99328,
-            248,
-            7725.4,
-            digest="sha256:25eab3dbd27240521c089992af7b218303ceed7456d1a6391c174eb6623947a3",
+            16384, br64_bc128_w8_s3_fa2_pointer, 99328, 248, 7725.4, digest="sha256:25eab3dbd272"
         ),
     ),
     *serve(
         bwd_fused_bf16_d96,
         estimated(
-            1,
-            br32_bc128_w8_s2_fa2_descriptor,
-            106784,
-            220,
-            799.64,
-            digest="sha256:e3a2dde00cc2bbe47cb27af0043bc87e0e9480f758c4802ca06b8fd30e0d1561",
+            1, br32_bc128_w8_s2_fa2_descriptor, 106784, 220, 799.64, digest="sha256:e3a2dde00cc2"
         ),
         estimated(
             1024,
@@ -16423,7 +9632,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             106784,
             220,
             3067.2,
-            digest="sha256:e3a2dde00cc2bbe47cb27af0043bc87e0e9480f758c4802ca06b8fd30e0d1561",
+            digest="sha256:e3a2dde00cc2",
         ),
         estimated(
             4096,
@@ -16431,7 +9640,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             106784,
             220,
             12137.3,
-            digest="sha256:e3a2dde00cc2bbe47cb27af0043bc87e0e9480f758c4802ca06b8fd30e0d1561",
+            digest="sha256:e3a2dde00cc2",
         ),
         estimated(
             16384,
@@ -16439,18 +9648,13 @@ NVIDIA_H200: tuple[Choice, ...] = (
             106784,
             220,
             24230.9,
-            digest="sha256:e3a2dde00cc2bbe47cb27af0043bc87e0e9480f758c4802ca06b8fd30e0d1561",
+            digest="sha256:e3a2dde00cc2",
         ),
     ),
     *serve(
         bwd_fused_bf16_d96_causal,
         estimated(
-            1,
-            br32_bc128_w8_s2_fa2_descriptor,
-            106784,
-            255,
-            551.19,
-            digest="sha256:f6f2126914867b8168e375d2ed81824d8f8ace425a077fc3de92332109385e5d",
+            1, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 551.19, digest="sha256:f6f212691486"
         ),
         estimated(
             1024,
@@ -16458,7 +9662,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             106784,
             255,
             1776.3,
-            digest="sha256:f6f2126914867b8168e375d2ed81824d8f8ace425a077fc3de92332109385e5d",
+            digest="sha256:f6f212691486",
         ),
         estimated(
             4096,
@@ -16466,7 +9670,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             106784,
             255,
             6588.5,
-            digest="sha256:f6f2126914867b8168e375d2ed81824d8f8ace425a077fc3de92332109385e5d",
+            digest="sha256:f6f212691486",
         ),
         estimated(
             16384,
@@ -16474,53 +9678,28 @@ NVIDIA_H200: tuple[Choice, ...] = (
             106784,
             255,
             13086.6,
-            digest="sha256:f6f2126914867b8168e375d2ed81824d8f8ace425a077fc3de92332109385e5d",
+            digest="sha256:f6f212691486",
         ),
     ),
     *serve(
         bwd_fused_bf16_d128,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            197632,
-            255,
-            411.99,
-            digest="sha256:f128d9275990a6ca7d181a11be348752e09ef81c11a2136baac4551184eaa63c",
+            1, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 411.99, digest="sha256:f128d9275990"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            197632,
-            255,
-            1532.2,
-            digest="sha256:f128d9275990a6ca7d181a11be348752e09ef81c11a2136baac4551184eaa63c",
+            1024, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 1532.2, digest="sha256:f128d9275990"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            197632,
-            255,
-            6013.3,
-            digest="sha256:f128d9275990a6ca7d181a11be348752e09ef81c11a2136baac4551184eaa63c",
+            4096, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 6013.3, digest="sha256:f128d9275990"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            197632,
-            255,
-            11987.9,
-            digest="sha256:f128d9275990a6ca7d181a11be348752e09ef81c11a2136baac4551184eaa63c",
+            16384, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 11987.9, digest="sha256:f128d9275990"
         ),
     ),
     *serve(
         bwd_fused_bf16_d128_causal,
         estimated(
-            1,
-            br32_bc128_w8_s2_fa2_descriptor,
-            106784,
-            255,
-            415.53,
-            digest="sha256:01d1ffb1869e084672cf29043067c30071fb54b476dfb523738a740adb92b193",
+            1, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 415.53, digest="sha256:01d1ffb1869e"
         ),
         estimated(
             1024,
@@ -16528,7 +9707,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             106784,
             255,
             1359.1,
-            digest="sha256:01d1ffb1869e084672cf29043067c30071fb54b476dfb523738a740adb92b193",
+            digest="sha256:01d1ffb1869e",
         ),
         estimated(
             4096,
@@ -16536,7 +9715,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             106784,
             255,
             5048.3,
-            digest="sha256:01d1ffb1869e084672cf29043067c30071fb54b476dfb523738a740adb92b193",
+            digest="sha256:01d1ffb1869e",
         ),
         estimated(
             16384,
@@ -16544,174 +9723,77 @@ NVIDIA_H200: tuple[Choice, ...] = (
             106784,
             255,
             9519.7,
-            digest="sha256:01d1ffb1869e084672cf29043067c30071fb54b476dfb523738a740adb92b193",
+            digest="sha256:01d1ffb1869e",
         ),
     ),
     *serve(
         bwd_fused_bf16_d192,
         estimated(
-            1,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            1671.9,
-            digest="sha256:73fca53acfd9a42ad570c08e769e67080412961204ee7d043079e4686e286318",
+            1, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 1671.9, digest="sha256:73fca53acfd9"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            6546.1,
-            digest="sha256:73fca53acfd9a42ad570c08e769e67080412961204ee7d043079e4686e286318",
+            1024, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 6546.1, digest="sha256:73fca53acfd9"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            26042.8,
-            digest="sha256:73fca53acfd9a42ad570c08e769e67080412961204ee7d043079e4686e286318",
+            4096, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 26042.8, digest="sha256:73fca53acfd9"
         ),
         estimated(
-            16384,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            52038.4,
-            digest="sha256:73fca53acfd9a42ad570c08e769e67080412961204ee7d043079e4686e286318",
+            16384, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 52038.4, digest="sha256:73fca53acfd9"
         ),
     ),
     *serve(
         bwd_fused_bf16_d192_causal,
         estimated(
-            1,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            988.08,
-            digest="sha256:2de1972e6886f80162e72ba612be5fc573a1ba87d607a05ffcbc91b0afecb40a",
+            1, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 988.08, digest="sha256:2de1972e6886"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            3479.5,
-            digest="sha256:2de1972e6886f80162e72ba612be5fc573a1ba87d607a05ffcbc91b0afecb40a",
+            1024, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 3479.5, digest="sha256:2de1972e6886"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            12841.0,
-            digest="sha256:2de1972e6886f80162e72ba612be5fc573a1ba87d607a05ffcbc91b0afecb40a",
+            4096, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 12841.0, digest="sha256:2de1972e6886"
         ),
         estimated(
-            16384,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            25387.9,
-            digest="sha256:2de1972e6886f80162e72ba612be5fc573a1ba87d607a05ffcbc91b0afecb40a",
+            16384, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 25387.9, digest="sha256:2de1972e6886"
         ),
     ),
     *serve(
         bwd_fused_bf16_d256,
+        estimated(1, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 1537.7, digest="sha256:5fd0877af04d"),
         estimated(
-            1,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            1537.7,
-            digest="sha256:5fd0877af04d6e7a779490b6e658d1b6e61f45a31c2d430e7ccdbfd1c2b43a2c",
+            1024, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 6006.9, digest="sha256:5fd0877af04d"
         ),
         estimated(
-            1024,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            6006.9,
-            digest="sha256:5fd0877af04d6e7a779490b6e658d1b6e61f45a31c2d430e7ccdbfd1c2b43a2c",
+            4096, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 23883.4, digest="sha256:5fd0877af04d"
         ),
         estimated(
-            4096,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            23883.4,
-            digest="sha256:5fd0877af04d6e7a779490b6e658d1b6e61f45a31c2d430e7ccdbfd1c2b43a2c",
-        ),
-        estimated(
-            16384,
-            br16_bc32_w4_s2_fa2_pointer,
-            65664,
-            255,
-            47718.8,
-            digest="sha256:5fd0877af04d6e7a779490b6e658d1b6e61f45a31c2d430e7ccdbfd1c2b43a2c",
+            16384, br16_bc32_w4_s2_fa2_pointer, 65664, 255, 47718.8, digest="sha256:5fd0877af04d"
         ),
     ),
     *serve(
         bwd_fused_bf16_d256_causal,
         estimated(
-            1,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            779.74,
-            digest="sha256:502c68b7001da6866d41fd0c4ec552e44a5b8f5578278c7a6b80d3a77cd8fbe5",
+            1, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 779.74, digest="sha256:502c68b7001d"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            2751.6,
-            digest="sha256:502c68b7001da6866d41fd0c4ec552e44a5b8f5578278c7a6b80d3a77cd8fbe5",
+            1024, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 2751.6, digest="sha256:502c68b7001d"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            10037.9,
-            digest="sha256:502c68b7001da6866d41fd0c4ec552e44a5b8f5578278c7a6b80d3a77cd8fbe5",
+            4096, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 10037.9, digest="sha256:502c68b7001d"
         ),
         estimated(
-            16384,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            19844.5,
-            digest="sha256:502c68b7001da6866d41fd0c4ec552e44a5b8f5578278c7a6b80d3a77cd8fbe5",
+            16384, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 19844.5, digest="sha256:502c68b7001d"
         ),
     ),
     *serve(
         bwd_fused_fp16_d64,
         estimated(
-            1,
-            br64_bc64_w4_s3_fa2_descriptor,
-            83000,
-            237,
-            528.49,
-            digest="sha256:17e6f5cf8a61f9a2aa7c18da29dfdab9d6c38317826dceb7af96cbc7b835d14a",
+            1, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 528.49, digest="sha256:17e6f5cf8a61"
         ),
         estimated(
-            1024,
-            br64_bc64_w4_s3_fa2_descriptor,
-            83000,
-            237,
-            1877.3,
-            digest="sha256:17e6f5cf8a61f9a2aa7c18da29dfdab9d6c38317826dceb7af96cbc7b835d14a",
+            1024, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 1877.3, digest="sha256:17e6f5cf8a61"
         ),
         estimated(
-            4096,
-            br64_bc64_w4_s3_fa2_descriptor,
-            83000,
-            237,
-            7272.6,
-            digest="sha256:17e6f5cf8a61f9a2aa7c18da29dfdab9d6c38317826dceb7af96cbc7b835d14a",
+            4096, br64_bc64_w4_s3_fa2_descriptor, 83000, 237, 7272.6, digest="sha256:17e6f5cf8a61"
         ),
         estimated(
             16384,
@@ -16719,53 +9801,28 @@ NVIDIA_H200: tuple[Choice, ...] = (
             83000,
             237,
             14466.3,
-            digest="sha256:17e6f5cf8a61f9a2aa7c18da29dfdab9d6c38317826dceb7af96cbc7b835d14a",
+            digest="sha256:17e6f5cf8a61",
         ),
     ),
     *serve(
         bwd_fused_fp16_d64_causal,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            99328,
-            248,
-            384.04,
-            digest="sha256:085f52fd74add03180882bdfb3465f028e0db5f65a976540644d059bc6062da7",
+            1, br64_bc128_w8_s3_fa2_pointer, 99328, 248, 384.04, digest="sha256:085f52fd74ad"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            99328,
-            248,
-            1120.1,
-            digest="sha256:085f52fd74add03180882bdfb3465f028e0db5f65a976540644d059bc6062da7",
+            1024, br64_bc128_w8_s3_fa2_pointer, 99328, 248, 1120.1, digest="sha256:085f52fd74ad"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            99328,
-            248,
-            4025.8,
-            digest="sha256:085f52fd74add03180882bdfb3465f028e0db5f65a976540644d059bc6062da7",
+            4096, br64_bc128_w8_s3_fa2_pointer, 99328, 248, 4025.8, digest="sha256:085f52fd74ad"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            99328,
-            248,
-            7725.4,
-            digest="sha256:085f52fd74add03180882bdfb3465f028e0db5f65a976540644d059bc6062da7",
+            16384, br64_bc128_w8_s3_fa2_pointer, 99328, 248, 7725.4, digest="sha256:085f52fd74ad"
         ),
     ),
     *serve(
         bwd_fused_fp16_d96,
         estimated(
-            1,
-            br32_bc128_w8_s2_fa2_descriptor,
-            106784,
-            220,
-            799.64,
-            digest="sha256:d85e88a88479a7a768d5c69fa01b13886b38c82ea1fb24e7136a7835d3d7b072",
+            1, br32_bc128_w8_s2_fa2_descriptor, 106784, 220, 799.64, digest="sha256:d85e88a88479"
         ),
         estimated(
             1024,
@@ -16773,7 +9830,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             106784,
             220,
             3067.2,
-            digest="sha256:d85e88a88479a7a768d5c69fa01b13886b38c82ea1fb24e7136a7835d3d7b072",
+            digest="sha256:d85e88a88479",
         ),
         estimated(
             4096,
@@ -16781,7 +9838,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             106784,
             220,
             12137.3,
-            digest="sha256:d85e88a88479a7a768d5c69fa01b13886b38c82ea1fb24e7136a7835d3d7b072",
+            digest="sha256:d85e88a88479",
         ),
         estimated(
             16384,
@@ -16789,18 +9846,13 @@ NVIDIA_H200: tuple[Choice, ...] = (
             106784,
             220,
             24230.9,
-            digest="sha256:d85e88a88479a7a768d5c69fa01b13886b38c82ea1fb24e7136a7835d3d7b072",
+            digest="sha256:d85e88a88479",
         ),
     ),
     *serve(
         bwd_fused_fp16_d96_causal,
         estimated(
-            1,
-            br32_bc128_w8_s2_fa2_descriptor,
-            106784,
-            255,
-            551.19,
-            digest="sha256:07036c257c5686e7ec9a6bca44d39e14edb9b566d11f2c4c3c43f20f6d65f1ab",
+            1, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 551.19, digest="sha256:07036c257c56"
         ),
         estimated(
             1024,
@@ -16808,7 +9860,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             106784,
             255,
             1776.3,
-            digest="sha256:07036c257c5686e7ec9a6bca44d39e14edb9b566d11f2c4c3c43f20f6d65f1ab",
+            digest="sha256:07036c257c56",
         ),
         estimated(
             4096,
@@ -16816,7 +9868,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             106784,
             255,
             6588.5,
-            digest="sha256:07036c257c5686e7ec9a6bca44d39e14edb9b566d11f2c4c3c43f20f6d65f1ab",
+            digest="sha256:07036c257c56",
         ),
         estimated(
             16384,
@@ -16824,53 +9876,28 @@ NVIDIA_H200: tuple[Choice, ...] = (
             106784,
             255,
             13086.6,
-            digest="sha256:07036c257c5686e7ec9a6bca44d39e14edb9b566d11f2c4c3c43f20f6d65f1ab",
+            digest="sha256:07036c257c56",
         ),
     ),
     *serve(
         bwd_fused_fp16_d128,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            197632,
-            255,
-            411.99,
-            digest="sha256:2e67437bbbf675b1f33a1f96582714b5123d148ad0d24a6855b8822c880e02cb",
+            1, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 411.99, digest="sha256:2e67437bbbf6"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            197632,
-            255,
-            1532.2,
-            digest="sha256:2e67437bbbf675b1f33a1f96582714b5123d148ad0d24a6855b8822c880e02cb",
+            1024, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 1532.2, digest="sha256:2e67437bbbf6"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            197632,
-            255,
-            6013.3,
-            digest="sha256:2e67437bbbf675b1f33a1f96582714b5123d148ad0d24a6855b8822c880e02cb",
+            4096, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 6013.3, digest="sha256:2e67437bbbf6"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            197632,
-            255,
-            11987.9,
-            digest="sha256:2e67437bbbf675b1f33a1f96582714b5123d148ad0d24a6855b8822c880e02cb",
+            16384, br64_bc128_w8_s3_fa2_pointer, 197632, 255, 11987.9, digest="sha256:2e67437bbbf6"
         ),
     ),
     *serve(
         bwd_fused_fp16_d128_causal,
         estimated(
-            1,
-            br32_bc128_w8_s2_fa2_descriptor,
-            106784,
-            255,
-            415.53,
-            digest="sha256:02c57f421ad7a584d1c879005a007ee6487aa34f4670f6900297b419203b05af",
+            1, br32_bc128_w8_s2_fa2_descriptor, 106784, 255, 415.53, digest="sha256:02c57f421ad7"
         ),
         estimated(
             1024,
@@ -16878,7 +9905,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             106784,
             255,
             1359.1,
-            digest="sha256:02c57f421ad7a584d1c879005a007ee6487aa34f4670f6900297b419203b05af",
+            digest="sha256:02c57f421ad7",
         ),
         estimated(
             4096,
@@ -16886,7 +9913,7 @@ NVIDIA_H200: tuple[Choice, ...] = (
             106784,
             255,
             5048.3,
-            digest="sha256:02c57f421ad7a584d1c879005a007ee6487aa34f4670f6900297b419203b05af",
+            digest="sha256:02c57f421ad7",
         ),
         estimated(
             16384,
@@ -16894,147 +9921,67 @@ NVIDIA_H200: tuple[Choice, ...] = (
             106784,
             255,
             9519.7,
-            digest="sha256:02c57f421ad7a584d1c879005a007ee6487aa34f4670f6900297b419203b05af",
+            digest="sha256:02c57f421ad7",
         ),
     ),
     *serve(
         bwd_fused_fp16_d192,
         estimated(
-            1,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            1671.9,
-            digest="sha256:e6a940b521edbdfdf127dd7109b68521640bed65c293faf4378ede44894a70ad",
+            1, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 1671.9, digest="sha256:e6a940b521ed"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            6546.1,
-            digest="sha256:e6a940b521edbdfdf127dd7109b68521640bed65c293faf4378ede44894a70ad",
+            1024, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 6546.1, digest="sha256:e6a940b521ed"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            26042.8,
-            digest="sha256:e6a940b521edbdfdf127dd7109b68521640bed65c293faf4378ede44894a70ad",
+            4096, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 26042.8, digest="sha256:e6a940b521ed"
         ),
         estimated(
-            16384,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            52038.4,
-            digest="sha256:e6a940b521edbdfdf127dd7109b68521640bed65c293faf4378ede44894a70ad",
+            16384, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 52038.4, digest="sha256:e6a940b521ed"
         ),
     ),
     *serve(
         bwd_fused_fp16_d192_causal,
         estimated(
-            1,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            988.08,
-            digest="sha256:dca7a3ee09bf4bdc101ba66691564339e5c669b0110c7b2bf9eeabc315726d4d",
+            1, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 988.08, digest="sha256:dca7a3ee09bf"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            3479.5,
-            digest="sha256:dca7a3ee09bf4bdc101ba66691564339e5c669b0110c7b2bf9eeabc315726d4d",
+            1024, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 3479.5, digest="sha256:dca7a3ee09bf"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            12841.0,
-            digest="sha256:dca7a3ee09bf4bdc101ba66691564339e5c669b0110c7b2bf9eeabc315726d4d",
+            4096, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 12841.0, digest="sha256:dca7a3ee09bf"
         ),
         estimated(
-            16384,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            25387.9,
-            digest="sha256:dca7a3ee09bf4bdc101ba66691564339e5c669b0110c7b2bf9eeabc315726d4d",
+            16384, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 25387.9, digest="sha256:dca7a3ee09bf"
         ),
     ),
     *serve(
         bwd_fused_fp16_d256,
         estimated(
-            1,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            1302.3,
-            digest="sha256:f444252bc9880b8aa14b5886095c746230e619b4939589398aa7a52a12e86491",
+            1, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 1302.3, digest="sha256:f444252bc988"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            5095.6,
-            digest="sha256:f444252bc9880b8aa14b5886095c746230e619b4939589398aa7a52a12e86491",
+            1024, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 5095.6, digest="sha256:f444252bc988"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            20268.8,
-            digest="sha256:f444252bc9880b8aa14b5886095c746230e619b4939589398aa7a52a12e86491",
+            4096, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 20268.8, digest="sha256:f444252bc988"
         ),
         estimated(
-            16384,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            40499.7,
-            digest="sha256:f444252bc9880b8aa14b5886095c746230e619b4939589398aa7a52a12e86491",
+            16384, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 40499.7, digest="sha256:f444252bc988"
         ),
     ),
     *serve(
         bwd_fused_fp16_d256_causal,
         estimated(
-            1,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            779.74,
-            digest="sha256:9e7aa46d2a3bdea928ed36dabff21d66e7bd821ce33b9a49b1b9ad9f96c6d2a4",
+            1, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 779.74, digest="sha256:9e7aa46d2a3b"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            2751.6,
-            digest="sha256:9e7aa46d2a3bdea928ed36dabff21d66e7bd821ce33b9a49b1b9ad9f96c6d2a4",
+            1024, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 2751.6, digest="sha256:9e7aa46d2a3b"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            10037.9,
-            digest="sha256:9e7aa46d2a3bdea928ed36dabff21d66e7bd821ce33b9a49b1b9ad9f96c6d2a4",
+            4096, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 10037.9, digest="sha256:9e7aa46d2a3b"
         ),
         estimated(
-            16384,
-            br16_bc64_w8_s4_fa2_pointer,
-            180608,
-            255,
-            19844.5,
-            digest="sha256:9e7aa46d2a3bdea928ed36dabff21d66e7bd821ce33b9a49b1b9ad9f96c6d2a4",
+            16384, br16_bc64_w8_s4_fa2_pointer, 180608, 255, 19844.5, digest="sha256:9e7aa46d2a3b"
         ),
     ),
 )
@@ -17043,36 +9990,16 @@ NVIDIA_L4: tuple[Choice, ...] = (
     *serve(
         fwd_bf16_d64,
         estimated(
-            1,
-            br128_bc32_w8_s4_fa2_pointer,
-            40960,
-            128,
-            904.78,
-            digest="sha256:f245fe020b732062530200e4fbed6369309c1a9aa213e7afcdf243c4e5c9bb82",
+            1, br128_bc32_w8_s4_fa2_pointer, 40960, 128, 904.78, digest="sha256:f245fe020b73"
         ),
         estimated(
-            1024,
-            br128_bc32_w8_s4_fa2_pointer,
-            40960,
-            128,
-            2383.4,
-            digest="sha256:f245fe020b732062530200e4fbed6369309c1a9aa213e7afcdf243c4e5c9bb82",
+            1024, br128_bc32_w8_s4_fa2_pointer, 40960, 128, 2383.4, digest="sha256:f245fe020b73"
         ),
         estimated(
-            4096,
-            br128_bc32_w8_s4_fa2_pointer,
-            40960,
-            128,
-            9322.6,
-            digest="sha256:f245fe020b732062530200e4fbed6369309c1a9aa213e7afcdf243c4e5c9bb82",
+            4096, br128_bc32_w8_s4_fa2_pointer, 40960, 128, 9322.6, digest="sha256:f245fe020b73"
         ),
         estimated(
-            16384,
-            br128_bc32_w8_s4_fa2_pointer,
-            40960,
-            128,
-            18574.7,
-            digest="sha256:f245fe020b732062530200e4fbed6369309c1a9aa213e7afcdf243c4e5c9bb82",
+            16384, br128_bc32_w8_s4_fa2_pointer, 40960, 128, 18574.7, digest="sha256:f245fe020b73"
         ),
     ),
     *serve(
@@ -17083,7 +10010,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             24576,
             136,
             904.78,
-            digest="sha256:3336afeeb465466b37f4526652f0bfad17336a861b957eb628daa018196520ee",
+            digest="sha256:3336afeeb465",
         ),
         estimated(
             1024,
@@ -17091,7 +10018,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             24576,
             136,
             1363.5,
-            digest="sha256:3336afeeb465466b37f4526652f0bfad17336a861b957eb628daa018196520ee",
+            digest="sha256:3336afeeb465",
         ),
         estimated(
             4096,
@@ -17099,7 +10026,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             24576,
             136,
             4993.1,
-            digest="sha256:3336afeeb465466b37f4526652f0bfad17336a861b957eb628daa018196520ee",
+            digest="sha256:3336afeeb465",
         ),
         estimated(
             16384,
@@ -17107,42 +10034,22 @@ NVIDIA_L4: tuple[Choice, ...] = (
             24576,
             136,
             9755.7,
-            digest="sha256:3336afeeb465466b37f4526652f0bfad17336a861b957eb628daa018196520ee",
+            digest="sha256:3336afeeb465",
         ),
     ),
     *serve(
         fwd_bf16_d96,
         estimated(
-            1,
-            br128_bc32_w8_s3_fa2_pointer,
-            65536,
-            194,
-            1025.5,
-            digest="sha256:4b14e1c22aeff0207d0481a4537c956cd5f118ec1017d6cb0953b7a2a7a71a2e",
+            1, br128_bc32_w8_s3_fa2_pointer, 65536, 194, 1025.5, digest="sha256:4b14e1c22aef"
         ),
         estimated(
-            1024,
-            br128_bc32_w8_s3_fa2_pointer,
-            65536,
-            194,
-            3861.0,
-            digest="sha256:4b14e1c22aeff0207d0481a4537c956cd5f118ec1017d6cb0953b7a2a7a71a2e",
+            1024, br128_bc32_w8_s3_fa2_pointer, 65536, 194, 3861.0, digest="sha256:4b14e1c22aef"
         ),
         estimated(
-            4096,
-            br128_bc32_w8_s3_fa2_pointer,
-            65536,
-            194,
-            15203.0,
-            digest="sha256:4b14e1c22aeff0207d0481a4537c956cd5f118ec1017d6cb0953b7a2a7a71a2e",
+            4096, br128_bc32_w8_s3_fa2_pointer, 65536, 194, 15203.0, digest="sha256:4b14e1c22aef"
         ),
         estimated(
-            16384,
-            br128_bc32_w8_s3_fa2_pointer,
-            65536,
-            194,
-            30325.5,
-            digest="sha256:4b14e1c22aeff0207d0481a4537c956cd5f118ec1017d6cb0953b7a2a7a71a2e",
+            16384, br128_bc32_w8_s3_fa2_pointer, 65536, 194, 30325.5, digest="sha256:4b14e1c22aef"
         ),
     ),
     *serve(
@@ -17153,7 +10060,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             65536,
             197,
             888.39,
-            digest="sha256:467122412020e108950fc9695b561ff90a0ba0c4d580d4259628c5b08dc83ed2",
+            digest="sha256:467122412020",
         ),
         estimated(
             1024,
@@ -17161,7 +10068,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             65536,
             197,
             2096.2,
-            digest="sha256:467122412020e108950fc9695b561ff90a0ba0c4d580d4259628c5b08dc83ed2",
+            digest="sha256:467122412020",
         ),
         estimated(
             4096,
@@ -17169,7 +10076,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             65536,
             197,
             7683.6,
-            digest="sha256:467122412020e108950fc9695b561ff90a0ba0c4d580d4259628c5b08dc83ed2",
+            digest="sha256:467122412020",
         ),
         estimated(
             16384,
@@ -17177,18 +10084,13 @@ NVIDIA_L4: tuple[Choice, ...] = (
             65536,
             197,
             15022.4,
-            digest="sha256:467122412020e108950fc9695b561ff90a0ba0c4d580d4259628c5b08dc83ed2",
+            digest="sha256:467122412020",
         ),
     ),
     *serve(
         fwd_bf16_d128,
         estimated(
-            1,
-            br128_bc64_w8_s3_s_ahead_pointer,
-            98304,
-            255,
-            901.28,
-            digest="sha256:55429256e2f1c2c041b39bb3282102e44a972d8f9437f066b942a2f5b4d65f25",
+            1, br128_bc64_w8_s3_s_ahead_pointer, 98304, 255, 901.28, digest="sha256:55429256e2f1"
         ),
         estimated(
             1024,
@@ -17196,7 +10098,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             98304,
             255,
             2540.7,
-            digest="sha256:55429256e2f1c2c041b39bb3282102e44a972d8f9437f066b942a2f5b4d65f25",
+            digest="sha256:55429256e2f1",
         ),
         estimated(
             4096,
@@ -17204,7 +10106,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             98304,
             255,
             10186.3,
-            digest="sha256:55429256e2f1c2c041b39bb3282102e44a972d8f9437f066b942a2f5b4d65f25",
+            digest="sha256:55429256e2f1",
         ),
         estimated(
             16384,
@@ -17212,7 +10114,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             98304,
             255,
             20380.3,
-            digest="sha256:55429256e2f1c2c041b39bb3282102e44a972d8f9437f066b942a2f5b4d65f25",
+            digest="sha256:55429256e2f1",
         ),
     ),
     *serve(
@@ -17223,7 +10125,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             98304,
             255,
             901.28,
-            digest="sha256:ad75110ed192f335e19d74f06bd5d00cb534abdf96eda2a67a7dab99fe06ee5e",
+            digest="sha256:ad75110ed192",
         ),
         estimated(
             1024,
@@ -17231,7 +10133,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             98304,
             255,
             1376.5,
-            digest="sha256:ad75110ed192f335e19d74f06bd5d00cb534abdf96eda2a67a7dab99fe06ee5e",
+            digest="sha256:ad75110ed192",
         ),
         estimated(
             4096,
@@ -17239,7 +10141,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             98304,
             255,
             5183.5,
-            digest="sha256:ad75110ed192f335e19d74f06bd5d00cb534abdf96eda2a67a7dab99fe06ee5e",
+            digest="sha256:ad75110ed192",
         ),
         estimated(
             16384,
@@ -17247,26 +10149,16 @@ NVIDIA_L4: tuple[Choice, ...] = (
             98304,
             255,
             10170.2,
-            digest="sha256:ad75110ed192f335e19d74f06bd5d00cb534abdf96eda2a67a7dab99fe06ee5e",
+            digest="sha256:ad75110ed192",
         ),
     ),
     *serve(
         fwd_bf16_d192,
         estimated(
-            1,
-            br32_bc32_w4_s3_s_ahead_pointer,
-            83968,
-            224,
-            1704.8,
-            digest="sha256:29595411231f9e7bbfb1c6beaeb0aca956c3f4080b176f57c02bbca1e67839fd",
+            1, br32_bc32_w4_s3_s_ahead_pointer, 83968, 224, 1704.8, digest="sha256:29595411231f"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_s_ahead_pointer,
-            83968,
-            224,
-            6584.1,
-            digest="sha256:29595411231f9e7bbfb1c6beaeb0aca956c3f4080b176f57c02bbca1e67839fd",
+            1024, br32_bc32_w4_s3_s_ahead_pointer, 83968, 224, 6584.1, digest="sha256:29595411231f"
         ),
         estimated(
             4096,
@@ -17274,7 +10166,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             83968,
             224,
             26101.3,
-            digest="sha256:29595411231f9e7bbfb1c6beaeb0aca956c3f4080b176f57c02bbca1e67839fd",
+            digest="sha256:29595411231f",
         ),
         estimated(
             16384,
@@ -17282,7 +10174,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             83968,
             224,
             52124.2,
-            digest="sha256:29595411231f9e7bbfb1c6beaeb0aca956c3f4080b176f57c02bbca1e67839fd",
+            digest="sha256:29595411231f",
         ),
     ),
     *serve(
@@ -17293,7 +10185,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             83968,
             240,
             970.01,
-            digest="sha256:830aeb2c720c6a268d62101b39829bf20433dc22f9347fdfcb10d281ed60d156",
+            digest="sha256:830aeb2c720c",
         ),
         estimated(
             1024,
@@ -17301,7 +10193,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             83968,
             240,
             3438.3,
-            digest="sha256:830aeb2c720c6a268d62101b39829bf20433dc22f9347fdfcb10d281ed60d156",
+            digest="sha256:830aeb2c720c",
         ),
         estimated(
             4096,
@@ -17309,7 +10201,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             83968,
             240,
             13259.3,
-            digest="sha256:830aeb2c720c6a268d62101b39829bf20433dc22f9347fdfcb10d281ed60d156",
+            digest="sha256:830aeb2c720c",
         ),
         estimated(
             16384,
@@ -17317,26 +10209,16 @@ NVIDIA_L4: tuple[Choice, ...] = (
             83968,
             240,
             26366.2,
-            digest="sha256:830aeb2c720c6a268d62101b39829bf20433dc22f9347fdfcb10d281ed60d156",
+            digest="sha256:830aeb2c720c",
         ),
     ),
     *serve(
         fwd_bf16_d256,
         estimated(
-            1,
-            br32_bc32_w4_s3_s_ahead_pointer,
-            83968,
-            195,
-            1316.3,
-            digest="sha256:4817f9e995ab9827c3ff07822291b086cf2b23ca9cd8aba83e5d8e9137fc9c8a",
+            1, br32_bc32_w4_s3_s_ahead_pointer, 83968, 195, 1316.3, digest="sha256:4817f9e995ab"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_s_ahead_pointer,
-            83968,
-            195,
-            5071.8,
-            digest="sha256:4817f9e995ab9827c3ff07822291b086cf2b23ca9cd8aba83e5d8e9137fc9c8a",
+            1024, br32_bc32_w4_s3_s_ahead_pointer, 83968, 195, 5071.8, digest="sha256:4817f9e995ab"
         ),
         estimated(
             4096,
@@ -17344,7 +10226,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             83968,
             195,
             20093.7,
-            digest="sha256:4817f9e995ab9827c3ff07822291b086cf2b23ca9cd8aba83e5d8e9137fc9c8a",
+            digest="sha256:4817f9e995ab",
         ),
         estimated(
             16384,
@@ -17352,7 +10234,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             83968,
             195,
             40122.9,
-            digest="sha256:4817f9e995ab9827c3ff07822291b086cf2b23ca9cd8aba83e5d8e9137fc9c8a",
+            digest="sha256:4817f9e995ab",
         ),
     ),
     *serve(
@@ -17363,7 +10245,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             83968,
             213,
             899.53,
-            digest="sha256:f1646d6b20edb6d17a32a0854ef68011195cb4418f10494c8232b629ada39120",
+            digest="sha256:f1646d6b20ed",
         ),
         estimated(
             1024,
@@ -17371,7 +10253,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             83968,
             213,
             2681.1,
-            digest="sha256:f1646d6b20edb6d17a32a0854ef68011195cb4418f10494c8232b629ada39120",
+            digest="sha256:f1646d6b20ed",
         ),
         estimated(
             4096,
@@ -17379,7 +10261,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             83968,
             213,
             10314.0,
-            digest="sha256:f1646d6b20edb6d17a32a0854ef68011195cb4418f10494c8232b629ada39120",
+            digest="sha256:f1646d6b20ed",
         ),
         estimated(
             16384,
@@ -17387,42 +10269,22 @@ NVIDIA_L4: tuple[Choice, ...] = (
             83968,
             213,
             20501.9,
-            digest="sha256:f1646d6b20edb6d17a32a0854ef68011195cb4418f10494c8232b629ada39120",
+            digest="sha256:f1646d6b20ed",
         ),
     ),
     *serve(
         fwd_fp16_d64,
         estimated(
-            1,
-            br128_bc32_w8_s4_fa2_pointer,
-            40960,
-            128,
-            904.78,
-            digest="sha256:1f003a43d51e51963cdf33e702a5be83df7b2037c38933207417d895e9c2d8c9",
+            1, br128_bc32_w8_s4_fa2_pointer, 40960, 128, 904.78, digest="sha256:1f003a43d51e"
         ),
         estimated(
-            1024,
-            br128_bc32_w8_s4_fa2_pointer,
-            40960,
-            128,
-            2383.4,
-            digest="sha256:1f003a43d51e51963cdf33e702a5be83df7b2037c38933207417d895e9c2d8c9",
+            1024, br128_bc32_w8_s4_fa2_pointer, 40960, 128, 2383.4, digest="sha256:1f003a43d51e"
         ),
         estimated(
-            4096,
-            br128_bc32_w8_s4_fa2_pointer,
-            40960,
-            128,
-            9322.6,
-            digest="sha256:1f003a43d51e51963cdf33e702a5be83df7b2037c38933207417d895e9c2d8c9",
+            4096, br128_bc32_w8_s4_fa2_pointer, 40960, 128, 9322.6, digest="sha256:1f003a43d51e"
         ),
         estimated(
-            16384,
-            br128_bc32_w8_s4_fa2_pointer,
-            40960,
-            128,
-            18574.7,
-            digest="sha256:1f003a43d51e51963cdf33e702a5be83df7b2037c38933207417d895e9c2d8c9",
+            16384, br128_bc32_w8_s4_fa2_pointer, 40960, 128, 18574.7, digest="sha256:1f003a43d51e"
         ),
     ),
     *serve(
@@ -17433,7 +10295,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             24576,
             136,
             904.78,
-            digest="sha256:baf6fad811eb1334593551722b9f707f562b1de7d8c3f003a7c2a3ccf212c0fd",
+            digest="sha256:baf6fad811eb",
         ),
         estimated(
             1024,
@@ -17441,7 +10303,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             24576,
             136,
             1363.5,
-            digest="sha256:baf6fad811eb1334593551722b9f707f562b1de7d8c3f003a7c2a3ccf212c0fd",
+            digest="sha256:baf6fad811eb",
         ),
         estimated(
             4096,
@@ -17449,7 +10311,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             24576,
             136,
             4993.1,
-            digest="sha256:baf6fad811eb1334593551722b9f707f562b1de7d8c3f003a7c2a3ccf212c0fd",
+            digest="sha256:baf6fad811eb",
         ),
         estimated(
             16384,
@@ -17457,42 +10319,22 @@ NVIDIA_L4: tuple[Choice, ...] = (
             24576,
             136,
             9755.7,
-            digest="sha256:baf6fad811eb1334593551722b9f707f562b1de7d8c3f003a7c2a3ccf212c0fd",
+            digest="sha256:baf6fad811eb",
         ),
     ),
     *serve(
         fwd_fp16_d96,
         estimated(
-            1,
-            br128_bc32_w8_s3_fa2_pointer,
-            65536,
-            194,
-            1025.5,
-            digest="sha256:0901662b2e75627d600004f720654913e5d37b6b2c4c2593df0e1bcea862f772",
+            1, br128_bc32_w8_s3_fa2_pointer, 65536, 194, 1025.5, digest="sha256:0901662b2e75"
         ),
         estimated(
-            1024,
-            br128_bc32_w8_s3_fa2_pointer,
-            65536,
-            194,
-            3861.0,
-            digest="sha256:0901662b2e75627d600004f720654913e5d37b6b2c4c2593df0e1bcea862f772",
+            1024, br128_bc32_w8_s3_fa2_pointer, 65536, 194, 3861.0, digest="sha256:0901662b2e75"
         ),
         estimated(
-            4096,
-            br128_bc32_w8_s3_fa2_pointer,
-            65536,
-            194,
-            15203.0,
-            digest="sha256:0901662b2e75627d600004f720654913e5d37b6b2c4c2593df0e1bcea862f772",
+            4096, br128_bc32_w8_s3_fa2_pointer, 65536, 194, 15203.0, digest="sha256:0901662b2e75"
         ),
         estimated(
-            16384,
-            br128_bc32_w8_s3_fa2_pointer,
-            65536,
-            194,
-            30325.5,
-            digest="sha256:0901662b2e75627d600004f720654913e5d37b6b2c4c2593df0e1bcea862f772",
+            16384, br128_bc32_w8_s3_fa2_pointer, 65536, 194, 30325.5, digest="sha256:0901662b2e75"
         ),
     ),
     *serve(
@@ -17503,7 +10345,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             65536,
             197,
             888.39,
-            digest="sha256:0647f3992d7396512d89df8c18bcd4c593b1112f669eab03eb3593b3d03a01f1",
+            digest="sha256:0647f3992d73",
         ),
         estimated(
             1024,
@@ -17511,7 +10353,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             65536,
             197,
             2096.2,
-            digest="sha256:0647f3992d7396512d89df8c18bcd4c593b1112f669eab03eb3593b3d03a01f1",
+            digest="sha256:0647f3992d73",
         ),
         estimated(
             4096,
@@ -17519,7 +10361,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             65536,
             197,
             7683.6,
-            digest="sha256:0647f3992d7396512d89df8c18bcd4c593b1112f669eab03eb3593b3d03a01f1",
+            digest="sha256:0647f3992d73",
         ),
         estimated(
             16384,
@@ -17527,18 +10369,13 @@ NVIDIA_L4: tuple[Choice, ...] = (
             65536,
             197,
             15022.4,
-            digest="sha256:0647f3992d7396512d89df8c18bcd4c593b1112f669eab03eb3593b3d03a01f1",
+            digest="sha256:0647f3992d73",
         ),
     ),
     *serve(
         fwd_fp16_d128,
         estimated(
-            1,
-            br128_bc64_w8_s3_s_ahead_pointer,
-            98304,
-            255,
-            901.28,
-            digest="sha256:744514c3809ea63876931947a9d784a8584f74c6d708b9f1aa20b3f6d295ee1d",
+            1, br128_bc64_w8_s3_s_ahead_pointer, 98304, 255, 901.28, digest="sha256:744514c3809e"
         ),
         estimated(
             1024,
@@ -17546,7 +10383,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             98304,
             255,
             2540.7,
-            digest="sha256:744514c3809ea63876931947a9d784a8584f74c6d708b9f1aa20b3f6d295ee1d",
+            digest="sha256:744514c3809e",
         ),
         estimated(
             4096,
@@ -17554,7 +10391,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             98304,
             255,
             10186.3,
-            digest="sha256:744514c3809ea63876931947a9d784a8584f74c6d708b9f1aa20b3f6d295ee1d",
+            digest="sha256:744514c3809e",
         ),
         estimated(
             16384,
@@ -17562,7 +10399,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             98304,
             255,
             20380.3,
-            digest="sha256:744514c3809ea63876931947a9d784a8584f74c6d708b9f1aa20b3f6d295ee1d",
+            digest="sha256:744514c3809e",
         ),
     ),
     *serve(
@@ -17573,7 +10410,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             98304,
             255,
             901.28,
-            digest="sha256:f045064eaffe07345cea9ddadd557c44dc1c6b01ffac93bbb1fce2ee56a9756a",
+            digest="sha256:f045064eaffe",
         ),
         estimated(
             1024,
@@ -17581,7 +10418,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             98304,
             255,
             1376.5,
-            digest="sha256:f045064eaffe07345cea9ddadd557c44dc1c6b01ffac93bbb1fce2ee56a9756a",
+            digest="sha256:f045064eaffe",
         ),
         estimated(
             4096,
@@ -17589,7 +10426,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             98304,
             255,
             5183.5,
-            digest="sha256:f045064eaffe07345cea9ddadd557c44dc1c6b01ffac93bbb1fce2ee56a9756a",
+            digest="sha256:f045064eaffe",
         ),
         estimated(
             16384,
@@ -17597,26 +10434,16 @@ NVIDIA_L4: tuple[Choice, ...] = (
             98304,
             255,
             10170.2,
-            digest="sha256:f045064eaffe07345cea9ddadd557c44dc1c6b01ffac93bbb1fce2ee56a9756a",
+            digest="sha256:f045064eaffe",
         ),
     ),
     *serve(
         fwd_fp16_d192,
         estimated(
-            1,
-            br32_bc32_w4_s3_s_ahead_pointer,
-            83968,
-            224,
-            1704.8,
-            digest="sha256:64a2f8dff94dc3adcb3a33e759985aa12f14ea83bac30c3e15045cf1c598b1e4",
+            1, br32_bc32_w4_s3_s_ahead_pointer, 83968, 224, 1704.8, digest="sha256:64a2f8dff94d"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_s_ahead_pointer,
-            83968,
-            224,
-            6584.1,
-            digest="sha256:64a2f8dff94dc3adcb3a33e759985aa12f14ea83bac30c3e15045cf1c598b1e4",
+            1024, br32_bc32_w4_s3_s_ahead_pointer, 83968, 224, 6584.1, digest="sha256:64a2f8dff94d"
         ),
         estimated(
             4096,
@@ -17624,7 +10451,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             83968,
             224,
             26101.3,
-            digest="sha256:64a2f8dff94dc3adcb3a33e759985aa12f14ea83bac30c3e15045cf1c598b1e4",
+            digest="sha256:64a2f8dff94d",
         ),
         estimated(
             16384,
@@ -17632,7 +10459,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             83968,
             224,
             52124.2,
-            digest="sha256:64a2f8dff94dc3adcb3a33e759985aa12f14ea83bac30c3e15045cf1c598b1e4",
+            digest="sha256:64a2f8dff94d",
         ),
     ),
     *serve(
@@ -17643,7 +10470,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             83968,
             240,
             970.01,
-            digest="sha256:f5cb9f4c18e155f4f6480ee1b3296f32f7dd69e2e064b1b9a409ea51565e40cc",
+            digest="sha256:f5cb9f4c18e1",
         ),
         estimated(
             1024,
@@ -17651,7 +10478,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             83968,
             240,
             3438.3,
-            digest="sha256:f5cb9f4c18e155f4f6480ee1b3296f32f7dd69e2e064b1b9a409ea51565e40cc",
+            digest="sha256:f5cb9f4c18e1",
         ),
         estimated(
             4096,
@@ -17659,7 +10486,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             83968,
             240,
             13259.3,
-            digest="sha256:f5cb9f4c18e155f4f6480ee1b3296f32f7dd69e2e064b1b9a409ea51565e40cc",
+            digest="sha256:f5cb9f4c18e1",
         ),
         estimated(
             16384,
@@ -17667,26 +10494,16 @@ NVIDIA_L4: tuple[Choice, ...] = (
             83968,
             240,
             26366.2,
-            digest="sha256:f5cb9f4c18e155f4f6480ee1b3296f32f7dd69e2e064b1b9a409ea51565e40cc",
+            digest="sha256:f5cb9f4c18e1",
         ),
     ),
     *serve(
         fwd_fp16_d256,
         estimated(
-            1,
-            br32_bc32_w4_s3_s_ahead_pointer,
-            83968,
-            195,
-            1316.3,
-            digest="sha256:6ef885f6c3f994c63b43741ea6a511ef47b4cd0a75481c4d42323695491814a6",
+            1, br32_bc32_w4_s3_s_ahead_pointer, 83968, 195, 1316.3, digest="sha256:6ef885f6c3f9"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_s_ahead_pointer,
-            83968,
-            195,
-            5071.8,
-            digest="sha256:6ef885f6c3f994c63b43741ea6a511ef47b4cd0a75481c4d42323695491814a6",
+            1024, br32_bc32_w4_s3_s_ahead_pointer, 83968, 195, 5071.8, digest="sha256:6ef885f6c3f9"
         ),
         estimated(
             4096,
@@ -17694,7 +10511,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             83968,
             195,
             20093.7,
-            digest="sha256:6ef885f6c3f994c63b43741ea6a511ef47b4cd0a75481c4d42323695491814a6",
+            digest="sha256:6ef885f6c3f9",
         ),
         estimated(
             16384,
@@ -17702,7 +10519,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             83968,
             195,
             40122.9,
-            digest="sha256:6ef885f6c3f994c63b43741ea6a511ef47b4cd0a75481c4d42323695491814a6",
+            digest="sha256:6ef885f6c3f9",
         ),
     ),
     *serve(
@@ -17713,7 +10530,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             83968,
             213,
             899.53,
-            digest="sha256:5919bcfe917d0ec35a2ab895c2f07fb685eba9ce8ff1883710e6cc47435dcaf1",
+            digest="sha256:5919bcfe917d",
         ),
         estimated(
             1024,
@@ -17721,7 +10538,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             83968,
             213,
             2681.1,
-            digest="sha256:5919bcfe917d0ec35a2ab895c2f07fb685eba9ce8ff1883710e6cc47435dcaf1",
+            digest="sha256:5919bcfe917d",
         ),
         estimated(
             4096,
@@ -17729,7 +10546,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             83968,
             213,
             10314.0,
-            digest="sha256:5919bcfe917d0ec35a2ab895c2f07fb685eba9ce8ff1883710e6cc47435dcaf1",
+            digest="sha256:5919bcfe917d",
         ),
         estimated(
             16384,
@@ -17737,7 +10554,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             83968,
             213,
             20501.9,
-            digest="sha256:5919bcfe917d0ec35a2ab895c2f07fb685eba9ce8ff1883710e6cc47435dcaf1",
+            digest="sha256:5919bcfe917d",
         ),
     ),
     *serve(
@@ -17812,737 +10629,307 @@ NVIDIA_L4: tuple[Choice, ...] = (
     ),
     *serve(
         bwd_dkv_bf16_d64,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 33280, 234, 1359.2, digest="sha256:09276484aa2c"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            234,
-            1359.2,
-            digest="sha256:09276484aa2c3380caedafbe70c7ff6ba0d5c2d1c5bb668c1d4eb7be1bdd5a30",
+            1024, br32_bc64_w4_s3_fa2_pointer, 33280, 234, 4717.8, digest="sha256:09276484aa2c"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            234,
-            4717.8,
-            digest="sha256:09276484aa2c3380caedafbe70c7ff6ba0d5c2d1c5bb668c1d4eb7be1bdd5a30",
+            4096, br32_bc64_w4_s3_fa2_pointer, 33280, 234, 18436.7, digest="sha256:09276484aa2c"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            234,
-            18436.7,
-            digest="sha256:09276484aa2c3380caedafbe70c7ff6ba0d5c2d1c5bb668c1d4eb7be1bdd5a30",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            234,
-            36728.5,
-            digest="sha256:09276484aa2c3380caedafbe70c7ff6ba0d5c2d1c5bb668c1d4eb7be1bdd5a30",
+            16384, br32_bc64_w4_s3_fa2_pointer, 33280, 234, 36728.5, digest="sha256:09276484aa2c"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d64_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 33280, 220, 1359.2, digest="sha256:668c9fcc07de"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            220,
-            1359.2,
-            digest="sha256:668c9fcc07de66b8bee3ccfef1e1ec2c5112db472839ba243b76f9641cfa6898",
+            1024, br32_bc64_w4_s3_fa2_pointer, 33280, 220, 2687.0, digest="sha256:668c9fcc07de"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            220,
-            2687.0,
-            digest="sha256:668c9fcc07de66b8bee3ccfef1e1ec2c5112db472839ba243b76f9641cfa6898",
+            4096, br32_bc64_w4_s3_fa2_pointer, 33280, 220, 9994.5, digest="sha256:668c9fcc07de"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            220,
-            9994.5,
-            digest="sha256:668c9fcc07de66b8bee3ccfef1e1ec2c5112db472839ba243b76f9641cfa6898",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            220,
-            19666.6,
-            digest="sha256:668c9fcc07de66b8bee3ccfef1e1ec2c5112db472839ba243b76f9641cfa6898",
+            16384, br32_bc64_w4_s3_fa2_pointer, 33280, 220, 19666.6, digest="sha256:668c9fcc07de"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d96,
         estimated(
-            1,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            2073.8,
-            digest="sha256:4ee35a2323cf68b9bc2df588b0e2a7f919e12760d0e36419983be15e13313e6a",
+            1, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 2073.8, digest="sha256:4ee35a2323cf"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            8033.1,
-            digest="sha256:4ee35a2323cf68b9bc2df588b0e2a7f919e12760d0e36419983be15e13313e6a",
+            1024, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 8033.1, digest="sha256:4ee35a2323cf"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            31870.4,
-            digest="sha256:4ee35a2323cf68b9bc2df588b0e2a7f919e12760d0e36419983be15e13313e6a",
+            4096, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 31870.4, digest="sha256:4ee35a2323cf"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            63653.4,
-            digest="sha256:4ee35a2323cf68b9bc2df588b0e2a7f919e12760d0e36419983be15e13313e6a",
+            16384, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 63653.4, digest="sha256:4ee35a2323cf"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d96_causal,
         estimated(
-            1,
-            br32_bc128_w8_s2_fa2_pointer,
-            82176,
-            255,
-            1406.1,
-            digest="sha256:cd2dc75d5afb4a436d6cba5f181720feb643ddcec72d409dc57053b34986ac6f",
+            1, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 1406.1, digest="sha256:cd2dc75d5afb"
         ),
         estimated(
-            1024,
-            br32_bc128_w8_s2_fa2_pointer,
-            82176,
-            255,
-            4529.9,
-            digest="sha256:cd2dc75d5afb4a436d6cba5f181720feb643ddcec72d409dc57053b34986ac6f",
+            1024, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 4529.9, digest="sha256:cd2dc75d5afb"
         ),
         estimated(
-            4096,
-            br32_bc128_w8_s2_fa2_pointer,
-            82176,
-            255,
-            16851.3,
-            digest="sha256:cd2dc75d5afb4a436d6cba5f181720feb643ddcec72d409dc57053b34986ac6f",
+            4096, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 16851.3, digest="sha256:cd2dc75d5afb"
         ),
         estimated(
-            16384,
-            br32_bc128_w8_s2_fa2_pointer,
-            82176,
-            255,
-            33035.2,
-            digest="sha256:cd2dc75d5afb4a436d6cba5f181720feb643ddcec72d409dc57053b34986ac6f",
+            16384, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 33035.2, digest="sha256:cd2dc75d5afb"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d128,
         estimated(
-            1,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            1556.5,
-            digest="sha256:624fa703c44f0907ade9c7653e2de8b28ba992690c8cad7f2360b75a20906bf1",
+            1, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 1556.5, digest="sha256:624fa703c44f"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            6024.7,
-            digest="sha256:624fa703c44f0907ade9c7653e2de8b28ba992690c8cad7f2360b75a20906bf1",
+            1024, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 6024.7, digest="sha256:624fa703c44f"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            23897.7,
-            digest="sha256:624fa703c44f0907ade9c7653e2de8b28ba992690c8cad7f2360b75a20906bf1",
+            4096, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 23897.7, digest="sha256:624fa703c44f"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            47728.3,
-            digest="sha256:624fa703c44f0907ade9c7653e2de8b28ba992690c8cad7f2360b75a20906bf1",
+            16384, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 47728.3, digest="sha256:624fa703c44f"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d128_causal,
         estimated(
-            1,
-            br32_bc128_w8_s2_fa2_pointer,
-            82176,
-            255,
-            1352.2,
-            digest="sha256:7a010f3c0027f1cb82c0aee9b2e2cb01e2bc9847dcd2d96c0bc73b31274c87e7",
+            1, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 1352.2, digest="sha256:7a010f3c0027"
         ),
         estimated(
-            1024,
-            br32_bc128_w8_s2_fa2_pointer,
-            82176,
-            255,
-            3587.3,
-            digest="sha256:7a010f3c0027f1cb82c0aee9b2e2cb01e2bc9847dcd2d96c0bc73b31274c87e7",
+            1024, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 3587.3, digest="sha256:7a010f3c0027"
         ),
         estimated(
-            4096,
-            br32_bc128_w8_s2_fa2_pointer,
-            82176,
-            255,
-            13382.1,
-            digest="sha256:7a010f3c0027f1cb82c0aee9b2e2cb01e2bc9847dcd2d96c0bc73b31274c87e7",
+            4096, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 13382.1, digest="sha256:7a010f3c0027"
         ),
         estimated(
-            16384,
-            br32_bc128_w8_s2_fa2_pointer,
-            82176,
-            255,
-            26209.9,
-            digest="sha256:7a010f3c0027f1cb82c0aee9b2e2cb01e2bc9847dcd2d96c0bc73b31274c87e7",
+            16384, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 26209.9, digest="sha256:7a010f3c0027"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d192,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            2654.9,
-            digest="sha256:115d1de50d8b547e20747a4b81408a2ed093c9155dce0c5a12d747d691d61e5f",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 2654.9, digest="sha256:115d1de50d8b"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            10101.5,
-            digest="sha256:115d1de50d8b547e20747a4b81408a2ed093c9155dce0c5a12d747d691d61e5f",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 10101.5, digest="sha256:115d1de50d8b"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            39888.3,
-            digest="sha256:115d1de50d8b547e20747a4b81408a2ed093c9155dce0c5a12d747d691d61e5f",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 39888.3, digest="sha256:115d1de50d8b"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            79603.9,
-            digest="sha256:115d1de50d8b547e20747a4b81408a2ed093c9155dce0c5a12d747d691d61e5f",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 79603.9, digest="sha256:115d1de50d8b"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d192_causal,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            1538.1,
-            digest="sha256:74b29c1ec6e51a9962d3638a0ce7e875b8e5623d09bb4bb8b503dc2360d939ad",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1538.1, digest="sha256:74b29c1ec6e5"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            5263.7,
-            digest="sha256:74b29c1ec6e51a9962d3638a0ce7e875b8e5623d09bb4bb8b503dc2360d939ad",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 5263.7, digest="sha256:74b29c1ec6e5"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            20091.0,
-            digest="sha256:74b29c1ec6e51a9962d3638a0ce7e875b8e5623d09bb4bb8b503dc2360d939ad",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 20091.0, digest="sha256:74b29c1ec6e5"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            39877.1,
-            digest="sha256:74b29c1ec6e51a9962d3638a0ce7e875b8e5623d09bb4bb8b503dc2360d939ad",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 39877.1, digest="sha256:74b29c1ec6e5"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d256,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            2114.9,
-            digest="sha256:e5a466b51dfffce289fdf572d087a47d01f6d2a198a64e1927d0bc8fe032db01",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 2114.9, digest="sha256:e5a466b51dff"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            8050.5,
-            digest="sha256:e5a466b51dfffce289fdf572d087a47d01f6d2a198a64e1927d0bc8fe032db01",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 8050.5, digest="sha256:e5a466b51dff"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            31792.9,
-            digest="sha256:e5a466b51dfffce289fdf572d087a47d01f6d2a198a64e1927d0bc8fe032db01",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 31792.9, digest="sha256:e5a466b51dff"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            63449.4,
-            digest="sha256:e5a466b51dfffce289fdf572d087a47d01f6d2a198a64e1927d0bc8fe032db01",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 63449.4, digest="sha256:e5a466b51dff"
         ),
     ),
     *serve(
         bwd_dkv_bf16_d256_causal,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            1348.7,
-            digest="sha256:2927582459729ee8299a4430d09ed694e5ef90e29648f9842a0cfe972cb6c9f0",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1348.7, digest="sha256:292758245972"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            4012.7,
-            digest="sha256:2927582459729ee8299a4430d09ed694e5ef90e29648f9842a0cfe972cb6c9f0",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 4012.7, digest="sha256:292758245972"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            15317.6,
-            digest="sha256:2927582459729ee8299a4430d09ed694e5ef90e29648f9842a0cfe972cb6c9f0",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 15317.6, digest="sha256:292758245972"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            30405.2,
-            digest="sha256:2927582459729ee8299a4430d09ed694e5ef90e29648f9842a0cfe972cb6c9f0",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 30405.2, digest="sha256:292758245972"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d64,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 33280, 234, 1359.2, digest="sha256:a16bc5daec77"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            234,
-            1359.2,
-            digest="sha256:a16bc5daec7751285738c094f7ec63989f640dfd3b695406bf2b3fe398305102",
+            1024, br32_bc64_w4_s3_fa2_pointer, 33280, 234, 4717.8, digest="sha256:a16bc5daec77"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            234,
-            4717.8,
-            digest="sha256:a16bc5daec7751285738c094f7ec63989f640dfd3b695406bf2b3fe398305102",
+            4096, br32_bc64_w4_s3_fa2_pointer, 33280, 234, 18436.7, digest="sha256:a16bc5daec77"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            234,
-            18436.7,
-            digest="sha256:a16bc5daec7751285738c094f7ec63989f640dfd3b695406bf2b3fe398305102",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            234,
-            36728.5,
-            digest="sha256:a16bc5daec7751285738c094f7ec63989f640dfd3b695406bf2b3fe398305102",
+            16384, br32_bc64_w4_s3_fa2_pointer, 33280, 234, 36728.5, digest="sha256:a16bc5daec77"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d64_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 33280, 220, 1359.2, digest="sha256:af1a9b85bc17"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            220,
-            1359.2,
-            digest="sha256:af1a9b85bc17f0444d8eacd6cbaaf57d362ceac0e3500f8b4adac0728fd6f9f8",
+            1024, br32_bc64_w4_s3_fa2_pointer, 33280, 220, 2687.0, digest="sha256:af1a9b85bc17"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            220,
-            2687.0,
-            digest="sha256:af1a9b85bc17f0444d8eacd6cbaaf57d362ceac0e3500f8b4adac0728fd6f9f8",
+            4096, br32_bc64_w4_s3_fa2_pointer, 33280, 220, 9994.5, digest="sha256:af1a9b85bc17"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            220,
-            9994.5,
-            digest="sha256:af1a9b85bc17f0444d8eacd6cbaaf57d362ceac0e3500f8b4adac0728fd6f9f8",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            33280,
-            220,
-            19666.6,
-            digest="sha256:af1a9b85bc17f0444d8eacd6cbaaf57d362ceac0e3500f8b4adac0728fd6f9f8",
+            16384, br32_bc64_w4_s3_fa2_pointer, 33280, 220, 19666.6, digest="sha256:af1a9b85bc17"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d96,
         estimated(
-            1,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            2073.8,
-            digest="sha256:264ab30c603fdd3a0990e63eae44f37b27c35614025f08771dfe2c07c92533c5",
+            1, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 2073.8, digest="sha256:264ab30c603f"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            8033.1,
-            digest="sha256:264ab30c603fdd3a0990e63eae44f37b27c35614025f08771dfe2c07c92533c5",
+            1024, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 8033.1, digest="sha256:264ab30c603f"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            31870.4,
-            digest="sha256:264ab30c603fdd3a0990e63eae44f37b27c35614025f08771dfe2c07c92533c5",
+            4096, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 31870.4, digest="sha256:264ab30c603f"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            63653.4,
-            digest="sha256:264ab30c603fdd3a0990e63eae44f37b27c35614025f08771dfe2c07c92533c5",
+            16384, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 63653.4, digest="sha256:264ab30c603f"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d96_causal,
         estimated(
-            1,
-            br32_bc128_w8_s2_fa2_pointer,
-            82176,
-            255,
-            1406.1,
-            digest="sha256:33a2f264e707735516593c3feb8786492abb2a335d5ffe0ff82a6e0d97ea361e",
+            1, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 1406.1, digest="sha256:33a2f264e707"
         ),
         estimated(
-            1024,
-            br32_bc128_w8_s2_fa2_pointer,
-            82176,
-            255,
-            4529.9,
-            digest="sha256:33a2f264e707735516593c3feb8786492abb2a335d5ffe0ff82a6e0d97ea361e",
+            1024, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 4529.9, digest="sha256:33a2f264e707"
         ),
         estimated(
-            4096,
-            br32_bc128_w8_s2_fa2_pointer,
-            82176,
-            255,
-            16851.3,
-            digest="sha256:33a2f264e707735516593c3feb8786492abb2a335d5ffe0ff82a6e0d97ea361e",
+            4096, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 16851.3, digest="sha256:33a2f264e707"
         ),
         estimated(
-            16384,
-            br32_bc128_w8_s2_fa2_pointer,
-            82176,
-            255,
-            33035.2,
-            digest="sha256:33a2f264e707735516593c3feb8786492abb2a335d5ffe0ff82a6e0d97ea361e",
+            16384, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 33035.2, digest="sha256:33a2f264e707"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d128,
         estimated(
-            1,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            1556.5,
-            digest="sha256:82e300a01b0e9cc72cb39fff7e8bad18bf3cf576067940ca799be4da3eb5bef5",
+            1, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 1556.5, digest="sha256:82e300a01b0e"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            6024.7,
-            digest="sha256:82e300a01b0e9cc72cb39fff7e8bad18bf3cf576067940ca799be4da3eb5bef5",
+            1024, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 6024.7, digest="sha256:82e300a01b0e"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            23897.7,
-            digest="sha256:82e300a01b0e9cc72cb39fff7e8bad18bf3cf576067940ca799be4da3eb5bef5",
+            4096, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 23897.7, digest="sha256:82e300a01b0e"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s2_fa2_pointer,
-            98816,
-            255,
-            47728.3,
-            digest="sha256:82e300a01b0e9cc72cb39fff7e8bad18bf3cf576067940ca799be4da3eb5bef5",
+            16384, br64_bc128_w8_s2_fa2_pointer, 98816, 255, 47728.3, digest="sha256:82e300a01b0e"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d128_causal,
         estimated(
-            1,
-            br32_bc128_w8_s2_fa2_pointer,
-            82176,
-            255,
-            1352.2,
-            digest="sha256:dd3830cd8cf18183198b3ff9c6943e7ae65e0975392e4d457aaae67d361fc07b",
+            1, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 1352.2, digest="sha256:dd3830cd8cf1"
         ),
         estimated(
-            1024,
-            br32_bc128_w8_s2_fa2_pointer,
-            82176,
-            255,
-            3587.3,
-            digest="sha256:dd3830cd8cf18183198b3ff9c6943e7ae65e0975392e4d457aaae67d361fc07b",
+            1024, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 3587.3, digest="sha256:dd3830cd8cf1"
         ),
         estimated(
-            4096,
-            br32_bc128_w8_s2_fa2_pointer,
-            82176,
-            255,
-            13382.1,
-            digest="sha256:dd3830cd8cf18183198b3ff9c6943e7ae65e0975392e4d457aaae67d361fc07b",
+            4096, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 13382.1, digest="sha256:dd3830cd8cf1"
         ),
         estimated(
-            16384,
-            br32_bc128_w8_s2_fa2_pointer,
-            82176,
-            255,
-            26209.9,
-            digest="sha256:dd3830cd8cf18183198b3ff9c6943e7ae65e0975392e4d457aaae67d361fc07b",
+            16384, br32_bc128_w8_s2_fa2_pointer, 82176, 255, 26209.9, digest="sha256:dd3830cd8cf1"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d192,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            2654.9,
-            digest="sha256:63103d8a4f02d2b615adf96de8ef73df979f8eb1571f49b1f9a3efea2159b81d",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 2654.9, digest="sha256:63103d8a4f02"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            10101.5,
-            digest="sha256:63103d8a4f02d2b615adf96de8ef73df979f8eb1571f49b1f9a3efea2159b81d",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 10101.5, digest="sha256:63103d8a4f02"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            39888.3,
-            digest="sha256:63103d8a4f02d2b615adf96de8ef73df979f8eb1571f49b1f9a3efea2159b81d",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 39888.3, digest="sha256:63103d8a4f02"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            79603.9,
-            digest="sha256:63103d8a4f02d2b615adf96de8ef73df979f8eb1571f49b1f9a3efea2159b81d",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 79603.9, digest="sha256:63103d8a4f02"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d192_causal,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            1538.1,
-            digest="sha256:ba6affd7e6df385207e6e975e034efd6a52067c1e67a4e65400e4232d58b8d81",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1538.1, digest="sha256:ba6affd7e6df"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            5263.7,
-            digest="sha256:ba6affd7e6df385207e6e975e034efd6a52067c1e67a4e65400e4232d58b8d81",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 5263.7, digest="sha256:ba6affd7e6df"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            20091.0,
-            digest="sha256:ba6affd7e6df385207e6e975e034efd6a52067c1e67a4e65400e4232d58b8d81",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 20091.0, digest="sha256:ba6affd7e6df"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            39877.1,
-            digest="sha256:ba6affd7e6df385207e6e975e034efd6a52067c1e67a4e65400e4232d58b8d81",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 39877.1, digest="sha256:ba6affd7e6df"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d256,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            2114.9,
-            digest="sha256:536abc5ac781e00c213696e8af5f19f44c08ede8a5fc5aa9cff68c5ec051cfe4",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 2114.9, digest="sha256:536abc5ac781"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            8050.5,
-            digest="sha256:536abc5ac781e00c213696e8af5f19f44c08ede8a5fc5aa9cff68c5ec051cfe4",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 8050.5, digest="sha256:536abc5ac781"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            31792.9,
-            digest="sha256:536abc5ac781e00c213696e8af5f19f44c08ede8a5fc5aa9cff68c5ec051cfe4",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 31792.9, digest="sha256:536abc5ac781"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            63449.4,
-            digest="sha256:536abc5ac781e00c213696e8af5f19f44c08ede8a5fc5aa9cff68c5ec051cfe4",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 63449.4, digest="sha256:536abc5ac781"
         ),
     ),
     *serve(
         bwd_dkv_fp16_d256_causal,
         estimated(
-            1,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            1348.7,
-            digest="sha256:08ba27c1fc664f1e827dfbbb14b7ec88c46626e1c4817885c461a2f0d1d483ff",
+            1, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 1348.7, digest="sha256:08ba27c1fc66"
         ),
         estimated(
-            1024,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            4012.7,
-            digest="sha256:08ba27c1fc664f1e827dfbbb14b7ec88c46626e1c4817885c461a2f0d1d483ff",
+            1024, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 4012.7, digest="sha256:08ba27c1fc66"
         ),
         estimated(
-            4096,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            15317.6,
-            digest="sha256:08ba27c1fc664f1e827dfbbb14b7ec88c46626e1c4817885c461a2f0d1d483ff",
+            4096, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 15317.6, digest="sha256:08ba27c1fc66"
         ),
         estimated(
-            16384,
-            br32_bc32_w4_s3_fa2_pointer,
-            100864,
-            255,
-            30405.2,
-            digest="sha256:08ba27c1fc664f1e827dfbbb14b7ec88c46626e1c4817885c461a2f0d1d483ff",
+            16384, br32_bc32_w4_s3_fa2_pointer, 100864, 255, 30405.2, digest="sha256:08ba27c1fc66"
         ),
     ),
     *serve(
         bwd_dq_bf16_d64,
+        estimated(1, br64_bc32_w4_s3_fa2_pointer, 32768, 142, 1135.5, digest="sha256:b5337dfdc22a"),
         estimated(
-            1,
-            br64_bc32_w4_s3_fa2_pointer,
-            32768,
-            142,
-            1135.5,
-            digest="sha256:b5337dfdc22a19ef9fc7f3ab85e435706516d0f98f071fa2b6ad0090a7162214",
+            1024, br64_bc32_w4_s3_fa2_pointer, 32768, 142, 3575.5, digest="sha256:b5337dfdc22a"
         ),
         estimated(
-            1024,
-            br64_bc32_w4_s3_fa2_pointer,
-            32768,
-            142,
-            3575.5,
-            digest="sha256:b5337dfdc22a19ef9fc7f3ab85e435706516d0f98f071fa2b6ad0090a7162214",
+            4096, br64_bc32_w4_s3_fa2_pointer, 32768, 142, 13984.2, digest="sha256:b5337dfdc22a"
         ),
         estimated(
-            4096,
-            br64_bc32_w4_s3_fa2_pointer,
-            32768,
-            142,
-            13984.2,
-            digest="sha256:b5337dfdc22a19ef9fc7f3ab85e435706516d0f98f071fa2b6ad0090a7162214",
-        ),
-        estimated(
-            16384,
-            br64_bc32_w4_s3_fa2_pointer,
-            32768,
-            142,
-            27862.4,
-            digest="sha256:b5337dfdc22a19ef9fc7f3ab85e435706516d0f98f071fa2b6ad0090a7162214",
+            16384, br64_bc32_w4_s3_fa2_pointer, 32768, 142, 27862.4, digest="sha256:b5337dfdc22a"
         ),
     ),
     *serve(
@@ -18553,7 +10940,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             32768,
             167,
             1135.5,
-            digest="sha256:19c5c01c0f9cee28a843c97115408e26771a2e27d3e0debb6f5f3c0921a91db6",
+            digest="sha256:19c5c01c0f9c",
         ),
         estimated(
             1024,
@@ -18561,7 +10948,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             32768,
             167,
             1882.0,
-            digest="sha256:19c5c01c0f9cee28a843c97115408e26771a2e27d3e0debb6f5f3c0921a91db6",
+            digest="sha256:19c5c01c0f9c",
         ),
         estimated(
             4096,
@@ -18569,7 +10956,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             32768,
             167,
             7028.3,
-            digest="sha256:19c5c01c0f9cee28a843c97115408e26771a2e27d3e0debb6f5f3c0921a91db6",
+            digest="sha256:19c5c01c0f9c",
         ),
         estimated(
             16384,
@@ -18577,42 +10964,22 @@ NVIDIA_L4: tuple[Choice, ...] = (
             32768,
             167,
             13841.4,
-            digest="sha256:19c5c01c0f9cee28a843c97115408e26771a2e27d3e0debb6f5f3c0921a91db6",
+            digest="sha256:19c5c01c0f9c",
         ),
     ),
     *serve(
         bwd_dq_bf16_d96,
         estimated(
-            1,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            202,
-            1617.7,
-            digest="sha256:8adf265d6a4ca04a3a2693314bac481b21870f32bdbd370b6038ffb95c5ab673",
+            1, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 1617.7, digest="sha256:8adf265d6a4c"
         ),
         estimated(
-            1024,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            202,
-            6232.6,
-            digest="sha256:8adf265d6a4ca04a3a2693314bac481b21870f32bdbd370b6038ffb95c5ab673",
+            1024, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 6232.6, digest="sha256:8adf265d6a4c"
         ),
         estimated(
-            4096,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            202,
-            24691.9,
-            digest="sha256:8adf265d6a4ca04a3a2693314bac481b21870f32bdbd370b6038ffb95c5ab673",
+            4096, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 24691.9, digest="sha256:8adf265d6a4c"
         ),
         estimated(
-            16384,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            202,
-            49304.5,
-            digest="sha256:8adf265d6a4ca04a3a2693314bac481b21870f32bdbd370b6038ffb95c5ab673",
+            16384, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 49304.5, digest="sha256:8adf265d6a4c"
         ),
     ),
     *serve(
@@ -18623,7 +10990,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             81920,
             204,
             1114.4,
-            digest="sha256:5f5f059724fdcf0e0ecd6c66d64fb3df2c48e9d0b208f9ec7a74c8cbb145ecc1",
+            digest="sha256:5f5f059724fd",
         ),
         estimated(
             1024,
@@ -18631,7 +10998,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             81920,
             204,
             3552.2,
-            digest="sha256:5f5f059724fdcf0e0ecd6c66d64fb3df2c48e9d0b208f9ec7a74c8cbb145ecc1",
+            digest="sha256:5f5f059724fd",
         ),
         estimated(
             4096,
@@ -18639,7 +11006,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             81920,
             204,
             13166.4,
-            digest="sha256:5f5f059724fdcf0e0ecd6c66d64fb3df2c48e9d0b208f9ec7a74c8cbb145ecc1",
+            digest="sha256:5f5f059724fd",
         ),
         estimated(
             16384,
@@ -18647,42 +11014,22 @@ NVIDIA_L4: tuple[Choice, ...] = (
             81920,
             204,
             25793.4,
-            digest="sha256:5f5f059724fdcf0e0ecd6c66d64fb3df2c48e9d0b208f9ec7a74c8cbb145ecc1",
+            digest="sha256:5f5f059724fd",
         ),
     ),
     *serve(
         bwd_dq_bf16_d128,
         estimated(
-            1,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            192,
-            1289.8,
-            digest="sha256:fcb7f85aec0b1f97706257566217400577ed4eab0148dff99d1b2dbda33f7571",
+            1, br128_bc32_w8_s2_fa2_pointer, 81920, 192, 1289.8, digest="sha256:fcb7f85aec0b"
         ),
         estimated(
-            1024,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            192,
-            4976.1,
-            digest="sha256:fcb7f85aec0b1f97706257566217400577ed4eab0148dff99d1b2dbda33f7571",
+            1024, br128_bc32_w8_s2_fa2_pointer, 81920, 192, 4976.1, digest="sha256:fcb7f85aec0b"
         ),
         estimated(
-            4096,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            192,
-            19721.1,
-            digest="sha256:fcb7f85aec0b1f97706257566217400577ed4eab0148dff99d1b2dbda33f7571",
+            4096, br128_bc32_w8_s2_fa2_pointer, 81920, 192, 19721.1, digest="sha256:fcb7f85aec0b"
         ),
         estimated(
-            16384,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            192,
-            39381.2,
-            digest="sha256:fcb7f85aec0b1f97706257566217400577ed4eab0148dff99d1b2dbda33f7571",
+            16384, br128_bc32_w8_s2_fa2_pointer, 81920, 192, 39381.2, digest="sha256:fcb7f85aec0b"
         ),
     ),
     *serve(
@@ -18693,7 +11040,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             81920,
             192,
             1128.5,
-            digest="sha256:3ea6ea35801dbd7367cb7a01da633ed6e85c1eda3847e70f4ce6453dc5a70985",
+            digest="sha256:3ea6ea35801d",
         ),
         estimated(
             1024,
@@ -18701,7 +11048,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             81920,
             192,
             2723.7,
-            digest="sha256:3ea6ea35801dbd7367cb7a01da633ed6e85c1eda3847e70f4ce6453dc5a70985",
+            digest="sha256:3ea6ea35801d",
         ),
         estimated(
             4096,
@@ -18709,7 +11056,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             81920,
             192,
             10070.8,
-            digest="sha256:3ea6ea35801dbd7367cb7a01da633ed6e85c1eda3847e70f4ce6453dc5a70985",
+            digest="sha256:3ea6ea35801d",
         ),
         estimated(
             16384,
@@ -18717,42 +11064,20 @@ NVIDIA_L4: tuple[Choice, ...] = (
             81920,
             192,
             19690.8,
-            digest="sha256:3ea6ea35801dbd7367cb7a01da633ed6e85c1eda3847e70f4ce6453dc5a70985",
+            digest="sha256:3ea6ea35801d",
         ),
     ),
     *serve(
         bwd_dq_bf16_d192,
+        estimated(1, br64_bc32_w8_s1_fa2_pointer, 98304, 194, 2936.8, digest="sha256:c5dd01b8063c"),
         estimated(
-            1,
-            br64_bc32_w8_s1_fa2_pointer,
-            98304,
-            194,
-            2936.8,
-            digest="sha256:c5dd01b8063ca0e6698a3bbef5779188462507552c9b997182aef20a4b777aa8",
+            1024, br64_bc32_w8_s1_fa2_pointer, 98304, 194, 11517.6, digest="sha256:c5dd01b8063c"
         ),
         estimated(
-            1024,
-            br64_bc32_w8_s1_fa2_pointer,
-            98304,
-            194,
-            11517.6,
-            digest="sha256:c5dd01b8063ca0e6698a3bbef5779188462507552c9b997182aef20a4b777aa8",
+            4096, br64_bc32_w8_s1_fa2_pointer, 98304, 194, 45840.4, digest="sha256:c5dd01b8063c"
         ),
         estimated(
-            4096,
-            br64_bc32_w8_s1_fa2_pointer,
-            98304,
-            194,
-            45840.4,
-            digest="sha256:c5dd01b8063ca0e6698a3bbef5779188462507552c9b997182aef20a4b777aa8",
-        ),
-        estimated(
-            16384,
-            br64_bc32_w8_s1_fa2_pointer,
-            98304,
-            194,
-            91604.1,
-            digest="sha256:c5dd01b8063ca0e6698a3bbef5779188462507552c9b997182aef20a4b777aa8",
+            16384, br64_bc32_w8_s1_fa2_pointer, 98304, 194, 91604.1, digest="sha256:c5dd01b8063c"
         ),
     ),
     *serve(
@@ -18763,7 +11088,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             49152,
             255,
             1598.4,
-            digest="sha256:3b8eb82b51212e171d11aad93da5569477063673a770e827f7c775415f2b9e81",
+            digest="sha256:3b8eb82b5121",
         ),
         estimated(
             1024,
@@ -18771,7 +11096,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             49152,
             255,
             5728.2,
-            digest="sha256:3b8eb82b51212e171d11aad93da5569477063673a770e827f7c775415f2b9e81",
+            digest="sha256:3b8eb82b5121",
         ),
         estimated(
             4096,
@@ -18779,7 +11104,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             49152,
             255,
             21917.0,
-            digest="sha256:3b8eb82b51212e171d11aad93da5569477063673a770e827f7c775415f2b9e81",
+            digest="sha256:3b8eb82b5121",
         ),
         estimated(
             16384,
@@ -18787,42 +11112,20 @@ NVIDIA_L4: tuple[Choice, ...] = (
             49152,
             255,
             43610.1,
-            digest="sha256:3b8eb82b51212e171d11aad93da5569477063673a770e827f7c775415f2b9e81",
+            digest="sha256:3b8eb82b5121",
         ),
     ),
     *serve(
         bwd_dq_bf16_d256,
+        estimated(1, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 2293.8, digest="sha256:f095c5cdf77a"),
         estimated(
-            1,
-            br32_bc16_w2_s1_fa2_pointer,
-            49152,
-            253,
-            2293.8,
-            digest="sha256:f095c5cdf77a1a085e8281379eea5f92126f69aed66f8fe73d39d5df29e519b8",
+            1024, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 8907.6, digest="sha256:f095c5cdf77a"
         ),
         estimated(
-            1024,
-            br32_bc16_w2_s1_fa2_pointer,
-            49152,
-            253,
-            8907.6,
-            digest="sha256:f095c5cdf77a1a085e8281379eea5f92126f69aed66f8fe73d39d5df29e519b8",
+            4096, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 35363.0, digest="sha256:f095c5cdf77a"
         ),
         estimated(
-            4096,
-            br32_bc16_w2_s1_fa2_pointer,
-            49152,
-            253,
-            35363.0,
-            digest="sha256:f095c5cdf77a1a085e8281379eea5f92126f69aed66f8fe73d39d5df29e519b8",
-        ),
-        estimated(
-            16384,
-            br32_bc16_w2_s1_fa2_pointer,
-            49152,
-            253,
-            70636.8,
-            digest="sha256:f095c5cdf77a1a085e8281379eea5f92126f69aed66f8fe73d39d5df29e519b8",
+            16384, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 70636.8, digest="sha256:f095c5cdf77a"
         ),
     ),
     *serve(
@@ -18833,7 +11136,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             49152,
             255,
             1284.7,
-            digest="sha256:80beab26942a2bc2e4115df5baa57c911aa8d687ecca45e20c800d528198e1bb",
+            digest="sha256:80beab26942a",
         ),
         estimated(
             1024,
@@ -18841,7 +11144,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             49152,
             255,
             4632.8,
-            digest="sha256:80beab26942a2bc2e4115df5baa57c911aa8d687ecca45e20c800d528198e1bb",
+            digest="sha256:80beab26942a",
         ),
         estimated(
             4096,
@@ -18849,7 +11152,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             49152,
             255,
             17697.7,
-            digest="sha256:80beab26942a2bc2e4115df5baa57c911aa8d687ecca45e20c800d528198e1bb",
+            digest="sha256:80beab26942a",
         ),
         estimated(
             16384,
@@ -18857,42 +11160,20 @@ NVIDIA_L4: tuple[Choice, ...] = (
             49152,
             255,
             35222.1,
-            digest="sha256:80beab26942a2bc2e4115df5baa57c911aa8d687ecca45e20c800d528198e1bb",
+            digest="sha256:80beab26942a",
         ),
     ),
     *serve(
         bwd_dq_fp16_d64,
+        estimated(1, br64_bc32_w4_s3_fa2_pointer, 32768, 142, 1135.5, digest="sha256:1d981b752293"),
         estimated(
-            1,
-            br64_bc32_w4_s3_fa2_pointer,
-            32768,
-            142,
-            1135.5,
-            digest="sha256:1d981b752293f9b1845d7112aa9d010fad185ed2ae625f17ef393208f481db27",
+            1024, br64_bc32_w4_s3_fa2_pointer, 32768, 142, 3575.5, digest="sha256:1d981b752293"
         ),
         estimated(
-            1024,
-            br64_bc32_w4_s3_fa2_pointer,
-            32768,
-            142,
-            3575.5,
-            digest="sha256:1d981b752293f9b1845d7112aa9d010fad185ed2ae625f17ef393208f481db27",
+            4096, br64_bc32_w4_s3_fa2_pointer, 32768, 142, 13984.2, digest="sha256:1d981b752293"
         ),
         estimated(
-            4096,
-            br64_bc32_w4_s3_fa2_pointer,
-            32768,
-            142,
-            13984.2,
-            digest="sha256:1d981b752293f9b1845d7112aa9d010fad185ed2ae625f17ef393208f481db27",
-        ),
-        estimated(
-            16384,
-            br64_bc32_w4_s3_fa2_pointer,
-            32768,
-            142,
-            27862.4,
-            digest="sha256:1d981b752293f9b1845d7112aa9d010fad185ed2ae625f17ef393208f481db27",
+            16384, br64_bc32_w4_s3_fa2_pointer, 32768, 142, 27862.4, digest="sha256:1d981b752293"
         ),
     ),
     *serve(
@@ -18903,7 +11184,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             32768,
             167,
             1135.5,
-            digest="sha256:5912eb9b05593a6d0d2a14dadf75da8eef04d65a25d9440f30afb67e4e5ff06e",
+            digest="sha256:5912eb9b0559",
         ),
         estimated(
             1024,
@@ -18911,7 +11192,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             32768,
             167,
             1882.0,
-            digest="sha256:5912eb9b05593a6d0d2a14dadf75da8eef04d65a25d9440f30afb67e4e5ff06e",
+            digest="sha256:5912eb9b0559",
         ),
         estimated(
             4096,
@@ -18919,7 +11200,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             32768,
             167,
             7028.3,
-            digest="sha256:5912eb9b05593a6d0d2a14dadf75da8eef04d65a25d9440f30afb67e4e5ff06e",
+            digest="sha256:5912eb9b0559",
         ),
         estimated(
             16384,
@@ -18927,42 +11208,22 @@ NVIDIA_L4: tuple[Choice, ...] = (
             32768,
             167,
             13841.4,
-            digest="sha256:5912eb9b05593a6d0d2a14dadf75da8eef04d65a25d9440f30afb67e4e5ff06e",
+            digest="sha256:5912eb9b0559",
         ),
     ),
     *serve(
         bwd_dq_fp16_d96,
         estimated(
-            1,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            202,
-            1617.7,
-            digest="sha256:20d319d3b2b4a74ee4faa71157439670a776eebc3fbc25b554e4bb33cd283519",
+            1, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 1617.7, digest="sha256:20d319d3b2b4"
         ),
         estimated(
-            1024,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            202,
-            6232.6,
-            digest="sha256:20d319d3b2b4a74ee4faa71157439670a776eebc3fbc25b554e4bb33cd283519",
+            1024, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 6232.6, digest="sha256:20d319d3b2b4"
         ),
         estimated(
-            4096,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            202,
-            24691.9,
-            digest="sha256:20d319d3b2b4a74ee4faa71157439670a776eebc3fbc25b554e4bb33cd283519",
+            4096, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 24691.9, digest="sha256:20d319d3b2b4"
         ),
         estimated(
-            16384,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            202,
-            49304.5,
-            digest="sha256:20d319d3b2b4a74ee4faa71157439670a776eebc3fbc25b554e4bb33cd283519",
+            16384, br128_bc32_w8_s2_fa2_pointer, 81920, 202, 49304.5, digest="sha256:20d319d3b2b4"
         ),
     ),
     *serve(
@@ -18973,7 +11234,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             81920,
             204,
             1114.4,
-            digest="sha256:3ea37fe4a44dba89bfc405a8719a2f14f0444fdb480d6df379789b53ec9b8e68",
+            digest="sha256:3ea37fe4a44d",
         ),
         estimated(
             1024,
@@ -18981,7 +11242,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             81920,
             204,
             3552.2,
-            digest="sha256:3ea37fe4a44dba89bfc405a8719a2f14f0444fdb480d6df379789b53ec9b8e68",
+            digest="sha256:3ea37fe4a44d",
         ),
         estimated(
             4096,
@@ -18989,7 +11250,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             81920,
             204,
             13166.4,
-            digest="sha256:3ea37fe4a44dba89bfc405a8719a2f14f0444fdb480d6df379789b53ec9b8e68",
+            digest="sha256:3ea37fe4a44d",
         ),
         estimated(
             16384,
@@ -18997,42 +11258,22 @@ NVIDIA_L4: tuple[Choice, ...] = (
             81920,
             204,
             25793.4,
-            digest="sha256:3ea37fe4a44dba89bfc405a8719a2f14f0444fdb480d6df379789b53ec9b8e68",
+            digest="sha256:3ea37fe4a44d",
         ),
     ),
     *serve(
         bwd_dq_fp16_d128,
         estimated(
-            1,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            192,
-            1289.8,
-            digest="sha256:69b38b9e0fdee21a738ec28df901ae523ae46cb2405e3c1600cd0a655734aa3e",
+            1, br128_bc32_w8_s2_fa2_pointer, 81920, 192, 1289.8, digest="sha256:69b38b9e0fde"
         ),
         estimated(
-            1024,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            192,
-            4976.1,
-            digest="sha256:69b38b9e0fdee21a738ec28df901ae523ae46cb2405e3c1600cd0a655734aa3e",
+            1024, br128_bc32_w8_s2_fa2_pointer, 81920, 192, 4976.1, digest="sha256:69b38b9e0fde"
         ),
         estimated(
-            4096,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            192,
-            19721.1,
-            digest="sha256:69b38b9e0fdee21a738ec28df901ae523ae46cb2405e3c1600cd0a655734aa3e",
+            4096, br128_bc32_w8_s2_fa2_pointer, 81920, 192, 19721.1, digest="sha256:69b38b9e0fde"
         ),
         estimated(
-            16384,
-            br128_bc32_w8_s2_fa2_pointer,
-            81920,
-            192,
-            39381.2,
-            digest="sha256:69b38b9e0fdee21a738ec28df901ae523ae46cb2405e3c1600cd0a655734aa3e",
+            16384, br128_bc32_w8_s2_fa2_pointer, 81920, 192, 39381.2, digest="sha256:69b38b9e0fde"
         ),
     ),
     *serve(
@@ -19043,7 +11284,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             81920,
             192,
             1128.5,
-            digest="sha256:b2a18d735aa4db4ab888754f96d6bf06e25d680de2c855efb7586ada8d467e43",
+            digest="sha256:b2a18d735aa4",
         ),
         estimated(
             1024,
@@ -19051,7 +11292,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             81920,
             192,
             2723.7,
-            digest="sha256:b2a18d735aa4db4ab888754f96d6bf06e25d680de2c855efb7586ada8d467e43",
+            digest="sha256:b2a18d735aa4",
         ),
         estimated(
             4096,
@@ -19059,7 +11300,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             81920,
             192,
             10070.8,
-            digest="sha256:b2a18d735aa4db4ab888754f96d6bf06e25d680de2c855efb7586ada8d467e43",
+            digest="sha256:b2a18d735aa4",
         ),
         estimated(
             16384,
@@ -19067,42 +11308,20 @@ NVIDIA_L4: tuple[Choice, ...] = (
             81920,
             192,
             19690.8,
-            digest="sha256:b2a18d735aa4db4ab888754f96d6bf06e25d680de2c855efb7586ada8d467e43",
+            digest="sha256:b2a18d735aa4",
         ),
     ),
     *serve(
         bwd_dq_fp16_d192,
+        estimated(1, br64_bc32_w8_s1_fa2_pointer, 98304, 194, 2936.8, digest="sha256:454e12595d2b"),
         estimated(
-            1,
-            br64_bc32_w8_s1_fa2_pointer,
-            98304,
-            194,
-            2936.8,
-            digest="sha256:454e12595d2b8382e74a2b277e9eeea85f661c56bc17fd450a8eac98b4dece4b",
+            1024, br64_bc32_w8_s1_fa2_pointer, 98304, 194, 11517.6, digest="sha256:454e12595d2b"
         ),
         estimated(
-            1024,
-            br64_bc32_w8_s1_fa2_pointer,
-            98304,
-            194,
-            11517.6,
-            digest="sha256:454e12595d2b8382e74a2b277e9eeea85f661c56bc17fd450a8eac98b4dece4b",
+            4096, br64_bc32_w8_s1_fa2_pointer, 98304, 194, 45840.4, digest="sha256:454e12595d2b"
         ),
         estimated(
-            4096,
-            br64_bc32_w8_s1_fa2_pointer,
-            98304,
-            194,
-            45840.4,
-            digest="sha256:454e12595d2b8382e74a2b277e9eeea85f661c56bc17fd450a8eac98b4dece4b",
-        ),
-        estimated(
-            16384,
-            br64_bc32_w8_s1_fa2_pointer,
-            98304,
-            194,
-            91604.1,
-            digest="sha256:454e12595d2b8382e74a2b277e9eeea85f661c56bc17fd450a8eac98b4dece4b",
+            16384, br64_bc32_w8_s1_fa2_pointer, 98304, 194, 91604.1, digest="sha256:454e12595d2b"
         ),
     ),
     *serve(
@@ -19113,7 +11332,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             49152,
             255,
             1598.4,
-            digest="sha256:1f06cc206f7d1edd761fd7dea9d8f0dab537e83d06b17ebf0533f0278bc148f2",
+            digest="sha256:1f06cc206f7d",
         ),
         estimated(
             1024,
@@ -19121,7 +11340,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             49152,
             255,
             5728.2,
-            digest="sha256:1f06cc206f7d1edd761fd7dea9d8f0dab537e83d06b17ebf0533f0278bc148f2",
+            digest="sha256:1f06cc206f7d",
         ),
         estimated(
             4096,
@@ -19129,7 +11348,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             49152,
             255,
             21917.0,
-            digest="sha256:1f06cc206f7d1edd761fd7dea9d8f0dab537e83d06b17ebf0533f0278bc148f2",
+            digest="sha256:1f06cc206f7d",
         ),
         estimated(
             16384,
@@ -19137,42 +11356,20 @@ NVIDIA_L4: tuple[Choice, ...] = (
             49152,
             255,
             43610.1,
-            digest="sha256:1f06cc206f7d1edd761fd7dea9d8f0dab537e83d06b17ebf0533f0278bc148f2",
+            digest="sha256:1f06cc206f7d",
         ),
     ),
     *serve(
         bwd_dq_fp16_d256,
+        estimated(1, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 2293.8, digest="sha256:43b976117073"),
         estimated(
-            1,
-            br32_bc16_w2_s1_fa2_pointer,
-            49152,
-            253,
-            2293.8,
-            digest="sha256:43b976117073b8cf2ed319354cb9a7c57782b412b2bfa3a0bdf9c707be20d704",
+            1024, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 8907.6, digest="sha256:43b976117073"
         ),
         estimated(
-            1024,
-            br32_bc16_w2_s1_fa2_pointer,
-            49152,
-            253,
-            8907.6,
-            digest="sha256:43b976117073b8cf2ed319354cb9a7c57782b412b2bfa3a0bdf9c707be20d704",
+            4096, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 35363.0, digest="sha256:43b976117073"
         ),
         estimated(
-            4096,
-            br32_bc16_w2_s1_fa2_pointer,
-            49152,
-            253,
-            35363.0,
-            digest="sha256:43b976117073b8cf2ed319354cb9a7c57782b412b2bfa3a0bdf9c707be20d704",
-        ),
-        estimated(
-            16384,
-            br32_bc16_w2_s1_fa2_pointer,
-            49152,
-            253,
-            70636.8,
-            digest="sha256:43b976117073b8cf2ed319354cb9a7c57782b412b2bfa3a0bdf9c707be20d704",
+            16384, br32_bc16_w2_s1_fa2_pointer, 49152, 253, 70636.8, digest="sha256:43b976117073"
         ),
     ),
     *serve(
@@ -19183,7 +11380,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             49152,
             255,
             1284.7,
-            digest="sha256:2ab91e66abb7770fcce454a611058e1da8446f7a2a4e812c5688f6c0c35c9e40",
+            digest="sha256:2ab91e66abb7",
         ),
         estimated(
             1024,
@@ -19191,7 +11388,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             49152,
             255,
             4632.8,
-            digest="sha256:2ab91e66abb7770fcce454a611058e1da8446f7a2a4e812c5688f6c0c35c9e40",
+            digest="sha256:2ab91e66abb7",
         ),
         estimated(
             4096,
@@ -19199,7 +11396,7 @@ NVIDIA_L4: tuple[Choice, ...] = (
             49152,
             255,
             17697.7,
-            digest="sha256:2ab91e66abb7770fcce454a611058e1da8446f7a2a4e812c5688f6c0c35c9e40",
+            digest="sha256:2ab91e66abb7",
         ),
         estimated(
             16384,
@@ -19207,707 +11404,275 @@ NVIDIA_L4: tuple[Choice, ...] = (
             49152,
             255,
             35222.1,
-            digest="sha256:2ab91e66abb7770fcce454a611058e1da8446f7a2a4e812c5688f6c0c35c9e40",
+            digest="sha256:2ab91e66abb7",
         ),
     ),
     *serve(
         bwd_fused_bf16_d64,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            1889.7,
-            digest="sha256:c1604de46182bb6bbb57a32ea33b6225778e4bb89f0903a6b0c71210199ec7ab",
+            1, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 1889.7, digest="sha256:c1604de46182"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            7194.6,
-            digest="sha256:c1604de46182bb6bbb57a32ea33b6225778e4bb89f0903a6b0c71210199ec7ab",
+            1024, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 7194.6, digest="sha256:c1604de46182"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            28414.5,
-            digest="sha256:c1604de46182bb6bbb57a32ea33b6225778e4bb89f0903a6b0c71210199ec7ab",
+            4096, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 28414.5, digest="sha256:c1604de46182"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            56707.5,
-            digest="sha256:c1604de46182bb6bbb57a32ea33b6225778e4bb89f0903a6b0c71210199ec7ab",
+            16384, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 56707.5, digest="sha256:c1604de46182"
         ),
     ),
     *serve(
         bwd_fused_bf16_d64_causal,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            1806.6,
-            digest="sha256:25eab3dbd27240521c089992af7b218303ceed7456d1a6391c174eb6623947a3",
+            1, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 1806.6, digest="sha256:25eab3dbd272"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            3949.4,
-            digest="sha256:25eab3dbd27240521c089992af7b218303ceed7456d1a6391c174eb6623947a3",
+            1024, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 3949.4, digest="sha256:25eab3dbd272"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            14653.0,
-            digest="sha256:25eab3dbd27240521c089992af7b218303ceed7456d1a6391c174eb6623947a3",
+            4096, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 14653.0, digest="sha256:25eab3dbd272"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            28769.4,
-            digest="sha256:25eab3dbd27240521c089992af7b218303ceed7456d1a6391c174eb6623947a3",
+            16384, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 28769.4, digest="sha256:25eab3dbd272"
         ),
     ),
     *serve(
         bwd_fused_bf16_d96,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 3591.4, digest="sha256:0dd4a5586e72"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            3591.4,
-            digest="sha256:0dd4a5586e72c91f4b74225677afe0917729e5f55f62e97bc287e18d2a0de250",
+            1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 13834.6, digest="sha256:0dd4a5586e72"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            13834.6,
-            digest="sha256:0dd4a5586e72c91f4b74225677afe0917729e5f55f62e97bc287e18d2a0de250",
+            4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 54807.1, digest="sha256:0dd4a5586e72"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            54807.1,
-            digest="sha256:0dd4a5586e72c91f4b74225677afe0917729e5f55f62e97bc287e18d2a0de250",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            109437.1,
-            digest="sha256:0dd4a5586e72c91f4b74225677afe0917729e5f55f62e97bc287e18d2a0de250",
+            16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 109437.1, digest="sha256:0dd4a5586e72"
         ),
     ),
     *serve(
         bwd_fused_bf16_d96_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 2173.8, digest="sha256:1d8ea23e5d1b"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            2173.8,
-            digest="sha256:1d8ea23e5d1baa1760251e4e1d77585fbcda8aadbedda8c7085addf20445813a",
+            1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 7299.8, digest="sha256:1d8ea23e5d1b"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            7299.8,
-            digest="sha256:1d8ea23e5d1baa1760251e4e1d77585fbcda8aadbedda8c7085addf20445813a",
+            4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 27608.0, digest="sha256:1d8ea23e5d1b"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            27608.0,
-            digest="sha256:1d8ea23e5d1baa1760251e4e1d77585fbcda8aadbedda8c7085addf20445813a",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            54749.4,
-            digest="sha256:1d8ea23e5d1baa1760251e4e1d77585fbcda8aadbedda8c7085addf20445813a",
+            16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 54749.4, digest="sha256:1d8ea23e5d1b"
         ),
     ),
     *serve(
         bwd_fused_bf16_d128,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 2635.0, digest="sha256:af3ebb146200"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            2635.0,
-            digest="sha256:af3ebb1462005975f00ccc7d223e4d7b3fe45760c74dff1b9aa5ad56f7c6d3ae",
+            1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 10137.6, digest="sha256:af3ebb146200"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            10137.6,
-            digest="sha256:af3ebb1462005975f00ccc7d223e4d7b3fe45760c74dff1b9aa5ad56f7c6d3ae",
+            4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 40148.1, digest="sha256:af3ebb146200"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            40148.1,
-            digest="sha256:af3ebb1462005975f00ccc7d223e4d7b3fe45760c74dff1b9aa5ad56f7c6d3ae",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            80162.0,
-            digest="sha256:af3ebb1462005975f00ccc7d223e4d7b3fe45760c74dff1b9aa5ad56f7c6d3ae",
+            16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 80162.0, digest="sha256:af3ebb146200"
         ),
     ),
     *serve(
         bwd_fused_bf16_d128_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 1799.6, digest="sha256:fcb3e92b1402"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            1799.6,
-            digest="sha256:fcb3e92b14023efb85576d23c52b6d6b411b345aa0289a91653081a4361d081e",
+            1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 5468.1, digest="sha256:fcb3e92b1402"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            5468.1,
-            digest="sha256:fcb3e92b14023efb85576d23c52b6d6b411b345aa0289a91653081a4361d081e",
+            4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 20662.1, digest="sha256:fcb3e92b1402"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            20662.1,
-            digest="sha256:fcb3e92b14023efb85576d23c52b6d6b411b345aa0289a91653081a4361d081e",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            40980.2,
-            digest="sha256:fcb3e92b14023efb85576d23c52b6d6b411b345aa0289a91653081a4361d081e",
+            16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 40980.2, digest="sha256:fcb3e92b1402"
         ),
     ),
     *serve(
         bwd_fused_bf16_d192,
+        estimated(1, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 8114.2, digest="sha256:484021444253"),
         estimated(
-            1,
-            br16_bc64_w8_s1_fa2_pointer,
-            90112,
-            254,
-            8114.2,
-            digest="sha256:484021444253b6ba6454c944e12af7fb094faef9bf0d90252f2c505de9a040a7",
+            1024, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 32208.8, digest="sha256:484021444253"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s1_fa2_pointer,
-            90112,
-            254,
-            32208.8,
-            digest="sha256:484021444253b6ba6454c944e12af7fb094faef9bf0d90252f2c505de9a040a7",
+            4096, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 128587.1, digest="sha256:484021444253"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s1_fa2_pointer,
-            90112,
-            254,
-            128587.1,
-            digest="sha256:484021444253b6ba6454c944e12af7fb094faef9bf0d90252f2c505de9a040a7",
-        ),
-        estimated(
-            16384,
-            br16_bc64_w8_s1_fa2_pointer,
-            90112,
-            254,
-            257091.6,
-            digest="sha256:484021444253b6ba6454c944e12af7fb094faef9bf0d90252f2c505de9a040a7",
+            16384, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 257091.6, digest="sha256:484021444253"
         ),
     ),
     *serve(
         bwd_fused_bf16_d192_causal,
+        estimated(1, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 4524.5, digest="sha256:d13248a8c79d"),
         estimated(
-            1,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            4524.5,
-            digest="sha256:d13248a8c79d770c9fd084dd52a7f07b433a4dc79753f42f0bea2d441ecb2cc8",
+            1024, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 16211.8, digest="sha256:d13248a8c79d"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            16211.8,
-            digest="sha256:d13248a8c79d770c9fd084dd52a7f07b433a4dc79753f42f0bea2d441ecb2cc8",
+            4096, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 61988.8, digest="sha256:d13248a8c79d"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            61988.8,
-            digest="sha256:d13248a8c79d770c9fd084dd52a7f07b433a4dc79753f42f0bea2d441ecb2cc8",
-        ),
-        estimated(
-            16384,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            123319.7,
-            digest="sha256:d13248a8c79d770c9fd084dd52a7f07b433a4dc79753f42f0bea2d441ecb2cc8",
+            16384, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 123319.7, digest="sha256:d13248a8c79d"
         ),
     ),
     *serve(
         bwd_fused_bf16_d256,
+        estimated(1, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 6115.9, digest="sha256:405c5c19ba67"),
         estimated(
-            1,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            6115.9,
-            digest="sha256:405c5c19ba6798a962110ff2f4b9a35caf2806401896ac9f1fbe0c95e17bc79b",
+            1024, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 24259.9, digest="sha256:405c5c19ba67"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            24259.9,
-            digest="sha256:405c5c19ba6798a962110ff2f4b9a35caf2806401896ac9f1fbe0c95e17bc79b",
+            4096, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 96835.9, digest="sha256:405c5c19ba67"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            96835.9,
-            digest="sha256:405c5c19ba6798a962110ff2f4b9a35caf2806401896ac9f1fbe0c95e17bc79b",
-        ),
-        estimated(
-            16384,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            193603.9,
-            digest="sha256:405c5c19ba6798a962110ff2f4b9a35caf2806401896ac9f1fbe0c95e17bc79b",
+            16384, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 193603.9, digest="sha256:405c5c19ba67"
         ),
     ),
     *serve(
         bwd_fused_bf16_d256_causal,
+        estimated(1, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 3679.2, digest="sha256:b306c4ad8fc0"),
         estimated(
-            1,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            3679.2,
-            digest="sha256:b306c4ad8fc008440c6127f29fbb286ce1e96e0746a6ce9a8858b1fe1269ed8a",
+            1024, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 13192.7, digest="sha256:b306c4ad8fc0"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            13192.7,
-            digest="sha256:b306c4ad8fc008440c6127f29fbb286ce1e96e0746a6ce9a8858b1fe1269ed8a",
+            4096, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 50254.2, digest="sha256:b306c4ad8fc0"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            50254.2,
-            digest="sha256:b306c4ad8fc008440c6127f29fbb286ce1e96e0746a6ce9a8858b1fe1269ed8a",
-        ),
-        estimated(
-            16384,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            99992.8,
-            digest="sha256:b306c4ad8fc008440c6127f29fbb286ce1e96e0746a6ce9a8858b1fe1269ed8a",
+            16384, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 99992.8, digest="sha256:b306c4ad8fc0"
         ),
     ),
     *serve(
         bwd_fused_fp16_d64,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            1889.7,
-            digest="sha256:aab000e0547a9ad0c661431727a601900d232fbc1b4bf5d28c19dac5b2c0861d",
+            1, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 1889.7, digest="sha256:aab000e0547a"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            7194.6,
-            digest="sha256:aab000e0547a9ad0c661431727a601900d232fbc1b4bf5d28c19dac5b2c0861d",
+            1024, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 7194.6, digest="sha256:aab000e0547a"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            28414.5,
-            digest="sha256:aab000e0547a9ad0c661431727a601900d232fbc1b4bf5d28c19dac5b2c0861d",
+            4096, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 28414.5, digest="sha256:aab000e0547a"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            56707.5,
-            digest="sha256:aab000e0547a9ad0c661431727a601900d232fbc1b4bf5d28c19dac5b2c0861d",
+            16384, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 56707.5, digest="sha256:aab000e0547a"
         ),
     ),
     *serve(
         bwd_fused_fp16_d64_causal,
         estimated(
-            1,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            1806.6,
-            digest="sha256:085f52fd74add03180882bdfb3465f028e0db5f65a976540644d059bc6062da7",
+            1, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 1806.6, digest="sha256:085f52fd74ad"
         ),
         estimated(
-            1024,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            3949.4,
-            digest="sha256:085f52fd74add03180882bdfb3465f028e0db5f65a976540644d059bc6062da7",
+            1024, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 3949.4, digest="sha256:085f52fd74ad"
         ),
         estimated(
-            4096,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            14653.0,
-            digest="sha256:085f52fd74add03180882bdfb3465f028e0db5f65a976540644d059bc6062da7",
+            4096, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 14653.0, digest="sha256:085f52fd74ad"
         ),
         estimated(
-            16384,
-            br64_bc128_w8_s3_fa2_pointer,
-            82944,
-            255,
-            28769.4,
-            digest="sha256:085f52fd74add03180882bdfb3465f028e0db5f65a976540644d059bc6062da7",
+            16384, br64_bc128_w8_s3_fa2_pointer, 82944, 255, 28769.4, digest="sha256:085f52fd74ad"
         ),
     ),
     *serve(
         bwd_fused_fp16_d96,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 3591.4, digest="sha256:4b1ade99a9e5"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            3591.4,
-            digest="sha256:4b1ade99a9e59bccd2be1c8d3a9275f9c48e5149bd859b9ab1e15a756e4a2db2",
+            1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 13834.6, digest="sha256:4b1ade99a9e5"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            13834.6,
-            digest="sha256:4b1ade99a9e59bccd2be1c8d3a9275f9c48e5149bd859b9ab1e15a756e4a2db2",
+            4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 54807.1, digest="sha256:4b1ade99a9e5"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            54807.1,
-            digest="sha256:4b1ade99a9e59bccd2be1c8d3a9275f9c48e5149bd859b9ab1e15a756e4a2db2",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            109437.1,
-            digest="sha256:4b1ade99a9e59bccd2be1c8d3a9275f9c48e5149bd859b9ab1e15a756e4a2db2",
+            16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 109437.1, digest="sha256:4b1ade99a9e5"
         ),
     ),
     *serve(
         bwd_fused_fp16_d96_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 2173.8, digest="sha256:9a2a9f9c6b08"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            2173.8,
-            digest="sha256:9a2a9f9c6b08ba3b11773484a94cdd4ae56ce503d62b04be71a8c1d6cacde0fc",
+            1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 7299.8, digest="sha256:9a2a9f9c6b08"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            7299.8,
-            digest="sha256:9a2a9f9c6b08ba3b11773484a94cdd4ae56ce503d62b04be71a8c1d6cacde0fc",
+            4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 27608.0, digest="sha256:9a2a9f9c6b08"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            27608.0,
-            digest="sha256:9a2a9f9c6b08ba3b11773484a94cdd4ae56ce503d62b04be71a8c1d6cacde0fc",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            54749.4,
-            digest="sha256:9a2a9f9c6b08ba3b11773484a94cdd4ae56ce503d62b04be71a8c1d6cacde0fc",
+            16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 54749.4, digest="sha256:9a2a9f9c6b08"
         ),
     ),
     *serve(
         bwd_fused_fp16_d128,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 2635.0, digest="sha256:f836e8898efc"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            2635.0,
-            digest="sha256:f836e8898efc3f997c9d49ccda6a81cb27d49b1bef35386a51400cf8e7e89822",
+            1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 10137.6, digest="sha256:f836e8898efc"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            10137.6,
-            digest="sha256:f836e8898efc3f997c9d49ccda6a81cb27d49b1bef35386a51400cf8e7e89822",
+            4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 40148.1, digest="sha256:f836e8898efc"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            40148.1,
-            digest="sha256:f836e8898efc3f997c9d49ccda6a81cb27d49b1bef35386a51400cf8e7e89822",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            80162.0,
-            digest="sha256:f836e8898efc3f997c9d49ccda6a81cb27d49b1bef35386a51400cf8e7e89822",
+            16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 80162.0, digest="sha256:f836e8898efc"
         ),
     ),
     *serve(
         bwd_fused_fp16_d128_causal,
+        estimated(1, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 1799.6, digest="sha256:f213b0b298a3"),
         estimated(
-            1,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            1799.6,
-            digest="sha256:f213b0b298a3a77939954fde7a22adfc9ed5049e04794a51ccaba0cb8175284b",
+            1024, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 5468.1, digest="sha256:f213b0b298a3"
         ),
         estimated(
-            1024,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            5468.1,
-            digest="sha256:f213b0b298a3a77939954fde7a22adfc9ed5049e04794a51ccaba0cb8175284b",
+            4096, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 20662.1, digest="sha256:f213b0b298a3"
         ),
         estimated(
-            4096,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            20662.1,
-            digest="sha256:f213b0b298a3a77939954fde7a22adfc9ed5049e04794a51ccaba0cb8175284b",
-        ),
-        estimated(
-            16384,
-            br32_bc64_w4_s3_fa2_pointer,
-            74240,
-            255,
-            40980.2,
-            digest="sha256:f213b0b298a3a77939954fde7a22adfc9ed5049e04794a51ccaba0cb8175284b",
+            16384, br32_bc64_w4_s3_fa2_pointer, 74240, 255, 40980.2, digest="sha256:f213b0b298a3"
         ),
     ),
     *serve(
         bwd_fused_fp16_d192,
+        estimated(1, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 8114.2, digest="sha256:43397b9c560b"),
         estimated(
-            1,
-            br16_bc64_w8_s1_fa2_pointer,
-            90112,
-            254,
-            8114.2,
-            digest="sha256:43397b9c560b81d8c8ea7cf45a9a86beb5043897a9f7371c421df5db559e9cbc",
+            1024, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 32208.8, digest="sha256:43397b9c560b"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s1_fa2_pointer,
-            90112,
-            254,
-            32208.8,
-            digest="sha256:43397b9c560b81d8c8ea7cf45a9a86beb5043897a9f7371c421df5db559e9cbc",
+            4096, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 128587.1, digest="sha256:43397b9c560b"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s1_fa2_pointer,
-            90112,
-            254,
-            128587.1,
-            digest="sha256:43397b9c560b81d8c8ea7cf45a9a86beb5043897a9f7371c421df5db559e9cbc",
-        ),
-        estimated(
-            16384,
-            br16_bc64_w8_s1_fa2_pointer,
-            90112,
-            254,
-            257091.6,
-            digest="sha256:43397b9c560b81d8c8ea7cf45a9a86beb5043897a9f7371c421df5db559e9cbc",
+            16384, br16_bc64_w8_s1_fa2_pointer, 90112, 254, 257091.6, digest="sha256:43397b9c560b"
         ),
     ),
     *serve(
         bwd_fused_fp16_d192_causal,
+        estimated(1, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 4524.5, digest="sha256:94a822164c1e"),
         estimated(
-            1,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            4524.5,
-            digest="sha256:94a822164c1e113aeb60e4338bc5c2b1853b4a96798b1724b7eb7947773cd9f9",
+            1024, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 16211.8, digest="sha256:94a822164c1e"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            16211.8,
-            digest="sha256:94a822164c1e113aeb60e4338bc5c2b1853b4a96798b1724b7eb7947773cd9f9",
+            4096, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 61988.8, digest="sha256:94a822164c1e"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            61988.8,
-            digest="sha256:94a822164c1e113aeb60e4338bc5c2b1853b4a96798b1724b7eb7947773cd9f9",
-        ),
-        estimated(
-            16384,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            123319.7,
-            digest="sha256:94a822164c1e113aeb60e4338bc5c2b1853b4a96798b1724b7eb7947773cd9f9",
+            16384, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 123319.7, digest="sha256:94a822164c1e"
         ),
     ),
     *serve(
         bwd_fused_fp16_d256,
+        estimated(1, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 6115.9, digest="sha256:d51f523d3c7f"),
         estimated(
-            1,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            6115.9,
-            digest="sha256:d51f523d3c7f0790eb2a22f5e48b96eb6a1e2ccea6e83027a26899e47fdfe00c",
+            1024, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 24259.9, digest="sha256:d51f523d3c7f"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            24259.9,
-            digest="sha256:d51f523d3c7f0790eb2a22f5e48b96eb6a1e2ccea6e83027a26899e47fdfe00c",
+            4096, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 96835.9, digest="sha256:d51f523d3c7f"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            96835.9,
-            digest="sha256:d51f523d3c7f0790eb2a22f5e48b96eb6a1e2ccea6e83027a26899e47fdfe00c",
-        ),
-        estimated(
-            16384,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            193603.9,
-            digest="sha256:d51f523d3c7f0790eb2a22f5e48b96eb6a1e2ccea6e83027a26899e47fdfe00c",
+            16384, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 193603.9, digest="sha256:d51f523d3c7f"
         ),
     ),
     *serve(
         bwd_fused_fp16_d256_causal,
+        estimated(1, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 3679.2, digest="sha256:d0d76c5f27c8"),
         estimated(
-            1,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            3679.2,
-            digest="sha256:d0d76c5f27c81a9afa1e2611d335756b5fa620ee6f88511492474c7812ae2a74",
+            1024, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 13192.7, digest="sha256:d0d76c5f27c8"
         ),
         estimated(
-            1024,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            13192.7,
-            digest="sha256:d0d76c5f27c81a9afa1e2611d335756b5fa620ee6f88511492474c7812ae2a74",
+            4096, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 50254.2, digest="sha256:d0d76c5f27c8"
         ),
         estimated(
-            4096,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            50254.2,
-            digest="sha256:d0d76c5f27c81a9afa1e2611d335756b5fa620ee6f88511492474c7812ae2a74",
-        ),
-        estimated(
-            16384,
-            br16_bc64_w8_s2_fa2_pointer,
-            98432,
-            255,
-            99992.8,
-            digest="sha256:d0d76c5f27c81a9afa1e2611d335756b5fa620ee6f88511492474c7812ae2a74",
+            16384, br16_bc64_w8_s2_fa2_pointer, 98432, 255, 99992.8, digest="sha256:d0d76c5f27c8"
         ),
     ),
 )

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.outcome import Source
 from flashgen.spec.problem import BUCKET_SEQ, BUCKETS, Bucket, workload
-from flashgen.table.table import Entry, Result, Run, RunnerUp, Table
+from flashgen.table.entry import (
+    NO_EVIDENCE,
+    Entry,
+    EntryEvidence,
+    Result,
+    Run,
+    RunnerUp,
+    short_digest,
+)
+from flashgen.table.table import Table
 
 H200 = TARGETS["nvidia_h200"]
 SPEC = AttentionSpec(dtype="bfloat16", head_dim=128, head_dim_v=128, mask="causal")
 FA2 = KernelConfig(br=128, bc=64, num_warps=8, num_stages=2)
 AHEAD = replace(FA2, schedule="s_ahead", loads="descriptor", num_stages=3, order="longest_first")
-DIGEST = "sha256:" + "ab" * 32
+DIGEST = "sha256:" + "ab" * 6
 
 
 def made_run(name: str = "a", source: Source = "estimated") -> Run:
@@ -49,11 +59,7 @@ def made_entry(
         source=source,
         problem=workload(spec, BUCKET_SEQ[bucket]),
         median_us=timed,
-        p20_us=timed and timed * 0.5,
-        p80_us=timed and timed * 2,
-        tflops=timed and 512.25,
         default_us=timed and timed * 2,
-        sdpa_us=None,
         max_abs_err_floors=1.25,
         candidates=60,
         legal=98,
@@ -65,13 +71,26 @@ def made_entry(
         spec=spec,
         bucket=bucket,
         config=config,
-        digest=digest,
+        digest=short_digest(digest),
         shared_bytes=98304,
         registers=174,
         run=run,
         result=result,
-        runners_up=(runner_up,),
+        evidence=EntryEvidence(
+            low_us=timed and timed * 0.5, high_us=timed and timed * 2, runners_up=(runner_up,)
+        ),
     )
+
+
+def with_evidence(entry: Entry, **changes: Any) -> Entry:
+    """The entry with some of its evidence changed."""
+    return replace(entry, evidence=replace(entry.evidence, **changes))
+
+
+def bare(table: Table) -> Table:
+    """The table as its YAML alone has it."""
+    entries = (replace(entry, evidence=NO_EVIDENCE) for entry in table.entries)
+    return replace(table, entries=tuple(entries))
 
 
 def made_table(*entries: Entry) -> Table:

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
-from flashgen.estimate.trip_counts import bytes_moved
 from flashgen.evaluate import inputs
 from flashgen.evaluate.inputs import in_pages, make_decode
 from flashgen.reference.cache import Cache
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.from_call import check_scale, diagonal_of
-from flashgen.spec.problem import Problem, flops, workload
+from flashgen.spec.problem import Problem, bytes_moved, flops, workload
 from flashgen.spec.vocabulary import DType
 
 SEED = 20261121

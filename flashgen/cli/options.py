@@ -166,15 +166,18 @@ def demand_folder(out: Path) -> None:
         raise InvalidArgument(f"--out must name a folder of configs/ and generated/: got {out}")
 
 
-def named_table(slug: str, out: Path) -> Table:
-    """The table of a slug or alias. Raises InvalidArgument that suggests the nearest slug."""
-    from flashgen.table.table import load
+def named_table(slug: str, out: Path, *, evidence: bool = False) -> Table:
+    """The table of a slug or alias, with its evidence if that is wanted.
+
+    Raises InvalidArgument that suggests the nearest slug.
+    """
+    from flashgen.table.table import load, load_with_evidence
 
     demand_folder(out)
     for name in dict.fromkeys((slug, ALIASES.get(slug, slug))):
         for path in (paths.table_file(out, name), paths.shipped_table(name)):
             if path.exists():
-                return load(path)
+                return load_with_evidence(path) if evidence else load(path)
     tables = tables_of(out)
     if slug in TARGETS:
         raise FlashgenError(f"{slug} has no table yet: run flashgen tune --target {slug}")

@@ -1,4 +1,4 @@
-"""Commands on tables: generate, show, targets, report, table diff and table merge."""
+"""Commands on tables: generate, show, targets, report; table diff, merge and upgrade."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def show(
     from flashgen.table import show as showing
     from flashgen.table.emit import is_stale
 
-    table = named_table(slug, out)
+    table = named_table(slug, out, evidence=True)
     console = showing.console()
     console.print(showing.table_heading(table))
     stale = [entry for entry in table.entries if is_stale(entry)]
@@ -74,7 +74,7 @@ def report(
     from flashgen.search.history import outcomes_of
     from flashgen.table.show import console
 
-    table, page = named_table(slug, out), out / "report.html"
+    table, page = named_table(slug, out, evidence=True), out / "report.html"
     say = console().print
     log = paths.log_file(out, table.gpu.slug)
     if not log.exists():
@@ -89,9 +89,9 @@ def diff(
 ) -> None:
     """Print what changed between two tables of a GPU, as Markdown for a pull request."""
     from flashgen.table import diff as table_diff
-    from flashgen.table.table import load
+    from flashgen.table.table import load_with_evidence
 
-    before, after = (load(path, any_name=True) for path in (old, new))
+    before, after = (load_with_evidence(path, any_name=True) for path in (old, new))
     print(table_diff.markdown(table_diff.diff(before, after)), end="")
 
 
@@ -101,12 +101,30 @@ def merge(
 ) -> None:
     """Merge the best entries of several tables of a GPU into one."""
     from flashgen.table import diff as table_diff
-    from flashgen.table.table import load, save
+    from flashgen.table.table import load_with_evidence, save
 
     if out.suffix != ".yaml":
         raise InvalidArgument(f"--out must end in .yaml, the suffix of tables: got {out}")
     if out.exists() and out.resolve() not in [path.resolve() for path in tables]:
         raise InvalidArgument(f"{out} exists and is not among the tables to merge: name it too")
-    merged = table_diff.merge([load(path, any_name=True) for path in tables])
+    merged = table_diff.merge([load_with_evidence(path, any_name=True) for path in tables])
     save(merged, out)
     print(f"Written: {out}, {len(merged.entries)} entries of {len(tables)} tables")
+
+
+def upgrade(
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FILE]...", help="Tables, named <slug>.yaml.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="All tables of the --out folder.")] = False,
+    out: Out = Path(),
+) -> None:
+    """Rewrite tables of an older schema as today's, and their evidence beside them."""
+    from flashgen.table.table import SCHEMA, load_with_evidence, save
+
+    if every == bool(files):
+        raise InvalidArgument("table upgrade needs either files or --all")
+    for path in files or sorted(paths.table_file(out, "any").parent.glob("*.yaml")):
+        table = load_with_evidence(path)
+        save(table, path)
+        print(f"{path}: schema {SCHEMA}, {len(table.entries)} entries")

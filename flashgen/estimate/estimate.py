@@ -21,13 +21,13 @@ from typing import Any
 from flashgen.errors import InvalidArgument, NoEstimate, ToolchainError
 from flashgen.estimate.machines import MACHINES, machine_of
 from flashgen.estimate.sm import NUMBA_MISSING, Replay, replay_cubin, streams
-from flashgen.estimate.trip_counts import bytes_moved, grid, tuned_stream
+from flashgen.estimate.trip_counts import grid, tuned_stream
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu, known_target
 from flashgen.spec.grid_rules import splits_of
 from flashgen.spec.outcome import Timing
-from flashgen.spec.problem import Problem, flops
+from flashgen.spec.problem import Problem, bytes_moved, flops
 
 PROTOCOL = 6
 """Version of the model; estimates of another one are made anew."""

@@ -232,39 +232,3 @@ def _of_split(
     bounds = (split_start, full_begin, full_end, split_end)
     each = [max(math.ceil((end - begin) / bc), 0) for begin, end in pairwise(bounds)]
     return tuple(each if spec.window else each[1:])
-
-
-def bytes_moved(spec: AttentionSpec, problem: Problem) -> float:
-    """Bytes that pass between memory and L2 at least: each tensor once.
-
-    A bias is taken to be the same for all batches and heads.
-    """
-    rows = problem.batch * problem.heads * problem.seq_q
-    keys = problem.batch * problem.kv_heads * problem.seq_k
-    if spec.direction == "decode" and spec.window:
-        keys = keys // max(1, problem.seq_k) * tuned_stream(spec, problem).seq_k
-    dims = spec.head_dim + spec.head_dim_v
-    elements = {
-        "forward": (rows + keys) * dims,  # Q, O; K, V
-        "backward_delta": 2 * rows * spec.head_dim_v,  # O, dO
-        "backward_dkv": (rows + 2 * keys) * dims,  # Q, dO; K, V, dK, dV
-        "backward_dq": (rows + keys) * dims + rows * spec.head_dim,  # Q, dO, dQ; K, V
-        "backward_fused": (rows + 2 * keys) * dims + 2 * rows * spec.head_dim,  # dQ in float32
-        "backward_dbias": (rows + keys) * dims,
-        "decode": (rows + keys) * dims,
-        "combine": rows * spec.head_dim_v,
-        "append": 2 * problem.batch * problem.kv_heads * dims,
-    }[spec.direction]
-    once = spec.direction in ("forward", "backward_delta", *DECODING)
-    of_a_row = 4.0 if once else 8.0  # LSE, delta
-    if spec.direction == "combine":  # seq_k parts, in float32
-        of_a_row += 4.0 * problem.seq_k * (spec.head_dim_v + 1)
-    bias = 0.0
-    if spec.bias != "none":
-        bias = problem.seq_q * problem.seq_k * (1 if spec.bias == "boolean" else spec.element_bytes)
-    narrow = 0.0
-    if spec.kv_dtype != "same" and spec.direction == "decode":
-        narrow = keys * dims * (spec.element_bytes - spec.kv_bytes)
-    if spec.fp8:
-        narrow = elements - rows * spec.head_dim_v  # all but O
-    return elements * spec.element_bytes - narrow + rows * of_a_row + bias

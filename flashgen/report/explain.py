@@ -147,7 +147,7 @@ def rivals(history: History, entry: Entry) -> list[KernelConfig]:
 
     For each kind of failure, the config that has most in common with the winner.
     """
-    named = {entry.config, *(other.config for other in entry.runners_up)}
+    named = {entry.config, *(other.config for other in entry.evidence.runners_up)}
     others = [config for config in history.configs if config not in named]
     times = {c: t for c in others if (t := history.last_timing(c)) and not history.failure(c)}
     fastest = sorted(times, key=lambda config: times[config].median_us)
@@ -333,7 +333,7 @@ def _others(out: Path, table: Table, entry: Entry, whole: Anatomy, cache: Path) 
         yield "(the table's estimates are of an older model: tune again)"
     else:
         alike = neighbours(table, entry.spec, entry.bucket)
-    held = {other.config: other for other in entry.runners_up}
+    held = {other.config: other for other in entry.evidence.runners_up}
     for config in (*held, *rivals(history, entry)):
         other = held.get(config)
         yield f"{'runner-up' if other else 'rival'}: {config.label}"

@@ -80,8 +80,8 @@ class Search:
     @property
     def over_sdpa(self) -> float | None:
         """How many times faster than torch's SDPA in the same round; None if it was not timed."""
-        result = self.entry.result
-        return result.sdpa_us / result.median_us if result.sdpa_us and result.median_us else None
+        sdpa, own = self.entry.evidence.sdpa_us, self.entry.result.median_us
+        return sdpa / own if sdpa and own else None
 
 
 def write_report(
@@ -161,8 +161,8 @@ def _history(entry: Entry, trace: Trace) -> str:
     levels = []
     if result.default_us:
         levels.append(Level(y=result.default_us, name="default", kind="default"))
-    if result.sdpa_us:
-        levels.append(Level(y=result.sdpa_us, name="SDPA", kind="sdpa", at_right=True))
+    if entry.evidence.sdpa_us:
+        levels.append(Level(y=entry.evidence.sdpa_us, name="SDPA", kind="sdpa", at_right=True))
     label = (
         f"History of {entry.spec.name} {entry.bucket}: {len(marks)} configs, "
         f"from {figure(trace.points[0].us)} to a best of {figure(trace.best_us[-1])} microseconds"

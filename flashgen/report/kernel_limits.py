@@ -14,13 +14,12 @@ from flashgen.errors import NoEstimate, ToolchainError
 from flashgen.estimate.estimate import LAUNCH_US, estimate, estimate_streaming
 from flashgen.estimate.machines import machine_of
 from flashgen.estimate.sm import Replay, Usage, cached_replay, streams
-from flashgen.estimate.trip_counts import bytes_moved
 from flashgen.kernels.render import render
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import BY_KEYS, KernelConfig
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.outcome import Timing
-from flashgen.spec.problem import Problem
+from flashgen.spec.problem import Problem, bytes_moved
 
 TAIL = 0.1
 """Of a kernel that streams: the part of its time in which some SMs idle, or parts are merged, and

@@ -4,6 +4,8 @@ cannot be.
 
 from __future__ import annotations
 
+import functools
+import re
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -16,9 +18,6 @@ Loads = Literal["pointer", "descriptor"]
 Order = Literal["plain", "longest_first", "head_reversal", "grouped"]
 HeadDims = Literal["exact", "padded"]
 Widening = Literal["bits", "native"]
-
-OPTIONS = ("split_keys", "persistent", "widening", "v_parts")
-"""Fields of a config that tables write out only where they are not at their defaults."""
 
 TILES = (16, 32, 64, 128, 256)
 HOPPER_SIDES = (*TILES, 192)
@@ -186,6 +185,41 @@ class KernelConfig:
             plain |= {side: 128 for side in ("br", "bc") if getattr(self, side) not in TILES}
             return replace(self, loads="pointer", schedule="fa2", **plain)  # type: ignore[arg-type]
         return replace(self, loads="pointer", schedule="fa2", num_stages=min(self.num_stages, 2))
+
+
+_LABEL = (
+    r"br(?P<br>[0-9]+)_bc(?P<bc>[0-9]+)_w(?P<num_warps>[0-9]+)_s(?P<num_stages>[0-9]+)"
+    rf"_(?P<schedule>{'|'.join(get_args(Schedule))})_(?P<loads>{'|'.join(get_args(Loads))})"
+    rf"(_(?P<order>{'|'.join(get_args(Order))}))?(?P<persistent>_persistent)?(?P<any_dim>_any_dim)?"
+    r"(_split(?P<split_keys>[0-9]+))?(_(?P<widening>native))?(_v(?P<v_parts>[0-9]+))?"
+)
+
+
+@functools.lru_cache(4096)
+def config_of(label: str) -> KernelConfig:
+    """The config that a label names. Raises InvalidArgument."""
+    found = re.fullmatch(_LABEL, label)
+    if found is None:
+        raise InvalidArgument(
+            f"config must be a label like br128_bc64_w8_s2_fa2_pointer: got {label!r}"
+        )
+    config = KernelConfig(
+        br=int(found["br"]),
+        bc=int(found["bc"]),
+        num_warps=int(found["num_warps"]),
+        num_stages=int(found["num_stages"]),
+        schedule=found["schedule"],  # type: ignore[arg-type]  # of the words in the pattern
+        loads=found["loads"],  # type: ignore[arg-type]
+        order=found["order"] or "plain",  # type: ignore[arg-type]
+        head_dims="padded" if found["any_dim"] else "exact",
+        split_keys=int(found["split_keys"] or 1),
+        persistent=found["persistent"] is not None,
+        widening="native" if found["widening"] else "bits",
+        v_parts=int(found["v_parts"] or 1),
+    )
+    if config.label != label:
+        raise InvalidArgument(f"config must be written as its label {config.label}: got {label!r}")
+    return config
 
 
 def rows_of_eight(spec: AttentionSpec, config: KernelConfig) -> bool:

@@ -21,7 +21,10 @@ KIB = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU product. Bytes are bytes, clocks MHz, bandwidth GB/s (1e9 bytes a second)."""
+    """One GPU product. Bytes are bytes, clocks MHz, bandwidth GB/s (1e9 bytes a second).
+
+    Raises InvalidArgument, naming the field.
+    """
 
     name: str
     arch: str
@@ -33,9 +36,15 @@ class Gpu:
     blocks_per_sm: int
     warp_size: int
     l2_bytes: int
-    clock_mhz: int | None
-    bandwidth_gbs: float | None
-    matrix_flops_per_clock: int | None
+    clock_mhz: int | None = None
+    bandwidth_gbs: float | None = None
+    matrix_flops_per_clock: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name.isprintable() or not self.slug:
+            raise InvalidArgument(f"name must be printable text on one line: got {self.name!r}")
+        if not re.fullmatch(r"sm_[0-9]+a?|gfx[0-9a-f]+", self.arch):
+            raise InvalidArgument(f"arch must be like sm_90 or gfx942: got {self.arch!r}")
 
     @property
     def slug(self) -> str:
@@ -50,7 +59,7 @@ class Gpu:
     @property
     def capability(self) -> int:
         """The compute capability as Triton counts it: 90 for sm_90; 0 for AMD."""
-        return int(self.arch.removeprefix("sm_")) if self.is_nvidia else 0
+        return int(self.arch.removeprefix("sm_").removesuffix("a")) if self.is_nvidia else 0
 
     @property
     def peak_tflops(self) -> float | None:

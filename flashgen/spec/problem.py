@@ -1,10 +1,13 @@
-"""Sizes of a run (Problem), the interval of lengths it falls in (Bucket), its arithmetic (flops).
+"""Sizes of a run (Problem), the interval of lengths it falls in (Bucket), and its work: the flops
+and the bytes that it takes.
 
 They decide how long a kernel runs, never which kernels are possible.
 """
 
 from __future__ import annotations
 
+import functools
+import re
 from dataclasses import dataclass
 
 from flashgen.errors import InvalidArgument
@@ -43,6 +46,34 @@ class Problem:
     def empty(self) -> bool:
         """Whether there is no query at all, so that nothing need be computed."""
         return 0 in (self.batch, self.heads, self.seq_q)
+
+    @property
+    def label(self) -> str:
+        """The sizes in one word, as tables have them: b8_h32_s2048, or b64_h32_kv8_q1_k2048."""
+        kv_heads = "" if self.kv_heads == self.heads else f"_kv{self.kv_heads}"
+        seq = f"s{self.seq_k}" if self.seq_q == self.seq_k else f"q{self.seq_q}_k{self.seq_k}"
+        return f"b{self.batch}_h{self.heads}{kv_heads}_{seq}"
+
+
+_LABEL = r"b(\d+)_h(\d+)(?:_kv(\d+))?_(?:s(\d+)|q(\d+)_k(\d+))"
+
+
+@functools.lru_cache(1024)
+def problem_of(label: str) -> Problem:
+    """The sizes that a label names. Raises InvalidArgument."""
+    found = re.fullmatch(_LABEL, label, re.ASCII)
+    if found is None:
+        raise InvalidArgument(
+            f"problem must be like b8_h32_s2048 or b64_h32_kv8_q1_k2048: got {label!r}"
+        )
+    batch, heads, kv_heads, seq, seq_q, seq_k = found.groups()
+    return Problem(
+        batch=int(batch),
+        heads=int(heads),
+        kv_heads=int(kv_heads or heads),
+        seq_q=int(seq or seq_q),
+        seq_k=int(seq or seq_k),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -167,3 +198,40 @@ def _share_outside(spec: AttentionSpec, problem: Problem) -> float:
     if spec.causal:
         behind = 0.0 if spec.direction == "decode" else 0.5
     return before + behind
+
+
+def bytes_moved(spec: AttentionSpec, problem: Problem) -> float:
+    """The least bytes that pass between memory and L2: each tensor once.
+
+    A bias is taken to be the same for all batches and heads.
+    """
+    rows = problem.batch * problem.heads * problem.seq_q
+    keys = problem.batch * problem.kv_heads * problem.seq_k
+    if spec.direction == "decode" and spec.window:
+        # The cache is read as far as the queries see together (grid_rules.streamed).
+        keys = keys // max(1, problem.seq_k) * min(problem.seq_k, TUNED_WINDOW + problem.seq_q)
+    dims = spec.head_dim + spec.head_dim_v
+    elements = {
+        "forward": (rows + keys) * dims,  # Q, O; K, V
+        "backward_delta": 2 * rows * spec.head_dim_v,  # O, dO
+        "backward_dkv": (rows + 2 * keys) * dims,  # Q, dO; K, V, dK, dV
+        "backward_dq": (rows + keys) * dims + rows * spec.head_dim,  # Q, dO, dQ; K, V
+        "backward_fused": (rows + 2 * keys) * dims + 2 * rows * spec.head_dim,  # dQ in float32
+        "backward_dbias": (rows + keys) * dims,
+        "decode": (rows + keys) * dims,
+        "combine": rows * spec.head_dim_v,
+        "append": 2 * problem.batch * problem.kv_heads * dims,
+    }[spec.direction]
+    once = spec.direction in ("forward", "backward_delta", *DECODING)
+    of_a_row = 4.0 if once else 8.0  # LSE, delta
+    if spec.direction == "combine":  # seq_k parts, in float32
+        of_a_row += 4.0 * problem.seq_k * (spec.head_dim_v + 1)
+    bias = 0.0
+    if spec.bias != "none":
+        bias = problem.seq_q * problem.seq_k * (1 if spec.bias == "boolean" else spec.element_bytes)
+    narrow = 0.0
+    if spec.kv_dtype != "same" and spec.direction == "decode":
+        narrow = keys * dims * (spec.element_bytes - spec.kv_bytes)
+    if spec.fp8:
+        narrow = elements - rows * spec.head_dim_v  # all but O
+    return elements * spec.element_bytes - narrow + rows * of_a_row + bias

@@ -5,7 +5,8 @@ are shown, and no ratio.
 
 THE RULE OF MERGING, for entries of one spec and bucket: the stronger source wins. Of the same
 source, where the times compare, the faster one: measured, only if its 80th percentile lies below
-the other's 20th, for the least of many noisy medians is no winner. Else the entry of the later run.
+the other's 20th, for the least of many noisy medians is no winner (percentiles stand in the
+evidence: without it no measured entry is faster). Else the entry of the later run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from flashgen.errors import InvalidArgument
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import STRENGTH
-from flashgen.table.entry import Entry, Run
+from flashgen.table.entry import NO_EVIDENCE, Entry, Run
 from flashgen.table.table import Table, figure
 
 Kind = Literal["config", "weakened", "figures", "added", "removed"]
@@ -93,7 +94,7 @@ def diff(old: Table, new: Table) -> Diff:
         key=lambda key: (key[0].sort_key, key[1].low),
     ):
         before, after = old.find(*key), new.find(*key)
-        if before and after and replace(before, run=after.run) == after:
+        if before and after and _line(before) == _line(after):
             unchanged += 1
             continue
         ratio = None
@@ -168,6 +169,11 @@ def _wins(entry: Entry, run: Run, held: Entry, held_run: Run) -> bool:
     return run.date > held_run.date
 
 
+def _line(entry: Entry) -> Entry:
+    """What stands on the line of an entry but its run: evidence need not be there."""
+    return replace(entry, run="", evidence=NO_EVIDENCE)
+
+
 def _compare(one: Entry, run: Run, other: Entry, other_run: Run) -> bool:
     """Whether the two times were found alike."""
     alike = one.result.source == other.result.source and one.result.problem == other.result.problem
@@ -178,7 +184,7 @@ def _compare(one: Entry, run: Run, other: Entry, other_run: Run) -> bool:
 def _faster(one: Entry, other: Entry) -> bool:
     """Whether the first of two entries that compare is faster, if measured beyond the spread."""
     if one.result.source == "measured":
-        return (one.result.p80_us or math.inf) < (other.result.p20_us or 0.0)
+        return (one.evidence.high_us or math.inf) < (other.evidence.low_us or 0.0)
     return (one.result.median_us or math.inf) < (other.result.median_us or math.inf)
 
 
@@ -241,8 +247,8 @@ def _grid(changes: Sequence[Change]) -> list[str]:
         ("source", lambda change: _both(change, lambda entry: entry.result.source)),
         ("kernel text", _text_change),
         ("tried", _tried_change),
-        ("p", lambda change: _number(change.entry.result.p_value, ".2g")),
-        ("regret", lambda change: _number(change.entry.result.regret or None, ".1%")),
+        ("p", lambda change: _number(change.entry.evidence.p_value, ".2g")),
+        ("regret", lambda change: _number(change.entry.evidence.regret or None, ".1%")),
     ]
     rows = [[cell(change) for _, cell in columns] for change in changes]
     kept = [n for n in range(len(columns)) if any(row[n] for row in rows)]

@@ -1,4 +1,4 @@
-"""Entry: the config chosen for one spec and bucket; its Result, its RunnerUps, the Run it is from.
+"""Entry: the config chosen for one spec and bucket, its Result, its EntryEvidence, its Run.
 
 The rows of a table as values, checked when they are made; table/table.py reads and writes them.
 """
@@ -7,18 +7,51 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from flashgen.errors import InvalidArgument
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import Source
-from flashgen.spec.problem import BUCKETS, Bucket, Problem
+from flashgen.spec.problem import BUCKETS, Bucket, Problem, bytes_moved, flops
+
+DIGEST_DIGITS = 12
+"""Hex digits of a sha256 that tables keep."""
+
+
+def _check_timed(source: Source, median_us: float | None) -> None:
+    if (source == "untimed") != (median_us is None):
+        raise InvalidArgument("the time must be left out where source is untimed, and only there")
+
+
+def _check_positive(field: str, value: float | None) -> None:
+    if value is not None and not 0 < value < math.inf:
+        raise InvalidArgument(f"{field} must be finite and > 0, or null: got {value}")
+
+
+def _check_ran(config: KernelConfig, source: Source) -> None:
+    """What only a GPU proves is known to be right only where it was measured."""
+    if config.needs_gpu and source != "measured":
+        raise InvalidArgument(
+            f"schedule {config.schedule} needs source measured, which only a GPU gives: "
+            f"got {source}"
+        )
+
+
+def _check_digest(digest: str) -> None:
+    if not re.fullmatch(rf"sha256:[0-9a-f]{{{DIGEST_DIGITS}}}", digest):
+        raise InvalidArgument(
+            f"digest must be sha256: and {DIGEST_DIGITS} hex digits: got {digest!r}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One tuning run that entries come from; what an offline run lacks (driver, clocks) is None."""
+    """One tuning run that entries come from; what an offline run lacks (driver, clocks) is None.
+
+    Texts are printable and on one line. Raises InvalidArgument.
+    """
 
     id: str
     date: str  # ISO 8601, UTC
@@ -26,47 +59,41 @@ class Run:
     flashgen: str
     triton: str
     torch: str
-    cuda: str | None
-    driver: str | None
-    clocks: str | None
-    power: str | None
+    cuda: str | None = None
+    driver: str | None = None
+    clocks: str | None = None
+    power: str | None = None
     protocol: int
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, str) and not (value and value.isprintable()):
+                raise InvalidArgument(
+                    f"{field.name} must be printable text on one line: got {value!r}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What the final round found out. All times are microseconds; None is "was not timed".
+    """What the final round found. All times are microseconds; None means "was not timed".
 
-    default_us is the default's tile with the spec's own head dims fixed, sdpa_us torch's SDPA, both
-    in the same round. candidates is how many configs were evaluated, of so many legal ones.
-
-    p_value is that of the rank test against the strongest rival (search/decide.py); None where
-    there was none. regret is the share of its time by which the config is slower than the best one
-    of this bucket, which was given up to have fewer kernels (tune/share_kernels.py); 0.0 where it
-    is the best. Raises InvalidArgument.
+    default_us is the time of the default's tile with the spec's own head dims fixed, in the same
+    round. candidates is how many configs were evaluated, of so many legal ones. Raises
+    InvalidArgument.
     """
 
     source: Source
     problem: Problem
-    median_us: float | None
-    p20_us: float | None
-    p80_us: float | None
-    tflops: float | None
-    default_us: float | None
-    sdpa_us: float | None
+    median_us: float | None = None
+    default_us: float | None = None
     max_abs_err_floors: float
     candidates: int
     legal: int
-    p_value: float | None = None
-    regret: float = 0.0
 
     def __post_init__(self) -> None:
         _check_timed(self.source, self.median_us)
-        if self.p_value is not None and not 0 < self.p_value <= 1:
-            raise InvalidArgument(f"p_value must be > 0 and <= 1, or null: got {self.p_value}")
-        if not 0 <= self.regret < math.inf:
-            raise InvalidArgument(f"regret must be finite and >= 0: got {self.regret}")
-        for field in ("median_us", "p20_us", "p80_us", "tflops", "default_us", "sdpa_us"):
+        for field in ("median_us", "default_us"):
             _check_positive(field, getattr(self, field))
         if not 0 <= self.max_abs_err_floors < math.inf:
             raise InvalidArgument(
@@ -85,7 +112,7 @@ class RunnerUp:
 
     config: KernelConfig
     source: Source
-    median_us: float | None
+    median_us: float | None = None
     digest: str
 
     def __post_init__(self) -> None:
@@ -96,11 +123,46 @@ class RunnerUp:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EntryEvidence:
+    """What the search of an entry left behind: for reports, and for the next search.
+
+    low_us and high_us are the 20th and 80th percentile of a measured entry's samples, or the
+    interval of an estimate. sdpa_us is the time of torch's SDPA in the same round. p_value is that
+    of the rank test against the strongest rival (search/decide.py); None where there was none.
+    regret is the share of its time by which the config is slower than the best one of this bucket,
+    which was given up to have fewer kernels (tune/share_kernels.py); 0.0 where it is the best.
+    runners_up are two at most. Raises InvalidArgument.
+    """
+
+    low_us: float | None = None
+    high_us: float | None = None
+    sdpa_us: float | None = None
+    p_value: float | None = None
+    regret: float = 0.0
+    runners_up: tuple[RunnerUp, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in ("low_us", "high_us", "sdpa_us"):
+            _check_positive(field, getattr(self, field))
+        if self.p_value is not None and not 0 < self.p_value <= 1:
+            raise InvalidArgument(f"p_value must be > 0 and <= 1, or null: got {self.p_value}")
+        if not 0 <= self.regret < math.inf:
+            raise InvalidArgument(f"regret must be finite and >= 0: got {self.regret}")
+        if len(self.runners_up) > 2:
+            raise InvalidArgument(f"runners_up must be two at most: got {len(self.runners_up)}")
+
+
+NO_EVIDENCE = EntryEvidence()
+"""What an entry has whose evidence was not read, or is not there."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Entry:
-    """The config chosen for one spec and bucket, and the evidence. Raises InvalidArgument.
+    """The config chosen for one spec and bucket, and its result. Raises InvalidArgument.
 
     shared_bytes and registers (a thread) are the compiler's figures under the run's Triton. digest
-    is that of the text which was timed; where today's text differs, the entry is stale, and served.
+    is the short one of the text which was timed; an entry is stale, and served, where it is not the
+    beginning of today's.
     """
 
     spec: AttentionSpec
@@ -111,7 +173,7 @@ class Entry:
     registers: int
     run: str
     result: Result
-    runners_up: tuple[RunnerUp, ...]
+    evidence: EntryEvidence = NO_EVIDENCE
 
     def __post_init__(self) -> None:
         _check_digest(self.digest)
@@ -119,34 +181,40 @@ class Entry:
         if self.bucket not in BUCKETS:
             known = ", ".join(map(str, BUCKETS))
             raise InvalidArgument(f"bucket must be one of {known}: got {self.bucket}")
-        if len(self.runners_up) > 2:
-            raise InvalidArgument(f"runners_up must be two at most: got {len(self.runners_up)}")
 
     @property
     def key(self) -> tuple[AttentionSpec, Bucket]:
         """What the entry is chosen for; a table holds one entry a key."""
         return self.spec, self.bucket
 
+    @property
+    def tflops(self) -> float | None:
+        """Matrix TFLOP/s at the median time, as spec/problem.py counts them; None if not timed."""
+        us = self.result.median_us
+        return flops(self.spec, self.result.problem) / us * 1e-6 if us else None
 
-def _check_timed(source: Source, median_us: float | None) -> None:
-    if (source == "untimed") != (median_us is None):
-        raise InvalidArgument("median_us must be null where source is untimed, and only there")
-
-
-def _check_positive(field: str, value: float | None) -> None:
-    if value is not None and not 0 < value < math.inf:
-        raise InvalidArgument(f"{field} must be finite and > 0, or null: got {value}")
-
-
-def _check_ran(config: KernelConfig, source: Source) -> None:
-    """What only a GPU proves is known to be right only where it was measured."""
-    if config.needs_gpu and source != "measured":
-        raise InvalidArgument(
-            f"schedule {config.schedule} needs source measured, which only a GPU gives: "
-            f"got {source}"
-        )
+    @property
+    def gbs(self) -> float | None:
+        """GB/s (1e9 bytes a second) of the least that is moved, at the median time."""
+        us = self.result.median_us
+        return bytes_moved(self.spec, self.result.problem) / us * 1e-3 if us else None
 
 
-def _check_digest(digest: str) -> None:
-    if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
-        raise InvalidArgument(f"digest must be sha256: and 64 hex digits: got {digest!r}")
+def spec_fields(spec: AttentionSpec) -> dict[str, Any]:
+    """The fields of a spec that tables write: four always, the others where not at defaults."""
+    held = {field.name: getattr(spec, field.name) for field in fields(spec)}
+    usual = {field.name: field.default for field in fields(spec)} | {"head_dim_v": spec.head_dim}
+    shown = ("direction", "dtype", "head_dim", "mask")
+    return {n: value for n, value in held.items() if n in shown or value != usual[n]}
+
+
+def figure(value: float) -> str:
+    """A number as tables write it: five significant digits or more, never an exponent."""
+    digits = max(1, 4 - math.floor(math.log10(abs(value)))) if value else 1
+    whole, _, part = f"{value:.{digits}f}".partition(".")
+    return f"{whole}.{part.rstrip('0') or '0'}"
+
+
+def short_digest(digest: str) -> str:
+    """A digest as tables keep it: sha256: and its first 12 hex digits."""
+    return digest[: len("sha256:") + DIGEST_DIGITS]

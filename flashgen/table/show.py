@@ -19,7 +19,8 @@ from flashgen.errors import GeneratedError
 from flashgen.runtime import registry
 from flashgen.runtime.choice import Choice
 from flashgen.spec.gpu import Gpu
-from flashgen.table.entry import Entry, Result
+from flashgen.spec.vocabulary import DECODING
+from flashgen.table.entry import Entry
 from flashgen.table.table import Table, sources
 
 WIDTH_OF_FILES = 200
@@ -52,10 +53,11 @@ def wrapped(line: str) -> str:
 @dataclass(frozen=True, kw_only=True)
 class EntriesGrid:
     """Entries as a terminal shows them: a row each where rows fit, else two lines each, and no word
-    of them is lost. Times are microseconds at the length "at", 16384 tokens in all.
+    of them is lost. Times are microseconds at the length "at", 16384 tokens in all; the rate is
+    TFLOP/s, of a decode GB/s.
 
-    "estimated" and "stale" stand where they hold; p and regret, of entry.Result, where any entry
-    has one.
+    "estimated" and "stale" stand where they hold; p and regret, of entry.EntryEvidence, where any
+    entry has one.
     """
 
     entries: tuple[Entry, ...]
@@ -80,7 +82,7 @@ class EntriesGrid:
         for entry in self.entries:
             spec, config = entry.spec.name, entry.config.label
             origin = entry.result.source + (", stale" if entry in self.stale else "")
-            cells = (cell(entry.result) for cell in figures.values())
+            cells = (cell(entry) for cell in figures.values())
             grid.add_row(spec, *self._where(entry), config, origin, *cells)
         return grid
 
@@ -89,7 +91,7 @@ class EntriesGrid:
         figures = self._figures()
         heads = ("seq_k", "at", "from", *figures)
         rows = [
-            (*self._where(e), e.result.source, *(cell(e.result) for cell in figures.values()))
+            (*self._where(e), e.result.source, *(cell(e) for cell in figures.values()))
             for e in self.entries
         ]
         widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
@@ -112,19 +114,33 @@ class EntriesGrid:
     def _where(entry: Entry) -> tuple[str, str]:
         return str(entry.bucket), str(entry.result.problem.seq_k)
 
-    def _figures(self) -> dict[str, Callable[[Result], str]]:
-        """The columns of figures, and what each says of a result."""
-        figures: dict[str, Callable[[Result], str]] = {
-            "us": lambda result: _number(result.median_us, 1),
-            "TFLOP/s": lambda result: _number(result.tflops, 0),
-            "x default": lambda result: _number(result.speedup, 2),
-            "floors": lambda result: _number(result.max_abs_err_floors, 2),
+    def _figures(self) -> dict[str, Callable[[Entry], str]]:
+        """The columns of figures, and what each says of an entry."""
+        figures: dict[str, Callable[[Entry], str]] = {
+            "us": lambda entry: _number(entry.result.median_us, 1),
+            **self._rates(),
+            "x default": lambda entry: _number(entry.result.speedup, 2),
+            "floors": lambda entry: _number(entry.result.max_abs_err_floors, 2),
         }
-        if any(entry.result.p_value is not None for entry in self.entries):
-            figures["p"] = lambda r: "-" if r.p_value is None else f"{r.p_value:.1g}"
-        if any(entry.result.regret for entry in self.entries):
-            figures["regret"] = lambda r: f"{r.regret:.1%}" if r.regret else "-"
+        if any(entry.evidence.p_value is not None for entry in self.entries):
+            figures["p"] = lambda entry: _number(entry.evidence.p_value, 1, "g")
+        if any(entry.evidence.regret for entry in self.entries):
+            figures["regret"] = lambda entry: _number(entry.evidence.regret or None, 1, "%")
         return figures
+
+    def _rates(self) -> dict[str, Callable[[Entry], str]]:
+        """The column of rates: one unit in the heading, or with each figure where there are two."""
+        units = {rate_of(entry)[1] for entry in self.entries}
+        if len(units) == 1:
+            return {units.pop(): lambda entry: _number(rate_of(entry)[0], 0)}
+        return {"rate": lambda entry: _with_unit(*rate_of(entry))}
+
+
+def rate_of(entry: Entry) -> tuple[float | None, str]:
+    """How fast an entry is, and the unit: a decode waits for memory, so GB/s says more of it."""
+    if entry.spec.direction in DECODING:
+        return entry.gbs, "GB/s"
+    return entry.tflops, "TFLOP/s"
 
 
 def entries_grid(entries: Iterable[Entry], stale: Collection[Entry] = ()) -> EntriesGrid:
@@ -203,5 +219,9 @@ def load_package(folder: Path) -> Package:
         ) from error
 
 
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+def _number(value: float | None, digits: int, form: str = "f") -> str:
+    return "-" if value is None else f"{value:.{digits}{form}}"
+
+
+def _with_unit(value: float | None, unit: str) -> str:
+    return "-" if value is None else f"{value:.0f} {unit}"

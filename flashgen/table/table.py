@@ -1,33 +1,44 @@
-"""Table: what was chosen for one GPU; configs/<slug>.yaml in and out. The only importer of yaml.
+"""Table: what was chosen for one GPU; configs/<slug>.yaml in and out.
 
-People review these files in git, so dump writes one text for one table: every key, entries sorted,
-a spec, config or problem on a line of its own; of a spec's features and a config's options those
-that are on. load trusts nothing: what it refuses it names with file, line and mend.
+People review these files in git, so dump writes one text for one table: a line for each spec, below
+it a line for each bucket, both sorted; values that are None or usual are left out. load trusts
+nothing: errors name file, line and what to do.
 """
 
 from __future__ import annotations
 
 import functools
-import math
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import groupby
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import yaml
 
 from flashgen.errors import InvalidArgument, TableError
 from flashgen.files import write_whole
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import OPTIONS, KernelConfig
-from flashgen.spec.features import OFF
+from flashgen.spec.config import config_of
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
-from flashgen.spec.outcome import STRENGTH
-from flashgen.spec.problem import BUCKETS, Bucket, Problem
-from flashgen.table.entry import Entry, Result, Run, RunnerUp
-from flashgen.table.yaml import Nodes
+from flashgen.spec.outcome import STRENGTH, Source
+from flashgen.spec.problem import BUCKETS, Bucket, problem_of
+from flashgen.table.entry import (
+    NO_EVIDENCE,
+    Entry,
+    Result,
+    Run,
+    RunnerUp,
+    figure,
+    short_digest,
+    spec_fields,
+)
+from flashgen.table.evidence import evidence_file, evidence_text, with_evidence
+from flashgen.table.schema2 import OldEntry
+from flashgen.table.yaml import Nodes, text_of
 
 __all__ = [
     "Entry",
@@ -36,20 +47,21 @@ __all__ = [
     "RunnerUp",
     "Table",
     "dump",
+    "figure",
     "load",
     "load_folders",
+    "load_with_evidence",
     "parse",
+    "restamped",
     "save",
 ]
 
-SCHEMA = 2
-"""Version of the layout of configs/*.yaml, which dump writes. parse reads this and 1; a higher one
-was written by a newer flashgen."""
+SCHEMA = 3
+"""Version of the layout of configs/*.yaml, which dump writes. parse reads this, 1 and 2; a higher
+one was written by a newer flashgen."""
 
 KEPT = 32
 """Tables that a process keeps, by their text: all shipped ones and some versions of its own."""
-NEW_IN_2 = ("p_value", "regret")
-"""Keys of a result that a table of schema 1 does not have; their defaults hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,13 +103,13 @@ class Table:
 
 
 def load(path: Path, *, any_name: bool = False) -> Table:
-    """The table of a file. Raises TableError that names file, line and mend.
+    """The table of a file, without its evidence. Raises TableError that names file and line.
 
     The file is named after the GPU, unless it may have `any_name`: a copy, to compare or to merge.
     InvalidArgument where such a one is not there.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = text_of(path, TableError)
     except FileNotFoundError:
         if any_name:
             raise InvalidArgument(f"{path}: there is no such table") from None
@@ -107,6 +119,13 @@ def load(path: Path, *, any_name: bool = False) -> Table:
     except (OSError, UnicodeDecodeError) as error:
         raise TableError(f"{path}: cannot be read as UTF-8 text ({error}); restore it") from None
     return parse(text, path, any_name=any_name)
+
+
+def load_with_evidence(path: Path, *, any_name: bool = False) -> Table:
+    """The table of a file, and the evidence that lies beside it. Raises as load does."""
+    table = load(path, any_name=any_name)
+    entries = with_evidence(table.entries, table.gpu, evidence_file(path))
+    return replace(table, entries=entries)
 
 
 def load_folders(*folders: Path) -> dict[str, Table]:
@@ -121,28 +140,99 @@ def load_folders(*folders: Path) -> dict[str, Table]:
 def dump(table: Table) -> str:
     """Write a table as text. Any text that this made, parsed and written again, is the same."""
     table = table._in_order()
-    gpu = _node(table.gpu)
-    gpu.value.insert(0, (_node("slug"), _node(table.gpu.slug)))
-    parts = {"schema": _node(SCHEMA), "gpu": gpu, "runs": _node(table.runs)}
-    parts["entries"] = _node(table.entries)
-    root = _mapping(parts)
-    text = yaml.serialize(root, Dumper=_DUMPER, width=1 << 20, allow_unicode=True)
-    text = re.sub(r"^(?=gpu:|runs:|entries:|- spec:)", "\n", text, flags=re.MULTILINE)
-    text = text.replace("entries:\n\n", "entries:\n")
-    name = table.gpu.name
-    return f"# What flashgen chose for {name}. Review it here; `flashgen tune` writes it.\n{text}"
+    gpu = {"slug": table.gpu.slug} | _held(table.gpu)
+    lines = [
+        f"# What flashgen chose for {table.gpu.name}. Review it here; `flashgen tune` writes it.",
+        f"schema: {SCHEMA}",
+        "",
+        "gpu:",
+        *(f"  {name}: {_word(value)}" for name, value in gpu.items()),
+        "",
+        "runs:" if table.runs else "runs: []",
+        *(f"- {_flow(_held(run))}" for run in table.runs),
+        "",
+        "entries:" if table.entries else "entries: []",
+    ]
+    for spec, entries in groupby(table.entries, key=lambda entry: entry.spec):
+        lines.append(f"- spec: {_flow(spec_fields(spec))}")
+        lines += [f"  {f'{entry.bucket.low}:':6} {_flow(_row(entry))}" for entry in entries]
+    return "\n".join(lines) + "\n"
+
+
+def _held(value: Gpu | Run) -> dict[str, Any]:
+    """The fields of a dataclass that are not None."""
+    held = {field.name: getattr(value, field.name) for field in fields(value)}
+    return {name: each for name, each in held.items() if each is not None}
+
+
+def _row(entry: Entry) -> dict[str, Any]:
+    """The line of an entry."""
+    result = entry.result
+    row = {
+        "config": entry.config.label,
+        "source": result.source,
+        "us": result.median_us,
+        "default_us": result.default_us,
+        "floors": result.max_abs_err_floors,
+        "tried": f"{result.candidates}/{result.legal}",
+        "registers": entry.registers,
+        "shared": entry.shared_bytes,
+        "problem": result.problem.label,
+        "run": entry.run,
+        "digest": entry.digest,
+    }
+    return {name: value for name, value in row.items() if value is not None}
+
+
+_PLAIN = re.compile(r"[a-z]\w*(:[0-9a-f]{12})?|[0-9]+/[0-9]+", re.ASCII)
+_WORDS_OF_YAML = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+
+
+def _word(value: Any) -> str:
+    """A value as YAML has it; texts that could be read as anything else are quoted."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return figure(value)
+    if isinstance(value, str):
+        plain = _PLAIN.fullmatch(value) and value not in _WORDS_OF_YAML
+        return value if plain else json.dumps(value, ensure_ascii=False)
+    return str(value)
+
+
+def _flow(values: Mapping[str, Any]) -> str:
+    """A mapping on one line."""
+    return "{" + ", ".join(f"{name}: {_word(value)}" for name, value in values.items()) + "}"
 
 
 def save(table: Table, path: Path) -> None:
-    """Write a table so that `path` holds the old text or the new one, never a part.
+    """Write a table, and its evidence beside it; each file holds the old text or the new one.
 
-    Raises TableError where `path` is not named after the GPU, FlashgenError where it cannot write.
+    Entries whose evidence was not read keep the lines they have. Raises TableError where `path` is
+    not named after the GPU, FlashgenError where it cannot write.
     """
     if path.stem != table.gpu.slug:
         raise TableError(
             f"{path}: the table of {table.gpu.name} is {table.gpu.slug}.yaml; rename it"
         )
+    table = table._in_order()
+    beside = evidence_file(path)
+    unread = [entry for entry in table.entries if entry.evidence == NO_EVIDENCE]
+    read = with_evidence(unread, table.gpu, beside) if unread else ()
+    kept = {entry.key: entry for entry in read}
+    evidence = evidence_text(kept.get(entry.key, entry) for entry in table.entries)
     write_whole(path, dump(table), durable=True)
+    if evidence or beside.exists():
+        write_whole(beside, evidence, durable=True)
+
+
+def restamped(table: Table, digests: Mapping[str, str]) -> Table:
+    """The table with digests replaced, for kernels whose new text compiles to the same machine
+    code: from the old to the new one, short or full. Runners-up are as they were.
+    """
+    new = {short_digest(old): short_digest(text) for old, text in digests.items()}
+    entries = [replace(e, digest=new.get(e.digest, e.digest)) for e in table.entries]
+    return replace(table, entries=tuple(entries))
 
 
 def parse(text: str, path: Path, *, any_name: bool = False) -> Table:
@@ -156,6 +246,27 @@ def parse(text: str, path: Path, *, any_name: bool = False) -> Table:
 def _parsed(text: str, path: Path, any_name: bool) -> Table:
     reader = _Reader(path, any_name)
     return reader.table(reader.root(text))
+
+
+_ROW = {
+    "config": str,
+    "source": Source,
+    "us": float | None,
+    "default_us": float | None,
+    "floors": float,
+    "tried": str,
+    "registers": int,
+    "shared": int,
+    "problem": str,
+    "run": str,
+    "digest": str,
+}
+"""What stands on the line of an entry."""
+
+_ABSENT = ("us", "default_us")
+"""Keys of a line that may be left out."""
+
+_LOW = {str(bucket.low): bucket for bucket in BUCKETS}
 
 
 class _Reader(Nodes):
@@ -179,20 +290,16 @@ class _Reader(Nodes):
         parts = self.keys(root, ("schema", "gpu", "runs", "entries"))
         if self.schema < 1:
             self.fail(parts["schema"].start_mark, f"schema must be 1 to {SCHEMA}; tune again")
-        table = Table(
-            gpu=self.gpu(parts["gpu"]),
-            runs=self.value(parts["runs"], tuple[Run, ...], "runs"),
-            entries=self.value(parts["entries"], tuple[Entry, ...], "entries"),
-        )
-        self.runs(table, parts["runs"])
-        self.entries(table, parts["entries"])
-        return table
+        gpu = self.gpu(parts["gpu"])
+        runs = self.runs(parts["runs"])
+        read = self.old_entries if self.schema < 3 else self.entries
+        marked = read(parts["entries"])
+        self.check(marked, gpu, {run.id for run in runs})
+        return Table(gpu=gpu, runs=runs, entries=tuple(entry for entry, _ in marked))
 
     def gpu(self, node: yaml.Node) -> Gpu:
-        names = tuple(field.name for field in fields(Gpu))
-        parts = self.keys(node, ("slug", *names))
-        types = get_type_hints(Gpu)
-        gpu = Gpu(**{name: self.value(parts[name], types[name], name) for name in names})
+        gpu: Gpu = self.record(node, Gpu, beside=("slug",))
+        parts = self.keys(node, None)
         slug = self.value(parts["slug"], str, "slug")
         if slug != gpu.slug:
             self.fail(parts["slug"].start_mark, f"slug must be that of {gpu.name!r}: {gpu.slug}")
@@ -203,18 +310,70 @@ class _Reader(Nodes):
             )
         return gpu
 
-    def runs(self, table: Table, node: yaml.Node) -> None:
-        seen: set[str] = set()
-        for run, place in zip(table.runs, node.value, strict=True):
-            if run.id in seen:
-                self.fail(place.start_mark, f"the run {run.id!r} is here twice; remove one")
-            seen.add(run.id)
+    def runs(self, node: yaml.Node) -> tuple[Run, ...]:
+        found: dict[str, Run] = {}
+        for item in self.items(node, "runs"):
+            run: Run = self.record(item, Run)
+            if run.id in found:
+                self.fail(item.start_mark, f"the run {run.id!r} is here twice; remove one")
+            found[run.id] = run
+        return tuple(found.values())
 
-    def entries(self, table: Table, node: yaml.Node) -> None:
+    def entries(self, node: yaml.Node) -> list[tuple[Entry, yaml.Mark]]:
+        """The entries of schema 3, each with its line."""
+        found = []
+        for group in self.items(node, "entries"):
+            parts = self.keys(group, ("spec", *_LOW), tuple(_LOW))
+            spec = self.spec(parts.pop("spec"))
+            for low, row in parts.items():
+                found.append((self.entry(spec, _LOW[low], row), row.start_mark))
+        return found
+
+    def entry(self, spec: AttentionSpec, bucket: Bucket, node: yaml.Node) -> Entry:
+        parts = self.keys(node, tuple(_ROW), _ABSENT)
+        row = {name: self.value(value, _ROW[name], name) for name, value in parts.items()}
+        tried, _, legal = row["tried"].partition("/")
+        if not (tried.isdecimal() and legal.isdecimal()):
+            self.fail(parts["tried"].start_mark, f"tried must be like 16/540: got {row['tried']!r}")
+        try:
+            return Entry(
+                spec=spec,
+                bucket=bucket,
+                config=config_of(row["config"]),
+                digest=row["digest"],
+                shared_bytes=row["shared"],
+                registers=row["registers"],
+                run=row["run"],
+                result=Result(
+                    source=row["source"],
+                    problem=problem_of(row["problem"]),
+                    median_us=row.get("us"),
+                    default_us=row.get("default_us"),
+                    max_abs_err_floors=row["floors"],
+                    candidates=int(tried),
+                    legal=int(legal),
+                ),
+            )
+        except InvalidArgument as error:
+            self.fail(node.start_mark, f"{error}; correct it or remove the line")
+
+    def old_entries(self, node: yaml.Node) -> list[tuple[Entry, yaml.Mark]]:
+        """The entries of schema 1 or 2, each with its first line."""
+        found = []
+        for item in self.items(node, "entries"):
+            old: OldEntry = self.record(item, OldEntry)
+            try:
+                found.append((old.entry(), item.start_mark))
+            except InvalidArgument as error:
+                self.fail(item.start_mark, f"{error}; correct it or remove the entry")
+        return found
+
+    def check(
+        self, marked: Sequence[tuple[Entry, yaml.Mark]], gpu: Gpu, runs: Collection[str]
+    ) -> None:
+        """Refuse entries that no run or no other entry allows, or that the GPU cannot run."""
         lines: dict[tuple[AttentionSpec, Bucket], int] = {}
-        runs = {run.id for run in table.runs}
-        for entry, place in zip(table.entries, node.value, strict=True):
-            mark = place.start_mark
+        for entry, mark in marked:
             name = f"{entry.spec.name} {entry.bucket}"
             if entry.key in lines:
                 line = lines[entry.key]
@@ -224,37 +383,34 @@ class _Reader(Nodes):
                 self.fail(
                     mark, f"{name} comes from run {entry.run!r}, which runs lacks; add it there"
                 )
-            for config in (entry.config, *(other.config for other in entry.runners_up)):
-                if reason := why_illegal(entry.spec, config, table.gpu):
+            for config in (entry.config, *(o.config for o in entry.evidence.runners_up)):
+                if reason := why_illegal(entry.spec, config, gpu):
                     self.fail(
                         mark, f"{name} has the illegal config {config.label}: {reason}; remove it"
                     )
-            if entry.shared_bytes > table.gpu.shared_per_block:
+            if entry.shared_bytes > gpu.shared_per_block:
                 self.fail(
                     mark,
                     f"{name} takes {entry.shared_bytes} bytes of shared memory, and "
-                    f"{table.gpu.slug} has {table.gpu.shared_per_block} a block; tune it again",
+                    f"{gpu.slug} has {gpu.shared_per_block} a block; tune it again",
                 )
 
     def value(self, node: yaml.Node, kind: Any, name: str) -> Any:
-        """As Nodes.value; a bucket is written as its two edges."""
+        """As Nodes.value, for a spec, and for a bucket of schemas 1 and 2, which is its edges."""
+        if kind is AttentionSpec:
+            return self.spec(node)
         return self.bucket(node) if kind is Bucket else super().value(node, kind, name)
 
-    def record(
-        self,
-        node: yaml.Node,
-        kind: Any,
-        optional: Sequence[str] = (),
-        beside: tuple[str, ...] = (),
-    ) -> Any:
-        """As Nodes.record; what an older schema did not have may be missing."""
-        if kind is AttentionSpec:
-            optional = (*optional, *OFF)
-        elif kind is KernelConfig:
-            optional = (*optional, *OPTIONS)
-        elif kind is Result and self.schema < 2:
-            optional = (*optional, *NEW_IN_2)
-        return super().record(node, kind, optional, beside)
+    def spec(self, node: yaml.Node) -> AttentionSpec:
+        """The spec of a mapping; head_dim_v is head_dim unless it stands there."""
+        if isinstance(node, yaml.MappingNode):
+            held = {key.value: (key, value) for key, value in node.value}
+            if "head_dim" in held and "head_dim_v" not in held:
+                key, value = held["head_dim"]
+                key = yaml.ScalarNode(key.tag, "head_dim_v", key.start_mark)
+                node.value.append((key, value))
+        spec: AttentionSpec = self.record(node, AttentionSpec)
+        return spec
 
     def bucket(self, node: yaml.Node) -> Bucket:
         if not isinstance(node, yaml.SequenceNode) or len(node.value) != 2:
@@ -269,54 +425,6 @@ class _Reader(Nodes):
             known = ", ".join(map(str, BUCKETS))
             self.fail(node.start_mark, f"{edges} is no bucket; write one of {known}")
         return edges
-
-
-_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-_OMITTED = (*OFF, *OPTIONS)
-_TAG = "tag:yaml.org,2002:"
-_NULL = f"{_TAG}null"
-_FLOW = (AttentionSpec, KernelConfig, Problem)
-_PLAIN = re.compile(r"[a-z]\w*(:[0-9a-f]{64})?")
-_WORDS_OF_YAML = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
-
-
-def _node(value: Any) -> yaml.Node:
-    """The YAML node of a value of a table; texts that could be read as anything else are quoted."""
-    if value is None:
-        return yaml.ScalarNode(_NULL, "null")
-    if isinstance(value, bool):
-        return yaml.ScalarNode(f"{_TAG}bool", str(value).lower())
-    if isinstance(value, int):
-        return yaml.ScalarNode(f"{_TAG}int", str(value))
-    if isinstance(value, float):
-        return yaml.ScalarNode(f"{_TAG}float", figure(value))
-    if isinstance(value, str):
-        plain = _PLAIN.fullmatch(value) and value not in _WORDS_OF_YAML
-        return yaml.ScalarNode(f"{_TAG}str", value, style=None if plain else '"')
-    if isinstance(value, Bucket):
-        return yaml.SequenceNode(
-            f"{_TAG}seq", [_node(value.low), _node(value.high)], flow_style=True
-        )
-    if isinstance(value, tuple):
-        return yaml.SequenceNode(f"{_TAG}seq", [_node(v) for v in value], flow_style=not value)
-    parts = {
-        field.name: _node(getattr(value, field.name))
-        for field in fields(value)
-        if field.name not in _OMITTED or getattr(value, field.name) != field.default
-    }
-    return _mapping(parts, flow_style=isinstance(value, _FLOW))
-
-
-def _mapping(parts: dict[str, yaml.Node], *, flow_style: bool = False) -> yaml.MappingNode:
-    pairs = [(_node(key), node) for key, node in parts.items()]
-    return yaml.MappingNode(f"{_TAG}map", pairs, flow_style=flow_style)
-
-
-def figure(value: float) -> str:
-    """A number as tables write it: five significant digits or more, never an exponent."""
-    digits = max(1, 4 - math.floor(math.log10(abs(value)))) if value else 1
-    whole, _, part = f"{value:.{digits}f}".partition(".")
-    return f"{whole}.{part.rstrip('0') or '0'}"
 
 
 def sources(entries: Iterable[Entry]) -> dict[str, int]:

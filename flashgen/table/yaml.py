@@ -1,7 +1,7 @@
-"""Nodes of a YAML text as values; what is refused is named with file, line and mend.
+"""Nodes of a YAML text as values; errors name file, line and what to do.
 
-A file that people write is read strictly: no unknown, missing or doubled key, no value of another
-type.
+A file that people write is read strictly: no unknown, missing or doubled key, no alias, no value of
+another type, no text over several lines.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
@@ -17,6 +17,21 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 import yaml
 
 from flashgen.errors import FlashgenError, InvalidArgument
+
+MOST_BYTES = 16 << 20
+"""Larger files are refused: a table of all kernels that ship has less than 1 % of that."""
+
+DEEPEST = 64
+"""Collections within collections; deeper ones are refused. A table has 4."""
+
+
+def text_of(path: Path, error: type[FlashgenError]) -> str:
+    """The text of a file. Raises `error` where it is too large, OSError, UnicodeDecodeError."""
+    with path.open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise error(f"{path}: files over {MOST_BYTES >> 20} MB are refused; name another file")
+    return content.decode()
 
 
 class Nodes:
@@ -27,17 +42,49 @@ class Nodes:
         self.error = error
 
     def root(self, text: str) -> yaml.Node:
-        """The root of a text. Raises `error` where it is no YAML, or empty."""
+        """The root of a text. Raises `error` where it is no YAML, or empty, or nested too deep."""
+        loader = _LOADER(text)
         try:
-            root = yaml.compose(text, Loader=_LOADER)
+            loader.get_event()  # the stream begins
+            if loader.check_event(yaml.StreamEndEvent):
+                self.fail(None, "the file is empty; fill it, delete it, or restore it from git")
+            loader.get_event()  # the document begins
+            root = self._node(loader, 1)
+            loader.get_event()  # the document ends
+            if not loader.check_event(yaml.StreamEndEvent):
+                mark = loader.get_event().start_mark
+                self.fail(mark, "a file holds one document; remove the second")
+            return root
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             self.fail(mark, f"this is not YAML: {error.problem}; mend it or restore it from git")
         except yaml.YAMLError as error:
-            self.fail(None, f"this is not YAML: {error}; restore it from git")
-        if root is None:
-            self.fail(None, "the file is empty; fill it, delete it, or restore it from git")
-        return root
+            self.fail(None, f"this is not YAML: {_flat(error)}; restore it from git")
+        finally:
+            loader.dispose()
+
+    def _node(self, loader: Any, depth: int) -> yaml.Node:
+        """The next node. PyYAML's own composer calls itself as deep as a text says."""
+        event = loader.get_event()
+        mark = event.start_mark
+        if isinstance(event, yaml.ScalarEvent):
+            tag = event.tag or loader.resolve(yaml.ScalarNode, event.value, event.implicit)
+            return yaml.ScalarNode(tag, event.value, mark)
+        if isinstance(event, yaml.AliasEvent):
+            self.fail(mark, "an alias is refused; write the value out")
+        if depth > DEEPEST:
+            self.fail(mark, f"this is nested over {DEEPEST} deep; restore the file from git")
+        items: list[Any] = []
+        if isinstance(event, yaml.SequenceStartEvent):
+            while not loader.check_event(yaml.SequenceEndEvent):
+                items.append(self._node(loader, depth + 1))
+            loader.get_event()
+            return yaml.SequenceNode(event.tag or f"{_TAG}seq", items, mark)
+        while not loader.check_event(yaml.MappingEndEvent):
+            key = self._node(loader, depth + 1)
+            items.append((key, self._node(loader, depth + 1)))
+        loader.get_event()
+        return yaml.MappingNode(event.tag or f"{_TAG}map", items, mark)
 
     def fail(self, mark: yaml.Mark | None, sentence: str) -> NoReturn:
         """Raise `error` with the line of a mark."""
@@ -90,21 +137,15 @@ class Nodes:
             self.fail(node.start_mark, f"{name} must be a list; write [] if it is empty")
         return list(node.value)
 
-    def record(
-        self,
-        node: yaml.Node,
-        kind: Any,
-        optional: Sequence[str] = (),
-        beside: tuple[str, ...] = (),
-    ) -> Any:
-        """The dataclass `kind` that a mapping of all its fields holds, less `optional` ones.
+    def record(self, node: yaml.Node, kind: Any, beside: tuple[str, ...] = ()) -> Any:
+        """The dataclass `kind` that a mapping of its fields holds; those with a default may be left
+        out.
 
         Keys `beside` them are required, too, and left for the caller to read.
         """
-        types = _types(kind)
-        names = tuple(field.name for field in fields(kind))
-        parts = self.keys(node, (*names, *beside), optional)
-        values = {n: self.value(parts[n], types[n], n) for n in names if n in parts}
+        types, optional = _types(kind)
+        parts = self.keys(node, (*types, *beside), optional)
+        values = {n: self.value(parts[n], kind_, n) for n, kind_ in types.items() if n in parts}
         try:
             return kind(**values)
         except InvalidArgument as error:
@@ -122,7 +163,8 @@ class Nodes:
                 self.fail(node.start_mark, f"{name} must be true or false: got {_shown(node)}")
             return node.value == "true"
         tags, pattern, mend = _SCALARS[kind]
-        if node.tag not in tags or not re.fullmatch(pattern, str(node.value), re.DOTALL):
+        text = str(node.value)
+        if node.tag not in tags or not re.fullmatch(pattern, text) or not text.isprintable():
             self.fail(node.start_mark, f"{name} must be {mend}: got {_shown(node)}")
         return kind(node.value)
 
@@ -133,14 +175,21 @@ _NULL = f"{_TAG}null"
 _SCALARS: dict[type, tuple[tuple[str, ...], str, str]] = {
     int: ((f"{_TAG}int",), r"0|[1-9]\d*", "a whole number >= 0; write it in digits"),
     float: ((f"{_TAG}int", f"{_TAG}float"), r"\d+(\.\d+)?", "a number; write it like 12.5"),
-    str: ((f"{_TAG}str",), r".+", "text; put it in double quotes"),
+    str: ((f"{_TAG}str",), r".+", "printable text on one line; put it in double quotes"),
 }
 
 
 @functools.cache
-def _types(kind: type) -> dict[str, Any]:
-    """The types of a dataclass, resolved once: a table asks for them ten thousand times."""
-    return get_type_hints(kind)
+def _types(kind: type) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The types of a dataclass's fields, and those of them that have a default."""
+    hints = get_type_hints(kind)
+    optional = tuple(field.name for field in fields(kind) if field.default is not MISSING)
+    return {field.name: hints[field.name] for field in fields(kind)}, optional
+
+
+def _flat(error: Exception) -> str:
+    """The text of an error on one line."""
+    return " ".join(str(error).split())
 
 
 def _shown(node: yaml.Node) -> str:

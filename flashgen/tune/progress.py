@@ -14,9 +14,9 @@ from rich.text import Text
 from flashgen.search.goal import Found, Progress
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.outcome import Outcome
-from flashgen.spec.problem import Problem, bucket_of, flops
+from flashgen.spec.problem import Problem, bucket_of
 from flashgen.spec.vocabulary import SHORT_DTYPE
-from flashgen.table.entry import Entry, Result, RunnerUp
+from flashgen.table.entry import Entry, EntryEvidence, Result, RunnerUp, short_digest
 
 SPEED_PERIOD_S = 600.0
 """Of the estimate of the time left: searches differ, and a shorter one would jump with each."""
@@ -128,7 +128,7 @@ def entry_of(spec: AttentionSpec, problem: Problem, found: Found, run: str) -> E
         spec=spec,
         bucket=bucket_of(problem.seq_k),
         config=winner.config,
-        digest=winner.digest,
+        digest=short_digest(winner.digest),
         shared_bytes=winner.shared_bytes,
         registers=winner.registers,
         run=run,
@@ -136,18 +136,18 @@ def entry_of(spec: AttentionSpec, problem: Problem, found: Found, run: str) -> E
             source=winner.source,
             problem=problem,
             median_us=timing.median_us if timing else None,
-            p20_us=timing.low_us if timing else None,
-            p80_us=timing.high_us if timing else None,
-            tflops=timing.tflops(flops(spec, problem)) if timing else None,
             default_us=default.median_us if default else None,
-            sdpa_us=winner.sdpa_us,
             max_abs_err_floors=winner.check.floors,
             candidates=found.candidates,
             legal=found.legal,
-            p_value=found.p_value,
-            regret=0.0,
         ),
-        runners_up=tuple(runner_up_of(outcome) for outcome in found.runners_up),
+        evidence=EntryEvidence(
+            low_us=timing.low_us if timing else None,
+            high_us=timing.high_us if timing else None,
+            sdpa_us=winner.sdpa_us,
+            p_value=found.p_value,
+            runners_up=tuple(runner_up_of(outcome) for outcome in found.runners_up),
+        ),
     )
 
 
@@ -157,7 +157,7 @@ def runner_up_of(outcome: Outcome) -> RunnerUp:
         config=outcome.config,
         source=outcome.source,
         median_us=outcome.timing.median_us if outcome.timing else None,
-        digest=outcome.digest,
+        digest=short_digest(outcome.digest),
     )
 
 
@@ -183,7 +183,8 @@ def sentence(entry: Entry, found: Found) -> str:
 
 def shared_sentence(old: Entry, new: Entry) -> str:
     """One line on a bucket that takes another one's kernel."""
-    cost = f"for {new.result.regret:.2%} more time" if new.result.regret else "no slower"
+    regret = new.evidence.regret
+    cost = f"for {regret:.2%} more time" if regret else "no slower"
     return (
         f"{title_of(new.spec, new.result.problem)}: {new.config.label} in the place of "
         f"{old.config.label}, {cost}: one kernel fewer"

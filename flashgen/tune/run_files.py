@@ -21,6 +21,7 @@ from flashgen.evaluate.evaluator import Evaluator, protocol_of, triton_version
 from flashgen.evaluate.measure import Conditions
 from flashgen.files import write_whole
 from flashgen.table.entry import Run
+from flashgen.table.evidence import evidence_text, with_lines
 from flashgen.table.table import Table, dump, parse
 from flashgen.tune.shared import Ledger
 
@@ -58,15 +59,19 @@ class Session:
         """
         kept = _kept(path, table.gpu.slug, notice)
         resumed = kept is not None and kept["request"] == json.loads(json.dumps(request))
-        begin: dict[str, Any] = {"run": asdict(run), "table": dump(table)}
+        begin: dict[str, Any] = {
+            "run": asdict(run),
+            "table": dump(table),
+            "evidence": evidence_text(table.entries),
+        }
         if kept is not None and resumed:
-            begin = {"run": kept["run"], "table": kept["table"]}
+            begin = {name: kept[name] for name in begin}
         if ledger is not None:
             begin = ledger.agree("session", begin)
         if kept is None or not resumed:
             record = {"request": request, **begin}
             write_whole(path, json.dumps(record, indent=1) + "\n", durable=True)
-        found = parse(begin["table"], _named(table.gpu.slug))
+        found = _parsed(begin, table.gpu.slug)
         begun = Run(**begin["run"])
         return cls(path=path, run=begun, found=replace(found, gpu=table.gpu), resumed=resumed)
 
@@ -80,8 +85,9 @@ def _kept(path: Path, slug: str, notice: Callable[[str], None]) -> dict[str, Any
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         Run(**record["run"])
-        parse(record["table"], _named(slug))
-        return {"request": record["request"], "run": record["run"], "table": record["table"]}
+        record.setdefault("evidence", "")
+        _parsed(record, slug)
+        return {name: record[name] for name in ("request", "run", "table", "evidence")}
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -89,9 +95,11 @@ def _kept(path: Path, slug: str, notice: Callable[[str], None]) -> dict[str, Any
         return None
 
 
-def _named(slug: str) -> Path:
-    """The path under which a table's text is parsed: its file is named after the GPU."""
-    return Path(f"{slug}.yaml")
+def _parsed(record: Mapping[str, Any], slug: str) -> Table:
+    """The table of a record, and its evidence."""
+    table = parse(record["table"], Path(f"{slug}.yaml"))
+    entries = with_lines(table.entries, table.gpu, record["evidence"], Path(f"{slug}.jsonl"))
+    return replace(table, entries=entries)
 
 
 def run_now(evaluator: Evaluator) -> Run:

@@ -22,9 +22,9 @@ from flashgen.search.goal import RUNNERS_UP, Goal, Progress
 from flashgen.search.log import Log
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import STRENGTH, Outcome
-from flashgen.spec.problem import Bucket, flops
+from flashgen.spec.problem import Bucket
 from flashgen.spec.space import tuned_default
-from flashgen.table.entry import Entry, RunnerUp
+from flashgen.table.entry import Entry, EntryEvidence, RunnerUp, short_digest
 
 MAX_REGRET = 0.02
 """By default: what one kernel less is worth. Two runs of one kernel differ by as much."""
@@ -129,7 +129,7 @@ def _winners(entry: Entry) -> tuple[KernelConfig, ...]:
     If a regret was paid before, the first runner-up is the one it was relative to. So regrets
     always refer to that one and do not accumulate from run to run.
     """
-    searched = entry.runners_up[:1] if entry.result.regret else ()
+    searched = entry.evidence.runners_up[:1] if entry.evidence.regret else ()
     return tuple(dict.fromkeys((*(other.config for other in searched), entry.config)))
 
 
@@ -201,7 +201,7 @@ def _entry(case: _Case, config: KernelConfig, run: str) -> Entry:
     assert us is not None
     regret = round(us / best - 1, 5)  # a thousandth of a percent
     if config == entry.config:
-        return replace(entry, result=replace(entry.result, regret=regret))
+        return replace(entry, evidence=replace(entry.evidence, regret=regret))
     outcome = case.outcomes[config]
     timing, check = outcome.timing, outcome.check
     assert timing is not None
@@ -215,36 +215,43 @@ def _entry(case: _Case, config: KernelConfig, run: str) -> Entry:
         entry.result,
         source=outcome.source,
         median_us=timing.median_us,
-        p20_us=timing.low_us,
-        p80_us=timing.high_us,
-        tflops=timing.tflops(flops(entry.spec, entry.result.problem)),
         default_us=default.timing.median_us if default and default.timing else None,
-        sdpa_us=outcome.sdpa_us,
         max_abs_err_floors=check.floors,
+    )
+    evidence = EntryEvidence(
+        low_us=timing.low_us,
+        high_us=timing.high_us,
+        sdpa_us=outcome.sdpa_us,
         p_value=p_value(outcome, finals, held),
         regret=regret,
+        runners_up=_runners_up(case, config),
     )
     return replace(
         entry,
         config=config,
-        digest=outcome.digest,
+        digest=short_digest(outcome.digest),
         shared_bytes=outcome.shared_bytes,
         registers=outcome.registers,
         run=run,
         result=result,
-        runners_up=_runners_up(case, config),
+        evidence=evidence,
     )
 
 
 def _runners_up(case: _Case, config: KernelConfig) -> tuple[RunnerUp, ...]:
     """The bucket's own winners with their new times, then their runners-up."""
     now = [
-        RunnerUp(config=own, source=outcome.source, median_us=case.us(own), digest=outcome.digest)
+        RunnerUp(
+            config=own,
+            source=outcome.source,
+            median_us=case.us(own),
+            digest=short_digest(outcome.digest),
+        )
         for own in _winners(case.entry)
         if (outcome := case.outcomes.get(own))
     ]
     unlike: dict[KernelConfig, RunnerUp] = {}
-    for other in (*now, *case.entry.runners_up):
+    for other in (*now, *case.entry.evidence.runners_up):
         unlike.setdefault(other.config, other)
     unlike.pop(config, None)
     return tuple(unlike.values())[:RUNNERS_UP]

@@ -24,8 +24,9 @@ from flashgen.spec.outcome import STRENGTH, Source, Stage
 from flashgen.spec.problem import Bucket, Problem, bucket_of, workload
 from flashgen.table import emit as generate
 from flashgen.table.entry import Entry
+from flashgen.table.evidence import evidence_text
 from flashgen.table.show import entries_grid
-from flashgen.table.table import Table, dump, load, load_folders, save
+from flashgen.table.table import Table, dump, load_folders, load_with_evidence, save
 from flashgen.tune import evaluators
 from flashgen.tune.evaluators import Site, Workplace
 from flashgen.tune.progress import (
@@ -376,7 +377,7 @@ def _held_table(out: Path, gpu: Gpu) -> Table:
     """
     for path in (paths.table_file(out, gpu.slug), paths.shipped_table(gpu.slug)):
         if path.exists():
-            return replace(load(path), gpu=gpu)
+            return replace(load_with_evidence(path), gpu=gpu)
     return Table(gpu=gpu)
 
 
@@ -390,5 +391,5 @@ def _tables(options: TuneOptions) -> tuple[Table, ...]:
 
 
 def _text(gpu: Gpu, entry: Entry) -> str:
-    """An entry as in a file, where figures have fewer digits."""
-    return dump(Table(gpu=gpu, entries=(entry,)))
+    """An entry as in files, where figures have fewer digits."""
+    return dump(Table(gpu=gpu, entries=(entry,))) + evidence_text((entry,))

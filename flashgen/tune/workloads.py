@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -19,7 +19,7 @@ from flashgen.errors import InvalidArgument
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import Bucket, Problem, bucket_of, workload
 from flashgen.spec.vocabulary import BACKWARD, Bias, Direction, Mask, Precision, parse_dtype
-from flashgen.table.yaml import Nodes
+from flashgen.table.yaml import Nodes, text_of
 
 if TYPE_CHECKING:
     import yaml
@@ -115,7 +115,7 @@ def kernels_of(spec: AttentionSpec, words: Iterable[str]) -> list[AttentionSpec]
 def load(path: Path) -> Workload:
     """The workload of a YAML file. Raises InvalidArgument that names file, line and remedy."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = text_of(path, InvalidArgument)
     except FileNotFoundError:
         raise InvalidArgument(
             f"{path}: there is no such workload; examples/workloads/ of flashgen has some to copy"
@@ -201,12 +201,9 @@ class _Asked:
         return kernels_of(forward, self.directions)
 
 
-_OPTIONAL = tuple(field.name for field in fields(_Asked) if field.default is not MISSING)
-
-
 def _pieces(nodes: Nodes, node: yaml.Node) -> Iterator[tuple[Piece, yaml.Mark]]:
     """The pieces of one spec of a file: for each length all directions, with the length's line."""
-    asked: _Asked = nodes.record(node, _Asked, _OPTIONAL, beside=("seqs",))
+    asked: _Asked = nodes.record(node, _Asked, beside=("seqs",))
     for seq, weight, mark in _weights(nodes, nodes.keys(node, None)["seqs"]):
         for spec in asked.kernels():
             try:

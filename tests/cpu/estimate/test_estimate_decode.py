@@ -11,11 +11,11 @@ from flashgen.errors import NoEstimate
 from flashgen.estimate.estimate import LAUNCH_US, estimate, time_of
 from flashgen.estimate.machines import MACHINES, from_memory
 from flashgen.estimate.sm import Replay, Usage, cached_replay, recall_replay
-from flashgen.estimate.trip_counts import bytes_moved, grid
+from flashgen.estimate.trip_counts import grid
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
-from flashgen.spec.problem import Problem, workload
+from flashgen.spec.problem import Problem, bytes_moved, workload
 from tests import cubins
 from tests.makers import make_config, make_spec
 

@@ -29,7 +29,7 @@ from flashgen.table.entry import Entry, RunnerUp
 from flashgen.table.show import Package
 from flashgen.table.table import Table
 from tests.makers import make_config, make_spec
-from tests.tables import AHEAD, DIGEST, FA2, H200, SPEC, made_entry, made_run
+from tests.tables import AHEAD, DIGEST, FA2, H200, SPEC, made_entry, made_run, with_evidence
 
 BUSY = Usage(matrix=0.5, exp2=0.5, issue=0.25, shared=0.125, memory=0.1)
 WINNER = FA2
@@ -188,7 +188,7 @@ class TestAnatomy:
 
 def entry(source: Any = "estimated", median_us: float = 100.0, **changes: Any) -> Entry:
     made = made_entry(config=WINNER, source=source, median_us=median_us)
-    return replace(made, runners_up=(), **changes)
+    return with_evidence(replace(made, **changes), runners_up=())
 
 
 def outcome(config: KernelConfig, us: float | None = None, **changes: Any) -> Outcome:
@@ -298,7 +298,7 @@ class TestWhyItLost:
 class TestRivals:
     def test_the_fastest_and_two_kinds_of_failure(self) -> None:
         runner_up = RunnerUp(config=OTHERS[0], source="estimated", median_us=101.0, digest=DIGEST)
-        of = replace(entry(), runners_up=(runner_up,))
+        of = with_evidence(entry(), runners_up=(runner_up,))
         timed = [replace(FA2, num_warps=4, num_stages=n) for n in (1, 2, 3, 4, 5)]
         near, far = replace(FA2, bc=32), replace(FA2, br=64, bc=32, num_warps=4)
         told = [
@@ -390,7 +390,7 @@ class TestExplanation:
     def test_an_entry_its_runner_up_and_its_rivals(self, lines) -> None:
         runner_up = RunnerUp(config=OTHERS[0], source="estimated", median_us=110.0, digest=DIGEST)
         said = lines(
-            replace(entry(), runners_up=(runner_up,)),
+            with_evidence(entry(), runners_up=(runner_up,)),
             [
                 outcome(WINNER, 100),
                 outcome(OTHERS[0], 110),
@@ -414,7 +414,7 @@ class TestExplanation:
 
     def test_an_untimed_entry_was_chosen_by_rule(self, lines) -> None:
         runner_up = RunnerUp(config=OTHERS[0], source="untimed", median_us=None, digest=DIGEST)
-        said = lines(replace(entry("untimed"), runners_up=(runner_up,)), [])
+        said = lines(with_evidence(entry("untimed"), runners_up=(runner_up,)), [])
         assert any(line.startswith("  chosen by rule, not by time: ") for line in said)
         assert "    untimed: not timed, and later in the order of the seeds" in said
         assert not any("older model" in line for line in said)
@@ -447,7 +447,7 @@ def test_the_whole_command_on_real_kernels(tmp_path: Path, monkeypatch, capsys) 
     spec = make_spec(head_dim=16)
     small, next_one = (make_config(16, bc, num_warps=1) for bc in (32, 16))
     runner_up = RunnerUp(config=next_one, source="estimated", median_us=850.0, digest=DIGEST)
-    made = replace(made_entry(spec, BUCKETS[1], small), runners_up=(runner_up,))
+    made = with_evidence(made_entry(spec, BUCKETS[1], small), runners_up=(runner_up,))
     table = Table(gpu=H200).with_entry(made, made_run())
     save(table, tmp_path / "configs" / "nvidia_h200.yaml")
     generating.write({"nvidia_h200": table}, tmp_path / "generated")

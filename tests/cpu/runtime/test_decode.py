@@ -15,12 +15,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from flashgen.cli.options import in_8_bits, in_pages
 from flashgen.errors import FlashgenError, InvalidArgument
-from flashgen.estimate.trip_counts import bytes_moved
 from flashgen.reference import cache as reference_cache
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.selection import tune_command
 from flashgen.spec.features import KV_WORDS
-from flashgen.spec.problem import workload
+from flashgen.spec.problem import bytes_moved, workload
+from flashgen.table.entry import NO_EVIDENCE
 from flashgen.table.table import dump, parse
 from generated.table import ARCHS, CHOICES
 from tests.makers import make_config, make_spec
@@ -212,10 +212,10 @@ def test_a_table_keeps_features_places_and_elements(kind: str) -> None:
     spec = make_spec("bfloat16", 128, direction="decode", **KINDS[kind])
     native = {"widening": "native"} if kind == "fp8" else {}
     entry = made_entry(spec=spec, config=make_config(16, 64, **native), source="untimed")
-    table = made_table(replace(entry, runners_up=()))
+    table = made_table(replace(entry, evidence=NO_EVIDENCE))
     text = dump(table)
     assert parse(text, Path(f"{table.gpu.slug}.yaml")) == table
-    assert ("widening: native" in text) == (kind == "fp8")
+    assert ("_native," in text) == (kind == "fp8")
     assert (f"--kv {kind}" in tune_command(spec, 4096)) == ("kv_dtype" in KINDS[kind])
 
 
@@ -281,11 +281,11 @@ def test_a_table_keeps_split_keys_and_pages() -> None:
     """Written where they are not at their defaults, so that older tables stay as they are."""
     spec = make_spec("bfloat16", 128, direction="decode", paged=True)
     config = make_config(16, 64, split_keys=1024)
-    entry = replace(made_entry(spec=spec, config=config, source="untimed"), runners_up=())
+    entry = replace(made_entry(spec=spec, config=config, source="untimed"), evidence=NO_EVIDENCE)
     table = made_table(entry)
     text = dump(table)
-    assert "split_keys: 1024" in text
+    assert "_split1024," in text
     assert parse(text, Path(f"{table.gpu.slug}.yaml")) == table
     plain = dump(made_table())
-    assert "split_keys" not in plain
+    assert "_split" not in plain
     assert "paged" not in plain

@@ -11,10 +11,9 @@ from torch import Tensor
 
 import flashgen.runtime.flash_attn as flash_attn
 from flashgen.errors import InvalidArgument
-from flashgen.estimate.trip_counts import bytes_moved
 from flashgen.reference import cache as reference_cache
 from flashgen.runtime.kv_cache import append
-from flashgen.spec.problem import TUNED_WINDOW, workload
+from flashgen.spec.problem import TUNED_WINDOW, bytes_moved, workload
 from tests.cpu.runtime.test_decode import DISPATCHER, draw
 from tests.makers import make_spec
 

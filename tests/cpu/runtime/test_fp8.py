@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flashgen.errors import GeneratedError, InvalidArgument, NoEstimate
-from flashgen.estimate.trip_counts import bytes_moved, grid
+from flashgen.estimate.trip_counts import grid
 from flashgen.reference import attention as reference
 from flashgen.runtime import fp8
 from flashgen.runtime.selection import Served, ladder, tune_command
@@ -18,8 +18,9 @@ from flashgen.spec.defaults import default_config, featured_specs
 from flashgen.spec.features import Features, Fp8
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import why_illegal
-from flashgen.spec.problem import Problem, workload
+from flashgen.spec.problem import Problem, bytes_moved, workload
 from flashgen.spec.space import legal_configs, seed_configs
+from flashgen.table.entry import NO_EVIDENCE
 from flashgen.table.table import dump, parse
 from tests.makers import make_config, make_spec
 from tests.tables import made_entry, made_table
@@ -66,7 +67,7 @@ def test_products_are_32_deep() -> None:
 
 def test_its_table_and_its_command() -> None:
     entry = replace(
-        made_entry(spec=SPEC, config=make_config(128, 64), source="untimed"), runners_up=()
+        made_entry(spec=SPEC, config=make_config(128, 64), source="untimed"), evidence=NO_EVIDENCE
     )
     table = made_table(entry)
     text = dump(table)

@@ -19,6 +19,7 @@ from flashgen.spec.grid_rules import row_tiles
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.problem import Problem
 from flashgen.spec.space import legal_configs, seed_configs
+from flashgen.table.entry import NO_EVIDENCE
 from flashgen.table.table import dump, parse
 from tests.cpu.compile.test_decode_compiles import ARCHS, Job, assert_all_fit
 from tests.cpu.runtime.test_decode import DISPATCHER
@@ -82,10 +83,9 @@ def test_the_widest_has_listed_defaults() -> None:
 
 def test_a_table_keeps_parts() -> None:
     entry = made_entry(spec=WIDE, config=make_config(32, 16, v_parts=4), source="untimed")
-    table = made_table(replace(entry, runners_up=()))
-    assert "v_parts: 4" in dump(table)
+    table = made_table(replace(entry, evidence=NO_EVIDENCE))
+    assert "_v4," in dump(table)
     assert parse(dump(table), Path(f"{table.gpu.slug}.yaml")) == table
-    assert "v_parts" not in dump(made_table())
 
 
 def test_there_is_no_backward() -> None:

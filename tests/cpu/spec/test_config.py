@@ -8,10 +8,11 @@ from typing import Any, get_args
 import pytest
 
 from flashgen.errors import InvalidArgument
-from flashgen.spec.config import BY_KEYS, KernelConfig, kernel_name
+from flashgen.spec.config import BY_KEYS, KernelConfig, config_of, kernel_name
 from flashgen.spec.defaults import default_config, default_spec
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.legality import shared_bound_bytes, why_illegal
+from flashgen.spec.problem import problem_of
 from flashgen.spec.space import block_rule, legal_configs, seed_configs, tuned_default
 from flashgen.spec.vocabulary import DECODING, Direction
 from tests.makers import make_config, make_spec
@@ -42,10 +43,48 @@ def test_a_name_holds_every_field() -> None:
     }  # fmt: skip
     assert set(others) == {field.name for field in dataclasses.fields(KernelConfig)}
     spec = make_spec(mask="causal")
+    assert config_of(base.label) == base
+    assert config_of((every := KernelConfig(**others)).label) == every
     for field, value in others.items():
+        assert (other := dataclasses.replace(base, **{field: value})) == config_of(other.label)
         assert kernel_name(spec, dataclasses.replace(base, **{field: value})) != kernel_name(
             spec, base
         )
+
+
+@pytest.mark.parametrize(
+    "label",
+    ["", "br128", "br128_bc64_w8_s2_fa2", "br128_bc64_w8_s2_fa2_pointer_", "br48_bc64_w8_s2_fa2_pointer",
+     "br128_bc64_w8_s2_fa2_pointer_plain", "br0128_bc64_w8_s2_fa2_pointer",
+     "br128_bc64_w8_s2_fa2_pointer_v1", "br128_bc64_w8_s2_fa2_pointer_persistent_grouped"],
+)  # fmt: skip
+def test_what_is_no_label_is_refused(label: str) -> None:
+    with pytest.raises(InvalidArgument):
+        config_of(label)
+
+
+@pytest.mark.parametrize(
+    ("label", "sizes"),
+    [
+        ("b8_h32_s2048", (8, 32, 32, 2048, 2048)),
+        ("b64_h32_kv8_q1_k512", (64, 32, 8, 1, 512)),
+        ("b1_h4_kv2_s7", (1, 4, 2, 7, 7)),
+        ("b1_h4_q7_k8", (1, 4, 4, 7, 8)),
+        ("b0_h0_s0", (0, 0, 0, 0, 0)),
+    ],
+)
+def test_the_label_of_a_problem(label: str, sizes: tuple[int, ...]) -> None:
+    problem = problem_of(label)
+    assert dataclasses.astuple(problem) == sizes
+    assert problem.label == label
+
+
+@pytest.mark.parametrize(
+    "label", ["", "b1_h1", "b1_h1_q1", "b1_h3_kv2_s1", "b1_h1_s1_", "b-1_h1_s1"]
+)
+def test_what_is_no_problem_is_refused(label: str) -> None:
+    with pytest.raises(InvalidArgument):
+        problem_of(label)
 
 
 @pytest.mark.parametrize(

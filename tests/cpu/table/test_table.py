@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 from dataclasses import replace
@@ -10,16 +11,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flashgen.errors import FlashgenError, InvalidArgument, TableError
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS, Problem
-from flashgen.table.entry import Result
-from flashgen.table.table import Table, dump, figure, load, load_folders, parse, save
-from tests.tables import AHEAD, FA2, H200, SPEC, made_entry, made_run, made_table
+from flashgen.table.entry import EntryEvidence, Result
+from flashgen.table.table import (
+    Table,
+    dump,
+    figure,
+    load,
+    load_folders,
+    load_with_evidence,
+    parse,
+    restamped,
+    save,
+)
+from flashgen.table.yaml import MOST_BYTES
+from tests.tables import AHEAD, FA2, H200, SPEC, bare, made_entry, made_run, made_table
 
 PATH = Path("configs/nvidia_h200.yaml")
 
@@ -37,6 +48,7 @@ def test_the_round_trip_is_exact_both_ways(text: str) -> None:
     table = parse(text, PATH)
     assert dump(table) == text
     assert parse(dump(table), PATH) == table
+    assert bare(made_table(*table.entries)) == table
 
 
 @pytest.mark.parametrize("gpu", TARGETS.values(), ids=lambda gpu: gpu.slug)
@@ -45,31 +57,53 @@ def test_every_known_gpu_survives_the_round_trip(gpu: object) -> None:
     assert parse(dump(table), Path(f"{table.gpu.slug}.yaml")) == table
 
 
-def test_a_table_of_schema_1_is_read_and_written_as_2(text: str) -> None:
-    """It has neither p nor regret, and nothing else is different."""
-    table = parse(text, PATH)
-    new = re.compile(r"^    (p_value|regret): .*\n", re.MULTILINE)
-    old = new.sub("", text).replace("schema: 2\n", "schema: 1\n")
-    assert len(old) < len(text) - 2 * len("    p_value: null\n")
-    assert parse(old, PATH) == table
-    assert dump(parse(old, PATH)) == text
-    assert {(e.result.p_value, e.result.regret) for e in table.entries} == {(None, 0.0)}
+SCHEMA_2 = Path(__file__).parents[2] / "data" / "schema2" / "nvidia_h200.yaml"
+"""Two entries as a table of schema 2 had them."""
+
+
+@pytest.mark.parametrize("schema", [1, 2])
+def test_older_schemas_are_read_with_their_evidence_and_written_as_3(
+    schema: int, tmp_path: Path
+) -> None:
+    """Schema 1 had neither p_value nor regret."""
+    old = SCHEMA_2.read_text()
+    if schema == 1:
+        old = re.sub(r"^    (p_value|regret): .*\n", "", old, flags=re.MULTILINE)
+        old = old.replace("schema: 2\n", "schema: 1\n")
+    path = tmp_path / "nvidia_h200.yaml"
+    path.write_text(old)
+    table = load_with_evidence(path)
+    first, second = table.entries
+    assert first.digest == "sha256:8cfd668d3335"
+    assert (first.shared_bytes, first.registers) == (73784, 128)
+    assert (first.result.median_us, first.result.default_us) == (162.26, 215.92)
+    assert (first.result.candidates, first.result.legal) == (16, 540)
+    assert (first.evidence.low_us, first.evidence.high_us) == (97.359, 324.53)
+    assert first.tflops == pytest.approx(423.5, rel=1e-4)
+    assert [e.evidence.regret for e in table.entries] == [0.0, 0.015 if schema == 2 else 0.0]
+    assert [other.median_us for other in second.evidence.runners_up] == [107.69, 112.87]
+    save(table, path)
+    assert path.read_text().count("\n") == 18 + 3 + 2 + 2 * 2
+    assert load_with_evidence(path) == table
+    assert dump(load(path)) == path.read_text()
 
 
 @pytest.mark.parametrize(
-    ("p_value", "regret", "words"),
-    [(1e-6, 0.0, ("0.000001", "0.0")), (0.0123456789, 0.0149999, ("0.012346", "0.015"))],
+    ("old", "new", "sentence"),
+    [
+        ("    legal: 540\n", "", "line 42: the key 'legal' is missing; add it"),
+        ("bucket: [1, 1024]", "bucket: [1, 2048]", "line 35: .* is no bucket"),
+        ("digest: sha256:8cfd", "digest: md5:8cfd", "line 34: digest must be sha256"),
+        ("regret: 0.015", "regret: null", "line 85: regret must be a number"),
+        ("median_us: 180.8", "median_us: null", "line 34: the time must be left out"),
+        ("br: 64, bc: 64, num_warps: 4", "br: 64, bc: 64, num_warps: 1", "line 65: .*illegal"),
+    ],
 )
-def test_p_and_regret_are_written_out(
-    p_value: float, regret: float, words: tuple[str, str]
-) -> None:
-    entry = made_entry()
-    result = replace(entry.result, p_value=p_value, regret=regret)
-    text = dump(made_table(replace(entry, result=result)))
-    assert f"    p_value: {words[0]}\n    regret: {words[1]}\n" in text
-    read = parse(text, PATH).entries[0].result
-    assert read.p_value == pytest.approx(p_value, rel=1e-4)
-    assert read.regret == pytest.approx(regret, rel=1e-4)
+def test_what_is_wrong_in_schema_2_is_named_with_its_line(old, new, sentence) -> None:
+    text = SCHEMA_2.read_text()
+    assert old in text
+    with pytest.raises(TableError, match=sentence):
+        parse(text.replace(old, new, 1), PATH)
 
 
 def test_versions_are_text(text: str) -> None:
@@ -79,43 +113,60 @@ def test_versions_are_text(text: str) -> None:
 
 @pytest.mark.parametrize(
     "version",
-    [
-        "1e3",
-        "yes",
-        "null",
-        "~",
-        "0x1f",
-        "2026-01-01",
-        "a: b",
-        'a"b',
-        "é\n#",
-        "\\",
-        "\t",
-        "\u2028",
-        "😀",
-    ],
+    ["1e3", "yes", "null", "~", "0x1f", "2026-01-01", "a: b", 'a"b', "\\", "é #", "1/2", "{", "😀"],
 )
-def test_no_text_is_read_as_something_else(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And libyaml writes the same as PyYAML without it."""
+def test_no_text_is_read_as_something_else(version: str) -> None:
     run = replace(made_run(), triton=version, clocks=version)
     table = Table(gpu=H200).with_entry(made_entry(), run)
-    texts = [dump(table)]
-    monkeypatch.setattr("flashgen.table.table._DUMPER", yaml.SafeDumper)
-    texts.append(dump(table))
-    assert texts[0] == texts[1]
-    assert parse(texts[0], PATH).runs == (run,)
+    assert parse(dump(table), PATH).runs == (run,)
 
 
-def test_every_key_is_written(text: str) -> None:
-    entry = text[text.index("entries:") :]
-    for key in ("sdpa_us: null", "order: longest_first", "precision: ieee", "kv_heads: 16"):
-        assert key in entry
+@pytest.mark.parametrize("name", ["", "a\nb", "\t", "\u2028", "\x1b[2J", "\u202e"])
+def test_names_are_printable_and_on_one_line(name: str, text: str) -> None:
+    with pytest.raises(InvalidArgument, match="must be printable text on one line"):
+        replace(made_run(), driver=name)
+    with pytest.raises(InvalidArgument, match="must be printable text on one line"):
+        replace(H200, name=name)
+    broken = text.replace('triton: "3.10"', f"triton: {json.dumps(name)}", 1)
+    with pytest.raises(TableError, match=r"line \d+: triton must be printable text on one line"):
+        parse(broken, PATH)
 
 
-def test_specs_configs_and_problems_stand_on_one_line(text: str) -> None:
-    assert "\n- spec: {direction: forward, dtype: bfloat16, head_dim: 128," in text
-    assert "\n  config: {br: 128, bc: 64, num_warps: 8, num_stages: 3," in text
-    assert "\n    problem: {batch: 8, heads: 16," in text
+@pytest.mark.parametrize("arch", ["sm_90", "sm_90a", "gfx942", "gfx90a"])
+def test_architectures(arch: str) -> None:
+    assert replace(H200, arch=arch).arch == arch
+
+
+@pytest.mark.parametrize("arch", ["sm90", "sm_", "sm_90b", "gfx", "gfxyz", "", 'sm_90"', "sm_90\n"])
+def test_what_is_no_architecture_is_refused(arch: str, text: str) -> None:
+    with pytest.raises(InvalidArgument, match="arch must be like sm_90 or gfx942"):
+        replace(H200, arch=arch)
+    with pytest.raises(TableError, match=r"line \d+: arch must be"):
+        parse(text.replace("arch: sm_90", f"arch: {json.dumps(arch)}"), PATH)
+
+
+def test_a_spec_and_a_bucket_have_a_line_each(text: str) -> None:
+    """And what is None, or usual, is left out."""
+    assert text[text.index("entries:") :].splitlines() == [
+        "entries:",
+        "- spec: {direction: forward, dtype: bfloat16, head_dim: 128, mask: causal}",
+        f"  1024:  {{config: {AHEAD.label}, source: estimated, us: 812.3, default_us: 1624.6, "
+        "floors: 1.25, tried: 60/98, registers: 174, shared: 98304, problem: b8_h16_s2048, "
+        "run: a, digest: sha256:abababababab}",
+        f"  16384: {{config: {FA2.label}, source: estimated, us: 812.3, default_us: 1624.6, "
+        "floors: 1.25, tried: 60/98, registers: 174, shared: 98304, problem: b1_h16_s16384, "
+        "run: b, digest: sha256:abababababab}",
+    ]
+    untimed = dump(made_table(made_entry(source="untimed")))
+    assert "source: untimed, floors: 1.25" in untimed
+    assert "null" not in untimed
+
+
+def test_a_spec_of_two_head_dims_has_both() -> None:
+    spec = replace(SPEC, head_dim=192, head_dim_v=128, mask="none")
+    table = made_table(made_entry(spec, config=FA2))
+    assert "head_dim: 192, head_dim_v: 128, mask: none}" in dump(table)
+    assert parse(dump(table), PATH) == bare(table)
 
 
 @given(st.floats(min_value=1e-3, max_value=1e9))
@@ -167,20 +218,15 @@ class TestWithEntry:
             made_table().with_entry(made_entry(), made_run("b"))
 
 
-FIRST_SPEC = "- spec: {direction: forward"
+ROW, ROW_2 = "  1024:  {", "  16384: {"
 
 
 @pytest.mark.parametrize(
     ("old", "new", "at", "sentence"),
     [
-        ("schema: 2", "schema: 3", "schema:", "schema 3 is newer than this flashgen.*update"),
-        ("schema: 2", "schema: 0", "schema:", "schema must be 1 to 2"),
-        ("schema: 2", 'schema: "2"', "schema:", "schema must be a whole number"),
-        ("    p_value: null\n", "", "source: est", "'p_value' is missing; add it"),
-        ("    regret: 0.0\n", "", "source: est", "'regret' is missing; add it"),
-        ("p_value: null", "p_value: 1.5", "source: est", "p_value must be > 0 and <= 1"),
-        ("p_value: null", "p_value: 0.0", "source: est", "p_value must be > 0 and <= 1"),
-        ("regret: 0.0", "regret: null", "regret:", "regret must be a number"),
+        ("schema: 3", "schema: 4", "schema:", "schema 4 is newer than this flashgen.*update"),
+        ("schema: 3", "schema: 0", "schema:", "schema must be 1 to 3"),
+        ("schema: 3", 'schema: "3"', "schema:", "schema must be a whole number"),
         ("sms: 132", "sms: 132\n  sms: 132", "sms: 132\n\n", "'sms' is here twice; remove one"),
         ("  sms: 132\n", "", "slug:", "'sms' is missing; add it"),
         ("sms: 132", "sm: 132", "sm: 132", "unknown key 'sm'; remove it"),
@@ -189,53 +235,39 @@ FIRST_SPEC = "- spec: {direction: forward"
         ("sms: 132", "sms: true", "sms:", "sms must be a whole number"),
         ("sms: 132", "sms: -1", "sms:", "sms must be a whole number"),
         ("slug: nvidia_h200", "slug: nvidia_h100", "slug:", "slug must be that of 'NVIDIA H200'"),
-        (
-            'triton: "3.10"',
-            "triton: 3.10",
-            "triton:",
-            "triton must be text; put it in double quotes",
-        ),
-        ("protocol: 1", "protocol: [1]", "protocol:", "got a list or a mapping"),
-        ("- id: b", "- id: a", "- id: a\n  d", "run 'a' is here twice"),
-        ("  run: b", "  run: c", "- spec", "comes from run 'c', which runs lacks"),
-        ("median_us: 812.3", "median_us: .nan", "median_us", "median_us must be a number"),
-        ("median_us: 812.3", "median_us: .inf", "median_us", "median_us must be a number"),
-        ("median_us: 812.3", "median_us: null", "source: est", "median_us must be null where"),
-        ("median_us: 812.3", "median_us: 0", "source: est", "median_us must be finite and > 0"),
-        (
-            "source: estimated\n    p",
-            "source: guessed\n    p",
-            "source: g",
-            "source must be one of",
-        ),
-        ("br: 128", "br: 48", "{br: 48", "br must be one of 16, 32, 64"),
-        ("br: 128", "br: 128, br: 64", "br: 64", "'br' is here twice"),
-        ("schedule: s_ahead", "schedule: fastest", "fastest", "schedule must be one of fa1, fa2"),
-        ("loads: descriptor, ", "", "{br: 128", "'loads' is missing"),
-        ("bucket: [1024, 4096]", "bucket: [1024, 8192]", "[1024, 8", "is no bucket; write one of"),
-        ("bucket: [1024, 4096]", "bucket: [1024]", "[1024]", "bucket must be two edges"),
-        ("bucket: [16384, null]", "bucket: [1024, 4096]", "- spec", "overlaps the entry of line"),
-        ("digest: sha256:ab", "digest: md5:ab", "- spec", "digest must be sha256"),
-        (
-            "shared_bytes: 98304",
-            "shared_bytes: 300000",
-            "- spec",
-            "300000 bytes.*has 232448 a block",
-        ),
+        ('triton: "3.10"', "triton: 3.10", "id: a", "one line; put it in double quotes"),
+        ("protocol: 1", "protocol: [1]", "id: a", "got a list or a mapping"),
+        ("{id: b", "{id: a", "id: a, d", "run 'a' is here twice"),
+        ("run: b", "run: c", ROW_2, "comes from run 'c', which runs lacks"),
+        ("us: 812.3, default", "us: .nan, default", ROW, "us must be a number"),
+        ("us: 812.3, default", "us: .inf, default", ROW, "us must be a number"),
+        ("us: 812.3, default", "us: 0, default", ROW, "median_us must be finite and > 0"),
+        ("us: 812.3, default", "default", ROW, "the time must be left out where source"),
+        ("source: estimated, us", "source: untimed, us", ROW, "the time must be left out where"),
+        ("source: estimated, us", "source: guessed, us", ROW, "source must be one of"),
+        ("tried: 60/98", "tried: all", ROW, "tried must be like 16/540: got 'all'"),
+        ("tried: 60/98, ", "", ROW, "'tried' is missing; add it"),
+        ("br128_bc64", "br48_bc64", ROW, "br must be one of 16, 32, 64"),
+        ("_s_ahead_", "_fastest_", ROW, "config must be a label like br128"),
+        ("_descriptor_longest", "_longest", ROW, "config must be a label like br128"),
+        ("problem: b8_h16_s2048", "problem: b8_s2048", ROW, "problem must be like b8_h32_s2048"),
+        ("  1024:  {", "  1025:  {", "1025", "unknown key '1025'; remove it"),
+        ("  16384: {", "  1024:  {", ROW, "the key '1024' is here twice; remove one"),
+        ("head_dim: 128", "head_dim: 132", "- spec", "head_dim must be a multiple of 8"),
+        ("mask: causal", "mask: causal, chunks: true", "- spec", "unknown key 'chunks'"),
+        ("digest: sha256:ab", "digest: md5:ab", ROW, "digest must be sha256"),
+        ("shared: 98304", "shared: 300000", ROW, "300000 bytes.*has 232448 a block"),
         ("entries:", "entries: {}\nrest:", "rest:", "unknown key 'rest'"),
-        (
-            "num_warps: 4",
-            "num_warps: 1",
-            "- spec",
-            "illegal config br128_bc64_w1.*need 768 registers",
-        ),
+        ("_w8_s3", "_w1_s3", ROW, "illegal config br128_bc64_w1.*need 768 registers"),
         ("  sms: 132", "\tsms: 132", "\tsms", "this is not YAML"),
-        ("{br: 128", "{[1]: 2, br: 128", "[1]: 2", "a key must be a word"),
+        ("{config:", "{[1]: 2, config:", "[1]: 2", "a key must be a word"),
+        ("entries:", "--- 1\nentries:", "--- 1", "a file holds one document"),
+        ("sms: 132", "sms: &a 132\n  x: *a", "*a", "an alias is refused"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(text, old, new, at, sentence) -> None:
     assert old in text
-    place = text.rindex(old) if old in ("bucket: [16384, null]", "  run: b") else text.index(old)
+    place = text.index(old)
     broken = text[:place] + new + text[place + len(old) :]
     with pytest.raises(TableError, match=sentence) as caught:
         parse(broken, PATH)
@@ -253,12 +285,31 @@ def test_a_word_in_place_of_a_list_is_refused() -> None:
 
 
 def test_the_overlap_names_both_lines(text: str) -> None:
-    broken = text.replace("[16384, null]", "[1024, 4096]")
-    with pytest.raises(TableError, match=f"line {line_of(text, FIRST_SPEC)}; remove one"):
-        parse(broken, PATH)
+    """A spec may stand there twice, and a bucket of it may not."""
+    again = text[text.index("- spec") :]
+    with pytest.raises(TableError, match=f"line {line_of(text, ROW)}; remove one of them"):
+        parse(text + again, PATH)
 
 
-@pytest.mark.parametrize("broken", ["", "# only a comment\n", "[]", "3", "a", "a: *b", "&a [*a]"])
+def test_a_file_that_is_too_large_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "nvidia_h200.yaml"
+    path.write_text(text + "#" * MOST_BYTES)
+    with pytest.raises(TableError, match=r"nvidia_h200.yaml: files over 16 MB are refused"):
+        load(path)
+    with pytest.raises(TableError, match="files over 16 MB are refused"):
+        load(Path("/dev/zero"), any_name=True)
+
+
+@pytest.mark.parametrize("opening", ["[", "{a: ", "? "])
+@pytest.mark.parametrize("times", [65, 100_000])
+def test_a_text_that_is_nested_too_deep_is_refused(opening: str, times: int) -> None:
+    with pytest.raises(TableError, match="line 1: this is nested over 64 deep"):
+        parse(opening * times, PATH)
+
+
+@pytest.mark.parametrize(
+    "broken", ["", "# only a comment\n", "[]", "3", "a", "a: *b", "&a [*a]", "\x01"]
+)
 def test_what_is_no_table_is_refused(broken: str) -> None:
     with pytest.raises(TableError, match="line 1: "):
         parse(broken, PATH)
@@ -286,7 +337,7 @@ def test_a_missing_or_unreadable_file_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_a_later_folder_wins(tmp_path: Path) -> None:
-    first, second = made_table(), made_table(made_entry(bucket=BUCKETS[0]))
+    first, second = map(bare, (made_table(), made_table(made_entry(bucket=BUCKETS[0]))))
     save(first, tmp_path / "shipped" / "nvidia_h200.yaml")
     save(second, tmp_path / "own" / "nvidia_h200.yaml")
     folders = [tmp_path / name for name in ("shipped", "own", "missing")]
@@ -302,7 +353,7 @@ class TestSave:
 
     def test_it_can_be_loaded(self, path: Path) -> None:
         assert load(path) == parse(dump(made_table()), PATH)
-        assert [file.name for file in path.parent.iterdir()] == [path.name]
+        assert [file.name for file in path.parent.iterdir() if file.is_file()] == [path.name]
 
     @pytest.mark.parametrize("call", ["fsync", "replace", "write"])
     def test_a_full_disk_leaves_the_old_table_and_nothing_else(self, path, call, monkeypatch):
@@ -321,7 +372,7 @@ class TestSave:
             save(made_table(made_entry(bucket=BUCKETS[0])), path)
         monkeypatch.undo()
         assert path.read_bytes() == before
-        assert [file.name for file in path.parent.iterdir()] == [path.name]
+        assert [file.name for file in path.parent.iterdir() if file.is_file()] == [path.name]
 
     def test_a_killed_write_leaves_no_temporary_file(self, path, monkeypatch) -> None:
         def interrupt(_: int) -> None:
@@ -330,7 +381,7 @@ class TestSave:
         monkeypatch.setattr(os, "fsync", interrupt)
         with pytest.raises(KeyboardInterrupt):
             save(made_table(made_entry(bucket=BUCKETS[0])), path)
-        assert [file.name for file in path.parent.iterdir()] == [path.name]
+        assert [file.name for file in path.parent.iterdir() if file.is_file()] == [path.name]
 
     def test_a_folder_that_cannot_be_made_is_a_sentence(self, tmp_path: Path) -> None:
         (tmp_path / "configs").write_text("a file, where a folder should be")
@@ -342,11 +393,7 @@ GOOD: dict[str, Any] = {
     "source": "measured",
     "problem": Problem(batch=1, heads=1, kv_heads=1, seq_q=1, seq_k=1),
     "median_us": 2.0,
-    "p20_us": 1.0,
-    "p80_us": 3.0,
-    "tflops": 1.0,
     "default_us": 3.0,
-    "sdpa_us": None,
     "max_abs_err_floors": 1.0,
     "candidates": 1,
     "legal": 1,
@@ -363,20 +410,48 @@ class TestResult:
         [
             ("median_us", None),
             ("median_us", float("nan")),
-            ("p20_us", -1.0),
-            ("tflops", float("inf")),
+            ("default_us", -1.0),
             ("max_abs_err_floors", float("nan")),
             ("source", "untimed"),
-            ("p_value", 0.0),
-            ("p_value", 1.01),
-            ("p_value", float("nan")),
-            ("regret", -0.01),
-            ("regret", float("inf")),
         ],
     )
     def test_impossible_figures_are_refused(self, field: str, value: object) -> None:
         with pytest.raises(InvalidArgument):
             Result(**{**GOOD, field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("low_us", -1.0),
+        ("sdpa_us", float("inf")),
+        ("p_value", 0.0),
+        ("p_value", 1.01),
+        ("p_value", float("nan")),
+        ("regret", -0.01),
+        ("regret", float("inf")),
+        ("runners_up", (made_entry().evidence.runners_up * 3)),
+    ],
+)
+def test_impossible_evidence_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(InvalidArgument):
+        EntryEvidence(**{field: value})
+
+
+def test_a_decode_is_rated_by_what_it_reads() -> None:
+    """64 sequences of 2048 keys, 8 heads of K and V of 128 elements each, in bfloat16."""
+    decode = replace(SPEC, direction="decode", mask="none")
+    entry = made_entry(decode, config=FA2, median_us=1000.0)
+    assert entry.gbs == pytest.approx(64 * 2048 * 8 * 2 * 128 * 2 / 1000e-6 * 1e-9, rel=0.01)
+    assert made_entry(source="untimed").gbs is None
+
+
+def test_restamped_digests_keep_all_else() -> None:
+    table = made_table()
+    old, new = "sha256:" + "ab" * 32, "sha256:" + "cd" * 32
+    (entry,) = restamped(table, {old: new}).entries
+    assert entry == replace(table.entries[0], digest="sha256:" + "cd" * 6)
+    assert restamped(table, {new: old}) == table
 
 
 def test_features_are_written_where_they_are_on() -> None:
@@ -385,7 +460,7 @@ def test_features_are_written_where_they_are_on() -> None:
     spec = replace(SPEC, dropout=True, bias="additive")
     config = replace(AHEAD, schedule="fa2")
     text = dump(made_table(made_entry(spec, config=config)))
-    assert "precision: ieee, dropout: true, bias: additive}" in text
+    assert "mask: causal, dropout: true, bias: additive}" in text
     assert parse(text, PATH).entries[0].spec == spec
     with pytest.raises(TableError, match="dropout must be true or false"):
         parse(text.replace("dropout: true", "dropout: 1"), PATH)

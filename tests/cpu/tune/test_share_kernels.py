@@ -21,10 +21,10 @@ from flashgen.spec.outcome import Outcome, Source, Stage, Status
 from flashgen.spec.problem import BUCKET_SEQ, BUCKETS, Bucket, Problem
 from flashgen.spec.space import tuned_default
 from flashgen.table.entry import Entry, RunnerUp
-from flashgen.table.table import Table, dump, parse
+from flashgen.table.table import Table, load_with_evidence, save
 from flashgen.tune.share_kernels import MAX_REGRET, consolidate, smallest_set
 from tests.fakes import FakeEvaluator
-from tests.tables import DIGEST, H200, SPEC, made_entry, made_run
+from tests.tables import DIGEST, H200, SPEC, made_entry, made_run, with_evidence
 
 
 class TestSmallestSet:
@@ -155,7 +155,7 @@ def entry(
     runners_up: tuple[RunnerUp, ...] = (),
 ) -> Entry:  # fmt: skip
     made = made_entry(bucket=bucket, config=config, source=source, median_us=100.0)
-    return replace(made, result=replace(made.result, regret=regret), runners_up=runners_up)
+    return with_evidence(made, regret=regret, runners_up=runners_up)
 
 
 def ran_up(config: KernelConfig, us: float = 99.0) -> RunnerUp:
@@ -183,20 +183,20 @@ class TestConsolidate:
         short, middle, long = (entry(b, c) for b, c in ((SHORT, A), (MIDDLE, B), (LONG, C)))
         changed, *kept = fewer(tmp_path, evaluator, short, middle, long)
         assert kept == [middle, long]
-        result = changed.result
+        result, evidence = changed.result, changed.evidence
         assert (changed.config, changed.run, changed.bucket) == (B, "now", SHORT)
-        assert result.regret == pytest.approx(0.015)
-        assert (result.median_us, result.p20_us, result.p80_us) == (101.5, 101.0, 102.0)
-        assert (result.default_us, result.sdpa_us) == (150.0, 500.0)
-        assert result.p_value is not None  # against the default, in the same round
-        assert 0 < result.p_value < 0.001
+        assert evidence.regret == pytest.approx(0.015)
+        assert (result.median_us, evidence.low_us, evidence.high_us) == (101.5, 101.0, 102.0)
+        assert (result.default_us, evidence.sdpa_us) == (150.0, 500.0)
+        assert evidence.p_value is not None  # against the default, in the same round
+        assert 0 < evidence.p_value < 0.001
         assert (result.source, result.problem) == ("measured", short.result.problem)
         assert (result.candidates, result.legal) == (60, 98)
-        assert changed.digest == rendered_digest(SPEC, B)
+        assert rendered_digest(SPEC, B).startswith(changed.digest)
         assert (changed.registers, changed.shared_bytes) == (128, 65536)
-        assert [other.config for other in changed.runners_up] == [A]
-        assert changed.runners_up[0].median_us == 100.0
-        assert changed.runners_up[0].source == "measured"
+        assert [other.config for other in changed.evidence.runners_up] == [A]
+        assert changed.evidence.runners_up[0].median_us == 100.0
+        assert changed.evidence.runners_up[0].source == "measured"
 
     def test_one_round_a_bucket_of_all_winners_and_the_default(self, tmp_path: Path) -> None:
         evaluator = board(TIMES)
@@ -263,7 +263,7 @@ class TestConsolidate:
         first, second = fewer(tmp_path, board(times), short, middle)
         assert first == short
         assert second.config == A  # it is there anyway, and good enough here
-        assert second.result.regret == pytest.approx(0.01)
+        assert second.evidence.regret == pytest.approx(0.01)
 
     def test_one_that_is_faster_here_is_no_reason_to_change(self, tmp_path: Path) -> None:
         """The search had its reasons; and there is nothing to regret."""
@@ -284,8 +284,8 @@ class TestConsolidate:
         paid = entry(SHORT, B, regret=0.015, runners_up=(ran_up(A), ran_up(DEFAULT)))
         first, second = fewer(tmp_path, board(times), paid, entry(MIDDLE, C))
         assert (first.config, second.config) == (B, B)
-        assert first.result.regret == pytest.approx(0.015)
-        assert second.result.regret == pytest.approx(0.01)
+        assert first.evidence.regret == pytest.approx(0.015)
+        assert second.evidence.regret == pytest.approx(0.01)
 
     def test_what_was_paid_for_is_had_again_where_it_costs_no_kernel(self, tmp_path: Path) -> None:
         times = {
@@ -294,8 +294,8 @@ class TestConsolidate:
         }
         paid = entry(SHORT, B, regret=0.015, runners_up=(ran_up(A), ran_up(DEFAULT)))
         first, second = fewer(tmp_path, board(times), paid, entry(MIDDLE, A))
-        assert (first.config, first.result.regret) == (A, 0.0)
-        assert [other.config for other in first.runners_up] == [B, DEFAULT]
+        assert (first.config, first.evidence.regret) == (A, 0.0)
+        assert [other.config for other in first.evidence.runners_up] == [B, DEFAULT]
         assert second.config == A
 
     def test_what_was_paid_for_comes_first_with_its_time_of_now(self, tmp_path: Path) -> None:
@@ -306,8 +306,8 @@ class TestConsolidate:
         paid = entry(SHORT, B, regret=0.015, runners_up=(ran_up(A, 77.0), ran_up(DEFAULT)))
         changed, _ = fewer(tmp_path, board(times), paid, entry(MIDDLE, C))
         assert changed.config == C
-        assert changed.result.regret == pytest.approx(0.01)
-        found = [(other.config, other.median_us) for other in changed.runners_up]
+        assert changed.evidence.regret == pytest.approx(0.01)
+        found = [(other.config, other.median_us) for other in changed.evidence.runners_up]
         assert found == [(A, 100.0), (B, 101.5)]
 
     def test_a_second_time_it_changes_nothing(self, tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ class TestConsolidate:
     def test_the_order_of_those_that_run_up(self, tmp_path: Path) -> None:
         short = entry(SHORT, A, runners_up=(ran_up(B, 101.0), ran_up(C)))
         changed, _ = fewer(tmp_path, board(TIMES), short, entry(MIDDLE, B))
-        assert [other.config for other in changed.runners_up] == [A, C]
+        assert [other.config for other in changed.evidence.runners_up] == [A, C]
 
     def test_untimed_entries_play_no_part(self, tmp_path: Path) -> None:
         untimed = entry(SHORT, A, "untimed")
@@ -346,8 +346,10 @@ class TestConsolidate:
         table = Table(gpu=H200)
         for each in found:
             table = table.with_entry(each, made_run(each.run, each.result.source))
-        read = parse(dump(table), Path("nvidia_h200.yaml"))
-        assert [each.result.regret for each in read.entries] == [0.015, 0.0]
+        path = tmp_path / "nvidia_h200.yaml"
+        save(table, path)
+        read = load_with_evidence(path)
+        assert [each.evidence.regret for each in read.entries] == [0.015, 0.0]
 
 
 class TestWithNoGpu:
@@ -356,8 +358,8 @@ class TestWithNoGpu:
         entries = entry(SHORT, A, "estimated"), entry(MIDDLE, B, "estimated")
         changed, kept = fewer(tmp_path, evaluator, *entries)
         assert (changed.config, changed.result.source) == (B, "estimated")
-        assert changed.result.regret == pytest.approx(0.015)
-        assert (changed.result.p_value, changed.result.sdpa_us) == (None, None)
+        assert changed.evidence.regret == pytest.approx(0.015)
+        assert (changed.evidence.p_value, changed.evidence.sdpa_us) == (None, None)
         assert kept == entries[1]
         assert {stage for stage, _ in evaluator.asked} == {"compile", "check", "timed"}
 
@@ -374,4 +376,4 @@ class TestWithNoGpu:
         first, second = fewer(tmp_path, evaluator, measured, entry(MIDDLE, B, "estimated"))
         assert first == measured
         assert (second.config, second.result.source) == (A, "estimated")
-        assert second.result.regret == pytest.approx(0.01)
+        assert second.evidence.regret == pytest.approx(0.01)
