@@ -23,7 +23,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 TEST_CPU_SECONDS := 800
 
 .NOTPARALLEL:
-.PHONY: help install tune test test-all test-gpu lint format generate check facts docs-output clean
+.PHONY: help install tune test test-all slow test-gpu lint format generate check facts docs-output clean
 
 help:
 	@echo 'make install    install what development needs, into .venv'
@@ -31,6 +31,7 @@ help:
 	@echo '                options of flashgen tune: make tune TUNE="--head-dim 128 --causal"'
 	@echo 'make test       install, and run the CPU suite'
 	@echo 'make test-all   the same with the slow tests'
+	@echo 'make slow       list those, with the reasons'
 	@echo 'make test-gpu   the tests that need a GPU'
 	@echo 'make lint       ruff, mypy and import-linter'
 	@echo 'make generate   write generated/ from configs/ and templates/'
@@ -53,6 +54,9 @@ test: $(FOR_ALL)
 test-all: $(FOR_ALL)
 	$(PYTEST) tests/cpu
 	TRITON_INTERPRET=1 $(PYTEST) tests/interpreted
+
+slow: $(FOR_ALL)
+	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -q --why-slow tests/cpu tests/interpreted
 
 # One process: what is timed and what fills the memory must be alone on the GPU.
 test-gpu: $(FOR_ALL)

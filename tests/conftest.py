@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--need-postgres", action="store_true", help="fail, not skip, where there is no PostgreSQL"
     )
+    parser.addoption(
+        "--why-slow",
+        action="store_true",
+        help="run nothing; list the slow tests with their reasons",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,6 +37,30 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[CACHE] = tempfile.mkdtemp(prefix="flashgen-tests-")
         config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(CACHE), ignore_errors=True))
     os.environ["TRITON_CACHE_DIR"] = str(Path(os.environ[CACHE]) / "triton")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m deselects them
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for mark in item.iter_markers("slow"):
+            if len(mark.args) != 1:
+                raise pytest.UsageError(f"{item.nodeid}: slow needs a reason: mark.slow('...')")
+
+
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """--why-slow: one line a file and reason."""
+    if not session.config.getoption("--why-slow"):
+        return None
+    found = Counter(
+        (item.nodeid.partition("::")[0], mark.args[0])
+        for item in session.items
+        if (mark := item.get_closest_marker("slow"))
+    )
+    print()
+    for (file, reason), count in sorted(found.items()):
+        print(f"{count:5}  {file}: {reason}")
+    print(f"{found.total():5}  in all")
+    return True
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -56,7 +56,7 @@ def names(case: Any, status: str = "ok") -> list[str]:
     return [line["name"] for line in case["lines"] if line["status"] == status]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("a whole benchmark: a minute, and test_all_directions runs a smaller one")
 def test_forward(tmp_path: Path) -> None:
     out = tmp_path / "new" / "folder"
     done = program("forward", "--smoke", "--causal", "--out", out)

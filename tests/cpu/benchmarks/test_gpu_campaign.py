@@ -187,7 +187,7 @@ def test_every_command_parses() -> None:
                 command.make_context(words[3], words[4:])
 
 
-@pytest.mark.slow
+@pytest.mark.slow("a whole campaign: minutes, and each step is tested by itself")
 def test_the_whole_walk_without_a_gpu(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "benchmarks" / "gpu_campaign.py", "--smoke", "--minutes", "60",

@@ -190,7 +190,9 @@ def test_the_program_refuses_in_one_sentence(tmp_path: Path) -> None:
     assert not Path(out).exists()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(
+    "compiles and interprets real kernels: a minute, and stand-ins are tested in make test"
+)
 def test_a_smoke_run_walks_both(tmp_path: Path) -> None:
     here = ["--smoke", "--jobs", "1", "--state", str(tmp_path / "state")]
     frozen, out = tmp_path / "estimates.json", tmp_path / "landscape.json"

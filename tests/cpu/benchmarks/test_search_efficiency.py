@@ -73,7 +73,7 @@ def test_auto_meets_its_bars_on_what_was_measured_and_on_a_thinned_space(
     assert done[-1][1][0].median[19] < done[-1][1][1].median[19]  # not because all are at 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 def test_auto_meets_its_bars_on_all_that_ships(program: ModuleType) -> None:
     done = searched(program, program.shipped(), (*BARS, "auto, cold"), seeds=20)
     assert len(done) == 5
@@ -186,7 +186,7 @@ def run(*arguments: str | Path, folder: Path) -> subprocess.CompletedProcess[str
     return programs.run([SCRIPT, *arguments], cwd=folder)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 def test_the_data_of_the_picture_is_what_the_program_makes_today(tmp_path: Path) -> None:
     """Of the two quick contenders; the others take half an hour: make docs-output."""
     quick = ("random", "exhaustive")

@@ -50,7 +50,7 @@ def jobs_of(
     return jobs
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 def test_defaults_fit_every_architecture() -> None:
     assert_all_fit(jobs_of((128,), (("bfloat16", "ieee"),), ARCHS))
 
@@ -76,7 +76,7 @@ def test_defaults_with_features_fit() -> None:
     assert_all_fit(featured_jobs((128,), ("sm_80", "gfx942"), ("bfloat16",))[:4])
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 def test_every_default_with_features_fits() -> None:
     assert_all_fit(featured_jobs((64, 128, 256), ARCHS, ("bfloat16", "float32")))
 
@@ -108,7 +108,7 @@ def narrow_jobs(
     return jobs
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 def test_defaults_of_narrow_caches_fit() -> None:
     """Arithmetic on bits everywhere: sm_80 has no e4m3, and gfx942 another one."""
     jobs = narrow_jobs((128,), ("sm_80",), ("bfloat16",)) + narrow_jobs(
@@ -117,12 +117,12 @@ def test_defaults_of_narrow_caches_fit() -> None:
     assert_all_fit([job for job in jobs if job[0].direction == "decode" or job[0].paged])
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 def test_every_default_of_narrow_caches_fits() -> None:
     assert_all_fit(narrow_jobs((64, 128, 256), ARCHS, ("float16", "bfloat16")))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 def test_every_default_fits_every_architecture() -> None:
     kinds = (("float16", "ieee"), ("float32", "ieee"), ("float32", "tf32"))
     assert_all_fit(jobs_of((16, 32, 64, 128, 256), kinds, ARCHS))

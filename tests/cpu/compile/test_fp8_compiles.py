@@ -31,6 +31,6 @@ def test_defaults_fit() -> None:
     assert_all_fit(jobs_of((128,), ("sm_89", "sm_90")))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 def test_every_default_fits() -> None:
     assert_all_fit(jobs_of((32, 64, 128, 256), ARCHS))

@@ -51,7 +51,7 @@ SHOWN = [
     shown("backward_dq", 128, "causal"),
     shown("backward_fused", 64, "causal"),
     *(
-        pytest.param(*pair, marks=pytest.mark.slow)
+        pytest.param(*pair, marks=pytest.mark.slow("make test proves a sample of it"))
         for pair in (
             shown("backward_dkv", 128, "none"),
             shown("backward_dkv", 64, "causal"),
@@ -123,7 +123,7 @@ def test_dq_of_head_dim_128_beside_dk_and_dv_spills(build: Build) -> None:
     assert judge(compiled, spec, config, H200)[0] is Status.SPILLS
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 @pytest.mark.parametrize("mask", ["none", "causal"])
 @pytest.mark.parametrize(
     ("direction", "head_dims"),

@@ -198,7 +198,7 @@ def test_o_is_fenced_before_it_is_stored(build: Build) -> None:
         assert code[n - 3].base in ("STSM", "STS")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("mask", ["none", "causal"])
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])

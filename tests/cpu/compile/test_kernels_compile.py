@@ -54,7 +54,7 @@ def test_one_default_of_each_kind_fits_everywhere() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 def test_every_default_fits_everywhere() -> None:
     assert_defaults_fit(default_jobs((16, 32, 64, 128, 256), list(ONE_OF_EACH_ARCH)))
 
@@ -152,7 +152,7 @@ def test_one_backward_default_of_each_kind_fits_everywhere() -> None:
     assert_backward_fits([job for job in jobs if job[0].causal and job[0].element_bytes == 2])
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 def test_every_backward_default_fits_everywhere() -> None:
     jobs = backward_default_jobs((16, 32, 64, 128, 256), list(ONE_OF_EACH_ARCH))
     assert_backward_fits([job for job in jobs if job[0].causal])
@@ -198,7 +198,10 @@ AHEAD_BACKWARD = [
 
 
 @pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")
-@pytest.mark.parametrize("mask", ["causal", pytest.param("none", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "mask",
+    ["causal", pytest.param("none", marks=pytest.mark.slow("make test proves a sample of it"))],
+)
 def test_s_ahead_of_the_backward_puts_exp2_under_a_product(mask: str) -> None:
     jobs: list[Job] = []
     for direction, head_dim, tile, causal_too in AHEAD_BACKWARD:
@@ -231,7 +234,7 @@ def feature_jobs(archs: dict[str, tuple[str, ...]]) -> list[Job]:
     return jobs
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 def test_every_direction_compiles_with_every_feature() -> None:
     jobs = feature_jobs(
         {
@@ -262,7 +265,7 @@ SINK: dict[str, Any] = {"window": True, "softcap": True, "sink": True}
 ALL_THREE = ("forward", "backward_dkv", "backward_dq")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 def test_windows_caps_and_sinks_fit() -> None:
     jobs = score_jobs((128,), {"sm_80": ALL_THREE})[3:5]
     jobs += score_jobs((128,), {"sm_90": ("forward",)})[2:]
@@ -275,7 +278,7 @@ def test_windows_caps_and_sinks_fit() -> None:
     assert_defaults_fit(jobs)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 def test_windows_caps_and_sinks_fit_everywhere() -> None:
     archs = dict.fromkeys(("sm_80", "sm_90", "sm_100", "gfx942"), ALL_THREE)
     assert_backward_fits(score_jobs((64, 128), archs))
@@ -290,7 +293,7 @@ def test_a_window_keeps_dk_and_dv_of_hopper_from_spilling() -> None:
     assert compiled.spill_bytes == 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 def test_every_direction_compiles_with_every_feature_everywhere() -> None:
     directions = ("forward", *BACKWARD[1:])
     jobs = feature_jobs(dict.fromkeys(directions, tuple(ONE_OF_EACH_ARCH)))
@@ -358,7 +361,7 @@ def test_the_shared_bound_holds(name: str) -> None:
     assert 0.7 * taken <= shared_bound_bytes(spec, config, gpu) <= taken
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_the_shared_bound_holds_of_every_kind_of_loop_on_amd(stages: int) -> None:
     ways: list[tuple[AttentionSpec, KernelConfig]] = [
@@ -396,7 +399,7 @@ def test_a_mask_of_the_default_spills_in_no_loop() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 @pytest.mark.parametrize("word", FEATURE_WORDS)
 def test_the_defaults_of_each_feature_fit_everywhere(word: str) -> None:
     specs = [s for s in featured_specs((word,)) if s.causal and s.head_dim in (64, 256)]

@@ -189,7 +189,7 @@ ONE_OF_EACH_ARCH = {gpu.arch: gpu for gpu in TARGETS.values()}
     [
         arch
         if arch in ("sm_80", "sm_100", "gfx942")
-        else pytest.param(arch, marks=pytest.mark.slow)
+        else pytest.param(arch, marks=pytest.mark.slow("make test proves a sample of it"))
         for arch in ONE_OF_EACH_ARCH
     ],
 )

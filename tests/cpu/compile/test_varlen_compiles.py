@@ -53,7 +53,7 @@ def test_defaults_fit(kind: str, arch: str) -> None:
     assert_fits(of_kind(kind, head_dim=128), arch)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 @pytest.mark.parametrize("arch", ARCHS)
 def test_defaults_fit_every_architecture(arch: str) -> None:
     kinds = ("forward", "paged", "backward_dkv", "backward_dq", "backward_fused")

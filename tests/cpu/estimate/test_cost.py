@@ -38,7 +38,7 @@ def compile_and_estimate(spec: AttentionSpec, config: KernelConfig, gpu: Gpu, ca
     return True
 
 
-@pytest.mark.slow
+@pytest.mark.slow("measures time, which a busy machine spoils")
 def test_a_config_takes_a_second_and_a_half_of_a_core_at_most(tmp_path: Path) -> None:
     """The mean of a sample; one of many instructions takes longer. The first loads Triton and numba."""
     drawn = [

@@ -377,7 +377,7 @@ def test_a_kernel_whose_binary_is_gone_is_told(tmp_path: Path) -> None:
         cached_replay(compiled, A100, tmp_path / "elsewhere")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("measures time, which a busy machine spoils")
 def test_an_estimate_from_a_cache_is_immediate(tmp_path: Path) -> None:
     _, compiled = cubins.own(make_spec("float16"), make_config(64, 64), "sm_80", tmp_path)
     cached_replay(compiled, A100, tmp_path)

@@ -191,7 +191,10 @@ def judge(which: str, kernels: Kernels, shuffled: int | None = None) -> list[str
     return faults(scores, which, fast)
 
 
-@pytest.mark.parametrize("which", ["quick", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "which",
+    ["quick", pytest.param("all", marks=pytest.mark.slow("make test proves a sample of it"))],
+)
 class TestBars:
     def test_are_met(self, which: str, kernels: Kernels) -> None:
         assert judge(which, kernels) == []
@@ -223,7 +226,7 @@ class TestBars:
         assert judge(which, anew) != []
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 @pytest.mark.parametrize("seed", range(DRAWS))
 def test_the_order_does_not_hang_on_latencies_and_bandwidths(
     seed: int, anew: Kernels, monkeypatch: pytest.MonkeyPatch

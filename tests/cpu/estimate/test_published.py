@@ -248,7 +248,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 @pytest.mark.parametrize("mask", ["none", "causal"])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("slug", ["nvidia_a100_sxm4_40gb", "nvidia_h100_80gb_hbm3"])
@@ -270,7 +270,7 @@ def test_the_tiles_that_libraries_chose_are_near_the_predicted_best(
         )
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 @pytest.mark.parametrize("landscape", LANDSCAPES, ids=lambda landscape: landscape["id"])
 def test_our_own_kernels_do_not_stand_in_for_the_published_one(
     landscape: dict[str, Any], cache: Path

@@ -392,7 +392,13 @@ class TestReplay:
 
 
 @pytest.mark.parametrize(
-    "slug", ["nvidia_h200", pytest.param("nvidia_a100_sxm4_80gb", marks=pytest.mark.slow)]
+    "slug",
+    [
+        "nvidia_h200",
+        pytest.param(
+            "nvidia_a100_sxm4_80gb", marks=pytest.mark.slow("make test proves a sample of it")
+        ),
+    ],
 )
 def test_offline_for_real(slug: str, tmp_path: Path) -> None:
     """No stand-ins: two kernels compiled, interpreted and estimated, in children."""

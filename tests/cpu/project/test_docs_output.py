@@ -19,7 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("docs")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 @pytest.mark.timeout(docs_output.TIMEOUT_S)
 @pytest.mark.xdist_group("docs_output")
 @pytest.mark.parametrize("output", OUTPUTS, ids=str)

@@ -133,7 +133,7 @@ def test_installed_wheel_serves(site: Path, tmp_path: Path) -> None:
         assert Path(line).is_relative_to(site), f"{line} is not of the wheel"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("installs or tunes in an environment of its own: a minute")
 def test_installed_wheel_tunes(site: Path, tmp_path: Path) -> None:
     options = (
         "--target", "nvidia_l4", "--dtype", "fp16", "--head-dim", "16", "--no-causal",
@@ -157,7 +157,7 @@ def test_installed_wheel_tunes(site: Path, tmp_path: Path) -> None:
     assert Path(tool).is_relative_to(site)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("installs or tunes in an environment of its own: a minute")
 def test_installed_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     """With the extras' own dependencies and no others: one that they do not name would be missing."""
     run("-m", "venv", str(tmp_path / "venv"), cwd=tmp_path)

@@ -132,7 +132,7 @@ def test_defaults_fit() -> None:
     assert_all_fit([job for job in jobs if not job[0].featured and job[0].products][:4])
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 def test_every_default_fits() -> None:
     """But decode over pages with window, cap and sink, in bfloat16 on gfx942, spills: no such kernel
     ships.

@@ -148,7 +148,10 @@ def test_check_fails_where_the_file_says_otherwise(tmp_path: Path) -> None:
     "direction",
     [
         "forward",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in BACKWARD),
+        *(
+            pytest.param(name, marks=pytest.mark.slow("make test proves a sample of it"))
+            for name in BACKWARD
+        ),
     ],
 )
 def test_compiled_facts_of_every_kernel_shipped_for_hopper(direction: Direction) -> None:

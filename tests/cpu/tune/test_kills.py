@@ -175,7 +175,7 @@ REAL = ("tune --target nvidia_a100_sxm4_80gb --head-dim 64 --no-causal --seq 512
         "--trials 6 --jobs 2 --out").split()  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.slow("kills real tuning runs: minutes, and make test kills stand-ins")
 def test_kills_of_the_real_thing_leave_no_child_and_change_nothing(tmp_path: Path) -> None:
     """Compiler and interpreter, in processes of their own, killed with their parent."""
     chance = random.Random(1)

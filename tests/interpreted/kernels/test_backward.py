@@ -152,7 +152,7 @@ def test_head_dims(
     prove(spec_of(dtype, dims, mask, direction), make_config(32, 16), seed, [given])
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 @pytest.mark.parametrize("direction", GRADIENTS)
 @pytest.mark.parametrize(
     "dims",

@@ -66,8 +66,12 @@ def test_each_kind(direction: Any, kind: int, seed: int) -> None:
     [
         ((128, 32), "pointer"),
         ((32, 128), "descriptor"),
-        pytest.param((128, 32), "descriptor", marks=pytest.mark.slow),
-        pytest.param((32, 128), "pointer", marks=pytest.mark.slow),
+        pytest.param(
+            (128, 32), "descriptor", marks=pytest.mark.slow("make test proves a sample of it")
+        ),
+        pytest.param(
+            (32, 128), "pointer", marks=pytest.mark.slow("make test proves a sample of it")
+        ),
     ],
 )
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -77,7 +81,7 @@ def test_tiles_of_a_block(direction: Any, tile: tuple[int, int], loads: str, see
     prove(spec, make_config(*tile, loads=loads), seed // 4 * 4 + 3, [case(140, 130, heads=2)])
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 @pytest.mark.parametrize("direction", [*DIRECTIONS, "backward_fused"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "tf32"])
 def test_what_tuning_checks(direction: Any, dtype: str, seed: int) -> None:
@@ -156,7 +160,14 @@ def masks() -> dict[str, tuple[BlockMask, Tensor]]:
 
 
 @pytest.mark.parametrize(
-    "name", ["documents", *(pytest.param(n, marks=pytest.mark.slow) for n in ("prefix", "boolean"))]
+    "name",
+    [
+        "documents",
+        *(
+            pytest.param(n, marks=pytest.mark.slow("make test proves a sample of it"))
+            for n in ("prefix", "boolean")
+        ),
+    ],
 )
 def test_the_public_call_is_a_boolean_mask(
     dispatcher: Dispatcher, name: str, monkeypatch: pytest.MonkeyPatch

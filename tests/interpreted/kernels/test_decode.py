@@ -62,7 +62,7 @@ def test_dtypes(dtype: str, precision: Any, seed: int) -> None:
     prove(decode_spec(dtype, 16, precision=precision, paged=True), make_config(16, 16), seed)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 @pytest.mark.parametrize("paged", [False, True])
 def test_nasty_lengths_groups_and_pages(paged: bool, seed: int) -> None:
     spec, config = decode_spec(dim=16, paged=paged), make_config(16, 16)

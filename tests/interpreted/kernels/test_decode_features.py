@@ -71,7 +71,7 @@ def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = Non
     assert result.passed, f"{spec.name}_{config.label}: {result}"
 
 
-@pytest.mark.slow  # kernels/test_pairs.py has each on fewer shapes
+@pytest.mark.slow("kernels/test_pairs.py has each on fewer shapes")
 @pytest.mark.parametrize("mask", ["none", "causal"])
 @pytest.mark.parametrize("name", [name for name in ALONE if name != "pages"])
 def test_each_alone(name: str, mask: str, seed: int) -> None:
@@ -80,7 +80,10 @@ def test_each_alone(name: str, mask: str, seed: int) -> None:
 
 @pytest.mark.parametrize(
     "pair",
-    [pytest.param(p, marks=() if n % 2 else pytest.mark.slow) for n, p in enumerate(PAIRS)],
+    [
+        pytest.param(p, marks=() if n % 2 else pytest.mark.slow("make test proves a sample of it"))
+        for n, p in enumerate(PAIRS)
+    ],
     ids="-".join,
 )
 def test_pairs(pair: tuple[str, str], seed: int) -> None:
@@ -90,7 +93,7 @@ def test_pairs(pair: tuple[str, str], seed: int) -> None:
     prove(spec, make_config(16, 16), seed, [case])
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 @pytest.mark.parametrize("mask", ["none", "causal"])
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_pairs_on_nasty_cases(pair: tuple[str, str], mask: str, seed: int) -> None:

@@ -53,7 +53,7 @@ def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = Non
     assert result.passed, f"{spec.name}_{config.label}: {result}"
 
 
-@pytest.mark.slow  # kernels/test_pairs.py has each on fewer shapes
+@pytest.mark.slow("kernels/test_pairs.py has each on fewer shapes")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", CACHES)
 def test_each_alone(name: str, dtype: str, seed: int) -> None:
@@ -107,7 +107,10 @@ def test_drawn_calls(
     prove(spec, make_config(16, 16), drawn, [case])
 
 
-@pytest.mark.parametrize("rotary", ["none", pytest.param("halves", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "rotary",
+    ["none", pytest.param("halves", marks=pytest.mark.slow("make test proves a sample of it"))],
+)
 @pytest.mark.parametrize("name", CACHES)
 def test_append_quantizes(name: str, rotary: Any, seed: int) -> None:
     """Without rotation to the bit."""

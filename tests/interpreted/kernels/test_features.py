@@ -55,7 +55,7 @@ def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = Non
     assert result.passed, f"{spec.name}_{config.label}: {result}"
 
 
-@pytest.mark.slow  # kernels/test_pairs.py has each on fewer shapes
+@pytest.mark.slow("kernels/test_pairs.py has each on fewer shapes")
 @pytest.mark.parametrize("mask", ["none", "causal"])
 @pytest.mark.parametrize(("feature", "direction"), ALONE)
 def test_each_alone(feature: str, direction: Any, mask: str, seed: int) -> None:
@@ -71,14 +71,17 @@ def test_all_three_by_descriptor(direction: Any, mask: str, seed: int) -> None:
     prove(spec.for_direction(direction), config, seed, nasty_cases(16, 32))
 
 
-@pytest.mark.parametrize("precision", ["ieee", pytest.param("tf32", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "precision",
+    ["ieee", pytest.param("tf32", marks=pytest.mark.slow("make test proves a sample of it"))],
+)
 @pytest.mark.parametrize("direction", [*DIRECTIONS, "backward_fused", "backward_dbias"])
 def test_every_one_at_once(direction: Any, precision: Any, seed: int) -> None:
     spec = make_spec("float32", 24, "causal", precision=precision, **EVERY_ONE)
     prove(spec.for_direction(direction), make_config(16, 32), seed)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "tf32"])
 @pytest.mark.parametrize("mask", ["none", "causal"])
 @pytest.mark.parametrize("direction", [*DIRECTIONS, "backward_fused", "backward_dbias"])
@@ -130,7 +133,7 @@ def kernel_of(spec: AttentionSpec, config: KernelConfig, folder: Path) -> Any:
     [
         *(("none", False), ("additive", True)),
         *(
-            pytest.param(*each, marks=pytest.mark.slow)
+            pytest.param(*each, marks=pytest.mark.slow("make test proves a sample of it"))
             for each in (("none", True), ("additive", False))
         ),
     ],

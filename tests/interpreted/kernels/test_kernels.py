@@ -67,7 +67,10 @@ def test_tiles_of_other_shapes(
     "dims",
     [
         *((40, 40), (96, 96), (192, 128)),
-        *(pytest.param(d, marks=pytest.mark.slow) for d in ((80, 80), (192, 192), (16, 256))),
+        *(
+            pytest.param(d, marks=pytest.mark.slow("make test proves a sample of it"))
+            for d in ((80, 80), (192, 192), (16, 256))
+        ),
     ],
     ids=str,
 )

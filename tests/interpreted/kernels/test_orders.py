@@ -50,7 +50,11 @@ def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = Non
 @pytest.mark.parametrize(
     "way",
     [
-        pytest.param(way, marks=[pytest.mark.slow] * (way[0] == "fa2" or way[1] == "pointer"))
+        pytest.param(
+            way,
+            marks=[pytest.mark.slow("make test proves a sample of it")]
+            * (way[0] == "fa2" or way[1] == "pointer"),
+        )
         for way in WAYS
     ],
     ids="-".join,
@@ -67,8 +71,13 @@ def test_nasty_shapes(way: tuple[str, str], order: str, persistent: bool, seed: 
     "features",
     [
         {"window": True},
-        pytest.param({"bias": "additive", "dropout": True}, marks=pytest.mark.slow),
-        pytest.param({"sink": True, "alibi": True}, marks=pytest.mark.slow),
+        pytest.param(
+            {"bias": "additive", "dropout": True},
+            marks=pytest.mark.slow("make test proves a sample of it"),
+        ),
+        pytest.param(
+            {"sink": True, "alibi": True}, marks=pytest.mark.slow("make test proves a sample of it")
+        ),
     ],
 )
 def test_with_features(features: dict[str, Any], seed: int) -> None:

@@ -84,12 +84,19 @@ def test_longest_first_and_any_dim(direction: Any, dtype: str, seed: int) -> Non
     ("beside", "direction"),
     [
         # One direction of each in turn, the others where there is time.
-        pytest.param(beside, d, marks=() if (n + m) % 3 == 0 else pytest.mark.slow)
+        pytest.param(
+            beside,
+            d,
+            marks=() if (n + m) % 3 == 0 else pytest.mark.slow("make test proves a sample of it"),
+        )
         for n, beside in enumerate(BESIDE)
         for m, d in enumerate(DIRECTIONS)
     ],
 )
-@pytest.mark.parametrize("mask", [pytest.param("none", marks=pytest.mark.slow), "causal"])
+@pytest.mark.parametrize(
+    "mask",
+    [pytest.param("none", marks=pytest.mark.slow("make test proves a sample of it")), "causal"],
+)
 def test_beside_other_features(beside: str, direction: Any, mask: str, seed: int) -> None:
     spec = make_spec("float16", 16, mask, varlen=True, **BESIDE[beside])
     prove(spec.for_direction(direction), make_config(16, 32), seed)

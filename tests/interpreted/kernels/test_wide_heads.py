@@ -32,7 +32,16 @@ def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = Non
     assert result.passed, f"{spec.name}_{config.label}: {result}"
 
 
-@pytest.mark.parametrize("parts", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4))])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        2,
+        *(
+            pytest.param(n, marks=pytest.mark.slow("make test proves a sample of it"))
+            for n in (1, 4)
+        ),
+    ],
+)
 @pytest.mark.parametrize("direction", ["forward", "decode"])
 def test_parts(direction: Any, parts: int, seed: int) -> None:
     spec = make_spec("bfloat16", 320, "causal", direction=direction, head_dim_v=400)

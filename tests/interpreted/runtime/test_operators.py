@@ -34,7 +34,7 @@ class TestWithKernels(OperatorsContract):
     def dispatcher(self, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
         return serve(monkeypatch)
 
-    @pytest.mark.slow
+    @pytest.mark.slow("Inductor compiles C++: a minute")
     def test_compiled_by_inductor(self, dispatcher: Dispatcher) -> None:
         super().test_compiled_by_inductor(dispatcher)
 

@@ -180,7 +180,10 @@ def test_other_names_with_flash_in_them_are_still_flash_attns(launched: list[str
         make_model("gpt2", "flashier")
 
 
-@pytest.mark.parametrize("padding", [pytest.param("none", marks=pytest.mark.slow), "left"])
+@pytest.mark.parametrize(
+    "padding",
+    [pytest.param("none", marks=pytest.mark.slow("make test proves a sample of it")), "left"],
+)
 def test_generation_with_a_cache_is_eagers(launched: list[str], padding: str) -> None:
     given = {name: x for name, x in batch(padding).items() if name != "labels"}
     texts = []
@@ -194,7 +197,7 @@ def test_generation_with_a_cache_is_eagers(launched: list[str], padding: str) ->
     assert "backward_dkv" not in launched
 
 
-@pytest.mark.slow
+@pytest.mark.slow("make test proves a sample of it")
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
 def test_32_tokens_are_eagers(launched: list[str], name: str, cache: str) -> None:
