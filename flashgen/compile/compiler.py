@@ -1,8 +1,8 @@
-"""Rendered -> Compiled for a named architecture, with no GPU; judge() says if it may be chosen.
+"""Compiles a kernel for a named architecture without a GPU: Rendered -> Compiled, and judge().
 
 Triton's compiler runs in this process and may abort it: callers that must survive use a child.
-Results are cached by (digest, architecture, Triton version): a JSON file of facts, the binary
-beside it.
+Results are cached by (digest, architecture, Triton version): a JSON file of facts, with the binary
+next to it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from flashgen.spec.gpu import Gpu
 from flashgen.spec.outcome import Status
 
 FACTS = 2
-"""Version of the facts in a cache file; raise it whenever they are computed in another way."""
+"""Version of the facts in a cache file; raise it whenever their computation changes."""
 
 LEAST_OVERLAP = 0.85
 """The share of exp2 an s_ahead kernel must issue under its own wgmma. Of those compiled for
@@ -53,18 +53,17 @@ _GCN_FACT = re.compile(r"^\s*\.(vgpr_count|vgpr_spill_count):\s*(\d+)", re.MULTI
 
 
 class CompileFailed(FlashgenError, RuntimeError):
-    """The compiler refused a kernel; the message is its first line that means something."""
+    """The compiler refused a kernel; the message is the first informative line of its output."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What the compiler made of a kernel for one architecture.
+    """The result of compiling a kernel for one architecture.
 
-    registers are 32-bit ones of a thread, spill_bytes what a thread stores to its stack for want
-    of them, shared_bytes dynamic shared memory of a block. loop holds the facts of the steady
-    main loop and other_loops those of the further ones, the masked one among them; None and ()
-    where there is no disassembler (AMD). advisories are ptxas' remarks that it made wgmma wait
-    for one another, or handed no registers over.
+    registers are 32-bit registers per thread, spill_bytes what a thread spills to its stack,
+    shared_bytes dynamic shared memory per block. loop has the facts of the steady main loop and
+    other_loops those of the others, such as the masked one; None and () without a disassembler
+    (AMD). advisories are ptxas' remarks that it serialized wgmma or did not hand registers over.
     """
 
     name: str
@@ -107,7 +106,8 @@ def compile_kernel(
     *,
     cache: Path | None = None,
 ) -> Compiled:
-    """Compile for `arch` (sm_90, gfx942, ...), or read what an earlier call left in folder `cache`.
+    """Compile for `arch` (sm_90, gfx942, ...), or read the result of an earlier call from folder
+    `cache`.
 
     Raises CompileFailed if the compiler refuses, ToolchainError if TRITON_INTERPRET is set, a tool
     is missing or the cache cannot be written.
@@ -126,7 +126,9 @@ def compile_kernel(
 
 
 def recall(digest: str, arch: str, triton: str, cache: Path) -> Compiled | None:
-    """What the cache holds of a kernel; None if nothing, or a file torn or of other FACTS."""
+    """The cached result of a kernel; None if there is none, or it is incomplete or has other
+    FACTS.
+    """
     path = cache_file(digest, arch, triton, cache, "json")
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -141,14 +143,14 @@ def recall(digest: str, arch: str, triton: str, cache: Path) -> Compiled | None:
 
 
 def cache_file(digest: str, arch: str, triton: str, cache: Path, suffix: str) -> Path:
-    """Where the cache keeps a kernel's facts ("json") and binary ("cubin", for AMD as well)."""
+    """The cache file of a kernel's facts ("json") or binary ("cubin", for AMD as well)."""
     return cache / f"{digest.removeprefix('sha256:')[:32]}-{arch}-triton{triton}.{suffix}"
 
 
 def judge(
     compiled: Compiled, spec: AttentionSpec, config: KernelConfig, gpu: Gpu
 ) -> tuple[Status, str]:
-    """Whether a compiled kernel may be chosen on `gpu`, and why not, in one sentence."""
+    """Whether a compiled kernel may be chosen on `gpu`, and if not, why, in one sentence."""
     if compiled.shared_bytes > gpu.shared_per_block:
         return Status.OUT_OF_RESOURCES, (
             f"it takes {compiled.shared_bytes} bytes of shared memory: "
@@ -183,14 +185,14 @@ def judge(
 
 
 def least_overlap(spec: AttentionSpec, config: KernelConfig) -> float:
-    """The share of exp2 that must run under the own wgmma on sm_90; 0 where none need."""
+    """The share of exp2 that must overlap wgmma on sm_90; 0 if there is no such requirement."""
     if config.schedule == "s_ahead":
         return LEAST_OVERLAP if spec.direction == "forward" else BACKWARD_OVERLAP
     return HOPPER_OVERLAP if config.schedule == "hopper" else 0.0
 
 
 def overlap(compiled: Compiled, config: KernelConfig) -> float:
-    """The share of exp2 that runs under the own wgmma in the steady loop, 0 to 1.
+    """The share of exp2 that overlaps wgmma in the steady loop, 0 to 1.
 
     Every consumer of schedule hopper has a steady loop, shorter than all masked ones: the least of
     their shares.
@@ -200,7 +202,7 @@ def overlap(compiled: Compiled, config: KernelConfig) -> float:
 
 
 def residents(compiled: Compiled, gpu: Gpu) -> int:
-    """Blocks of this kernel that one SM of `gpu` holds at a time: 0 if not even one fits."""
+    """Blocks of this kernel that one SM of `gpu` holds at a time; 0 if not even one fits."""
     return resident_blocks(compiled.registers, compiled.shared_bytes, compiled.num_warps, gpu)
 
 
@@ -240,7 +242,7 @@ def _compile(
         other_loops=loops[1:],
     )
     facts = json.dumps({"facts": FACTS, **compiled.to_json()}, indent=1)
-    # The facts last: where they are, the binary is.
+    # The facts are written last: if they exist, so does the binary.
     write_whole(cache_file(rendered.digest, arch, triton, folder, "cubin"), binary)
     write_whole(cache_file(rendered.digest, arch, triton, folder, "json"), facts)
     return compiled
@@ -249,7 +251,7 @@ def _compile(
 def build(
     source: Path, rendered: Rendered, spec: AttentionSpec, config: KernelConfig, arch: str
 ) -> tuple[Any, str]:
-    """Triton's CompiledKernel and what ptxas said of it."""
+    """Triton's CompiledKernel and the output of ptxas."""
     import triton
 
     signature = compile_signature(spec, config)
@@ -270,7 +272,7 @@ def build(
 
 
 def source_class(config: KernelConfig) -> Any:
-    """The class by which Triton takes a kernel to compile: Gluon has one of its own."""
+    """The class with which Triton compiles a kernel: Gluon has its own."""
     if config.schedule == "hopper":
         from triton.experimental.gluon._runtime import GluonASTSource
 
@@ -291,9 +293,9 @@ def target_of(arch: str) -> Any:
 
 @contextlib.contextmanager
 def _ptxas_log() -> Iterator[io.StringIO]:
-    """Collects what Triton prints, the log of ptxas included, which it keeps to itself otherwise.
+    """Collects the output of Triton, including the log of ptxas, which it otherwise hides.
 
-    Triton's own cache holds no log, so it is passed over; what is built still goes there.
+    Triton's own cache has no log, so it is not read; results are still written to it.
     """
     from triton import knobs
 
@@ -305,7 +307,7 @@ def _ptxas_log() -> Iterator[io.StringIO]:
 
 
 def _first_line(error: BaseException) -> str:
-    """The line of a compiler's message that tells most: that of ptxas, or the innermost cause's."""
+    """The most informative line of a compiler's message: that of ptxas, or the innermost cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     for line in lines:
         if re.match(r"ptxas\b.*\b(error|fatal)\b", line):

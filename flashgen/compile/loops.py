@@ -106,11 +106,11 @@ def _dominators(predecessors: Sequence[Sequence[int]]) -> list[set[int]]:
 
 
 def _entries(predecessors: Sequence[Sequence[int]]) -> set[int]:
-    """The first block, and the targets of jump tables: blocks that nobody is seen to branch to.
+    """The first block, and the targets of jump tables: blocks to which no branch is seen.
 
-    Such a target may still be branched to from below: setmaxnreg is tried again until the registers
-    are there. So of the blocks that no entry reaches, the first is taken for one, until none is
-    left.
+    Such a target may still be the target of a branch from below, because setmaxnreg is retried
+    until the registers are free. So of the blocks that no entry reaches, the first is taken as an
+    entry, until none is left.
     """
     entries = {n for n, before in enumerate(predecessors) if n == 0 or not before}
     reached = _reached(entries, predecessors)
@@ -159,10 +159,10 @@ def _within(inner: Sequence[Instruction], outer: Sequence[Instruction]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """Warps of a block that run code of their own, and their loops, one after the other.
+    """Warps of a block that run code of their own, and their loops in sequence.
 
-    warps is None where the code does not tell: all of the block's. start and end are the addresses
-    that the role's code was found in.
+    warps is None if the code does not tell: all of the block. start and end are the addresses of
+    its code.
     """
 
     loops: tuple[Body, ...]
@@ -172,12 +172,12 @@ class Role:
 
 
 def roles(listing: Listing, main: Sequence[Body]) -> tuple[Role, ...]:
-    """The roles of a warp-specialized kernel, by address; of any other kernel its one role.
+    """The roles of a warp-specialized kernel, by address; any other kernel has one role.
 
     main are its main_bodies.
 
-    Triton starts the warps of such a kernel with a jump table (BRX), which dominance does not see
-    through: so two loops belong to one role where one of them is reached from the other.
+    Triton starts the warps of such a kernel with a jump table (BRX), which dominance does not see.
+    So two loops belong to one role if one of them is reached from the other.
     """
     if not any(i.base == "BRX" for i in listing.instructions):
         last = listing.instructions[-1].address
@@ -189,8 +189,8 @@ def roles(listing: Listing, main: Sequence[Body]) -> tuple[Role, ...]:
 
 
 def hidden_roles(listing: Listing) -> bool:
-    """Whether warps have roles that `roles` does not see: registers are handed over (setmaxnreg),
-    which nothing else needs, and there is no jump table.
+    """Whether the kernel is warp-specialized but `roles` cannot tell: registers are handed over
+    (setmaxnreg), which nothing else needs, and there is no jump table.
 
     With three roles ptxas may branch to each by comparisons (schedule auto, sm_90, head dim 128).
     """
@@ -227,7 +227,7 @@ def _reaches(
 
 
 def _role(listing: Listing, group: Sequence[Body]) -> Role:
-    """A role, its warps read off the barriers that it alone uses: 4, or 1 if it multiplies not."""
+    """A role; the barriers that only it uses tell its warps: 4, or 1 if it does not multiply."""
     first, last = group[0][0].address, group[-1][-1].address
     before = [i.address for i in listing.instructions if i.address < first and _enters(i)]
     start = max(before, default=0)
@@ -242,7 +242,7 @@ def _role(listing: Listing, group: Sequence[Body]) -> Role:
 
 
 def _enters(i: Instruction) -> bool:
-    """Whether a role may begin here: where registers are handed over, or after a jump."""
+    """Whether a role may start here: at a register handover, or after a jump."""
     return i.base in ("USETMAXREG", "BRX") or (i.base == "BRA" and not i.falls_through)
 
 
@@ -253,13 +253,13 @@ _WGMMA_SHAPE = re.compile(r"\.64x(\d+)x(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class LoopFacts:
-    """What one warp executes in one turn of a main loop, that is, for one tile of K and V.
+    """What one warp executes in one iteration of a main loop, that is, for one tile of K and V.
 
-    matrix_flops counts the warp's share of a warpgroup's instruction. fp32 are the additions and
-    multiplications, other the comparisons, selections, conversions and integer work.
-    shared_bytes pass between the warp and shared memory, shuffles and the operands of wgmma
-    included. exp2_under_matrix is the share of exp2 issued while a wgmma of the same warpgroup
-    runs; None in a loop without wgmma.
+    matrix_flops counts the warp's share of a warpgroup's instruction. fp32 are additions and
+    multiplications; other are comparisons, selections, conversions and integer work. shared_bytes
+    pass between the warp and shared memory, including shuffles and the operands of wgmma.
+    exp2_under_matrix is the share of exp2 issued while a wgmma of the same warpgroup runs; None in
+    a loop without wgmma.
     """
 
     instructions: int
@@ -277,7 +277,7 @@ class LoopFacts:
 def main_loops(listing: Listing) -> tuple[LoopFacts, ...]:
     """Facts of the main loops, the steady one first, then by length.
 
-    Where masked tiles have a loop of their own, the steady one is shorter.
+    If masked tiles have a loop of their own, the steady one is shorter.
     """
     return tuple(sorted(map(facts, main_bodies(listing)), key=lambda loop: loop.instructions))
 
@@ -286,7 +286,7 @@ def facts(body: Sequence[Instruction]) -> LoopFacts:
     """The facts of one loop, given its instructions in the order they are issued."""
     exp2 = sum(i.is_exp2 for i in body)
     wgmma = any(i.is_wgmma for i in body)
-    # In the second turn every wgmma carried over from the turn before is already under way.
+    # In the second iteration every wgmma carried over from the first is already running.
     under = _exp2_under_wgmma([*body, *body]) - _exp2_under_wgmma(body)
     return LoopFacts(
         instructions=len(body),
@@ -309,7 +309,7 @@ _STORES_AND_LOADS = frozenset(("LDS", "STS", "LDSM", "STSM", "LDGSTS"))
 
 
 def _exp2_under_wgmma(body: Iterable[Instruction]) -> int:
-    """How many exp2 are issued while a wgmma is not committed, or its group not waited for."""
+    """The number of exp2 issued while a wgmma is not committed, or its group not awaited."""
     issued, groups, under = False, 0, 0
     for i in body:
         if i.is_wgmma:
@@ -326,20 +326,20 @@ def _exp2_under_wgmma(body: Iterable[Instruction]) -> int:
 def shape_of(i: Instruction) -> tuple[int, int, int]:
     """Rows, columns and depth that one warp multiplies: its quarter of a warpgroup's instruction.
 
-    (0, 0, 0) for what is no matrix instruction, or of a shape not known.
+    (0, 0, 0) for other instructions and unknown shapes.
     """
     shape = (_WGMMA_SHAPE if i.is_wgmma else _HMMA_SHAPE).search(i.opcode) if i.is_matrix else None
     return (16, int(shape[1]), int(shape[2])) if shape else (0, 0, 0)
 
 
 def matrix_flops(i: Instruction) -> int:
-    """Floating-point operations of one warp; 0 where the shape is not known."""
+    """Floating-point operations of one warp; 0 if the shape is unknown."""
     rows, columns, depth = shape_of(i)
     return 2 * rows * columns * depth
 
 
 def shared_bytes(i: Instruction) -> int:
-    """Bytes one warp moves over the shared memory pipe."""
+    """Bytes that one warp moves over the shared memory pipe."""
     parts = i.opcode.split(".")
     if i.is_wgmma and (shape := _WGMMA_SHAPE.search(i.opcode)):
         # The depth is 16 for 16-bit operands and 8 for 32-bit ones: 32 bytes a row either way.

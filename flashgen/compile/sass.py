@@ -39,12 +39,12 @@ BARRIERS = 6
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What the scheduler reads beside an instruction.
+    """What the scheduler reads with an instruction.
 
     stall: cycles until the warp's next instruction may issue. sets_on_write: the barrier that falls
-    when the result is there, sets_on_read: the one that falls when the operands were read; None for
-    none. waits: the barriers that must have fallen before this instruction issues. The hint that
-    another warp go next is left out: nothing here follows it.
+    when the result is available, sets_on_read: the one that falls when the operands were read; None
+    for none. waits: the barriers that must have fallen before this instruction issues. The yield
+    hint is left out: nothing here uses it.
     """
 
     stall: int
@@ -105,12 +105,14 @@ class Instruction:
 
     @property
     def is_bulk_load(self) -> bool:
-        """Whether it has the TMA unit load a tile."""
+        """Whether it makes the TMA unit load a tile."""
         return self.base == "UTMALDG"
 
     @property
     def barrier_name(self) -> int | None:
-        """The number of a barrier of the block; None for all else, and where a register has it."""
+        """The number of a barrier of the block; None for anything else, and if a register holds
+        it.
+        """
         match = _BARRIER.match(self.operands) if self.base == "BAR" else None
         return int(match[1], 16) if match else None
 
@@ -143,9 +145,10 @@ class Instruction:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The machine code of one kernel; registers and stack_bytes are those of a thread.
+    """The machine code of one kernel; registers and stack_bytes are per thread.
 
-    arch is what it was compiled for, sm_90 also where that is sm_90a; "" where the text says none.
+    arch is the architecture it was compiled for, sm_90 also for sm_90a; "" if the text does not
+    say.
     """
 
     arch: str
@@ -203,9 +206,9 @@ def _instructions(lines: Sequence[str]) -> Iterator[Instruction]:
 def self_check(listing: Listing) -> str | None:
     """Why the control bits of a listing cannot be what we take them for; None if they can.
 
-    A wait must refer to a barrier that some instruction before it sets. The order of addresses is
-    no order of time where code loops or stands behind the end: so a barrier that is set anywhere
-    in a kernel counts where a backward branch lies between.
+    A wait must refer to a barrier that some earlier instruction sets. The order of addresses is not
+    the order of time if code loops or comes after the end. So a barrier that is set anywhere in the
+    kernel counts if a backward branch lies between.
     """
     if any(i.control is None for i in listing.instructions):
         return "its listing has instructions without control bits"

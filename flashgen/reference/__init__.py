@@ -1,1 +1,1 @@
-"""What is right: float64 attention, gradients, caches, and the cases every kernel must pass."""
+"""The reference: float64 attention, gradients, caches, and the cases every kernel must pass."""

@@ -1,6 +1,6 @@
-"""The only definition of right: attention in float64, the floor, the oracle, and the nasty shapes.
+"""The reference of all checks: attention in float64, the floor, and the comparison.
 
-Torch alone: nothing of flashgen's kernels is used. Tensors are (batch, heads, seq, head_dim); K and
+Uses only torch, no flashgen kernel. Tensors are (batch, heads, seq, head_dim); K and
 V may have fewer heads than Q, as long as they divide.
 """
 
@@ -59,7 +59,7 @@ def rounded_attention(
     precision: str,
     features: Features = PLAIN,
 ) -> tuple[Tensor, Tensor]:
-    """What an ideally rounded kernel gives: float32 throughout, but P and O rounded as a kernel
+    """The result of an ideally rounded kernel: float32 throughout, but P and O rounded as a kernel
     must.
 
     With precision tf32 the operands of both products are rounded to tf32 first. Its distance from
@@ -156,7 +156,7 @@ def per_query_head(x: Tensor, heads: int) -> Tensor:
 
 
 def operand(x: Tensor, precision: str) -> Tensor:
-    """X in float32 as a product takes it: rounded to tf32 if the precision is that."""
+    """X in float32 as an operand of a product: rounded to tf32 if that is the precision."""
     return round_to_tf32(x.float()) if precision == "tf32" else x.float()
 
 
@@ -195,12 +195,12 @@ def judge(
     precision: str = "ieee",
     features: Features = PLAIN,
 ) -> Comparison:
-    """The oracle: compare a kernel's O and LSE with float64.
+    """Compare a kernel's O and LSE with float64.
 
     The unit is the largest of three: the floor; half a unit in the last place of the output type at
     max|O|; 4 * 2^-24 * max|V|, what float32 accumulation may lose (times 1 / (1 - p) with dropout).
-    On tiny shapes the first alone would reject correct kernels. LSE may be off by
-    2^-16 * max(1, |LSE|), for tf32 by twice the error of rounded inputs, for fp8 by 2^-10.
+    On tiny shapes the first by itself would reject correct kernels. LSE may be off by 2^-16 *
+    max(1, |LSE|), for tf32 by twice the error of rounded inputs, for fp8 by 2^-10.
     """
     exact_o, exact_lse = attention(
         q.double(), k.double(), v.double(), scale=scale, diagonal=diagonal, features=features
@@ -236,7 +236,7 @@ def error_in_floors(found: Tensor, exact: Tensor, ideal: Tensor, summed: float) 
 
 @contextlib.contextmanager
 def float32_products() -> Iterator[None]:
-    """Whatever the process allows its matrix products, the floor's are full float32."""
+    """Full float32 matrix products for the floor, whatever the process allows."""
     allowed = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

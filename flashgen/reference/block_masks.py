@@ -1,8 +1,8 @@
-"""The making of block masks, once for many calls: of prefixes, of documents, of any boolean mask;
-and what they say of each element, for the reference. Torch alone.
+"""Builders of block masks, once for many calls: prefixes, documents, any boolean mask; and their
+dense form for the reference. Torch only.
 
-A rule judges a block first by what bounds it has, and only what that leaves open element by
-element: no mask of the size of S is made, but from_boolean's, which is given.
+A rule first judges a block by its bounds, and only undecided blocks element by element. So no mask
+of the size of S is created, except the one given to from_boolean.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ SKIPPED, PARTIAL, WHOLE = 0, 1, 2
 
 
 def prefix_lm(prefix_lengths: Tensor, seq_q: int, seq_k: int) -> BlockMask:
-    """Keys of the prefix are seen by all queries, later ones causally: query i of sequence b sees
-    key j where j < prefix_lengths[b] or j <= i + seq_k - seq_q.
+    """All queries see the keys of the prefix, and later keys causally: query i of sequence b sees
+    key j if j < prefix_lengths[b] or j <= i + seq_k - seq_q.
 
-    prefix_lengths: whole numbers (batch,). Raises InvalidArgument for anything else.
+    prefix_lengths: integers (batch,). Raises InvalidArgument for anything else.
     """
     _check_ids("prefix_lengths", prefix_lengths, (1,))
     seq_q, seq_k = _length("seq_q", seq_q), _length("seq_k", seq_k)
@@ -48,11 +48,12 @@ def prefix_lm(prefix_lengths: Tensor, seq_q: int, seq_k: int) -> BlockMask:
 def document(
     document_ids: Tensor, key_ids: Tensor | None = None, *, causal: bool = False
 ) -> BlockMask:
-    """A query sees the keys of its own document: those of the same id. An id below 0 is of none.
+    """A query sees the keys of its own document: those with the same id. A negative id is in no
+    document.
 
-    document_ids: whole numbers (seq,) or (batch, seq), of queries, and of keys unless key_ids are
-    given, (seq_k,) or (batch, seq_k). causal: beside it j <= i + seq_k - seq_q. Raises
-    InvalidArgument for anything else.
+    document_ids: integers (seq,) or (batch, seq), of queries, and of keys unless key_ids are given,
+    (seq_k,) or (batch, seq_k). causal: also require j <= i + seq_k - seq_q. Raises InvalidArgument
+    for anything else.
     """
     keys_of = document_ids if key_ids is None else key_ids
     for name, ids in (("document_ids", document_ids), ("key_ids", keys_of)):
@@ -115,7 +116,7 @@ def from_boolean(mask: Tensor) -> BlockMask:
 
 
 def dense(mask: BlockMask) -> Tensor:
-    """What a mask says of each element, bool (Bm, Hm, seq_q, seq_k)."""
+    """The mask as elements: bool (Bm, Hm, seq_q, seq_k)."""
     batch, heads, rows, keys = mask.shape
     found = torch.zeros(
         (batch, heads, rows, BLOCK, keys, BLOCK), dtype=torch.bool, device=mask.tiles.device
@@ -135,8 +136,8 @@ def dense(mask: BlockMask) -> Tensor:
 
 
 def draw_mask(problem: Problem, seed: int, device: torch.device | str) -> BlockMask:
-    """A mask for a check, of a kind that the seed chooses: prefixes, documents, documents under a
-    causal mask, or of each batch and head blocks that are whole, skipped and random.
+    """A random mask for a check, of a kind that the seed chooses: prefixes, documents, causal
+    documents, or per batch and head whole, skipped and random blocks.
     """
     batch, rows, keys = problem.batch, problem.seq_q, problem.seq_k
     generator = torch.Generator().manual_seed(seed + 4)
@@ -162,7 +163,8 @@ answers bool (n, BLOCK, BLOCK), whatever beyond the lengths."""
 
 def _build(seq_q: int, seq_k: int, kinds: Tensor, sees: Sees, *, heads: int = 1) -> BlockMask:
     """The mask of a rule. kinds (batch * heads, blocks of queries, blocks of keys): SKIPPED and
-    WHOLE where that is sure; what is PARTIAL, or reaches beyond the keys, is judged by `sees`.
+    WHOLE if that is certain; PARTIAL blocks, and those that reach beyond the keys, are
+    decided by `sees`.
     """
     device = kinds.device
     rows_of, keys_of = _rows_of(seq_q, device), _rows_of(seq_k, device)
@@ -211,13 +213,13 @@ def _kinds(*, none: Tensor, whole: Tensor) -> Tensor:
 
 
 def _rows_of(length: int, device: torch.device) -> Tensor:
-    """How many of the places of each block there are: BLOCK, of the last one the rest."""
+    """The number of positions in each block: BLOCK, and the rest in the last one."""
     starts = torch.arange(0, length, BLOCK, device=device)
     return (length - starts).clamp(max=BLOCK)
 
 
 def _bounds(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The least and the largest of each block of values (batch, length), (batch, blocks)."""
+    """The minimum and maximum of each block of values (batch, length): (batch, blocks)."""
     missing = -values.shape[1] % BLOCK
     last = values[:, -1:].expand(-1, missing) if values.shape[1] else values
     blocks = torch.cat((values, last), 1).view(values.shape[0], -1, BLOCK)

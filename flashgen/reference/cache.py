@@ -1,5 +1,5 @@
-"""Decoding in torch: what pages hold, attention over caches of any length, the merging of parts,
-the appending of keys. What the kernels of a cache are judged by, and what serves CPU tensors.
+"""Caches in torch: pages, attention over caches of any length, merging parts, appending keys.
+The reference for the kernels of a cache, and the implementation for CPU tensors.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from flashgen.spec.features import PLAIN, Features
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Cache:
-    """Keys and values of a batch of sequences, each of a length of its own.
+    """Keys and values of a batch of sequences, each with its own length.
 
     k (B, Hkv, capacity, d) and v (B, Hkv, capacity, d_v), in any strides; or, with a block_table
     int32 (B, pages of a sequence), pools k (pages, Hkv, page_size, d) and v likewise: key j of
-    sequence b lies in slot j % page_size of page block_table[b, j // page_size]. lengths: int32
-    (B,), the keys of each sequence; what is beyond is never read. rows: int32 (B,) or None, the row
-    of k and v that is each sequence's, where there is no block_table; leftpad: int32 (B,) or None,
-    the place of each sequence's first key, up to which nothing is read: it has lengths - leftpad.
-    k_scale and v_scale, of elements float8_e4m3fn or int8: float32 (Hkv,), or (pages, Hkv) in any
-    strides, by which an element is multiplied.
+    sequence b is in slot j % page_size of page block_table[b, j // page_size]. lengths: int32 (B,),
+    the keys of each sequence; what is beyond is never read. rows: int32 (B,) or None, the row of k
+    and v of each sequence, without a block_table. leftpad: int32 (B,) or None, the position of each
+    sequence's first key; nothing before it is read, and the sequence has lengths - leftpad keys.
+    k_scale and v_scale, for elements float8_e4m3fn or int8: float32 (Hkv,), or (pages, Hkv) in any
+    strides, the factors of the elements.
     """
 
     k: Tensor
@@ -40,12 +40,12 @@ class Cache:
 
     @property
     def paged(self) -> bool:
-        """Whether keys and values lie in pages."""
+        """Whether the cache is paged."""
         return self.block_table is not None
 
     @property
     def capacity(self) -> int:
-        """Keys that each sequence has room for."""
+        """The number of keys that fit per sequence."""
         size: int = self.k.shape[2]
         return size if self.block_table is None else size * self.block_table.shape[1]
 
@@ -60,22 +60,24 @@ LARGEST: dict[torch.dtype, float] = {torch.float8_e4m3fn: 448.0, torch.int8: 127
 
 
 def quantized(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """X as elements of an 8-bit cache: to the nearest, ties to even, saturating."""
+    """X as elements of an 8-bit cache: rounded to nearest even, saturating."""
     if dtype == torch.int8:
         return x.nan_to_num().round().clamp(-128, 127).to(dtype)
     return x.clamp(-LARGEST[dtype], LARGEST[dtype]).to(dtype)
 
 
 def scale_of(scale: Tensor, pages: Tensor | None) -> Tensor:
-    """A cache's scale as it meets K or V (Hkv, S, dim) of a sequence; pages (S) of its keys."""
+    """A cache's scale, broadcast to K or V (Hkv, S, dim) of a sequence; pages (S): those of its
+    keys.
+    """
     if scale.ndim == 1 or pages is None:
         return scale[:, None, None]
     return scale[pages].transpose(0, 1)[..., None]
 
 
 def row_of(cache: Cache, number: int) -> int:
-    """The row of k and v that is a sequence's. Reads rows: it waits for a GPU. Raises
-    InvalidArgument for one that is not there.
+    """The row of k and v of a sequence. Reads rows, so it synchronizes with a GPU. Raises
+    InvalidArgument for a row that does not exist.
     """
     if cache.rows is None:
         return number
@@ -88,8 +90,8 @@ def row_of(cache: Cache, number: int) -> int:
 
 
 def pages_of(cache: Cache, number: int, first: int, end: int) -> Tensor:
-    """The page of each place [first, end) of a sequence, (end - first,). Reads the block table: it
-    waits for a GPU.
+    """The page of each position [first, end) of a sequence, (end - first,). Reads the block
+    table, so it synchronizes with a GPU.
     """
     assert cache.block_table is not None
     places = torch.arange(first, end, device=cache.k.device)
@@ -103,8 +105,8 @@ def pages_of(cache: Cache, number: int, first: int, end: int) -> Tensor:
 
 
 def held(cache: Cache) -> list[tuple[int, int]]:
-    """The places [first, end) at which each sequence has keys. Reads the lengths: it waits for a
-    GPU.
+    """The positions [first, end) at which each sequence has keys. Reads the lengths, so it
+    synchronizes with a GPU.
     """
     ends = [min(max(length, 0), cache.capacity) for length in cache.lengths.tolist()]
     firsts = [0] * len(ends) if cache.leftpad is None else cache.leftpad.tolist()
@@ -112,7 +114,7 @@ def held(cache: Cache) -> list[tuple[int, int]]:
 
 
 def sequence(cache: Cache, number: int, length: int) -> tuple[Tensor, Tensor]:
-    """K (1, Hkv, length, d) and V (1, Hkv, length, d_v) of the first places of one sequence."""
+    """K (1, Hkv, length, d) and V (1, Hkv, length, d_v) of the first positions of one sequence."""
     if cache.block_table is None:
         row = row_of(cache, number)
         return cache.k[row : row + 1, :, :length], cache.v[row : row + 1, :, :length]
@@ -126,7 +128,7 @@ def sequence(cache: Cache, number: int, length: int) -> tuple[Tensor, Tensor]:
 
 
 def widened(cache: Cache, number: int, length: int) -> tuple[Tensor, Tensor]:
-    """sequence(), in float32 where the cache holds 8 bits: elements times their scales."""
+    """sequence(), for an 8-bit cache in float32: elements times their scales."""
     k, v = sequence(cache, number, length)
     if cache.k_scale is None or cache.v_scale is None:
         return k, v
@@ -137,8 +139,8 @@ def widened(cache: Cache, number: int, length: int) -> tuple[Tensor, Tensor]:
 def sequences(
     q: Tensor, cache: Cache, features: Features = PLAIN
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor, Features]]:
-    """Each sequence's number, Q (1, H, Sq, d), K, V and features, all of the keys that it has.
-    Reads the lengths: it waits for a GPU.
+    """The number of each sequence, its Q (1, H, Sq, d), K, V and features, for all keys that it
+    has. Reads the lengths, so it synchronizes with a GPU.
     """
     for number, (first, end) in enumerate(held(cache)):
         k, v = (x[:, :, first:] for x in widened(cache, number, end))
@@ -147,8 +149,8 @@ def sequences(
 
 
 def features_of(features: Features, number: int, first: int, end: int) -> Features:
-    """The features of one sequence of a batch, whose keys are at places [first, end): its own bias,
-    of these keys, and slopes.
+    """The features of one sequence of a batch, whose keys are at positions [first, end): its
+    part of the bias and its slopes.
     """
     bias, slopes = features.bias, features.slopes
     if bias is not None:
@@ -165,8 +167,8 @@ def attention(
     """Attention of q (B, H, Sq, d) over a cache: O (B, H, Sq, d_v) of q's dtype, LSE (B, H, Sq)
     float32.
 
-    causal: query i of a sequence sees key j where j <= i + its length - Sq. features: as of
-    attention over a sequence's own keys, but for the bias, whose last dimension is the capacity.
+    causal: query i of a sequence sees key j if j <= i + its length - Sq. features: as for attention
+    over a sequence's own keys, except for the bias, whose last dimension is the capacity.
     """
     shape = (*q.shape[:3], cache.v.shape[3])
     o, lse = q.new_empty(shape), q.new_empty(shape[:3], dtype=torch.float32)
@@ -187,7 +189,7 @@ def merge(o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     largest = torch.where(torch.isinf(largest), 0.0, largest)
     weights = torch.exp(lse - largest)
     total = weights.sum(0)
-    # 0 * NaN is NaN: what an empty part holds counts for nothing.
+    # 0 * NaN is NaN: the contents of an empty part must not count.
     seen = torch.where((weights > 0)[..., None], o, 0.0)
     merged = (weights[..., None] * seen).sum(0) / torch.where(total == 0, 1.0, total)[..., None]
     return merged, largest + total.log()
@@ -215,11 +217,11 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, *, interleav
 
 
 def append(cache: Cache, k: Tensor, v: Tensor) -> None:
-    """Write k (B, Hkv, S, d) and v (B, Hkv, S, d_v) behind the keys of each sequence, in place.
+    """Write k (B, Hkv, S, d) and v (B, Hkv, S, d_v) after the keys of each sequence, in place.
 
-    Key i of sequence b goes to place lengths[b] + i; those beyond the capacity are dropped. An
+    Key i of sequence b goes to position lengths[b] + i; keys beyond the capacity are dropped. An
     8-bit cache gets elements divided by their scales, quantized(). Raises InvalidArgument, with
-    nothing written, for rows and pages that are not there.
+    nothing written, for rows and pages that do not exist.
     """
     written: list[tuple[int, Tensor, Tensor | None]] = []
     for number, length in enumerate(cache.lengths.tolist()):
@@ -238,7 +240,7 @@ def append(cache: Cache, k: Tensor, v: Tensor) -> None:
                 x = x if x.dtype == torch.float64 else x.float()
                 x = x / scale_of(scale, pages).to(x.dtype)
             if held_.element_size() == 1:
-                # torch indexes no float8 in place: their bytes are moved.
+                # torch cannot index float8 in place: move their bytes.
                 x = quantized(x, held_.dtype).view(torch.int8)
                 held_ = held_.view(torch.int8)
             if pages is None:

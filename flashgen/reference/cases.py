@@ -1,4 +1,4 @@
-"""The nasty shapes: cases a kernel must get right, and the tensors of each, drawn by a seed."""
+"""The cases that a kernel must pass, and their random tensors, drawn by a seed."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ all are at it.
 """
 
 BIAS_SHAPES = ("bhqk", "hqk", "k", "bh", "qk", "bq", "bhk")
-"""Dimensions in which a drawn bias is not broadcast; cases take them in turn, by seed."""
+"""Dimensions in which a random bias is not broadcast; cases use them in turn, by seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckCase:
-    """One comparison to make: sizes, alignment of the causal mask, and how Q, K and V lie in
-    memory.
+    """One comparison: sizes, alignment of the causal mask, and the memory layout of Q, K and V.
 
     layout bhsd is contiguous; bshd has heads inside the sequence, as projections leave them; sliced
-    is cut out of larger tensors, so that no stride is what the shape suggests.
+    is cut from larger tensors, so that no stride is what the shape suggests.
     """
 
     problem: Problem
@@ -47,7 +46,7 @@ class CheckCase:
         return self.problem
 
     def sequences(self, device: torch.device | str) -> Sequences | None:
-        """Where its sequences are, if they are packed."""
+        """The bounds of its sequences, if they are packed."""
         return None
 
     def __str__(self) -> str:
@@ -86,7 +85,7 @@ def draw(shape: tuple[int, int, int, int], layout: str, generator: torch.Generat
 
 
 def moved(x: Tensor, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """X as another type on a device, its strides and what lies between its rows kept."""
+    """X as another type on a device, with its strides and the elements between its rows."""
     base = x if x._base is None else x._base
     base = base.to(device=device, dtype=dtype)
     return base.as_strided(x.shape, x.stride(), x.storage_offset())
@@ -95,9 +94,9 @@ def moved(x: Tensor, dtype: torch.dtype, device: torch.device | str) -> Tensor:
 def make_features(
     spec: AttentionSpec, case: CheckCase, seed: int, device: torch.device | str
 ) -> Features:
-    """The features of a spec, drawn for a case: a bias of a shape that the seed chooses, slopes of
-    ALiBi by batch and head or by head, dropout of a quarter, a window and a cap that the seed
-    chooses, sinks as large as scores.
+    """The random features of a spec for a case: a bias of a shape that the seed chooses, slopes
+    of ALiBi by batch and head or by head, dropout of a quarter, a window and a cap that the
+    seed chooses, sinks as large as scores.
     """
     generator = torch.Generator().manual_seed(seed + 1)
     p, wide = case.problem, BIAS_SHAPES[seed % len(BIAS_SHAPES)]
@@ -145,8 +144,8 @@ def make_fp8(
 
 
 def windows(problem: Problem) -> tuple[tuple[int, int], ...]:
-    """The windows that find mistakes: nothing but the diagonal, one side alone, narrower than a
-    tile, wider than one, beyond all lengths.
+    """The windows that find errors: only the diagonal, one side only, narrower than a tile,
+    wider than one, beyond all lengths.
     """
     far, keys = problem.seq_q + problem.seq_k, problem.seq_k
     return (
@@ -161,7 +160,7 @@ def windows(problem: Problem) -> tuple[tuple[int, int], ...]:
 
 
 def nasty_cases(br: int, bc: int) -> tuple[CheckCase, ...]:
-    """The shapes that find mistakes for tiles of br by bc: 1, a tile less one, a tile, one more,
+    """The shapes that find errors for tiles of br by bc: 1, a tile less one, a tile, one more,
     primes; Sq below and above Sk, both alignments, grouped heads, permuted and sliced memory.
     """
 

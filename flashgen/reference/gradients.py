@@ -1,4 +1,4 @@
-"""The gradients of attention in float64, their floors, and the oracle of the backward kernels.
+"""The gradients of attention in float64, their floors, and the comparison of backward kernels.
 
 With P the softmax, P' = P after dropout, D = rowsum(dO * O) - dLSE (arXiv 2307.08691, section
 3.1.2; LSE's own gradient adds P * dLSE to dS):
@@ -39,7 +39,7 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GradientInputs:
-    """What a backward pass starts from: the arguments of the forward, dO (B, H, Sq, d_v), and dLSE
+    """The inputs of a backward pass: the arguments of the forward, dO (B, H, Sq, d_v), and dLSE
     (B, H, Sq).
     """
 
@@ -97,8 +97,8 @@ def make_inputs(
 
 
 def forward(inputs: GradientInputs) -> tuple[Tensor, Tensor, Tensor]:
-    """What an ideally rounded forward leaves for the backward: O of q's dtype, LSE and delta, both
-    float32.
+    """The results of an ideally rounded forward for the backward: O of q's dtype, LSE and delta,
+    both float32.
     """
     with reference.float32_products():
         o, lse = reference.rounded_attention(
@@ -119,7 +119,7 @@ def delta_of(o: Tensor, do: Tensor, dlse: Tensor) -> Tensor:
 
 
 def exact_gradients(inputs: GradientInputs) -> dict[str, Tensor]:
-    """dq, dk, dv and, where there are such, dbias of an additive bias and dsinks; float64."""
+    """dq, dk, dv and, if present, dbias of an additive bias and dsinks; float64."""
     x = inputs.double()
     o, lse = reference.attention(
         x.q, x.k, x.v, scale=x.scale, diagonal=x.diagonal, features=x.features
@@ -128,7 +128,7 @@ def exact_gradients(inputs: GradientInputs) -> dict[str, Tensor]:
 
 
 def rounded_gradients(inputs: GradientInputs, lse: Tensor, delta: Tensor) -> dict[str, Tensor]:
-    """What ideally rounded kernels give, from what `forward` left them: float32 throughout, but P
+    """The results of ideally rounded kernels, from those of `forward`: float32 throughout, but P
     and dS rounded to the operand type before their products, and the results to their own.
 
     Their distance from exact_gradients is the floor.
@@ -183,7 +183,7 @@ def _slope_of_cap(x: GradientInputs) -> Tensor | float:
 
 def sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
     """The gradient of the sinks (H,), in the dtype of delta, of LSE and D (B, H, Sq)."""
-    # An LSE of -inf or inf is that of a row whose sink is -inf, and weighs nothing.
+    # An LSE of -inf or inf is that of a row whose sink is -inf, which has no weight.
     p = torch.exp(sinks.to(delta.dtype)[:, None] - lse)
     return -(torch.where(torch.isinf(lse), 0.0, p) * delta).sum((0, 2))
 
@@ -196,15 +196,15 @@ def _over_group(x: Tensor, kv_heads: int) -> Tensor:
 
 
 def judge(direction: Direction, found: tuple[Tensor, ...], inputs: GradientInputs) -> Comparison:
-    """The oracle of the gradients, `found` as the direction's launcher returns them.
+    """Compare gradients with float64; `found` as the direction's launcher returns them.
 
     The unit of each is the largest of: its floor; half a unit in the last place of its type at its
     largest element; 4 * 2^-24 times the largest sum of absolute values that it adds up, what
-    float32 accumulation may lose. Sums of sums count as what they are made of: for dS, P times
-    |dO| |V|^T + rowsum|dO * O| + |dLSE|, for what dP and D lose does not cancel when they do; and
-    P, which no row sum divides here, counts 1 + (|scale| |Q| |K|^T + |LSE|) / 4 times, for it is
-    off by 2^-24 of each unit that its exponent is made of. The slope of a cap, 1 at most, counts 1:
-    it is a difference of numbers near 1.
+    float32 accumulation may lose. Sums of sums count with their terms: for dS, P times |dO| |V|^T +
+    rowsum|dO * O| + |dLSE|, because the errors of dP and D do not cancel when they do. P, which no
+    row sum divides here, counts 1 + (|scale| |Q| |K|^T + |LSE|) / 4 times, because it is off by
+    2^-24 of each unit of its exponent. The slope of a cap, at most 1, counts 1: it is a difference
+    of numbers near 1.
     """
     _, lse, delta = forward(inputs)
     exact, summed = exact_gradients(inputs), _summed(inputs)
@@ -245,7 +245,7 @@ def _summed(inputs: GradientInputs) -> dict[str, float]:
 
 
 def judge_delta(found: Tensor, o: Tensor, do: Tensor, dlse: Tensor) -> Comparison:
-    """The oracle of delta: the same unit, with the sum of |dO * O| + |dLSE|."""
+    """Compare delta with float64: the same unit, with the sum of |dO * O| + |dLSE|."""
     if found.numel() == 0:
         return Comparison(floors=0.0, lse=0.0)
     o64, do64, dlse64 = o.double(), do.double(), dlse.double()
