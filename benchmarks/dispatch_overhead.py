@@ -52,6 +52,8 @@ from triton.backends.compiler import GPUTarget
 import flashgen
 import flashgen.runtime.flash_attn as flash_attn
 from flashgen.kernels.direct_launch import Direct
+from flashgen.kernels.launch import bind
+from flashgen.kernels.launch_forward import Forward, forward_arguments
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.resolver import Resolver, key
 from flashgen.spec.attention import AttentionSpec
@@ -196,8 +198,8 @@ def plain_launches(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[Co
     name = f"{spec.name}_{config.label}"
     kernel = getattr(importlib.import_module(f"generated.kernels.{name}"), name)
     o, lse = torch.empty_like(q), torch.empty(SHAPE[:3], device=q.device)
-    strides = [stride for x in (q, k, v, o) for stride in x.stride()[:3]]
-    arguments: list[Any] = [q, k, v, o, lse, *strides, 0.18, 1, 1, 16, 16, 64, 64]
+    plan, call = bind(kernel, spec, config), Forward(q=q, k=k, v=v, scale=0.125, diagonal=None)
+    arguments = plan.in_order(forward_arguments(plan, call, o, lse)[1])
     options = config.launch_options
     direct = Direct(kernel, options)
     return [

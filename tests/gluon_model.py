@@ -16,6 +16,7 @@ the text. What the compiler and the hardware make of it, it does not.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import random
 import re
@@ -514,6 +515,7 @@ class ModelKernel:
         with patch.dict(sys.modules, _modules()):
             exec(compile(source, f"{name}.py", "exec"), scope)
         self._function, self._seed = scope[name], seed
+        self.arg_names = tuple(inspect.signature(self._function).parameters)
         self.loads: list[list[tuple[str, int, int]]] = []
 
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from flashgen.kernels import launch, launch_backward, launch_cache
-from flashgen.kernels import launch_cache as launch_decode
+from flashgen.kernels.plan import Plan
 from flashgen.runtime import Dispatcher, registry
-from flashgen.runtime import launcher as launcher_module
 from flashgen.runtime.choice import Choice
 from generated.table import ARCHS, CHOICES
 
@@ -36,29 +35,15 @@ def timed(choice: Choice, median_us: float) -> Choice:
 
 
 def record_directions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The directions of all kernels launched from here on by new launchers."""
+    """The directions of all kernels launched from here on."""
     directions: list[str] = []
+    run = Plan.__call__
 
-    def recording(bind: object) -> object:
-        def bound(kernel: object, spec: object, config: object) -> object:
-            run = bind(kernel, spec, config)  # type: ignore[operator]
+    def launched(self: Plan, call: Any) -> Any:
+        directions.append(self.spec.direction)
+        return run(self, call)
 
-            def launched(*args: object) -> object:
-                directions.append(spec.direction)  # type: ignore[attr-defined]
-                return run(*args)
-
-            return launched
-
-        return bound
-
-    monkeypatch.setattr(launcher_module.launch, "bind", recording(launch.bind))
-    for module, names in (
-        (launch_backward, ("bind_delta", "bind_backward")),
-        (launch_decode, ("bind_decode", "bind_combine")),
-        (launch_cache, ("bind_append",)),
-    ):
-        for name in names:
-            monkeypatch.setattr(module, name, recording(getattr(module, name)))
+    monkeypatch.setattr(Plan, "__call__", launched)
     return directions
 
 

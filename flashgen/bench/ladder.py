@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -22,7 +21,9 @@ from flashgen.errors import FlashgenError
 from flashgen.evaluate.evaluator import Evaluator
 from flashgen.files import write_whole
 from flashgen.kernels import launch
-from flashgen.kernels.launch_backward import Backward, bind_backward, bind_delta, contiguous_rows
+from flashgen.kernels.launch_backward import Backward, Delta, contiguous_rows
+from flashgen.kernels.launch_forward import Forward
+from flashgen.kernels.plan import Plan
 from flashgen.kernels.render import render
 from flashgen.runtime import autograd
 from flashgen.runtime.call import Call, Gradients, Saved, Wanted
@@ -142,15 +143,16 @@ BACKWARD_STEPS = (
 class PinnedPasses:
     """The two passes of autograd.TwoPasses, by bound kernels: one a direction."""
 
-    def __init__(self, bound: Mapping[Direction, Any]) -> None:
+    def __init__(self, bound: Mapping[Direction, Plan]) -> None:
         self._bound = bound
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features = PLAIN
     ) -> tuple[Tensor, Tensor]:
         """O and LSE."""
-        o, lse = self._bound["forward"](q, k, v, call.scale, call.diagonal(q, k), features)
-        return o, lse
+        diagonal = call.diagonal(q, k)
+        made = Forward(q=q, k=k, v=v, scale=call.scale, diagonal=diagonal, features=features)
+        return self._bound["forward"](made)
 
     def backward(self, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted) -> Gradients:
         """The gradients of q, k and v, wanted or not."""
@@ -161,7 +163,7 @@ class PinnedPasses:
             v=saved.v,
             do=do,
             lse=saved.lse,
-            delta=self._bound["backward_delta"](saved.o, do, dlse),
+            delta=self._bound["backward_delta"](Delta(o=saved.o, do=do, dlse=dlse)),
             scale=saved.call.scale,
             diagonal=saved.call.diagonal(saved.q, saved.k),
         )
@@ -206,7 +208,7 @@ class LadderSteps:
 
         return Contender(name=f"ladder: {step.name}", group="ladder", make=make, own=True)
 
-    def _differentiable(self, case: BenchCase, bound: dict[AttentionSpec, Any]) -> Attention:
+    def _differentiable(self, case: BenchCase, bound: dict[AttentionSpec, Plan]) -> Attention:
         """Attention whose backward is by these kernels, and whose forward by the default's."""
         pinned = {spec.direction: kernel for spec, kernel in bound.items()}
         for spec in (case.spec, case.spec.for_direction("backward_delta")):
@@ -214,13 +216,11 @@ class LadderSteps:
         passes, call = PinnedPasses(pinned), Call(causal=case.spec.causal, scale=case.scale)
         return lambda q, k, v: autograd.attention(passes, call, q, k, v, PLAIN)[0]
 
-    def _bind(self, spec: AttentionSpec, config: KernelConfig) -> Any:
+    def _bind(self, spec: AttentionSpec, config: KernelConfig) -> Plan:
         rendered = render(spec, config)
         path = self.folder / f"{rendered.name}.py"
         write_whole(path, rendered.source)
-        binders = {"forward": launch.bind, "backward_delta": bind_delta}
-        bind = binders.get(spec.direction, bind_backward)
-        return bind(launch.load_kernel(path, rendered.name), spec, config)
+        return launch.bind(launch.load_kernel(path, rendered.name), spec, config)
 
     def pick(self, step: Step, spec: AttentionSpec, problem: Problem) -> tuple[KernelConfig, str]:
         """The config of a step for one of its specs, checked, and how it was come by.
@@ -265,10 +265,15 @@ class LadderSteps:
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def _forward(case: BenchCase, bound: dict[AttentionSpec, Any]) -> Attention:
+def _forward(case: BenchCase, bound: dict[AttentionSpec, Plan]) -> Attention:
     """Attention by one forward kernel."""
     (kernel,) = bound.values()
-    return lambda q, k, v: kernel(q, k, v, case.scale, case.diagonal)[0]
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        call = Forward(q=q, k=k, v=v, scale=case.scale, diagonal=case.diagonal)
+        return kernel(call)[0]
+
+    return attention
 
 
 def _rank(outcome: Outcome, known: Sequence[KernelConfig]) -> tuple[bool, bool, float]:

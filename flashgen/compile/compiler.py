@@ -23,8 +23,9 @@ from flashgen.compile.loops import LoopFacts, main_loops
 from flashgen.compile.occupancy import resident_blocks
 from flashgen.errors import FlashgenError, ToolchainError
 from flashgen.files import write_whole
-from flashgen.kernels.launch import compile_signature, load_kernel
+from flashgen.kernels.launch import load_kernel
 from flashgen.kernels.render import Rendered
+from flashgen.kernels.signature import compile_signature
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
@@ -254,8 +255,8 @@ def build(
     """Triton's CompiledKernel and the output of ptxas."""
     import triton
 
-    signature = compile_signature(spec, config)
     kernel = load_kernel(source, rendered.name)
+    signature = compile_signature(spec, config, kernel.arg_names)
     ast = source_class(config)(
         fn=kernel,
         signature=signature.types,

@@ -16,8 +16,10 @@ from flashgen.errors import ToolchainError
 from flashgen.evaluate.check_cache import DecodeCase, decoding_cases, run_decoding
 from flashgen.evaluate.check_packed import in_pages, varlen_cases
 from flashgen.kernels import interpreter
-from flashgen.kernels.launch import Kernel, launch, load_kernel, order_limits
-from flashgen.kernels.launch_backward import Backward, bind_backward, bind_delta
+from flashgen.kernels.launch import bind, launch, load_kernel
+from flashgen.kernels.launch_backward import Backward, Delta
+from flashgen.kernels.launch_forward import order_limits
+from flashgen.kernels.plan import Kernel
 from flashgen.kernels.render import Rendered
 from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases
@@ -257,7 +259,7 @@ def _run_backward(
     o, lse, delta = gradients.forward(inputs)
     if spec.direction == "backward_delta":
         with _poisoned_outputs():
-            found = bind_delta(kernel, spec, config)(o, inputs.do, inputs.dlse)
+            found = bind(kernel, spec, config)(Delta(o=o, do=inputs.do, dlse=inputs.dlse))
         return gradients.judge_delta(found, o, inputs.do, inputs.dlse)
     call = Backward(
         q=inputs.q,
@@ -271,7 +273,7 @@ def _run_backward(
         features=inputs.features,
     )
     with _poisoned_outputs():
-        results = bind_backward(kernel, spec, config)(call)
+        results = bind(kernel, spec, config)(call)
     return gradients.judge(spec.direction, results, inputs)
 
 

@@ -14,16 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgen.kernels.launch import Kernel
-from flashgen.kernels.launch_cache import (
-    Append,
-    Decode,
-    Parts,
-    Rotation,
-    bind_append,
-    bind_combine,
-    bind_decode,
-)
+from flashgen.kernels.launch import bind
+from flashgen.kernels.launch_cache import Append, Combine, Decode, Parts, Rotation
+from flashgen.kernels.plan import Kernel
 from flashgen.reference import attention as reference
 from flashgen.reference import cache as reference_cache
 from flashgen.reference import cases as reference_cases
@@ -71,7 +64,7 @@ def run_append(
         exact_k, exact_q = rotated_pair(exact_k, exact_q, rotation, cache, spec)
     reference_cache.append(expected, exact_k, v.double())
     found = replace(cache, k=cache.k.clone(), v=cache.v.clone())
-    q = bind_append(kernel, spec, config)(Append(k=k, v=v, cache=found, rotation=rotation))
+    q = bind(kernel, spec, config)(Append(k=k, v=v, cache=found, rotation=rotation))
     if spec.kv_dtype != "same" and rotation is None and not _same_bytes(found, k, v, cache):
         return Comparison(floors=float("inf"), lse=0.0)
     verdicts = [_error(found.k, expected.k, cache.k), _error(found.v, expected.v, cache.v)]
@@ -242,7 +235,7 @@ def run_decoding(
     scale = check_scale(None, spec.head_dim)
     features = make_features(spec, case, cache, seed, device)
     call = Decode(q=q, cache=cache, scale=scale, sms=1, splits=case.splits, features=features)
-    parts = bind_decode(kernel, spec, config)(call)
+    parts = bind(kernel, spec, config)(call)
     return judge(*merged(parts, q.dtype), call, spec)
 
 
@@ -395,7 +388,7 @@ def _run_combine(
     q = reference_cases.draw((*rows, spec.head_dim_v), "bshd", generator)
     q = reference_cases.moved(q, getattr(torch, spec.dtype), device)
     parts = Parts(o=o.to(device), lse=lse.to(device))
-    found, found_lse = bind_combine(kernel, spec, config)(parts, q)
+    found, found_lse = bind(kernel, spec, config)(Combine(parts=parts, q=q))
     found, found_lse = found.cpu(), found_lse.cpu()
     largest = float(o.nan_to_num().abs().max())
     floors = reference.error_in_floors(found, exact_o, exact_o.to(found.dtype), largest)

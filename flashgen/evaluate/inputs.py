@@ -189,11 +189,13 @@ def backward_run(
     kernel: Any, spec: AttentionSpec, config: KernelConfig, o: Tensor, call: Backward
 ) -> Run:
     """A launch of a backward kernel on what make_backward made, ready to repeat."""
-    from flashgen.kernels.launch_backward import bind_backward, bind_delta
+    from flashgen.kernels.launch import bind
+    from flashgen.kernels.launch_backward import Delta
 
+    plan = bind(kernel, spec, config)
     if spec.direction == "backward_delta":
-        return functools.partial(bind_delta(kernel, spec, config), o, call.do, None)
-    return functools.partial(bind_backward(kernel, spec, config), call)
+        return functools.partial(plan, Delta(o=o, do=call.do, dlse=None))
+    return functools.partial(plan, call)
 
 
 def make_decode(spec: AttentionSpec, problem: Problem, seed: int, device: str, sms: int) -> Decode:
@@ -268,7 +270,7 @@ def decode_run(
     directions, which are not timed by themselves.
     """
     from flashgen.kernels import launch
-    from flashgen.kernels.launch_cache import bind_combine, bind_decode
+    from flashgen.kernels.launch_cache import Combine
 
     if spec.direction != "decode":
         raise InvalidArgument(f"direction must be decode to be timed: got {spec.direction}")
@@ -277,11 +279,11 @@ def decode_run(
     rendered = render(merging, of_merging)
     path = folder / f"{rendered.name}.py"
     path.write_text(rendered.source)
-    split = bind_decode(kernel, spec, config)
-    combine = bind_combine(launch.load_kernel(path, rendered.name), merging, of_merging)
+    split = launch.bind(kernel, spec, config)
+    combine = launch.bind(launch.load_kernel(path, rendered.name), merging, of_merging)
 
     def run() -> object:
         parts = split(call)
-        return parts if parts.whole else combine(parts, call.q)
+        return parts if parts.whole else combine(Combine(parts=parts, q=call.q))
 
     return run

@@ -202,6 +202,7 @@ def _prepared(payload: dict[str, Any], spec: AttentionSpec, config: KernelConfig
     """A launch of the kernel on this task's inputs, ready to repeat."""
     from flashgen.evaluate.inputs import backward_run
     from flashgen.kernels.launch import bind, load_kernel
+    from flashgen.kernels.launch_forward import Forward
     from flashgen.kernels.render import render
 
     problem = Problem(**payload["problem"])
@@ -219,11 +220,11 @@ def _prepared(payload: dict[str, Any], spec: AttentionSpec, config: KernelConfig
         o, call = _backward_inputs(spec, problem, seed, device, path.parent)
         return backward_run(kernel, spec, config, o, call)
     q, k, v = _inputs(spec, problem, seed, device)
-    launch = bind(kernel, spec, config)
     scale = check_scale(None, spec.head_dim)
     diagonal = diagonal_of(spec.causal, problem.seq_q, problem.seq_k)
     features = _features(spec, problem, seed, device)
-    return functools.partial(launch, q, k, v, scale, diagonal, features)
+    forward = Forward(q=q, k=k, v=v, scale=scale, diagonal=diagonal, features=features)
+    return functools.partial(bind(kernel, spec, config), forward)
 
 
 # One set: the candidates of one search follow each other, and two would fill small devices.

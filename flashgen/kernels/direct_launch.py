@@ -43,18 +43,27 @@ class _Ready:
 
 
 class Repeated:
-    """A kernel's launches with all settled but the arguments that come first."""
+    """A kernel's launches with everything fixed but the arguments at some positions."""
 
-    __slots__ = ("device", "direct", "function", "grid", "metadata", "rest", "run")
+    __slots__ = ("arguments", "device", "direct", "function", "grid", "metadata", "places", "run")
 
     def __init__(
-        self, direct: Direct, ready: _Ready, device: int, blocks: int, rest: Sequence[Any]
+        self,
+        direct: Direct,
+        ready: _Ready,
+        device: int,
+        blocks: int,
+        arguments: Sequence[Any],
+        places: Sequence[int],
     ) -> None:
         self.direct = direct
         self.run, self.function, self.metadata = ready.run, ready.function, ready.packed_metadata
         self.device = device
         self.grid = blocks
-        self.rest = tuple(rest)
+        self.places = tuple(places)
+        self.arguments = list(arguments)
+        for place in places:  # keeps no tensor alive
+            self.arguments[place] = None
 
     def stream(self) -> int | None:
         """The current stream, to launch upon; None where the launch must be made anew, for another
@@ -67,12 +76,14 @@ class Repeated:
         stream: int = driver.get_current_stream(self.device)
         return stream
 
-    def launch(self, stream: int, *first: Any) -> None:
-        """Launch on a stream that stream() gave."""
+    def launch(self, stream: int, *given: Any) -> None:
+        """Launch on a stream that stream() gave, with these arguments at the positions."""
+        arguments = self.arguments.copy()
+        for place, argument in zip(self.places, given):  # noqa: B905  # strict= takes longer
+            arguments[place] = argument
         self.run(
-            self.grid, 1, 1, stream, self.function, self.metadata, None, None, None,
-            *first, *self.rest,
-        )  # fmt: skip
+            self.grid, 1, 1, stream, self.function, self.metadata, None, None, None, *arguments
+        )
 
 
 class Direct:
@@ -107,16 +118,18 @@ class Direct:
             None, None, None, *arguments,
         )  # fmt: skip
 
-    def repeated(self, blocks: int, arguments: Sequence[Any], first: int) -> Repeated | None:
-        """Launches of so many programs with these arguments but the `first` of them, which are
-        given anew each time, and must be of the same classes; None where nothing of the kind was
-        launched before, or is Triton's to launch.
+    def repeated(
+        self, blocks: int, arguments: Sequence[Any], places: Sequence[int]
+    ) -> Repeated | None:
+        """Launches of `blocks` programs with these arguments, those at `places` replaced each time
+        by others of the same class; None where no such kernel was launched before, or where Triton
+        must launch it.
         """
         if not self.undisturbed():
             return None
         device = self.driver.active.get_current_device()
         ready = self._ready.get((device, *[_kind(argument) for argument in arguments]))
-        return None if ready is None else Repeated(self, ready, device, blocks, arguments[first:])
+        return None if ready is None else Repeated(self, ready, device, blocks, arguments, places)
 
     def retire(self) -> None:
         """Leave all further launches to Triton: another kernel takes this one's place."""

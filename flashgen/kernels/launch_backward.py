@@ -1,46 +1,51 @@
-"""Launches the kernels of the backward pass; kernels/launch.py does so for the forward.
+"""Launches the kernels of the backward pass.
 
-Of O, LSE and the gradients dO and dLSE: delta first, then dK and dV, dQ, and the bias's gradient,
-each by a kernel of its own direction. P is recomputed by every kernel, dropout's mask too, so
-nothing of the size of S is kept or made.
+Given O, LSE and the gradients dO and dLSE: delta first, then dK and dV, dQ, and the gradient of the
+bias, each by a kernel of its own direction. Every kernel recomputes P, and dropout's mask too, so
+nothing of the size of S is stored.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from flashgen.kernels.launch import (
-    LOG2_E,
-    Kernel,
-    Plan,
-    describe,
-    describe_for_gluon,
-    diagonal_argument,
+from flashgen.kernels.arguments import (
+    Arguments,
     empty_like_layout,
     feature_arguments,
-    in_eights,
-    on_device,
-    place_arguments,
     positive_scale,
+    sizes,
 )
-from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import WARPGROUP_ROWS, KernelConfig
+from flashgen.kernels.plan import KernelCall, Plan
 from flashgen.spec.features import PLAIN, Features
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Backward:
+class Delta(KernelCall[Tensor]):
+    """o and do (B, H, Sq, d_v) and dlse (B, H, Sq) in any strides; dlse None is a gradient of 0.
+
+    The result is delta = rowsum(dO * O) - dLSE, (B, H, Sq) float32.
+    """
+
+    o: Tensor
+    do: Tensor
+    dlse: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Backward(KernelCall[tuple[Tensor, ...]]):
     """What the backward kernels read: the forward's arguments and LSE, dO, and delta.
 
     q (B, H, Sq, d), k (B, Hkv, Sk, d), v (B, Hkv, Sk, d_v), do (B, H, Sq, d_v) of one dtype, in any
     strides with a contiguous last dimension (of do, any: see contiguous_rows); lse and delta
     (B, H, Sq) float32.
+
+    The result of backward_dkv is (dk, dv), of backward_dq (dq,), of backward_fused (dq, dk, dv):
+    with the dtype and the memory layout of q, k and v. That of backward_dbias is (dbias,), of the
+    bias's shape and dtype.
     """
 
     q: Tensor
@@ -53,196 +58,148 @@ class Backward:
     diagonal: int | None
     features: Features = PLAIN
 
-
-DeltaBound = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-BackwardBound = Callable[[Backward], tuple[Tensor, ...]]
+    @property
+    def loaded(self) -> tuple[Tensor, ...]:
+        """The tensors that a kernel with TMA loads needs descriptors of."""
+        return self.q, self.k, self.v, self.do
 
 
 def contiguous_rows(x: Tensor) -> Tensor:
-    """x, copied unless its last dimension is contiguous, as every kernel asks.
+    """x, copied unless its last dimension is contiguous, as every kernel requires.
 
     Gradients come in any strides: that of a sum is one element expanded.
     """
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def bind_delta(kernel: Kernel, spec: AttentionSpec, config: KernelConfig) -> DeltaBound:
-    """The launcher of a backward_delta kernel: takes o, do and dlse, or None where the LSE has no
-    gradient; returns delta = rowsum(dO * O) - dLSE, (B, H, Sq) float32.
-
-    o and do (B, H, Sq, d_v), dlse (B, H, Sq), in any strides.
-    """
-    return functools.partial(_run_delta, Plan(kernel, spec, config))
-
-
-def bind_backward(kernel: Kernel, spec: AttentionSpec, config: KernelConfig) -> BackwardBound:
-    """The launcher of any other backward kernel: takes a Backward, returns its gradients.
-
-    backward_dkv: (dk, dv). backward_dq: (dq,). backward_fused: (dq, dk, dv). They have the dtype
-    and lie in memory as q, k and v do. backward_dbias: (dbias,), of the bias's shape and dtype.
-    """
-    return functools.partial(_RUN[spec.direction], Plan(kernel, spec, config))
-
-
-def _run_delta(plan: Plan, o: Tensor, do: Tensor, dlse: Tensor | None) -> Tensor:
-    batch, heads, seq_q, head_dim_v = o.shape
-    delta = torch.empty((batch, heads, seq_q), dtype=torch.float32, device=o.device)
-    if delta.numel() == 0:
-        return delta
-    o, do = contiguous_rows(o), contiguous_rows(do)
-    if plan.rows_of_eight:
-        o, do = in_eights(o), in_eights(do)
-    rows = 0 if dlse is None else seq_q
-    dlse = delta if dlse is None else dlse.float()
-    strides = [*o.stride()[:3], *do.stride()[:3], *dlse.stride()]
-    sizes = [heads, seq_q, rows]
-    if plan.any_dim:
-        sizes.append(head_dim_v)
-    grid = batch * heads * -(-seq_q // plan.br)
-    _launch(plan, grid, [o, do, dlse, delta, *strides, *sizes])
-    return delta
+def delta(plan: Plan, call: Delta) -> Tensor:
+    """The rowsum that Delta describes."""
+    batch, heads, seq_q, head_dim_v = call.o.shape
+    found = torch.empty((batch, heads, seq_q), dtype=torch.float32, device=call.o.device)
+    if found.numel() == 0:
+        return found
+    o, do = plan.in_eights(contiguous_rows(call.o), contiguous_rows(call.do))
+    dlse = found if call.dlse is None else call.dlse.float()
+    step_b, step_h, step_s = dlse.stride()
+    arguments: Arguments = plan.tensors(o=o, do=do) | {
+        "dlse_ptr": dlse,
+        "delta_ptr": found,
+        "stride_dlb": step_b,
+        "stride_dlh": step_h,
+        "stride_dls": step_s,
+        "heads": heads,
+        "seq_q": seq_q,
+        "dlse_rows": 0 if call.dlse is None else seq_q,
+        "head_dim_v": head_dim_v,
+    }
+    plan.start(o, batch * heads * -(-seq_q // plan.config.br), arguments)
+    return found
 
 
-def _run_dkv(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
-    """DK and dV, and where the kernel is the fused one dQ before them."""
-    q, k, v = call.q, call.k, call.v
-    dk, dv = empty_like_layout(k, k.shape[3]), empty_like_layout(v, v.shape[3])
-    fused = plan.direction == "backward_fused"
-    added = torch.zeros(q.shape, dtype=torch.float32, device=q.device) if fused else None
-    if q.numel() == 0 or dk.numel() == 0 or _none_packed(call):
-        dk.zero_(), dv.zero_()
-    else:
-        tensors, scale = _operands(plan, call)
-        strided = [*tensors, dk, dv]
-        rows = [call.lse.contiguous(), call.delta.contiguous()]
-        if added is not None:
-            rows.append(added)
-        arguments = _addresses(plan, strided, "rkkrKK", rows)
-        _launch(plan, _blocks(plan, call), [*arguments, scale, *_sizes(plan, call, scale)])
-    if added is None:
-        return dk, dv
-    dq = empty_like_layout(q, q.shape[3])
-    torch.mul(added, call.scale, out=added)
-    return dq.copy_(added), dk, dv
+def dkv(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
+    """DK and dV."""
+    dk, dv = _empty(call.k), _empty(call.v)
+    if _nothing_to_do(call):
+        return dk.zero_(), dv.zero_()
+    plan.start(call.q, _blocks(plan, call), _arguments(plan, call, dk=dk, dv=dv))
+    return dk, dv
 
 
-def _run_dq(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
-    q, k = call.q, call.k
-    dq = empty_like_layout(q, q.shape[3])
-    if dq.numel() == 0 or k.numel() == 0 or _none_packed(call):
-        return (dq.zero_(),)
-    tensors, scale = _operands(plan, call)
-    rows = [call.lse.contiguous(), call.delta.contiguous()]
-    arguments = _addresses(plan, [*tensors, dq], "RkkRR", rows)
-    # q may carry the sign of the scale: K, which dQ is a sum of, does not.
-    _launch(plan, _blocks(plan, call), [*arguments, call.scale, *_sizes(plan, call, scale)])
-    return (dq,)
+def fused(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
+    """DQ, dK and dV; dQ is summed in float32, in any order."""
+    dq, dk, dv = _empty(call.q), _empty(call.k), _empty(call.v)
+    if _nothing_to_do(call):
+        return dq.zero_(), dk.zero_(), dv.zero_()
+    added = torch.zeros(call.q.shape, dtype=torch.float32, device=call.q.device)
+    arguments = _arguments(plan, call, dk=dk, dv=dv) | {"dq_ptr": added}
+    plan.start(call.q, _blocks(plan, call), arguments)
+    return dq.copy_(added.mul_(call.scale)), dk, dv
 
 
-def _run_dbias(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
+def dq(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
+    """DQ."""
+    found = _empty(call.q)
+    if _nothing_to_do(call):
+        return (found.zero_(),)
+    # q may carry the sign of the scale; K, which dQ is a sum of, does not.
+    arguments = _arguments(plan, call, dq=found) | {"scale": call.scale}
+    plan.start(call.q, _blocks(plan, call), arguments)
+    return (found,)
+
+
+def dbias(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
+    """The gradient of the bias, summed over the dimensions in which it is broadcast."""
     bias = call.features.bias
     assert bias is not None  # the spec has one
-    batch, heads, seq_q, _ = call.q.shape
-    seq_k = call.k.shape[2]
     if 0 in (call.q.numel(), call.k.numel()):
         return (torch.zeros_like(bias),)
+    br, bc = plan.config.br, plan.config.bc
+    lengths = (*call.q.shape[:3], call.k.shape[2])
     tiles, steps = [], []
-    for own, length, tile in zip(
-        bias.shape, (batch, heads, seq_q, seq_k), (1, 1, plan.br, plan.bc), strict=True
-    ):
+    for own, length, tile in zip(bias.shape, lengths, (1, 1, br, bc), strict=True):
         count = -(-length // tile)
         tiles.append(count if own == length else 1)
         steps.append(1 if own == length else count)
-    rows = seq_q if bias.shape[2] == seq_q else plan.br
-    keys = seq_k if bias.shape[3] == seq_k else plan.bc
-    whole = bias.shape[2:] == (seq_q, seq_k)  # else these are parts of sums, not to be rounded yet
-    dbias = torch.empty(
+    rows = lengths[2] if bias.shape[2] == lengths[2] else br
+    keys = lengths[3] if bias.shape[3] == lengths[3] else bc
+    whole = bias.shape[2:] == lengths[2:]  # else these are parts of sums, not to be rounded yet
+    found = torch.empty(
         (*bias.shape[:2], rows, keys),
         dtype=bias.dtype if whole else torch.float32,
         device=bias.device,
     )
-    tensors, scale = _operands(plan, call)
-    between = [dbias, call.lse.contiguous(), call.delta.contiguous()]
-    arguments = _addresses(plan, tensors, "rkkr", between)
-    arguments += _sizes(plan, call, scale)
-    arguments += [rows, keys, tiles[2], tiles[3], tiles[1], steps[2], steps[3], steps[1], steps[0]]
-    _launch(plan, tiles[0] * tiles[1] * tiles[2] * tiles[3], arguments)
-    summed = [d for d in (2, 3) if dbias.shape[d] != bias.shape[d]]
+    arguments = _arguments(plan, call) | {
+        "dbias_ptr": found,
+        "dbias_rows": rows,
+        "dbias_keys": keys,
+        "head_tiles": tiles[1],
+        "row_tiles": tiles[2],
+        "key_tiles": tiles[3],
+        "batch_steps": steps[0],
+        "head_steps": steps[1],
+        "row_steps": steps[2],
+        "key_steps": steps[3],
+    }
+    plan.start(call.q, tiles[0] * tiles[1] * tiles[2] * tiles[3], arguments)
+    summed = [d for d in (2, 3) if found.shape[d] != bias.shape[d]]
     if summed:
-        dbias = dbias.sum(summed, keepdim=True)
-    return (dbias.to(bias.dtype),)
+        found = found.sum(summed, keepdim=True)
+    return (found.to(bias.dtype),)
 
 
-_RUN: dict[str, Callable[[Plan, Backward], tuple[Tensor, ...]]] = {
-    "backward_dkv": _run_dkv,
-    "backward_dq": _run_dq,
-    "backward_fused": _run_dkv,
-    "backward_dbias": _run_dbias,
-}
+def _empty(x: Tensor) -> Tensor:
+    return empty_like_layout(x, x.shape[3])
 
 
-def _operands(plan: Plan, call: Backward) -> tuple[list[Tensor], float]:
-    """q, k, v and do as the kernel takes them, and a scale above 0."""
+def _nothing_to_do(call: Backward) -> bool:
+    """Whether all gradients are 0: there is no query, no key, or no packed sequence."""
+    packed = call.features.sequences
+    none_packed = packed is not None and packed.count == 0
+    return none_packed or 0 in (call.q.numel(), call.k.numel(), call.v.numel())
+
+
+def _arguments(plan: Plan, call: Backward, **gradients: Tensor) -> Arguments:
+    """The arguments of a call, with the tensors that take its gradients."""
+    packed = call.features.sequences
     q, scale = positive_scale(call.q, call.scale)
-    tensors = [q, call.k, call.v, contiguous_rows(call.do)]
-    return [in_eights(x) for x in tensors] if plan.rows_of_eight else tensors, scale
-
-
-def _addresses(plan: Plan, tensors: list[Tensor], tiles: str, between: list[Tensor]) -> list[Any]:
-    """Pointers, what stands between, and strides; or descriptors, whose tiles have br ("r") or bc
-    ("k") rows, or as many of them as one consumer of schedule hopper owns ("R", "K").
-    """
-    if not plan.by_descriptor:
-        strides = (stride for x in tensors for stride in x.stride()[plan.outer : 3])
-        return [*tensors, *between, *strides]
-    rows = {"r": plan.br, "k": plan.bc, "R": plan.br, "K": plan.bc}
-    if plan.hopper:
-        rows |= dict.fromkeys("RK", WARPGROUP_ROWS)
-    descriptor = describe_for_gluon if plan.hopper else describe
-    described = [
-        descriptor(x, rows[tile], max(16, 1 << (x.shape[3] - 1).bit_length()))
-        for x, tile in zip(tensors, tiles, strict=True)
-    ]
-    return [*described, *between]
-
-
-def _sizes(plan: Plan, call: Backward, scale: float) -> list[Any]:
-    """The numbers after the scale, and the features."""
-    batch, heads, seq_q, head_dim = call.q.shape
-    _, kv_heads, seq_k, head_dim_v = call.v.shape
-    sizes: list[Any] = [scale * LOG2_E, heads, heads // kv_heads, seq_q]
-    if call.features.sequences is None or plan.counts_keys:
-        sizes.append(seq_k)
-    if (packed := call.features.sequences) is not None:
-        batch = packed.count
-        sizes.append(max(1, packed.max_k if plan.by_keys else packed.max_q))
-    if plan.takes_diagonal:
-        sizes.append(diagonal_argument(call.diagonal, seq_q, seq_k, packed))
-    if plan.any_dim:
-        sizes += [head_dim, head_dim_v]
-    if plan.has_features:
-        sizes += feature_arguments(plan, call.features, batch, heads, seq_q, seq_k)
-        # Behind these, dBias takes numbers of its own: with a bias there are no such arguments.
-        sizes += place_arguments(plan, call.features)
-    return sizes
+    q, k, v, do = plan.in_eights(q, call.k, call.v, contiguous_rows(call.do))
+    arguments = plan.tensors(q=q, k=k, v=v, do=do, **gradients)
+    arguments["lse_ptr"] = call.lse.contiguous()
+    arguments["delta_ptr"] = call.delta.contiguous()
+    arguments["scale"] = scale
+    arguments |= sizes(q, v, scale, call.diagonal, packed)
+    if plan.featured:
+        batch, heads, seq_q, _ = q.shape
+        shape = (batch if packed is None else packed.count, heads, seq_q, k.shape[2])
+        arguments |= feature_arguments(call.features, shape, by_keys=plan.by_keys)
+    return arguments
 
 
 def _blocks(plan: Plan, call: Backward) -> int:
     """Programs of a launch: as many for each sequence and head as the longest has tiles."""
     by_keys, packed = plan.by_keys, call.features.sequences
-    owned, tile = (call.k, plan.bc) if by_keys else (call.q, plan.br)
+    owned, tile = (call.k, plan.config.bc) if by_keys else (call.q, plan.config.br)
     batches, heads, longest, _ = owned.shape
     if packed is not None:
         batches, longest = packed.count, max(1, packed.max_k if by_keys else packed.max_q)
     return batches * heads * -(-longest // tile)
-
-
-def _none_packed(call: Backward) -> bool:
-    """Whether the tensors are packed, and hold no sequence."""
-    return call.features.sequences is not None and call.features.sequences.count == 0
-
-
-def _launch(plan: Plan, blocks: int, arguments: list[Any]) -> None:
-    first = arguments[0]
-    with on_device(first.base if plan.by_descriptor else first):
-        plan.start(blocks, arguments)

@@ -1,45 +1,39 @@
 """Launches the kernels that serve a cache: decode, combine and append.
 
 A decode kernel writes O and LSE of each split; combine merges them, and is skipped for one split.
-Append writes new keys and values into a cache, rotated first if asked. Grids and arguments depend
-on shapes only, never on lengths, so a CUDA graph that captured a launch can be replayed with other
-lengths.
+Append writes new keys and values into a cache, and may rotate them first. Grids and arguments
+depend on shapes only, never on lengths, so a CUDA graph that captured a launch can be replayed with
+other lengths.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from flashgen.kernels.launch import (
+from flashgen.kernels.arguments import (
     LOG2_E,
-    Kernel,
-    Plan,
+    Arguments,
     empty_like_layout,
     feature_arguments,
-    in_eights,
-    on_device,
     positive_scale,
+    strided,
 )
+from flashgen.kernels.plan import KernelCall, Plan
 from flashgen.reference.cache import Cache
-from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
 from flashgen.spec.features import PLAIN, Features
 from flashgen.spec.grid_rules import splits_of, streamed
 from flashgen.spec.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Decode:
+class Decode(KernelCall["Parts"]):
     """One call of decode: q (B, H, Sq, d) in any strides with a contiguous last dimension, a cache
-    of the same dtype, the softmax scale. splits None: as many as spec/grid_rules.py says for `sms`
-    SMs. features: those that the spec asks for; the last dimension of a bias is the cache's
-    capacity.
+    of the same dtype, the softmax scale. splits None: as many as spec/grid_rules.py gives for `sms`
+    SMs. features: those that the spec names; the last dimension of a bias is the cache's capacity.
     """
 
     q: Tensor
@@ -84,43 +78,19 @@ class Parts:
         return self.lse.ndim == 3
 
 
-class DecodeBound:
-    """A decode kernel with all settled that does not depend on the call."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Combine(KernelCall[tuple[Tensor, Tensor]]):
+    """Parts of several splits, and the q that they are of.
 
-    __slots__ = ("plan",)
+    The result is O (B, H, Sq, d_v) of q's dtype, laid out in memory as q is, and LSE (B, H, Sq).
+    """
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-
-    def __call__(self, call: Decode) -> Parts:
-        """O and LSE of each split, or of all keys."""
-        return _run_decode(self.plan, call)
+    parts: Parts
+    q: Tensor
 
 
-class CombineBound:
-    """A combine kernel with all settled that does not depend on the call."""
-
-    __slots__ = ("plan",)
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-
-    def __call__(self, parts: Parts, q: Tensor) -> tuple[Tensor, Tensor]:
-        """O (B, H, Sq, d_v) of q's dtype, laid out in memory as q is, and LSE (B, H, Sq)."""
-        return _run_combine(self.plan, parts, q)
-
-
-def bind_decode(kernel: Kernel, spec: AttentionSpec, config: KernelConfig) -> DecodeBound:
-    """The launcher of a decode kernel: takes a Decode, returns its Parts."""
-    return DecodeBound(Plan(kernel, spec, config))
-
-
-def bind_combine(kernel: Kernel, spec: AttentionSpec, config: KernelConfig) -> CombineBound:
-    """The launcher of a combine kernel: takes Parts and the q they are of."""
-    return CombineBound(Plan(kernel, spec, config))
-
-
-def _run_decode(plan: Plan, call: Decode) -> Parts:
+def decode(plan: Plan, call: Decode) -> Parts:
+    """O and LSE of each split, or of all keys."""
     q, cache, problem = call.q, call.cache, call.problem
     head_dim_v = cache.v.shape[3]
     rows = (problem.batch, problem.heads, problem.seq_q)
@@ -136,72 +106,84 @@ def _run_decode(plan: Plan, call: Decode) -> Parts:
     else:
         o, lse = empty((splits, *rows, head_dim_v)), empty((splits, *rows))
     parts = Parts(o=o, lse=lse)
-    _launch(plan, q, *arguments_of_decode(plan, call, parts))
+    plan.start(q, *decode_arguments(plan, call, parts))
     return parts
 
 
-def arguments_of_decode(plan: Plan, call: Decode, parts: Parts) -> tuple[int, list[Any]]:
-    """How many programs a decode launch has, whose tensors are not empty, and what they are handed:
-    first q, k, v, o, lse, lengths and, of pages, the block table.
-    """
-    q, cache, problem = call.q, call.cache, call.problem
-    o, lse, head_dim_v = parts.o, parts.lse, cache.v.shape[3]
-    if parts.whole:
-        splits, out = 1, [*o.stride()[:3], 0, 0]
-    else:
-        splits, out = o.shape[0], [*o.stride()[1:4], o.stride(0), lse.stride(0)]
-    q, scale = positive_scale(q, call.scale)
-    k, v = cache.k, cache.v
-    if plan.rows_of_eight:
-        q, k, v = in_eights(q), in_eights(k), in_eights(v)
-    table = cache.block_table
-    tensors: list[Any] = [q, k, v, o, lse, cache.lengths]
-    strides = [*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out]
-    if table is not None:
-        tensors.append(table)
-        strides += [table.stride(0), cache.page_bits]
-    tensors += [x for x in (cache.rows, cache.leftpad) if x is not None]
-    if cache.k_scale is not None and cache.v_scale is not None:
-        tensors += [cache.k_scale, cache.v_scale, *cache.k_scale.stride(), *cache.v_scale.stride()]
-        if not plan.native:
-            tensors[1:3] = k.view(torch.int8), v.view(torch.int8)
-    sizes: list[Any] = [scale * LOG2_E, problem.heads, problem.group, problem.seq_q]
-    sizes += [problem.seq_k, splits]
-    if plan.any_dim:
-        sizes += [q.shape[3], head_dim_v]
-    if plan.has_features:
+def decode_arguments(plan: Plan, call: Decode, parts: Parts) -> tuple[int, Arguments]:
+    """How many programs the launch has, and its arguments. No tensor is empty."""
+    cache, problem = call.cache, call.problem
+    o, lse = (parts.o[None], parts.lse[None]) if parts.whole else (parts.o, parts.lse)
+    splits = o.shape[0]
+    q, scale = positive_scale(call.q, call.scale)
+    q, k, v = plan.in_eights(q, cache.k, cache.v)
+    arguments = strided("q", q) | _cache_arguments(plan, cache, k, v)
+    arguments |= strided("o", o[0]) | {
+        "o_ptr": parts.o,
+        "lse_ptr": parts.lse,
+        "stride_part": o.stride(0) if splits > 1 else 0,
+        "stride_lse": lse.stride(0) if splits > 1 else 0,
+        "scale_log2e": scale * LOG2_E,
+        "heads": problem.heads,
+        "group": problem.group,
+        "seq_q": problem.seq_q,
+        "splits": splits,
+        "head_dim": q.shape[3],
+        "head_dim_v": v.shape[3],
+    }
+    if plan.featured:
         shape = (problem.batch, problem.heads, problem.seq_q, problem.seq_k)
-        sizes += feature_arguments(plan, call.features, *shape)
-    tiles = -(-problem.group * problem.seq_q // plan.br)
-    blocks = problem.batch * problem.kv_heads * splits * tiles * plan.v_parts
-    return blocks, [*tensors, *strides, *sizes]
+        arguments |= feature_arguments(call.features, shape)
+    tiles = -(-problem.group * problem.seq_q // plan.config.br)
+    blocks = problem.batch * problem.kv_heads * splits * tiles * plan.config.v_parts
+    return blocks, arguments
 
 
-def _run_combine(plan: Plan, parts: Parts, q: Tensor) -> tuple[Tensor, Tensor]:
-    _, batch, heads, seq_q, head_dim_v = parts.o.shape
-    o = empty_like_layout(q, head_dim_v)
-    lse = torch.empty((batch, heads, seq_q), dtype=torch.float32, device=q.device)
-    if o.numel() == 0:
-        return o, lse
-    _launch(plan, q, *arguments_of_combine(plan, parts, o, lse))
+def _cache_arguments(plan: Plan, cache: Cache, k: Tensor, v: Tensor) -> Arguments:
+    """The arguments of a cache whose keys and values are k and v."""
+    arguments: Arguments = {"lengths_ptr": cache.lengths, "seq_k": cache.capacity}
+    dims = "bhs"
+    if (table := cache.block_table) is not None:
+        dims = "phs"
+        arguments |= {"table_ptr": table, "stride_table": table.stride(0)}
+        arguments["page_bits"] = cache.page_bits
+    if cache.rows is not None:
+        arguments["rows_ptr"] = cache.rows
+    if cache.leftpad is not None:
+        arguments["leftpad_ptr"] = cache.leftpad
+    for name, scale in (("k_scale", cache.k_scale), ("v_scale", cache.v_scale)):
+        if scale is not None:
+            arguments |= strided(name, scale, ("_p", "_h") if scale.ndim == 2 else ("_h",))
+    arguments |= strided("k", k, dims) | strided("v", v, dims)
+    if cache.k_scale is not None and plan.config.widening != "native":
+        arguments |= {"k_ptr": k.view(torch.int8), "v_ptr": v.view(torch.int8)}
+    return arguments
+
+
+def combine(plan: Plan, call: Combine) -> tuple[Tensor, Tensor]:
+    """O and LSE of all splits together."""
+    _, *rows, head_dim_v = call.parts.o.shape
+    o = empty_like_layout(call.q, head_dim_v)
+    lse = torch.empty(rows, dtype=torch.float32, device=call.q.device)
+    if o.numel() > 0:
+        plan.start(call.q, *combine_arguments(call.parts, o, lse))
     return o, lse
 
 
-def arguments_of_combine(plan: Plan, parts: Parts, o: Tensor, lse: Tensor) -> tuple[int, list[Any]]:
-    """How many programs a combine launch has, and what they are handed: first O and LSE of the
-    parts, and of the result.
-    """
+def combine_arguments(parts: Parts, o: Tensor, lse: Tensor) -> tuple[int, Arguments]:
+    """How many programs the launch has, and its arguments. No tensor is empty."""
     count, batch, heads, seq_q, head_dim_v = parts.o.shape
-    strides = [parts.o.stride(0), parts.lse.stride(0), *o.stride()[:3]]
-    sizes = [heads, seq_q, count]
-    if plan.any_dim:
-        sizes.append(head_dim_v)
-    return batch * heads * seq_q, [parts.o, parts.lse, o, lse, *strides, *sizes]
-
-
-def _launch(plan: Plan, q: Tensor, blocks: int, arguments: list[Any]) -> None:
-    with on_device(q):
-        plan.start(blocks, arguments)
+    return batch * heads * seq_q, strided("o", o) | {
+        "part_o_ptr": parts.o,
+        "part_lse_ptr": parts.lse,
+        "lse_ptr": lse,
+        "stride_part": parts.o.stride(0),
+        "stride_lse": parts.lse.stride(0),
+        "heads": heads,
+        "seq_q": seq_q,
+        "count": count,
+        "head_dim_v": head_dim_v,
+    }
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -219,9 +201,11 @@ class Rotation:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Append:
+class Append(KernelCall[Tensor | None]):
     """New k (B, Hkv, S, d) and v (B, Hkv, S, d_v) for a cache of the same dtype or of 8 bits, whose
     lengths are those before.
+
+    The result is the rotation's q, rotated; None without a rotation.
     """
 
     k: Tensor
@@ -230,50 +214,38 @@ class Append:
     rotation: Rotation | None = None
 
 
-AppendBound = Callable[[Append], Tensor | None]
-
-
-def bind_append(kernel: Kernel, spec: AttentionSpec, config: KernelConfig) -> AppendBound:
-    """The launcher of an append kernel: writes into the cache of an Append, returns its q rotated,
-    None where there is no rotation.
-    """
-    return functools.partial(_run, Plan(kernel, spec, config))
-
-
-def _run(plan: Plan, call: Append) -> Tensor | None:
-    k, v, cache, rotation = call.k, call.v, call.cache, call.rotation
-    batch, kv_heads, new_keys, head_dim = k.shape
-    tensors: list[Any] = [k, v, cache.k, cache.v]
-    rows, heads, rotated = new_keys, 0, None
+def append(plan: Plan, call: Append) -> Tensor | None:
+    """Write the keys and values into the cache, and rotate q."""
+    k, v, rotation = call.k, call.v, call.rotation
+    batch, kv_heads, rows, head_dim = k.shape
+    arguments = strided("new_k", k) | strided("new_v", v)
+    arguments |= _cache_arguments(plan, call.cache, call.cache.k, call.cache.v)
+    arguments |= {"heads": 0, "kv_heads": kv_heads, "new_keys": rows}
+    arguments |= {"head_dim": head_dim, "head_dim_v": v.shape[3]}
+    rotated, heads = None, 0
     if rotation is not None:
-        q = rotation.q
-        rotated = empty_like_layout(q, head_dim)
-        tensors += [q, rotated]
-        rows, heads = max(rows, q.shape[2]), q.shape[1]
-    tensors.append(cache.lengths)
-    if cache.block_table is not None:
-        tensors.append(cache.block_table)
-    if cache.rows is not None:
-        tensors.append(cache.rows)
-    if cache.k_scale is not None and cache.v_scale is not None:
-        tensors += [cache.k_scale, cache.v_scale, *cache.k_scale.stride(), *cache.v_scale.stride()]
-        tensors[2:4] = cache.k.view(torch.int8), cache.v.view(torch.int8)
-    strided = [k, v, cache.k, cache.v]
-    sizes = [heads, kv_heads, new_keys, cache.capacity]
-    if rotation is not None and rotated is not None:
-        tensors += [rotation.cos, rotation.sin]
-        strided += [rotation.q, rotated]
-        sizes += [rotation.q.shape[2], 2 * rotation.cos.shape[1], rotation.q_step]
-    numbers: list[Any] = [stride for x in strided for stride in x.stride()[:3]]
-    if cache.block_table is not None:
-        numbers += [cache.block_table.stride(0), cache.page_bits]
-    if rotation is not None:
-        numbers += [rotation.cos.stride(0), rotation.sin.stride(0)]
-    numbers += sizes
-    if plan.any_dim:
-        numbers += [head_dim, v.shape[3]]
-    blocks = batch * (kv_heads + heads) * -(-rows // plan.br)
+        _, heads, seq_q, _ = rotation.q.shape
+        rotated = empty_like_layout(rotation.q, head_dim)
+        arguments |= _rotation_arguments(rotation, rotated)
+        rows = max(rows, seq_q)
+    blocks = batch * (kv_heads + heads) * -(-rows // plan.config.br)
     if blocks:
-        with on_device(k):
-            plan.start(blocks, [*tensors, *numbers])
+        plan.start(k, blocks, arguments)
     return rotated
+
+
+def _rotation_arguments(rotation: Rotation, rotated: Tensor) -> Arguments:
+    return (
+        strided("q", rotation.q)
+        | strided("o", rotated)
+        | {
+            "cos_ptr": rotation.cos,
+            "sin_ptr": rotation.sin,
+            "stride_cos": rotation.cos.stride(0),
+            "stride_sin": rotation.sin.stride(0),
+            "heads": rotation.q.shape[1],
+            "seq_q": rotation.q.shape[2],
+            "rotary_dim": 2 * rotation.cos.shape[1],
+            "q_step": rotation.q_step,
+        }
+    )

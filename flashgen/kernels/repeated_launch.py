@@ -13,47 +13,54 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashgen.kernels.arguments import Arguments, lies_in_eights
 from flashgen.kernels.direct_launch import Repeated
-from flashgen.kernels.launch import Plan, arguments_of, lies_in_eights, on_device
-from flashgen.kernels.launch_cache import Decode, Parts, arguments_of_combine, arguments_of_decode
+from flashgen.kernels.launch_cache import Decode, Parts, combine_arguments, decode_arguments
+from flashgen.kernels.launch_forward import Forward, forward_arguments
+from flashgen.kernels.plan import Plan, on_device
 
 ALIGNED = 15
 """Bits that are 0 in the address of every tensor of a call that is launched again: for Triton, and
 for descriptors, all of them are then of one class."""
 
-_TENSORS = 5
-"""Arguments of a forward that lie elsewhere in each call: q, k, v, o and lse."""
-
-Forward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor] | None]
+ForwardAgain = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor] | None]
 """Takes q, k and v; gives O and LSE, or None, with nothing launched, where the call must be made as
 if it were the first: a tensor is not aligned, or is the negative of its memory, or
 Repeated.stream() says so."""
 
 
-def forward(
-    plan: Plan, tensors: tuple[Tensor, ...], scale: float, diagonal: int | None
-) -> Forward | None:
-    """Launches a plan again for calls like this one, which was launched: of q, k, v, its O and its
-    LSE. None where that cannot be: there was nothing to launch, tensors were copied for it, or the
-    launch is Triton's.
+def forward(plan: Plan, call: Forward, o: Tensor, lse: Tensor) -> ForwardAgain | None:
+    """Launches a plan again for calls like this one, which it launched with this O and LSE.
+
+    None where that is impossible: nothing was launched, tensors were copied, or Triton must launch.
     """
-    q, k, v, o, lse = tensors
-    if plan.fa1 or plan.has_features or not _repeatable(plan, q, k, v, scale):
+    q, k, v = call.q, call.k, call.v
+    if plan.config.schedule == "fa1" or plan.featured:
         return None
-    if _misaligned(*tensors):
+    if not _repeatable(plan, q, k, v, call.scale) or _misaligned(q, k, v, o, lse):
         return None
-    with on_device(q):
-        blocks, arguments = arguments_of(plan, q, k, v, o, lse, scale, diagonal)
-        repeated = plan.start.repeated(blocks, arguments, first=_TENSORS)
+    kind = "desc" if plan.by_descriptor else "ptr"
+    names = [f"{x}_{kind}" for x in "qkvo"]
+    blocks, arguments = forward_arguments(plan, call, o, lse)
+    repeated = _repeated(plan, q, blocks, arguments, [*names, "lse_ptr"])
     if repeated is None:
         return None
-    twins = [twin_maker(x) for x in arguments[:4]] if plan.by_descriptor else None
+    twins = [twin_maker(arguments[name]) for name in names] if plan.by_descriptor else None
     return _forward(repeated, o, lse, twins)
+
+
+def _repeated(
+    plan: Plan, beside: Tensor, blocks: int, arguments: Arguments, given: list[str]
+) -> Repeated | None:
+    """The launch of a plan, with the arguments of these names given anew each time."""
+    places = [plan.names.index(name) for name in given]
+    with on_device(beside):
+        return plan.direct.repeated(blocks, plan.in_order(arguments), places)
 
 
 def _forward(
     repeated: Repeated, o: Tensor, lse: Tensor, twins: list[Callable[[Tensor], Any]] | None
-) -> Forward:
+) -> ForwardAgain:
     """The launch as a closure, whose variables are what Python finds fastest."""
     stream_of, launch, empty = repeated.stream, repeated.launch, torch.empty_strided
     of_o, steps_o, of_lse, steps_lse = o.shape, o.stride(), lse.shape, lse.stride()
@@ -96,7 +103,8 @@ def _forward(
 
 
 DecodeAgain = Callable[..., tuple[Tensor, Tensor] | None]
-"""Takes q, k, v, lengths and, of pages, the block table; gives O and LSE, or None as Forward."""
+"""Takes q, k, v, lengths and, for pages, the block table; gives O and LSE, or None as
+ForwardAgain."""
 
 
 def decode(
@@ -107,20 +115,19 @@ def decode(
     cache is not plain: of another dtype, indexed, padded on the left.
     """
     q, cache = call.q, call.cache
-    if plan.has_features or any(x is not None for x in (cache.rows, cache.leftpad, cache.k_scale)):
+    if plan.featured or any(x is not None for x in (cache.rows, cache.leftpad, cache.k_scale)):
         return None
     if not _repeatable(plan, q, cache.k, cache.v, call.scale):
         return None
     table = () if cache.block_table is None else (cache.block_table,)
     if _misaligned(q, cache.k, cache.v, cache.lengths, *table, parts.o, parts.lse, *result):
         return None
-    with on_device(q):
-        blocks, arguments = arguments_of_decode(plan, call, parts)
-        split = plan.start.repeated(blocks, arguments, first=6 + len(table))
-        merge = None
-        if merging is not None:
-            blocks, arguments = arguments_of_combine(merging, parts, *result)
-            merge = merging.start.repeated(blocks, arguments, first=4)
+    given = ["q_ptr", "k_ptr", "v_ptr", "o_ptr", "lse_ptr", "lengths_ptr"]
+    given += ["table_ptr"] * len(table)
+    split, merge = _repeated(plan, q, *decode_arguments(plan, call, parts), given), None
+    if merging is not None:
+        given = ["part_o_ptr", "part_lse_ptr", "o_ptr", "lse_ptr"]
+        merge = _repeated(merging, q, *combine_arguments(parts, *result), given)
     if split is None or (merging is not None and merge is None):
         return None
     return _decode(split, parts, merge, result)
@@ -167,7 +174,7 @@ def _maker(like: Tensor) -> Callable[[], Tensor]:
 def _repeatable(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float) -> bool:
     """Whether a launch was made, and of these very tensors: none is empty, and none was copied."""
     return (
-        plan.start.undisturbed()
+        plan.direct.undisturbed()
         and scale > 0
         and all(x.numel() > 0 for x in (q, k, v))
         and (not plan.rows_of_eight or all(map(lies_in_eights, (q, k, v))))

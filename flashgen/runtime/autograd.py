@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from flashgen.errors import InvalidArgument, NotDifferentiable
-from flashgen.kernels.launch_backward import Backward, contiguous_rows
+from flashgen.kernels.launch_backward import Backward, Delta, contiguous_rows
+from flashgen.kernels.launch_forward import Forward
 from flashgen.reference.gradients import sink_gradient
 from flashgen.runtime import cpu, torch_modes
 from flashgen.runtime.call import (
@@ -28,8 +29,8 @@ from flashgen.runtime.call import (
     features_of,
     parts_of,
 )
-from flashgen.runtime.launcher import BackwardLauncher, DeltaLauncher, Launcher
-from flashgen.runtime.resolver import AnyLauncher, Resolver
+from flashgen.runtime.launcher import Launcher
+from flashgen.runtime.resolver import Resolver
 from flashgen.spec.features import BIAS, PLAIN, SINKS, Features, tensors_of
 from flashgen.spec.vocabulary import MAX_BACKWARD_HEAD_DIM, Direction, no_gradient
 
@@ -243,9 +244,12 @@ class Passes:
         """O (B, H, Sq, d_v), laid out in memory as q is, and LSE (B, H, Sq)."""
         if self._resolver.left_to_torch(q.device):
             return cpu.forward(q, k, v, call, features)
-        launcher = self._resolver.launcher(Launcher, "forward", q, k, v, call, features)
+        launcher = self._resolver.launcher("forward", q, k, v, call, features)
         q, k, v = self._resolver.all_addressed(q, k, v)
-        return launcher(q, k, v, call.scale, call.diagonal(q, k), features)
+        diagonal = call.diagonal(q, k)
+        return launcher(
+            Forward(q=q, k=k, v=v, scale=call.scale, diagonal=diagonal, features=features)
+        )
 
     def backward(self, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted) -> Gradients:
         """The gradients that are wanted, dq, dk and dv laid out in memory as q, k and v are.
@@ -258,27 +262,28 @@ class Passes:
         addressed = self._resolver.addressed
         do = addressed(contiguous_rows(do), "the gradient of O")
         dlse = None if dlse is None else dlse.resolve_neg()
+        delta = self._kernel("backward_delta", saved)(Delta(o=saved.o, do=do, dlse=dlse))
         backward = Backward(
             q=addressed(q, "q"),
             k=addressed(k, "k"),
             v=addressed(v, "v"),
             do=do,
             lse=saved.lse,
-            delta=self._kernel(DeltaLauncher, "backward_delta", saved)(saved.o, do, dlse),
+            delta=delta,
             scale=saved.call.scale,
             diagonal=saved.call.diagonal(q, k),
             features=saved.features,
         )
         dq = dk = dv = dbias = None
         if wanted.q and (wanted.k or wanted.v) and self._fuses(saved):
-            dq, dk, dv = self._kernel(BackwardLauncher, "backward_fused", saved)(backward)
+            dq, dk, dv = self._kernel("backward_fused", saved)(backward)
         else:
             if wanted.k or wanted.v:
-                dk, dv = self._kernel(BackwardLauncher, "backward_dkv", saved)(backward)
+                dk, dv = self._kernel("backward_dkv", saved)(backward)
             if wanted.q:
-                (dq,) = self._kernel(BackwardLauncher, "backward_dq", saved)(backward)
+                (dq,) = self._kernel("backward_dq", saved)(backward)
         if wanted.bias:
-            (dbias,) = self._kernel(BackwardLauncher, "backward_dbias", saved)(backward)
+            (dbias,) = self._kernel("backward_dbias", saved)(backward)
             dbias = dbias.contiguous()
         sinks = saved.features.sinks if wanted.sinks else None
         dsinks = None
@@ -286,9 +291,9 @@ class Passes:
             dsinks = sink_gradient(sinks, saved.lse, backward.delta).to(sinks.dtype)
         return dq, dk if wanted.k else None, dv if wanted.v else None, dbias, dsinks
 
-    def _kernel(self, kind: type[AnyLauncher], direction: Direction, saved: Saved) -> AnyLauncher:
+    def _kernel(self, direction: Direction, saved: Saved) -> Launcher:
         return self._resolver.launcher(
-            kind, direction, saved.q, saved.k, saved.v, saved.call, saved.features
+            direction, saved.q, saved.k, saved.v, saved.call, saved.features
         )
 
     def _fuses(self, saved: Saved) -> bool:

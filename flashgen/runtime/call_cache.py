@@ -16,10 +16,11 @@ from torch import Tensor
 from flashgen import settings
 from flashgen.kernels import repeated_launch
 from flashgen.kernels.launch_cache import Decode, Parts
+from flashgen.kernels.launch_forward import Forward
 from flashgen.runtime import autograd, torch_modes
 from flashgen.runtime.autograd import Passes
 from flashgen.runtime.call import Call, Causal, Gradients, Saved, Wanted
-from flashgen.runtime.launcher import KernelLauncher, Launcher
+from flashgen.runtime.launcher import Launcher
 from flashgen.spec.features import PLAIN, Features
 
 MOST = 2048
@@ -76,7 +77,7 @@ class Again:
 
     __slots__ = ("_backward", "_call", "_forward", "_passes", "_undetermined")
 
-    def __init__(self, forward: repeated_launch.Forward, passes: Passes, call: Call) -> None:
+    def __init__(self, forward: repeated_launch.ForwardAgain, passes: Passes, call: Call) -> None:
         self._forward = forward
         self._passes = passes
         self._call = call
@@ -141,13 +142,15 @@ class Repeats:
         """Keep the kind of a call that was made, of q, k, v, its O and its LSE, if it can be, and
         is met for the second time.
         """
-        q, k, v, *_ = tensors
+        q, k, v, o, lse = tensors
         causal, scale, precision = options
         if type(causal) not in (bool, str) or (scale is not None and type(scale) is not float):
             return
         key = _attention_key(q, k, v, causal, scale, precision)
         if self.kinds.meet(key):
-            forward = launcher.again(tensors, call.scale, call.diagonal(q, k))
+            plan, diagonal = launcher.plan(q, k, v), call.diagonal(q, k)
+            made = Forward(q=q, k=k, v=v, scale=call.scale, diagonal=diagonal)
+            forward = None if plan is None else repeated_launch.forward(plan, made, o, lse)
             if forward is not None:
                 self.kinds.keep(key, Again(forward, passes, call))
 
@@ -197,7 +200,7 @@ class DecodeRepeats:
         tensors: tuple[Tensor, ...],
         options: Options,
         call: Decode,
-        launchers: tuple[KernelLauncher, KernelLauncher],
+        launchers: tuple[Launcher, Launcher],
         made: tuple[Parts, tuple[Tensor, Tensor]],
     ) -> None:
         """Keep the kind of a call that was made, if it can be, and is met for the second time.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from flashgen.kernels import launch
+from flashgen.kernels.arguments import empty_like_layout
 from flashgen.reference import attention as reference
 from flashgen.reference import gradients
 from flashgen.runtime.call import Call, Gradients, Saved, Wanted
@@ -47,7 +47,7 @@ def forward(
     """O and LSE as attention gives them, O laid out in memory as the kernels do."""
     o, lse = attention(q, k, v, call, features=features, return_lse=True)
     assert lse is not None
-    return launch.empty_like_layout(q, v.shape[3]).copy_(o), lse
+    return empty_like_layout(q, v.shape[3]).copy_(o), lse
 
 
 def backward(saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted) -> Gradients:
@@ -69,7 +69,7 @@ def backward(saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted) -> G
     def laid_out(name: str, x: Tensor, asked: bool) -> Tensor | None:
         if not asked:
             return None
-        return launch.empty_like_layout(x, x.shape[3]).copy_(found[name])
+        return empty_like_layout(x, x.shape[3]).copy_(found[name])
 
     return (
         laid_out("dq", saved.q, wanted.q),

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from flashgen import settings
 from flashgen.errors import InvalidArgument
-from flashgen.kernels.launch_cache import Decode, Parts
+from flashgen.kernels.launch_cache import Combine, Decode
 from flashgen.reference import cache as reference_cache
 from flashgen.reference.cache import Cache
 from flashgen.runtime import torch_modes
 from flashgen.runtime.call import check_plain, check_tensors
 from flashgen.runtime.call_cache import DecodeRepeats
-from flashgen.runtime.launcher import KernelLauncher
+from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Ladder, Selection
 from flashgen.spec.attention import AttentionSpec
@@ -93,31 +93,13 @@ class Beside:
         return features
 
 
-class DecodeLauncher(KernelLauncher):
-    """Of decode kernels, as flashgen.kernels.launch_cache.bind_decode describes them."""
-
-    def __call__(self, call: Decode) -> Parts:
-        """O and LSE of each split, or of all keys."""
-        parts: Parts = self._steps().run(call)
-        return parts
-
-
-class CombineLauncher(KernelLauncher):
-    """Of combine kernels, as flashgen.kernels.launch_cache.bind_combine describes them."""
-
-    def __call__(self, parts: Parts, q: Tensor) -> tuple[Tensor, Tensor]:
-        """O (B, H, Sq, d_v) and LSE (B, H, Sq)."""
-        o, lse = self._steps().run(parts, q)
-        return o, lse
-
-
 class Decoder:
     """Serves decode() from the kernels that a resolver finds."""
 
     def __init__(self, resolver: Resolver) -> None:
         self._resolver = resolver
         self.repeats = DecodeRepeats()
-        self._found: dict[tuple[object, ...], tuple[DecodeLauncher, CombineLauncher, int]] = {}
+        self._found: dict[tuple[object, ...], tuple[Launcher, Launcher, int]] = {}
 
     def decode(
         self,
@@ -152,7 +134,7 @@ class Decoder:
             features=features,
         )  # fmt: skip
         parts = decode(call)
-        result = (parts.o, parts.lse) if parts.whole else combine(parts, q)
+        result = (parts.o, parts.lse) if parts.whole else combine(Combine(parts=parts, q=q))
         if beside.plain and splits is None:
             options = (causal, scale, precision)
             launchers = (decode, combine)
@@ -168,16 +150,16 @@ class Decoder:
 
     def _launchers(
         self, spec: AttentionSpec, q: Tensor, cache: Cache
-    ) -> tuple[DecodeLauncher, CombineLauncher, int]:
+    ) -> tuple[Launcher, Launcher, int]:
         rows = q.shape[1] // max(1, cache.k.shape[1]) * q.shape[2]
         wanted: tuple[object, ...] = (spec, q.device, bucket_of(cache.capacity))
         wanted += (rows_together(rows), *settings.serving())
         found = self._found.get(wanted)
         if found is None:
             resolver, merging = self._resolver, spec.for_direction("combine")
-            decode = DecodeLauncher(resolver.package, self.ladder(spec, q, cache).rungs)
+            decode = Launcher(resolver.package, self.ladder(spec, q, cache).rungs)
             resolver.say(spec, decode.selection, cache.capacity, q.device)
-            combine = CombineLauncher(resolver.package, resolver.ladder(merging, 1, q.device).rungs)
+            combine = Launcher(resolver.package, resolver.ladder(merging, 1, q.device).rungs)
             found = decode, combine, resolver.served_as(q.device)[1].sms
             self._found[wanted] = found
         return found

@@ -13,6 +13,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
+from flashgen.kernels.launch_forward import Forward
 from flashgen.runtime import autograd, cpu, torch_modes
 from flashgen.runtime.autograd import Passes
 from flashgen.runtime.call import Call, Causal, agree, check_plain, check_tensors, scale_of
@@ -147,7 +148,7 @@ class Dispatcher:
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             o, lse = autograd.attention(self.passes, call, q, k, v, PLAIN)
         else:
-            o, lse = launcher(q, k, v, number, diagonal)
+            o, lse = launcher(Forward(q=q, k=k, v=v, scale=number, diagonal=diagonal))
         if addressed and again is None:
             lasting = call if deterministic else replace(call, deterministic=True)
             options = (causal, scale, precision)

@@ -15,7 +15,7 @@ from flashgen.runtime.call import check_block_mask, check_plain, check_tensors
 from flashgen.runtime.call_cache import Options
 from flashgen.runtime.decode import Beside, Decoder, check_call, spec_of
 from flashgen.runtime.general_path import Asked
-from flashgen.runtime.launcher import KernelLauncher
+from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver, key
 from flashgen.runtime.selection import Selection, Served
 from flashgen.spec.attention import AttentionSpec
@@ -77,10 +77,10 @@ def explain(
     if resolver.left_to_torch(q.device):
         return Explanation(spec=spec, selection=None, skipped=(), hint=None)
     found = resolver.ladder(spec, problem.seq_k, q.device)
-    resolved: KernelLauncher | None = None
+    resolved: Launcher | None = None
     if direction == "forward" and features is PLAIN:
         resolved = resolver.plain.get(key(q, v, call.causal is not False, call.precision))
-    first, config = (resolved or KernelLauncher(resolver.package, found.rungs)).serves(q, k, v)
+    first, config = (resolved or Launcher(resolver.package, found.rungs)).serves(q, k, v)
     command = resolver.tune_command(spec, problem.seq_k, q.device)
     return Explanation(
         spec=spec,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
-from flashgen.kernels import launch
+from flashgen.kernels.arguments import empty_like_layout
 from flashgen.reference import attention as reference
 from flashgen.runtime import registry, torch_modes
 from flashgen.runtime.call import (
@@ -75,7 +75,7 @@ def attention(
         o, lse = reference.attention(
             q, k, v, scale=call.scale, diagonal=call.diagonal(q, k), features=features
         )
-        return launch.empty_like_layout(q, v.shape[3], out_dtype).copy_(o), lse.float()
+        return empty_like_layout(q, v.shape[3], out_dtype).copy_(o), lse.float()
     found: tuple[Tensor, Tensor] = dispatcher.passes.forward(q, k, v, call, features)
     return found
 

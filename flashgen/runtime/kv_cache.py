@@ -20,19 +20,10 @@ from flashgen.reference.cache import Cache
 from flashgen.runtime import registry, torch_modes
 from flashgen.runtime.call import check_plain, check_tensors
 from flashgen.runtime.decode import Beside, check_call, kv_fields
-from flashgen.runtime.launcher import KernelLauncher
+from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver, addressable
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.vocabulary import Rotary
-
-
-class AppendLauncher(KernelLauncher):
-    """Of append kernels, as flashgen.kernels.launch_cache.bind_append describes them."""
-
-    def __call__(self, call: Append) -> Tensor | None:
-        """Q rotated, or None."""
-        rotated: Tensor | None = self._steps().run(call)
-        return rotated
 
 
 class Appender:
@@ -40,7 +31,7 @@ class Appender:
 
     def __init__(self, resolver: Resolver) -> None:
         self._resolver = resolver
-        self._found: dict[tuple[object, ...], AppendLauncher] = {}
+        self._found: dict[tuple[object, ...], Launcher] = {}
 
     def append(self, call: Append, rotary: Rotary) -> Tensor | None:
         """Write a checked call's keys and values, and return its q rotated."""
@@ -62,7 +53,7 @@ class Appender:
         launcher = self._found.get(wanted)
         if launcher is None:
             ladder = self._resolver.ladder(spec, 1, device)
-            launcher = self._found[wanted] = AppendLauncher(self._resolver.package, ladder.rungs)
+            launcher = self._found[wanted] = Launcher(self._resolver.package, ladder.rungs)
         addressed = self._resolver.addressed
         rotation = call.rotation
         if rotation is not None:

@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
 from flashgen.errors import LaunchError
-from flashgen.kernels import interpreter, launch, launch_backward, launch_cache, repeated_launch
-from flashgen.kernels import launch_cache as launch_decode
-from flashgen.kernels.launch_backward import Backward
+from flashgen.kernels import interpreter, launch
+from flashgen.kernels.descriptors import take_descriptors
+from flashgen.kernels.plan import Kernel, KernelCall, Plan, Result
 from flashgen.runtime import kernel_files
 from flashgen.runtime.selection import Selection
 from flashgen.spec.config import KernelConfig, kernel_name
-from flashgen.spec.features import PLAIN, Features
 
 logger = logging.getLogger("flashgen.runtime")
 
 
-class KernelLauncher:
+class Launcher:
     """Runs the kernels of a ladder for one spec, bucket and device.
 
     Tensors that cannot have descriptors go down a ladder of their own, of pointer twins: what one
@@ -39,10 +36,19 @@ class KernelLauncher:
             twins = [(rung, rung.choice.config.pointer_twin()) for rung in rungs]
             self._unaligned = _Steps(package, twins)
 
-    def plan(self, *tensors: Tensor) -> launch.Plan | None:
-        """What launched these tensors last, if it can launch again."""
-        bound = self._steps(*tensors).bound
-        return getattr(bound, "plan", None)
+    def __call__(self, call: KernelCall[Result]) -> Result:
+        """Launch the kernel that serves the tensors of a call; the result is the call's.
+
+        Raises ToolchainError, GeneratedError and LaunchError, and whatever Triton raises.
+        """
+        steps = self._aligned
+        if self._unaligned is not steps:
+            steps = self._steps(*call.loaded)
+        return steps.run(call)
+
+    def plan(self, *tensors: Tensor) -> Plan | None:
+        """What launched these tensors last."""
+        return self._steps(*tensors).plan
 
     @property
     def selection(self) -> Selection:
@@ -55,51 +61,9 @@ class KernelLauncher:
         return steps.selection, steps.config
 
     def _steps(self, *tensors: Tensor) -> _Steps:
-        if self._unaligned is self._aligned or launch.take_descriptors(*tensors):
+        if self._unaligned is self._aligned or take_descriptors(*tensors):
             return self._aligned
         return self._unaligned
-
-
-class Launcher(KernelLauncher):
-    """Of forward kernels. Arguments and results are those of flashgen.kernels.launch.launch."""
-
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        diagonal: int | None,
-        features: Features = PLAIN,
-    ) -> tuple[Tensor, Tensor]:
-        """O (B, H, Sq, d_v) and LSE (B, H, Sq)."""
-        o, lse = self._steps(q, k, v).run(q, k, v, scale, diagonal, features)
-        return o, lse
-
-    def again(
-        self, tensors: tuple[Tensor, ...], scale: float, diagonal: int | None
-    ) -> repeated_launch.Forward | None:
-        """Launches again, for calls like this one without features: of q, k, v, its O and LSE."""
-        plan = self.plan(*tensors[:3])
-        return None if plan is None else repeated_launch.forward(plan, tensors, scale, diagonal)
-
-
-class DeltaLauncher(KernelLauncher):
-    """Of backward_delta kernels, as flashgen.kernels.launch_backward.bind_delta describes them."""
-
-    def __call__(self, o: Tensor, do: Tensor, dlse: Tensor | None) -> Tensor:
-        """D = rowsum(dO * O) - dLSE, (B, H, Sq) float32."""
-        delta: Tensor = self._steps(o, do).run(o, do, dlse)
-        return delta
-
-
-class BackwardLauncher(KernelLauncher):
-    """All other backward kernels; see kernels/launch_backward.py."""
-
-    def __call__(self, call: Backward) -> tuple[Tensor, ...]:
-        """The gradients that the direction computes."""
-        gradients: tuple[Tensor, ...] = self._steps(call.q, call.k, call.v, call.do).run(call)
-        return gradients
 
 
 class _Steps:
@@ -108,7 +72,8 @@ class _Steps:
     def __init__(self, package: str, steps: list[tuple[Selection, KernelConfig]]) -> None:
         self._package = package
         self._steps = steps
-        self._bound: Callable[..., Any] | None = None
+        self.plan: Plan | None = None
+        """The kernel that was launched last."""
         self._lock = threading.Lock()
 
     @property
@@ -119,64 +84,47 @@ class _Steps:
     def config(self) -> KernelConfig:
         return self._steps[0][1]
 
-    @property
-    def bound(self) -> Callable[..., Any] | None:
-        """The kernel that was launched last, if one was."""
-        return self._bound
-
-    def run(self, *arguments: Any) -> Any:
-        bound = self._bound
+    def run(self, call: KernelCall[Result]) -> Result:
+        plan = self.plan
         while True:
-            if bound is None:
-                bound = self._bind_first()
+            if plan is None:
+                plan = self._first()
             try:
-                return bound(*arguments)
+                return plan(call)
             except Exception as error:
                 if (missing := launch.toolchain_error(error)) is not None:
                     raise missing from error
                 if not is_out_of_resources(error):
                     raise
-                bound = self._next(bound, error)
+                plan = self._next(plan, error)
 
-    def _next(self, failed: Callable[..., Any], error: Exception) -> Callable[..., Any]:
+    def _next(self, failed: Plan, error: Exception) -> Plan:
         """Step down from a kernel that does not fit, unless another thread has done so already."""
         with self._lock:
-            if self._bound is not failed and self._bound is not None:
-                return self._bound
+            if self.plan is not failed and self.plan is not None:
+                return self.plan
             selection, config = self._steps[0]
             name = kernel_name(selection.choice.spec, config)
             if len(self._steps) == 1:
                 raise LaunchError(f"no kernel fits this GPU: {name}: {error}") from error
             del self._steps[0]
-            if (plan := getattr(failed, "plan", None)) is not None:
-                plan.start.retire()
+            failed.direct.retire()
             following = kernel_name(self.selection.choice.spec, self.config)
             logger.warning("%s does not fit this GPU (%s); taking %s", name, error, following)
-            self._bound = self._bind()
-            return self._bound
+            self.plan = self._bind()
+            return self.plan
 
-    def _bind_first(self) -> Callable[..., Any]:
+    def _first(self) -> Plan:
         with self._lock:
-            if self._bound is None:
-                self._bound = self._bind()
-            return self._bound
+            if self.plan is None:
+                self.plan = self._bind()
+            return self.plan
 
-    def _bind(self) -> Callable[..., Any]:
+    def _bind(self) -> Plan:
         """Import the kernel of the first step, and bind it."""
-        spec, kernel = self.selection.choice.spec, self._kernel()
-        if spec.direction == "forward":
-            return launch.bind(kernel, spec, self.config)
-        if spec.direction == "backward_delta":
-            return launch_backward.bind_delta(kernel, spec, self.config)
-        if spec.direction == "decode":
-            return launch_decode.bind_decode(kernel, spec, self.config)
-        if spec.direction == "combine":
-            return launch_decode.bind_combine(kernel, spec, self.config)
-        if spec.direction == "append":
-            return launch_cache.bind_append(kernel, spec, self.config)
-        return launch_backward.bind_backward(kernel, spec, self.config)
+        return launch.bind(self._kernel(), self.selection.choice.spec, self.config)
 
-    def _kernel(self) -> launch.Kernel:
+    def _kernel(self) -> Kernel:
         return kernel_files.kernel(self._package, self.selection.choice, self.config)
 
 

@@ -2,9 +2,9 @@
 torch.func see of it.
 
 Eager calls do not come here: see autograd.py. An operator belongs to the process, so an argument
-names the package that serves it; runtime/registry.py resolves the name. O lies in memory as
-launch.empty_like_layout says, gradients as what they are gradients of, that of a bias contiguous; a
-gradient that is not wanted is a tensor of no element.
+names the package that serves it; runtime/registry.py resolves the name. O has the memory layout of
+q (kernels/arguments.py, empty_like_layout), gradients that of their tensors; the gradient of a bias
+is contiguous, and a gradient that is not wanted is a tensor of no element.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from flashgen.kernels.launch import empty_like_layout
+from flashgen.kernels.arguments import empty_like_layout
 from flashgen.runtime import registry, torch_modes
 from flashgen.runtime.autograd import refuse_second_derivative
 from flashgen.runtime.call import Call, Saved, Wanted

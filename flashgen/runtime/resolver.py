@@ -7,7 +7,6 @@ table choose alike.
 from __future__ import annotations
 
 import logging
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,8 +14,9 @@ from torch import Tensor
 from flashgen import settings
 from flashgen.errors import InvalidArgument
 from flashgen.kernels import interpreter, launch
+from flashgen.kernels.arguments import empty_like_layout
 from flashgen.runtime.call import Call
-from flashgen.runtime.launcher import KernelLauncher, Launcher
+from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.selection import (
     Ladder,
     Selection,
@@ -38,8 +38,6 @@ _LOW, _MIDDLE, _HIGH = (bucket.low for bucket in BUCKETS[1:])
 _QUIET = ("backward_delta", "backward_dbias")
 """Directions too cheap beside the others to advise on."""
 
-AnyLauncher = TypeVar("AnyLauncher", bound=KernelLauncher)
-
 
 class Resolver:
     """Finds launchers for the kernels of one generated package."""
@@ -49,7 +47,7 @@ class Resolver:
         self.served = served
         self.plain: dict[tuple[object, ...], Launcher] = {}
         """Forward launchers without features, by key(): what the hot path looks into."""
-        self._others: dict[tuple[object, ...], KernelLauncher] = {}
+        self._others: dict[tuple[object, ...], Launcher] = {}
         self._fused: dict[tuple[object, ...], bool] = {}
         self._gpus: dict[torch.device, Gpu] = {}
         self._said: set[tuple[object, ...]] = set()
@@ -65,26 +63,24 @@ class Resolver:
         spec, problem = from_tensors(q, k, v, causal=causal, precision=precision)
         if self.left_to_torch(q.device):
             return None
-        launcher = self._resolve(Launcher, spec, problem.seq_k, q.device)
+        launcher = self._resolve(spec, problem.seq_k, q.device)
         self.plain[key(q, v, spec.causal, precision)] = launcher
         return launcher
 
     def launcher(
         self,
-        kind: type[AnyLauncher],
         direction: Direction,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         call: Call,
         features: Features,
-    ) -> AnyLauncher:
+    ) -> Launcher:
         """The launcher of any direction and features, for tensors on a GPU or interpreted."""
-        found: KernelLauncher | None
         if direction == "forward" and features is PLAIN:  # those that attention() finds
             found = self.plain.get(key(q, v, call.causal is not False, call.precision))
             found = found or self.forward(q, k, v, call.causal, call.precision)
-            assert isinstance(found, kind)  # torch serves no tensor that comes here
+            assert found is not None  # torch serves no tensor that comes here
             return found
         wanted = (direction, *key_of(features), *_key_of(q, v, call, features))
         found = self._others.get(wanted)
@@ -93,9 +89,8 @@ class Resolver:
                 q, k, v, causal=call.causal, precision=call.precision, features=features
             )
             spec = spec.for_direction(direction)
-            found = self._resolve(kind, spec, problem.seq_k, q.device)
+            found = self._resolve(spec, problem.seq_k, q.device)
             self._others[wanted] = found
-        assert isinstance(found, kind)  # the direction tells the kind
         return found
 
     def knows(self, q: Tensor, v: Tensor, call: Call, features: Features) -> bool:
@@ -123,10 +118,8 @@ class Resolver:
             self._fused[wanted] = prefers_fused(fused, dkv, dq)
         return self._fused[wanted]
 
-    def _resolve(
-        self, kind: type[AnyLauncher], spec: AttentionSpec, seq_k: int, device: torch.device
-    ) -> AnyLauncher:
-        launcher = kind(self.package, self.ladder(spec, seq_k, device).rungs)
+    def _resolve(self, spec: AttentionSpec, seq_k: int, device: torch.device) -> Launcher:
+        launcher = Launcher(self.package, self.ladder(spec, seq_k, device).rungs)
         self.say(spec, launcher.selection, seq_k, device)
         return launcher
 
@@ -192,7 +185,7 @@ class Resolver:
         if x.numel() > 0 and ("copy", name) not in self._said:
             self._said.add(("copy", name))
             logger.warning("%s is copied: no kernel can address its strides %s", name, x.stride())
-        return launch.empty_like_layout(x, x.shape[3]).copy_(x)
+        return empty_like_layout(x, x.shape[3]).copy_(x)
 
 
 def addressable(x: Tensor) -> bool:

@@ -26,9 +26,9 @@ from flashgen.evaluate.tasks import COMPILE_ENV, COMPILE_LIMIT_S, kernel_payload
 from flashgen.evaluate.workers.answers import Done, Task
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.files import write_whole
-from flashgen.kernels.launch import compile_signature
 from flashgen.kernels.loader import load_text
 from flashgen.kernels.render import render
+from flashgen.kernels.signature import compile_signature
 from flashgen.runtime.kernel_files import MANIFEST, SCHEMA
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
@@ -96,9 +96,11 @@ def build_one(payload: dict[str, Any]) -> dict[str, Any]:
     import triton
 
     spec, config = AttentionSpec(**payload["spec"]), KernelConfig(**payload["config"])
-    rendered, signature = render(spec, config), compile_signature(spec, config)
+    rendered = render(spec, config)
+    kernel = load_text(rendered.source, rendered.name, rendered.digest)
+    signature = compile_signature(spec, config, kernel.arg_names)
     source = source_class(config)(
-        fn=load_text(rendered.source, rendered.name, rendered.digest),
+        fn=kernel,
         signature=signature.types,
         constexprs=signature.constexprs,
         attrs=signature.attrs,

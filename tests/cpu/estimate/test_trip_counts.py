@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from flashgen.estimate.estimate import estimate
 from flashgen.estimate.sm import cached_replay
 from flashgen.estimate.trip_counts import grid
 from flashgen.evaluate.inputs import make_decode, make_features, make_inputs
-from flashgen.kernels.launch import Bound, Plan
-from flashgen.kernels.launch_backward import _RUN, Backward
-from flashgen.kernels.launch_cache import DecodeBound
+from flashgen.kernels.launch import bind
+from flashgen.kernels.launch_backward import Backward
+from flashgen.kernels.launch_forward import Forward
+from flashgen.kernels.plan import Plan
 from flashgen.reference.visibility import places
 from flashgen.spec import problem as problem_module
 from flashgen.spec.attention import AttentionSpec
@@ -136,23 +138,25 @@ def test_there_is_a_count_for_each_program_that_is_launched(
 def launched(spec: AttentionSpec, config: KernelConfig, problem: Problem) -> int:
     """The programs of the launch that measures a kernel, which is not made."""
     found: list[int] = []
-    plan = Plan(None, spec, config)
-    plan.start = lambda blocks, arguments: found.append(blocks)  # type: ignore[assignment,method-assign]
+    plan = bind(SimpleNamespace(arg_names=("q_ptr", "k_ptr")), spec, config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Plan, "start", lambda self, q, blocks, arguments: found.append(blocks))
+        plan(call_of(spec, problem))
+    return found[0]
+
+
+def call_of(spec: AttentionSpec, problem: Problem) -> Any:
     if spec.direction == "decode":
-        DecodeBound(plan)(make_decode(spec, problem, 0, "cpu", H200.sms))
-        return found[0]
+        return make_decode(spec, problem, 0, "cpu", H200.sms)
     q, k, v = make_inputs(spec, problem, 0, "cpu")
     features = make_features(spec, problem, 0, "cpu")
     if spec.direction == "forward":
-        Bound(plan)(q, k, v, 1.0, None, features)
-        return found[0]
+        return Forward(q=q, k=k, v=v, scale=1.0, diagonal=None, features=features)
     rows = torch.zeros(q.shape[:3])
-    call = Backward(
+    return Backward(
         q=q, k=k, v=v, do=torch.zeros_like(q), lse=rows, delta=rows, scale=1.0, diagonal=None,
         features=features,
     )  # fmt: skip
-    _RUN[spec.direction](plan, call)
-    return found[0]
 
 
 def test_other_numbers_of_loops_get_no_estimate() -> None:

@@ -14,11 +14,13 @@ from triton import knobs
 from triton.compiler import CompiledKernel
 
 from flashgen.kernels import descriptors, direct_launch, launch, launch_backward, launch_cache
+from flashgen.kernels.launch_forward import Forward
 from flashgen.kernels.render import render
 from flashgen.reference.cache import Cache
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.defaults import default_config, default_spec
+from flashgen.spec.features import PLAIN, Features
 from tests.cpu.kernels.test_specialization import CompileOnlyDriver
 from tests.makers import make_config, make_spec
 
@@ -103,18 +105,20 @@ def call_of(name: str, folder: Path) -> Callable[[], object]:
     if spec.direction == "decode":
         cache = Cache(k=k, v=v, lengths=torch.full((2,), 96, dtype=torch.int32))
         call = launch_cache.Decode(q=q[:, :, :1], cache=cache, scale=0.1, sms=132)
-        bound = launch_cache.bind_decode(kernel, spec, config)
+        bound = launch.bind(kernel, spec, config)
         return lambda: bound(call)
     if spec.direction == "forward":
-        features = launch.PLAIN
+        features = PLAIN
         if spec.bias != "none":
-            features = launch.Features(bias=torch.zeros(1, 1, 96, 96, dtype=torch.bfloat16))
+            features = Features(bias=torch.zeros(1, 1, 96, 96, dtype=torch.bfloat16))
         run = launch.bind(kernel, spec, config)
-        return lambda: run(q, k, v, 0.1, 0 if spec.causal else None, features)
+        diagonal = 0 if spec.causal else None
+        made = Forward(q=q, k=k, v=v, scale=0.1, diagonal=diagonal, features=features)
+        return lambda: run(made)
     if spec.direction == "backward_delta":
-        delta = launch_backward.bind_delta(kernel, spec, config)
-        return lambda: delta(q, k, rows)
-    backward = launch_backward.bind_backward(kernel, spec, config)
+        delta = launch.bind(kernel, spec, config)
+        return lambda: delta(launch_backward.Delta(o=q, do=k, dlse=rows))
+    backward = launch.bind(kernel, spec, config)
     beside = launch_backward.Backward(
         q=q, k=k, v=v, do=q.clone(), lse=rows, delta=rows, scale=0.1, diagonal=0
     )
@@ -152,7 +156,7 @@ def pointer(driver: Recording, tmp_path: Path) -> Callable[..., None]:
     run = launch.bind(launch.load_kernel(path, rendered.name), spec, config)
 
     def launched(q: torch.Tensor, diagonal: int = 0) -> None:
-        run(q, q, q, 0.1, diagonal)
+        run(Forward(q=q, k=q, v=q, scale=0.1, diagonal=diagonal))
 
     return launched
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from flashgen.evaluate.check import check_loaded
-from flashgen.kernels.launch import describe_for_gluon
-from flashgen.kernels.launch_backward import Backward, bind_backward
+from flashgen.kernels.descriptors import describe_for_gluon
+from flashgen.kernels.launch import bind
+from flashgen.kernels.launch_backward import Backward
 from flashgen.kernels.render import render
 from flashgen.kernels.signature import compile_signature
 from flashgen.reference import attention as reference
@@ -149,7 +150,7 @@ def test_scores_far_below_zero(direction: Direction, mask: str) -> None:
         q=q, k=k, v=v, do=do, lse=lse.float(), delta=(o * do).sum(-1).float(), scale=0.125,
         diagonal=0 if spec.causal else None,
     )  # fmt: skip
-    for gradient in bind_backward(model(spec, config), spec, config)(call):
+    for gradient in bind(model(spec, config), spec, config)(call):
         assert bool(gradient.isfinite().all())
 
 
@@ -256,9 +257,7 @@ def test_a_broken_text_is_found(direction: Direction, mutant: str) -> None:
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_signature_is_that_of_a_launch(direction: Direction) -> None:
     spec, config = spec_of(direction, "causal", (96, 64)), hopper(direction)
-    types = compile_signature(spec, config).types
-    function = model(spec, config)._function
-    assert tuple(types) == function.__code__.co_varnames[: function.__code__.co_argcount]
+    types = compile_signature(spec, config, model(spec, config).arg_names).types
     x = torch.zeros(2, 3, 100, 96, dtype=torch.bfloat16)
     own = {"q": (64, 128), "k": (64, 128), "do": (64, 64), "dq": (64, 128)}
     if direction != "backward_dq":

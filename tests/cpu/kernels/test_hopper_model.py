@@ -15,7 +15,8 @@ from triton._C.libtriton import native_specialize_impl
 from triton.backends.nvidia.compiler import CUDABackend
 
 from flashgen.evaluate.check import check_loaded
-from flashgen.kernels.launch import describe_for_gluon, launch
+from flashgen.kernels.descriptors import describe_for_gluon
+from flashgen.kernels.launch import launch
 from flashgen.kernels.render import render
 from flashgen.kernels.signature import compile_signature
 from flashgen.reference.cases import CheckCase
@@ -169,10 +170,7 @@ def test_a_broken_text_is_found(mutant: str) -> None:
 def test_the_signature_is_that_of_a_launch(way: KernelConfig) -> None:
     """Triton keeps binaries by the text of their arguments' types; the order is the kernel's."""
     spec, config = make_spec("bfloat16", 96, "causal"), way
-    types = compile_signature(spec, config).types
-    function = model(spec, config)._function
-    names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    assert tuple(types) == names
+    types = compile_signature(spec, config, model(spec, config).arg_names).types
     x = torch.zeros(2, 3, 100, 96, dtype=torch.bfloat16)
     for name, rows in {"q": 64, "k": 64, "v": 64, "o": 64}.items():
         host = describe_for_gluon(x, rows, 128)

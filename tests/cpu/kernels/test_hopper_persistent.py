@@ -13,8 +13,8 @@ import pytest
 
 from flashgen.evaluate import check
 from flashgen.evaluate.check import cases_of, check_cases, check_loaded
-from flashgen.kernels import launch
-from flashgen.kernels.launch import INTERPRETED, OrderLimits
+from flashgen.kernels import launch_forward
+from flashgen.kernels.launch_forward import INTERPRETED, OrderLimits
 from flashgen.kernels.render import render
 from flashgen.reference.cases import CheckCase
 from flashgen.spec.attention import AttentionSpec
@@ -84,7 +84,7 @@ def test_a_check_has_tiles_enough_for_the_programs_of_a_gpu(
     spec, config = make_spec("bfloat16", 64, "causal"), hopper(128, 32, 2, persistent=True)
     assert cases_of(spec, config) == check_cases(config)
     few = OrderLimits(sms=24, l2_bytes=1 << 15)
-    for module in (launch, check):
+    for module in (launch_forward, check):
         monkeypatch.setattr(module, "order_limits", lambda device: few)
     assert cases_of(spec, replace(config, persistent=False)) == check_cases(config)
     *usual, walked = cases_of(spec, config)

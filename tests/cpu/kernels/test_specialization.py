@@ -41,6 +41,7 @@ class CompileOnly:
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
+        self.arg_names = kernel.arg_names
 
     def __getitem__(self, grid: Any) -> Any:
         return lambda *args, **options: self.kernel.warmup(*args, grid=grid, **options)
@@ -129,12 +130,12 @@ def test_backward_compilations_over_lengths(
         rows = torch.zeros(1, 2, seq)
         if delta:
             do = inputs.do.contiguous()
-            launch_backward.bind_delta(kernel, spec, config)(do, do, None)
+            launch.bind(kernel, spec, config)(launch_backward.Delta(o=do, do=do, dlse=None))
             continue
         bias = torch.zeros(1, 2, seq, 1024, dtype=torch.bfloat16)[..., :seq]
         call = launch_backward.Backward(
             q=inputs.q, k=inputs.k, v=inputs.v, do=inputs.do.contiguous(), lse=rows, delta=rows,
             scale=0.1, diagonal=0, features=replace(inputs.features, bias=bias if features.get("bias") else None),
         )  # fmt: skip
-        launch_backward.bind_backward(kernel, spec, config)(call)
+        launch.bind(kernel, spec, config)(call)
     assert kernel.compilations == 1

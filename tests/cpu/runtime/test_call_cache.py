@@ -14,10 +14,11 @@ from triton import knobs
 
 import flashgen.runtime.flash_attn as flash_attn
 from flashgen.errors import InvalidArgument, NotDifferentiable
-from flashgen.kernels import launch
+from flashgen.kernels.plan import Plan
 from flashgen.runtime import Dispatcher, call_cache
 from flashgen.runtime.call_cache import Kinds
 from flashgen.runtime.resolver import key
+from flashgen.spec.features import PLAIN
 from tests.launches import Written, dispatcher, served
 
 BF16 = torch.bfloat16
@@ -81,15 +82,15 @@ def last(driver: Written, results: tuple[Tensor, ...]) -> Any:
 def by_launch(driver: Written, own: Dispatcher, call: Any, times: int) -> tuple[list[Any], int]:
     """What `times` calls are launched with, and how many of them were repeats."""
     made, runs = [], 0
-    run = launch._run
+    run = Plan.__call__
 
-    def counted(*arguments: Any) -> Any:
+    def counted(self: Plan, call: Any) -> Any:
         nonlocal runs
         runs += 1
-        return run(*arguments)
+        return run(self, call)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "_run", counted)
+        patch.setattr(Plan, "__call__", counted)
         made = [last(driver, call(own)) for _ in range(times)]
     return made, times - runs
 
@@ -172,9 +173,9 @@ def test_what_no_launch_can_repeat_is_made_anew(
     qkv, options = NEVER[name]
     launches = len(driver.launches)
     runs: list[int] = []
-    run = launch._run
+    run = Plan.__call__
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "_run", lambda *arguments: (runs.append(1), run(*arguments))[1])
+        patch.setattr(Plan, "__call__", lambda *arguments: (runs.append(1), run(*arguments))[1])
         for _ in range(4):
             attention(qkv, **options)(own)
     assert len(runs) == 4
@@ -281,7 +282,7 @@ def test_features_are_no_part_of_a_plain_call(
 ) -> None:
     monkeypatch.setattr(own.passes, "forward", lambda q, k, v, call, features: (q, features))
     _, features = own.attention(*met, causal=True, return_lse=True, **feature)
-    assert features is not launch.PLAIN
+    assert features is not PLAIN
 
 
 def test_gradients_are_recorded_and_only_where_they_are_asked_for(

@@ -11,7 +11,8 @@ from torch import Tensor
 
 import flashgen.runtime.flash_attn as flash_attn
 from flashgen.errors import InvalidArgument
-from flashgen.kernels import launch_cache
+from flashgen.kernels.launch_cache import Decode
+from flashgen.kernels.plan import Plan
 from flashgen.runtime import Dispatcher
 from tests.cpu.runtime.test_call_cache import last, moved, seq_first
 from tests.launches import Written, dispatcher, served
@@ -112,15 +113,15 @@ def by_launch(
 ) -> tuple[list[Any], int]:
     """What `times` calls launch, each a list, and how many of them were repeats."""
     made, runs = [], 0
-    run = launch_cache._run_decode
+    run = Plan.__call__
 
-    def counted(*arguments: Any) -> Any:
+    def counted(self: Plan, call: Any) -> Any:
         nonlocal runs
-        runs += 1
-        return run(*arguments)
+        runs += isinstance(call, Decode)
+        return run(self, call)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch_cache, "_run_decode", counted)
+        patch.setattr(Plan, "__call__", counted)
         for _ in range(times):
             before = len(driver.launches)
             results = own.decode(**call, return_lse=True)
@@ -181,11 +182,14 @@ def test_what_no_launch_can_repeat_is_made_anew(
 
 def by_launch_count(own: Dispatcher, call: dict[str, Any], times: int) -> int:
     runs: list[int] = []
-    run = launch_cache._run_decode
+    run = Plan.__call__
+
+    def counted(self: Plan, call: Any) -> Any:
+        runs.extend([1] * isinstance(call, Decode))
+        return run(self, call)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            launch_cache, "_run_decode", lambda *arguments: (runs.append(1), run(*arguments))[1]
-        )
+        patch.setattr(Plan, "__call__", counted)
         for _ in range(times):
             own.decode(**call)
     return len(runs)
@@ -204,9 +208,14 @@ def test_flash_attn_with_kvcache_is_kept(
 
     def step(**options: Any) -> tuple[list[Any], int]:
         before, runs = len(driver.launches), []
-        run = launch_cache._run_decode
+        run = Plan.__call__
+
+        def counted(self: Plan, call: Any) -> Any:
+            runs.extend([1] * isinstance(call, Decode))
+            return run(self, call)
+
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(launch_cache, "_run_decode", lambda *a: (runs.append(1), run(*a))[1])
+            patch.setattr(Plan, "__call__", counted)
             results = flash_attn.flash_attn_with_kvcache(
                 turned["q"], turned["k"], turned["v"], cache_seqlens=call["lengths"],
                 block_table=call.get("block_table"), causal=True, return_softmax_lse=True,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
-from flashgen.kernels.launch import feature_arguments, place_arguments
+from flashgen.kernels.arguments import feature_arguments
 from flashgen.kernels.launch_cache import Append
 from flashgen.runtime.decode import Beside, check_call
 from flashgen.runtime.kv_cache import append
@@ -129,9 +129,6 @@ def test_kernels_are_handed_memory_that_holds_what_is_meant(
 ) -> None:
     """Of every tensor beside q, k and v."""
 
-    class Takes:
-        causal, takes_sink, by_keys = False, True, False
-
     factors = {name: negated(torch.ones(2, 2)) for name in ("q_descale", "k_descale", "v_descale")}
     counts = negated(torch.tensor([0, 2, 5]))
     packed = from_bounds(
@@ -142,8 +139,8 @@ def test_kernels_are_handed_memory_that_holds_what_is_meant(
         bias=negated(torch.ones(1, 1, 5, 5)), slopes=negated(torch.ones(4)),
         sinks=negated(torch.ones(4)), fp8=Fp8(**factors), sequences=packed,
     )  # fmt: skip
-    plain(feature_arguments(Takes(), features, 2, 4, 5, 5), 3 + 3)
-    plain(place_arguments(Takes(), features), 4 + 1)
+    found = feature_arguments(features, (2, 4, 5, 5))
+    plain(list(found.values()), 3 + 3 + 4 + 1)
 
     numbers = negated(torch.ones(2, dtype=torch.int32))
     q, k = torch.zeros(2, 4, 1, 16).half(), torch.zeros(2, 2, 8, 16).to(torch.int8)

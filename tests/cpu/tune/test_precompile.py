@@ -88,12 +88,12 @@ def launched(spec: AttentionSpec, config: KernelConfig, folder: Path | None = No
     if spec.direction == "forward":
         launch.launch(only, spec, config, q, k, v, scale=0.1, diagonal=diagonal)
     elif spec.direction == "backward_delta":
-        launch_backward.bind_delta(only, spec, config)(q, k, rows)
+        launch.bind(only, spec, config)(launch_backward.Delta(o=q, do=k, dlse=rows))
     else:
         call = launch_backward.Backward(
             q=q, k=k, v=v, do=q.clone(), lse=rows, delta=rows, scale=0.1, diagonal=diagonal
         )
-        launch_backward.bind_backward(only, spec, config)(call)
+        launch.bind(only, spec, config)(call)
     (built,) = kernel.device_caches[0][0].values()
     return built
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from flashgen.runtime import decode as decode_module
-from flashgen.runtime import kv_cache
+from flashgen.kernels.launch_cache import Append, Decode
+from flashgen.runtime.launcher import Launcher
 from tests.decode_servers import expected, load, requests_of
 from tests.serving import SLUG
 
@@ -19,15 +20,16 @@ def test_answers_are_those_of_the_run_alone(
     monkeypatch.setenv("FLASHGEN_GPU", SLUG)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     launched: list[tuple[str, int]] = []
-    for launcher, what in ((decode_module.DecodeLauncher, "decode"), (kv_cache.AppendLauncher, "append")):  # fmt: skip
-        original = launcher.__call__
+    original = Launcher.__call__
 
-        def recorded(self: object, call, original=original, what=what):  # type: ignore[no-untyped-def]
-            rows = call.q.shape[2] if what == "decode" else call.k.shape[2]
-            launched.append((what, rows))
-            return original(self, call)
+    def recorded(self: Launcher, call: Any) -> Any:
+        if isinstance(call, Decode):
+            launched.append(("decode", call.q.shape[2]))
+        elif isinstance(call, Append):
+            launched.append(("append", call.k.shape[2]))
+        return original(self, call)
 
-        monkeypatch.setattr(launcher, "__call__", recorded)
+    monkeypatch.setattr(Launcher, "__call__", recorded)
     engine, tiny = load(monkeypatch, "engine"), load(monkeypatch, "tiny_model")
     pool = load(monkeypatch, "page_pool")
     sizes = tiny.Sizes(positions=64)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from flashgen.evaluate import inputs
 from flashgen.evaluate.check import check_kernel, run_case
-from flashgen.kernels.launch import Kernel, launch, load_kernel
-from flashgen.kernels.launch_backward import Backward, bind_backward, bind_delta
+from flashgen.kernels.launch import Kernel, bind, launch, load_kernel
+from flashgen.kernels.launch_backward import Backward, Delta
 from flashgen.kernels.render import HEADER_LINES, render
 from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases
@@ -228,7 +228,6 @@ class Pass:
     def bound(self, direction: Any) -> Any:
         spec = self.spec.for_direction(direction)
         config = backward_config(direction, self.br, self.bc)
-        bind = bind_delta if direction == "backward_delta" else bind_backward
         return bind(kernel_of(spec, config, self.folder), spec, config)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, **call: Any) -> tuple[Tensor, Tensor]:
@@ -240,7 +239,7 @@ class Pass:
         self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, dlse: Tensor | None, **call: Any
     ) -> dict[str, Tensor]:
         o, lse = self.forward(q, k, v, **call)
-        delta = self.bound("backward_delta")(o, do, dlse)
+        delta = self.bound("backward_delta")(Delta(o=o, do=do, dlse=dlse))
         arguments = Backward(q=q, k=k, v=v, do=do, lse=lse, delta=delta, **call)
         found = {}
         for direction in GRADIENTS:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from flashgen.evaluate.check import check_kernel
-from flashgen.kernels.launch import load_kernel
-from flashgen.kernels.launch_backward import Backward, bind_backward
+from flashgen.kernels.launch import bind, load_kernel
+from flashgen.kernels.launch_backward import Backward
 from flashgen.kernels.render import render
 from flashgen.reference import gradients
 from flashgen.reference.cases import CheckCase
@@ -140,7 +140,7 @@ def test_d_of_a_wrong_o_is_caught(tmp_path: Path) -> None:
     rendered = render(spec, config)
     path = tmp_path / "kernel.py"
     path.write_text(rendered.source)
-    run = bind_backward(load_kernel(path, rendered.name), spec, config)
+    run = bind(load_kernel(path, rendered.name), spec, config)
     o, lse, delta = gradients.forward(inputs)
     rows = gradients.delta_of(o.roll(1, 2).float(), inputs.do.float(), inputs.dlse)
     for given, right in ((delta, True), (rows, False)):

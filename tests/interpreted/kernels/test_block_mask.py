@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from flashgen.evaluate.check import check_kernel
-from flashgen.kernels.launch import launch, load_kernel
-from flashgen.kernels.launch_backward import Backward, bind_backward
+from flashgen.kernels.launch import bind, launch, load_kernel
+from flashgen.kernels.launch_backward import Backward
 from flashgen.kernels.render import render
 from flashgen.reference import attention as reference
 from flashgen.reference import gradients
@@ -229,10 +229,10 @@ def test_skipped_blocks_are_not_read(tmp_path: Path, loads: str) -> None:
     backward: dict[str, Any] = {"lse": lse, "delta": delta, **call}
     of_rows, spec = kernel(DQ)
     given = Backward(q=q, k=poisoned(k), v=poisoned(v), do=do, **backward)
-    assert_first(bind_backward(of_rows, spec, config)(given)[0], exact["dq"])
+    assert_first(bind(of_rows, spec, config)(given)[0], exact["dq"])
     of_keys, spec = kernel(DKV)
     given = Backward(q=poisoned(q), k=k, v=v, do=poisoned(do), **backward)
-    for grad, name in zip(bind_backward(of_keys, spec, config)(given), ("dk", "dv"), strict=True):
+    for grad, name in zip(bind(of_keys, spec, config)(given), ("dk", "dv"), strict=True):
         assert_first(grad, exact[name])
 
 

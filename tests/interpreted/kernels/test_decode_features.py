@@ -22,8 +22,8 @@ from flashgen.evaluate.check_cache import (
     make_features,
     nasty_decode_cases,
 )
-from flashgen.kernels.launch import load_kernel
-from flashgen.kernels.launch_cache import Decode, bind_decode
+from flashgen.kernels.launch import bind, load_kernel
+from flashgen.kernels.launch_cache import Decode
 from flashgen.kernels.render import render
 from flashgen.reference import cache as reference_cache
 from flashgen.runtime.kv_cache import append
@@ -148,7 +148,7 @@ def run(
     rendered = render(spec, config)
     path = folder / f"{rendered.name}.py"
     path.write_text(rendered.source)
-    parts = bind_decode(load_kernel(path, rendered.name), spec, config)(call)
+    parts = bind(load_kernel(path, rendered.name), spec, config)(call)
     return (parts.o, parts.lse) if parts.whole else reference_cache.merge(parts.o, parts.lse)
 
 
@@ -179,9 +179,9 @@ def test_what_lies_outside_the_window_is_not_read(causal: bool, tmp_path: Path) 
     want, want_lse = reference_cache.attention(q, near, scale=0.25, causal=causal, features=own)
     torch.testing.assert_close(o, want, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(lse, want_lse, rtol=1e-4, atol=1e-5)
-    parts = bind_decode(
-        load_kernel(next(tmp_path.glob("*.py")), render(spec, config).name), spec, config
-    )(call)
+    parts = bind(load_kernel(next(tmp_path.glob("*.py")), render(spec, config).name), spec, config)(
+        call
+    )
     assert (
         parts.lse.isfinite().all()
     )  # 61 keys begin 4 tiles: of the whole cache two splits saw none

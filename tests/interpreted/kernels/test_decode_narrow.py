@@ -17,8 +17,8 @@ from flashgen.evaluate.check import check_kernel
 from flashgen.evaluate.check_cache import DecodeCase, judge, make_call
 from flashgen.evaluate.inputs import make_decode
 from flashgen.kernels import interpreter
-from flashgen.kernels.launch import load_kernel
-from flashgen.kernels.launch_cache import Append, Decode, bind_append, bind_decode
+from flashgen.kernels.launch import bind, load_kernel
+from flashgen.kernels.launch_cache import Append, Decode
 from flashgen.kernels.render import render
 from flashgen.reference import cache as reference_cache
 from flashgen.runtime.kv_cache import append
@@ -145,9 +145,7 @@ def test_every_number_is_rounded_as_torch_rounds_it(kv_dtype: Any, tmp_path: Pat
         k_scale=one,
         v_scale=one * 3,
     )
-    bind_append(kernel_of(spec, config, tmp_path), spec, config)(
-        Append(k=every, v=every, cache=cache)
-    )
+    bind(kernel_of(spec, config, tmp_path), spec, config)(Append(k=every, v=every, cache=cache))
     for found, x in ((cache.k, every.float()), (cache.v, every.float() / 3)):
         assert torch.equal(
             found.view(torch.int8), reference_cache.quantized(x, dtype).view(torch.int8)
@@ -175,7 +173,7 @@ def test_every_element_is_read_as_it_is(dtype: str, widening: Any, tmp_path: Pat
     )
     q = torch.zeros(16, 1, 1, 16, dtype=getattr(torch, dtype))
     call = Decode(q=q, cache=cache, scale=1.0, sms=1, splits=1)
-    parts = bind_decode(kernel_of(spec, config, tmp_path), spec, config)(call)
+    parts = bind(kernel_of(spec, config, tmp_path), spec, config)(call)
     want = v.float()
     assert want.isnan().sum() == 2
     if widening == "bits":
@@ -262,7 +260,7 @@ def test_mutant_of_ties_is_caught(name: str, tmp_path: Path) -> None:
         k_scale=torch.ones(1),
         v_scale=torch.ones(1),
     )
-    bind_append(load_kernel(path, rendered.name), spec, config)(Append(k=x, v=x, cache=cache))
+    bind(load_kernel(path, rendered.name), spec, config)(Append(k=x, v=x, cache=cache))
     wanted = reference_cache.quantized(x.float(), torch.float8_e4m3fn)
     assert not torch.equal(cache.k.view(torch.int8), wanted.view(torch.int8))
 
@@ -309,7 +307,7 @@ def test_what_is_timed_has_scales(name: str, tmp_path: Path) -> None:
         ):
             torch.testing.assert_close(found, x.float(), rtol=0.07, atol=0.05)
     config = make_config(16, 16)
-    parts = bind_decode(kernel_of(spec, config, tmp_path), spec, config)(call)
+    parts = bind(kernel_of(spec, config, tmp_path), spec, config)(call)
     o = parts.o if parts.whole else reference_cache.merge(parts.o, parts.lse)[0]
     expected, _ = reference_cache.attention(call.q, call.cache, scale=call.scale, causal=False)
     torch.testing.assert_close(o.half(), expected, rtol=5e-3, atol=5e-3)

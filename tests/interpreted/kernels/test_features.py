@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from flashgen.evaluate.check import check_kernel
-from flashgen.kernels.launch import launch, load_kernel
-from flashgen.kernels.launch_backward import Backward, bind_backward
+from flashgen.kernels.launch import bind, launch, load_kernel
+from flashgen.kernels.launch_backward import Backward
 from flashgen.kernels.render import render
 from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases
@@ -201,7 +201,7 @@ def gradient(
     direction: Any, spec: AttentionSpec, config: KernelConfig, folder: Path, call: Backward
 ) -> tuple[Tensor, ...]:
     of_direction = spec.for_direction(direction)
-    return bind_backward(kernel_of(of_direction, config, folder), of_direction, config)(call)
+    return bind(kernel_of(of_direction, config, folder), of_direction, config)(call)
 
 
 def of(direction: Any, mask: str, **features: Any) -> AttentionSpec:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from flashgen.evaluate.check import check_kernel
-from flashgen.kernels import launch
+from flashgen.kernels import launch, launch_forward
 from flashgen.kernels.render import render
 from flashgen.reference.cases import CheckCase, nasty_cases
 from flashgen.spec.attention import AttentionSpec
@@ -92,8 +92,8 @@ def test_any_number_of_programs_and_any_run(
     limits: tuple[int, int], order: str, persistent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run of one group, of all heads, and ragged ones; one program, and more than there are tiles."""
-    few = launch.OrderLimits(sms=limits[0], l2_bytes=limits[1])
-    monkeypatch.setattr(launch, "order_limits", lambda device: few)
+    few = launch_forward.OrderLimits(sms=limits[0], l2_bytes=limits[1])
+    monkeypatch.setattr(launch_forward, "order_limits", lambda device: few)
     config = make_config(32, 16, order=order, persistent=persistent)
     prove(CAUSAL, config, 7, [MANY])
 
@@ -123,8 +123,8 @@ def passes(config: KernelConfig, line: str, broken: str) -> bool:
 def test_mutant_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Runs of 8 heads of 12: the last is ragged. (Mutants that read beyond the heads would kill the
     # interpreter: tests/cpu/compile/test_orders.py has them.)
-    few = launch.OrderLimits(sms=5, l2_bytes=2 * 4 * 75 * 128)
-    monkeypatch.setattr(launch, "order_limits", lambda device: few)
+    few = launch_forward.OrderLimits(sms=5, l2_bytes=2 * 4 * 75 * 128)
+    monkeypatch.setattr(launch_forward, "order_limits", lambda device: few)
     config = make_config(32, 16, order="grouped", persistent=True)
     line, broken = MUTANTS[name]
     assert passes(config, line, line), "the kernel must pass unbroken"
@@ -147,8 +147,8 @@ def test_head_reversal_mutant_is_caught(line: str, broken: str) -> None:
 
 def test_each_tile_is_done_once_and_by_few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a wrong stride hides by doing a tile twice: no two programs write the same rows."""
-    few = launch.OrderLimits(sms=5, l2_bytes=2 * 4 * 75 * 128)
-    monkeypatch.setattr(launch, "order_limits", lambda device: few)
+    few = launch_forward.OrderLimits(sms=5, l2_bytes=2 * 4 * 75 * 128)
+    monkeypatch.setattr(launch_forward, "order_limits", lambda device: few)
     config = make_config(32, 16, order="grouped", persistent=True)
     rendered = render(CAUSAL, config)
     line = "tl.store(lse_ptr + batch_head.to(tl.int64) * seq_q + rows, lse, mask=rows < seq_q)"

@@ -17,6 +17,7 @@ from torch import Tensor
 from flashgen.evaluate.check import check_kernel
 from flashgen.evaluate.check_packed import packed_case
 from flashgen.kernels.launch import bind, load_kernel
+from flashgen.kernels.launch_forward import Forward
 from flashgen.kernels.render import render
 from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases
@@ -366,9 +367,10 @@ def test_bounds_are_read_when_the_kernel_runs(dispatcher: Dispatcher, tmp_path: 
     run = bind(load_kernel(path, rendered.name), spec, config)
     cu = cumulative([10, 20])
     features = Features(sequences=from_bounds(cu, cu, 30, 30))
-    run(q, k, v, 0.25, None, features)
+    call = Forward(q=q, k=k, v=v, scale=0.25, diagonal=None, features=features)
+    run(call)
     cu.copy_(cumulative([25, 5]))
-    o, _ = run(q, k, v, 0.25, None, features)
+    o, _ = run(call)
     x = (t[0].transpose(0, 1) for t in (q, k, v))
     want, _ = by_slices(*x, [25, 5], [25, 5], scale=0.25)
     torch.testing.assert_close(o[0].transpose(0, 1).double(), want, rtol=1e-5, atol=1e-5)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from flashgen.errors import GeneratedError, InvalidArgument, LaunchError, ToolchainError
-from flashgen.kernels import launch
-from flashgen.kernels import launch as arguments
+from flashgen.kernels import arguments
+from flashgen.kernels.plan import Plan
 from flashgen.reference.attention import judge
 from flashgen.runtime import Dispatcher
-from flashgen.runtime import launcher as launcher_module
 from flashgen.spec.problem import BUCKETS
 from tests.makers import make_config, make_spec
 from tests.package import make_choice, make_dispatcher
@@ -61,18 +61,13 @@ def assert_right(
 def names_of_launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels launched from here on."""
     names: list[str] = []
-    bind = launch.bind
+    run = Plan.__call__
 
-    def recording(kernel: object, spec: object, config: object) -> object:
-        bound = bind(kernel, spec, config)  # type: ignore[arg-type]
+    def recording(self: Plan, call: Any) -> Any:
+        names.append(f"{self.spec.name}_{self.config.label}")
+        return run(self, call)
 
-        def run(*args: object) -> object:
-            names.append(f"{spec.name}_{config.label}")  # type: ignore[attr-defined]
-            return bound(*args)  # type: ignore[arg-type]
-
-        return run
-
-    monkeypatch.setattr(launcher_module.launch, "bind", recording)
+    monkeypatch.setattr(Plan, "__call__", recording)
     return names
 
 
@@ -158,19 +153,14 @@ class OutOfResources(Exception):
 
 
 def fail_with(monkeypatch: pytest.MonkeyPatch, label: str, error: Exception) -> None:
-    bind = launch.bind
+    launch = Plan.__call__
 
-    def failing(kernel: object, spec: object, config: object) -> object:
-        bound = bind(kernel, spec, config)  # type: ignore[arg-type]
+    def failing(self: Plan, call: Any) -> Any:
+        if label in self.config.label:
+            raise error
+        return launch(self, call)
 
-        def run(*args: object) -> object:
-            if label in config.label:  # type: ignore[attr-defined]
-                raise error
-            return bound(*args)  # type: ignore[arg-type]
-
-        return run
-
-    monkeypatch.setattr(launcher_module.launch, "bind", failing)
+    monkeypatch.setattr(Plan, "__call__", failing)
 
 
 def test_out_of_resources_takes_the_next_rung_and_logs_it(

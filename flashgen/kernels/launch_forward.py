@@ -1,0 +1,138 @@
+"""Launches the kernels of the forward pass."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashgen.kernels.arguments import (
+    Arguments,
+    empty_like_layout,
+    feature_arguments,
+    positive_scale,
+    sizes,
+    strided,
+)
+from flashgen.kernels.plan import KernelCall, Plan
+from flashgen.spec import grid_rules
+from flashgen.spec.features import PLAIN, Features
+from flashgen.spec.vocabulary import padded
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Forward(KernelCall[tuple[Tensor, Tensor]]):
+    """q (B, H, Sq, d), k (B, Hkv, Sk, d), v (B, Hkv, Sk, d_v) in any strides with a contiguous last
+    dimension; diagonal as spec.diagonal_of gives it; the features that the spec names.
+
+    The result is O (B, H, Sq, d_v), laid out in memory as q is, of q's dtype or the one that fp8
+    names, and LSE (B, H, Sq) float32, natural logarithm.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scale: float
+    diagonal: int | None
+    features: Features = PLAIN
+
+    @property
+    def loaded(self) -> tuple[Tensor, ...]:
+        """The tensors that a kernel with TMA loads needs descriptors of."""
+        return self.q, self.k, self.v
+
+
+def forward(plan: Plan, call: Forward) -> tuple[Tensor, Tensor]:
+    """O and LSE, as Forward describes them. Raises whatever Triton raises."""
+    q, k, v, features = call.q, call.k, call.v, call.features
+    of_o = None if features.fp8 is None else getattr(torch, features.fp8.dtype)
+    o = empty_like_layout(q, v.shape[3], of_o)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    if o.numel() == 0:
+        return o, lse
+    packed = features.sequences
+    if packed is None and k.shape[2] == 0:
+        sinks = features.sinks
+        lse.copy_(sinks[:, None].expand(lse.shape)) if sinks is not None else lse.fill_(-math.inf)
+        return o.zero_(), lse
+    if packed is not None and packed.count == 0:
+        return o.zero_(), lse.fill_(-math.inf)
+    plan.start(q, *forward_arguments(plan, call, o, lse))
+    return o, lse
+
+
+def forward_arguments(plan: Plan, call: Forward, o: Tensor, lse: Tensor) -> tuple[int, Arguments]:
+    """How many programs the launch has, and its arguments. No tensor is empty."""
+    features = call.features
+    packed = features.sequences
+    q, scale = positive_scale(call.q, call.scale)
+    q, k, v = plan.in_eights(q, call.k, call.v)
+    batch, heads, seq_q, _ = q.shape
+    seq_k, longest = k.shape[2], seq_q
+    if packed is not None:
+        batch, longest = packed.count, max(1, packed.max_q)
+        seq_k = packed.most_keys(seq_k)
+    if packed is not None and packed.paged:
+        arguments = strided("q", q) | strided("k", k, "phs") | strided("v", v, "phs")
+        arguments |= strided("o", o)
+    else:
+        arguments = plan.tensors(q=q, k=k, v=v, o=o)
+    arguments["lse_ptr"] = lse
+    arguments |= sizes(q, v, scale, call.diagonal, packed)
+    if plan.featured:
+        arguments |= feature_arguments(features, (batch, heads, seq_q, seq_k))
+    blocks = batch * heads * plan.config.v_parts
+    if plan.config.schedule == "fa1":
+        return blocks, arguments | _scratch(plan, q)
+    blocks *= -(-longest // plan.config.br)
+    if plan.config.takes_heads:
+        arguments |= _order_arguments(q, v)
+        sms, persistent = order_limits(q.device).sms, plan.config.persistent
+        blocks = grid_rules.launched_blocks(blocks, sms, persistent=persistent)
+    return blocks, arguments
+
+
+def _order_arguments(q: Tensor, v: Tensor) -> Arguments:
+    """The arguments of kernels that order the tiles of all heads."""
+    batch, heads, _, head_dim = q.shape
+    _, kv_heads, seq_k, head_dim_v = v.shape
+    of_a_key = q.element_size() * (head_dim + head_dim_v)
+    l2_bytes = order_limits(q.device).l2_bytes
+    together = grid_rules.heads_together(of_a_key, seq_k, heads // kv_heads, l2_bytes)
+    # The kernel multiplies heads_together by tiles, in 32 bits.
+    return {"batch_heads": batch * heads, "heads_together": min(together, batch * heads)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderLimits:
+    """What of a device orders of tiles depend on."""
+
+    sms: int
+    l2_bytes: int
+
+
+INTERPRETED = OrderLimits(sms=5, l2_bytes=1 << 15)
+"""Of the CPU, where kernels are interpreted: so small that runs and strides are many and ragged."""
+
+
+@functools.cache
+def order_limits(device: torch.device) -> OrderLimits:
+    """Those of a device."""
+    if device.type != "cuda":
+        return INTERPRETED
+    found = torch.cuda.get_device_properties(device)
+    return OrderLimits(sms=found.multi_processor_count, l2_bytes=found.L2_cache_size)
+
+
+def _scratch(plan: Plan, q: Tensor) -> Arguments:
+    """FlashAttention-1's state in memory: O, row sum and row maximum, float32."""
+    empty = functools.partial(torch.empty, dtype=torch.float32, device=q.device)
+    rows = q.shape[:3]
+    return {
+        "acc_ptr": empty((*rows, padded(plan.spec.head_dim_v))),
+        "sum_ptr": empty(rows),
+        "max_ptr": empty(rows),
+    }

@@ -1,0 +1,109 @@
+"""Plan: a kernel with everything that its launches share."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from flashgen.errors import ToolchainError
+from flashgen.kernels import interpreter
+from flashgen.kernels.arguments import Arguments, in_eights, strided
+from flashgen.kernels.descriptors import describe, describe_for_gluon
+from flashgen.kernels.direct_launch import Direct
+from flashgen.kernels.signature import BLOCK_DIMS, descriptor_block
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import BY_KEYS, KernelConfig, rows_of_eight
+
+Kernel = Any  # a triton.runtime.JITFunction, or its interpreted twin
+Result = TypeVar("Result", covariant=True)
+
+
+class KernelCall(Generic[Result]):
+    """The tensors and numbers of one launch, and what it returns."""
+
+    __slots__ = ()
+
+    @property
+    def loaded(self) -> tuple[Tensor, ...]:
+        """The tensors that a kernel with TMA loads needs descriptors of."""
+        return ()
+
+
+class Plan:
+    """A kernel with everything that its launches share, read from spec and config once.
+
+    Calling a plan launches the kernel. Raises ToolchainError where the interpreter cannot run it.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        spec: AttentionSpec,
+        config: KernelConfig,
+        launch: Callable[[Plan, Any], Any],
+    ) -> None:
+        if interpreter.active() and not config.interpretable:
+            raise ToolchainError(
+                f"schedule {config.schedule} is Gluon, for which Triton has no interpreter: "
+                "run it on an sm_90 GPU, with TRITON_INTERPRET unset"
+            )
+        self.spec = spec
+        self.config = config
+        self.names: tuple[str, ...] = tuple(kernel.arg_names)
+        self.direct = Direct(kernel, config.launch_options)
+        self.by_keys = spec.direction in BY_KEYS
+        self.featured = spec.featured
+        self.rows_of_eight = rows_of_eight(spec, config)
+        self.by_descriptor = config.loads == "descriptor"
+        described = [x for x in BLOCK_DIMS if f"{x}_desc" in self.names]
+        self._blocks = {x: descriptor_block(spec, config, x) for x in described}
+        self._describe = describe_for_gluon if config.schedule == "hopper" else describe
+        self._launch = launch
+        self._in_order = operator.itemgetter(*self.names)
+
+    def __call__(self, call: KernelCall[Result]) -> Result:
+        """Launch the kernel for a call of its direction."""
+        result: Result = self._launch(self, call)
+        return result
+
+    def start(self, beside: Tensor, blocks: int, arguments: Arguments) -> None:
+        """Launch `blocks` programs on the device of the tensor `beside`."""
+        with on_device(beside):
+            self.direct(blocks, self.in_order(arguments))
+
+    def in_order(self, arguments: Arguments) -> tuple[Any, ...]:
+        """The arguments that the kernel takes, in its order. Raises KeyError for a missing one."""
+        ordered: tuple[Any, ...] = self._in_order(arguments)
+        return ordered
+
+    def tensors(self, **named: Tensor) -> Arguments:
+        """Arguments of tensors (batch, heads, seq, dim): pointers and strides, or descriptors."""
+        if self.by_descriptor:
+            return {f"{name}_desc": self.descriptor(name, x) for name, x in named.items()}
+        arguments: Arguments = {}
+        for name, x in named.items():
+            arguments.update(strided(name, x))
+        return arguments
+
+    def descriptor(self, name: str, x: Tensor) -> Any:
+        """The descriptor of one of the kernel's tensors."""
+        return self._describe(x, *self._blocks[name])
+
+    def in_eights(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The tensors, copied where the kernel needs strides that are multiples of 8 elements."""
+        return tuple(map(in_eights, tensors)) if self.rows_of_eight else tensors
+
+
+def on_device(tensor: Tensor) -> Any:
+    """Launch on the tensor's GPU, whichever is current; nothing to do for the interpreter."""
+    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
+        return _NOTHING
+    return torch.cuda.device(tensor.device)
+
+
+_NOTHING = contextlib.nullcontext()
