@@ -484,7 +484,8 @@ class Given:
     @property
     def nothing(self) -> bool:
         """Whether no argument is given."""
-        return all(getattr(self, each.name) in (None, 0.0) for each in fields(self))
+        values = (getattr(self, each.name) for each in fields(self))
+        return all(x is None or (isinstance(x, int | float) and x == 0) for x in values)
 
     def features(
         self, *, causal: bool, rng: Tensor | None = None, sequences: Sequences | None = None

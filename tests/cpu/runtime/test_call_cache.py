@@ -404,8 +404,8 @@ def test_a_kernel_that_lost_its_place_is_not_launched_again(
     steps = launcher._aligned
     config = steps.config
     while steps.config == config:  # the same may serve two buckets
-        assert steps.bound is not None
-        steps._next(steps.bound, RuntimeError("shared memory"))
+        assert steps.plan is not None
+        steps._next(steps.plan, RuntimeError("shared memory"))
     made, repeated = by_launch(driver, own, call, 1)
     assert repeated == 0
     assert made[0][0] != first[0]
