@@ -1,13 +1,13 @@
-"""The time of a launch that has not run: from a kernel's SASS, its grid and the target. No GPU.
+"""Estimates the time of a launch that has not run, from SASS, grid and target. No GPU.
 
 The main loops are replayed on a model of one SM (estimate/sm.py), and the blocks of the grid are
-scheduled over all SMs, each with its own number of trips. estimate_cubin() takes any Triton kernel,
-estimate() those of flashgen, whose trips follow from spec, config and problem.
+scheduled over all SMs, each with its own number of iterations. estimate_cubin() takes any Triton
+kernel; estimate() takes those of flashgen, whose trip counts follow from spec, config and problem.
 
-How far to trust it: on published landscapes the order is right
-(tests/cpu/estimate/test_published.py and estimate/test_landscapes.py have the bars,
-docs/estimates.md the figures); differences under 10 % are no knowledge, and times are good within
-their band. Left out: launch gaps, L2 misses of long sequences, power.
+How reliable it is: on published landscapes the order is right (tests/cpu/estimate/test_published.py
+and test_landscapes.py have the bounds, docs/estimates.md the results). Differences under 10 % mean
+nothing, and times are good within their band. Not modelled: launch gaps, L2 misses of long
+sequences, power.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from flashgen.spec.outcome import Timing
 from flashgen.spec.problem import Problem, bytes_moved, flops
 
 PROTOCOL = 6
-"""Version of the model; estimates of another one are made anew."""
+"""Version of the model; estimates of other versions are not reused."""
 
 BAND = (0.8, 1.6)
 """The true time is expected within these multiples of the estimate, where the architecture was held
@@ -38,7 +38,7 @@ against measurements: 326 of 336 published times of kernels with contiguous K an
 A100, an H100, an RTX 3090 and a 3060 Laptop), and 64 of another 72 that hold 66 us of Python."""
 
 WIDE_BAND = (0.6, 2.0)
-"""The same where it was not: other architectures, TMA loads, warps with roles. Chosen, not seen."""
+"""The same if not validated: other architectures, TMA loads, warp specialization. By hand."""
 
 LAUNCH_US = 3.0
 """Time of a launch that does nothing, as CUDA events show it: a round figure, no measurement."""
@@ -59,13 +59,13 @@ def estimate_cubin(
 ) -> Timing:
     """The time of one launch of any kernel that Triton compiled, in microseconds.
 
-    arch is what it was compiled for ("sm_90"), target the GPU, a known slug or a Gpu. num_warps are
-    those of a block, shared_bytes its dynamic shared memory. blocks has, for each block in launch
-    order, the trip counts of the kernel's main loops (the innermost ones with matrix instructions)
-    in order of address. Deterministic; never above the target's peak.
+    arch is the architecture it was compiled for ("sm_90"), target the GPU, a known slug or a Gpu.
+    num_warps are those of a block, shared_bytes its dynamic shared memory. blocks has, for each
+    block in launch order, the trip counts of the kernel's main loops (the innermost ones with
+    matrix instructions) in order of address. Deterministic; never above the target's peak.
 
-    Raises NoEstimate with the reason where the model has no honest figure, InvalidArgument for
-    arguments that contradict each other, ToolchainError where cuobjdump or numba is missing.
+    Raises NoEstimate with the reason if the model has no reliable figure, InvalidArgument for
+    contradicting arguments, ToolchainError if cuobjdump or numba is missing.
     """
     gpu = known_target(target) if isinstance(target, str) else target
     if arch != gpu.arch:
@@ -88,11 +88,11 @@ def time_of(
 ) -> Timing:
     """The time of a grid of blocks, in microseconds; blocks as for estimate_cubin.
 
-    least_bytes: what must pass between memory and the GPU in any case; least_flops: what it must
-    compute at the 16-bit matrix rate. streams: memory is the limit while all SMs are busy, so the
-    time in which some are not, at the end of the grid, comes on top of it. firm: False for a band
-    that is wide in any case. Raises InvalidArgument where a block has another number of trip counts
-    than the kernel has main loops.
+    least_bytes: lower bound of the memory traffic; least_flops: lower bound of the computation at
+    the 16-bit matrix rate. streams: memory is the limit while all SMs are busy, so the time in
+    which some are idle, at the end of the grid, is added. firm: False always gives the wide band.
+    Raises InvalidArgument if a block has another number of trip counts than the kernel has main
+    loops.
     """
     machine = machine_of(gpu)
     loops = len(replayed.block_flops)
@@ -125,7 +125,7 @@ def time_of(
 
 
 def _waves() -> Any:
-    """The module waves. Raises ToolchainError where numba is not installed."""
+    """The module grid_schedule. Raises ToolchainError if numba is not installed."""
     try:
         from flashgen.estimate import grid_schedule
     except ImportError:
@@ -153,11 +153,11 @@ def _peak(gpu: Gpu) -> float:
 def _grid_cycles(
     replayed: Replay, kinds: Sequence[Sequence[int]], kind_of: Sequence[int], gpu: Gpu
 ) -> tuple[float, float]:
-    """The cycles of a grid, and those for which an SM idles on average until the last is done."""
+    """The cycles of a grid, and how many of them an SM idles on average before the last is done."""
     import numpy as np
 
     residents = min(replayed.residents, math.ceil(len(kind_of) / gpu.sms))
-    # Loops of one phase run side by side: the longest of them is what the block takes.
+    # Loops of one phase run concurrently: the longest decides.
     trips = [[max(kind[loop] for loop in phase) for phase in replayed.phases] for kind in kinds]
     overhead = BLOCK_CYCLES + replayed.outside * residents
     end: float = _waves().list_schedule(
@@ -168,7 +168,7 @@ def _grid_cycles(
         gpu.sms,
         residents,
     )
-    # Not a matrix product: BLAS adds in an order of its own on every CPU, which may break a tie.
+    # Not a matrix product: the order in which BLAS adds depends on the CPU and may break a tie.
     cycles = np.array(trips, float) * np.array(replayed.cycles[residents - 1])
     of_a_kind = cycles.sum(axis=1) + overhead
     busy = float(of_a_kind[np.array(kind_of)].sum()) / (residents * gpu.sms)
@@ -176,7 +176,7 @@ def _grid_cycles(
 
 
 def _timing(median_us: float, least_us: float, *, firm: bool) -> Timing:
-    """The Timing with its band, no edge of it below least_us, what the target's peak allows."""
+    """The Timing with its band, in which no value is below least_us, the target's peak."""
     low, high = BAND if firm else WIDE_BAND
     return Timing(
         median_us=max(median_us, least_us),
@@ -190,8 +190,8 @@ def estimate(
 ) -> Timing:
     """The time of one launch of a flashgen kernel in microseconds.
 
-    Raises NoEstimate where gpu's architecture or rates are not known, for schedules fa1, hopper
-    and auto, and where the kernel has not the main loops its template has.
+    Raises NoEstimate if gpu's architecture or rates are not known, for schedules fa1, hopper and
+    auto, and if the kernel's main loops differ from its template's.
     """
     if config.schedule == "fa1":
         raise NoEstimate("the estimator has no model of schedule fa1, which rewrites O in memory")
@@ -222,7 +222,7 @@ def estimate(
 def _with_combine(
     timing: Timing, spec: AttentionSpec, config: KernelConfig, problem: Problem, gpu: Gpu
 ) -> Timing:
-    """A decode waits for the kernel that merges its splits, too."""
+    """The time of a decode with the kernel that merges its splits."""
     splits = splits_of(config, tuned_stream(spec, problem), gpu.sms)
     if splits == 1:
         return timing
@@ -235,10 +235,10 @@ def _with_combine(
 
 
 def estimate_streaming(spec: AttentionSpec, problem: Problem, gpu: Gpu) -> Timing:
-    """The time of a kernel that only passes over its tensors, backward_delta and combine, whatever
-    its config.
+    """The time of a kernel that only reads and writes its tensors, backward_delta and combine, with
+    any config.
 
-    Raises NoEstimate where gpu's architecture or rates are not known.
+    Raises NoEstimate if gpu's architecture or rates are not known.
     """
     machine_of(gpu)
     assert gpu.bandwidth_gbs is not None  # machine_of() has seen it
@@ -252,6 +252,6 @@ def estimable(arch: str) -> bool:
 
 
 def require_estimator() -> None:
-    """Raise ToolchainError unless what estimates need beyond the `tune` extra is installed."""
+    """Raise ToolchainError unless the packages for estimates (extra `offline`) are installed."""
     if find_spec("numba") is None:
         raise ToolchainError(NUMBA_MISSING)

@@ -1,7 +1,6 @@
-"""When the blocks of a grid end: each goes to the first SM that has room. Compiled by numba.
+"""When the blocks of a grid end: each goes to the first SM with a free slot. Compiled by numba.
 
-Apart from estimate/sm_clock.py, which replays one SM: here a block is its trips, and each trip a
-time.
+estimate/sm_clock.py replays one SM; here a block is a number of trips, and a trip a time.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -21,9 +20,9 @@ def list_schedule(kind_of, trips, cycles, overhead, sms, residents):
     """Cycles until the last block of a grid ends.
 
     kind_of: the kind of each block, in launch order. trips: (kind, phase), how often a block of
-    that kind goes through each phase. cycles: (blocks on the SM - 1, phase), what a trip takes.
-    Blocks go to the SMs in turn until all are full, then each to the first that has room; those of
-    an SM slow one another, so that a last wave runs the faster for being thin.
+    that kind runs each phase. cycles: (blocks on the SM - 1, phase), the duration of a trip. Blocks
+    go to the SMs in turn until all are full, then each to the first with a free slot. Blocks on one
+    SM slow one another, so a thin last wave runs faster.
     """
     blocks, phases = kind_of.shape[0], trips.shape[1]
     left = np.zeros((sms, residents, phases))
@@ -61,9 +60,9 @@ def list_schedule(kind_of, trips, cycles, overhead, sms, residents):
 
 @numba.njit(cache=True)
 def _run(left, start, held, cycles, passed, now):
-    """Lets the blocks of an SM run for so many cycles; how many of them are not done then.
+    """Advance the blocks of an SM by this number of cycles; returns how many are not done.
 
-    Those come to stand first in `left` and `start`.
+    Those are moved to the front of `left` and `start`.
     """
     pace = cycles[held - 1]
     keeps = 0
@@ -88,7 +87,7 @@ def _run(left, start, held, cycles, passed, now):
 
 @numba.njit(cache=True)
 def _first_end(left, start, held, cycles, now):
-    """When the first of an SM's blocks ends, if none comes or goes before."""
+    """When the first of an SM's blocks ends, if none starts or ends before."""
     soonest = NEVER
     for b in range(held):
         ends = now + start[b]

@@ -14,8 +14,7 @@ from flashgen.errors import NoEstimate
 from flashgen.estimate.machines import SUB_PARTITIONS, Machine
 from flashgen.estimate.register_ports import reads
 
-# estimate/sm_clock.py has the same numbers, written out: numba's cache sees no change in another
-# file.
+# estimate/sm_clock.py repeats these numbers: numba's cache does not see changes in another file.
 ALU, FMA, EXP2, MATRIX, SHARED, UNIFORM, CONTROL, HALF = range(8)
 
 (
@@ -66,7 +65,7 @@ _LEFT_UNDER_WAY = re.compile(r"(?:gsb0|SB0),\s*0x([0-9a-f]+)")
 
 @dataclass(slots=True)
 class Row:
-    """What cycles.replay knows of one instruction; the names are those of its arguments."""
+    """What sm_clock.replay needs of one instruction; the names are those of its arguments."""
 
     pipe: int
     occupies: float = 0.0
@@ -92,7 +91,7 @@ def unknown_share(body: Sequence[Instruction]) -> float:
 
 
 def row(i: Instruction, machine: Machine, hmma: float, *, spills_to_l2: bool) -> Row:
-    """One instruction, as far as it stands by itself; link() adds what needs the others.
+    """One instruction by itself; link() adds what depends on others.
 
     hmma: cycles of an HMMA of 16x8x16 in 16 bits.
     """
@@ -119,7 +118,7 @@ def row(i: Instruction, machine: Machine, hmma: float, *, spills_to_l2: bool) ->
 
 
 def _arithmetic(i: Instruction, pipe: int, machine: Machine) -> tuple[float, float]:
-    """Cycles of the pipe, and on top of them until the result where a barrier tells of it."""
+    """Cycles of the pipe, and further cycles until the result if a barrier signals it."""
     if pipe == EXP2:
         return machine.exp2, machine.exp2_late
     if pipe == HALF:
@@ -132,7 +131,7 @@ def _arithmetic(i: Instruction, pipe: int, machine: Machine) -> tuple[float, flo
 
 
 def _matrix(made: Row, i: Instruction, hmma: float) -> None:
-    """Matrix instructions: HMMA in step with its warp, wgmma of a warpgroup asynchronously."""
+    """Matrix instructions: HMMA synchronous with its warp, wgmma of a warpgroup asynchronous."""
     rows, columns, depth = shape_of(i)
     if i.is_wgmma:
         made.kind = WGMMA
@@ -203,8 +202,8 @@ def address_of(i: Instruction) -> int | None:
 
 
 def hmma_spacing(body: Sequence[Instruction]) -> float | None:
-    """The least stall count between neighbouring HMMA of 16-bit operands that ptxas need not hold
-    apart: those that add to different registers. None where there are none.
+    """The least stall count between neighbouring HMMA of 16-bit operands that are independent:
+    those that add to different registers. None if there are none.
     """
     stalls = [
         one.control.stall
@@ -221,8 +220,8 @@ def hmma_spacing(body: Sequence[Instruction]) -> float | None:
 class Program:
     """The bodies that run together on one SM, each by the warps of its role.
 
-    arrivals: the warps that complete a phase, by family of mbarriers; 0 where TMA loads do. credit:
-    warps already arrived, by named barrier.
+    arrivals: the number of warps that complete a phase, by family of mbarriers; 0 if TMA loads do.
+    credit: warps that have already arrived, by named barrier.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -244,9 +243,9 @@ def link(
     num_warps: int,
     spills_to_l2: bool,
 ) -> Program:
-    """The program of the main loops `main`, with the loops of the roles that have none of them.
+    """The program of the main loops `main`, with the loops of the roles without main loops.
 
-    Raises NoEstimate where the code does not tell what its barriers are for.
+    Raises NoEstimate if the code does not show what its barriers are for.
     """
     made = Program()
     bodies: list[tuple[Role, Body]] = []
@@ -266,10 +265,10 @@ def link(
 
 
 def _register_reads(rows: Sequence[Row], body: Body) -> None:
-    """Which registers each instruction reads that must have them at a fixed time.
+    """The registers read by each instruction that needs them at a fixed time.
 
-    Memory instructions, exp2 and conversions wait in queues until the ports are free, and are left
-    out; so are uniform instructions, and wgmma, whose reads of registers nobody has described.
+    Memory instructions, exp2 and conversions wait in queues for free ports and are left out. So are
+    uniform instructions, and wgmma, whose register reads are not documented.
     """
     pairs = [(each, i) for each, i in zip(rows, body, strict=True) if _reads_in_step(each)]
     for (each, _), found in zip(pairs, reads([i for _, i in pairs]), strict=True):
@@ -288,7 +287,9 @@ def _rows(made: Program, number: int) -> list[Row]:
 def _named_barriers(
     made: Program, listing: Listing, bodies: Sequence[tuple[Role, Body]], num_warps: int
 ) -> None:
-    """Who meets at the barriers of the block, and who has arrived before the loops begin."""
+    """Which warps meet at the barriers of the block, and which have arrived before the loops
+    start.
+    """
     waited_at = {i.barrier_name for i in listing.instructions if i.opcode.startswith("BAR.SYNC")}
     for number, (role, body) in enumerate(bodies):
         for each, i in zip(_rows(made, number), body, strict=True):
@@ -310,10 +311,10 @@ def _named_barriers(
 
 
 def _mbarriers(made: Program, listing: Listing, bodies: Sequence[tuple[Role, Body]]) -> None:
-    """Families of mbarriers: those of one ring, of which the loops' code names the first.
+    """Families of mbarriers: those of one ring, of which the code of the loops names the first.
 
-    A ring's n-th wait is for its n-th phase, less those that were begun before the loop; a role
-    that loads waits for a free place, and at first the whole ring is free.
+    The n-th wait of a ring is for its n-th phase, less those that were started before the loop. A
+    role that loads waits for a free slot; at first the whole ring is free.
     """
     using = (EXPECT, ARRIVE, AWAIT)
     bases: set[int] = set()
@@ -348,7 +349,7 @@ def _address(i: Instruction) -> int:
 
 
 def _bulk_loads(made: Program, listing: Listing, bodies: Sequence[tuple[Role, Body]]) -> None:
-    """Shares the bytes that each phase expects among the loads that follow."""
+    """Distributes the bytes that each phase expects among the loads that follow."""
     place = {i.address: n for n, i in enumerate(listing.instructions)}
     for number, (_, body) in enumerate(bodies):
         rows = _rows(made, number)
@@ -365,7 +366,7 @@ def _bulk_loads(made: Program, listing: Listing, bodies: Sequence[tuple[Role, Bo
 def _immediate(code: Sequence[Instruction], place: int, i: Instruction) -> int:
     """The number in the register that instruction `i` names last, set by the nearest move above.
 
-    Raises NoEstimate where there is no such move.
+    Raises NoEstimate if there is no such move.
     """
     register = i.operands.rpartition(",")[2].strip()
     for n in range(place - 1, -1, -1):
@@ -385,7 +386,7 @@ def _lags(
     order: Sequence[int],
     expected: Sequence[bool],
 ) -> None:
-    """By how many phases each wait lags behind."""
+    """The number of phases by which each wait lags behind."""
     in_loops = {i.address for _, body in bodies for i in body}
     for number, (role, body) in enumerate(bodies):
         rows = _rows(made, number)
@@ -433,7 +434,9 @@ its body, whether it leads its role (1 or 0), and whether its trips count."""
 
 
 def arrays(made: Program, residents: int) -> tuple[Any, Any, Any, Any]:
-    """What cycles.replay runs: code, places, arrivals and credit, for that many blocks."""
+    """The arguments of sm_clock.replay: code, places, arrivals and credit, for this number of
+    blocks.
+    """
     import numpy as np
 
     names = [name for name, _ in ROW]
@@ -446,7 +449,7 @@ def arrays(made: Program, residents: int) -> tuple[Any, Any, Any, Any]:
 
 
 def _places(made: Program, residents: int) -> list[tuple[int, ...]]:
-    """A tuple of PLACE for each warp; a block's warps go to the sub-partitions in turn."""
+    """A tuple of PLACE for each warp; the warps of a block go to the sub-partitions in turn."""
     found: list[tuple[int, ...]] = []
     slot = group = 0
     for block in range(residents):

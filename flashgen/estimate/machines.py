@@ -11,11 +11,12 @@ Sources, by the letters at the figures:
 [cores]  Huerta et al., "Dissecting and Modeling the Architecture of Modern GPU Cores", MICRO 2025,
          arXiv 2503.20481: the read ports of the registers (estimate/register_ports.py,
          cycles.READ_CYCLES), measured on an RTX A6000 and said to hold from Turing to Blackwell.
-[held]   chosen of four latencies and four bandwidths with the landscapes of an H100 in sight.
+[held]   chosen among four latencies and four bandwidths, knowing the landscapes of an H100.
 [seen]   a clock seen in use, not fitted to a landscape of tests/data.
 [assumed] nobody's figure.
 
-Ranks must not hang on [order] and [assumed]: a test draws all latencies and bandwidths 30 % off.
+Ranks must not depend on [order] and [assumed]: a test perturbs all latencies and bandwidths by
+30 %.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from flashgen.spec.gpu import Gpu
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Cycles, if nothing else is said.
+    """Parameters of one architecture, in cycles unless stated.
 
     fp32 to uniform: how long a warp's instruction occupies its pipe; matrix_at_least: an HMMA of
-    16x8x16 in 16 bits (wgmma takes half its columns). shared_bytes and l2_bytes: bytes a cycle and
-    SM; l2_burst_bytes: the same of one tile, while other SMs load nothing; memory_share: of the
-    target's bandwidth, what streams reach. *_late: from issue, or from the end of the transfer, to
-    the result. sustained: the share of the boost clock held under matrix work. known: whether
-    estimates of this architecture were ever held against measurements.
+    16x8x16 in 16 bits (wgmma takes half its columns). shared_bytes and l2_bytes: bytes per cycle
+    and SM; l2_burst_bytes: the same for one tile while other SMs load nothing; memory_share: the
+    share of the target's bandwidth that streams reach. *_late: from issue, or from the end of the
+    transfer, to the result. sustained: the share of the boost clock held under matrix work. known:
+    whether estimates of this architecture were validated.
     """
 
     fp32: float

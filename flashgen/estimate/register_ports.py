@@ -1,4 +1,4 @@
-"""Which registers instructions read, by bank: what keeps the register file's read ports busy.
+"""Which registers instructions read, by bank: the load on the read ports of the register file.
 
 After Huerta et al., "Dissecting and Modeling the Architecture of Modern GPU Cores", MICRO 2025
 (arXiv 2503.20481), section 5.3: the registers of a sub-partition lie in two banks, the even and the
@@ -29,7 +29,7 @@ _PREDICATE = re.compile(r"!?U?P[0-9T]")
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """`count` registers from `first` on; place is the operand's, from 0 on."""
+    """`count` registers from `first` on; place is the index of the operand."""
 
     place: int
     first: int
@@ -44,8 +44,8 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """Registers read of the even and the odd bank; again_*: right after the warp's own instruction
-    before, whose operands the cache still has.
+    """Registers read from the even and the odd bank; again_*: directly after the warp's own
+    previous instruction, whose operands are still cached.
     """
 
     even: int = 0
@@ -55,7 +55,7 @@ class Reads:
 
 
 def operands(i: Instruction) -> tuple[Operand, ...]:
-    """The registers that an instruction without memory operands reads, RZ left out."""
+    """The registers that an instruction without memory operands reads, without RZ."""
     parts = [part.strip() for part in i.operands.split(",")]
     named = [part for part in parts if not _PREDICATE.fullmatch(part)]
     has_target = not _PREDICATE.fullmatch(parts[0]) or i.base in ALSO_REGISTERS
@@ -69,7 +69,7 @@ def operands(i: Instruction) -> tuple[Operand, ...]:
 
 
 def _count(i: Instruction, place: int) -> int:
-    """How many registers the operand at a place takes up: more than one for tiles of a matrix."""
+    """How many registers the operand at an index takes: more than one for tiles of a matrix."""
     if i.is_matrix and place < 3:
         rows, columns, depth = shape_of(i)
         bits = 32 if ".TF32" in i.opcode else 16 if i.base == "HMMA" else 8
@@ -80,7 +80,7 @@ def _count(i: Instruction, place: int) -> int:
 
 
 def reads(body: Sequence[Instruction]) -> list[Reads]:
-    """What the instructions of a loop read, in its steady trips."""
+    """The reads of the instructions of a loop in its steady iterations."""
     held: dict[tuple[int, int], range] = {}
     for _ in range(2):  # the first trip fills the cache for the second
         found = [_reads(i, held) for i in body]

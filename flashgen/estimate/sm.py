@@ -39,7 +39,7 @@ TRIPS, FROM_TRIP = 10, 3
 """Trips of a loop that are replayed, and from which on they count as steady."""
 
 MEMORY = loop_program.HALF + 1
-"""Beside the pipes of estimate/loop_program.py: the way from L2."""
+"""In addition to the pipes of estimate/loop_program.py: the path from L2."""
 
 STAGGER = 60.0
 """Cycles between the starts of the blocks of an SM."""
@@ -51,7 +51,9 @@ NUMBA_MISSING = (
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """The shares of a trip in which each pipe is busy; latency is what the busiest leaves."""
+    """The shares of an iteration in which each pipe is busy; latency is the rest of the busiest
+    one.
+    """
 
     matrix: float
     exp2: float
@@ -66,12 +68,11 @@ class Usage:
 
 
 class Scoreboard:
-    """One kernel on one SM of a target. Raises NoEstimate where it cannot be replayed honestly.
+    """One kernel on one SM of a target. Raises NoEstimate if it cannot be replayed reliably.
 
-    num_warps are those of a block, shared_bytes its dynamic shared memory; streams: what it loads
-    comes from memory, not from L2. `main` are the main
-    loops in order of address, and phases says which of them, by number, run at the same time: one
-    by one, but for kernels whose warps have roles.
+    num_warps are those of a block, shared_bytes its dynamic shared memory; streams: its loads come
+    from memory, not from L2. `main` are the main loops in order of address. phases says which of
+    them, by number, run at the same time: one by one, except in warp-specialized kernels.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Scoreboard:
 
     @cached_property
     def phases(self) -> tuple[tuple[int, ...], ...]:
-        """Numbers of main loops that run at the same time, each by warps of its own."""
+        """Numbers of main loops that run at the same time, each by its own warps."""
         place = {body[0].address: number for number, body in enumerate(self.main)}
         multiplying = [
             [place[body[0].address] for body in role.loops if body[0].address in place]
@@ -124,7 +125,9 @@ class Scoreboard:
         return (len(self.listing.instructions) - inside) // len(self.phases[0])
 
     def trip_cycles(self, residents: int) -> tuple[float, ...]:
-        """Cycles of one trip of each phase while the SM holds so many blocks, which all do one."""
+        """Cycles of one trip of each phase while the SM holds this number of blocks, which all
+        do one.
+        """
         if residents not in self._cycles:
             self._cycles[residents] = tuple(
                 self._replay(self._program(phase, residents), residents) for phase in self.phases
@@ -132,7 +135,7 @@ class Scoreboard:
         return self._cycles[residents]
 
     def usage(self, phase: int, residents: int) -> Usage:
-        """What limits a phase at this residency."""
+        """What limits a phase at this occupancy."""
         busy = self._busy(self._program(self.phases[phase], residents))
         scale = residents / self.trip_cycles(residents)[phase]
         return Usage(
@@ -146,7 +149,7 @@ class Scoreboard:
     def _busy(self, made: Program) -> dict[int, float]:
         """Cycles for which a trip of one block occupies each pipe of the SM.
 
-        Those of the sub-partitions are taken to be shared evenly. CONTROL stands for the issue of
+        Pipes of the sub-partitions are assumed to be shared evenly. CONTROL stands for issuing
         instructions, MEMORY for the transfers from L2.
         """
         busy = dict.fromkeys((*range(loop_program.HALF + 1), MEMORY), 0.0)
@@ -172,19 +175,19 @@ class Scoreboard:
         return (role.warps or self.num_warps) * sum(map(matrix_flops, body))
 
     def least_cycles(self, loop: int) -> float:
-        """The cycles that a block's trip of a main loop occupies its fullest arithmetic pipe."""
+        """The cycles that a block's trip of a main loop occupies its busiest arithmetic pipe."""
         phase = next(phase for phase in self.phases if loop in phase)
         busy = self._busy(self._program(phase, self.residents))
         # Loops that run side by side are counted together: each gets its part.
         return max(busy[pipe] for pipe in (loop_program.MATRIX, loop_program.FMA)) / len(phase)
 
     def _check_listing(self) -> None:
-        """Refuse what the model is not borne out by.
+        """Refuse a listing that contradicts the model.
 
-        HMMA further apart than the pipe takes are: then the pipe is slower than it is taken for.
-        Closer ones are not. What ptxas writes is of an architecture, the pipe's time of a product:
-        it spaces them by 8 cycles for sm_80, sm_86 and sm_89 (Triton 3.7.1), where the pipes take 8
-        on an A100, 16 on an A10 and an L4, and 32 on a GeForce. The hardware holds back the rest.
+        HMMA further apart than the pipe takes do: the pipe is slower than assumed. Closer ones do
+        not. The spacing by ptxas is per architecture, the pipe's time per product: it spaces them
+        by 8 cycles for sm_80, sm_86 and sm_89 (Triton 3.7.1), while the pipes take 8 on an A100, 16
+        on an A10 and an L4, and 32 on a GeForce. The hardware holds back the rest.
         """
         if not self.main:
             raise NoEstimate("no main loop was found in the SASS")
@@ -210,7 +213,9 @@ class Scoreboard:
                 )
 
     def _check_replay(self) -> None:
-        """With one block, no trip is shorter than the stalls of a warp. (_replay sees to pipes.)"""
+        """With one block, no trip is shorter than the stalls of a warp. (_replay checks the
+        pipes.)
+        """
         for phase, sm_clock in zip(self.phases, self.trip_cycles(1), strict=True):
             made = self._program(phase, 1)
             for start, end in zip(made.start, made.end, strict=True):
@@ -221,7 +226,9 @@ class Scoreboard:
                     )
 
     def _program(self, phase: tuple[int, ...], residents: int) -> Program:
-        """The program of a phase, which nobody changes: made once for stacks in L1, once in L2."""
+        """The program of a phase, which does not change: built once for stacks in L1, once in
+        L2.
+        """
         spills_to_l2 = self._spills_to_l2(residents)
         if (phase, spills_to_l2) not in self._programs:
             self._programs[phase, spills_to_l2] = loop_program.link(
@@ -236,13 +243,13 @@ class Scoreboard:
         return self._programs[phase, spills_to_l2]
 
     def _spills_to_l2(self, residents: int) -> bool:
-        """Whether the blocks' stacks exceed what L1 has left beside their shared memory."""
+        """Whether the blocks' stacks exceed the part of L1 that their shared memory leaves."""
         stacks = self.listing.stack_bytes * self.num_warps * 32 * residents
         left = self.machine.l1_bytes - residents * (self.shared_bytes + 1024)
         return stacks > 0.7 * max(left, 0)
 
     def _replay(self, made: Program, residents: int) -> float:
-        """Cycles in which all residents do one steady trip."""
+        """Cycles in which all resident blocks do one steady trip."""
         finish = clock().replay(
             *loop_program.arrays(made, residents),
             residents,
@@ -252,16 +259,16 @@ class Scoreboard:
             STAGGER,
         )
         if finish[0, 0] < 0:
-            raise NoEstimate("in the replay its warps wait for one another for ever")
+            raise NoEstimate("its warps deadlock in the replay")
         steady = finish[:, TRIPS - 1] - finish[:, FROM_TRIP]
         trip = float(steady.mean()) / (TRIPS - 1 - FROM_TRIP)
-        # Where a pipe is full, some blocks run ahead of others, which then look as fast as they.
-        # And all SMs together get less from L2 than one does while the others compute.
+        # If a pipe is full, some blocks run ahead of others, which then look as fast.
+        # All SMs together get less from L2 than one does while the others compute.
         return max(trip, residents * max(self._busy(made).values()))
 
 
 def clock() -> Any:
-    """The module cycles. Raises ToolchainError where numba is not installed."""
+    """The module sm_clock. Raises ToolchainError if numba is not installed."""
     try:
         from flashgen.estimate import sm_clock
     except ImportError:
@@ -274,19 +281,18 @@ def _loads(each: Row) -> int:
 
 
 REPLAY = 5
-"""Version of what a Replay holds; one of another version is made anew."""
+"""Version of the contents of a Replay; other versions are not reused."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What the replay found out of one kernel on one target: all that its times follow from.
+    """The result of replaying one kernel on one target; all its times follow from it.
 
     phases: numbers of the main loops, in order of address, that run at the same time. cycles: by
     blocks on an SM, from 1 to residents, the cycles of a trip of each phase. usage: of each phase,
-    with the SM full. Of a block's trip of each main loop, block_flops: of its matrix instructions;
-    least_cycles: for which it occupies the fullest arithmetic pipe of the SM.
-    outside: instructions that a warp runs but once. firm: of the kind that was held against
-    measurements.
+    with the SM full. For a block's trip of each main loop, block_flops: of its matrix instructions;
+    least_cycles: for which it occupies the busiest arithmetic pipe of the SM. outside: instructions
+    that a warp runs only once. firm: whether kernels of this type were validated.
     """
 
     residents: int
@@ -299,7 +305,7 @@ class Replay:
     firm: bool
 
     def to_json(self) -> dict[str, Any]:
-        """A dictionary that json can write; from_json reads it back to an equal Replay."""
+        """A dictionary that json can write; from_json restores an equal Replay from it."""
         return asdict(self)
 
     @classmethod
@@ -315,7 +321,7 @@ class Replay:
 
 
 def streams(spec: AttentionSpec) -> bool:
-    """Whether a kernel reads K and V but once, so that they come from memory and not from L2."""
+    """Whether a kernel reads K and V only once, so that they come from memory and not from L2."""
     return spec.direction == "decode"
 
 
@@ -324,10 +330,10 @@ def replay_cubin(
 ) -> Replay:
     """Replay a kernel's main loops on one SM of `gpu`.
 
-    num_warps are those of a block, shared_bytes its dynamic shared memory; streams: what it loads
-    comes from memory, not from L2. Raises NoEstimate with
-    the reason where there is no honest figure, InvalidArgument where the kernel was compiled for
-    another architecture, ToolchainError where cuobjdump or numba is missing.
+    num_warps are those of a block, shared_bytes its dynamic shared memory; streams: its loads come
+    from memory, not from L2. Raises NoEstimate with the reason if there is no reliable figure,
+    InvalidArgument if the kernel was compiled for another architecture, ToolchainError if cuobjdump
+    or numba is missing.
     """
     machine = machine_of(gpu)
     listing = disassemble(cubin)
@@ -356,10 +362,10 @@ def replay_cubin(
 
 
 def cached_replay(compiled: Compiled, gpu: Gpu, cache: Path, *, streams: bool = False) -> Replay:
-    """The Replay of a kernel whose binary lies in folder `cache`, kept there for the next time;
+    """The Replay of a kernel whose binary is in folder `cache`, where the result is cached too;
     streams as in replay_cubin.
 
-    Raises what replay_cubin raises, and ToolchainError where the folder cannot be read or written.
+    Raises the errors of replay_cubin, and ToolchainError if the folder cannot be read or written.
     """
     found = recall_replay(compiled, gpu, cache, streams=streams)
     if found is not None:
@@ -386,7 +392,9 @@ def cached_replay(compiled: Compiled, gpu: Gpu, cache: Path, *, streams: bool = 
 def recall_replay(
     compiled: Compiled, gpu: Gpu, cache: Path, *, streams: bool = False
 ) -> Replay | None:
-    """What the cache holds of a kernel on `gpu`; None if nothing, or a file torn or outdated."""
+    """The cached Replay of a kernel on `gpu`; None if there is none, or the file is incomplete
+    or outdated.
+    """
     try:
         file = _replay_file(compiled, gpu, cache, streams)
         record = json.loads(file.read_text(encoding="utf-8"))
@@ -398,7 +406,7 @@ def recall_replay(
 
 
 def _made_by(gpu: Gpu) -> dict[str, Any]:
-    """All that a Replay follows from besides the binary."""
+    """All that a Replay depends on besides the binary."""
     machine = MACHINES.get(gpu.arch)
     return {"replay": REPLAY, "gpu": asdict(gpu), "machine": machine and asdict(machine)}
 

@@ -1,14 +1,14 @@
 """The clock of estimate/sm.py: issues one instruction after the other and counts the cycles.
 
-With estimate/grid_schedule.py the only importer of numba, and nothing imports it before something
-is to be replayed. One warp instruction issues a cycle on each of the SM's four sub-partitions. The
-next issue of a warp is the latest of its stall count, the barriers it waits for, and its pipe; of
-the warps that could issue, the earliest goes first, and among equals the one that went last. Pipes
-are of a sub-partition, but for the one to shared memory and the one to L2, which the SM shares.
+Only this module and estimate/grid_schedule.py import numba, and they are imported when something is
+replayed. One warp instruction issues per cycle on each of the SM's four sub-partitions. The next
+issue of a warp is the latest of its stall count, the barriers it waits for, and its pipe. Of the
+warps that could issue, the earliest goes first, and among equals the one that issued last. Pipes
+belong to a sub-partition, except for those to shared memory and to L2, which the SM shares.
 
-A wgmma keeps its warp no longer than its issue takes: it is put behind those of its warp that have
-not begun, and the matrix pipe takes what was issued first, whosever it is. So a warp works beside
-its own products, and those of two warps mix.
+A wgmma holds its warp only while it issues. It is queued after those of its warp that have not
+started, and the matrix pipe takes them in order of issue, whichever the warp. So a warp works
+during its own products, and products of two warps interleave.
 """
 
 # numba compiles these functions for the types it is called with; mypy sees neither those nor the
@@ -31,14 +31,14 @@ ALU, FMA, EXP2, MATRIX, SHARED, UNIFORM, CONTROL, HALF = range(8)
 
 SUB_PARTITIONS = 4
 NO_BARRIER = 6
-"""From here on the number of a scoreboard barrier means none."""
+"""Numbers of scoreboard barriers from here on mean none."""
 
 RING = 64
 """How many groups of asynchronous work are remembered; an instruction can leave 63 under way."""
 
 NAMED_BARRIERS = 16
 AWAKE, WARPGROUP, DONE = -1, NAMED_BARRIERS, NAMED_BARRIERS + 1
-"""What a warp sleeps on, where it is no named barrier; DONE for ever."""
+"""What a warp sleeps on, other than a named barrier; DONE is final."""
 
 SHARED_QUEUE = 24.0
 """Cycles of work that may queue for shared memory before a warp stalls at issue."""
@@ -54,7 +54,7 @@ WGMMA_LATENCY, ARRIVE_LATENCY, LOOP_BACK = 18.0, 6.0, 4.0
 
 NEVER = 1e30
 SAME = 1e-9
-"""Cycles within which two times are one."""
+"""Cycles within which two times count as equal."""
 
 
 _WHOLE = ("block", "sub", "group", "start", "end", "leads", "counts", "pc", "trip", "asleep_on")
@@ -103,11 +103,12 @@ SHARED_QUEUE_END, L2_QUEUE_END = range(2)
 def replay(
     code, places, arrivals, credit, blocks, trips, l2_cycles_per_byte, barrier_late, stagger
 ):
-    """Finish times (block, trip) in cycles; -1 in [0, 0] where the warps wait for one another.
+    """Finish times (block, trip) in cycles; -1 in [0, 0] if the warps deadlock.
 
-    code and places: arrays of program.ROW and program.PLACE. arrivals: how many warps complete a
-    phase, by family of mbarriers. credit: warps already arrived, by named barrier. barrier_late:
-    cycles from the last arrival to the waiters' next issue. stagger: between the starts of blocks.
+    code and places: arrays of loop_program.ROW and loop_program.PLACE. arrivals: the number of
+    warps that complete a phase, by family of mbarriers. credit: warps that have already arrived, by
+    named barrier. barrier_late: cycles from the last arrival to the waiters' next issue. stagger:
+    cycles between the starts of blocks.
     """
     warps = _warps(places, stagger)
     subs = np.zeros(SUB_PARTITIONS, SUB)
@@ -172,7 +173,7 @@ def replay(
 
 @numba.njit(cache=True)
 def _warps(places, stagger):
-    """All warps, about to begin their loops, those of later blocks the later."""
+    """All warps before their loops; those of later blocks start later."""
     warps = np.zeros(places.shape[0], WARP)
     for w in range(places.shape[0]):
         warp, place = warps[w], places[w]
@@ -186,9 +187,9 @@ def _warps(places, stagger):
 
 @numba.njit(cache=True)
 def _next_issue(code, warps, subs, queues, phases, awaited):
-    """Which warp issues next, and when: the earliest, among equals the one that issued last.
+    """The warp that issues next, and when: the earliest, among equals the one that issued last.
 
-    (-1, NEVER) where none ever can, but for a product that it waits for.
+    (-1, NEVER) if none can, except after a product that it waits for.
     """
     chosen, soonest = -1, NEVER
     for w in range(warps.shape[0]):
@@ -199,7 +200,7 @@ def _next_issue(code, warps, subs, queues, phases, awaited):
         if row.kind == AWAIT:
             number = awaited[w, row.count] - int(row.amount)
             if number >= 0 and phases[warp.block, row.count, number].done_at == NEVER:
-                continue  # nobody has begun what completes this phase
+                continue  # what completes this phase has not started
         if row.kind == WGMMA and warp.queued - warp.multiplied == RING:
             continue
         at = _earliest(row, warp, sub, queues, w == sub.last_issued)
@@ -210,8 +211,8 @@ def _next_issue(code, warps, subs, queues, phases, awaited):
 
 @numba.njit(cache=True)
 def _next_product(warps, subs):
-    """Whose wgmma a matrix pipe takes next, and when: of those that can begin first, the one that
-    was issued first. (-1, NEVER) where none waits.
+    """The warp whose wgmma a matrix pipe takes next, and when: of those that can start first,
+    the one that was issued first. (-1, NEVER) if none waits.
     """
     chosen, soonest, oldest = -1, NEVER, NEVER
     for w in range(warps.shape[0]):
@@ -226,7 +227,7 @@ def _next_product(warps, subs):
 
 @numba.njit(cache=True)
 def _earliest(row, warp, sub, queues, again):
-    """When a warp may issue its next instruction, mbarriers left out.
+    """When a warp may issue its next instruction, ignoring mbarriers.
 
     again: the sub-partition issued last for this very warp.
     """
@@ -253,7 +254,9 @@ def _earliest(row, warp, sub, queues, again):
 
 @numba.njit(cache=True)
 def _read_registers(row, sub, again, t):
-    """Takes the read ports of both banks from cycle t on, a register of a warp a cycle each."""
+    """Occupies the read ports of both banks from cycle t on, one register of a warp per cycle
+    each.
+    """
     even, odd = (row.again_even, row.again_odd) if again else (row.even, row.odd)
     if even > 0:
         sub.even_free = max(sub.even_free, t) + even
@@ -263,7 +266,9 @@ def _read_registers(row, sub, again, t):
 
 @numba.njit(cache=True)
 def _occupy(row, warp, sub, queues, t, l2_cycles_per_byte):
-    """Takes the pipe from cycle t on. When the operands are read, and when the result is there."""
+    """Occupies the pipe from cycle t on; returns when the operands are read and when the result
+    is there.
+    """
     if row.pipe == SHARED:
         start = max(t + 2.0, queues[SHARED_QUEUE_END])
         end = start + row.shared
@@ -320,7 +325,7 @@ def _commit_copies(warp):
 
 @numba.njit(cache=True)
 def _meet(row, w, warps, meeting, t, barrier_late):
-    """Warp w is at a named barrier of its block; the last that must come wakes those that wait."""
+    """Warp w has reached a named barrier of its block; the last to arrive wakes those that wait."""
     meeting.here += 1
     meeting.last = max(meeting.last, t)
     name = int(row.amount)
@@ -337,7 +342,7 @@ def _meet(row, w, warps, meeting, t, barrier_late):
 
 @numba.njit(cache=True)
 def _meet_group(w, warps, meeting, t):
-    """Warp w is where its warpgroup sets out together."""
+    """Warp w has reached the point where its warpgroup starts together."""
     meeting.here += 1
     meeting.last = max(meeting.last, t)
     warps[w].asleep_on = WARPGROUP
@@ -351,7 +356,9 @@ def _meet_group(w, warps, meeting, t):
 
 @numba.njit(cache=True)
 def _load(row, issued, phases, queues, t, l2_cycles_per_byte):
-    """A role's first warp begins a phase (EXPECT), or has TMA load for the one it began last."""
+    """A role's first warp starts a phase (EXPECT), or makes TMA load for the one it started
+    last.
+    """
     if row.kind == EXPECT:
         issued[row.count] += 1
         return
@@ -373,7 +380,7 @@ def _arrive(phase, at, needed):
 
 @numba.njit(cache=True)
 def _advance(warp, finish, t, trips):
-    """Moves a warp to its next instruction; 1 where that was the end of its last trip, else 0."""
+    """Moves a warp to its next instruction; returns 1 at the end of its last trip, else 0."""
     warp.pc += 1
     if warp.pc < warp.end:
         return 0

@@ -1,8 +1,9 @@
-"""What the blocks of a launch do: how often each one's main loops turn, and the bytes of them all.
+"""The work of the blocks of a launch: trip counts of the main loops of each, and bytes moved by
+all.
 
-It says of the templates what their loops' bounds say; the causal diagonal is the bottom-right one,
-and a window has the length that tuning runs, problem.TUNED_WINDOW, as a document of a block mask
-has TUNED_DOCUMENT.
+It repeats the loop bounds of the templates. The causal diagonal is the bottom-right one; a window
+has the length that tuning uses, problem.TUNED_WINDOW, and a document of a block mask
+TUNED_DOCUMENT.
 """
 
 from __future__ import annotations
@@ -23,12 +24,11 @@ from flashgen.spec.vocabulary import DECODING
 def grid(
     spec: AttentionSpec, config: KernelConfig, problem: Problem, gpu: Gpu, *, loops: int
 ) -> list[tuple[int, ...]]:
-    """Trip counts of the main loops, in order of address, for each block in launch order. The
-    GPU's SMs decide how a decode is split, its L2 how order grouped runs.
+    """Trip counts of the main loops, in order of address, for each block in launch order. The GPU's
+    SMs decide how a decode is split, its L2 how order grouped runs.
 
-    Raises NoEstimate for a number of loops
-    that the template does not have, for directions whose loops turn as often as the tensors say,
-    and for persistent kernels.
+    Raises NoEstimate for a number of loops that the template does not have, for directions whose
+    trip counts depend on the tensors, and for persistent kernels.
     """
     if config.persistent:
         raise NoEstimate(
