@@ -8,7 +8,7 @@ them.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from flashgen.runtime.call import (
     Gradients,
     Saved,
     Scalars,
+    TwoPasses,
     Wanted,
     features_of,
     parts_of,
@@ -33,20 +34,6 @@ from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver
 from flashgen.spec.features import BIAS, PLAIN, SINKS, Features, tensors_of
 from flashgen.spec.vocabulary import MAX_BACKWARD_HEAD_DIM, Direction, no_gradient
-
-
-class TwoPasses(Protocol):
-    """What a graph is made of: runtime/autograd.py's Passes, or those of calls that are alike."""
-
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features = ...
-    ) -> tuple[Tensor, Tensor]:
-        """As Passes.forward."""
-        ...
-
-    def backward(self, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted) -> Gradients:
-        """As Passes.backward."""
-        ...
 
 
 def attention(

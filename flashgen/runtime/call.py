@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -80,6 +80,20 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Te
 """Of q, k, v, the bias and the sinks; None where none was asked for."""
 
 NO_SCALARS = Scalars()
+
+
+class TwoPasses(Protocol):
+    """The forward and the backward pass: autograd.Passes, or those of repeated calls."""
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features = ...
+    ) -> tuple[Tensor, Tensor]:
+        """O and LSE, as Passes.forward."""
+        ...
+
+    def backward(self, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted) -> Gradients:
+        """As Passes.backward."""
+        ...
 
 
 def parts_of(features: Features) -> tuple[Scalars, tuple[Tensor | None, ...]]:

@@ -26,7 +26,7 @@ from flashgen.runtime.kv_cache import Appender
 from flashgen.runtime.resolver import Resolver, addressable, key
 from flashgen.runtime.selection import Served
 from flashgen.spec.block_mask import BlockMask
-from flashgen.spec.features import PLAIN, Given, Window, limits_of
+from flashgen.spec.features import PLAIN, Features, Given, Window, limits_of
 from flashgen.spec.from_call import diagonal_of
 from flashgen.spec.vocabulary import Direction
 
@@ -252,6 +252,10 @@ class Dispatcher:
             causal=causal, scale=scale, precision=precision,
         )  # fmt: skip
         return (o, lse) if return_lse else o
+
+    def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features) -> None:
+        """Raise InvalidArgument, naming the argument, unless kernels can serve this."""
+        self.featured.check(q, k, v, call, features)
 
     def serves_by_torch(self, device: torch.device) -> bool:
         """Whether tensors of this device are left to torch: those of a CPU, unless interpreted."""

@@ -76,8 +76,7 @@ def attention(
             q, k, v, scale=call.scale, diagonal=call.diagonal(q, k), features=features
         )
         return empty_like_layout(q, v.shape[3], out_dtype).copy_(o), lse.float()
-    found: tuple[Tensor, Tensor] = dispatcher.passes.forward(q, k, v, call, features)
-    return found
+    return dispatcher.passes.forward(q, k, v, call, features)
 
 
 def _factor(name: str, x: Tensor | None, q: Tensor, k: Tensor) -> Tensor:

@@ -47,9 +47,8 @@ def attention_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     """
     q, k, v, call, features, package = _read(arguments)
     dispatcher = registry.dispatcher_of(package)
-    dispatcher.featured.check(q, k, v, call, features)
-    found: tuple[Tensor, Tensor] = dispatcher.passes.forward(q, k, v, call, features)
-    return found
+    dispatcher.check(q, k, v, call, features)
+    return dispatcher.passes.forward(q, k, v, call, features)
 
 
 @attention_forward.register_fake

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from flashgen.runtime.call import Call, TwoPasses
+    from flashgen.spec.features import Features
+
 SCHEMA = 1
 """The layout of generated/ that this flashgen writes and reads."""
 
@@ -38,16 +41,25 @@ _SCHEMA_LINE = re.compile(r"^SCHEMA = (\d+)$", re.MULTILINE)
 
 
 class Serving(Protocol):
-    """What operators and drop-ins use of flashgen.runtime.Dispatcher, which has the signatures."""
+    """What operators and drop-ins use of flashgen.runtime.Dispatcher, which documents it."""
 
-    appender: Any
-    decoder: Any
-    featured: Any
-    passes: Any
-    served: Any
+    @property
+    def passes(self) -> TwoPasses:
+        """The forward and backward pass, of checked arguments."""
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, /, **options: Any) -> Any:
-        """Exact attention."""
+    @property
+    def decoder(self) -> Any:
+        """Decode, as runtime/decode.py's Decoder."""
+
+    @property
+    def appender(self) -> Any:
+        """Writes into a cache, as runtime/kv_cache.py's Appender."""
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, /, *args: Any, **options: Any) -> Any:
+        """As flashgen.attention."""
+
+    def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features) -> None:
+        """Raise InvalidArgument, naming the argument, unless kernels can serve this."""
 
     def serves_by_torch(self, device: torch.device) -> bool:
         """Whether torch serves tensors of this device."""

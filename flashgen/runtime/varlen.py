@@ -167,7 +167,7 @@ def _attention(
     dispatcher: Serving, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features
 ) -> tuple[Tensor, Tensor]:
     """O (1, H, Tq, d_v) and LSE (1, H, Tq) of packed q (1, H, Tq, d), k and v."""
-    dispatcher.featured.check(q, k, v, call, features)
+    dispatcher.check(q, k, v, call, features)
     if dispatcher.serves_by_torch(q.device):
         return _by_torch(q, k, v, call, features)
     differentiated = torch.is_grad_enabled() and any(
@@ -175,8 +175,7 @@ def _attention(
     )
     if differentiated:
         return autograd.attention(dispatcher.passes, call, q, k, v, features)
-    found: tuple[Tensor, Tensor] = dispatcher.passes.forward(q, k, v, call, features)
-    return found
+    return dispatcher.passes.forward(q, k, v, call, features)
 
 
 def _by_torch(

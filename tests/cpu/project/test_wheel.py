@@ -86,6 +86,7 @@ def packed(folder: str, pattern: str, inside: str) -> set[str]:
         ("flashgen", "*.jinja", "flashgen"),
         ("templates", "*.jinja", "flashgen/_templates"),
         ("configs", "*.yaml", "flashgen/_configs"),
+        ("configs", "*.jsonl", "flashgen/_configs"),
         ("generated", "*.py", "flashgen/_generated"),
     ],
 )
