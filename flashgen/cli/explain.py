@@ -18,7 +18,7 @@ from flashgen.cli.options import (
     in_pages,
     named_directions,
     named_spec,
-    tables_of,
+    table_of,
 )
 from flashgen.errors import InvalidArgument, NoGpuError
 from flashgen.runtime import registry
@@ -36,9 +36,12 @@ def explain(
     paged: Paged = False,
     kv: Kv = None,
     feature: FeatureNames = None,
-    gpu_slug: Annotated[
+    target: Annotated[
         str | None, typer.Option(help="Serve as this GPU; by default the one here, or nvidia_h200.")
     ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Compile the kernels, and say what limits each.")
+    ] = False,
     out: Out = Path(),
 ) -> None:
     """Show which kernel would serve a call, from which entry, what limits it, and why others
@@ -54,12 +57,12 @@ def explain(
     spec = named_spec(dtype, head_dim, causal).with_features(feature or ()).for_direction(kernel)
     (spec,) = in_pages((spec,)) if paged else (spec,)
     (spec,) = in_8_bits((spec,), kv) if kv is not None else (spec,)
-    gpu, here = _gpu_to_explain(gpu_slug, out)
+    gpu, here = _gpu_to_explain(target, out)
     package = showing.load_package(_package_folder(out))
     served = Served(archs=package.archs, choices=package.choices)
     found = ladder(served, gpu.slug, gpu, spec, seq)
-    table = tables_of(out).get(found.rungs[0].slug or "")
-    asked = Question(spec=spec, seq=seq, gpu=gpu, out=out)
+    table = table_of(found.rungs[0].slug or "", out, evidence=True)
+    asked = Question(spec=spec, seq=seq, gpu=gpu, out=out, compiled=compiled)
     for line in explanation(asked, found, package, table):
         print(showing.wrapped(line), flush=True)
     if found.rungs[0].rung != "exact":
@@ -80,8 +83,8 @@ def _gpu_to_explain(slug: str | None, out: Path) -> tuple[Gpu, bool]:
             return device_gpu(0), True
         except NoGpuError:
             slug = OFFLINE_TARGET
-            print(f"no GPU here; as {slug} (--gpu-slug names another)", file=sys.stderr)
-    table = tables_of(out).get(slug)
+            print(f"no GPU here; as {slug} (--target names another)", file=sys.stderr)
+    table = table_of(slug, out)
     return (table.gpu if table else known_target(slug)), False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -108,6 +109,39 @@ def named_spec(dtype: str, head_dim: str, causal: bool) -> AttentionSpec:
     )
 
 
+def spec_filter(
+    directions: list[str] | None,
+    dtypes: list[str] | None,
+    head_dims: list[str] | None,
+    causal: bool | None,
+    features: list[str] | None,
+) -> Callable[[AttentionSpec], bool]:
+    """Whether a spec is one of those that the options name; an option that is not given names all.
+
+    A spec has at least the features that are given. Raises InvalidArgument.
+    """
+    kernels = named_directions(directions or [])
+    types = [named_spec(word, "64", False) for word in dtypes or []]
+    dims = [named_spec("fp16", word, False) for word in head_dims or []]
+    for word in features or ():
+        if word not in FEATURE_WORDS:
+            raise InvalidArgument(
+                f"--feature must be one of {', '.join(FEATURE_WORDS)}: got {word!r}"
+            )
+
+    def wanted(spec: AttentionSpec) -> bool:
+        pairs = (
+            (kernels, spec.direction),
+            ([(each.dtype, each.precision) for each in types], (spec.dtype, spec.precision)),
+            ([(each.head_dim, each.head_dim_v) for each in dims], (spec.head_dim, spec.head_dim_v)),
+            ([] if causal is None else [causal], spec.causal),
+        )
+        named = all(not known or mine in known for known, mine in pairs)
+        return named and set(features or ()) <= set(spec.feature_words)
+
+    return wanted
+
+
 def in_pages(specs: tuple[AttentionSpec, ...]) -> tuple[AttentionSpec, ...]:
     """The specs with a paged cache if --paged is given. Raises InvalidArgument for directions
     without one.
@@ -166,18 +200,25 @@ def demand_folder(out: Path) -> None:
         raise InvalidArgument(f"--out must name a folder of configs/ and generated/: got {out}")
 
 
+def table_of(slug: str, out: Path, *, evidence: bool = False) -> Table | None:
+    """The table of a slug: that of `out`, else the shipped one, else None. No other is read."""
+    from flashgen.table.table import load, load_with_evidence
+
+    for path in (paths.table_file(out, slug), paths.shipped_table(slug)):
+        if path.exists():
+            return load_with_evidence(path) if evidence else load(path)
+    return None
+
+
 def named_table(slug: str, out: Path, *, evidence: bool = False) -> Table:
     """The table of a slug or alias, with its evidence if that is wanted.
 
     Raises InvalidArgument that suggests the nearest slug.
     """
-    from flashgen.table.table import load, load_with_evidence
-
     demand_folder(out)
-    for name in dict.fromkeys((slug, ALIASES.get(slug, slug))):
-        for path in (paths.table_file(out, name), paths.shipped_table(name)):
-            if path.exists():
-                return load_with_evidence(path) if evidence else load(path)
+    for name in (slug, ALIASES.get(slug, slug)):
+        if (table := table_of(name, out, evidence=evidence)) is not None:
+            return table
     tables = tables_of(out)
     if slug in TARGETS:
         raise FlashgenError(f"{slug} has no table yet: run flashgen tune --target {slug}")

@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 
 from flashgen import paths
-from flashgen.cli.options import Out, named_table, tables_of
+from flashgen.cli.options import (
+    Causal,
+    Directions,
+    DTypes,
+    FeatureNames,
+    HeadDims,
+    Out,
+    named_table,
+    spec_filter,
+    tables_of,
+)
 from flashgen.errors import InvalidArgument
 from flashgen.spec.gpu import TARGETS
 
@@ -41,17 +51,33 @@ def generate(
 
 def show(
     slug: Annotated[str, typer.Argument(help="The GPU's slug, as `flashgen targets` lists it.")],
+    direction: Directions = None,
+    dtype: DTypes = None,
+    head_dim: HeadDims = None,
+    causal: Causal = None,
+    feature: FeatureNames = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs, with runs.")] = False,
     out: Out = Path(),
 ) -> None:
-    """Print the table of a GPU."""
+    """Print the table of a GPU, or the entries that the options name."""
     from flashgen.table import show as showing
-    from flashgen.table.emit import is_stale
+    from flashgen.table.emit import stale_of
 
+    wanted = spec_filter(direction, dtype, head_dim, causal, feature)
     table = named_table(slug, out, evidence=True)
+    entries = [entry for entry in table.entries if wanted(entry.spec)]
+    stale = stale_of(entries)
+    if as_json:
+        print(showing.as_json(table, entries, stale))
+        return
     console = showing.console()
     console.print(showing.table_heading(table))
-    stale = [entry for entry in table.entries if is_stale(entry)]
-    console.print(showing.entries_grid(table.entries, stale))
+    if not entries:
+        console.print("No entry matches the options.")
+        return
+    if len(entries) < len(table.entries):
+        console.print(f"{len(entries)} of them match:")
+    console.print(showing.entries_grid(entries, stale))
     if stale:
         console.print(f"{len(stale)} stale: their kernels' text changed after they were timed.")
 

@@ -6,7 +6,7 @@ import contextlib
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -257,12 +257,16 @@ WORTH_SAYING = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A call to explain: its spec and keys, the GPU it is served as, the folder of the tables."""
+    """A call to explain: its spec and keys, the GPU it is served as, the folder of the tables.
+
+    compiled: whether to compile the kernel and those that lost, and to read the log of the search.
+    """
 
     spec: AttentionSpec
     seq: int
     gpu: Gpu
     out: Path
+    compiled: bool = False
 
 
 def explanation(
@@ -270,13 +274,17 @@ def explanation(
 ) -> Iterator[str]:
     """Lines, indented by what they belong to, as they become known: compiling takes seconds.
 
-    table is that of the GPU whose entry was found, if there is one.
+    table is that of the GPU whose entry was found, if there is one, with its evidence.
     """
     choice = found.rungs[0].choice
     entry = table.find(choice.spec, choice.bucket) if table and choice.bucket else None
     yield from _served(asked, found, package, entry)
     # An entry is explained on the GPU that it was timed on: a relative's, where that serves.
     gpu = table.gpu if table and entry else asked.gpu
+    if not asked.compiled:
+        yield ""
+        yield from _indented(_recorded(table, entry, gpu))
+        return
     problem = entry.result.problem if entry else workload(choice.spec, max(1, asked.seq))
     with _cache(asked.out) as cache:
         yield ""
@@ -311,6 +319,25 @@ def _served(asked: Question, found: Ladder, package: Package, entry: Entry | Non
     yield from (f"  skipped {sentence}" for sentence in found.skipped)
 
 
+def _recorded(table: Table | None, entry: Entry | None, gpu: Gpu) -> Iterator[str]:
+    """What table and evidence say of an entry: its interval, what it takes, and its runners-up."""
+    if table is None or entry is None:
+        yield "no entry says what it takes: --compile does"
+        return
+    low, high = entry.evidence.low_us, entry.evidence.high_us
+    if low is not None and high is not None:
+        measured = entry.result.source == "measured"
+        what = "20th to 80th percentile" if measured else "interval of the estimate"
+        yield f"{what} {low:.1f} to {high:.1f} us"
+    if entry.result.speedup is not None:
+        yield f"{entry.result.speedup:.2f} times as fast as the default tile"
+    yield from kernel_limits.occupancy(
+        entry.registers, entry.shared_bytes, entry.config.block_warps, gpu
+    )
+    yield from _losers(table, entry, History(()), ())
+    yield "--compile says what limits each kernel, and names rivals of the log"
+
+
 def _figures(whole: Anatomy, entry: Entry | None, config: KernelConfig, gpu: Gpu) -> Iterator[str]:
     """What a kernel takes and what limits it; by the entry's figures if it cannot be compiled."""
     yield from kernel_limits.describe(whole)
@@ -328,13 +355,34 @@ def _figures(whole: Anatomy, entry: Entry | None, config: KernelConfig, gpu: Gpu
 def _others(out: Path, table: Table, entry: Entry, whole: Anatomy, cache: Path) -> Iterator[str]:
     """Each runner-up of an entry and each rival of its log, and below it why it lost."""
     history, notes = history_of(paths.log_file(out, table.gpu.slug), table, entry)
+
+    def compared(config: KernelConfig) -> Iterator[str]:
+        its = dissect(entry.spec, config, entry.result.problem, table.gpu, cache)
+        return _compared(its, whole)
+
+    yield from _losers(table, entry, history, rivals(history, entry), compared)
+    if history.configs:
+        yield f"its log has {history.tally()}"
+    yield from notes
+
+
+def _losers(
+    table: Table,
+    entry: Entry,
+    history: History,
+    others: Sequence[KernelConfig],
+    compared: Callable[[KernelConfig], Iterable[str]] = lambda _: (),
+) -> Iterator[str]:
+    """Each runner-up of an entry and each of the others, and below it why it lost; compared says
+    more of one that was timed.
+    """
     alike = None
     if entry.result.source == "estimated" and table.run_of(entry).protocol != PROTOCOL:
         yield "(the table's estimates are of an older model: tune again)"
     else:
         alike = neighbours(table, entry.spec, entry.bucket)
     held = {other.config: other for other in entry.evidence.runners_up}
-    for config in (*held, *rivals(history, entry)):
+    for config in (*held, *others):
         other = held.get(config)
         yield f"{'runner-up' if other else 'rival'}: {config.label}"
         loss = loss_of(config, entry, history, other.median_us if other else None)
@@ -344,13 +392,8 @@ def _others(out: Path, table: Table, entry: Entry, whole: Anatomy, cache: Path) 
             continue
         source = other.source if other else entry.result.source
         time = "" if loss.us is None else f", {loss.us:.1f} us"
-        its = Anatomy()
-        if loss.slower is not None:
-            its = dissect(entry.spec, config, entry.result.problem, table.gpu, cache)
-        yield "  " + "; ".join((f"{source}{time}: {reason}", *_compared(its, whole)))
-    if history.configs:
-        yield f"its log has {history.tally()}"
-    yield from notes
+        more = compared(config) if loss.slower is not None else ()
+        yield "  " + "; ".join((f"{source}{time}: {reason}", *more))
 
 
 def _compared(its: Anatomy, winner: Anatomy) -> Iterator[str]:

@@ -125,6 +125,14 @@ def is_stale(entry: Entry) -> bool:
     return not render(entry.spec, entry.config).digest.startswith(entry.digest)
 
 
+def stale_of(entries: Iterable[Entry]) -> list[Entry]:
+    """The stale ones of these entries. Buckets often share a kernel: each is rendered once."""
+    held = list(entries)
+    pairs = dict.fromkeys((entry.spec, entry.config) for entry in held)
+    digests = {pair: render(*pair).digest for pair in pairs}
+    return [e for e in held if not digests[e.spec, e.config].startswith(e.digest)]
+
+
 def _kernels(tables: Iterable[Table], *, defaults: bool) -> dict[str, Rendered]:
     """All kernels of generated/, by name, each rendered once."""
     untuned = specs_with_default() if defaults else ()

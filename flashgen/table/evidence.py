@@ -71,7 +71,7 @@ def with_lines(entries: Iterable[Entry], gpu: Gpu, text: str, path: Path) -> tup
 def evidence_text(entries: Iterable[Entry]) -> str:
     """The lines of all entries that have evidence."""
     lines = [
-        json.dumps(_identity(entry) | _facts(entry))
+        json.dumps(_identity(entry) | facts_of(entry))
         for entry in entries
         if entry.evidence != NO_EVIDENCE
     ]
@@ -96,7 +96,7 @@ def _interval(entry: Entry) -> tuple[str, str]:
     return ("p20_us", "p80_us") if entry.result.source == "measured" else ("low_us", "high_us")
 
 
-def _facts(entry: Entry) -> dict[str, Any]:
+def facts_of(entry: Entry) -> dict[str, Any]:
     """What a line says of an entry; what is None or 0 is left out."""
     evidence = entry.evidence
     low, high = _interval(entry)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.measure import Measurement
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -20,8 +21,9 @@ from flashgen.runtime import registry
 from flashgen.runtime.choice import Choice
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.vocabulary import DECODING
-from flashgen.table.entry import Entry
-from flashgen.table.table import Table, sources
+from flashgen.table.entry import Entry, figure, spec_fields
+from flashgen.table.evidence import facts_of
+from flashgen.table.table import Table, row_of, sources
 
 WIDTH_OF_FILES = 200
 """Columns where the output is no terminal: wide enough that no kernel's name is cut."""
@@ -64,51 +66,35 @@ class EntriesGrid:
     stale: Collection[Entry] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        grid = self._rows()
-        if Measurement.get(console, options.update(width=10_000), grid).maximum <= (
-            options.max_width
-        ):
-            yield grid
-        else:
-            yield from self._pairs()
-
-    def _rows(self) -> Grid:
-        grid = Grid(box=None, pad_edge=False, header_style="bold")
-        for name in ("spec", "seq_k", "at", "config", "from"):
-            grid.add_column(name, no_wrap=True)  # where there is no room, _pairs() is printed
         figures = self._figures()
-        for name in figures:
-            grid.add_column(name, justify="right", no_wrap=True)
-        for entry in self.entries:
-            spec, config = entry.spec.name, entry.config.label
-            origin = entry.result.source + (", stale" if entry in self.stale else "")
-            cells = (cell(entry) for cell in figures.values())
-            grid.add_row(spec, *self._where(entry), config, origin, *cells)
-        return grid
+        heads = ("spec", "seq_k", "at", "config", "from", *figures)
+        rows = [heads, *(self._row(entry, figures) for entry in self.entries)]
+        lines = _columns(rows, 5)
+        if max(map(len, lines)) > options.max_width:  # names are copied: no word of them is cut
+            lines = self._pairs(heads, rows[1:])
+        top = 1 if len(lines) == len(rows) else 2
+        yield Text("\n".join(lines[:top]), style="bold")
+        if len(lines) > top:
+            yield Text("\n".join(lines[top:]), overflow="fold")
 
-    def _pairs(self) -> Iterator[Text]:
-        """Spec and config, to be copied; below them the rest, in columns that 80 have room for."""
-        figures = self._figures()
-        heads = ("seq_k", "at", "from", *figures)
-        rows = [
-            (*self._where(e), e.result.source, *(cell(e) for cell in figures.values()))
-            for e in self.entries
+    def _row(self, entry: Entry, figures: Mapping[str, Callable[[Entry], str]]) -> tuple[str, ...]:
+        origin = entry.result.source + (", stale" if entry in self.stale else "")
+        cells = (cell(entry) for cell in figures.values())
+        return entry.spec.name, *self._where(entry), entry.config.label, origin, *cells
+
+    def _pairs(self, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+        """Spec and config, to be copied; below them the rest, in columns for which 80 suffice."""
+        rest = [
+            (row[1], row[2], row[4].removesuffix(", stale"), *row[5:]) for row in (heads, *rows)
         ]
-        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-
-        def line(cells: Sequence[str]) -> str:
-            named, numbers = 3, zip(cells, widths, strict=True)
-            padded = [
-                cell.ljust(width) if n < named else cell.rjust(width)
-                for n, (cell, width) in enumerate(numbers)
-            ]
-            return "  " + " ".join(padded)
-
-        yield Text(f"spec  config\n{line(heads)}", style="bold")
-        for entry, row in zip(self.entries, rows, strict=True):
-            stale = "  (stale)" if entry in self.stale else ""
-            yield Text(f"{entry.spec.name}  {entry.config.label}{stale}", overflow="fold")
-            yield Text(line(row), overflow="fold")
+        found = ["spec  config"]
+        for number, line in enumerate(_columns(rest, 3)):
+            if number:
+                row = rows[number - 1]
+                stale = "  (stale)" if row[4].endswith(", stale") else ""
+                found.append(f"{row[0]}  {row[3]}{stale}")
+            found.append(f"  {line}")
+        return found
 
     @staticmethod
     def _where(entry: Entry) -> tuple[str, str]:
@@ -136,6 +122,18 @@ class EntriesGrid:
         return {"rate": lambda entry: _with_unit(*rate_of(entry))}
 
 
+def _columns(rows: Sequence[Sequence[str]], words: int) -> list[str]:
+    """Lines of cells in columns: the first `words` to the left, figures to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        " ".join(
+            cell.ljust(width) if n < words else cell.rjust(width)
+            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
 def rate_of(entry: Entry) -> tuple[float | None, str]:
     """How fast an entry is, and the unit: a decode waits for memory, so GB/s says more of it."""
     if entry.spec.direction in DECODING:
@@ -146,6 +144,26 @@ def rate_of(entry: Entry) -> tuple[float | None, str]:
 def entries_grid(entries: Iterable[Entry], stale: Collection[Entry] = ()) -> EntriesGrid:
     """Entries, to be printed on a rich console of any width."""
     return EntriesGrid(entries=tuple(entries), stale=stale)
+
+
+def as_json(table: Table, entries: Iterable[Entry], stale: Collection[Entry] = ()) -> str:
+    """A table and some of its entries, for programs: what files say of each, and what follows."""
+    found = []
+    for entry in entries:
+        rate, unit = rate_of(entry)
+        more: dict[str, Any] = {"stale": entry in stale}
+        if rate is not None:
+            more["gbs" if unit == "GB/s" else "tflops"] = float(figure(rate))
+        found.append(
+            {"name": entry.spec.name, "spec": spec_fields(entry.spec)}
+            | {"seq_k": [entry.bucket.low, entry.bucket.high]}
+            | row_of(entry)
+            | more
+            | {"evidence": facts_of(entry)}
+        )
+    gpu = {"slug": table.gpu.slug, "name": table.gpu.name, "arch": table.gpu.arch}
+    runs = [asdict(run) for run in table.runs]
+    return json.dumps({"gpu": gpu, "runs": runs, "entries": found}, indent=1)
 
 
 def table_heading(table: Table) -> str:

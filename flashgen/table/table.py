@@ -155,7 +155,7 @@ def dump(table: Table) -> str:
     ]
     for spec, entries in groupby(table.entries, key=lambda entry: entry.spec):
         lines.append(f"- spec: {_flow(spec_fields(spec))}")
-        lines += [f"  {f'{entry.bucket.low}:':6} {_flow(_row(entry))}" for entry in entries]
+        lines += [f"  {f'{entry.bucket.low}:':6} {_flow(row_of(entry))}" for entry in entries]
     return "\n".join(lines) + "\n"
 
 
@@ -165,7 +165,7 @@ def _held(value: Gpu | Run) -> dict[str, Any]:
     return {name: each for name, each in held.items() if each is not None}
 
 
-def _row(entry: Entry) -> dict[str, Any]:
+def row_of(entry: Entry) -> dict[str, Any]:
     """The line of an entry."""
     result = entry.result
     row = {

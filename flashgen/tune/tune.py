@@ -300,7 +300,7 @@ class _Story:
         last = next(mine, None)  # sharing kernels touches other buckets, too
         if last is not None:
             self.console.print(
-                f"  flashgen explain {explain_options(last)} --gpu-slug {slug}{option}"
+                f"  flashgen explain {explain_options(last)} --target {slug}{option}"
             )
         self.console.print(f"  flashgen verify {proof}{option}")
         self.console.print(f"  {served}python -c 'from flashgen import attention; help(attention)'")

@@ -30,17 +30,24 @@ from flashgen.spec.outcome import CheckResult, Outcome, Status
 from flashgen.spec.problem import BUCKETS
 from flashgen.table import emit as generating
 from flashgen.table import show as showing
-from flashgen.table.table import load, save
+from flashgen.table.table import load, load_with_evidence, save
 from flashgen.tune import precompile, workloads
 from flashgen.tune import verify as verifying
 from flashgen.tune.progress import explain_options
 from flashgen.tune.tune import TuneOptions
+from tests.makers import make_config, make_spec
 from tests.tables import AHEAD, FA2, H200, SPEC, made_entry, made_table
 
 ROOT = Path(__file__).resolve().parents[3]
 FRESH = made_entry(bucket=BUCKETS[3], config=FA2, digest=render(SPEC, FA2).digest)
 
 TABLE = made_table(made_entry(source="measured"), FRESH)
+MIXED = made_table(
+    made_entry(),
+    made_entry(make_spec("float16", 64, softcap=True), config=FA2),
+    made_entry(make_spec("bfloat16", 128, direction="decode"), config=make_config(16, 64)),
+)
+"""A table of three kinds of spec."""
 
 
 @pytest.fixture(autouse=True)
@@ -157,7 +164,7 @@ class TestBadInput:
                 "dtype must be one of bf16, fp16, fp32, tf32: got 'int8'",
             ),
             (
-                "explain --head-dim 64 --seq 1 --gpu-slug nvidia_h201",
+                "explain --head-dim 64 --seq 1 --target nvidia_h201",
                 2,
                 "did you mean nvidia_h200?",
             ),
@@ -502,7 +509,7 @@ class TestShow:
         assert "[1024, 4096)" in stale
         assert FA2.label in fresh
         assert "stale" not in fresh
-        for figure in ("812.3", "512", "2.00", "1.25"):
+        for figure in ("812.3", f"{FRESH.tflops:.0f}", "2.00", "1.25"):
             assert figure in fresh
         assert "1 stale: " in output
 
@@ -512,7 +519,91 @@ class TestShow:
     def test_an_untimed_entry_has_dashes(self, run, out: Path) -> None:
         path = out / "configs" / "nvidia_h200.yaml"
         save(made_table(made_entry(source="untimed")), path)
-        assert " -  " in run("show", "nvidia_h200", "--out", out)[1]
+        assert " -  " in " ".join(run("show", "nvidia_h200", "--out", out)[1].splitlines())
+
+    @pytest.mark.parametrize(
+        ("options", "names"),
+        [
+            ("", ["fwd_bf16_d128_causal", "fwd_fp16_d64_softcap", "decode_bf16_d128"]),
+            ("--direction forward", ["fwd_bf16_d128_causal", "fwd_fp16_d64_softcap"]),
+            ("--direction backward", []),
+            ("--direction decode --direction backward", ["decode_bf16_d128"]),
+            ("--dtype fp16", ["fwd_fp16_d64_softcap"]),
+            ("--dtype tf32", []),
+            ("--head-dim 128", ["fwd_bf16_d128_causal", "decode_bf16_d128"]),
+            ("--causal", ["fwd_bf16_d128_causal"]),
+            ("--no-causal --dtype bf16", ["decode_bf16_d128"]),
+            ("--feature softcap", ["fwd_fp16_d64_softcap"]),
+            ("--feature softcap --feature window", []),
+        ],
+    )
+    def test_options_name_entries(self, run, out: Path, options: str, names: list[str]) -> None:
+        save(MIXED, out / "configs" / "nvidia_h200.yaml")
+        code, output, _ = run("show", "nvidia_h200", *options.split(), "--out", out)
+        assert code == 0
+        assert output.startswith("NVIDIA H200 (sm_90): 3 entries")
+        found = [line.split()[0] for line in output.splitlines() if "[1024," in line]
+        assert found == names
+        assert ("No entry matches the options." in output) == (not names)
+        code, output, _ = run("show", "nvidia_h200", *options.split(), "--json", "--out", out)
+        assert [entry["name"] for entry in json.loads(output)["entries"]] == names
+
+    @pytest.mark.parametrize("options", ["--feature capped", "--dtype int8", "--head-dim 20"])
+    def test_options_that_name_nothing_known_are_refused(self, run, out: Path, options) -> None:
+        code, _, errors = run("show", "nvidia_h200", *options.split(), "--out", out)
+        assert code == 2
+        assert "must be" in errors
+
+    def test_a_decode_is_shown_in_gbs_and_what_computes_in_tflops(self, run, out: Path) -> None:
+        save(MIXED, out / "configs" / "nvidia_h200.yaml")
+        both = run("show", "nvidia_h200", "--out", out)[1]
+        decode = next(entry for entry in MIXED.entries if entry.spec.direction == "decode")
+        forward = MIXED.entries[0]
+        assert f" {decode.gbs:.0f} GB/s " in both
+        assert f" {forward.tflops:.0f} TFLOP/s " in both
+        one = run("show", "nvidia_h200", "--direction", "decode", "--out", out)[1]
+        assert " GB/s x default" in one
+        assert "TFLOP/s" not in one
+
+    def test_json_says_what_the_files_say(self, run, out: Path) -> None:
+        entry = json.loads(run("show", "nvidia_h200", "--json", "--out", out)[1])["entries"][0]
+        assert entry["spec"]["head_dim"] == 128
+        assert entry["seq_k"] == [1024, 4096]
+        assert (entry["config"], entry["us"], entry["stale"]) == (AHEAD.label, 812.3, True)
+        assert entry["evidence"]["p20_us"] == 406.15
+        assert entry["evidence"]["runners_up"][0]["source"] == "untimed"
+
+    def test_only_the_table_it_shows_is_read(self, run, out: Path) -> None:
+        (out / "configs" / "nvidia_l4.yaml").write_text("no table")
+        assert run("show", "nvidia_h200", "--out", out)[0] == 0
+        line = "explain --head-dim 128 --seq 2048 --causal --target nvidia_h200 --out"
+        assert run(*line.split(), out)[0] == 0
+        assert run("show", "nvidia_l4", "--out", out)[0] == 1
+
+
+class TestUpgrade:
+    OLD = ROOT / "tests" / "data" / "schema2" / "nvidia_h200.yaml"
+
+    @pytest.mark.parametrize("every", [True, False])
+    def test_an_older_table_is_rewritten(self, run, tmp_path: Path, every: bool) -> None:
+        path = tmp_path / "configs" / "nvidia_h200.yaml"
+        path.parent.mkdir()
+        shutil.copy(self.OLD, path)
+        options = ("--all", "--out", tmp_path) if every else (path,)
+        code, output, _ = run("table", "upgrade", *options)
+        assert (code, output) == (0, f"{path}: schema 3, 2 entries\n")
+        assert path.read_text().split("\n")[1] == "schema: 3"
+        assert load_with_evidence(path) == load(self.OLD)
+        assert (tmp_path / "configs" / "evidence" / "nvidia_h200.jsonl").is_file()
+        before = path.read_text()
+        assert run("table", "upgrade", *options)[0] == 0
+        assert path.read_text() == before
+
+    def test_files_or_all(self, run, tmp_path: Path) -> None:
+        for options in ((), ("--all", tmp_path / "a.yaml")):
+            code, _, errors = run("table", "upgrade", *options)
+            assert code == 2
+            assert "needs either files or --all" in errors
 
 
 def test_targets_lists_them_with_their_tables(run, out: Path) -> None:
@@ -535,7 +626,7 @@ class TestExplain:
         monkeypatch.setattr("flashgen.report.explain.dissect", lambda *_: unknown)
 
     def test_an_entry_of_the_bucket_with_its_runner_up(self, run, out: Path) -> None:
-        line = "explain --head-dim 128 --seq 2048 --causal --gpu-slug nvidia_h200 --out"
+        line = "explain --head-dim 128 --seq 2048 --causal --target nvidia_h200 --out"
         code, output, _ = run(*line.split(), out)
         assert code == 0
         assert f"{SPEC.name} on nvidia_h200: {SPEC.name}_{AHEAD.label}\n" in output
@@ -543,13 +634,16 @@ class TestExplain:
         assert "measured, 812.3 us at batch " in output
         assert " on nvidia_h200, stale; from" in output
         assert "runner-up: br128_bc64_w4_s2_fa2_pointer\n    untimed: " in output
-        assert "what limits it is not known: it was not compiled\n" in output
+        assert "20th to 80th percentile 406.1 to 1624.6 us\n" in output
+        assert "what limits it" not in output
+        compiled = run(*line.split(), out, "--compile")[1]
+        assert "what limits it is not known: it was not compiled\n" in compiled
         assert "  1 block an SM, 8 of 64 warps, for want of registers\n" in output
         assert "  174 registers a thread, 98304 bytes of shared memory a block\n" in output
         assert "to improve it" not in output
 
     def test_the_nearest_bucket_and_the_command_that_would_help(self, run, out: Path) -> None:
-        line = "explain --head-dim 128 --seq 5000 --causal --gpu-slug nvidia_h200 --out"
+        line = "explain --head-dim 128 --seq 5000 --causal --target nvidia_h200 --out"
         output = run(*line.split(), out)[1]
         assert "nearest_bucket: " in output
         assert "stale" not in output
@@ -557,10 +651,10 @@ class TestExplain:
 
     def test_a_spec_with_features_and_how_to_tune_it(self, run, out: Path) -> None:
         line = "explain --head-dim 128 --seq 5000 --feature softcap --feature window --out"
-        code, output, _ = run(*line.split(), out, "--gpu-slug", "nvidia_h200")
+        code, output, _ = run(*line.split(), out, "--target", "nvidia_h200")
         assert code == 0
         assert "fwd_bf16_d128_window_softcap on nvidia_h200: " in output
-        assert "rendered: " in output
+        assert "  default: " in output
         assert "flashgen tune --target nvidia_h200" in output
         assert "--feature window --feature softcap" in output
         code, _, error = run(*line.replace("softcap", "capped").split(), out)
@@ -571,13 +665,13 @@ class TestExplain:
     def test_what_tune_says_to_try_next_is_the_entry(self, run, out: Path, word: str) -> None:
         spec = SPEC.for_direction("backward_dq").with_features([word])
         line = explain_options(replace(made_entry(), spec=spec))
-        output = run("explain", *line.split(), "--gpu-slug", "nvidia_h200", "--out", out)[1]
+        output = run("explain", *line.split(), "--target", "nvidia_h200", "--out", out)[1]
         assert output.startswith(f"{spec.name} on nvidia_h200: ")
 
     def test_a_relative_then_the_default(self, run, out: Path) -> None:
-        line = "explain --head-dim 128 --seq 2048 --causal --gpu-slug nvidia_h100_pcie --out"
+        line = "explain --head-dim 128 --seq 2048 --causal --target nvidia_h100_pcie --out"
         assert "relative: " in run(*line.split(), out)[1]
-        line = "explain --head-dim 192x128 --seq 2048 --dtype tf32 --gpu-slug nvidia_l4 --out"
+        line = "explain --head-dim 192x128 --seq 2048 --dtype tf32 --target nvidia_l4 --out"
         output = run(*line.split(), out)[1]
         assert "default: no entry for fwd_tf32_d192v128" in output
         assert "fwd_tf32_d256_" in output
@@ -609,7 +703,7 @@ class TestExplain:
 
     def test_a_folder_that_is_no_package_is_a_sentence(self, run, out: Path) -> None:
         (out / "generated" / "table.py").write_text("CHOICES = {")
-        line = "explain --head-dim 64 --seq 1 --gpu-slug nvidia_h200 --out"
+        line = "explain --head-dim 64 --seq 1 --target nvidia_h200 --out"
         code, _, errors = run(*line.split(), out)
         assert code == 1
         assert "holds no package that flashgen generated" in errors
@@ -618,7 +712,7 @@ class TestExplain:
         (tmp_path / "generated").mkdir()
         for name in ("__init__", "table"):
             (tmp_path / "generated" / f"{name}.py").write_text("raise SystemExit('imported')\n")
-        line = "explain --head-dim 64 --seq 1 --gpu-slug nvidia_h200 --out"
+        line = "explain --head-dim 64 --seq 1 --target nvidia_h200 --out"
         code, output, _ = run(*line.split(), tmp_path)
         assert code == 0
         assert f"from {paths.shipped_generated_dir()}" in output
@@ -818,5 +912,7 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys) -> None:
 def test_the_table_it_shows_is_the_yaml_in_git(out: Path) -> None:
     """Entries read by any YAML parser, not by flashgen's alone."""
     plain = yaml.safe_load((out / "configs" / "nvidia_h200.yaml").read_text())
-    assert [entry["bucket"] for entry in plain["entries"]] == [[1024, 4096], [16384, None]]
+    (group,) = plain["entries"]
+    assert list(group) == ["spec", 1024, 16384]
+    assert group[1024]["us"] == 812.3
     assert plain["runs"][0]["triton"] == "3.10"

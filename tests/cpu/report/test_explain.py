@@ -380,7 +380,7 @@ class TestExplanation:
             choice: Any = made_choice(made)
             rung = Selection(choice=choice, rung="exact", slug="nvidia_h200", reason="it is there")
             package = Package(folder=Path("generated"), archs={}, choices={}, digests={"k": DIGEST})
-            asked = explain.Question(spec=SPEC, seq=2048, gpu=H200, out=tmp_path)
+            asked = explain.Question(spec=SPEC, seq=2048, gpu=H200, out=tmp_path, compiled=True)
             return list(
                 explain.explanation(asked, Ladder(rungs=(rung,), skipped=()), package, table)
             )
@@ -451,7 +451,7 @@ def test_the_whole_command_on_real_kernels(tmp_path: Path, monkeypatch, capsys) 
     table = Table(gpu=H200).with_entry(made, made_run())
     save(table, tmp_path / "configs" / "nvidia_h200.yaml")
     generating.write({"nvidia_h200": table}, tmp_path / "generated")
-    line = "explain --head-dim 16 --seq 2048 --gpu-slug nvidia_h200 --out"
+    line = "explain --head-dim 16 --seq 2048 --target nvidia_h200 --compile --out"
     with pytest.raises(SystemExit) as caught:
         __main__.main([*line.split(), str(tmp_path)])
     output, errors = capsys.readouterr()

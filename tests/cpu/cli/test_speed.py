@@ -1,0 +1,38 @@
+"""show and explain answer from a table and its evidence: under a second of CPU time each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys, time
+import triton  # by the kernels' package
+import flashgen.cli, flashgen.report.explain, flashgen.table.show, flashgen.table.emit
+import flashgen.runtime.selection, flashgen.tune.tune
+start = time.process_time()
+try:
+    flashgen.cli.main(sys.argv[1:])
+except SystemExit as ended:
+    assert not ended.code, ended.code
+print(time.process_time() - start)
+"""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "show nvidia_h200",
+        "show nvidia_h200 --json",
+        "explain --head-dim 128 --seq 4096 --causal --target nvidia_h200",
+    ],
+)
+def test_it_takes_under_a_second(line: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *line.split()], capture_output=True, text=True, check=True
+    )
+    output = done.stdout.splitlines()
+    assert len(output) > 5
+    assert float(output[-1]) < 1.0
