@@ -1,8 +1,8 @@
-"""Bench: flashgen beside its peers in one run, `flashgen bench`.
+"""Bench: compares flashgen with other implementations in one run, `flashgen bench`.
 
     cases -> contenders -> judged -> raced -> record, listing, picture
 
-run.py has the story; evaluate/measure.py, left of here, the protocol.
+Start with run.py; evaluate/measure.py has the protocol.
 """
 
 GROUPS = (

@@ -59,7 +59,7 @@ class BenchCase:
 
     @property
     def bytes(self) -> float:
-        """What must pass between memory and the GPU; it bounds a decode."""
+        """Lower bound of the memory traffic; it limits a decode."""
         return bytes_moved(self.spec, self.problem)
 
     @property
@@ -75,8 +75,9 @@ class BenchCase:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BenchInputs:
-    """The tensors of a case: q (B, H, Sq, d), k (B, Hkv, Sk, d), v (B, Hkv, Sk, d_v), and dO of O's
-    shape. Of decode k and v are the cache, which `cache` and, by page size, `paged` hold too.
+    """The tensors of a case: q (B, H, Sq, d), k (B, Hkv, Sk, d), v (B, Hkv, Sk, d_v), and dO of
+    O's shape. For decode k and v are the cache, which `cache` and, by page size, `paged` also
+    hold.
     """
 
     q: Tensor
@@ -89,7 +90,9 @@ class BenchInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What the options ask for. batches and gigabytes, of K and V at most, are of decode alone."""
+    """The sizes that the options select. batches and gigabytes (an upper bound of K and V) are
+    only for decode.
+    """
 
     directions: Sequence[Direction]
     dtype: DType
@@ -120,7 +123,7 @@ def cases(sizes: Sizes) -> Iterator[BenchCase]:
 
 
 def _decoding(sizes: Sizes, head_dim: int) -> Iterator[BenchCase]:
-    """One query a sequence, for which a causal mask is as none."""
+    """One query per sequence, so a causal mask has no effect."""
     spec = AttentionSpec(
         direction="decode",
         dtype=sizes.dtype,
@@ -138,7 +141,7 @@ def _decoding(sizes: Sizes, head_dim: int) -> Iterator[BenchCase]:
 
 
 def left_out(sizes: Sizes) -> list[str]:
-    """A sentence for each case of decode whose K and V take more memory than is allowed."""
+    """A sentence for each case of decode whose K and V exceed the allowed memory."""
     everything = {case.key for case in cases(replace(sizes, gigabytes=float("inf")))}
     small = {case.key for case in cases(sizes)}
     return [
@@ -148,7 +151,7 @@ def left_out(sizes: Sizes) -> list[str]:
 
 
 def make_inputs(case: BenchCase, device: str) -> BenchInputs:
-    """The tensors of a case on a device. Raises InvalidArgument where its memory is too small."""
+    """The tensors of a case on a device. Raises InvalidArgument if its memory is too small."""
     try:
         if case.direction == "decode":
             return _decode_inputs(case, device)
@@ -160,7 +163,7 @@ def make_inputs(case: BenchCase, device: str) -> BenchInputs:
     except torch.OutOfMemoryError as error:
         raise InvalidArgument(
             f"{case.key} must fit the GPU's memory ({str(error).splitlines()[0]}): "
-            "ask for a shorter --seq"
+            "use a shorter --seq"
         ) from error
 
 

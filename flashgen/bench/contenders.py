@@ -1,7 +1,7 @@
-"""The contenders of a case: flashgen as it serves, its default, and torch's own attention.
+"""The contenders of a case: flashgen with its table, its default, and torch's own attention.
 
-A contender is made, then called; whatever it raises in either says that it is not to be had here,
-and costs the others nothing. bench/peers.py has those of other packages, bench/ladder.py flashgen's
+A contender is made, then called. If either raises, the contender is unavailable here, and the
+others are not affected. bench/peers.py has those of other packages, bench/ladder.py flashgen's
 steps.
 """
 
@@ -28,12 +28,12 @@ BACKWARD_KERNELS = ("backward_delta", "backward_dkv", "backward_dq", "backward_f
 
 
 class LeftOut(FlashgenError):
-    """A contender that cannot be had here by design: no fault of its own, or of the machine's."""
+    """A contender that is not available here by design; neither it nor the machine is at fault."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """A contender ready to be called. detail says which kernel, as far as it can be told."""
+    """A contender ready to be called. detail names the kernel, if known."""
 
     attention: Attention
     detail: str
@@ -41,8 +41,8 @@ class Made:
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """Somebody's attention. group: the word of --contender that asks for it. own: flashgen's, which
-    is timed only where it is right; a peer is timed with its error beside it.
+    """An implementation of attention. group: its word of --contender. own: flashgen's, which is
+    timed only if it is correct; a peer is timed and shown with its error.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Contender:
 
 
 SCORES_BYTES: dict[Direction, float] = {"forward": 20e9, "backward": 6e9, "both": 6e9}
-"""The largest S that SDPA's math backend is asked to make: it must leave the others room."""
+"""The largest S that SDPA's math backend may create: the others need memory too."""
 
 SDPA = (
     ("SDPA flash", SDPBackend.FLASH_ATTENTION),
@@ -64,19 +64,19 @@ SDPA = (
 
 @dataclass(frozen=True, kw_only=True)
 class Dispatchers:
-    """flashgen as it serves: with the tables of a generated package, and without."""
+    """flashgen with the tables of a generated package, and without tables."""
 
     tuned: Dispatcher
     untuned: Dispatcher
 
 
 def dispatchers() -> Dispatchers:
-    """Those of the tables in use. Raises GeneratedError where there are none."""
+    """Those of the tables in use. Raises GeneratedError if there are none."""
     tuned = registry.current()
     assert isinstance(tuned, Dispatcher)
     package = tuned.resolver.package
     untuned = Dispatcher(package=package, archs={}, choices={})
-    # It has no tables by design: nobody is to be told to tune what is tuned.
+    # It has no tables by design: suppress the advice to tune.
     untuned.resolver.advises = False
     return Dispatchers(tuned=tuned, untuned=untuned)
 
@@ -146,7 +146,7 @@ def _decoded(dispatcher: Dispatcher, x: BenchInputs, cache: Cache | None) -> Mad
 
 
 def _kernel(why: Any) -> str:
-    """The kernel that an Explanation names, and where it is from."""
+    """The kernel that an Explanation names, and its source."""
     if why.selection is None:
         return "served by torch"
     choice = why.selection.choice

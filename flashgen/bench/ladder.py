@@ -1,10 +1,10 @@
-"""The ladder: flashgen's kernels with one more idea at each step, so that a run shows what each
-brought.
+"""The ladder: flashgen's kernels with one more optimization at each step, which shows the gain of
+each.
 
-A step fixes schedule, loads and order of the forward kernel, or of those of the backward; the tile
-of each is the best known so restricted: the table's where the table chose such a config, else the
-best by estimate, else the first that compiles well. Each is checked against float64 by the
-evaluator, in a child process that may hang, before it is called here.
+A step fixes schedule, loads and order of the forward kernel, or of those of the backward. The tile
+of each is the best known one for the step: the table's if the table chose such a config, else the
+best estimate, else the first that compiles well. The evaluator checks each against float64 in a
+child process, which may hang, before it is called here.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from flashgen.spec.vocabulary import Direction
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step, by the fields of its configs that it fixes. order None: longest first where the
-    mask is causal, where the direction has it. directions: of the kernels that it fixes.
+    """One step: the fields of its configs that it fixes. order None: longest first with a causal
+    mask, if the direction has it. directions: of the kernels that it fixes.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Step:
     directions: tuple[Direction, ...] = ("forward",)
 
     def specs(self, spec: AttentionSpec) -> tuple[AttentionSpec, ...]:
-        """What the step's kernels compute, of a forward spec: itself, or its gradients."""
+        """The specs of the kernels of a step, for a forward spec: itself, or its gradients."""
         return tuple(spec.for_direction(direction) for direction in self.directions)
 
     def order_of(self, spec: AttentionSpec) -> Order:
@@ -79,7 +79,7 @@ class Step:
         return (config.schedule, config.loads, config.order, config.persistent) == mine
 
     def candidates(self, spec: AttentionSpec) -> Iterator[KernelConfig]:
-        """The tiles that others found good, restricted to this step."""
+        """Known good tiles, restricted to this step."""
         for br, bc, warps, stages in self._tiles(spec.direction):
             yield KernelConfig(
                 br=br,
@@ -141,7 +141,7 @@ BACKWARD_STEPS = (
 
 
 class PinnedPasses:
-    """The two passes of autograd.TwoPasses, by bound kernels: one a direction."""
+    """The two passes of autograd.TwoPasses with fixed kernels, one per direction."""
 
     def __init__(self, bound: Mapping[Direction, Plan]) -> None:
         self._bound = bound
@@ -155,7 +155,7 @@ class PinnedPasses:
         return self._bound["forward"](made)
 
     def backward(self, saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted) -> Gradients:
-        """The gradients of q, k and v, wanted or not."""
+        """The gradients of q, k and v, all of them."""
         do = contiguous_rows(do)
         call = Backward(
             q=saved.q,
@@ -176,10 +176,11 @@ class PinnedPasses:
 
 @dataclass(frozen=True, kw_only=True)
 class LadderSteps:
-    """Where steps are picked: for a GPU, by what a generated package serves it and an evaluator.
+    """Selects configs of steps for a GPU, from what a generated package serves on it and an
+    evaluator.
 
-    evaluator None: a smoke run, which takes the first legal candidate and proves it by the judging
-    of the case alone. Kernels are written to `folder`.
+    evaluator None: a smoke run, which takes the first legal candidate and relies on the check of
+    the case. Kernels are written to `folder`.
     """
 
     gpu: Gpu
@@ -188,8 +189,8 @@ class LadderSteps:
     folder: Path
 
     def contenders(self, case: BenchCase) -> Iterator[Contender]:
-        """A contender a step of a forward or a backward case; those that the case has no variant of
-        are not.
+        """One contender per step of a forward or backward case, without steps that the case has
+        no variant of.
         """
         steps = {"forward": STEPS, "backward": BACKWARD_STEPS}.get(case.direction, ())
         for step in steps:
@@ -209,7 +210,7 @@ class LadderSteps:
         return Contender(name=f"ladder: {step.name}", group="ladder", make=make, own=True)
 
     def _differentiable(self, case: BenchCase, bound: dict[AttentionSpec, Plan]) -> Attention:
-        """Attention whose backward is by these kernels, and whose forward by the default's."""
+        """Attention whose backward uses these kernels, and whose forward the default's."""
         pinned = {spec.direction: kernel for spec, kernel in bound.items()}
         for spec in (case.spec, case.spec.for_direction("backward_delta")):
             pinned[spec.direction] = self._bind(spec, default_config(spec))
@@ -223,9 +224,9 @@ class LadderSteps:
         return launch.bind(launch.load_kernel(path, rendered.name), spec, config)
 
     def pick(self, step: Step, spec: AttentionSpec, problem: Problem) -> tuple[KernelConfig, str]:
-        """The config of a step for one of its specs, checked, and how it was come by.
+        """The config of a step for one of its specs, checked, and how it was selected.
 
-        Raises LeftOut where no interpreter can run it, FlashgenError where no candidate is right.
+        Raises LeftOut if no interpreter can run it, FlashgenError if no candidate is correct.
         """
         legal = self._legal(step, spec)
         if self.evaluator is None:
@@ -240,14 +241,14 @@ class LadderSteps:
             if checked.ok:
                 return outcome.config, _why(outcome, known)
         raise FlashgenError(
-            f"no config of step {step.name} compiles well and is right here, for {spec.name}"
+            f"no config of step {step.name} compiles well and is correct here, for {spec.name}"
         )
 
     def _legal(self, step: Step, spec: AttentionSpec) -> list[KernelConfig]:
         return [c for c in step.candidates(spec) if why_illegal(spec, c, self.gpu) is None]
 
     def _known(self, spec: AttentionSpec, problem: Problem) -> Iterator[KernelConfig]:
-        """What the tables of this GPU, or of one like it, have chosen for the spec."""
+        """The configs that the tables of this GPU, or of a relative, have for the spec."""
         served = self.served
         for slug in (self.gpu.slug, *relatives(served.archs, self.gpu.slug, self.gpu)):
             for choice in served.choices.get(slug, ()):
@@ -277,7 +278,7 @@ def _forward(case: BenchCase, bound: dict[AttentionSpec, Plan]) -> Attention:
 
 
 def _rank(outcome: Outcome, known: Sequence[KernelConfig]) -> tuple[bool, bool, float]:
-    """The table's first, then by estimate, then those that have none, in their order."""
+    """The table's first, then by estimate, then those without an estimate, in order."""
     estimate = outcome.estimate
     return (
         outcome.config not in known,

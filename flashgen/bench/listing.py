@@ -1,4 +1,4 @@
-"""What is printed of a case, the whole as Markdown, and flashgen against its best peer."""
+"""Output of a bench: the lines of a case, all cases as Markdown, flashgen against its best peer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONG = 4096
 
 
 def case_lines(case: BenchCase, lines: Iterable[Line]) -> Iterator[str]:
-    """One table a case."""
+    """One table per case."""
     p = case.problem
     heads = f"{p.heads}" if p.heads == p.kv_heads else f"{p.heads}/{p.kv_heads}"
     yield f"\n{case.direction} {case.spec.name}  batch {p.batch}, heads {heads}, {p.seq_k} keys"
@@ -44,8 +44,8 @@ def _rate(line: Line) -> str:
 
 
 def markdown(cases: Iterable[Measured], head: Iterable[str]) -> str:
-    """All cases: a table a direction, head dim, mask and batch of decode; a row a contender, a
-    column a length. A figure of a contender beyond the accepted floors is struck through.
+    """All cases: a table per direction, head dim, mask and batch of decode; a row per contender,
+    a column per length. Times of a contender beyond the accepted floors are struck through.
     """
     groups: dict[str, list[Measured]] = {}
     for case in cases:
@@ -91,8 +91,8 @@ def _cell(line: Line | None) -> str:
 
 
 def summaries(cases: Iterable[Measured]) -> Iterator[str]:
-    """For each direction, flashgen over the best right one of PEERS where there are LONG keys: the
-    least, and the geometric mean.
+    """For each direction, flashgen over the best correct one of PEERS at LONG keys and more: the
+    least ratio, and the geometric mean.
     """
     ratios: dict[str, dict[str, float]] = {}
     for case in cases:

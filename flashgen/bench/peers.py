@@ -34,7 +34,7 @@ MODULES = {
 
 
 def peers(case: BenchCase) -> Iterator[Contender]:
-    """Those whose package is here and that have the direction."""
+    """Those whose package is installed and that support the direction."""
     for group, (module, _) in MODULES.items():
         makers = _maker(group, case.direction)
         if makers is not None and _installed(module):
@@ -173,7 +173,7 @@ def _flashinfer_decode(case: BenchCase) -> Callable[[BenchInputs], Made]:
 
 
 def _starts(batch: int, each: int, device: torch.device) -> Tensor:
-    """Where each sequence begins, int32 (batch + 1,)."""
+    """Where each sequence starts, int32 (batch + 1,)."""
     return torch.arange(batch + 1, dtype=torch.int32, device=device) * each
 
 

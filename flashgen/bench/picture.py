@@ -1,4 +1,6 @@
-"""Pictures of a record: a file a direction and mask, a panel a head dim, a line a contender."""
+"""Pictures of a record: a file per direction and mask, a panel per head dim, a line per
+contender.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,11 @@ Group = tuple[str, str]
 def draw(
     cases: Iterable[Measured], folder: Path, *, ceilings: tuple[float | None, float | None]
 ) -> list[Path]:
-    """Write the pictures of all cases; the files. ceilings: cuBLAS's TFLOP/s, the copy's GB/s.
+    """Write the pictures of all cases; returns the files. ceilings: cuBLAS's TFLOP/s, the copy's
+    GB/s.
 
-    Only figures of right contenders are drawn. Raises ToolchainError where matplotlib is missing,
-    FlashgenError where a file cannot be written.
+    Only correct contenders are drawn. Raises ToolchainError if matplotlib is missing, FlashgenError
+    if a file cannot be written.
     """
     groups: dict[Group, list[Measured]] = {}
     for case in cases:
@@ -46,7 +49,7 @@ def draw(
 
 
 def _names(groups: Iterable[Sequence[Measured]]) -> list[str]:
-    """All contenders, in their order: a contender looks the same in every picture."""
+    """All contenders in order, so that a contender looks the same in every picture."""
     lines = (line for members in groups for case in members for line in case.lines)
     return list(dict.fromkeys(line.name for line in lines))
 

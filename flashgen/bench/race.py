@@ -87,13 +87,13 @@ def _of_decode(o: Tensor, case: BenchCase, x: BenchInputs) -> float:
 
 
 Pass = Callable[[], tuple[Tensor, ...]]
-"""What is timed: it returns all results, which are what is judged."""
+"""The timed function: it returns all results, which are judged."""
 
 
 class Spoiled(FlashgenError, RuntimeError):
-    """A contender has spoiled the GPU's context: nothing after it in this process means anything.
+    """A contender has broken the GPU's context: later results of this process mean nothing.
 
-    contender is whose name to strike.
+    contender is the one to exclude.
     """
 
     def __init__(self, sentence: str, contender: str) -> None:
@@ -103,10 +103,10 @@ class Spoiled(FlashgenError, RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """What one contender did: a time and an error, or why there is none.
+    """The result of one contender: a time and an error, or why there is none.
 
-    status: ok; wrong, by its floors; refused, a time that cannot be; unavailable, it raised;
-    left out, it is not for here. share: of the ceiling of the same run, cuBLAS's TFLOP/s or, of a
+    status: ok; wrong, by its floors; refused, an impossible time; unavailable, it raised; left out,
+    it does not apply here. share: of the ceiling of the same run, cuBLAS's TFLOP/s or, for a
     decode, the copy's GB/s.
     """
 
@@ -124,9 +124,9 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where it is run: a GPU by CUDA's index, or, for a smoke run, nowhere in particular.
+    """Where a case runs: a GPU by CUDA's index, or, for a smoke run, the CPU.
 
-    ceilings of the run, TFLOP/s of cuBLAS and GB/s of a copy; None: not known.
+    ceilings of the run, TFLOP/s of cuBLAS and GB/s of a copy; None: unknown.
     """
 
     gpu: Gpu | None
@@ -137,11 +137,11 @@ class Place:
 
     @property
     def device(self) -> str:
-        """Torch's name of it."""
+        """The name of the device in torch."""
         return "cpu" if self.gpu is None else f"cuda:{self.index}"
 
     def conditions(self) -> Conditions | None:
-        """Those of now; None of a smoke run."""
+        """The current ones; None for a smoke run."""
         return None if self.gpu is None else clocks_and_power(self.index)
 
 
@@ -154,9 +154,9 @@ class RaceResult:
 
 
 class SmokeStopwatch:
-    """Runs on the CPU, on a clock 100 times too fast, so that all budgets are over at once.
+    """Runs on the CPU, on a clock 100 times too fast, so that all budgets end at once.
 
-    It makes the times up: those of a CPU that others use as well would be refused as unsteady.
+    Its times are made up: those of a busy CPU would be refused as unsteady.
     """
 
     def time(self, run: measure.Run, count: int) -> list[float]:
@@ -182,8 +182,8 @@ def run_case(
     *,
     meanwhile: Callable[[str], object] = lambda name: None,
 ) -> RaceResult:
-    """Judge every contender, then time them; meanwhile(name) is told whose turn it is. Raises
-    Spoiled.
+    """Judge every contender, then time them; meanwhile(name) is called with the current one.
+    Raises Spoiled.
     """
     lines: dict[str, Line] = {}
     racing: dict[str, Pass] = {}
@@ -212,9 +212,9 @@ def run_case(
 
 
 def judged(contender: Contender, case: BenchCase, x: BenchInputs) -> tuple[Line, Pass | None]:
-    """Whether a contender runs here and how far it is from float64; with it, what would be timed.
+    """Whether a contender runs here and its distance from float64; and the function to time.
 
-    A peer may raise anything, and is unavailable then. Raises Spoiled.
+    A peer may raise anything and is unavailable then. Raises Spoiled.
     """
     line = Line(
         name=contender.name, group=contender.group, detail="", status="unavailable",
@@ -229,7 +229,7 @@ def judged(contender: Contender, case: BenchCase, x: BenchInputs) -> tuple[Line,
     except LeftOut as reason:
         return replace(line, status="left out", detail=str(reason)), None
     except torch.AcceleratorError as error_:
-        sentence = f"{contender.name} failed in {case.key} and has spoiled the GPU's context"
+        sentence = f"{contender.name} failed in {case.key} and has broken the GPU's context"
         raise Spoiled(f"{sentence}: {_first_line(error_)}", contender.name) from error_
     except Exception as error_:  # how torch and its peers decline: no list of classes is complete
         if isinstance(error_, torch.OutOfMemoryError):
@@ -245,7 +245,9 @@ def _first_line(error: BaseException) -> str:
 
 
 def pass_of(made: Made, case: BenchCase, x: BenchInputs) -> Pass:
-    """What is timed of a contender. Of a backward its forward has run; both is a training step."""
+    """The function to time. For a backward, the forward has already run; both is a training
+    step.
+    """
     attention = made.attention
     if case.direction == "decode":
         return lambda: (attention(),)
@@ -266,10 +268,10 @@ def pass_of(made: Made, case: BenchCase, x: BenchInputs) -> Pass:
 
 
 def race(racing: Mapping[str, Pass], place: Place) -> tuple[dict[str, Timing], dict[str, str]]:
-    """Time all in alternation: their timings, and sentences for those that have none.
+    """Time all in alternation: their timings, and sentences for those without one.
 
-    Beside the others there may be too little memory for one that ran alone: it is left out, and the
-    race begun again. Raises Spoiled.
+    Together with the others, a contender that ran by itself may lack memory: it is left out, and
+    the race starts again. Raises Spoiled.
     """
     racing, again = dict(racing), True
     refused: dict[str, str] = {}
@@ -289,13 +291,13 @@ def race(racing: Mapping[str, Pass], place: Place) -> tuple[dict[str, Timing], d
         except measure.Implausible as error:  # an event that never was: a time of 0
             return {}, refused | dict.fromkeys(racing, str(error))
         except torch.AcceleratorError as error:
-            sentence = f"{turn.name} failed, or one before it, and has spoiled the GPU's context"
+            sentence = f"{turn.name} failed, or one before it, and has broken the GPU's context"
             raise Spoiled(f"{sentence}: {_first_line(error)}", turn.name) from error
         except RuntimeError as error:
             if turn.name not in racing:
                 raise
             torch.cuda.empty_cache()
-            refused[turn.name] = f"alone it runs, beside the others: {_first_line(error)}"
+            refused[turn.name] = f"it runs by itself, but not with the others: {_first_line(error)}"
             del racing[turn.name]
         else:
             return {n: each.timing for n, each in zip(racing, raced, strict=True)}, refused
@@ -303,7 +305,7 @@ def race(racing: Mapping[str, Pass], place: Place) -> tuple[dict[str, Timing], d
 
 
 class _Turn:
-    """Whose turn it is, for the blame."""
+    """The current contender, to attribute a failure."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -317,8 +319,8 @@ class _Turn:
 
 
 def timed(line: Line, timing: Timing, case: BenchCase, place: Place) -> Line:
-    """The line with its time, refused where the GPU cannot have done the work. A smoke run's times
-    are not kept: they mean nothing.
+    """The line with its time, refused if the GPU cannot have done the work. Times of a smoke run
+    are dropped: they mean nothing.
     """
     gpu = place.gpu
     if gpu is None:

@@ -1,7 +1,7 @@
-"""BenchRecord: bench.json, every figure with where it is from, written whole after each case.
+"""BenchRecord: bench.json, all times with their provenance, rewritten atomically after each case.
 
-A run that is begun again goes on with what is missing. A contender that was at work when an earlier
-run was killed is struck from that case: a kernel that hangs costs one run, not every one.
+A run that is started again continues with what is missing. A contender that was running when an
+earlier run was killed is excluded from that case: a kernel that hangs costs one run, not every one.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from flashgen.spec.outcome import Timing
 
 SCHEMA = 1
 SAME = ("measured", "gpu", "protocol", "seed", "dtype", "flashgen", "torch", "triton", "tables")
-"""What must not change between the runs of one file: their figures would not compare."""
+"""What must not change between the runs of one file, or their times would not compare."""
 
 
 def provenance(
     gpu: Gpu | None, *, command: str, dtype: str, tables: str, conditions: Conditions | None
 ) -> dict[str, Any]:
-    """Where the figures of a run come from. tables: the digest of what the dispatcher serves."""
+    """The provenance of the times of a run. tables: the digest of what the dispatcher serves."""
     return {
         "measured": gpu is not None,
         "gpu": asdict(gpu) if gpu else None,
@@ -57,7 +57,7 @@ def provenance(
 
 
 def _commit() -> str | None:
-    """The checkout's commit, "-dirty" where files differ from it; None outside of one."""
+    """The commit of the checkout, with "-dirty" if files differ from it; None outside of one."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty"],
@@ -70,7 +70,7 @@ def _commit() -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A case as the file has it."""
+    """A case as stored in the file."""
 
     key: str
     direction: str
@@ -93,10 +93,10 @@ class Measured:
 
 
 class BenchRecord:
-    """The file of a folder, and the mark of who is at work beside it."""
+    """The file of a folder, and the mark of the running contender next to it."""
 
     def __init__(self, folder: Path, run: dict[str, Any]) -> None:
-        """Go on with the file of `folder` if there is one. Raises FlashgenError where it cannot be
+        """Continue the file of `folder` if there is one. Raises FlashgenError if it cannot be
         read, or was made with something else.
         """
         self.path = folder / "bench.json"
@@ -139,16 +139,16 @@ class BenchRecord:
         return found is None or not set(names) <= {line.name for line in found.lines}
 
     def struck(self, case: BenchCase) -> set[str]:
-        """Contenders at whose work an earlier run was killed."""
+        """Contenders that were running when an earlier run was killed."""
         return {name for key, name in self._struck if key == case.key}
 
     def strike(self, case: BenchCase, name: str) -> None:
-        """Leave this contender out of the case from now on."""
+        """Exclude this contender from the case from now on."""
         self._struck.append([case.key, name])
         self._write()
 
     def at_work(self, case: BenchCase | None, name: str) -> None:
-        """Leave a mark of who is at work, "" nobody: it stays where this process is killed."""
+        """Mark the running contender, "" for none: the mark stays if this process is killed."""
         if case is None or not name:
             self._mark.unlink(missing_ok=True)
         else:
@@ -176,5 +176,5 @@ class BenchRecord:
 
 
 def _short(value: Any) -> str:
-    """A value as an error has it: of a GPU its name."""
+    """A value as errors show it: for a GPU its name."""
     return str(value["name"] if isinstance(value, dict) else value)

@@ -74,15 +74,15 @@ def copy_gbs(place: Place) -> float | None:
 
 
 SMOKE_TARGET = "nvidia_h200"
-STRUCK = "an earlier run was killed while it was at work here: it is left out of this case"
+STRUCK = "an earlier run was killed while it was running: it is left out of this case"
 
 Say = Callable[[str], object]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """What is asked for. groups: words of bench.GROUPS, none meaning all; seconds: after which
-    no case begins; index: of the CUDA device; command: what was typed.
+    """Options of a run. groups: words of bench.GROUPS, none meaning all; seconds: after which no
+    new case starts; index: of the CUDA device; command: the command line.
     """
 
     sizes: Sizes
@@ -94,19 +94,19 @@ class BenchOptions:
 
     @property
     def smoke(self) -> bool:
-        """Whether every path is walked with tiny sizes on a CPU, and nothing measured."""
+        """Whether every path runs with tiny sizes on a CPU and nothing is measured."""
         return self.sizes.smoke
 
 
 def run(options: BenchOptions, say: Say) -> None:
-    """Run all cases that the folder has no figures of, and write what was found after each.
+    """Run all cases that are missing in the folder, and write the results after each.
 
-    Raises NoGpuError where there is none, and it is no smoke run; FlashgenError where nothing could
-    be timed or, of a smoke run, some contender failed; and what BenchRecord raises.
+    Raises NoGpuError without a GPU, unless it is a smoke run; FlashgenError if nothing could be
+    timed or, in a smoke run, some contender failed; and the errors of BenchRecord.
     """
     began = time.monotonic()
     if options.smoke:
-        say("smoke run on a CPU: every path is walked with tiny sizes, and nothing is measured")
+        say("smoke run on a CPU: every path runs with tiny sizes, and nothing is measured")
         torch.set_num_threads(1)
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
     elif not torch.cuda.is_available():
@@ -130,7 +130,7 @@ def run(options: BenchOptions, say: Say) -> None:
             left = _walk(site, say, began)
     _write(site, say)
     if left:
-        say(f"{left} cases are left, for the time is over: the same command goes on")
+        say(f"{left} cases are left, because the time is over: the same command resumes")
     _demand_figures(site, left)
 
 
@@ -145,7 +145,7 @@ class _Site:
     record: BenchRecord
 
     def contenders(self, case: BenchCase) -> list[Contender]:
-        """Those of a case that are asked for."""
+        """The requested contenders of a case."""
         smoke = self.options.smoke
         everybody = [
             *flashgen_and_torch(case, self.ours, smoke=smoke),
@@ -157,7 +157,7 @@ class _Site:
 
 
 def _walk(site: _Site, say: Say, began: float) -> int:
-    """Run the cases that are missing; how many time did not reach."""
+    """Run the missing cases; returns how many were not reached in time."""
     options, record, longest = site.options, site.record, 0.0
     missing = [
         case
@@ -190,13 +190,13 @@ def _run_one(site: _Site, case: BenchCase, say: Say) -> None:
         )
     except Spoiled as error:
         record.strike(case, error.contender)
-        raise FlashgenError(f"{error}; the same command goes on without it") from error
+        raise FlashgenError(f"{error}; the same command resumes without it") from error
     finally:
         record.at_work(None, "")
         torch.compiler.reset()  # FlexAttention compiles each size; its limit of them is small
     lines = {line.name: line for line in raced.lines}
     lines |= {each.name: _struck(each) for each in asked if each.name in struck}
-    if known is not None:  # contenders that an earlier run timed, and this one was not asked for
+    if known is not None:  # contenders that an earlier run timed and this one does not request
         lines = {line.name: line for line in known.lines} | lines
     record.add(case, tuple(lines.values()), (before, raced.during, place.conditions()))
     for text in listing.case_lines(case, lines.values()):
@@ -238,7 +238,7 @@ def _compiled_backward() -> Iterator[None]:
 
 
 def _with_ceilings(place: Place, dtype: str, say: Say) -> Place:
-    """The place with what plain work reached there; None, and said, where a time was refused."""
+    """The place with the ceilings reached there; None, with a notice, if a time was refused."""
     found: dict[str, float | None] = {}
     for name, ask in (
         ("matmul_tflops", functools.partial(matmul_tflops, dtype, place)),
@@ -257,7 +257,7 @@ def _with_ceilings(place: Place, dtype: str, say: Say) -> Place:
 
 @contextlib.contextmanager
 def _ladder(options: BenchOptions, place: Place, ours: Dispatchers) -> Iterator[LadderSteps]:
-    """Picks the ladder's steps: by an evaluator on a GPU, whose children end with the run."""
+    """Selects the ladder's steps with an evaluator on a GPU, whose children end with the run."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flashgen-bench-")))
         evaluator, gpu = None, place.gpu
@@ -271,7 +271,7 @@ def _ladder(options: BenchOptions, place: Place, ours: Dispatchers) -> Iterator[
 
 
 def _write(site: _Site, say: Say) -> None:
-    """The table and the pictures of all that the record has by now."""
+    """The table and the pictures of all results so far."""
     record, out, place = site.record, site.options.out, site.place
     found = list(record.cases.values())
     summaries = list(listing.summaries(found))
@@ -290,7 +290,7 @@ def _write(site: _Site, say: Say) -> None:
 
 
 def _demand_figures(site: _Site, left: int) -> None:
-    """Raise FlashgenError where the run was for nothing or, a smoke run, found something broken."""
+    """Raise FlashgenError if nothing was timed or a smoke run found an error."""
     wanted = [case.key for case in cases(site.options.sizes)]
     found = [site.record.cases[key] for key in wanted if key in site.record.cases]
     lines = [line for case in found for line in case.lines]

@@ -159,7 +159,7 @@ def judge(
         )
     if residents(compiled, gpu) == 0:
         return Status.OUT_OF_RESOURCES, (
-            f"{compiled.num_warps} warps of {compiled.registers} registers a thread do not fit "
+            f"{compiled.num_warps} warps of {compiled.registers} registers per thread do not fit "
             f"an SM of {gpu.slug}"
         )
     spills = sum(loop.spills for loop in compiled.loops)
@@ -180,7 +180,7 @@ def judge(
         under = overlap(compiled, config)
         if under < least:
             return Status.NO_OVERLAP, (
-                f"{under:.0%} of exp2 run under the own wgmma: {config.schedule} needs {least:.0%}"
+                f"{under:.0%} of exp2 overlap wgmma: {config.schedule} needs {least:.0%}"
             )
     return Status.OK, ""
 

@@ -404,7 +404,7 @@ def _compared(its: Anatomy, winner: Anatomy) -> Iterator[str]:
     yield f"limited by {names}, {share:.0%}"
     for what, mine, best in (
         ("matrix busy", its.usage.matrix, winner.usage.matrix),
-        ("exp2 under wgmma", its.exp2_under_matrix, winner.exp2_under_matrix),
+        ("exp2 overlapped", its.exp2_under_matrix, winner.exp2_under_matrix),
     ):
         if mine is not None and best is not None and abs(mine - best) >= WORTH_SAYING:
             yield f"{what} {mine:.0%}, the winner's {best:.0%}"

@@ -1,4 +1,5 @@
-"""Anatomy: what a kernel takes of an SM and what limits it there, compiled and replayed on no GPU.
+"""Anatomy: the resources of a kernel on an SM and what limits it, compiled and replayed without a
+GPU.
 
 The sentences of `flashgen explain` on one kernel; report/explain.py compares kernels with them.
 """
@@ -31,12 +32,12 @@ EVEN = 0.005
 
 @dataclass(frozen=True, kw_only=True)
 class Anatomy:
-    """What could be found out of a kernel; `unknown` says why the rest is None, or is "".
+    """What could be determined about a kernel; `unknown` says why the rest is None, or is "".
 
-    usage has the busy shares of a trip of the steady loop, the unmasked one, with the SM as full as
-    the kernel fills it. A kernel without a main loop, backward_delta, has no replay and no usage,
-    but an estimate. bytes_us is what the bytes alone take at the GPU's bandwidth; of a
-    kernel that streams, at what streams reach of it.
+    usage has the busy shares of an iteration of the steady (unmasked) loop at full occupancy. A
+    kernel without a main loop, backward_delta, has no replay and no usage, but an estimate.
+    bytes_us is the time of its memory traffic at the GPU's bandwidth, or for a streaming kernel at
+    what streams reach.
     """
 
     compiled: Compiled | None = None
@@ -49,7 +50,7 @@ class Anatomy:
 
     @property
     def by_bytes(self) -> bool:
-        """Whether the estimate is that of the bytes, and no pipe of an SM has a say."""
+        """Whether the estimate is that of the memory traffic, and no pipe of an SM matters."""
         if self.estimate is None or self.bytes_us is None:
             return False
         slack = TAIL if self.streams else EVEN
@@ -57,7 +58,7 @@ class Anatomy:
 
     @property
     def exp2_under_matrix(self) -> float | None:
-        """The share of exp2 under the own matrix instructions; None but for wgmma."""
+        """The share of exp2 that overlaps the warpgroup's wgmma; None without wgmma."""
         loop = self.compiled.loop if self.compiled else None
         return loop.exp2_under_matrix if loop else None
 
@@ -65,9 +66,9 @@ class Anatomy:
 def dissect(
     spec: AttentionSpec, config: KernelConfig, problem: Problem, gpu: Gpu, cache: Path
 ) -> Anatomy:
-    """Compile a kernel, replay it, estimate its time; from folder `cache` what is there already.
+    """Compile a kernel, replay it and estimate its time, using the results in folder `cache`.
 
-    Raises nothing for what this machine or the model lacks: the Anatomy then says what.
+    If this machine or the model lacks something, nothing is raised: the Anatomy says what.
     """
     try:
         compiled = compile_kernel(render(spec, config), spec, config, gpu.arch, cache=cache)
@@ -95,18 +96,22 @@ def dissect(
 
 
 def steady_usage(replayed: Replay, spec: AttentionSpec) -> Usage:
-    """The busy shares of the unmasked loop, which programs that own keys run last, others first."""
+    """The busy shares of the unmasked loop, which is last in kernels that own keys, first in
+    others.
+    """
     return replayed.usage[-1 if spec.direction in BY_KEYS else 0]
 
 
 def shares(usage: Usage) -> list[tuple[str, float]]:
-    """All that may limit a kernel, with its share of a trip, the largest first."""
+    """All possible limits of a kernel with their shares of an iteration, the largest first."""
     found = {field.name: getattr(usage, field.name) for field in fields(usage)}
     return sorted((found | {"latency": usage.latency}).items(), key=lambda item: -item[1])
 
 
 def limits(usage: Usage) -> tuple[str, float]:
-    """What limits a kernel, and its share: of several as large, all of them ("matrix and exp2")."""
+    """What limits a kernel, and its share; if several are as large, all of them ("matrix and
+    exp2").
+    """
     ordered = shares(usage)
     largest = ordered[0][1]
     return " and ".join(name for name, share in ordered if share > largest - EVEN), largest
@@ -128,10 +133,10 @@ def describe(anatomy: Anatomy) -> list[str]:
         names, share = limits(anatomy.usage)
         busy = "even the busiest pipe waits" if names == "latency" else "busy"
         word = "its loop is limited by" if anatomy.by_bytes else "limited by"
-        lines.append(f"{word} {names}: {busy} {share:.0%} of a trip of its steady loop")
+        lines.append(f"{word} {names}: {busy} {share:.0%} of an iteration of its steady loop")
         lines.append("  " + "  ".join(f"{name} {s:.0%}" for name, s in shares(anatomy.usage)))
     if anatomy.exp2_under_matrix is not None:
-        lines.append(f"{anatomy.exp2_under_matrix:.0%} of exp2 run under the own wgmma")
+        lines.append(f"{anatomy.exp2_under_matrix:.0%} of exp2 overlap wgmma")
     if anatomy.estimate is not None:
         timing = anatomy.estimate
         band = f"{timing.low_us:.1f} to {timing.high_us:.1f}"
@@ -142,29 +147,30 @@ def describe(anatomy: Anatomy) -> list[str]:
 def occupancy(
     registers: int, shared_bytes: int, num_warps: int, gpu: Gpu, *, spill_bytes: int = 0
 ) -> list[str]:
-    """Sentences on blocks on an SM, registers of a thread and shared memory of a block."""
+    """Sentences on blocks per SM, registers per thread and shared memory per block."""
     blocks = resident_blocks(registers, shared_bytes, num_warps, gpu)
     spilled = f" ({spill_bytes} bytes spilled)" if spill_bytes else ""
     return [
         f"{count(blocks)} an SM, "
         f"{blocks * num_warps} of {gpu.warps_per_sm} warps, "
         f"{_why_no_more(blocks, registers, shared_bytes, num_warps, gpu)}",
-        f"{registers} registers a thread{spilled}, {shared_bytes} bytes of shared memory a block",
+        f"{registers} registers per thread{spilled}, "
+        f"{shared_bytes} bytes of shared memory per block",
     ]
 
 
 def count(blocks: int) -> str:
-    """So many blocks, in words."""
+    """A number of blocks in words."""
     return f"{blocks} {'block' if blocks == 1 else 'blocks'}"
 
 
 def _why_no_more(blocks: int, registers: int, shared_bytes: int, num_warps: int, gpu: Gpu) -> str:
-    """Why an SM holds no more than so many blocks."""
-    for want, needs in (
+    """Why an SM holds no more than this number of blocks."""
+    for limit, needs in (
         ("registers", (1, shared_bytes)),
         ("shared memory", (registers, 0)),
-        ("registers and of shared memory", (1, 0)),
+        ("registers and shared memory", (1, 0)),
     ):
         if resident_blocks(*needs, num_warps, gpu) > blocks:
-            return f"for want of {want}"
+            return f"limited by {limit}"
     return "the most it takes"

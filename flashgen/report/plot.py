@@ -1,4 +1,4 @@
-"""Pictures of panels; estimates against measurements. The only importer of matplotlib, an extra."""
+"""Plots with panels; estimates against measurements. The only importer of matplotlib, an extra."""
 
 from __future__ import annotations
 
@@ -36,13 +36,15 @@ LOOKS = {
 
 
 def check_file(path: Path) -> None:
-    """Raise InvalidArgument unless `path` may name a picture."""
+    """Raise InvalidArgument unless `path` can be a .png file."""
     if path.suffix.lower() != ".png":
         raise InvalidArgument(f"--plot must name a .png file: got {path}")
 
 
 def draw(pairs: Mapping[str, Sequence[Pair]], path: Path) -> None:
-    """Draw a panel a GPU and write them to `path`, a PNG. Raises what panels() and save() do."""
+    """Draw one panel per GPU and write them to `path`, a PNG. Raises the errors of panels() and
+    save().
+    """
     figure, panels_ = panels(len(pairs))
     for axes, (gpu, of_gpu) in zip(panels_, pairs.items(), strict=True):
         _panel(axes, gpu, of_gpu)
@@ -50,7 +52,7 @@ def draw(pairs: Mapping[str, Sequence[Pair]], path: Path) -> None:
 
 
 def panels(count: int) -> tuple[Figure, list[Axes]]:
-    """A figure of so many panels. Raises ToolchainError where matplotlib is missing."""
+    """A figure with this number of panels. Raises ToolchainError if matplotlib is missing."""
     try:
         from matplotlib.figure import Figure  # no pyplot: no window, and nothing kept
         from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -70,7 +72,9 @@ def panels(count: int) -> tuple[Figure, list[Axes]]:
 
 
 def save(figure: Figure, path: Path, option: str) -> None:
-    """Write a figure to `path`, which `option` has named. Raises FlashgenError where it cannot."""
+    """Write a figure to `path`, which `option` has named. Raises FlashgenError if it cannot be
+    written.
+    """
     try:
         figure.savefig(path)
     except OSError as error:
@@ -106,7 +110,7 @@ def _panel(axes: Axes, gpu: str, pairs: Sequence[Pair]) -> None:
 
 
 def _bands(pairs: Iterable[Pair]) -> list[tuple[float, float]]:
-    """The two bands most common among the estimates, as factors of the time; the wide one first.
+    """The two most common bands of the estimates, as factors of the time; the wide one first.
 
     There are two by design; those that the peak has cut are rare.
     """

@@ -167,7 +167,7 @@ class TestRunning:
 
         found = self.race_of(contender("right", sdpa), contender("greedy", greedy))
         assert found["greedy"].status == "refused"
-        assert "beside the others: tried to allocate" in found["greedy"].detail
+        assert "not with the others: tried to allocate" in found["greedy"].detail
         assert found["right"].status == "ok"
 
     def test_a_spoiled_context_ends_the_run_and_names_who(self) -> None:

@@ -638,8 +638,8 @@ class TestExplain:
         assert "what limits it" not in output
         compiled = run(*line.split(), out, "--compile")[1]
         assert "what limits it is not known: it was not compiled\n" in compiled
-        assert "  1 block an SM, 8 of 64 warps, for want of registers\n" in output
-        assert "  174 registers a thread, 98304 bytes of shared memory a block\n" in output
+        assert "  1 block an SM, 8 of 64 warps, limited by registers\n" in output
+        assert "  174 registers per thread, 98304 bytes of shared memory per block\n" in output
         assert "to improve it" not in output
 
     def test_the_nearest_bucket_and_the_command_that_would_help(self, run, out: Path) -> None:

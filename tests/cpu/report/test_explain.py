@@ -50,21 +50,24 @@ class TestAnatomy:
     @pytest.mark.parametrize(
         ("registers", "shared", "words"),
         [
-            (255, 1024, "1 block an SM, 8 of 64 warps, for want of registers"),
-            (64, 100_000, "2 blocks an SM, 16 of 64 warps, for want of shared memory"),
-            (255, 200_000, "1 block an SM, 8 of 64 warps, for want of registers and of shared memory"),
+            (255, 1024, "1 block an SM, 8 of 64 warps, limited by registers"),
+            (64, 100_000, "2 blocks an SM, 16 of 64 warps, limited by shared memory"),
+            (255, 200_000, "1 block an SM, 8 of 64 warps, limited by registers and shared memory"),
             (16, 1024, "8 blocks an SM, 64 of 64 warps, the most it takes"),
-            (16, 300_000, "0 blocks an SM, 0 of 64 warps, for want of shared memory"),
+            (16, 300_000, "0 blocks an SM, 0 of 64 warps, limited by shared memory"),
         ],
     )  # fmt: skip
     def test_occupancy_says_what_runs_out(self, registers: int, shared: int, words: str) -> None:
         blocks, figures = occupancy(registers, shared, 8, H200)
         assert blocks == words
-        assert figures == f"{registers} registers a thread, {shared} bytes of shared memory a block"
+        assert (
+            figures
+            == f"{registers} registers per thread, {shared} bytes of shared memory per block"
+        )
 
     def test_spills_outside_the_loops_are_shown(self) -> None:
         assert (
-            "255 registers a thread (16 bytes spilled)"
+            "255 registers per thread (16 bytes spilled)"
             in occupancy(255, 0, 8, H200, spill_bytes=16)[1]
         )
 
@@ -78,11 +81,11 @@ class TestAnatomy:
         first, every, under, time = describe(found)
         name, share = limits(found.usage)
         assert first.startswith(f"limited by {name}: ")
-        assert f"{share:.0%} of a trip of its steady loop" in first
+        assert f"{share:.0%} of an iteration of its steady loop" in first
         assert all(f"{name} {share:.0%}" in every for name, share in shares(found.usage))
         assert every.count("%") == 6
         # fa2 waits for S = QK^T before its softmax: nothing of the own warpgroup is under way.
-        assert under == "0% of exp2 run under the own wgmma"
+        assert under == "0% of exp2 overlap wgmma"
         assert found.estimate == estimate.estimate(
             found.replay, spec, config, workload(spec, 4096), H200
         )
@@ -400,7 +403,7 @@ class TestExplanation:
         )
         text = "\n".join(said)
         assert said[0] == f"{SPEC.name} on nvidia_h200: k"
-        assert "  limited by matrix: busy 75% of a trip of its steady loop\n" in text
+        assert "  limited by matrix: busy 75% of an iteration of its steady loop\n" in text
         assert (
             f"  runner-up: {OTHERS[0].label}\n"
             "    estimated, 110.0 us: 10.0% slower; limited by matrix, 60%; "

@@ -232,7 +232,7 @@ def test_an_entry_shows_its_evidence() -> None:
         "default 1624.6 us, SDPA 999.5 us",
         "p of the final round 0.012",
         "regret, to have fewer kernels 1.5 %",
-        "174 registers a thread, 98304 bytes",
+        "174 registers per thread, 98304 bytes",
         "The log holds no time of this search.",
     ):
         assert part in text
