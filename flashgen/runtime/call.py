@@ -1,5 +1,5 @@
-"""Call: what a call of attention asks beside its tensors. Saved: what its backward starts from.
-Which objects are tensors that a kernel may be handed.
+"""Call: the options of a call of attention. Saved: the inputs of its backward. And checks that
+arguments are tensors that a kernel can use.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PLAIN_TYPES = (Tensor, Parameter)
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """The options of one call. scale is the number itself, no longer None."""
+    """The options of one call. scale is the number itself, not None."""
 
     causal: Causal
     scale: float
@@ -40,10 +40,10 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scalars:
-    """The features of a call without their tensors, which autograd saves by itself.
+    """The features of a call without their tensors, which autograd saves itself.
 
-    packed: of packed sequences max_q, max_k and bottom_right. A block mask stays: it is made once,
-    and never changed.
+    packed: max_q, max_k and bottom_right of packed sequences. A block mask stays, because it never
+    changes.
     """
 
     features: Features = PLAIN
@@ -67,7 +67,7 @@ class Saved:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """The gradients that are asked for."""
+    """The requested gradients."""
 
     q: bool
     k: bool
@@ -77,13 +77,13 @@ class Wanted:
 
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-"""Of q, k, v, the bias and the sinks; None where none was asked for."""
+"""Of q, k, v, the bias and the sinks; None if not requested."""
 
 NO_SCALARS = Scalars()
 
 
 class TwoPasses(Protocol):
-    """The forward and the backward pass: autograd.Passes, or those of repeated calls."""
+    """The forward and the backward pass: autograd.Passes, or those of cached calls."""
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features = ...
@@ -151,13 +151,13 @@ def scale_of(scale: float | None, head_dim: int) -> float:
 
 
 def refuse_scale_gradient(scale: object) -> None:
-    """Raise InvalidArgument for a scale that asks for a gradient, which would be lost."""
+    """Raise InvalidArgument for a scale that requires a gradient, which would be lost."""
     if isinstance(scale, Tensor) and scale.requires_grad and torch.is_grad_enabled():
         raise InvalidArgument("scale has no gradient: detach it, or multiply q by it")
 
 
 def check_plain(**named: object) -> None:
-    """Raise InvalidArgument, naming the argument, for a subclass of Tensor: beside a plain q it
+    """Raise InvalidArgument, naming the argument, for a subclass of Tensor: with a plain q it
     would reach a kernel as bare memory.
     """
     for name, x in named.items():
@@ -169,9 +169,10 @@ def check_plain(**named: object) -> None:
 
 
 def agree(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether three tensors surely fit together: what a call of a resolved spec must still check.
+    """Whether three tensors certainly fit together: what a call of a resolved spec must still
+    check.
 
-    False asks from_tensors, which judges the odd cases and names what is wrong.
+    If False, from_tensors decides the remaining cases and names what is wrong.
     """
     try:
         a, b, c = q.shape, k.shape, v.shape
@@ -194,7 +195,9 @@ def agree(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def check_block_mask(mask: object, *, traced: bool) -> None:
-    """Raise InvalidArgument for what is no block mask, and where operators know none."""
+    """Raise InvalidArgument for anything but a block mask, and under tracing, where operators do
+    not support one.
+    """
     if not isinstance(mask, BlockMask):
         raise InvalidArgument(
             "block_mask must be made by flashgen.runtime.block_mask, by from_boolean for example: "

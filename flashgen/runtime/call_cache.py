@@ -31,12 +31,11 @@ Kept = TypeVar("Kept")
 
 
 class Kinds(Generic[Kept]):
-    """At most 2 * most kinds, those met least recently forgotten first.
+    """A bounded cache, at most 2 * most entries, evicting the least recently used.
 
-    They are kept in two halves. What is met goes to the young half; when that is full it becomes
-    the old one, whose kinds come back when they are met again. Unlike a list in order of use, this
-    costs a call nothing that finds its kind among the young. None is what is kept of a kind that
-    was met once.
+    Entries are stored on their second occurrence and kept in two halves. A hit moves an entry to
+    the young half; when that is full it becomes the old half. A hit in the young half needs no
+    bookkeeping, unlike an LRU list. None marks a key that occurred once.
     """
 
     def __init__(self, most: int = MOST) -> None:
@@ -48,32 +47,32 @@ class Kinds(Generic[Kept]):
         return len(self.young) + len(self._old)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all entries."""
         self.young, self._old = {}, {}
 
     def get(self, key: Key) -> Kept | None:
-        """What is kept of a kind."""
+        """The entry of a key."""
         found = self.young.get(key)
         if found is None and (found := self._old.get(key)) is not None:
             self.keep(key, found)
         return found
 
     def meet(self, key: Key) -> bool:
-        """Whether a kind was met before. It has been from now on."""
+        """Whether a key occurred before; records it."""
         if key in self.young or key in self._old:
             return True
         self.keep(key, None)
         return False
 
     def keep(self, key: Key, kept: Kept | None) -> None:
-        """Keep this of a kind."""
+        """Store the entry of a key."""
         if len(self.young) >= self._most:
             self._old, self.young = self.young, {}
         self.young[key] = kept
 
 
 class Again:
-    """A kind of call. For autograd, the passes of such calls."""
+    """A cached call. For autograd, the passes of such calls."""
 
     __slots__ = ("_backward", "_call", "_forward", "_passes", "_undetermined")
 
@@ -88,8 +87,8 @@ class Again:
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, deterministic: bool
     ) -> tuple[Tensor, Tensor] | None:
-        """O and LSE, with their graph where gradients are asked for; None where this call is unlike
-        the others after all.
+        """O and LSE, with their graph if gradients are required; None if this call differs from
+        the cached one after all.
         """
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             call = self._call if deterministic else self._undetermined
@@ -108,7 +107,7 @@ class Again:
 
 
 class Repeats:
-    """The kinds of plain calls that were met before."""
+    """The cache of plain calls of attention()."""
 
     def __init__(self) -> None:
         self.kinds: Kinds[Again] = Kinds()
@@ -122,7 +121,7 @@ class Repeats:
         scale: float | None,
         precision: str,
     ) -> Again | None:
-        """What is kept of a call's kind."""
+        """The cached entry of a call."""
         if not (young := self.kinds.young):  # torch serves, perhaps
             return None
         try:
@@ -139,8 +138,8 @@ class Repeats:
         tensors: tuple[Tensor, ...],
         options: tuple[Causal, float | None, str],
     ) -> None:
-        """Keep the kind of a call that was made, of q, k, v, its O and its LSE, if it can be, and
-        is met for the second time.
+        """Store a call with its q, k, v, O and LSE, if it can be cached and occurs for the
+        second time.
         """
         q, k, v, o, lse = tensors
         causal, scale, precision = options
@@ -170,16 +169,16 @@ Options = tuple[bool | str, float | None, str]
 
 
 class DecodeRepeats:
-    """The kinds of calls that were met before. Tensors are q, k, v, lengths and, of pages, the
-    block table, as decode() is given them.
+    """The cache of calls of decode(). Tensors are q, k, v, lengths and optionally the block
+    table, as given to decode().
     """
 
     def __init__(self) -> None:
         self.kinds: Kinds[repeated_launch.DecodeAgain] = Kinds()
 
     def run(self, tensors: tuple[Tensor, ...], options: Options) -> tuple[Tensor, Tensor] | None:
-        """O and LSE of a call; None, with nothing launched, unless its kind was met and nothing is
-        between it and its kernels.
+        """O and LSE of a call; None, with nothing launched, unless the call is cached and no
+        torch mode intervenes.
         """
         if not (young := self.kinds.young) or torch_modes.special(tensors[0]):
             return None
@@ -203,8 +202,8 @@ class DecodeRepeats:
         launchers: tuple[Launcher, Launcher],
         made: tuple[Parts, tuple[Tensor, Tensor]],
     ) -> None:
-        """Keep the kind of a call that was made, if it can be, and is met for the second time.
-        launchers: those of decode and combine; made: the parts, and what they were merged to.
+        """Store a call, if it can be cached and occurs for the second time. launchers: those of
+        decode and combine; made: the parts, and the merged results.
         """
         causal, scale, _ = options
         if type(causal) not in (bool, str) or (scale is not None and type(scale) is not float):
@@ -227,7 +226,7 @@ class DecodeRepeats:
 
 
 def _decode_key(tensors: tuple[Tensor, ...], options: Options) -> Key:
-    """All that a call's launches follow from. Written out, for a loop takes longer."""
+    """All that the launches of a call depend on. Written out, because a loop takes longer."""
     q, k, v, lengths, *table = tensors
     causal, scale, precision = options
     key = (

@@ -1,5 +1,5 @@
-"""Attention on CPU tensors: torch's SDPA where it is exact, else the reference; so that code runs
-anywhere. Both are differentiable, as often as one likes.
+"""Attention on CPU tensors: torch's SDPA where it is exact, otherwise the reference, so code
+runs anywhere. Both are differentiable any number of times.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from flashgen.spec.features import PLAIN, Features
 def attention(
     q: Tensor, k: Tensor, v: Tensor, call: Call, *, features: Features = PLAIN, return_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """O (B, H, Sq, d_v) of q's dtype, and LSE (B, H, Sq) float32 if asked for. Checked arguments
-    only.
+    """O (B, H, Sq, d_v) of q's dtype, and LSE (B, H, Sq) float32 if requested. Arguments must be
+    checked.
 
-    SDPA knows the top-left diagonal alone, gives no LSE, and has no rule for empty keys; a scale
-    that is not above 0 meets its mask of -inf, and makes NaN. Under autocast both compute in the
-    dtype of q all the same.
+    SDPA supports only the top-left diagonal, returns no LSE, and has no rule for empty keys; a
+    scale that is not above 0 meets its mask of -inf and gives NaN. Under autocast both compute in
+    the dtype of q all the same.
     """
     seq_q, seq_k = q.shape[2], k.shape[2]
     causal, scale = call.causal, call.scale

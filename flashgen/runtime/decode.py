@@ -33,14 +33,13 @@ from flashgen.spec.vocabulary import DTYPE_BYTES, check_head_dim
 
 
 def rows_together(rows: int) -> int:
-    """The br that has room for so many rows: a power of two, from 16 to WIDEST_DECODE."""
+    """The br that holds this number of rows: a power of two, from 16 to WIDEST_DECODE."""
     return min(WIDEST_DECODE, max(16, 1 << (max(rows, 1) - 1).bit_length()))
 
 
 def by_room(selection: Selection, rows: int) -> tuple[int, ...]:
-    """Orders the defaults of one precision, and nothing else: first the narrowest that has room for
-    all rows of a head, of those that have none the widest; of two as wide that with an instruction
-    of the GPU's own.
+    """Sort key for the defaults of one precision: the smallest br that holds all rows of a head;
+    if none does, the largest; native widening first.
     """
     if selection.rung != "default":
         return (0,)
@@ -56,7 +55,7 @@ NAMES: Names = ("q", "k", "v", "lengths")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Beside:
-    """What a call brings beside q, k and v, as Dispatcher.decode describes it."""
+    """The arguments of a call besides q, k and v, as Dispatcher.decode describes them."""
 
     lengths: Tensor | None = None
     block_table: Tensor | None = None
@@ -68,13 +67,13 @@ class Beside:
 
     @property
     def plain(self) -> bool:
-        """Whether there are lengths, and at most a block table besides."""
+        """Whether there are only lengths and possibly a block table."""
         others = (self.cache_batch_idx, self.cache_leftpad, self.k_scale, self.v_scale)
         return self.lengths is not None and all(x is None for x in others) and self.given.nothing
 
     @property
     def where(self) -> tuple[Tensor, ...]:
-        """Lengths and the block table, as far as they are there."""
+        """Lengths and the block table, if given."""
         return tuple(x for x in (self.lengths, self.block_table) if x is not None)
 
     def features(self, q: Tensor, cache: Cache, *, causal: bool) -> Features:
@@ -114,8 +113,8 @@ class Decoder:
         splits: int | None = None,
         names: Names = NAMES,
     ) -> tuple[Tensor, Tensor]:
-        """O and LSE, as Dispatcher.decode describes them. splits: None is as many as it chooses;
-        names: what a drop-in calls the arguments.
+        """O and LSE, as Dispatcher.decode describes them. splits: None lets flashgen choose;
+        names: the argument names of a drop-in.
         """
         cache = check_call(q, k, v, beside, names)
         features = beside.features(q, cache, causal=causal is not False)
@@ -168,7 +167,7 @@ class Decoder:
 def spec_of(
     q: Tensor, cache: Cache, causal: bool | str, precision: str, features: Features = PLAIN
 ) -> AttentionSpec:
-    """The spec of a checked call; of one query the causal mask is as none. Raises
+    """The spec of a checked call; for one query a causal mask has no effect. Raises
     InvalidArgument.
     """
     said = isinstance(causal, str) and causal == "bottom_right"
@@ -194,7 +193,7 @@ def spec_of(
 
 
 def kv_fields(cache: Cache) -> dict[str, Any]:
-    """What a spec says of the elements of a cache."""
+    """The fields of a spec that describe the elements of a cache."""
     if cache.k_scale is None:
         return {}
     kv_dtype = "int8" if cache.k.dtype == torch.int8 else "float8_e4m3"
@@ -257,7 +256,7 @@ def check_call(q: Tensor, k: Tensor, v: Tensor, called: Beside, names: Names = N
 
 
 def _told(x: Tensor) -> Tensor:
-    """X as a kernel reads its memory."""
+    """The tensor made contiguous, with a lazy negation resolved."""
     return x.resolve_neg().contiguous()
 
 
@@ -313,7 +312,7 @@ def _check_dtypes(named: dict[str, Tensor]) -> None:
 
 
 def _checked_scales(named: dict[str, Tensor], called: Beside) -> tuple[Tensor, Tensor] | None:
-    """The scales of K and V as a cache has them; None where it has none."""
+    """The scales of K and V of a cache; None if it has none."""
     (of_q, q), (of_k, k), (of_v, _) = named.items()
     if k.dtype not in reference_cache.LARGEST:
         if called.k_scale is not None or called.v_scale is not None:
@@ -345,7 +344,7 @@ def _checked_scales(named: dict[str, Tensor], called: Beside) -> tuple[Tensor, T
 
 
 def _check_indices(name: str, x: object, q: Tensor, shape: tuple[int | None, ...]) -> None:
-    """Raise InvalidArgument unless x is int32 of this shape, None being any size, beside q."""
+    """Raise InvalidArgument unless x is int32 of this shape (None: any size) on the device of q."""
     check_tensors(**{name: x})
     assert isinstance(x, Tensor)  # check_tensors has seen
     fits = x.ndim == len(shape) and all(

@@ -35,7 +35,7 @@ from flashgen.spec.from_call import from_tensors
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Asked:
-    """What a call asks beside q, k and v, as Dispatcher.attention describes it."""
+    """The arguments of a call besides q, k and v, as Dispatcher.attention describes them."""
 
     causal: Causal = False
     scale: float | None = None
@@ -44,7 +44,7 @@ class Asked:
     precision: str = "ieee"
 
     def call(self, q: Tensor) -> Call:
-        """What of it are options. Raises InvalidArgument for a scale that is none."""
+        """The options. Raises InvalidArgument for an invalid scale."""
         return Call(
             causal=self.causal,
             scale=scale_of(self.scale, q.shape[-1] if q.ndim else 0),  # its shape is judged later
@@ -53,7 +53,7 @@ class Asked:
         )
 
     def features(self, rng: Tensor | None) -> Features:
-        """The features; rng: what draw_rng gave. Raises InvalidArgument."""
+        """The features; rng: from draw_rng. Raises InvalidArgument."""
         return self.given.features(causal=self.causal is not False, rng=rng)
 
 
@@ -110,7 +110,7 @@ class Featured:
         return o, lse
 
     def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features) -> None:
-        """Raise InvalidArgument, naming the argument, unless kernels can be asked this."""
+        """Raise InvalidArgument, naming the argument, unless kernels support this call."""
         if not agree(q, k, v) or not self._resolver.knows(q, v, call, features):
             from_tensors(q, k, v, causal=call.causal, precision=call.precision, features=features)
         elif features is not PLAIN:

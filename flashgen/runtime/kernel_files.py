@@ -1,12 +1,12 @@
-"""Finds the kernel that a launcher asks for: its text, and its binary where one was made ahead.
+"""Finds the kernel of a launcher: its text, and its binary if it was compiled ahead of time.
 
 Texts: generated/ holds the kernels that tables name. All others are rendered in memory when they
 are first needed.
 
 Binaries: FLASHGEN_AOT names a folder written by `flashgen aot`, with one folder per GPU. When a
 kernel is first bound, its binaries are copied into Triton's cache under Triton's own key: text,
-types, options, architecture and version. A binary of anything else is never found, and the kernel
-is compiled as usual.
+types, options, architecture and version. If anything differs, the binary is not found, and the
+kernel is compiled as usual.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Binary:
-    """One kernel of one GPU's folder: Triton's key, and the files it keeps under it."""
+    """One kernel in a GPU's folder: Triton's key, and the files it stores under it."""
 
     key: str
     files: tuple[Path, ...]
@@ -102,7 +102,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _install(binary: Binary) -> bool:
-    """Put a binary where Triton's cache manager keeps that key. A file that is gone is a notice."""
+    """Put a binary where Triton's cache manager stores that key. A missing file is a notice."""
     from triton.runtime.cache import get_cache_manager
 
     manager = get_cache_manager(binary.key)

@@ -1,7 +1,7 @@
-"""Launchers: one resolved ladder each, its kernels imported and bound, ready for calls.
+"""Launchers: one resolved ladder each, with its kernels imported and bound.
 
-A launcher runs the first rung; the pointer twin where a call's tensors cannot have descriptors; the
-next rung where Triton finds at the first launch that a kernel does not fit after all.
+A launcher runs the first rung; the pointer twin if a call's tensors cannot have descriptors; the
+next rung if Triton finds at the first launch that a kernel does not fit.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ logger = logging.getLogger("flashgen.runtime")
 class Launcher:
     """Runs the kernels of a ladder for one spec, bucket and device.
 
-    Tensors that cannot have descriptors go down a ladder of their own, of pointer twins: what one
-    of them lacks says nothing of the kernels that aligned tensors run.
+    Tensors that cannot have descriptors use a ladder of their own, of pointer twins: a failure
+    there does not affect the kernels of aligned tensors.
     """
 
     def __init__(self, package: str, rungs: tuple[Selection, ...]) -> None:
@@ -47,7 +47,7 @@ class Launcher:
         return steps.run(call)
 
     def plan(self, *tensors: Tensor) -> Plan | None:
-        """What launched these tensors last."""
+        """The plan that launched these tensors last."""
         return self._steps(*tensors).plan
 
     @property

@@ -36,7 +36,7 @@ logger = logging.getLogger("flashgen.runtime")
 
 _LOW, _MIDDLE, _HIGH = (bucket.low for bucket in BUCKETS[1:])
 _QUIET = ("backward_delta", "backward_dbias")
-"""Directions too cheap beside the others to advise on."""
+"""Directions too cheap to advise on."""
 
 
 class Resolver:
@@ -57,8 +57,8 @@ class Resolver:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool | str, precision: str
     ) -> Launcher | None:
-        """The launcher of a forward without features not met before, kept for the next; None where
-        torch serves. Raises InvalidArgument for tensors that no kernel takes.
+        """The launcher of a forward without features that is not cached yet; None if torch
+        serves. Raises InvalidArgument for tensors that no kernel supports.
         """
         spec, problem = from_tensors(q, k, v, causal=causal, precision=precision)
         if self.left_to_torch(q.device):
@@ -94,7 +94,7 @@ class Resolver:
         return found
 
     def knows(self, q: Tensor, v: Tensor, call: Call, features: Features) -> bool:
-        """Whether a forward of this kind was resolved before, so that its spec is a good one."""
+        """Whether such a forward was resolved before, so its spec is valid."""
         if not isinstance(call.precision, str):
             return False  # and no key
         if features is PLAIN:
@@ -105,7 +105,7 @@ class Resolver:
     def prefers_fused(
         self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features
     ) -> bool:
-        """Whether the tables have the fused backward faster than the two kernels it replaces."""
+        """Whether the tables have the fused backward as faster than the two kernels it replaces."""
         wanted = (*key_of(features), *_key_of(q, v, call, features))
         if wanted not in self._fused:
             spec, problem = from_tensors(
@@ -129,13 +129,13 @@ class Resolver:
         return ladder(self.served, slug, gpu, spec, seq_k)
 
     def tune_command(self, spec: AttentionSpec, seq_k: int, device: torch.device) -> str:
-        """What would improve a call; offline for the GPU that a CPU stands for."""
+        """The command that would improve a call; offline for the GPU that a CPU stands for."""
         return tune_command(spec, seq_k, None if device.type == "cuda" else settings.served_gpu())
 
     def say(
         self, spec: AttentionSpec, selection: Selection, seq_k: int, device: torch.device
     ) -> None:
-        """Once per spec and rung: where its kernel comes from, and what would improve it."""
+        """Log once per spec and rung where its kernel comes from, and what would improve it."""
         if not self.advises:
             return
         command = self.tune_command(spec, seq_k, device)
@@ -176,8 +176,8 @@ class Resolver:
         return self.addressed(q, "q"), self.addressed(k, "k"), self.addressed(v, "v")
 
     def addressed(self, x: Tensor, name: str) -> Tensor:
-        """x, copied if no kernel can address it, which is said once. The copy's dimensions lie in
-        memory in the order of x's, so that results lie as they would for x.
+        """x, copied if no kernel can address it, which is logged once. The copy has the
+        dimension order of x in memory, so results have the layout they would have for x.
         """
         x = x.resolve_neg()
         if addressable(x):
@@ -189,8 +189,8 @@ class Resolver:
 
 
 def addressable(x: Tensor) -> bool:
-    """Whether the kernels can address x: a contiguous last dimension, rows near enough, and in its
-    memory what it says, not the negative of it.
+    """Whether the kernels can address x: a contiguous last dimension, rows near enough, and no lazy
+    negation.
 
     Within a tile of at most 256 rows they count elements in 32 bits.
     """
@@ -199,7 +199,7 @@ def addressable(x: Tensor) -> bool:
 
 
 def key(q: Tensor, v: Tensor, causal: bool, precision: str) -> tuple[object, ...]:
-    """What a launcher depends on. The bucket is told by how many bounds seq_k reaches."""
+    """Cache key of a launcher. The bucket index is the number of bounds at or below seq_k."""
     seq_k = v.shape[2]
     bucket = (seq_k >= _LOW) + (seq_k >= _MIDDLE) + (seq_k >= _HIGH)
     return (

@@ -26,7 +26,7 @@ Rung = Literal["exact", "nearest_bucket", "relative", "default"]
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """What generated/table.py holds: the architecture and choices of each table's GPU."""
+    """The contents of generated/table.py: the architecture and choices of each GPU with a table."""
 
     archs: Mapping[str, str]
     choices: Mapping[str, tuple[Choice, ...]]
@@ -34,7 +34,7 @@ class Served:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """A choice, the rung of the ladder it stands on, and why that rung, in one sentence."""
+    """A choice, its rung of the ladder, and the reason for that rung, in one sentence."""
 
     choice: Choice
     rung: Rung
@@ -102,7 +102,7 @@ def _candidates(
             how = "its alias" if ALIASES.get(slug) == other else f"{gpu.arch} too"
             reason = f"no entry for {spec.name} on {slug}; {other} is {how}"
             yield Selection(choice=choice, rung="relative", slug=other, reason=reason)
-    # tf32 is a licence, not an order: where no tf32 kernel runs, the ieee one does.
+    # tf32 is permitted, not required: if no tf32 kernel runs, the ieee one does.
     reason = f"no entry for {spec.name} on {slug} or a GPU like it; the default kernel serves"
     asked = default_spec(spec)
     for wanted in dict.fromkeys((asked, replace(asked, precision="ieee"))):
@@ -127,8 +127,8 @@ def _without_entry(spec: AttentionSpec, config: KernelConfig) -> Choice:
 
 
 def prefers_fused(fused: Selection, dkv: Selection, dq: Selection) -> bool:
-    """Whether one fused kernel is faster than two, by figures that compare: all of one GPU's table,
-    one bucket and one source.
+    """Whether one fused kernel is faster than two, by comparable times: all from one GPU's
+    table, one bucket and one source.
     """
     times = [selection.choice.median_us for selection in (fused, dkv, dq)]
     origins = {(s.slug, s.choice.bucket, s.choice.source) for s in (fused, dkv, dq)}
@@ -139,7 +139,7 @@ def prefers_fused(fused: Selection, dkv: Selection, dq: Selection) -> bool:
 
 
 def _by_bucket(served: Served, slug: str, spec: AttentionSpec, seq_k: int) -> list[Choice]:
-    """A GPU's choices for a spec, nearest bucket first; of two as near, that of the longer
+    """A GPU's choices for a spec, nearest bucket first; of two equally near, that of the longer
     lengths.
     """
     here = BUCKETS.index(bucket_of(seq_k))
@@ -153,7 +153,7 @@ def _by_bucket(served: Served, slug: str, spec: AttentionSpec, seq_k: int) -> li
 
 
 def relatives(archs: Mapping[str, str], slug: str, gpu: Gpu) -> list[str]:
-    """Other GPUs, of those of `archs`, whose entries may serve: the alias first, then those of the
+    """Other GPUs among `archs` whose entries may serve: the alias first, then those of the
     architecture, by SM count.
     """
 
@@ -168,7 +168,7 @@ def relatives(archs: Mapping[str, str], slug: str, gpu: Gpu) -> list[str]:
 
 
 def tune_command(spec: AttentionSpec, seq_k: int, target: str | None = None) -> str:
-    """The command that would give this spec and length an entry: on the GPU at hand, or offline."""
+    """The command that would give this spec and length an entry: on the present GPU, or offline."""
     dims = str(spec.head_dim)
     if spec.head_dim_v != spec.head_dim:
         dims += f"x{spec.head_dim_v}"

@@ -1,4 +1,4 @@
-"""What is asked, how it is computed, what is legal, and outcomes. Standard library only."""
+"""Vocabulary: specs, configs, legality and outcomes. Standard library only."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class AttentionSpec:
 
     @property
     def name(self) -> str:
-        """The spec in one word, as it stands in kernel names: fwd_bf16_d128_causal."""
+        """The spec in one word, as in kernel names: fwd_bf16_d128_causal."""
         dtype = "tf32" if self.precision == "tf32" else SHORT_DTYPE[self.dtype]
         dims = f"d{self.head_dim}"
         if self.head_dim_v != self.head_dim:
@@ -209,21 +209,21 @@ class AttentionSpec:
 
     @property
     def takes_diagonal(self) -> bool:
-        """Whether the kernel is told the diagonal: a causal mask ends there, ALiBi and windows
-        count from there.
+        """Whether the diagonal is an argument of the kernel: a causal mask ends there, ALiBi and
+        windows count from it.
         """
         return self.causal or any(row.diagonal for row in features_on(self))
 
     @property
     def counts_keys(self) -> bool:
-        """Whether a kernel of packed sequences is told the places of all keys: dropout counts them,
+        """Whether a kernel of packed sequences gets the number of all keys: dropout counts them,
         and a program that owns keys zeroes those of no sequence.
         """
         return self.dropout or self.direction in ("backward_dkv", "backward_fused")
 
     @property
     def cache_options(self) -> str:
-        """What a cache is, as the command line has it: " --paged --kv fp8", or nothing."""
+        """The command-line options of a cache: " --paged --kv fp8", or ""."""
         kv = (self.kv_dtype, self.kv_scales)
         words = "".join(f" --kv {word}" for word, means in KV_WORDS.items() if means == kv)
         return " --paged" * self.paged + words

@@ -107,7 +107,7 @@ class KernelConfig:
 
     @property
     def label(self) -> str:
-        """The config in one word, as it stands in kernel names."""
+        """The config in one word, as in kernel names."""
         parts = [f"br{self.br}", f"bc{self.bc}", f"w{self.num_warps}", f"s{self.num_stages}"]
         parts += [self.schedule, self.loads]
         if self.order != "plain":
@@ -126,20 +126,20 @@ class KernelConfig:
 
     @property
     def takes_heads(self) -> bool:
-        """Whether the kernel is told how many heads there are in all, which its grid does not say
-        or does not end with.
+        """Whether the number of heads is an argument of the kernel, because its grid does not
+        tell.
         """
         return self.persistent or self.order == "grouped"
 
     @property
     def interpretable(self) -> bool:
-        """Whether Triton's interpreter can run the kernel: not Gluon's, for which it has none."""
+        """Whether Triton's interpreter can run the kernel: not for Gluon."""
         return self.schedule != "hopper"
 
     @property
     def needs_gpu(self) -> bool:
-        """Whether only a GPU can say that the kernel is right: no interpreter runs Gluon, and none
-        shows what the compiler makes of one warp's code when it deals it out to several.
+        """Whether the kernel can be checked only on a GPU: no interpreter runs Gluon, and none
+        shows what the compiler's warp specialization does.
         """
         return self.schedule in ("hopper", "auto")
 
@@ -150,10 +150,10 @@ class KernelConfig:
 
     @property
     def launch_options(self) -> dict[str, int]:
-        """What Triton is told beside a kernel's arguments, whether it compiles or launches.
+        """The options of Triton besides the arguments of a kernel, for compiling and launching.
 
-        Of schedule hopper the warps of one warpgroup: it adds what the kernel's text asks for.
-        Multiply-add is one instruction by name, for Triton 3.9 warns that 3.10 will make two.
+        Schedule hopper has the warps of one warpgroup: its text requests the others. Multiply-add
+        is fused explicitly, because Triton 3.9 warns that 3.10 will not fuse by default.
         """
         warps = WARPGROUP if self.schedule == "hopper" else self.num_warps
         return {"num_warps": warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
@@ -173,7 +173,7 @@ class KernelConfig:
         return REGISTER_SPLIT[self.consumers]
 
     def pointer_twin(self) -> KernelConfig:
-        """The config launched in this one's place where a call's tensors cannot have descriptors.
+        """The config launched instead if a call's tensors cannot have descriptors.
 
         s_ahead becomes fa2: without descriptors ptxas undoes the overlap, and often spills. So does
         hopper, in plain Triton's tile of 128 rows, or keys, and 8 warps.
@@ -225,8 +225,8 @@ def config_of(label: str) -> KernelConfig:
 def rows_of_eight(spec: AttentionSpec, config: KernelConfig) -> bool:
     """Whether the kernel relies on strides that are multiples of 8 elements.
 
-    So it is where contiguous rows are not multiples of 16 apart, the only class Triton sees by
-    itself. The template tells Triton, and the launcher sees to it: both ask here.
+    That is so if contiguous rows are not multiples of 16 apart, the only class that Triton detects
+    itself. The template declares it, and the launcher ensures it: both call this.
     """
     exact_pointers = config.loads == "pointer" and config.head_dims == "exact"
     narrow = spec.head_dim % 16 != 0 or spec.head_dim_v % 16 != 0
@@ -235,10 +235,10 @@ def rows_of_eight(spec: AttentionSpec, config: KernelConfig) -> bool:
 
 
 def o_apart(spec: AttentionSpec, config: KernelConfig) -> bool:
-    """Whether schedule hopper stores O from a place of its own in shared memory, and not from Q's.
+    """Whether schedule hopper stores O from its own buffer in shared memory, not from Q's.
 
-    A persistent program loads Q of its next tile there while O of this one is stored; from head dim
-    256 on there is no room for both, and Q waits. The template and the bound of shared memory ask.
+    A persistent program loads Q of its next tile while O of this one is stored. From head dim 256
+    on both do not fit, and Q waits. The template and the bound of shared memory call this.
     """
     dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
     return dim != dim_v or (config.persistent and dim_v <= 128)

@@ -367,15 +367,15 @@ class Features:
         return 1.0 / (1.0 - self.dropout_p) if self.dropout_p < 1.0 else 0.0
 
     def bounds(self, seq_q: int, seq_k: int) -> tuple[int, int]:
-        """The window's keys to the left and right, as far as these lengths go: never UNBOUNDED."""
+        """The window's keys to the left and right, clamped to these lengths: never UNBOUNDED."""
         far = seq_q + seq_k
         left, right = self.window or (UNBOUNDED, UNBOUNDED)
         return far if left < 0 else min(left, far), far if right < 0 else min(right, far)
 
 
 def window_of(window: object, *, causal: bool = False) -> tuple[int, int] | None:
-    """The window as Features holds it, of (left, right), each a whole number of keys, or None or -1
-    for all of them; None where it hides nothing: a causal mask ends the right side by itself.
+    """The window as Features holds it, from (left, right), each an integer number of keys, or None
+    or -1 for all; None if it hides nothing: a causal mask ends the right side itself.
 
     Raises InvalidArgument for anything else.
     """
@@ -521,7 +521,7 @@ def fields_of(features: Features) -> dict[str, bool | str]:
 
 
 def key_of(features: Features) -> tuple[object, ...]:
-    """What of a call's features decides its spec, as a key of dictionaries."""
+    """The part of a call's features that decides its spec, as a key of dictionaries."""
     if features is PLAIN:
         return _PLAIN_KEY
     of_o = None if features.fp8 is None else features.fp8.dtype

@@ -1,4 +1,4 @@
-"""Reads what is asked, spec and problem, off the tensors and arguments of a call.
+"""Derives the spec and the problem of a call from its arguments.
 
 torch is not imported: tensors are read by their attributes.
 """
@@ -37,8 +37,8 @@ def diagonal_of(causal: bool | str, seq_q: int, seq_k: int) -> int | None:
 
 
 def check_scale(scale: float | None, head_dim: int) -> float:
-    """The softmax scale to use: `scale`, or 1/sqrt(head_dim). Raises InvalidArgument for what is no
-    finite number. A head_dim below 1, which no kernel takes, is judged elsewhere.
+    """The softmax scale: `scale`, or 1/sqrt(head_dim). Raises InvalidArgument unless it is a
+    finite number. A head_dim below 1, which no kernel supports, is refused elsewhere.
     """
     if scale is None:
         return 1.0 / math.sqrt(max(1, head_dim))
@@ -54,8 +54,8 @@ def check_scale(scale: float | None, head_dim: int) -> float:
 
 
 def check_heads(heads: int, kv_heads: int, q: str = "q", kv: str = "k and v") -> None:
-    """Raise InvalidArgument unless each head of K and V serves as many of Q, at least one; q and kv
-    are what errors call the arguments.
+    """Raise InvalidArgument unless the heads of K and V divide those of Q; q and kv are the
+    argument names for errors.
     """
     if heads != kv_heads and (heads == 0 or kv_heads == 0 or heads % kv_heads):
         raise InvalidArgument(
@@ -64,7 +64,7 @@ def check_heads(heads: int, kv_heads: int, q: str = "q", kv: str = "k and v") ->
 
 
 def check_precision(precision: object) -> None:
-    """Raise InvalidArgument for what is no precision."""
+    """Raise InvalidArgument for an unknown precision."""
     if not isinstance(precision, str) or precision not in get_args(Precision):
         raise InvalidArgument(f"precision must be ieee or tf32: got {precision!r}")
 
@@ -78,11 +78,11 @@ def from_tensors(
     precision: str = "ieee",
     features: Features = PLAIN,
 ) -> tuple[AttentionSpec, Problem]:
-    """Read the forward spec and the problem off tensors of shape (batch, heads, seq, head_dim).
+    """The forward spec and the problem of tensors of shape (batch, heads, seq, head_dim).
 
     Raises InvalidArgument, naming the argument, for wrong ranks, sizes that disagree, mixed dtypes
-    or devices, head counts that do not divide, head dims or dtypes that no kernel serves, and
-    features that do not fit. The sizes of packed sequences are their number and longest lengths.
+    or devices, head counts that do not divide, unsupported head dims or dtypes, and features that
+    do not fit. The sizes of packed sequences are their number and longest lengths.
     """
     packed = features.sequences
     _check_shapes(q, k, v, paged=packed is not None and packed.paged)

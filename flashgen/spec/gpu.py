@@ -90,12 +90,11 @@ class DeviceProperties(Protocol):
 def from_properties(
     props: DeviceProperties, *, shared_per_block: int, registers_per_sm: int
 ) -> Gpu:
-    """The Gpu a device says it is. Clock, bandwidth and peak are those of the known target of that
-    name.
+    """The Gpu that a device reports. Clock, bandwidth and peak are those of the known target of
+    that name.
 
-    shared_per_block (bytes, opted in) and registers_per_sm are what the driver says: torch does not
-    tell them. A product nobody has listed gets None there: it can be tuned all the same, but not
-    estimated.
+    shared_per_block (bytes, opted in) and registers_per_sm come from the driver, because torch does
+    not report them. An unlisted product gets None there: it can be tuned, but not estimated.
     """
     known = TARGETS.get(ALIASES.get(slug_of(props.name), slug_of(props.name)))
     gcn = getattr(props, "gcnArchName", "")

@@ -63,7 +63,7 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
     if _uses_wgmma(spec, config, gpu):
         next_k = ("forward", "s_ahead", "descriptor")
         ahead = of_k if (spec.direction, config.schedule, config.loads) == next_k else 0
-        # O of a tile is stored from a place of its own while Q of the next is loaded.
+        # O of a tile is stored from a separate buffer while Q of the next is loaded.
         of_o = config.br * dims[1] * spec.element_bytes
         stored = of_o if config.persistent and config.loads == "descriptor" else 0
         if spec.fp8 and config.loads == "pointer":
@@ -87,7 +87,7 @@ def _uses_wgmma(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> bool:
 
 
 def too_much_shared(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
-    """Why the config's tiles cannot fit a block's shared memory; None where they may."""
+    """Why the config's tiles cannot fit a block's shared memory; None if they may."""
     need = shared_bound_bytes(spec, config, gpu)
     if need > gpu.shared_per_block:
         return (
@@ -98,7 +98,7 @@ def too_much_shared(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str 
 
 
 def too_many_registers(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
-    """Why the config's accumulators cannot fit a thread's registers; None where they may."""
+    """Why the config's accumulators cannot fit a thread's registers; None if they may."""
     if config.schedule == "auto" and gpu.arch == "sm_100":
         return None  # accumulators lie in tensor memory, which Triton reads by parts
     threads = config.num_warps * gpu.warp_size
@@ -142,10 +142,10 @@ def _accumulators(spec: AttentionSpec, config: KernelConfig) -> tuple[str, int]:
 
 
 def why_illegal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
-    """Why this config cannot run this spec on this GPU, in one sentence; None where it may.
+    """Why this config cannot run this spec on this GPU, in one sentence; None if it may.
 
-    Judges what needs no compiler: what the templates have, the instruction set, and lower bounds of
-    shared memory and registers.
+    Checks what needs no compiler: the variants that templates have, the instruction set, and lower
+    bounds of shared memory and registers.
     """
     for judge in _OF_TEMPLATES:
         if (reason := judge(spec, config)) is not None:
@@ -301,7 +301,7 @@ def _schedule(spec: AttentionSpec, config: KernelConfig) -> str | None:
 
 
 def _auto(spec: AttentionSpec, config: KernelConfig) -> str | None:
-    """What Triton does not deal out to warps, whatever the GPU (docs/hopper.md has what does)."""
+    """What Triton cannot warp-specialize, whatever the GPU (docs/hopper.md has what it can)."""
     if config.schedule != "auto":
         return None
     if config.loads != "descriptor":
@@ -318,7 +318,7 @@ def _auto(spec: AttentionSpec, config: KernelConfig) -> str | None:
 
 
 def _hopper(spec: AttentionSpec, config: KernelConfig) -> str | None:
-    """What the warp-specialized kernel has no variant of, whatever the GPU."""
+    """Variants that the warp-specialized kernel does not have, whatever the GPU."""
     if config.schedule != "hopper":
         return None
     if config.loads != "descriptor":
@@ -342,7 +342,7 @@ def _hopper(spec: AttentionSpec, config: KernelConfig) -> str | None:
             f"schedule hopper walks tiles of {least} at least, powers of two: got {walks}={walked}"
         )
     if config.persistent and config.consumers == 3 and config.bc > 64:
-        # Seen with Triton 3.6 to 3.9: spills, or half of exp2 beside the products.
+        # Seen with Triton 3.6 to 3.9: spills, or half of exp2 not overlapped.
         return (
             "schedule hopper, persistent and with three consumers, has registers for tiles of 64 "
             f"keys at most: got bc={config.bc}"
@@ -354,7 +354,7 @@ def _hopper(spec: AttentionSpec, config: KernelConfig) -> str | None:
 
 
 def _backward(spec: AttentionSpec, config: KernelConfig) -> str | None:
-    """What a backward direction's kernel has no variant of."""
+    """Variants that the kernel of a backward direction does not have."""
     if spec.direction in ("backward_delta", "backward_dbias") and config.loads != "pointer":
         return f"direction {spec.direction} has pointer loads alone: got {config.loads}"
     if spec.direction == "backward_delta" and (config.bc, config.num_stages) != (16, 1):

@@ -1,4 +1,6 @@
-"""What became of a config: Status, Timing, CheckResult, Outcome. Pure data, and its JSON form."""
+"""The result of evaluating a config: Status, Timing, CheckResult, Outcome. Pure data, and its
+JSON form.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,15 @@ class Status(StrEnum):
     OUT_OF_RESOURCES = "out_of_resources"  # compiled, but does not fit the GPU
     SPILLS = "spills"  # registers spill to memory in the main loop
     SERIALIZED = "serialized"  # ptxas made the matrix instructions wait for one another
-    NO_OVERLAP = "no_overlap"  # s_ahead whose exp2 do not run under the matrix instructions
-    WRONG = "wrong"  # further from float64 than the oracle allows
+    NO_OVERLAP = "no_overlap"  # s_ahead whose exp2 do not overlap the matrix instructions
+    WRONG = "wrong"  # further from float64 than allowed
     RUN_ERROR = "run_error"  # the launch failed, and the process lived on
-    CRASHED = "crashed"  # the process died running it, or its device was of no more use
+    CRASHED = "crashed"  # the process died running it, or its device became unusable
     QUARANTINED = "quarantined"  # it killed a process before, and is not tried again
     UNSTEADY = "unsteady"  # the clock dropped while it was timed; timed again
     DROPPED = "dropped"  # clearly slower than the best after a few samples
     UNCHECKABLE = "uncheckable"  # Gluon, which only a GPU can run, and none is here
-    NO_ESTIMATE = "no_estimate"  # legal and right, but the estimator has no honest number
+    NO_ESTIMATE = "no_estimate"  # legal and correct, but the estimator has no reliable figure
 
 
 KILLERS = (Status.COMPILE_CRASH, Status.TIMEOUT, Status.CRASHED)
@@ -51,8 +53,8 @@ STRENGTH: dict[str, int] = {"untimed": 0, "estimated": 1, "replayed": 1, "measur
 class Timing:
     """Microseconds of one launch. Measured: median and 20th and 80th percentile of the samples.
 
-    Estimated: low and high are the band the estimator stands by, and samples is 0. clock_mhz is the
-    clock of the SMs right after the samples were taken; None where it was not told.
+    Estimated: low and high are the band of the estimate, and samples is 0. clock_mhz is the clock
+    of the SMs right after the samples; None if unknown.
     """
 
     median_us: float
@@ -85,10 +87,10 @@ class CheckResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """One record of the log: what one stage found out about one config.
+    """One record of the log: the result of one stage for one config.
 
-    timing is what the stage found; estimate is what the estimator says of the same config at the
-    same problem, beside it: None where it has no figure or was not asked.
+    timing is the result of the stage; estimate is the estimate of the same config at the same
+    problem, or None if there is none.
     """
 
     spec: AttentionSpec
@@ -114,7 +116,7 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """Whether the config may be chosen as far as this stage knows."""
+        """Whether the config may be chosen as far as this stage can tell."""
         return self.status is Status.OK
 
     def to_json(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Sequences: where the sequences of a batch of several lengths lie in packed tensors.
+"""Sequences: the bounds of the sequences of a batch in packed tensors.
 
 Packed q is (1, heads, all queries, head_dim), packed k and v (1, kv_heads, all keys, head_dim): the
-sequences stand one behind the other, with or without unused places between them. torch is not
-imported: tensors are read by their attributes.
+sequences follow one another, with or without unused tokens between them. torch is not imported:
+tensors are read by their attributes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Sequences:
 
     @property
     def count(self) -> int:
-        """How many there are, those without a query or a key included."""
+        """The number of sequences, including those without a query or a key."""
         return int(self.q_ends.shape[0])
 
     @property
@@ -67,12 +67,12 @@ class Sequences:
 
     @property
     def paged(self) -> bool:
-        """Whether the keys lie in pages."""
+        """Whether the keys are paged."""
         return self.block_table is not None
 
     def most_keys(self, places: int) -> int:
-        """The keys that a sequence may have, where k has so many places: of pages, those that its
-        row of the table has room for.
+        """The maximum of keys of a sequence, given the number of tokens of k: for pages, what
+        its row of the table holds.
         """
         table = self.block_table
         return places if table is None else table.shape[1] * self.page_size
@@ -85,8 +85,9 @@ class Sequences:
         return replace(self, max_q=min(self.max_q, places_q), max_k=max_k)
 
     def lengths(self) -> list[tuple[int, int, int, int]]:
-        """Of each sequence the place of its first query, its queries, the place of its first key
-        and its keys. Waits for the device: for the reference and CPU tensors alone.
+        """For each sequence the index of its first query, its queries, the index of its first
+        key and its keys. Synchronizes with the device: only for the reference and CPU
+        tensors.
         """
         columns = (self.q_begins[:-1], self.q_ends, self.k_begins[:-1], self.k_ends)
         rows = zip(*(column.tolist() for column in columns), strict=True)
@@ -105,15 +106,14 @@ def from_bounds(
     page_size: int = 1,
     bottom_right: bool = True,
 ) -> Sequences:
-    """The Sequences of cumulative lengths, (B + 1,) each, sequence b from place cu_seqlens[b] to
-    cu_seqlens[b + 1]; of these places it uses the first seqused[b], (B,), or all.
+    """The Sequences of cumulative lengths, (B + 1,) each: sequence b has the tokens from
+    cu_seqlens[b] to cu_seqlens[b + 1]. It uses the first seqused[b] of them, (B,), or all.
 
-    What seqused says beyond the room there is counts as the room, below 0 as 0. With a block_table,
-    (B, pages of a sequence) int32, the keys lie in pages of page_size, whose room is that of the
-    row; seqused_k says how many keys there are, if it is given, and cu_seqlens_k may be None then;
-    without it cu_seqlens_k must say no more than fit, and nothing checks it. Nothing is read from
-    the device. Raises InvalidArgument, naming the argument, for shapes, types and devices that do
-    not fit, and lengths below 0.
+    seqused is clamped to that range. With a block_table, (B, pages of a sequence) int32, the keys
+    are in pages of page_size, and the row is the range. seqused_k, if given, is the number of keys,
+    and cu_seqlens_k may be None then; without it cu_seqlens_k must not exceed the pages, which
+    nothing checks. Nothing is read from the device. Raises InvalidArgument, naming the argument,
+    for shapes, types and devices that do not fit, and negative lengths.
     """
     _check_indices("cu_seqlens_q", cu_seqlens_q, None)
     count = cu_seqlens_q.shape[0] - 1
@@ -173,7 +173,7 @@ def _check_pages(table: Tensor, page_size: int, count: int) -> None:
 
 
 def _length(name: str, value: object) -> int:
-    """A whole number of 0 or more, of whatever has one: a tensor of one element too."""
+    """An integer of 0 or more, from anything that has one: also a tensor of one element."""
     try:
         length = -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -184,7 +184,7 @@ def _length(name: str, value: object) -> int:
 
 
 def _ends(cu: Tensor, used: Tensor | None, *, room: bool) -> Tensor:
-    """One behind the last place that each sequence uses; room: up to where the next begins."""
+    """The end of what each sequence uses; room: clamped to the start of the next."""
     if used is None:
         return cu[1:].contiguous()
     ends = cu[:-1] + used.clamp(min=0)

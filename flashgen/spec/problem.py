@@ -1,5 +1,5 @@
-"""Sizes of a run (Problem), the interval of lengths it falls in (Bucket), and its work: the flops
-and the bytes that it takes.
+"""Sizes of a run (Problem), the interval of lengths it belongs to (Bucket), and its flops and
+bytes.
 
 They decide how long a kernel runs, never which kernels are possible.
 """
@@ -39,17 +39,17 @@ class Problem:
 
     @property
     def group(self) -> int:
-        """Query heads that share one head of K and V."""
+        """Query heads per head of K and V."""
         return self.heads // self.kv_heads if self.kv_heads else 1
 
     @property
     def empty(self) -> bool:
-        """Whether there is no query at all, so that nothing need be computed."""
+        """Whether there are no queries, so nothing is computed."""
         return 0 in (self.batch, self.heads, self.seq_q)
 
     @property
     def label(self) -> str:
-        """The sizes in one word, as tables have them: b8_h32_s2048, or b64_h32_kv8_q1_k2048."""
+        """The sizes in one word, as in tables: b8_h32_s2048, or b64_h32_kv8_q1_k2048."""
         kv_heads = "" if self.kv_heads == self.heads else f"_kv{self.kv_heads}"
         seq = f"s{self.seq_k}" if self.seq_q == self.seq_k else f"q{self.seq_q}_k{self.seq_k}"
         return f"b{self.batch}_h{self.heads}{kv_heads}_{seq}"
@@ -101,7 +101,7 @@ spec.
 """
 
 BUCKET_SEQ = dict(zip(BUCKETS, (512, 2048, 8192, 16384), strict=True))
-"""The length that stands for a bucket when none is asked for."""
+"""The default length of each bucket."""
 
 
 def bucket_of(seq_k: int) -> Bucket:
