@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -464,3 +465,12 @@ def test_features_are_written_where_they_are_on() -> None:
     assert parse(text, PATH).entries[0].spec == spec
     with pytest.raises(TableError, match="dropout must be true or false"):
         parse(text.replace("dropout: true", "dropout: 1"), PATH)
+
+
+def test_pyyaml_without_libyaml_reads_the_same(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = parse(text, PATH)
+    monkeypatch.setattr("flashgen.table.yaml._LOADER", yaml.SafeLoader)
+    again = text.replace("\n", "\n\n", 1)  # another text: one that was read is not read again
+    assert parse(again, PATH) == table
+    with pytest.raises(TableError, match="line 1: this is nested over 64 deep"):
+        parse("[" * 3000, PATH)

@@ -112,7 +112,7 @@ def test_a_problem_has_the_head_ratio_of_the_model(
         ("head_dim: 128", "head_dim: wide", "line 4: head_dim must be a whole number >= 0; write it in digits: got 'wide'"),
         ("kv_heads: 8", "kv_heads: 5", "line 3: heads must be a multiple of kv_heads: got 32 and 5"),
         ("kv_heads: 8", "kv_heads: 0", "line 3: heads must be a multiple of kv_heads: got 32 and 0"),
-        ("8192: 2.5", "600: 2", "line 8: fwd_bf16_d128_causal [1, 1024) is asked for in line 8 already"),
+        ("8192: 2.5", "600: 2", "line 8: fwd_bf16_d128_causal [1, 1024) is in line 8 already"),
         ("512: 1", "0: 1", "line 8: seq must be from 1 to 16777216: got 0"),
         ("512: 1", "long: 1", "line 8: a length of seqs must be a whole number: got 'long'"),
         ("512: 1", "512: 0", "line 8: weight must be finite and more than 0: got 0.0"),
