@@ -56,5 +56,5 @@ def _attention(model: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x (tokens, heads, dim) turned by its places, as complex numbers: halves rotate together."""
     turns = torch.complex(cos, sin)[: len(x), None]
-    turned = torch.complex(*x.chunk(2, dim=2)) * turns
+    turned = torch.complex(*x.tensor_split(2, dim=2)) * turns
     return torch.cat((turned.real, turned.imag), dim=2)

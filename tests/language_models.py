@@ -31,6 +31,11 @@ CONFIGS: dict[str, Any] = {
         **LLAMA | {"max_position_embeddings": 4096}, head_dim=16, sliding_window=5,
         num_local_experts=2, num_experts_per_tok=1, rope_parameters={"rope_type": "default", "rope_theta": 1e4},
     ),
+    # Chunks of 7 in the first layer; all keys, and no rotary embedding, in the second.
+    "llama4": lambda: transformers.Llama4TextConfig(
+        **LLAMA, head_dim=16, attention_chunk_size=7, no_rope_layers=[1, 0], moe_layers=[1],
+        intermediate_size_mlp=64, num_local_experts=2, num_experts_per_tok=1, pad_token_id=0,
+    ),
 }  # fmt: skip
 
 

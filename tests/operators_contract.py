@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from flashgen.errors import InvalidArgument, NotDifferentiable
 from flashgen.runtime import Dispatcher
+from flashgen.spec.features import Features, numbers_of, tensors_of
 from tests.serving import leaves
 
 LAYOUTS = ("bhsd", "bshd", "turned", "expanded", "every_other")
@@ -46,13 +47,20 @@ def arguments(
     *tensors: Tensor, bias: Tensor | None = None, causal: str = "none", features: bool = False
 ) -> tuple[Any, ...]:
     """Of the forward operator; `features` adds slopes, dropout, sinks, a window and a cap."""
-    beside: tuple[Any, ...] = (None, None, None, 0.0, -1, -1, 0.0)
+    given = Features(bias=bias)
     if features:
         device = tensors[0].device
-        slopes, rng = torch.tensor([0.5, 0.1], device=device), torch.tensor([7, 9], device=device)
-        sinks = torch.tensor([0.3, -1.0], device=device)
-        beside = (slopes, rng, sinks, 0.3, 5, -1, 2.0)
-    return (*tensors, bias, *beside, None, causal, "ieee", True, PACKAGE)
+        given = Features(
+            bias=bias,
+            slopes=torch.tensor([0.5, 0.1], device=device),
+            rng=torch.tensor([7, 9], device=device),
+            sinks=torch.tensor([0.3, -1.0], device=device),
+            dropout_p=0.3,
+            window=(5, -1),
+            softcap=2.0,
+        )
+    beside = (*tensors_of(given), *numbers_of(given))
+    return (*tensors, *beside, None, causal, "ieee", True, PACKAGE)
 
 
 def gradients(call: Callable[..., Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -1,8 +1,8 @@
 """The work of the blocks of a launch: trip counts of the main loops of each, and bytes moved by
 all.
 
-It repeats the loop bounds of the templates. The causal diagonal is the bottom-right one; a window
-has the length that tuning uses, problem.TUNED_WINDOW, and a document of a block mask
+It repeats the loop bounds of the templates. The causal diagonal is the bottom-right one; windows
+have the sizes that tuning uses, problem.tuned_limits, and a document of a block mask
 TUNED_DOCUMENT.
 """
 
@@ -17,7 +17,14 @@ from flashgen.spec.block_mask import BLOCK
 from flashgen.spec.config import BY_KEYS, KernelConfig
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.grid_rules import heads_together, splits_of, streamed
-from flashgen.spec.problem import TUNED_DOCUMENT, TUNED_WINDOW, Problem
+from flashgen.spec.problem import (
+    TUNED_DOCUMENT,
+    TUNED_WINDOW,
+    Problem,
+    end_of_rows,
+    first_key,
+    tuned_reach,
+)
 from flashgen.spec.vocabulary import DECODING
 
 
@@ -40,7 +47,9 @@ def grid(
     if spec.fp8:
         raise NoEstimate("fp8 products have no rate in the model")
     by_keys = spec.direction in BY_KEYS
-    known = (1, 3) if spec.window and not by_keys else (1,) if spec.window else (1, 2)
+    known: tuple[int, ...] = (1, 2)
+    if spec.hides_first_keys:
+        known = (1,) if by_keys else (1, 3)
     if loops not in known:
         has = " or ".join(map(str, known))
         raise NoEstimate(f"{loops} main loops were found in the SASS, the template has {has}")
@@ -100,7 +109,7 @@ def _by_rows(
 
     The forward's s_ahead runs its last tile after the loops.
     """
-    if spec.window:
+    if spec.hides_first_keys:
         return _by_rows_of_window(spec, config, problem, loops)
     found: list[tuple[int, ...]] = []
     for start in range(0, problem.seq_q, config.br):
@@ -146,9 +155,9 @@ def _by_rows_of_window(
     right = 0 if spec.causal else TUNED_WINDOW
     found: list[tuple[int, ...]] = []
     for start in range(0, problem.seq_q, br):
-        begin = max(start + shift - TUNED_WINDOW, 0) // bc
+        begin = max(first_key(spec, start + shift), 0) // bc
         end = math.ceil(min(max(start + br + shift + right, 0), problem.seq_k) / bc)
-        full = min(math.ceil(max(start + br - 1 + shift - TUNED_WINDOW, 0) / bc), end)
+        full = min(math.ceil(max(first_key(spec, start + br - 1 + shift), 0) / bc), end)
         full_end = max(min(max(start + shift + right + 1, 0), problem.seq_k) // bc, full)
         trips = (max(full - begin, 0), full_end - full, end - full_end)
         found.append((sum(trips),) if loops == 1 else trips)
@@ -171,10 +180,11 @@ def _by_keys(
             first = min(max(start - shift, 0) // config.br, tiles)
             full = math.ceil(max(start + config.bc - 1 - shift, 0) / config.br)
             full = max(min(full, tiles), first)
-        if spec.window:
+        if spec.hides_first_keys:
             right = 0 if spec.causal else TUNED_WINDOW
             first = max(start - shift - right, 0) // config.br
-            end = min(max(start + config.bc - shift + TUNED_WINDOW, 0), problem.seq_q)
+            end = end_of_rows(spec, start + config.bc - 1) - shift
+            end = min(max(end, 0), problem.seq_q)
             found.append((group * max(math.ceil(end / config.br) - first, 0),))
             continue
         masked, unmasked = group * (full - first), group * (tiles - full)
@@ -184,7 +194,9 @@ def _by_keys(
 
 def tuned_stream(spec: AttentionSpec, problem: Problem) -> Problem:
     """The sizes of a decode that its splits are counted of: all keys, or what a window shows."""
-    return streamed(problem, TUNED_WINDOW) if spec.window else problem
+    if not spec.hides_first_keys:
+        return problem
+    return streamed(problem, tuned_reach(spec))
 
 
 def _by_splits(
@@ -214,21 +226,21 @@ def _of_split(
     first_query = start // problem.group
     last_query = min((start + config.br - 1) // problem.group, problem.seq_q - 1)
     key_begin, key_end, seen_by_all = 0, length, length
-    if spec.causal or spec.window:
+    if spec.causal or spec.hides_first_keys:
         right = diagonal + (0 if spec.causal else TUNED_WINDOW)
         seen_by_all = max(first_query + right + 1, 0)
-    if spec.window:
-        key_begin = max(first_query + diagonal - TUNED_WINDOW, 0) // bc * bc
+    if spec.hides_first_keys:
+        key_begin = max(first_key(spec, first_query + diagonal), 0) // bc * bc
         key_end = min(max(last_query + right + 1, 0), length)
     tiles = math.ceil(math.ceil((key_end - key_begin) / bc) / splits)
     tiles = max(tiles, config.split_keys // bc)
     split_start = key_begin + split * tiles * bc
     split_end = min(split_start + tiles * bc, key_end)
     full_begin = split_start
-    if spec.window:
-        full_begin = math.ceil(max(last_query + diagonal - TUNED_WINDOW, 0) / bc) * bc
+    if spec.hides_first_keys:
+        full_begin = math.ceil(max(first_key(spec, last_query + diagonal), 0) / bc) * bc
         full_begin = min(max(full_begin, split_start), split_end)
     full_end = max(min(split_end, seen_by_all) // bc * bc, full_begin)
     bounds = (split_start, full_begin, full_end, split_end)
     each = [max(math.ceil((end - begin) / bc), 0) for begin, end in pairwise(bounds)]
-    return tuple(each if spec.window else each[1:])
+    return tuple(each if spec.hides_first_keys else each[1:])

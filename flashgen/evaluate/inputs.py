@@ -16,10 +16,10 @@ from flashgen.kernels.render import render
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.block_mask import BlockMask
 from flashgen.spec.config import KernelConfig
-from flashgen.spec.features import Features, Fp8, window_of
+from flashgen.spec.features import Features, Fp8
 from flashgen.spec.from_call import check_scale, diagonal_of
 from flashgen.spec.packed import Sequences, from_bounds
-from flashgen.spec.problem import TUNED_DOCUMENT, TUNED_WINDOW, Problem
+from flashgen.spec.problem import TUNED_DOCUMENT, Problem, tuned_limits
 from flashgen.spec.space import tuned_default
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def make_inputs(
 
 def make_features(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> Features:
     """The spec's features: a bias or mask shared by batches and heads, slopes by head, a tenth
-    dropped, a window of TUNED_WINDOW keys, Gemma 2's cap of 50, sinks by head; packed sequences of
+    dropped, the limits of tuned_limits, Gemma 2's cap of 50, sinks by head; packed sequences of
     equal lengths; documents of TUNED_DOCUMENT tokens under a causal mask.
     """
     import torch
@@ -93,7 +93,7 @@ def make_features(spec: AttentionSpec, problem: Problem, seed: int, device: str)
         else None,
         dropout_p=0.1 if spec.dropout else 0.0,
         rng=torch.tensor([seed, 0], device=device) if spec.dropout else None,
-        window=window_of((TUNED_WINDOW, TUNED_WINDOW), causal=spec.causal) if spec.window else None,
+        **tuned_limits(spec),
         softcap=50.0 if spec.softcap else 0.0,
         sinks=torch.randn(problem.heads, generator=generator, device=device) if spec.sink else None,
         fp8=ones_of_fp8(spec, problem, device) if spec.fp8 else None,

@@ -66,7 +66,11 @@ def sizes(
 
 
 def feature_arguments(
-    features: Features, shape: tuple[int, int, int, int], *, by_keys: bool = False
+    features: Features,
+    shape: tuple[int, int, int, int],
+    device: torch.device,
+    *,
+    by_keys: bool = False,
 ) -> Arguments:
     """The arguments of the features of a call of shape (batch, heads, seq_q, seq_k).
 
@@ -87,6 +91,11 @@ def feature_arguments(
         arguments["keep_scale"] = features.keep_scale
     if features.window is not None:
         arguments["window_left"], arguments["window_right"] = features.bounds(seq_q, seq_k)
+    if features.chunk:
+        start = features.chunk_start
+        if start is None:
+            start = torch.zeros(batch, dtype=torch.int32, device=device)
+        arguments |= {"chunk": features.chunk, "chunk_start_ptr": start.resolve_neg().contiguous()}
     if features.softcap > 0.0:
         cap_log2e = features.softcap * LOG2_E
         arguments |= {"cap_log2e": cap_log2e, "inverse_cap": 1.0 / cap_log2e}

@@ -191,7 +191,7 @@ def _arguments(plan: Plan, call: Backward, **gradients: Tensor) -> Arguments:
     if plan.featured:
         batch, heads, seq_q, _ = q.shape
         shape = (batch if packed is None else packed.count, heads, seq_q, k.shape[2])
-        arguments |= feature_arguments(call.features, shape, by_keys=plan.by_keys)
+        arguments |= feature_arguments(call.features, shape, q.device, by_keys=plan.by_keys)
     return arguments
 
 

@@ -133,7 +133,7 @@ def decode_arguments(plan: Plan, call: Decode, parts: Parts) -> tuple[int, Argum
     }
     if plan.featured:
         shape = (problem.batch, problem.heads, problem.seq_q, problem.seq_k)
-        arguments |= feature_arguments(call.features, shape)
+        arguments |= feature_arguments(call.features, shape, q.device)
     tiles = -(-problem.group * problem.seq_q // plan.config.br)
     blocks = problem.batch * problem.kv_heads * splits * tiles * plan.config.v_parts
     return blocks, arguments

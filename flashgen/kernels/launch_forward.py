@@ -83,7 +83,7 @@ def forward_arguments(plan: Plan, call: Forward, o: Tensor, lse: Tensor) -> tupl
     arguments["lse_ptr"] = lse
     arguments |= sizes(q, v, scale, call.diagonal, packed)
     if plan.featured:
-        arguments |= feature_arguments(features, (batch, heads, seq_q, seq_k))
+        arguments |= feature_arguments(features, (batch, heads, seq_q, seq_k), q.device)
     blocks = batch * heads * plan.config.v_parts
     if plan.config.schedule == "fa1":
         return blocks, arguments | _scratch(plan, q)

@@ -102,12 +102,8 @@ def scores(q: Tensor, k: Tensor, scale: float, diagonal: int | None, features: F
             s = s + bias.masked_fill(bias <= MASKED_BELOW, float("-inf"))
     if features.slopes is not None:
         s = s - at.slopes(features.slopes.to(s.dtype)) * (at.rows - at.keys).abs()
-    if diagonal is not None:
-        s = s.masked_fill(~at.causal(), float("-inf"))
-    if features.window is not None:
-        s = s.masked_fill(~at.in_window(features.window), float("-inf"))
-    if at.together is not None:
-        s = s.masked_fill(~at.together, float("-inf"))
+    for mask in at.seen(features, causal=diagonal is not None):
+        s = s.masked_fill(~mask, float("-inf"))
     if features.block_mask is not None:
         s = s.masked_fill(~dense(features.block_mask), float("-inf"))
     return s

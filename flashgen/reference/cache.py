@@ -149,16 +149,14 @@ def sequences(
 
 
 def features_of(features: Features, number: int, first: int, end: int) -> Features:
-    """The features of one sequence of a batch, whose keys are at positions [first, end): its
-    part of the bias and its slopes.
-    """
-    bias, slopes = features.bias, features.slopes
+    """The features of one sequence of a batch, whose keys are at positions [first, end)."""
+    if features is PLAIN:
+        return features
+    bias = features.bias
     if bias is not None:
         bias = bias if bias.shape[0] == 1 else bias[number : number + 1]
         bias = bias if bias.shape[3] == 1 else bias[..., first:end]
-    if slopes is not None and slopes.ndim == 2:
-        slopes = slopes[min(number, slopes.shape[0] - 1)]
-    return features if features is PLAIN else replace(features, bias=bias, slopes=slopes)
+    return replace(features.of_sequence(number), bias=bias)
 
 
 def attention(

@@ -95,7 +95,7 @@ def make_features(
     spec: AttentionSpec, case: CheckCase, seed: int, device: torch.device | str
 ) -> Features:
     """The random features of a spec for a case: a bias of a shape that the seed chooses, slopes
-    of ALiBi by batch and head or by head, dropout of a quarter, a window and a cap that the
+    of ALiBi by batch and head or by head, dropout of a quarter, a window, chunks and a cap that the
     seed chooses, sinks as large as scores.
     """
     generator = torch.Generator().manual_seed(seed + 1)
@@ -115,6 +115,13 @@ def make_features(
         slopes = slopes if seed % 2 else slopes[:1].squeeze(0).contiguous()
     if spec.dropout:
         rng = torch.randint(-(2**62), 2**62, (2,), generator=generator).to(device)
+    chunk, chunk_start = 0, None
+    if spec.chunk:
+        chunk = chunks(case.longest)[seed % len(chunks(p))]
+        batches = p.batch if packed is None else packed.count
+        if seed % 4:  # before the first key, behind the last one, and between
+            drawn = torch.randint(-2 * chunk, 2 * chunk + 1, (batches,), generator=generator)
+            chunk_start = drawn.int().to(device)
     sinks = None
     if spec.sink:
         sinks = 2.0 * torch.randn(p.heads, generator=generator)
@@ -126,6 +133,8 @@ def make_features(
         rng=rng,
         window=windows(case.longest)[seed % len(windows(p))] if spec.window else None,
         softcap=SOFTCAPS[seed % len(SOFTCAPS)] if spec.softcap else 0.0,
+        chunk=chunk,
+        chunk_start=chunk_start,
         sinks=sinks,
         sequences=packed,
         fp8=make_fp8(spec, p, generator, device) if spec.fp8 else None,
@@ -157,6 +166,12 @@ def windows(problem: Problem) -> tuple[tuple[int, int], ...]:
         (17, keys // 3),
         (far + 3, 5 * far),
     )
+
+
+def chunks(problem: Problem) -> tuple[int, ...]:
+    """Chunks that find mistakes: of one key, less than a tile, a tile, more, all keys and more."""
+    keys = max(1, problem.seq_k)
+    return (keys // 2 + 1, 7, 16, keys // 3 + 1, 1, 2 * keys + 3, 33)
 
 
 def nasty_cases(br: int, bc: int) -> tuple[CheckCase, ...]:

@@ -8,6 +8,7 @@ whatever the tile or the kernel.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +45,28 @@ class Places:
         if right >= 0:
             inside &= self.keys <= self.rows + right
         return inside
+
+    def in_chunk(self, chunk: int, start: Tensor | None) -> Tensor:
+        """Whether query i and key j lie in one chunk, (Sq, Sk) or (B, 1, Sq, Sk); start (B,): the
+        key at which chunk 0 of each sequence begins.
+        """
+        begin = torch.zeros_like(self.rows)
+        if start is not None and self.row_owner is not None:
+            begin = start[self.row_owner, None]
+        elif start is not None:
+            begin = start[:, None, None, None]
+        return (self.keys - begin) // chunk == (self.rows - begin) // chunk
+
+    def seen(self, features: Features, *, causal: bool) -> Iterator[Tensor]:
+        """Masks that broadcast to (B, H, Sq, Sk): a query sees a key where all are True."""
+        if causal:
+            yield self.causal()
+        if features.window is not None:
+            yield self.in_window(features.window)
+        if features.chunk:
+            yield self.in_chunk(features.chunk, features.chunk_start)
+        if self.together is not None:
+            yield self.together
 
     def slopes(self, slopes: Tensor) -> Tensor:
         """Slopes of ALiBi, (H,) or (B, H), so as to multiply distances: (..., H, Sq or 1, 1)."""

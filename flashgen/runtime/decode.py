@@ -29,7 +29,7 @@ from flashgen.spec.defaults import WIDEST_DECODE
 from flashgen.spec.features import NOTHING_GIVEN, PLAIN, Features, Given, check_for_keys, fields_of
 from flashgen.spec.from_call import check_heads, check_precision, check_scale
 from flashgen.spec.problem import bucket_of
-from flashgen.spec.vocabulary import DTYPE_BYTES, check_head_dim
+from flashgen.spec.vocabulary import DTYPE_BYTES, Mask, check_head_dim
 
 
 def rows_together(rows: int) -> int:
@@ -182,7 +182,7 @@ def spec_of(
         dtype=dtype,  # type: ignore[arg-type]  # check_call has seen to it
         head_dim=q.shape[3],
         head_dim_v=cache.v.shape[3],
-        mask="causal" if causal is not False and q.shape[2] != 1 else "none",
+        mask=_mask(causal, q, features),
         precision=precision if dtype == "float32" else "ieee",  # type: ignore[arg-type]
         **fields_of(features),  # type: ignore[arg-type]  # as the rows say
         paged=cache.paged,
@@ -190,6 +190,12 @@ def spec_of(
         leftpad=cache.leftpad is not None,
         **kv_fields(cache),
     )
+
+
+def _mask(causal: bool | str, q: Tensor, features: Features) -> Mask:
+    """The mask of a call: one query needs none, unless a feature goes with the causal one."""
+    needed = features.needs_mask or ("none" if q.shape[2] == 1 else "causal")
+    return "none" if causal is False else needed
 
 
 def kv_fields(cache: Cache) -> dict[str, Any]:

@@ -55,6 +55,7 @@ class Dispatcher:
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: Causal = ..., scale: float | None = ...,
         bias: Tensor | None = ..., alibi_slopes: Tensor | None = ..., dropout_p: float = ...,
         window: Window | None = ..., softcap: float | None = ..., sinks: Tensor | None = ...,
+        chunk: int | None = ..., chunk_start: Tensor | None = ...,
         block_mask: BlockMask | None = ..., deterministic: bool = ..., precision: str = ...,
         return_lse: Literal[False] = ...,
     ) -> Tensor: ...  # fmt: skip
@@ -64,6 +65,7 @@ class Dispatcher:
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: Causal = ..., scale: float | None = ...,
         bias: Tensor | None = ..., alibi_slopes: Tensor | None = ..., dropout_p: float = ...,
         window: Window | None = ..., softcap: float | None = ..., sinks: Tensor | None = ...,
+        chunk: int | None = ..., chunk_start: Tensor | None = ...,
         block_mask: BlockMask | None = ..., deterministic: bool = ..., precision: str = ...,
         return_lse: Literal[True],
     ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
@@ -82,6 +84,8 @@ class Dispatcher:
         window: Window | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        chunk: int | None = None,
+        chunk_start: Tensor | None = None,
         block_mask: BlockMask | None = None,
         deterministic: bool = True,
         precision: str = "ieee",
@@ -100,10 +104,13 @@ class Dispatcher:
         causal mask, the bottom-right one; None or -1 is no end. softcap: the scores become
         softcap * tanh(score / softcap), before bias and masks; 0 or None is no cap. sinks:
         (heads,), float32 or of the dtype of q, a score that each row of a head sums beside its
-        keys'. block_mask: of flashgen.runtime.block_mask, which queries see which keys; then causal
-        is False, and there are neither window nor bias.
-        deterministic: False admits a backward that adds dQ up in any order. precision: how float32
-        is multiplied, "ieee" or "tf32".
+        keys'. chunk: under a causal mask a query sees only keys of its own chunk of so many keys,
+        those for which (position - chunk_start) // chunk is that of i + diagonal (Llama 4); others
+        are not read. chunk_start: int32 (batch,), the position at which chunk 0 begins, 0 unless
+        given; of sequences padded to the left, their pads. block_mask: of
+        flashgen.runtime.block_mask, which queries see which keys; then causal is False, and there
+        are neither window nor bias. deterministic: False admits a backward that adds dQ up in any
+        order. precision: how float32 is multiplied, "ieee" or "tf32".
 
         Returns O (batch, heads, seq_q, head_dim_v), with return_lse also LSE (batch, heads, seq_q),
         float32, natural logarithm. A query with no key to attend has O = 0 and LSE = -inf, or its
@@ -115,13 +122,15 @@ class Dispatcher:
         if (
             bias is not None or alibi_slopes is not None or dropout_p != 0.0
             or window is not None or softcap is not None or sinks is not None
-            or block_mask is not None or torch_modes.special(q)
+            or chunk is not None or chunk_start is not None or block_mask is not None
+            or torch_modes.special(q)
         ):  # fmt: skip
             asked = Asked(
                 causal=causal, scale=scale, deterministic=deterministic, precision=precision,
                 given=Given(
                     bias=bias, alibi_slopes=alibi_slopes, dropout_p=dropout_p, window=window,
-                    softcap=softcap, sinks=sinks, block_mask=block_mask,
+                    softcap=softcap, sinks=sinks, chunk=chunk, chunk_start=chunk_start,
+                    block_mask=block_mask,
                 ),
             )  # fmt: skip
             o, lse = self.featured.attention(q, k, v, asked)
@@ -162,7 +171,8 @@ class Dispatcher:
         cache_leftpad: Tensor | None = ..., k_scale: Tensor | None = ...,
         v_scale: Tensor | None = ..., causal: Causal = ..., scale: float | None = ...,
         bias: Tensor | None = ..., alibi_slopes: Tensor | None = ..., window: Window | None = ...,
-        softcap: float | None = ..., sinks: Tensor | None = ..., precision: str = ...,
+        softcap: float | None = ..., sinks: Tensor | None = ..., chunk: int | None = ...,
+        chunk_start: Tensor | None = ..., precision: str = ...,
         return_lse: Literal[False] = ...,
     ) -> Tensor: ...  # fmt: skip
 
@@ -173,7 +183,8 @@ class Dispatcher:
         cache_leftpad: Tensor | None = ..., k_scale: Tensor | None = ...,
         v_scale: Tensor | None = ..., causal: Causal = ..., scale: float | None = ...,
         bias: Tensor | None = ..., alibi_slopes: Tensor | None = ..., window: Window | None = ...,
-        softcap: float | None = ..., sinks: Tensor | None = ..., precision: str = ...,
+        softcap: float | None = ..., sinks: Tensor | None = ..., chunk: int | None = ...,
+        chunk_start: Tensor | None = ..., precision: str = ...,
         return_lse: Literal[True],
     ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
@@ -196,6 +207,8 @@ class Dispatcher:
         window: Window | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        chunk: int | None = None,
+        chunk_start: Tensor | None = None,
         precision: str = "ieee",
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
@@ -216,9 +229,10 @@ class Dispatcher:
         kv_heads), each positive, by which elements are multiplied. causal: query i sees key j where
         j <= i + length - seq_q. scale: 1/sqrt(head_dim) unless given.
 
-        bias, broadcastable to (batch, heads, seq_q, capacity), alibi_slopes, window, softcap and
-        sinks: as attention() takes them, the diagonal being length - seq_q. Keys outside a window
-        are not read. precision: how float32 is multiplied, "ieee" or "tf32".
+        bias, broadcastable to (batch, heads, seq_q, capacity), alibi_slopes, window, softcap,
+        sinks, chunk and chunk_start: as attention() takes them, the diagonal being length - seq_q.
+        Keys outside a window or a chunk are not read. precision: how float32 is multiplied, "ieee"
+        or "tf32".
 
         lengths, block_table, cache_batch_idx and cache_leftpad are read by the device, when the
         kernels run: a CUDA graph of a call may be replayed with other values in them. Pages and
@@ -234,6 +248,7 @@ class Dispatcher:
             cache_batch_idx is not None or cache_leftpad is not None or k_scale is not None
             or v_scale is not None or bias is not None or alibi_slopes is not None
             or window is not None or softcap is not None or sinks is not None
+            or chunk is not None or chunk_start is not None
         ):  # fmt: skip
             where = (lengths,) if block_table is None else (lengths, block_table)
             found = self.decoder.repeats.run((q, k, v, *where), (causal, scale, precision))
@@ -246,7 +261,7 @@ class Dispatcher:
                 cache_leftpad=cache_leftpad, k_scale=k_scale, v_scale=v_scale,
                 given=Given(
                     bias=bias, alibi_slopes=alibi_slopes, window=window, softcap=softcap,
-                    sinks=sinks,
+                    sinks=sinks, chunk=chunk, chunk_start=chunk_start,
                 ),
             ),
             causal=causal, scale=scale, precision=precision,
@@ -275,6 +290,8 @@ class Dispatcher:
         window: Window | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        chunk: int | None = None,
+        chunk_start: Tensor | None = None,
         block_mask: BlockMask | None = None,
         deterministic: bool = True,
         precision: str = "ieee",
@@ -288,7 +305,8 @@ class Dispatcher:
             causal=causal, scale=scale, deterministic=deterministic, precision=precision,
             given=Given(
                 bias=bias, alibi_slopes=alibi_slopes, dropout_p=dropout_p, window=window,
-                softcap=softcap, sinks=sinks, block_mask=block_mask,
+                softcap=softcap, sinks=sinks, chunk=chunk, chunk_start=chunk_start,
+                block_mask=block_mask,
             ),
         )  # fmt: skip
         return explain(self.resolver, q, k, v, asked, direction)
@@ -312,6 +330,8 @@ class Dispatcher:
         window: Window | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        chunk: int | None = None,
+        chunk_start: Tensor | None = None,
         precision: str = "ieee",
         return_lse: bool = False,
     ) -> Explanation:
@@ -323,6 +343,7 @@ class Dispatcher:
             cache_leftpad=cache_leftpad, k_scale=k_scale, v_scale=v_scale,
             given=Given(
                 bias=bias, alibi_slopes=alibi_slopes, window=window, softcap=softcap, sinks=sinks,
+                chunk=chunk, chunk_start=chunk_start,
             ),
         )  # fmt: skip
         options = (causal, scale, precision)

@@ -6,7 +6,8 @@
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="flashgen")
 
 The mask function is registered with it: without one the library hands the attention no mask, and
-padding is attended to in silence. Sliding windows come in these masks, too.
+padding is attended to in silence. Sliding windows come in these masks, too. Chunks (Llama 4)
+come as the position of the first one: no mask is made, and other chunks are not read.
 """
 
 from __future__ import annotations
@@ -53,13 +54,17 @@ def register() -> None:
         ) from error
 
     def mask(*arguments: Any, config: Any = None, **options: Any) -> Tensor | None:
-        """Boolean masks, True where a query may attend, and none where is_causal says it all."""
+        """Boolean masks, True where a query may attend; none where is_causal says it all; or, of
+        chunked attention, where chunk 0 of each sequence begins, int32 (batch, 1, 1, 1).
+        """
         own = _attends_by_itself(type(config))
         if own is not None:
             raise InvalidArgument(
                 f'attn_implementation must be "eager" for {own}, which asks no attention of '
                 "transformers but computes its own: it would add up flashgen's boolean mask"
             )
+        if not arguments and (start := _chunk_start(**options)) is not None:
+            return start
         made: Tensor | None = sdpa_mask(*arguments, config=config, **options)
         return made
 
@@ -67,6 +72,73 @@ def register() -> None:
         AttentionInterface.register(name, attention_forward)
         AttentionMaskInterface.register(name, mask)
     _spare_the_import()
+    _admit_chunks()
+
+
+def _chunk_start(
+    mask_function: Any = None,
+    attention_mask: Tensor | None = None,
+    q_length: int = 0,
+    kv_length: int = 0,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    allow_is_causal_skip: bool = True,
+    **_: Any,
+) -> Tensor | None:
+    """Where chunk 0 of each sequence begins among the keys, int32 (batch, 1, 1, 1), if a mask is
+    that of chunks under a causal mask and nothing else; else None.
+
+    The masks of transformers are closures: that of chunks holds the number of pads, where chunk 0
+    begins. Queries see no pad before them, for it is of another chunk, and none behind them.
+    """
+    if torch.compiler.is_compiling() or not allow_is_causal_skip or not isinstance(q_offset, int):
+        return None
+    if kv_offset + kv_length != q_offset + q_length:  # the last query is not at the last key
+        return None
+    from transformers.masking_utils import causal_mask_function
+
+    parts = _captured(mask_function).get("mask_functions")
+    if not isinstance(parts, tuple) or len(parts) != 2 or parts[1] is not causal_mask_function:
+        return None
+    if not parts[0].__qualname__.startswith("chunked_overlay."):
+        return None
+    pads = _captured(parts[0]).get("left_padding")
+    if not isinstance(pads, Tensor):
+        return None
+    if attention_mask is not None:
+        begins = attention_mask.bool()[:, 1:] & ~attention_mask.bool()[:, :-1]
+        inner = begins.sum(1) + attention_mask.bool()[:, 0]
+        if bool((inner > 1).any()):  # pads between tokens
+            return None
+    return (pads - kv_offset).int()[:, None, None, None]
+
+
+def _captured(function: Any) -> dict[str, Any]:
+    """The variables that a closure holds, by name."""
+    cells = getattr(function, "__closure__", None) or ()
+    names = function.__code__.co_freevars if cells else ()
+    return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
+
+
+def _admit_chunks() -> None:
+    """Have transformers 5 make chunked masks for "flashgen", which it refuses names with "flash" in
+    them where there are more keys than a chunk has.
+    """
+    from transformers import masking_utils
+
+    modules: Any = masking_utils
+    asks = getattr(modules, "is_flash_attention_requested", None)
+    if asks is None or getattr(asks, "knows_flashgen", False):
+        return
+
+    @functools.wraps(asks)
+    def requested(config: Any = None, *arguments: Any, **options: Any) -> bool:
+        if getattr(config, "_attn_implementation", None) in NAMES:
+            return False
+        return bool(asks(config, *arguments, **options))
+
+    requested.knows_flashgen = True  # type: ignore[attr-defined]
+    modules.is_flash_attention_requested = requested
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -121,7 +193,8 @@ def attention_forward(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """What a model's attention layer calls. query (batch, heads, seq_q, head_dim), key and value
-    (batch, kv_heads, seq_k, head_dim); attention_mask as the mask function made it, or None.
+    (batch, kv_heads, seq_k, head_dim); attention_mask as the mask function made it, or None: of
+    chunks, where chunk 0 begins, their size being module.config.attention_chunk_size.
     softcap caps the scores (Gemma 2); s_aux (heads,) are attention sinks (gpt-oss). Of a packed
     batch cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k say where its sequences are,
     as DataCollatorWithFlattening(return_flash_attn_kwargs=True) makes them: then the causal mask
@@ -144,6 +217,14 @@ def attention_forward(
             softcap=softcap, sinks=None if s_aux is None else s_aux.float(),
         )  # fmt: skip
         return o, None
+    if attention_mask is not None and attention_mask.dtype == torch.int32:
+        config: Any = module.config
+        o = registry.dispatcher_of().attention(
+            query, key, value, causal=True, scale=scaling, dropout_p=dropout,
+            chunk=config.attention_chunk_size, chunk_start=attention_mask.flatten(),
+            softcap=softcap, sinks=None if s_aux is None else s_aux.float(),
+        )  # fmt: skip
+        return o.transpose(1, 2).contiguous(), None
     # A mask says all; a single query, of decoding, sees every key.
     causal = bool(is_causal) and attention_mask is None and query.shape[2] > 1
     if softcap or s_aux is not None:

@@ -32,6 +32,7 @@ def attention_varlen(
     seqused_k: Tensor | None = ..., block_table: Tensor | None = ..., causal: Causal = ...,
     scale: float | None = ..., alibi_slopes: Tensor | None = ..., dropout_p: float = ...,
     window: Window | None = ..., softcap: float | None = ..., sinks: Tensor | None = ...,
+    chunk: int | None = ..., chunk_start: Tensor | None = ...,
     deterministic: bool = ..., precision: str = ..., return_lse: Literal[False] = ...,
 ) -> Tensor: ...  # fmt: skip
 
@@ -43,6 +44,7 @@ def attention_varlen(
     seqused_k: Tensor | None = ..., block_table: Tensor | None = ..., causal: Causal = ...,
     scale: float | None = ..., alibi_slopes: Tensor | None = ..., dropout_p: float = ...,
     window: Window | None = ..., softcap: float | None = ..., sinks: Tensor | None = ...,
+    chunk: int | None = ..., chunk_start: Tensor | None = ...,
     deterministic: bool = ..., precision: str = ..., return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
@@ -67,6 +69,8 @@ def attention_varlen(
     window: Window | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    chunk: int | None = None,
+    chunk_start: Tensor | None = None,
     deterministic: bool = True,
     precision: str = "ieee",
     return_lse: bool = False,
@@ -80,7 +84,8 @@ def attention_varlen(
     alone, and nothing there checks them. max_seqlen_q and max_seqlen_k: no sequence is longer; what
     lies beyond is not computed. A causal diagonal, a window and ALiBi's distances are those of each
     sequence: bottom-right ones, but for causal="top_left". alibi_slopes: float32 (heads,) or
-    (sequences, heads). Everything else as for attention().
+    (sequences, heads). Chunks are those of each sequence; chunk_start: int32 (sequences,).
+    Everything else as for attention().
 
     With block_table, int32 (sequences, pages of a sequence), k and v are pools (pages, page_size,
     kv_heads, dim), page_size a power of two: key j of sequence b is in slot j % page_size of page
@@ -98,7 +103,13 @@ def attention_varlen(
     naming the argument.
     """
     given = Given(
-        alibi_slopes=alibi_slopes, dropout_p=dropout_p, window=window, softcap=softcap, sinks=sinks
+        alibi_slopes=alibi_slopes,
+        dropout_p=dropout_p,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+        chunk=chunk,
+        chunk_start=chunk_start,
     )
     maybe = {
         "cu_seqlens_k": cu_seqlens_k, "seqused_q": seqused_q, "seqused_k": seqused_k,
@@ -200,14 +211,9 @@ def _by_torch(
             own_k, own_v = sequence(cache, number, seq_k)
         else:
             own_k, own_v = k[:, :, keys], v[:, :, keys]
-        own = replace(features, slopes=_slopes_of(number, features), sequences=None)
+        own = replace(features.of_sequence(number), sequences=None)
         found = cpu.attention(q[:, :, rows], own_k, own_v, call, features=own, return_lse=True)
         o[:, :, rows] = found[0]
         if found[1] is not None:  # return_lse
             lse[:, :, rows] = found[1]
     return o, lse
-
-
-def _slopes_of(number: int, features: Features) -> Tensor | None:
-    slopes = features.slopes
-    return slopes[number] if slopes is not None and slopes.ndim == 2 else slopes

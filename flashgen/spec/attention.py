@@ -53,6 +53,7 @@ class AttentionSpec:
     bias: Bias = "none"
     alibi: bool = False
     window: bool = False
+    chunk: bool = False
     softcap: bool = False
     sink: bool = False
     varlen: bool = False
@@ -124,6 +125,11 @@ class AttentionSpec:
             for each in row.arguments
             if not (self.causal and each.unless_causal)
         )
+
+    @property
+    def unspecialized(self) -> tuple[str, ...]:
+        """Those whose values never decide what Triton compiles."""
+        return tuple(each.name for each in self.feature_arguments if not each.specialized)
 
     def for_direction(self, direction: Direction) -> AttentionSpec:
         """The spec of another kernel of the same attention, a forward or a backward one.

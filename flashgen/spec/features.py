@@ -152,6 +152,22 @@ FEATURES: tuple[Feature, ...] = (
         ),
     ),
     Feature(
+        field="chunk", word="chunk", suffix="_chunk", short="_chk", header=", chunk",
+        scores=True, positions=True, diagonal=True, first_keys=True, mask="causal",
+        given=lambda call: call.chunk > 0,
+        without=(("window", "which ends at another key"),),
+        arguments=(
+            Argument(
+                name="chunk", type="i32", specialized=False,
+                note="keys of one; row i sees those of the chunk of key i + diagonal",
+            ),
+            Argument(
+                name="chunk_start_ptr", type="*i32",
+                note="(batch,) the key at which chunk 0 begins, negative too",
+            ),
+        ),
+    ),
+    Feature(
         field="softcap", word="softcap", suffix="_softcap", short="_cap", header=", softcap",
         scores=True, given=lambda call: call.softcap > 0.0,
         arguments=(
@@ -320,6 +336,10 @@ class Features:
                 slopes. A causal mask holds beside it
     softcap     0 for none, or the cap of the scores, before bias, slopes and masks: a score s, with
                 its scale, becomes softcap * tanh(s / softcap) (Gemma 2, arXiv 2408.00118)
+    chunk       0 for none, or the keys of a chunk: query i sees key j where both lie in one, that
+                is where (i + diagonal - chunk_start) // chunk and (j - chunk_start) // chunk are
+                equal. A causal mask holds too (Llama 4)
+    chunk_start int32 (B,), the key at which chunk 0 of each sequence begins, 0 where it is None
     sinks       (H,) float32 or of q's dtype: the score of a key without a value, which each row of
                 a head sees, whatever its masks (gpt-oss). LSE includes it
     sequences   where the sequences of packed q, k and v are: a query sees the keys of its own one
@@ -333,6 +353,8 @@ class Features:
     dropout_p: float = 0.0
     rng: Tensor | None = None
     window: tuple[int, int] | None = None
+    chunk: int = 0
+    chunk_start: Tensor | None = None
     softcap: float = 0.0
     sinks: Tensor | None = None
     sequences: Sequences | None = None
@@ -344,6 +366,9 @@ class Features:
             raise InvalidArgument(f"dropout_p must be from 0 to 1: got {self.dropout_p!r}")
         if self.window is not None and self.window != window_of(self.window):
             raise InvalidArgument(f"window must have a bounded side, or be None: got {self.window}")
+        check_chunk(self.chunk)
+        if self.chunk_start is not None and not self.chunk:
+            raise InvalidArgument("chunk_start goes with chunk: got no chunk")
         check_softcap(self.softcap)
 
     @property
@@ -352,6 +377,11 @@ class Features:
         if self.bias is None:
             return "none"
         return "boolean" if str(self.bias.dtype) == "torch.bool" else "additive"
+
+    @property
+    def needs_mask(self) -> Mask | None:
+        """The mask that a feature of these goes with, if one does."""
+        return next((row.mask for row in _OF_CALLS if row.mask and row.given(self)), None)
 
     @property
     def dropout_threshold(self) -> int:
@@ -366,10 +396,20 @@ class Features:
         """What kept elements are multiplied by, 1 / (1 - p); 0 where p is 1."""
         return 1.0 / (1.0 - self.dropout_p) if self.dropout_p < 1.0 else 0.0
 
+    def of_sequence(self, number: int) -> Features:
+        """The same for one sequence of the batch, apart from bias and sequences."""
+        slopes, start = self.slopes, self.chunk_start
+        if slopes is not None and slopes.ndim == 2:
+            slopes = slopes[min(number, slopes.shape[0] - 1)]
+        start = None if start is None else start[number : number + 1]
+        return replace(self, slopes=slopes, chunk_start=start)
+
     def bounds(self, seq_q: int, seq_k: int) -> tuple[int, int]:
-        """The window's keys to the left and right, clamped to these lengths: never UNBOUNDED."""
+        """The most keys that a query sees to the left and right, clamped to these lengths: never
+        UNBOUNDED.
+        """
         far = seq_q + seq_k
-        left, right = self.window or (UNBOUNDED, UNBOUNDED)
+        left, right = self.window or (self.chunk - 1 if self.chunk else UNBOUNDED, UNBOUNDED)
         return far if left < 0 else min(left, far), far if right < 0 else min(right, far)
 
 
@@ -417,18 +457,41 @@ def check_softcap(softcap: object) -> float:
     return number
 
 
+LARGEST_CHUNK = 1 << 30
+"""Beyond, the sum of a chunk and a position would not fit in 32 bits."""
+
+
+def check_chunk(chunk: object) -> int:
+    """The keys of a chunk as Features holds it; None is 0, no chunks. Raises InvalidArgument for
+    what is no whole number from 1 to LARGEST_CHUNK.
+    """
+    size = 0 if chunk is None else chunk
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= LARGEST_CHUNK:
+        raise InvalidArgument(
+            f"chunk must be a whole number of keys from 1 to {LARGEST_CHUNK}, or None: "
+            f"got {chunk!r}"
+        )
+    return size
+
+
 PLAIN = Features()
 """No feature."""
 
 
-TENSORS = ("bias", "slopes", "rng", "sinks")
+TENSORS = ("bias", "slopes", "rng", "sinks", "chunk_start")
 """The fields of Features that are tensors, those of packed sequences apart. Autograd and operators
 take them in this order."""
 BIAS, SINKS = TENSORS.index("bias"), TENSORS.index("sinks")
 """The places of those that have gradients."""
 _ARGUMENT = {"slopes": "alibi_slopes"}
 """What calls name differently."""
-NUMBERS = {"dropout_p": "float", "window_left": "int", "window_right": "int", "softcap": "float"}
+NUMBERS = {
+    "dropout_p": "float",
+    "window_left": "int",
+    "window_right": "int",
+    "softcap": "float",
+    "chunk": "int",
+}
 """The numbers of features with their types, as operators take them."""
 
 
@@ -440,18 +503,19 @@ def tensors_of(features: Features) -> tuple[Tensor | None, ...]:
 def numbers_of(features: Features) -> tuple[float, ...]:
     """NUMBERS of a call."""
     left, right = features.window or (UNBOUNDED, UNBOUNDED)
-    return features.dropout_p, left, right, features.softcap
+    return features.dropout_p, left, right, features.softcap, features.chunk
 
 
 def from_parts(tensors: Sequence[Tensor | None], numbers: Sequence[float]) -> Features:
     """The features of TENSORS and NUMBERS; PLAIN where there are none."""
-    dropout_p, left, right, softcap = numbers
+    dropout_p, left, right, softcap, chunk = numbers
     window = None if left == right == UNBOUNDED else (int(left), int(right))
     found = Features(
         **dict(zip(TENSORS, tensors, strict=True)),  # type: ignore[arg-type]  # tensors
         dropout_p=dropout_p,
         window=window,
         softcap=softcap,
+        chunk=int(chunk),
     )
     return found if any(key_of(found)) else PLAIN
 
@@ -472,6 +536,8 @@ class Given:
     window: Window | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+    chunk: int | None = None
+    chunk_start: Tensor | None = None
     block_mask: BlockMask | None = None
 
     @property
@@ -505,6 +571,8 @@ class Given:
             window=window,
             softcap=softcap or 0.0,
             sinks=self.sinks,
+            chunk=check_chunk(self.chunk),
+            chunk_start=self.chunk_start,
             block_mask=self.block_mask,
             sequences=sequences,
         )
@@ -556,6 +624,8 @@ def check_for_keys(features: Features, q: Tensor, keys: int) -> None:
         _check_bias(features.bias, shape)
     if features.slopes is not None:
         _check_slopes(features.slopes, shape)
+    if features.chunk_start is not None:
+        _check_chunk_start(features.chunk_start, shape[0])
     if features.sinks is not None:
         _check_sinks(features.sinks, q)
     if features.dropout_p > 0.0 and features.rng is None:
@@ -593,6 +663,13 @@ def _check_slopes(slopes: Tensor, shape: tuple[int, ...]) -> None:
         raise InvalidArgument(
             f"alibi_slopes must be float32 of shape ({heads},) or ({batch}, {heads}): "
             f"got {slopes.dtype} {tuple(slopes.shape)}"
+        )
+
+
+def _check_chunk_start(start: Tensor, batch: int) -> None:
+    if str(start.dtype) != "torch.int32" or tuple(start.shape) != (batch,):
+        raise InvalidArgument(
+            f"chunk_start must be int32 of shape ({batch},): got {start.dtype} {tuple(start.shape)}"
         )
 
 

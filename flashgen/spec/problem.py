@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from flashgen.errors import InvalidArgument
 from flashgen.spec.attention import AttentionSpec
@@ -149,16 +150,45 @@ are tuned as if unmasked on that side.
 """
 
 
+TUNED_CHUNK = 8192
+"""Keys of a chunk that a spec with chunks is measured and estimated with: that of Llama 4."""
+
 TUNED_DOCUMENT = 1024
 """Tokens of each document of the mask that a spec with a block mask is measured and estimated with,
 a causal one beside it: packed training texts. A Problem names none.
 """
 
 
+def tuned_limits(spec: AttentionSpec) -> dict[str, Any]:
+    """The fields of Features that limit which keys a query sees, as a spec is measured."""
+    right = -1 if spec.causal else TUNED_WINDOW
+    return {
+        "window": (TUNED_WINDOW, right) if spec.window else None,
+        "chunk": TUNED_CHUNK if spec.chunk else 0,
+    }
+
+
+def tuned_reach(spec: AttentionSpec) -> int:
+    """The most keys before its own that a query sees, of a measured spec that hides first keys."""
+    return TUNED_CHUNK - 1 if spec.chunk else TUNED_WINDOW
+
+
+def first_key(spec: AttentionSpec, place: int) -> int:
+    """The first key that a query at key `place` sees, of a measured spec that hides the first keys;
+    below 0 where that is before all keys.
+    """
+    return place - (place % TUNED_CHUNK if spec.chunk else TUNED_WINDOW)
+
+
+def end_of_rows(spec: AttentionSpec, key: int) -> int:
+    """One behind the key at which the last query stands that sees `key`, of such a spec."""
+    return key + (TUNED_CHUNK - key % TUNED_CHUNK if spec.chunk else TUNED_WINDOW + 1)
+
+
 def flops(spec: AttentionSpec, problem: Problem) -> float:
     """Floating-point operations of the kernel's matrix products, halved for a causal mask; of a
-    windowed spec those inside a window of TUNED_WINDOW, of a block mask those inside documents of
-    TUNED_DOCUMENT.
+    windowed spec those inside a window of TUNED_WINDOW, of chunks those of TUNED_CHUNK, of a block
+    mask those inside documents of TUNED_DOCUMENT.
 
     Forward: 4 * batch * heads * seq_q * seq_k * head_dim (FlashAttention-2, section 4.1). The
     backward kernels count every product they make, recomputed ones too: S and dP in each, so the
@@ -173,11 +203,26 @@ def flops(spec: AttentionSpec, problem: Problem) -> float:
     full = rows * problem.seq_k * (dims * spec.head_dim + dims_v * spec.head_dim_v)
     if spec.block_mask:  # documents, and half of each
         return full * min(1.0, TUNED_DOCUMENT / max(1, problem.seq_k)) / 2
+    if spec.chunk:
+        return full * _share_in_chunks(problem)
     if spec.window:
         full *= 1 - _share_outside(spec, problem)
     # The few queries of a decode stand at the end, and see nearly all keys.
     halved = spec.causal and not spec.window and spec.direction != "decode"
     return full / 2 if halved else full
+
+
+def _share_in_chunks(problem: Problem) -> float:
+    """The share of all pairs of a query and a key that lie in one chunk, under a causal mask."""
+    seq_q, seq_k = problem.seq_q, problem.seq_k
+    if 0 in (seq_q, seq_k):
+        return 0.0
+
+    def pairs(places: int) -> int:
+        whole, rest = divmod(places, TUNED_CHUNK)
+        return whole * TUNED_CHUNK * (TUNED_CHUNK + 1) // 2 + rest * (rest + 1) // 2
+
+    return (pairs(seq_k) - pairs(max(seq_k - seq_q, 0))) / (seq_q * seq_k)
 
 
 def _share_outside(spec: AttentionSpec, problem: Problem) -> float:
@@ -207,9 +252,9 @@ def bytes_moved(spec: AttentionSpec, problem: Problem) -> float:
     """
     rows = problem.batch * problem.heads * problem.seq_q
     keys = problem.batch * problem.kv_heads * problem.seq_k
-    if spec.direction == "decode" and spec.window:
+    if spec.direction == "decode" and spec.hides_first_keys:
         # The cache is read as far as the queries see together (grid_rules.streamed).
-        keys = keys // max(1, problem.seq_k) * min(problem.seq_k, TUNED_WINDOW + problem.seq_q)
+        keys = keys // max(1, problem.seq_k) * min(problem.seq_k, tuned_reach(spec) + problem.seq_q)
     dims = spec.head_dim + spec.head_dim_v
     elements = {
         "forward": (rows + keys) * dims,  # Q, O; K, V

@@ -286,10 +286,10 @@ class Child:
         """
         while b"\n" not in self._buffer and len(self._buffer) < LONGEST_ANSWER_BYTES:
             if self._readable(min(deadline - time.monotonic(), memory.TICK_S)):
-                chunk = os.read(self._answers, 1 << 16)
-                if not chunk:
+                read = os.read(self._answers, 1 << 16)
+                if not read:
                     return None
-                self._buffer += chunk
+                self._buffer += read
             elif time.monotonic() >= deadline:
                 raise TimeoutError
             elif (held := memory.resident(self._process.pid)) > self._memory_bytes:

@@ -33,6 +33,11 @@ H200 = TARGETS["nvidia_h200"]
 LENGTHS = [(64, 64), (70, 130), (130, 70), (1, 90), (90, 1)]
 
 
+def tune_with(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("estimate.trip_counts", "spec.problem"):
+        monkeypatch.setattr(f"flashgen.{module}.TUNED_WINDOW", window)
+
+
 def seen(mask: str, seq_q: int, seq_k: int, window: int) -> torch.Tensor:
     """Who sees whom, beyond the last row too: tiles of rows are whole."""
     rows, diagonal = seq_q + 64, seq_k - seq_q
@@ -50,7 +55,7 @@ def seen(mask: str, seq_q: int, seq_k: int, window: int) -> torch.Tensor:
 def test_trips_are_the_tiles_that_some_row_sees(
     seq_q: int, seq_k: int, mask: str, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flashgen.estimate.trip_counts.TUNED_WINDOW", window)
+    tune_with(window, monkeypatch)
     problem = Problem(batch=1, heads=2, kv_heads=1, seq_q=seq_q, seq_k=seq_k)
     config, who = make_config(32, 16), seen(mask, seq_q, seq_k, window)
     spec = make_spec("bfloat16", 64, mask, window=True)
@@ -78,7 +83,7 @@ def test_trips_of_a_windowed_decode_are_the_tiles_that_some_row_sees(
     seq_q: int, seq_k: int, mask: str, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each tile once, of one split or another; the first and the last loop mask."""
-    monkeypatch.setattr("flashgen.estimate.trip_counts.TUNED_WINDOW", window)
+    tune_with(window, monkeypatch)
     problem = Problem(batch=2, heads=8, kv_heads=2, seq_q=seq_q, seq_k=seq_k)
     spec = make_spec("bfloat16", 64, mask, direction="decode", window=True)
     config, who = make_config(16, 16), seen(mask, seq_q, seq_k, window)[:seq_q]
@@ -126,8 +131,7 @@ LAUNCHED: dict[str, tuple[AttentionSpec, KernelConfig]] = {
 def test_there_is_a_count_for_each_program_that_is_launched(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("estimate.trip_counts", "evaluate.inputs", "spec.problem"):
-        monkeypatch.setattr(f"flashgen.{module}.TUNED_WINDOW", 150)
+    tune_with(150, monkeypatch)
     spec, config = LAUNCHED[name]
     seq_q = 3 if spec.direction == "decode" else 300
     problem = Problem(batch=2, heads=4, kv_heads=2, seq_q=seq_q, seq_k=300)

@@ -139,7 +139,7 @@ def test_kernels_are_handed_memory_that_holds_what_is_meant(
         bias=negated(torch.ones(1, 1, 5, 5)), slopes=negated(torch.ones(4)),
         sinks=negated(torch.ones(4)), fp8=Fp8(**factors), sequences=packed,
     )  # fmt: skip
-    found = feature_arguments(features, (2, 4, 5, 5))
+    found = feature_arguments(features, (2, 4, 5, 5), torch.device("cpu"))
     plain(list(found.values()), 3 + 3 + 4 + 1)
 
     numbers = negated(torch.ones(2, dtype=torch.int32))

@@ -32,8 +32,8 @@ def test_names_are_distinct_over_all_fields() -> None:
     ]
     specs.append(make_spec("float32", precision="tf32"))
     specs += [make_spec("float16", 64, bias=bias) for bias in ("additive", "boolean")]
-    flags = [row.field for row in FEATURE_WORDS.values() if row.value is True]
-    specs += [make_spec("float16", 64, **{feature: True}) for feature in flags]
+    flags = [row for row in FEATURE_WORDS.values() if row.value is True]
+    specs += [make_spec("float16", 64, row.mask or "none", **{row.field: True}) for row in flags]
     others = [each for each in get_args(Direction)[1:] if each not in DECODING]
     specs += [with_bias().for_direction(direction) for direction in others]
     cached = make_spec("bfloat16", 64, "causal", direction="decode")
@@ -68,8 +68,8 @@ def test_feature_words_turn_features_on() -> None:
     assert plain.with_features(spec.feature_words) == spec
     assert plain.feature_words == ()
     assert not plain.featured
-    for word in FEATURE_WORDS:
-        one = plain.with_features([word])
+    for word, row in FEATURE_WORDS.items():
+        one = dataclasses.replace(plain, mask=row.mask or "none").with_features([word])
         assert one.featured
         assert one.feature_words == (word,)
     with pytest.raises(InvalidArgument, match=r"--feature must be one of .*softcap.*: got .cap."):

@@ -255,7 +255,7 @@ ROW, ROW_2 = "  1024:  {", "  16384: {"
         ("  1024:  {", "  1025:  {", "1025", "unknown key '1025'; remove it"),
         ("  16384: {", "  1024:  {", ROW, "the key '1024' is here twice; remove one"),
         ("head_dim: 128", "head_dim: 132", "- spec", "head_dim must be a multiple of 8"),
-        ("mask: causal", "mask: causal, chunks: true", "- spec", "unknown key 'chunks'"),
+        ("mask: causal", "mask: causal, pieces: true", "- spec", "unknown key 'pieces'"),
         ("digest: sha256:ab", "digest: md5:ab", ROW, "digest must be sha256"),
         ("shared: 98304", "shared: 300000", ROW, "300000 bytes.*has 232448 a block"),
         ("entries:", "entries: {}\nrest:", "rest:", "unknown key 'rest'"),

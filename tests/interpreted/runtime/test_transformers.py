@@ -199,7 +199,7 @@ def test_generation_with_a_cache_is_eagers(launched: list[str], padding: str) ->
 
 @pytest.mark.slow("make test proves a sample of it")
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "llama4"])
 def test_32_tokens_are_eagers(launched: list[str], name: str, cache: str) -> None:
     found = generated(name, backend.NAMES[1], cache)
     assert torch.equal(found, generated(name, "eager", cache))
