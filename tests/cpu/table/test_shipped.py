@@ -22,7 +22,8 @@ from flashgen.spec.outcome import Status
 from flashgen.spec.problem import BUCKETS
 from flashgen.spec.vocabulary import BACKWARD, Direction
 from flashgen.table import emit
-from flashgen.table.entry import Entry
+from flashgen.table.entry import NO_EVIDENCE, Entry
+from flashgen.table.evidence import evidence_file
 from flashgen.table.table import Table, load_with_evidence
 from tests.compiled import compile_all
 
@@ -75,6 +76,21 @@ def test_every_entry_is_legal_current_checked_and_honest(slug: str) -> None:
         if entry.tflops is not None:
             assert gpu.peak_tflops is not None
             assert entry.tflops < gpu.peak_tflops
+
+
+def test_tables_are_short_enough_to_be_read() -> None:
+    """A line a bucket, two a spec at most, and evidence of entries that are there."""
+    total = 0
+    for slug in SHIPPED:
+        lines = paths.shipped_table(slug).read_text().splitlines()
+        table = table_of(slug)
+        head = lines.index("entries:") + 1
+        specs = len({entry.spec for entry in table.entries})
+        assert len(lines) - head <= len(table.entries) + 2 * specs
+        evidence = evidence_file(paths.shipped_table(slug)).read_text().count("\n")
+        assert evidence == sum(entry.evidence != NO_EVIDENCE for entry in table.entries)
+        total += len(lines)
+    assert total < 5000
 
 
 def test_generated_agrees_with_tables_and_templates() -> None:
