@@ -1,4 +1,4 @@
-"""What a call costs in Python until its kernel is launched, beside plain Triton and torch SDPA.
+"""Python time of a call until its kernel is launched, compared with plain Triton and torch SDPA.
 
     python benchmarks/dispatch_overhead.py [--json FILE]
 

@@ -1,17 +1,17 @@
-"""All that a GPU is needed for, in the order of its worth, in some minutes: one folder of proof.
+"""Runs everything that needs a GPU, most valuable first, within some minutes, into one folder.
 
     python benchmarks/gpu_campaign.py --minutes 27 --out campaign
 
-Correctness comes first, for a fast wrong kernel is worth nothing; then each step of the ladder,
-then what exists beside its peers, forward, backward and decode; then that is tuned, and timed again
-with the tuned table; then the landscape that estimates are held against, and training. A step is a
-command of its own, killed with all it started when its share of the time is over: what it had
-written stays. campaign.json tells what became of each, and on which GPU. The same command goes on:
-steps that are done are left out, those cut off are begun again, and tuning and the benchmark go on
-from what they have. A folder of another GPU is refused.
+Correctness comes first, because a fast wrong kernel is worth nothing; then each step of the ladder;
+then comparisons with other implementations, forward, backward and decode. Then it tunes and times
+again with the tuned table; then it measures the landscape that validates the estimates, and
+training. A step is a separate command, killed with all it started when its share of the time is
+over; what it has written stays. campaign.json records the result of each step, and the GPU. The
+same command resumes: finished steps are skipped, interrupted ones are repeated, and tuning and the
+benchmark continue from their results. A folder of another GPU is refused.
 
---smoke walks the steps with tiny sizes on a CPU, and measures nothing; its folder is no other's.
-Exit codes: 0 all is done, 1 steps are open, 2 usage, 3 no GPU.
+--smoke runs the steps with tiny sizes on a CPU and measures nothing; its folder is separate. Exit
+codes: 0 all is done, 1 steps are open, 2 usage, 3 no GPU.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ GRACE_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A command. share: of the time that is left when it begins; needs: steps that must be done.
+    """A command. share: of the remaining time when it starts; needs: steps that must be done.
 
-    Words {out} and {seconds} stand for the folder and the step's own limit. proof: what its output
-    must hold (a regular expression) for exit status 0 to count as done; not asked of a smoke run.
+    Words {out} and {seconds} stand for the folder and the limit of the step. proof: a regular
+    expression that its output must contain for exit status 0 to count as done; not required in a
+    smoke run.
     """
 
     name: str
@@ -183,7 +184,7 @@ USABLE = ("done", "cut off")
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """What became of a step: done, failed (its exit status), or cut off at its limit."""
+    """The result of a step: done, failed (its exit status), or cut off at its limit."""
 
     name: str
     status: str
@@ -224,7 +225,7 @@ def _read(said: str, proof: str) -> str:
 
 
 def _ended(child: subprocess.Popen[bytes], limit_s: float) -> str:
-    """Wait for a child, then for it to save what it has, then for nothing."""
+    """Wait for a child to end, then for it to save its results, then kill it."""
     try:
         for signal_, wait_s in ((signal.SIGINT, limit_s), (signal.SIGKILL, GRACE_S)):
             try:
@@ -247,9 +248,9 @@ def _status(code: int, *, cut: bool) -> str:
 
 
 def gpu_at_hand() -> str:
-    """The slug of the first GPU, asked of a process of its own: this one must not lie on it.
+    """The slug of the first GPU, from a child process: this one must not occupy the GPU.
 
-    Raises NoGpuError where torch sees none, FlashgenError where it cannot be used.
+    Raises NoGpuError if torch sees none, FlashgenError if it cannot be used.
     """
     code = "from flashgen.kernels.launch import device_gpu; print(device_gpu().slug)"
     asked = subprocess.run(
@@ -264,9 +265,9 @@ def gpu_at_hand() -> str:
 
 
 class Record:
-    """campaign.json of a folder: smoke or not, the GPU, and what became of each step.
+    """campaign.json of a folder: smoke or not, the GPU, and the result of each step.
 
-    Raises FlashgenError where the folder's is of the other kind, of another GPU, or damaged.
+    Raises FlashgenError if the folder is of the other type, of another GPU, or damaged.
     """
 
     def __init__(self, out: Path, *, smoke: bool, gpu: str | None) -> None:
@@ -290,7 +291,7 @@ class Record:
             )
 
     def add(self, done: Done) -> None:
-        """Write down what became of a step."""
+        """Record the result of a step."""
         self.steps[done.name] = done
         record = self._kind | {"steps": [asdict(each) for each in self.steps.values()]}
         self._path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -303,9 +304,9 @@ def _said(*, smoke: bool, gpu: str | None) -> str:
 def campaign(
     steps: Sequence[Step], out: Path, seconds: float, *, smoke: bool, gpu: str | None = None
 ) -> list[Done]:
-    """Run what is not done yet, in order, as long as there is time; what became of all so far.
+    """Run what is not done yet, in order, while there is time; returns the results of all so far.
 
-    gpu: the slug of the one that is measured, None in a smoke run. Raises what Record raises.
+    gpu: the slug of the measured GPU, None in a smoke run. Raises the errors of Record.
     """
     out.mkdir(parents=True, exist_ok=True)
     record, end = Record(out, smoke=smoke, gpu=gpu), time.monotonic() + seconds

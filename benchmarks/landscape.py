@@ -1,22 +1,21 @@
-"""A landscape of forward kernels on a GPU, and the estimates it is held against, made before it.
+"""Measures a landscape of forward kernels on a GPU, to validate estimates made before it.
 
     python benchmarks/landscape.py freeze --out ESTIMATES      compile and estimate; needs no GPU
     git commit ESTIMATES                                       before anything is measured
     python benchmarks/landscape.py measure --estimates ESTIMATES --out LANDSCAPE --time-budget 900
 
-Of bfloat16 at head dims 64, 128 and 256, causal and not, `freeze` draws by chance --configs of each
-schedule, or all where there are fewer: a sample without a bias, which no search gives, for on a GPU
-it times what is estimated well. `measure` checks and times what was frozen, in one random order
-over all specs and schedules, so that what time allows is a sample too; then all of it again, in
---passes passes, against drifts. Inputs are random normal, kernels that fail are failing points.
+For bfloat16 at head dims 64, 128 and 256, causal and not, `freeze` draws --configs random configs
+of each schedule, or all if there are fewer. This is an unbiased sample, which no search gives: on a
+GPU a search times what is estimated well. `measure` checks and times what was frozen, in one random
+order over all specs and schedules, so that an interrupted run is a sample too. It repeats this in
+--passes passes, against drifts. Inputs are random normal; kernels that fail are failing points.
 
-LANDSCAPE.jsonl beside the result has each outcome when it is known: the same command goes on. The
-result, and the estimates alike, are outcomes, which flashgen.search.landscape.read, `flashgen
-calibrate` and the replay evaluator read; what stands beside each time is the estimate that was
-frozen.
+LANDSCAPE.jsonl next to the result has each outcome as soon as it is known: the same command
+resumes. The result and the estimates are outcomes, which flashgen.search.landscape.read, `flashgen
+calibrate` and the replay evaluator read. Each time comes with its frozen estimate.
 
---smoke walks both with one config a schedule on a CPU, and measures nothing.
-Exit codes: 0 all done, 1 failed, 2 usage, 3 no GPU, 4 time is over and the same command goes on.
+--smoke runs both with one config per schedule on a CPU and measures nothing. Exit codes: 0 all
+done, 1 failed, 2 usage, 3 no GPU, 4 time is over and the same command resumes.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ Say = Callable[[str], object]
 
 
 def sample(spec: AttentionSpec, gpu: Gpu, configs: int, seed: int) -> list[KernelConfig]:
-    """So many legal configs of each schedule, drawn by chance; all of a schedule with fewer."""
+    """Random legal configs, `configs` of each schedule; all if there are fewer."""
     schedules: dict[str, list[KernelConfig]] = defaultdict(list)
     for config in legal_configs(spec, gpu, on_gpu=True):
         schedules[config.schedule].append(config)
@@ -98,12 +97,12 @@ def freeze(
 
 @dataclass(frozen=True, kw_only=True)
 class Journal:
-    """The outcomes of a landscape that is being measured, in the order in which they were known."""
+    """The outcomes of a landscape in progress, in the order in which they became known."""
 
     path: Path
 
     def read(self) -> list[tuple[int, Outcome]]:
-        """Passes and outcomes; a last line that a kill has torn is none."""
+        """Passes and outcomes; an incomplete last line is ignored."""
         if not self.path.exists():
             return []
         lines = self.path.read_text(encoding="utf-8").split("\n")[:-1]
@@ -111,20 +110,20 @@ class Journal:
         return [(each["pass"], Outcome.from_json(each["outcome"])) for each in records]
 
     def begin(self) -> None:
-        """Drop a torn last line, so that the next one is whole."""
+        """Remove an incomplete last line, so that the next one is complete."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
             whole = self.path.read_bytes()
             self.path.write_bytes(whole[: whole.rfind(b"\n") + 1])
 
     def add(self, number: int, outcome: Outcome) -> None:
-        """Keep an outcome, on the disk before the next one is begun."""
+        """Append an outcome; it is on disk before the next one starts."""
         with self.path.open("a", encoding="utf-8") as file:
             print(json.dumps({"pass": number, "outcome": outcome.to_json()}), file=file)
 
 
 def check_frozen(frozen: Sequence[Outcome], gpu: Gpu) -> None:
-    """Raise FlashgenError where the estimates are not of these kernels on this GPU."""
+    """Raise FlashgenError if the estimates are not for these kernels on this GPU."""
     for what, wanted, found in (
         ("GPU", {gpu.slug}, {each.gpu for each in frozen}),
         ("Triton", {triton_version()}, {each.triton for each in frozen}),
@@ -146,8 +145,9 @@ def measure(
     frozen: Sequence[Outcome], evaluator: Evaluator, journal: Journal, *, passes: int,
     seconds: float | None, seed: int, say: Say,
 ) -> bool:  # fmt: skip
-    """Measure what was frozen and is missing; whether all of it is done. What is unsteady is left
-    for the next run. Raises what the evaluator raises; what was known is in the journal.
+    """Measure what was frozen and is missing; returns whether all is done. Unsteady outcomes are
+    left for the next run. Raises the errors of the evaluator; earlier results are in the
+    journal.
     """
     end = None if seconds is None else time.monotonic() + seconds
     journal.begin()
@@ -179,8 +179,8 @@ def _batches(items: Sequence[Outcome]) -> Iterator[Sequence[Outcome]]:
 
 
 def _evaluated(evaluator: Evaluator, batch: Sequence[Outcome], *, check: bool) -> Iterator[Outcome]:
-    """The outcomes of a batch, those of a spec together: they compile side by side. check: first
-    each is compiled and checked, and what fails goes no further.
+    """The outcomes of a batch, those of a spec together: they compile in parallel. check: first
+    each is compiled and checked, and failures end there.
     """
     groups: dict[AttentionSpec, list[Outcome]] = defaultdict(list)
     for each in batch:
@@ -202,9 +202,9 @@ def _key(outcome: Outcome) -> tuple[AttentionSpec, KernelConfig]:
 
 
 def merged(frozen: Sequence[Outcome], known: Iterable[tuple[int, Outcome]]) -> list[Outcome]:
-    """The outcomes of each config, one a stage, in the order of `frozen`: its time is that of the
-    pass in the middle, and passes_us has all; its estimate is the frozen one. What was not timed
-    yet, and did not fail, is left out.
+    """The outcomes of each config, one per stage, in the order of `frozen`: its time is that of
+    the middle pass, and passes_us has all; its estimate is the frozen one. Configs that
+    neither failed nor were timed yet are left out.
     """
     found: dict[tuple[AttentionSpec, KernelConfig], list[Outcome]] = defaultdict(list)
     for _, outcome in known:
@@ -232,14 +232,14 @@ def _one_a_stage(outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
 
 
 def dump(outcomes: Sequence[Outcome], about: dict[str, Any]) -> str:
-    """The file: where it is from, then an outcome a line, without what it has by default."""
+    """The file: its provenance, then one outcome per line, without default values."""
     head = json.dumps({"benchmark": "landscape_forward", "schema": 1, "about": about}, indent=1)
     lines = ",\n".join(json.dumps(_slim(outcome)) for outcome in outcomes)
     return head[: head.rindex("\n}")] + f',\n "outcomes": [\n{lines}\n]}}\n'
 
 
 def _slim(value: Any) -> Any:
-    """A dataclass as JSON has it, fields left out that have their default."""
+    """A dataclass as JSON, without fields at their default."""
     if not is_dataclass(value):
         return value
     return {
@@ -258,7 +258,7 @@ def _about(gpu: Gpu | None, command: Sequence[str], **more: Any) -> dict[str, An
 
 
 def _committed(path: Path) -> str | None:
-    """The commit that has the file as it is; None where none has."""
+    """The commit that has the file in this state; None if there is none."""
     git = ["git", "-C", str(path.resolve().parent)]
     try:
         changed = subprocess.run(

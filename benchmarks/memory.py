@@ -2,14 +2,13 @@
 
     python benchmarks/memory.py [--dtype bf16] [--head-dim 64] [--heads 16] [--out FILE] [--smoke]
 
-Beside flashgen: standard attention, which keeps S and P, and torch SDPA. A figure is what torch
-allocated at most during a forward and a backward (the allocator's own peak), less Q, K, V and dO,
-which were there before: O, LSE, the gradients, and whatever is in between. It does not depend on
-how busy the GPU is. Where a length does not fit, "out of memory" stands for the figure.
+flashgen is compared with standard attention, which stores S and P, and torch SDPA. The result is
+the peak of torch's allocator during a forward and a backward, less Q, K, V and dO, which existed
+before: O, LSE, the gradients, and all intermediate tensors. It does not depend on the load of the
+GPU. If a length does not fit, the result is "out of memory".
 
-Memory is linear in the length where the bytes of each token, the last column, stay the same.
---smoke walks the same passes with tiny sizes on a CPU, where nobody counts memory: no figure.
-Exit codes: 0 done, 3 no GPU.
+Memory is linear in the length if the bytes per token, the last column, are constant. --smoke runs
+the same passes with tiny sizes on a CPU, where memory is not counted. Exit codes: 0 done, 3 no GPU.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """One figure; peak_bytes is None where the GPU had too little, and where nobody counted."""
+    """One result; peak_bytes is None if the GPU had too little memory, or nothing was counted."""
 
     contender: str
     seq: int

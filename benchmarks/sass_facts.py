@@ -1,8 +1,8 @@
-"""What the compiler made of the kernels that ship for Hopper, as one table. CPU only; compiles.
+"""Facts of the compiled kernels that ship for Hopper, as one table. CPU only; compiles.
 
     python benchmarks/sass_facts.py            write this Triton's part of results/sass_facts.md
     python benchmarks/sass_facts.py --check    fail, and say where, if that part says otherwise
-        --kernel 'bwd_*_bf16_d64_*'            compare the lines of these kernels alone, as CI does
+        --kernel 'bwd_*_bf16_d64_*'            compare only the lines of these kernels, as CI does
     make facts TRITON=3.8.0                    write that of another Triton
     make facts TRITON=3.8.0 FACTS=--check      or compare it
 
@@ -88,7 +88,7 @@ Pair = tuple[AttentionSpec, KernelConfig]
 
 
 def shipped() -> list[Pair]:
-    """The kernels of both tables, none twice, in the order of specs."""
+    """The kernels of both tables, without duplicates, in the order of specs."""
     entries = [entry for slug in TABLES for entry in load(paths.shipped_table(slug)).entries]
     entries.sort(key=lambda entry: entry.spec.sort_key)
     return list(dict.fromkeys((entry.spec, entry.config) for entry in entries))
@@ -166,7 +166,7 @@ def line(built: Compiled, spec: AttentionSpec, config: KernelConfig) -> str:
 
 
 def section(pairs: Sequence[Pair], gluon: Sequence[Pair], jobs: int) -> str:
-    """The part of the Triton at hand: of the kernels that ship, then of those in Gluon."""
+    """The part of the installed Triton: shipped kernels, then those in Gluon."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn) as workers:
         rows = list(workers.map(row, [*pairs, *gluon]))
@@ -198,14 +198,14 @@ def _version(name: str) -> tuple[int, ...]:
 
 
 def merged(text: str, new: str) -> str:
-    """The file with its part of the same Triton replaced, or a part more."""
+    """The file with the part of the same Triton replaced, or a part added."""
     parts = sections_of(text) | sections_of(new)
     return "\n".join([HEAD, *(parts[name] for name in sorted(parts, key=_version))])
 
 
 def differences(text: str, new: str, patterns: Sequence[str] = ()) -> list[str]:
-    """The lines that the file holds otherwise than `new`, and those of `new`. patterns: of the
-    kernels that are compared, none meaning the whole part.
+    """The lines of the file that differ from `new`, and those of `new`. patterns: select the
+    compared kernels; none compares the whole part.
     """
     (version,) = sections_of(new)
     old = sections_of(text).get(version, "")

@@ -1,22 +1,22 @@
-"""How good the samplers are: recorded landscapes, searched again and again. CPU only; a replay.
+"""Compares the samplers on recorded landscapes, in repeated searches. CPU only; a replay.
 
     python benchmarks/search_efficiency.py [FILE ...] [--seeds 50] [--jobs N] [--out NAME]
 
 FILE is anything flashgen.search.landscape reads: a log of flashgen, a cache of Kernel Tuner, T4
 results. Without one, the landscapes that ship: two of an A100 that others measured and published
 (tests/data/published_timings.yaml), and spaces of flashgen's own kernels in landscapes/, whose
-times are ESTIMATES: they say what a search makes of such a space, and nothing of a GPU.
+times are ESTIMATES: they show how a search copes with such a space, and nothing about a GPU.
 
-Each contender searches each landscape once a seed. Regret is by how much the best found so far is
-slower than the best of the landscape. Printed is the median over seeds, and in brackets the 95 %
-band of that median by the percentile bootstrap (RESAMPLES resamples); the plot shows the same. A
-contender that leaves nothing to chance has a band of no width. What is asked of auto, and where it
-falls short of that, stands at the end: see `shortfalls`.
+Each contender searches each landscape once per seed. Regret is how much slower the best config
+found so far is than the best of the landscape. The output is the median over seeds, with its 95 %
+band by the percentile bootstrap in brackets (RESAMPLES resamples); the plot shows the same. A
+contender without randomness has a band of no width. The end lists the goals of auto, and where it
+misses them: see `shortfalls`.
 
-  auto          flashgen's own, with a landscape's seeds: what `flashgen tune` begins with
-  auto, cold    the same without them
-  tpe, warm     Optuna's TPE with those seeds
-  the others    without; exhaustive goes through the space in its order
+    auto          flashgen's own, with a landscape's seeds: what `flashgen tune` starts with
+    auto, cold    the same without them
+    tpe, warm     Optuna's TPE with those seeds
+    the others    without; exhaustive goes through the space in its order
 
 NAME.json, NAME.md and NAME.png are written; the picture needs matplotlib.
 """
@@ -63,7 +63,7 @@ ESTIMATED = ROOT / "benchmarks" / "landscapes"
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """A sampler, with a landscape's seeds or without. by_chance: its seed matters."""
+    """A sampler, with the seeds of a landscape or without. by_chance: whether its seed matters."""
 
     name: str
     sampler: Sampler
@@ -102,7 +102,7 @@ class Curve:
 
 
 def published() -> list[Landscape]:
-    """The measured ones that ship, with those of our seeds that are points of theirs."""
+    """The measured landscapes that ship, with those of our seeds that are points of theirs."""
     found = []
     for record in yaml.safe_load(PUBLISHED.read_text())["landscapes"]:
         names = ("br", "bc", "num_warps", "num_stages")
@@ -196,10 +196,10 @@ def _curve(contender: Contender, regrets: np.ndarray) -> Curve:
 
 
 def shortfalls(landscape: Landscape, found: Sequence[Curve]) -> list[str]:
-    """Where auto is not what it should be; a sentence each.
+    """Where auto misses its goals; a sentence each.
 
     Its median regret may nowhere exceed that of random nor of exhaustive, and must be below that of
-    tpe after BETTER_AT, or nothing.
+    tpe after BETTER_AT, or zero.
     """
     medians = {curve.contender: curve.median for curve in found}
     bars = [(name, at) for name in ("random", "exhaustive") for at in AT] + [("tpe", BETTER_AT)]
@@ -248,7 +248,7 @@ def table(found: Sequence[Curve]) -> str:
 
 
 def record(landscape: Landscape, found: Sequence[Curve]) -> dict[str, object]:
-    """What the JSON file holds of one landscape. A regret is null where nothing had run yet."""
+    """The JSON of one landscape. A regret is null if nothing had run yet."""
 
     def rounded(regrets: Sequence[float]) -> list[float | None]:
         return [round(regret, 5) if math.isfinite(regret) else None for regret in regrets]

@@ -24,7 +24,7 @@ from flashgen import append, decode
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A prompt of at least one token, and how many tokens are to follow it."""
+    """A prompt of at least one token, and the number of tokens to generate."""
 
     name: str
     prompt: tuple[int, ...]
@@ -33,7 +33,7 @@ class Request:
 
 @dataclass(kw_only=True, eq=False)
 class Sequence:
-    """A request at work. cached: how many of its tokens the cache has."""
+    """A request in progress. cached: how many of its tokens are in the cache."""
 
     request: Request
     tokens: list[int]
@@ -47,13 +47,13 @@ class Sequence:
 
     @property
     def done(self) -> bool:
-        """Whether all tokens that were asked for are there."""
+        """Whether all requested tokens are generated."""
         return len(self.tokens) == len(self.request.prompt) + self.request.new_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """The tokens of one sequence that a step runs: `count`, from the first the cache lacks."""
+    """The tokens of one sequence that a step runs: `count`, from the first that is not cached."""
 
     sequence: Sequence
     count: int
@@ -66,16 +66,16 @@ class Chunk:
 
     @property
     def decodes(self) -> bool:
-        """Whether it is the token that was generated last, and no part of a prompt."""
+        """Whether it is the last generated token, and no part of a prompt."""
         sequence = self.sequence
         return sequence.waiting_tokens == 1 and len(sequence.tokens) > len(sequence.request.prompt)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Chunks that one call of append() and decode() serves: all of one length.
+    """Chunks of one length that one call of append() and decode() serves.
 
-    first: where their tokens begin among those of the step. lengths: of the cache before the step.
+    first: index of their first token within the step. lengths: of the cache before the step.
     """
 
     chunks: tuple[Chunk, ...]
@@ -96,8 +96,8 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What a step did: the tokens that generated, those of prompts, and who was finished or sent
-    back to wait.
+    """The result of a step: the tokens generated, tokens of prompts, and which requests finished
+    or were preempted.
     """
 
     decoded: int
@@ -107,8 +107,8 @@ class Step:
 
 
 class Engine:
-    """Serves requests in the order they come. tokens_per_step bounds the tokens of a step, and
-    sequences those at work together.
+    """Serves requests in order of arrival. tokens_per_step limits the tokens of a step, and
+    sequences those in progress.
 
     Raises ValueError for a request that could never be served.
     """
@@ -168,9 +168,9 @@ class Engine:
         )
 
     def _admit(self) -> None:
-        """Set waiting sequences to work while there is a place, and pages for all tokens that are
-        known, those at work first: else who was sent back would be so again at once. Pages are
-        given by _plan.
+        """Start waiting sequences while there are slots, and pages for all known tokens,
+        including those in progress. Otherwise a preempted sequence would be preempted again
+        at once. Pages are allocated by _plan.
         """
         promised = sum(self._missing(sequence) for sequence in self._running)
         while self._waiting and len(self._running) < self.sequences:
@@ -180,7 +180,7 @@ class Engine:
             self._running.append(self._waiting.popleft())
 
     def _missing(self, sequence: Sequence) -> int:
-        """Pages that a sequence lacks for its tokens and the next."""
+        """Pages that a sequence lacks for its tokens and the next one."""
         return max(0, self.pool.pages_for(len(sequence.tokens) + 1) - len(sequence.pages))
 
     def _plan(self) -> tuple[list[Chunk], tuple[str, ...]]:
@@ -214,7 +214,7 @@ class Engine:
         self._waiting.appendleft(sequence)
 
     def _grouped(self, chunks: list[Chunk]) -> list[Group]:
-        """All chunks of one token together, the others alone."""
+        """All chunks of one token together, each of the others by itself."""
         single = tuple(chunk for chunk in chunks if chunk.count == 1)
         together = [single] if single else []
         groups: list[Group] = []
@@ -259,7 +259,7 @@ class Engine:
         return o
 
     def _extend(self, chunks: list[Chunk], following: list[int]) -> None:
-        """Count a step's tokens as cached; what follows the last token of a sequence joins it."""
+        """Count a step's tokens as cached, and append the generated tokens to their sequences."""
         for chunk, token in zip(chunks, following, strict=True):
             sequence = chunk.sequence
             sequence.cached += chunk.count
@@ -267,7 +267,7 @@ class Engine:
                 sequence.tokens.append(token)
 
     def _retire(self) -> tuple[str, ...]:
-        """Free what is done."""
+        """Release finished sequences."""
         done = [sequence for sequence in self._running if sequence.done]
         for sequence in done:
             self._running.remove(sequence)
@@ -283,5 +283,5 @@ def _of_sequences(x: Tensor, group: Group) -> Tensor:
 
 
 def _of_tokens(o: Tensor) -> Tensor:
-    """The way back."""
+    """The inverse."""
     return o.transpose(1, 2).flatten(0, 1)

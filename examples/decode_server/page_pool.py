@@ -1,7 +1,8 @@
-"""The cache of all sequences: pools of pages, one pair a layer, and who holds which page.
+"""The cache of all sequences: pools of pages, one pair per layer, and which sequence holds which
+page.
 
 A page holds the keys and values of page_size tokens; its number is the same in every layer. The
-free list lives on the host, for it is asked before a step; block tables go to the device.
+free list is on the host, because it is read before a step; block tables go to the device.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """Pages that nobody holds."""
+        """Pages that no sequence holds."""
         return len(self._free)
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that so many tokens take."""
+        """The number of pages for this number of tokens."""
         return -(-tokens // self.page_size)
 
     def grow(self, held: list[int], tokens: int) -> bool:
-        """Add to the pages that are held until they have room for so many tokens; False, with
-        nothing added, where too few are free.
+        """Add pages to `held` until they hold this number of tokens; False, with nothing added,
+        if too few are free.
         """
         missing = self.pages_for(tokens) - len(held)
         if missing > self.free:
@@ -44,14 +45,14 @@ class PagePool:
         return True
 
     def release(self, held: list[int]) -> None:
-        """Give back all pages of a sequence."""
+        """Free all pages of a sequence."""
         self._free.extend(held)
         held.clear()
 
 
 def block_table(held: list[list[int]], width: int, device: torch.device) -> Tensor:
-    """int32 (sequences, width) of the pages that each holds; 0 where it holds none, which nobody
-    reads. One width for all steps: the grid of decode() follows from it.
+    """int32 (sequences, width): the pages that each holds; 0 beyond them, which is never read.
+    One width for all steps, because the grid of decode() depends on it.
     """
     rows = [pages + [0] * (width - len(pages)) for pages in held]
     return torch.tensor(rows, dtype=torch.int32).reshape(len(held), width).to(device)

@@ -4,9 +4,9 @@
 
 Prints a line a step: tokens generated, tokens of prompts run, requests finished and sent back. On a
 GPU the model is bfloat16 and attention runs flashgen's kernels; on a CPU it is float32 and torch
-serves, unless TRITON_INTERPRET=1 and FLASHGEN_GPU ask for the kernels. At the end every answer is
-compared with that of the same request served alone; exit code 1 where one differs. (In bfloat16
-ties of two tokens may fall otherwise in another batch.)
+serves, unless TRITON_INTERPRET=1 and FLASHGEN_GPU select the kernels. At the end every answer is
+compared with that of the same request served by itself; exit code 1 if one differs. (In bfloat16
+ties of two tokens may be decided differently in another batch.)
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def refused(options: argparse.Namespace) -> str | None:
-    """What cannot be served, in a sentence; None where all can."""
+    """Why the options cannot be served, in a sentence; None if they can."""
     for name in ("new_tokens", "sequences", "tokens_per_step", "pages", "page_size"):
         if getattr(options, name) < 1:
             return f"--{name.replace('_', '-')} must be 1 or more: got {getattr(options, name)}"

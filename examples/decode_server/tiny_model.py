@@ -1,8 +1,8 @@
-"""A decoder-only transformer in the manner of Llama (arXiv 2302.13971) that leaves attention to its
-caller: RMSNorm, rotary embedding, grouped query heads, SwiGLU.
+"""A decoder-only transformer like Llama (arXiv 2302.13971) whose caller provides attention:
+RMSNorm, rotary embedding, grouped query heads, SwiGLU.
 
-It runs on packed tokens, (tokens, width), of however many sequences. Whose they are, and where
-their keys lie, only the caller's attention knows.
+It runs on packed tokens, (tokens, width), of any number of sequences. Only the caller's attention
+knows their sequences and where their keys are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ k come without rotary embedding."""
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Of a model. positions bounds the length of a sequence."""
+    """The sizes of a model. positions limits the length of a sequence."""
 
     vocabulary: int = 256
     layers: int = 2

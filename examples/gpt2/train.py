@@ -2,12 +2,12 @@
 
     python examples/gpt2/train.py --attention eager sdpa flashgen --plot gpt2.png
 
-The model is Hugging Face's GPT-2, of random weights, at the size of GPT-2 small unless told
-otherwise; the tokens are the bytes of the Python reference manual that CPython ships
-(pydoc_data.topics), a twentieth of it held out. Every attention starts from the same weights and
-sees the same batches. On a GPU the weights are float32 and the products bfloat16 (autocast); on a
-CPU all is float32, and "flashgen" is torch's attention unless TRITON_INTERPRET=1 and FLASHGEN_GPU
-ask for its kernels. Needs transformers, and matplotlib for --plot.
+The model is Hugging Face's GPT-2 with random weights, by default at the size of GPT-2 small. The
+tokens are the bytes of the Python reference manual that CPython ships (pydoc_data.topics), a
+twentieth of it held out. Every attention starts from the same weights and sees the same batches. On
+a GPU the weights are float32 and the products bfloat16 (autocast). On a CPU all is float32, and
+"flashgen" is torch's attention unless TRITON_INTERPRET=1 and FLASHGEN_GPU select its kernels. Needs
+transformers, and matplotlib for --plot.
 
 The first steps compile kernels, so tokens per second are counted from the step after --warm on.
 """
