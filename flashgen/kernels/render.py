@@ -175,8 +175,16 @@ def _deeper(text: str, width: int) -> str:
     return _block("\n".join(lines), width)
 
 
+def quoted(text: str) -> str:
+    """repr(text), in double quotes where ruff format wants them."""
+    literal = repr(text)
+    return literal if '"' in literal else f'"{literal[1:-1]}"'
+
+
 def _py(value: object) -> str:
     """A Python literal of the few types a kernel is made of."""
-    if value is None or isinstance(value, bool | int | str):
+    if isinstance(value, str):
+        return quoted(value)
+    if value is None or isinstance(value, bool | int):
         return repr(value)
     raise FlashgenError(f"a template may print bool, int, str and None: got {type(value).__name__}")

@@ -18,7 +18,7 @@ from typing import Any
 from flashgen import paths
 from flashgen.errors import FlashgenError, GeneratedError
 from flashgen.files import write_whole
-from flashgen.kernels.render import Rendered, render, render_text
+from flashgen.kernels.render import Rendered, quoted, render, render_text
 from flashgen.runtime.registry import MARK, SCHEMA, is_generated
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
@@ -36,7 +36,6 @@ class _Rows:
 
     slug: str
     arch: str
-    constant: str
     groups: tuple[str, ...]
 
 
@@ -150,8 +149,8 @@ def _table_text(tables: Mapping[str, Table], kernels: Mapping[str, Rendered]) ->
     return render_text(
         "table.py.jinja",
         sources=sorted({entry.result.source for entry in entries}, key=_by_strength),
-        specs=[_named(spec.name, spec) for spec in sorted(specs, key=lambda s: s.sort_key)],
-        configs=[_named(config.label, config) for config in sorted(configs, key=_natural)],
+        specs=[_made(spec) for spec in sorted(specs, key=lambda spec: spec.sort_key)],
+        configs=[_made(config) for config in sorted(configs, key=_natural)],
         gpus=[_rows(tables[slug], kernels) for slug in sorted(tables)],
     )
 
@@ -161,38 +160,37 @@ def _rows(table: Table, kernels: Mapping[str, Rendered]) -> _Rows:
     for spec, entries in groupby(table.entries, key=lambda entry: entry.spec):
         rows = [_row(entry, kernels[kernel_name(spec, entry.config)].digest) for entry in entries]
         lines = "".join(f"    {line}\n" for row in rows for line in f"{row},".splitlines())
-        groups.append(f"*serve(\n    {spec.name},\n{lines}),")
-    slug = table.gpu.slug
-    return _Rows(slug=slug, arch=table.gpu.arch, constant=slug.upper(), groups=tuple(groups))
+        groups.append(f"*serve(\n    {quoted(spec.name)},\n{lines}),")
+    return _Rows(slug=table.gpu.slug, arch=table.gpu.arch, groups=tuple(groups))
 
 
 def _row(entry: Entry, digest: str) -> str:
-    arguments = [str(entry.bucket.low), entry.config.label]
+    arguments = [str(entry.bucket.low), quoted(entry.config.label)]
     arguments += [str(entry.shared_bytes), str(entry.registers)]
     if entry.result.median_us is not None:
         arguments.append(figure(entry.result.median_us))
     if not digest.startswith(entry.digest):
-        arguments.append(f'digest="{entry.digest}"')
-    # The row stands two steps in, and a comma follows it.
-    return _call(entry.result.source, arguments, room=LINE_LENGTH - len("        ,"))
+        arguments.append(f"digest={quoted(entry.digest)}")
+    # The row stands three steps in, and a comma follows it.
+    return _call(entry.result.source, arguments, room=LINE_LENGTH - len("            ,"))
 
 
-def _named(name: str, value: AttentionSpec | KernelConfig) -> str:
-    """The statement that gives a spec or config its name; fields at their defaults are left out."""
+def _made(value: AttentionSpec | KernelConfig) -> str:
+    """The call that makes a spec or config, and a comma; fields at their defaults are left out."""
     held = {field.name: getattr(value, field.name) for field in fields(value)}
     arguments = [
         f"{field.name}={_literal(held[field.name])}"
         for field in fields(value)
         if field.default is MISSING or held[field.name] != field.default
     ]
-    return _call(f"{name} = {type(value).__name__}", arguments)
+    return _call(type(value).__name__, arguments, room=LINE_LENGTH - len("        ,")) + ","
 
 
 def _literal(value: object) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    return quoted(value) if isinstance(value, str) else repr(value)
 
 
-def _call(head: str, arguments: list[str], room: int = LINE_LENGTH) -> str:
+def _call(head: str, arguments: list[str], *, room: int) -> str:
     """A call, broken where ruff format would: not at all, around all arguments, or around each."""
     inside = ", ".join(arguments)
     if len(f"{head}({inside})") <= room:
