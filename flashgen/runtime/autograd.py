@@ -17,7 +17,6 @@ from torch.autograd.function import FunctionCtx
 from flashgen.errors import InvalidArgument, NotDifferentiable
 from flashgen.kernels.launch_backward import Backward, Delta, contiguous_rows
 from flashgen.kernels.launch_forward import Forward
-from flashgen.reference.gradients import sink_gradient
 from flashgen.runtime import cpu, torch_modes
 from flashgen.runtime.call import (
     NO_SCALARS,
@@ -275,6 +274,8 @@ class Passes:
         sinks = saved.features.sinks if wanted.sinks else None
         dsinks = None
         if sinks is not None:
+            from flashgen.reference.gradients import sink_gradient
+
             dsinks = sink_gradient(sinks, saved.lse, backward.delta).to(sinks.dtype)
         return dq, dk if wanted.k else None, dv if wanted.v else None, dbias, dsinks
 

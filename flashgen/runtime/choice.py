@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
-from flashgen.spec.outcome import Source
 from flashgen.spec.problem import BUCKETS, Bucket
+from flashgen.spec.vocabulary import Source
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from flashgen.kernels.arguments import empty_like_layout
 from flashgen.reference import attention as reference
-from flashgen.reference import gradients
 from flashgen.runtime.call import Call, Gradients, Saved, Wanted
 from flashgen.spec.features import PLAIN, Features
 
@@ -52,6 +51,8 @@ def forward(
 
 def backward(saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted) -> Gradients:
     """The gradients by their formulas, laid out in memory as the kernels do."""
+    from flashgen.reference import gradients  # with the cases of checks, which serving needs not
+
     inputs = gradients.GradientInputs(
         q=saved.q,
         k=saved.k,

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.problem import Problem
+from flashgen.spec.vocabulary import Source as Source
 
 
 class Status(StrEnum):
@@ -42,7 +43,6 @@ PASSING = (*KILLERS, Status.QUARANTINED, Status.UNSTEADY)
 """Outcomes that the log does not recall: whoever asks again is answered by the quarantine, or the
 config is timed again."""
 
-Source = Literal["measured", "estimated", "untimed", "replayed"]
 Stage = Literal["compile", "check", "rough", "timed", "final"]
 
 STRENGTH: dict[str, int] = {"untimed": 0, "estimated": 1, "replayed": 1, "measured": 2}

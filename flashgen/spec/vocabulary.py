@@ -26,6 +26,8 @@ DType = Literal["float16", "bfloat16", "float32"]
 Mask = Literal["none", "causal"]
 Bias = Literal["none", "additive", "boolean"]
 Precision = Literal["ieee", "tf32"]
+Source = Literal["measured", "estimated", "untimed", "replayed"]
+"""How a table knows the time of an entry; outcome.STRENGTH orders them."""
 KvDType = Literal["same", "float8_e4m3", "int8"]
 """What a cache holds: elements of Q's type, or 8-bit ones with a scale."""
 KvScales = Literal["head", "page"]
