@@ -214,16 +214,12 @@ class TestTheEmittedTable:
                     modules.add("." * node.level + (node.module or ""))
         assert modules == {
             "functools",
-            "typing",
+            "pathlib",
             "flashgen.runtime.choice",
-            "flashgen.spec.config",
-            "flashgen.spec.features",
-            "flashgen.spec.outcome",
-            "flashgen.spec.problem",
-            "flashgen.runtime",
+            "flashgen.runtime.registry",
             "flashgen.spec.attention",
+            "flashgen.spec.config",
             ".kernels",
-            ".table",
         }
 
 
