@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,17 +11,15 @@ from pathlib import Path
 from flashgen import paths
 from flashgen.errors import FlashgenError
 from flashgen.estimate.estimate import PROTOCOL
-from flashgen.evaluate.evaluator import SLOW
 from flashgen.report import kernel_limits
 from flashgen.report.kernel_limits import Anatomy, dissect
 from flashgen.runtime.selection import Ladder
 from flashgen.search.decide import TIE
-from flashgen.search.evidence import ALL_STAGES, RIGHT_ALL_THE_SAME
-from flashgen.search.history import outcomes_of
+from flashgen.search.history import TIMED_STAGES, Searches, SearchHistory, outcomes_of
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.outcome import Outcome, Stage, Status, Timing
+from flashgen.spec.outcome import Outcome, Status
 from flashgen.spec.problem import workload
 from flashgen.table.entry import Entry
 from flashgen.table.show import Package
@@ -35,9 +31,6 @@ RIVALS, FAILURES = 5, 2
 
 SAME = 0.0005
 """Times nearer to each other than this print as the same."""
-
-TIMED_STAGES: tuple[Stage, ...] = ("final", "timed", "rough")
-"""The most trusted first. Times of two stages do not compare."""
 
 FAILED: dict[Status, str] = {
     Status.ILLEGAL: "is illegal",
@@ -57,92 +50,24 @@ FAILED: dict[Status, str] = {
 """What keeps a config from being chosen; the outcome's detail says more."""
 
 
-class History:
-    """The outcomes of one entry's search, and no others: those whose times compare."""
-
-    def __init__(self, outcomes: Iterable[Outcome]) -> None:
-        self._known = {(outcome.config, outcome.stage): outcome for outcome in outcomes}
-
-    @property
-    def configs(self) -> list[KernelConfig]:
-        """Every config with an outcome, in the order of the log."""
-        return list(dict.fromkeys(config for config, _ in self._known))
-
-    def timing(self, config: KernelConfig, stage: Stage) -> Timing | None:
-        """The time of a stage."""
-        found = self._known.get((config, stage))
-        return found.timing if found else None
-
-    def last_timing(self, config: KernelConfig) -> Timing | None:
-        """The most trusted time of a config."""
-        times = (self.timing(config, stage) for stage in TIMED_STAGES)
-        return next((timing for timing in times if timing), None)
-
-    def least_us(self) -> float:
-        """The least time of a config that never failed, in microseconds; infinite without one."""
-        times = (self.last_timing(c) for c in self.configs if self.failure(c) is None)
-        return min((timing.median_us for timing in times if timing), default=math.inf)
-
-    def failure(self, config: KernelConfig) -> Outcome | None:
-        """The outcome that ended a config, if any."""
-        outcomes = (self._known.get((config, stage)) for stage in ALL_STAGES)
-        ended = (o for o in outcomes if o and not o.ok and o.status not in RIGHT_ALL_THE_SAME)
-        return next(ended, None)
-
-    def twin_failure(self, config: KernelConfig) -> Outcome | None:
-        """The outcome that ended a config's pointer twin, so that neither could be chosen."""
-        twin = config.pointer_twin()
-        found = self.failure(twin) if twin != config else None
-        return None if found is None or found.status in SLOW else found
-
-    def fact(self, config: KernelConfig, name: str) -> int | None:
-        """A figure of the compiler: registers or spill_bytes."""
-        outcomes = (self._known.get((config, stage)) for stage in ALL_STAGES)
-        values = (getattr(outcome, name) for outcome in outcomes if outcome)
-        return next((value for value in values if value is not None), None)
-
-    def tally(self) -> str:
-        """The results of all configs in a few words: "60 configs: 52 timed, 8 spills"."""
-        ends: Counter[str] = Counter()
-        for config in self.configs:
-            failed = self.failure(config)
-            timed = "timed" if self.last_timing(config) else "not timed"
-            ends[str(failed.status) if failed else timed] += 1
-        return f"{len(self.configs)} configs: " + ", ".join(
-            f"{number} {end}" for end, number in ends.most_common()
-        )
-
-
-def history_of(log: Path, table: Table, entry: Entry) -> tuple[History, list[str]]:
-    """The History of an entry of `table` from a log, and sentences on what is missing.
-
-    Outcomes with another Triton or protocol than the entry's run, or of other sizes, are left out.
-    """
+def history_of(log: Path, table: Table, entry: Entry) -> tuple[SearchHistory, list[str]]:
+    """The search of an entry of `table` from a log, and sentences on what is missing."""
     notes: list[str] = []
+    outcomes: list[Outcome] = []
     if not log.exists():
-        return History(()), [f"rivals are not known: there is no log {log}"]
-    try:
-        outcomes = outcomes_of(log, notes.append)
-    except FlashgenError as error:
-        return History(()), [f"rivals are not known: {error}"]
-    run, result = table.run_of(entry), entry.result
-
-    def belongs(outcome: Outcome) -> bool:
-        if (outcome.spec, outcome.triton) != (entry.spec, run.triton):
-            return False
-        found = outcome.problem, outcome.protocol, outcome.source
-        return outcome.stage in ("compile", "check") or found in (
-            (result.problem, run.protocol, result.source),
-            (result.problem, run.protocol, "untimed"),
-        )
-
-    history = History(filter(belongs, outcomes))
-    if not history.configs:
+        notes.append(f"rivals are not known: there is no log {log}")
+    else:
+        try:
+            outcomes = outcomes_of(log, notes.append)
+        except FlashgenError as error:
+            notes.append(f"rivals are not known: {error}")
+    history = Searches(outcomes).of(entry, table.run_of(entry))
+    if outcomes and not history.configs:
         notes.append(f"rivals are not known: {log} holds nothing of this search")
     return history, notes
 
 
-def rivals(history: History, entry: Entry) -> list[KernelConfig]:
+def rivals(history: SearchHistory, entry: Entry) -> list[KernelConfig]:
     """Up to RIVALS configs to name: the fastest after winner and runners-up, and a few failures.
 
     For each kind of failure, the config that has most in common with the winner.
@@ -186,7 +111,7 @@ class Loss:
 
 
 def loss_of(
-    config: KernelConfig, entry: Entry, history: History, table_us: float | None = None
+    config: KernelConfig, entry: Entry, history: SearchHistory, table_us: float | None = None
 ) -> Loss:
     """How a config's time compares; table_us is its time in the table, if it is a runner-up."""
     for stage in TIMED_STAGES:
@@ -204,7 +129,7 @@ def loss_of(
 
 
 def why_lost(
-    loss: Loss, entry: Entry, history: History, neighbours: tuple[KernelConfig, ...] | None
+    loss: Loss, entry: Entry, history: SearchHistory, neighbours: tuple[KernelConfig, ...] | None
 ) -> str:
     """Why a config was not chosen, in a few words.
 
@@ -237,7 +162,7 @@ def why_lost(
 
 
 def _why_tie_broken(
-    config: KernelConfig, entry: Entry, history: History, neighbours: tuple[KernelConfig, ...]
+    config: KernelConfig, entry: Entry, history: SearchHistory, neighbours: tuple[KernelConfig, ...]
 ) -> str:
     """Why the winner was preferred among equal estimates, by the rule of search/decide.py."""
     if history.fact(config, "spill_bytes") and not history.fact(entry.config, "spill_bytes"):
@@ -334,7 +259,7 @@ def _recorded(table: Table | None, entry: Entry | None, gpu: Gpu) -> Iterator[st
     yield from kernel_limits.occupancy(
         entry.registers, entry.shared_bytes, entry.config.block_warps, gpu
     )
-    yield from _losers(table, entry, History(()), ())
+    yield from _losers(table, entry, SearchHistory(()), ())
     yield "--compile says what limits each kernel, and names rivals of the log"
 
 
@@ -369,7 +294,7 @@ def _others(out: Path, table: Table, entry: Entry, whole: Anatomy, cache: Path) 
 def _losers(
     table: Table,
     entry: Entry,
-    history: History,
+    history: SearchHistory,
     others: Sequence[KernelConfig],
     compared: Callable[[KernelConfig], Iterable[str]] = lambda _: (),
 ) -> Iterator[str]:

@@ -22,8 +22,8 @@ from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.files import write_whole
 from flashgen.report import svg
 from flashgen.report.calibrate import Calibration, Pair, calibrations, pairs_of
-from flashgen.report.search_history import TimedConfig, Trace, Traces
 from flashgen.report.svg import Level, Mark
+from flashgen.search.history import Searches, SearchHistory, TimedConfig
 from flashgen.search.importance import fastest_share, importances
 from flashgen.spec.config import kernel_name
 from flashgen.spec.outcome import Outcome
@@ -61,7 +61,7 @@ class Search:
     number: int
     entry: Entry
     run: Run
-    trace: Trace
+    trace: SearchHistory
     chart: str
     tiles: Mapping[int, Mapping[int, Tile | None]]
 
@@ -111,7 +111,7 @@ def page(
     missing.
     """
     own = [outcome for outcome in outcomes if outcome.gpu == table.gpu.slug]
-    traces = Traces(own)
+    traces = Searches(own)
     searches = [_search(n, entry, table, traces) for n, entry in enumerate(table.entries, start=1)]
     try:
         shares = [importances(search.trace.times_us) for search in searches]
@@ -139,7 +139,7 @@ def page(
     )
 
 
-def _search(number: int, entry: Entry, table: Table, traces: Traces) -> Search:
+def _search(number: int, entry: Entry, table: Table, traces: Searches) -> Search:
     run = table.run_of(entry)
     trace = traces.of(entry, run)
     return Search(
@@ -152,7 +152,7 @@ def _search(number: int, entry: Entry, table: Table, traces: Traces) -> Search:
     )
 
 
-def _history(entry: Entry, trace: Trace) -> str:
+def _history(entry: Entry, trace: SearchHistory) -> str:
     """The chart of a search; "" if nothing about it is known."""
     if not trace.points:
         return ""
@@ -178,7 +178,7 @@ def _history_mark(number: int, point: TimedConfig, entry: Entry) -> Mark:
     return Mark(x=number, y=point.us, title=title, kind=kind, shape=shape)
 
 
-def _tiles(trace: Trace) -> dict[int, dict[int, Tile | None]]:
+def _tiles(trace: SearchHistory) -> dict[int, dict[int, Tile | None]]:
     """The heat map: for each br and bc that occur the best time, if the tile was timed."""
     times = trace.tiles_us
     best = min(times.values(), default=math.inf)

@@ -18,9 +18,10 @@ from flashgen.compile.sass import disassemble
 from flashgen.estimate import estimate
 from flashgen.estimate.sm import Usage
 from flashgen.report import explain
-from flashgen.report.explain import History, history_of, loss_of, rivals, why_lost
+from flashgen.report.explain import history_of, loss_of, rivals, why_lost
 from flashgen.report.kernel_limits import Anatomy, describe, dissect, limits, occupancy, shares
 from flashgen.runtime.selection import Ladder, Selection
+from flashgen.search.history import SearchHistory
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.outcome import Outcome, Status, Timing
@@ -215,7 +216,7 @@ def outcome(config: KernelConfig, us: float | None = None, **changes: Any) -> Ou
 
 
 def lost(config: KernelConfig, outcomes: Iterable[Outcome], of: Entry, neighbours: Any = ()) -> str:
-    history = History(outcomes)
+    history = SearchHistory(outcomes)
     return why_lost(loss_of(config, of, history), of, history, neighbours)
 
 
@@ -313,16 +314,16 @@ class TestRivals:
             outcome(replace(FA2, bc=128), stage="check", status=Status.WRONG),
             outcome(replace(FA2, bc=16), stage="compile"),
         ]
-        chosen = rivals(History(told), of)
+        chosen = rivals(SearchHistory(told), of)
         assert chosen == [timed[4], timed[3], timed[2], near, replace(FA2, bc=128)]
-        assert rivals(History(told[:7]), of) == timed[::-1]
-        assert rivals(History(told[7:]), of) == [near, replace(FA2, bc=128)]
-        assert History(told).tally() == "11 configs: 7 timed, 2 spills, 1 wrong, 1 not timed"
+        assert rivals(SearchHistory(told[:7]), of) == timed[::-1]
+        assert rivals(SearchHistory(told[7:]), of) == [near, replace(FA2, bc=128)]
+        assert SearchHistory(told).tally() == "11 configs: 7 timed, 2 spills, 1 wrong, 1 not timed"
 
     def test_a_wrong_kernel_is_no_rival_by_its_time(self) -> None:
         told = outcome(OTHERS[0], 10), outcome(OTHERS[0], stage="check", status=Status.WRONG)
-        assert rivals(History(told), entry()) == [OTHERS[0]]
-        assert History(told).tally() == "1 configs: 1 wrong"
+        assert rivals(SearchHistory(told), entry()) == [OTHERS[0]]
+        assert SearchHistory(told).tally() == "1 configs: 1 wrong"
 
     def test_history_holds_this_search_alone(self, tmp_path: Path) -> None:
         of = entry()

@@ -15,7 +15,7 @@ import pytest
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.report import html, svg
 from flashgen.report.html import page, write_report
-from flashgen.report.search_history import Trace, Traces
+from flashgen.search.history import Searches, SearchHistory
 from flashgen.search.importance import LEAST_CONFIGS, fastest_share, importances
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -402,8 +402,8 @@ def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None
 # ---------------------------------------------------------------- traces, importances, axes
 
 
-def trace(outcomes: list[Outcome], table: Table) -> Trace:
-    return Traces(outcomes).of(table.entries[0], table.runs[0])
+def trace(outcomes: list[Outcome], table: Table) -> SearchHistory:
+    return Searches(outcomes).of(table.entries[0], table.runs[0])
 
 
 def test_a_trace_is_of_its_own_search_alone() -> None:
