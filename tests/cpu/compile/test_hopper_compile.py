@@ -5,6 +5,7 @@ None of these kernels has run. A new ptxas may undo what is held here, and no ot
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from tests.compiled import compile_one, cubin_of
 from tests.makers import make_config, make_spec
 
 H200 = TARGETS["nvidia_h200"]
+Pair = tuple[AttentionSpec, KernelConfig]
 Build = Callable[[AttentionSpec, KernelConfig], tuple[Compiled, Listing]]
 
 
@@ -41,6 +43,7 @@ def hopper(
 
 @pytest.fixture(scope="module")
 def build() -> Build:
+    @functools.cache
     def built(spec: AttentionSpec, config: KernelConfig) -> tuple[Compiled, Listing]:
         compiled = compile_one(spec, config, "sm_90")
         return compiled, sass.disassemble(cubin_of(compiled))
@@ -71,13 +74,21 @@ EVERY_ONE = [
     (make_spec("bfloat16", 128, "causal"), hopper(128, 128, 2, "grouped")),
     *PERSISTENT,
 ]
+QUICK = [*SHOWN[1:3], *SHOWN[5:], *PERSISTENT[::2]]
+"""One of each head dim, with and without a diagonal, both ways to deal out tiles."""
+
+
+def sampled(pairs: Sequence[Pair]) -> list[Any]:
+    """Those that are not QUICK are slow: ptxas takes seconds for each."""
+    slow = pytest.mark.slow("make test compiles one of each head dim")
+    return [pytest.param(*pair, marks=() if pair in QUICK else slow) for pair in pairs]
 
 
 def name_of(value: object) -> str:
     return value.label if isinstance(value, KernelConfig) else getattr(value, "name", str(value))
 
 
-@pytest.mark.parametrize(("spec", "config"), EVERY_ONE, ids=name_of)
+@pytest.mark.parametrize(("spec", "config"), sampled(EVERY_ONE), ids=name_of)
 def test_the_schedule_survives_ptxas(
     build: Build, spec: AttentionSpec, config: KernelConfig
 ) -> None:
@@ -96,7 +107,7 @@ def test_the_schedule_survives_ptxas(
     assert overlap(compiled, config) >= HOPPER_OVERLAP
 
 
-@pytest.mark.parametrize(("spec", "config"), EVERY_ONE, ids=name_of)
+@pytest.mark.parametrize(("spec", "config"), sampled(EVERY_ONE), ids=name_of)
 def test_it_fits_an_sm(build: Build, spec: AttentionSpec, config: KernelConfig) -> None:
     compiled, listing = build(spec, config)
     assert compiled.num_warps == config.block_warps == 4 * (config.consumers + 1)
@@ -110,7 +121,7 @@ def test_it_fits_an_sm(build: Build, spec: AttentionSpec, config: KernelConfig) 
     assert config.consumers * computing + loading <= 512
 
 
-@pytest.mark.parametrize(("spec", "config"), EVERY_ONE, ids=name_of)
+@pytest.mark.parametrize(("spec", "config"), sampled(EVERY_ONE), ids=name_of)
 def test_the_barriers_of_the_machine_code(
     build: Build, spec: AttentionSpec, config: KernelConfig
 ) -> None:
@@ -140,7 +151,7 @@ def test_the_barriers_of_the_machine_code(
     assert len(_loads(ring)) == 2 * max(1, {96: 128}.get(spec.head_dim, spec.head_dim) // 64)
 
 
-@pytest.mark.parametrize(("spec", "config"), PERSISTENT, ids=name_of)
+@pytest.mark.parametrize(("spec", "config"), sampled(PERSISTENT), ids=name_of)
 def test_the_barriers_of_a_tile_of_o(
     build: Build, spec: AttentionSpec, config: KernelConfig
 ) -> None:

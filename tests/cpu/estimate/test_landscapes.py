@@ -98,6 +98,7 @@ class Kernels:
     def __init__(self) -> None:
         self._cubins: dict[Any, cubins.Cubin] = {}
         self._replays: dict[Any, Replay] = {}
+        self._estimates: dict[str, dict[tuple[int, ...], float]] = {}
 
     def replayed(self, of: Landscape, config: tuple[int, ...]) -> Replay:
         group = of.shape["heads"] // of.shape["kv_heads"]
@@ -113,8 +114,15 @@ class Kernels:
         return self._replays[known]
 
     def forget(self) -> None:
-        """Replays are to be made anew."""
+        """Replays and estimates are to be made anew."""
         self._replays.clear()
+        self._estimates.clear()
+
+    def estimates(self, of: Landscape) -> dict[tuple[int, ...], float]:
+        """estimated(), once a landscape."""
+        if of.id not in self._estimates:
+            self._estimates[of.id] = self.estimated(of)
+        return self._estimates[of.id]
 
     def estimated(self, of: Landscape) -> dict[tuple[int, ...], float]:
         found = {}
@@ -181,7 +189,7 @@ def faults(scores: dict[str, Score], which: str, fast: set[str]) -> list[str]:
 def judge(which: str, kernels: Kernels, shuffled: int | None = None) -> list[str]:
     scores, fast = {}, set()
     for of in landscapes(which):
-        estimates = kernels.estimated(of)
+        estimates = kernels.estimates(of)
         if shuffled is not None:
             times = list(estimates.values())
             random.Random(f"{shuffled} {of.id}").shuffle(times)
@@ -207,7 +215,7 @@ class TestBars:
         ratios = [
             of.times[config] / estimate
             for of in landscapes(which)
-            for config, estimate in kernels.estimated(of).items()
+            for config, estimate in kernels.estimates(of).items()
             if not of.kernel.get("page")
         ]
         low, high = BAND

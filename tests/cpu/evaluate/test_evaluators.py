@@ -404,7 +404,7 @@ def test_offline_for_real(slug: str, tmp_path: Path) -> None:
     """No stand-ins: two kernels compiled, interpreted and estimated, in children."""
     gpu = known_target(slug)
     configs = (make_config(64, 32), make_config(64, 64))
-    with OfflineEvaluator(gpu, tmp_path, 2) as evaluator:
+    with OfflineEvaluator(gpu, tmp_path, 1) as evaluator:
         run(evaluator, configs)
 
 
