@@ -1,1 +1,1 @@
-"""The text of a kernel and its launch: render, signature, launch."""
+"""Kernel text and launch: render, signature, launch."""

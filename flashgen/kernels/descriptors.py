@@ -1,7 +1,7 @@
-"""Descriptors: what a kernel that loads by the TMA unit is handed in place of a tensor.
+"""Descriptors: the arguments of kernels that load by the TMA unit, instead of tensors.
 
-What of a descriptor does not depend on where its tensor lies is made once a layout, and Triton's
-tests of it with that.
+The part of a descriptor that does not depend on its pointer is made once per layout, and so are
+Triton's checks of it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def describe(tensor: Tensor, rows: int, dim: int) -> Any:
 
 
 def describe_for_gluon(tensor: Tensor, rows: int, dim: int) -> Any:
-    """describe() for a Gluon kernel, which is told how a block lies in shared memory."""
+    """describe() for a Gluon kernel, which also needs the layout of a block in shared memory."""
     return _described(tensor, rows, dim, _gluon_descriptor)
 
 
@@ -56,8 +56,8 @@ _MOST_DESCRIBED = 1024
 
 
 def _described(tensor: Tensor, rows: int, dim: int, make: Callable[[Tensor, int, int], Any]) -> Any:
-    """A descriptor as `make` makes it. What does not depend on where the tensor lies is kept, and
-    Triton's tests of it are made once.
+    """A descriptor from `make`. The part that does not depend on the pointer is cached, and
+    Triton's checks of it run once.
     """
     layout = (make, tensor.shape, tensor.stride(), tensor.dtype, rows, dim)
     kept = _DESCRIBED.get(layout)

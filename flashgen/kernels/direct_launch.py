@@ -34,7 +34,7 @@ _UNKNOWN = object()
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """A compiled kernel as its launcher takes it."""
+    """A compiled kernel in the form that its launcher takes."""
 
     run: Callable[..., object]
     function: object
@@ -66,8 +66,8 @@ class Repeated:
             self.arguments[place] = None
 
     def stream(self) -> int | None:
-        """The current stream, to launch upon; None where the launch must be made anew, for another
-        device is current, or somebody listens.
+        """The current stream to launch on; None if the launch must be made by Triton, because
+        another device is current or a hook is active.
         """
         direct = self.direct
         driver = direct.driver.active
@@ -121,9 +121,9 @@ class Direct:
     def repeated(
         self, blocks: int, arguments: Sequence[Any], places: Sequence[int]
     ) -> Repeated | None:
-        """Launches of `blocks` programs with these arguments, those at `places` replaced each time
-        by others of the same class; None where no such kernel was launched before, or where Triton
-        must launch it.
+        """Launches of `blocks` programs with these arguments, where those at `places` are
+        replaced each time by others of the same class. None if no such kernel was launched
+        before, or if Triton must launch it.
         """
         if not self.undisturbed():
             return None
@@ -132,11 +132,11 @@ class Direct:
         return None if ready is None else Repeated(self, ready, device, blocks, arguments, places)
 
     def retire(self) -> None:
-        """Leave all further launches to Triton: another kernel takes this one's place."""
+        """Leave all further launches to Triton: another kernel replaces this one."""
         self._on = False
 
     def undisturbed(self) -> bool:
-        """Whether nobody has asked to see, or to change, what Triton does at a launch."""
+        """Whether no hook observes or changes what Triton does at a launch."""
         if not self._on:
             return False
         knobs = self._knobs
@@ -169,7 +169,7 @@ TESTED = (3, 6), (3, 9)
 
 
 def _is_known(kernel: Any) -> bool:
-    """Whether it is a kernel as Triton of a tested version makes them, and no interpreted one."""
+    """Whether it is a compiled kernel of a tested Triton version."""
     import triton
 
     numbers = re.match(r"(\d+)\.(\d+)", triton.__version__)

@@ -1,20 +1,18 @@
-"""The only file that touches Triton's interpreter, and what it repairs there: bfloat16, float8,
-and work done for nothing.
+"""Repairs Triton's interpreter: bfloat16, float8, and repeated work. No other module touches it.
 
-Triton 3.6 and 3.7.1 store a bfloat16 as its bit pattern in a uint16, and forget so in two places:
-`dot` multiplies the patterns as whole numbers, and float32 -> bfloat16 cuts the low bits off where
-the GPU rounds to nearest, ties to even. With both repaired a kernel's error is the one it has on a
-GPU.
+Triton 3.6 and 3.7.1 store a bfloat16 as its bit pattern in a uint16, and ignore that in two places:
+`dot` multiplies the patterns as integers, and float32 -> bfloat16 truncates where the GPU rounds to
+nearest, ties to even. With both repaired a kernel's error is the one it has on a GPU.
 
-A whole number cast to bfloat16 becomes a bit pattern, too. float32 -> float8_e4m3 loses numbers
-below 2^-6, for which steps stay as they are, and the pattern of NaN is read as 480. All are
-repaired; other conversions of float8_e4m3 are right, and there is no `dot` of it: it is widened.
+An integer cast to bfloat16 becomes a bit pattern, too. float32 -> float8_e4m3 loses numbers below
+2^-6, where the spacing of values is constant, and the pattern of NaN is read as 480. All are
+repaired. Other conversions of float8_e4m3 are right, and it needs no `dot`: it is widened.
 
 tf32 needs no repair: the kernels round their operands to tf32 themselves, and products of rounded
 operands are exact in float32.
 
-Two things that the interpreter does again and again are done once, or not at all (see _quicken):
-together they are a good third of a launch.
+Two repeated tasks of the interpreter are done once, or not at all (see _quicken): together they are
+a good third of a launch.
 """
 
 from __future__ import annotations
@@ -99,13 +97,13 @@ def _repair() -> None:
 
 
 def _quicken() -> None:
-    """Spare the interpreter what changes no result.
+    """Skip work of the interpreter that changes no result.
 
-    Triton 3.7.1 puts interpreted functions in place of those of triton.language at every launch and
-    again at every call of a device function, tl.sum's and tl.max's among them, each time looking
-    through all members of five modules and classes; here once, and they stay, since a process that
-    interprets compiles nothing. And of every sum and product of whole numbers it finds out in int64
-    whether it overflows, an answer that is asserted with options.debug alone, which is off.
+    Triton 3.7.1 replaces the functions of triton.language by interpreted ones at every launch and
+    again at every call of a device function, tl.sum's and tl.max's among them, each time searching
+    all members of five modules and classes. Here that happens once, and they stay, since a process
+    that interprets compiles nothing. For every sum and product of integers it also computes in
+    int64 whether it overflows, which is checked only with options.debug, which is off.
     """
     import dataclasses
     from types import SimpleNamespace

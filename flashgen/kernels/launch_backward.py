@@ -37,11 +37,11 @@ class Delta(KernelCall[Tensor]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Backward(KernelCall[tuple[Tensor, ...]]):
-    """What the backward kernels read: the forward's arguments and LSE, dO, and delta.
+    """The inputs of the backward kernels: the forward's arguments and LSE, dO, and delta.
 
     q (B, H, Sq, d), k (B, Hkv, Sk, d), v (B, Hkv, Sk, d_v), do (B, H, Sq, d_v) of one dtype, in any
-    strides with a contiguous last dimension (of do, any: see contiguous_rows); lse and delta
-    (B, H, Sq) float32.
+    strides with a contiguous last dimension (of do, any: see contiguous_rows); lse and delta (B, H,
+    Sq) float32.
 
     The result of backward_dkv is (dk, dv), of backward_dq (dq,), of backward_fused (dq, dk, dv):
     with the dtype and the memory layout of q, k and v. That of backward_dbias is (dbias,), of the

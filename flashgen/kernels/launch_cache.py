@@ -65,8 +65,8 @@ class Decode(KernelCall["Parts"]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Parts:
-    """What decode leaves. o (B, H, Sq, d_v) of q's dtype and lse (B, H, Sq): of one split, the
-    result. Of several, o (splits, B, H, Sq, d_v) and lse (splits, B, H, Sq), float32.
+    """The result of decode. For one split, o (B, H, Sq, d_v) of q's dtype and lse (B, H, Sq).
+    For several, o (splits, B, H, Sq, d_v) and lse (splits, B, H, Sq), float32.
     """
 
     o: Tensor
@@ -188,10 +188,10 @@ def combine_arguments(parts: Parts, o: Tensor, lse: Tensor) -> tuple[int, Argume
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rotation:
-    """Rotary embedding: cos and sin (positions, rotary_dim / 2), a row for each key that the cache
-    has room for, and the q (B, H, Sq, d) to rotate with the new keys.
+    """Rotary embedding: cos and sin (positions, rotary_dim / 2), a row for each key that fits the
+    cache, and the q (B, H, Sq, d) to rotate with the new keys.
 
-    q_step: 1 where query i is at place length + i; 0 where all are at place length.
+    q_step: 1 if query i is at position length + i; 0 if all are at position length.
     """
 
     q: Tensor

@@ -37,10 +37,10 @@ class Rendered:
 
 
 def render(spec: AttentionSpec, config: KernelConfig) -> Rendered:
-    """Render the kernel of (spec, config): a pure function of both and of the templates, which a
-    process takes for the same as long as it runs.
+    """Render the kernel of (spec, config): a pure function of both and of the templates, cached per
+    process.
 
-    Raises FlashgenError, naming the template, where it asks for what it was not given.
+    Raises FlashgenError, naming the template, if it uses an undefined name.
     """
     return _rendered(spec, config)
 

@@ -32,7 +32,7 @@ Repeated.stream() says so."""
 def forward(plan: Plan, call: Forward, o: Tensor, lse: Tensor) -> ForwardAgain | None:
     """Launches a plan again for calls like this one, which it launched with this O and LSE.
 
-    None where that is impossible: nothing was launched, tensors were copied, or Triton must launch.
+    None if that is impossible: nothing was launched, tensors were copied, or Triton must launch.
     """
     q, k, v = call.q, call.k, call.v
     if plan.config.schedule == "fa1" or plan.featured:

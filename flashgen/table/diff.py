@@ -1,12 +1,12 @@
-"""What changed between two tables of a GPU, as Markdown for a pull request; tables merged into one.
+"""What changed between two tables of a GPU, as Markdown for a pull request; and merging tables.
 
-Times compare only where they were found alike: of the same source, problem and protocol. Else both
-are shown, and no ratio.
+Times compare only with the same source, problem and protocol. Otherwise both are shown, without a
+ratio.
 
-THE RULE OF MERGING, for entries of one spec and bucket: the stronger source wins. Of the same
-source, where the times compare, the faster one: measured, only if its 80th percentile lies below
-the other's 20th, for the least of many noisy medians is no winner (percentiles stand in the
-evidence: without it no measured entry is faster). Else the entry of the later run.
+The rule of merging, for entries of one spec and bucket: the stronger source wins. Of the same
+source, if the times compare, the faster one wins; if measured, only if its 80th percentile lies
+below the other's 20th, because the least of many noisy medians is no winner. (Percentiles are in
+the evidence: without it no measured entry is faster.) Otherwise the entry of the later run wins.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Change:
 
     @property
     def kind(self) -> Kind:
-        """The heading it stands under."""
+        """The heading of the change."""
         if self.before is None:
             return "added"
         if self.after is None:
@@ -61,7 +61,7 @@ class Change:
 
     @property
     def entry(self) -> Entry:
-        """The entry after, or before where there is none after."""
+        """The entry after, or before if there is none after."""
         entry = self.after or self.before
         assert entry is not None  # a change has one of them
         return entry
@@ -83,9 +83,9 @@ class Diff:
 
 
 def diff(old: Table, new: Table) -> Diff:
-    """What differs. An entry found again with equal figures by another run does not.
+    """The differences. An entry found again with equal figures by another run is none.
 
-    Raises InvalidArgument where the tables are of different GPUs.
+    Raises InvalidArgument if the tables are of different GPUs.
     """
     _demand_one_gpu((old, new), "compared")
     changes, unchanged = [], 0
@@ -114,11 +114,12 @@ def diff(old: Table, new: Table) -> Diff:
 
 
 def merge(tables: Sequence[Table]) -> Table:
-    """One table of the entries of several, by THE RULE. The GPU's facts are those of the strongest
-    run, of several such ones the latest: a device that was read beats a list of targets.
+    """One table of the entries of several, by the rule above. The GPU's facts are those of the run
+    with the strongest source, of several the latest: a device that was read beats a list of
+    targets.
 
-    Raises InvalidArgument where there is no table, where they are of different GPUs, and for an
-    entry that these facts do not allow.
+    Raises InvalidArgument if there is no table, if they are of different GPUs, and for an entry
+    that these facts do not allow.
     """
     if not tables:
         raise InvalidArgument("tables must be one at least: got none")
@@ -139,12 +140,12 @@ def merge(tables: Sequence[Table]) -> Table:
 
 
 def _weight(run: Run) -> tuple[int, str]:
-    """By which of several runs the facts of the GPU are believed."""
+    """Sort key of runs: which run determines the facts of the GPU."""
     return STRENGTH[run.source], run.date
 
 
 def _with(table: Table, entry: Entry, run: Run) -> Table:
-    """The table with an entry of another one, if it wins over the one in place."""
+    """The table with an entry of another one, if it wins over the present one."""
     held = table.find(*entry.key)
     if held is not None and not _wins(entry, run, held, table.run_of(held)):
         return table
@@ -157,7 +158,7 @@ def _with(table: Table, entry: Entry, run: Run) -> Table:
 
 
 def _wins(entry: Entry, run: Run, held: Entry, held_run: Run) -> bool:
-    """THE RULE OF MERGING."""
+    """The rule of merging."""
     new, old = entry.result, held.result
     if STRENGTH[new.source] != STRENGTH[old.source]:
         return STRENGTH[new.source] > STRENGTH[old.source]
@@ -175,14 +176,14 @@ def _line(entry: Entry) -> Entry:
 
 
 def _compare(one: Entry, run: Run, other: Entry, other_run: Run) -> bool:
-    """Whether the two times were found alike."""
+    """Whether the two times compare."""
     alike = one.result.source == other.result.source and one.result.problem == other.result.problem
     timed = one.result.median_us is not None and other.result.median_us is not None
     return alike and timed and run.protocol == other_run.protocol
 
 
 def _faster(one: Entry, other: Entry) -> bool:
-    """Whether the first of two entries that compare is faster, if measured beyond the spread."""
+    """Whether the first of two comparable entries is faster, if measured beyond the spread."""
     if one.result.source == "measured":
         return (one.evidence.high_us or math.inf) < (other.evidence.low_us or 0.0)
     return (one.result.median_us or math.inf) < (other.result.median_us or math.inf)
@@ -199,7 +200,7 @@ def _demand_one_gpu(tables: Sequence[Table], what: str) -> None:
 
 
 def markdown(found: Diff) -> str:
-    """A Diff for people: what a pull request that changes the table should say."""
+    """A Diff as text for a pull request."""
     old, new = found.old.gpu, found.new.gpu
     total = len(found.changes) + found.unchanged
     lines = [f"### {_text(new.name)}: {len(found.changes)} of {total} entries differ", ""]
@@ -218,7 +219,7 @@ def markdown(found: Diff) -> str:
 
 
 def _verdict(found: Diff) -> list[str]:
-    """Faster by how much, and the worst: of the times that compare."""
+    """The speed-up and the worst case, over the times that compare."""
     compared = [change for change in found.changes if change.ratio is not None]
     if not compared:
         return ["No two times compare: of another source, problem or protocol.", ""]
@@ -237,7 +238,7 @@ _Column = tuple[str, Callable[[Change], str]]
 
 
 def _grid(changes: Sequence[Change]) -> list[str]:
-    """The changes under one heading as a table; columns in which nothing stands are left out."""
+    """The changes under one heading as a table, without empty columns."""
     columns: list[_Column] = [
         ("spec", lambda change: f"`{change.entry.spec.name}`"),
         ("seq_k", lambda change: str(change.entry.bucket)),
@@ -275,7 +276,7 @@ def _text_change(change: Change) -> str:
 
 
 def _runs(found: Diff) -> list[str]:
-    """Where the entries that differ come from."""
+    """The runs of the entries that differ."""
     names = [field.name for field in fields(Run)]
     rows = []
     for word, table, entries in (
@@ -305,5 +306,5 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _text(free: str) -> str:
-    """Text of a file within a line of Markdown: no markup, no new line, no new cell."""
+    """Text of a file for a line of Markdown: no markup, no new line, no new cell."""
     return re.sub(r"([\\`*_|<>\[\]#~])", r"\\\1", " ".join(free.split()))

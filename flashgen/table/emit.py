@@ -40,7 +40,7 @@ class _Rows:
 
 
 def tables_for(out: Path) -> dict[str, Table]:
-    """The tables that DIR/generated is made of, by slug: the shipped, or DIR's where it has one."""
+    """The tables of DIR/generated, by slug: the shipped ones, or those of DIR."""
     return load_folders(paths.shipped_configs_dir(), paths.table_file(out, "any").parent)
 
 
@@ -59,9 +59,9 @@ def plan(tables: Mapping[str, Table], *, defaults: bool = False) -> dict[Path, s
 def write(tables: Mapping[str, Table], out: Path, *, defaults: bool = False) -> list[Path]:
     """Make the folder `out` hold exactly the plan; returns the paths that changed, relative to it.
 
-    Files that are right are not touched. A file flashgen wrote and the plan lacks is deleted; what
-    else is there is left alone. Kernels are written before the table that names them, and deleted
-    after. Raises GeneratedError for a package of another project.
+    Files that are right are not touched. A file that flashgen wrote and the plan lacks is deleted;
+    other files stay. Kernels are written before the table that names them, and deleted after.
+    Raises GeneratedError for a package of another project.
     """
     refuse_foreign(out)
     files = plan(tables, defaults=defaults)
@@ -115,12 +115,14 @@ def demand_agreement(tables: Mapping[str, Table], out: Path, *, defaults: bool =
 
 
 def kernels_of(entry: Entry) -> tuple[KernelConfig, ...]:
-    """The configs an entry needs kernels of: its own and, if it is another, the pointer twin."""
+    """The configs for which an entry needs kernels: its own and, if it differs, the pointer
+    twin.
+    """
     return tuple(dict.fromkeys((entry.config, entry.config.pointer_twin())))
 
 
 def is_stale(entry: Entry) -> bool:
-    """Whether the kernel's text is no longer the one that was timed."""
+    """Whether the kernel's text has changed since it was timed."""
     return not render(entry.spec, entry.config).digest.startswith(entry.digest)
 
 
@@ -206,12 +208,12 @@ def _by_strength(source: str) -> tuple[int, str]:
 
 
 def _natural(config: KernelConfig) -> tuple[Any, ...]:
-    """Order of configs: numbers by size, then words."""
+    """Sort key of configs: numbers by size, then words."""
     return tuple(getattr(config, field.name) for field in fields(config))
 
 
 def _orphans(files: Mapping[Path, str], out: Path) -> list[Path]:
-    """What lies in the folder beside the plan, compiled Python and hidden files left out."""
+    """Files in the folder that are not in the plan, without compiled Python and hidden files."""
     found = (path.relative_to(out) for path in out.rglob("*") if path.is_file())
     return sorted(
         path
@@ -229,7 +231,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _text_of(path: Path) -> str | None:
-    """The text of a file as it lies there; None where there is none to read."""
+    """The text of a file; None if there is none to read."""
     try:
         return path.read_bytes().decode()
     except (OSError, UnicodeDecodeError):

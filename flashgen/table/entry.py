@@ -1,6 +1,6 @@
 """Entry: the config chosen for one spec and bucket, its Result, its EntryEvidence, its Run.
 
-The rows of a table as values, checked when they are made; table/table.py reads and writes them.
+The rows of a table as values, checked on construction; table/table.py reads and writes them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _check_positive(field: str, value: float | None) -> None:
 
 
 def _check_ran(config: KernelConfig, source: Source) -> None:
-    """What only a GPU proves is known to be right only where it was measured."""
+    """Schedules that only a GPU can check must be measured."""
     if config.needs_gpu and source != "measured":
         raise InvalidArgument(
             f"schedule {config.schedule} needs source measured, which only a GPU gives: "
@@ -48,7 +48,7 @@ def _check_digest(digest: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One tuning run that entries come from; what an offline run lacks (driver, clocks) is None.
+    """One tuning run of entries; fields that an offline run lacks (driver, clocks) are None.
 
     Texts are printable and on one line. Raises InvalidArgument.
     """
@@ -76,10 +76,10 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What the final round found. All times are microseconds; None means "was not timed".
+    """The result of the final round. All times are microseconds; None means not timed.
 
     default_us is the time of the default's tile with the spec's own head dims fixed, in the same
-    round. candidates is how many configs were evaluated, of so many legal ones. Raises
+    round. candidates is the number of evaluated configs, legal that of all legal ones. Raises
     InvalidArgument.
     """
 
@@ -102,13 +102,13 @@ class Result:
 
     @property
     def speedup(self) -> float | None:
-        """How many times faster than the default kernel; None where either was not timed."""
+        """How many times faster than the default kernel; None if either was not timed."""
         return self.default_us / self.median_us if self.default_us and self.median_us else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerUp:
-    """A config that came next: the first to try should the winner fail. Raises InvalidArgument."""
+    """A runner-up: the first config to try should the winner fail. Raises InvalidArgument."""
 
     config: KernelConfig
     source: Source
