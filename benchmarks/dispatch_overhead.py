@@ -28,7 +28,6 @@ but SDPA's, which computes; and CPU tensors go the way of a GPU's.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import platform
@@ -54,6 +53,8 @@ import flashgen.runtime.flash_attn as flash_attn
 from flashgen.kernels.direct_launch import Direct
 from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_forward import Forward, forward_arguments
+from flashgen.kernels.loader import load_text
+from flashgen.kernels.render import render
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.resolver import Resolver, key
 from flashgen.spec.attention import AttentionSpec
@@ -138,7 +139,7 @@ def costs() -> list[Cost]:
     torch.set_num_threads(1)
     q, k, v = tensors()
     served = dispatcher()
-    resolved = served.resolver.plain
+    resolved = served.resolver.launchers
     if key(q, v, True, "ieee") not in resolved:
         raise SystemExit("the spec was not resolved, so that there is no look-up to measure")
 
@@ -146,18 +147,18 @@ def costs() -> list[Cost]:
         return served.attention(q, k, v, causal=True)
 
     def as_new() -> object:
-        kinds.clear()
+        calls.clear()
         return call()
 
     def as_second() -> object:
-        kinds.young = dict.fromkeys(kinds.young)
+        calls.young = dict.fromkeys(calls.young)
         return call()
 
     rows = [cost("lookup", lambda: resolved.get(key(q, v, True, "ieee")))]
     rows += plain_launches(q, k, v)
     with mock.patch.dict(os.environ, {"FLASHGEN_DIRECT": "0"}):
         rows.append(cost("call by Triton", call))
-    kinds = served.repeats.kinds
+    calls = served.calls
     rows += [cost("new kind", as_new), cost("second call", as_second), cost("call", call)]
     rows.append(cost("torch SDPA", lambda: sdpa(q, k, v)))
     with torch.enable_grad():
@@ -195,8 +196,8 @@ def plain_launches(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[Co
     """The rows of one kernel alone, its arguments laid out before."""
     spec = default_spec(AttentionSpec(dtype="bfloat16", head_dim=64, head_dim_v=64, mask="none"))
     config = default_config(spec)
-    name = f"{spec.name}_{config.label}"
-    kernel = getattr(importlib.import_module(f"generated.kernels.{name}"), name)
+    rendered = render(spec, config)
+    kernel = load_text(rendered.source, rendered.name, rendered.digest)
     o, lse = torch.empty_like(q), torch.empty(SHAPE[:3], device=q.device)
     plan, call = bind(kernel, spec, config), Forward(q=q, k=k, v=v, scale=0.125, diagonal=None)
     arguments = plan.in_order(forward_arguments(plan, call, o, lse)[1])

@@ -261,8 +261,9 @@ class Passes:
             features=saved.features,
         )
         dq = dk = dv = dbias = None
-        if wanted.q and (wanted.k or wanted.v) and self._fuses(saved):
-            dq, dk, dv = self._kernel("backward_fused", saved)(backward)
+        fused = self._fused(saved) if wanted.q and (wanted.k or wanted.v) else None
+        if fused is not None:
+            dq, dk, dv = fused(backward)
         else:
             if wanted.k or wanted.v:
                 dk, dv = self._kernel("backward_dkv", saved)(backward)
@@ -284,8 +285,8 @@ class Passes:
             direction, saved.q, saved.k, saved.v, saved.call, saved.features
         )
 
-    def _fuses(self, saved: Saved) -> bool:
-        """Whether the fused kernel, which adds dQ up in any order, is allowed and faster."""
+    def _fused(self, saved: Saved) -> Launcher | None:
+        """The fused kernel, which sums dQ in any order, where that is allowed and faster."""
         if saved.call.deterministic or torch.are_deterministic_algorithms_enabled():
-            return False
-        return self._resolver.prefers_fused(saved.q, saved.k, saved.v, saved.call, saved.features)
+            return None
+        return self._resolver.fused(saved.q, saved.k, saved.v, saved.call, saved.features)

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgen import settings
 from flashgen.errors import InvalidArgument
 from flashgen.kernels.launch_cache import Combine, Decode
 from flashgen.reference import cache as reference_cache
 from flashgen.reference.cache import Cache
 from flashgen.runtime import torch_modes
 from flashgen.runtime.call import check_plain, check_tensors
-from flashgen.runtime.call_cache import DecodeRepeats
+from flashgen.runtime.call_cache import CallCache, Options, decode_key, holds, keep_decode
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Ladder, Selection
@@ -95,10 +94,21 @@ class Beside:
 class Decoder:
     """Serves decode() from the kernels that a resolver finds."""
 
-    def __init__(self, resolver: Resolver) -> None:
+    def __init__(self, resolver: Resolver, calls: CallCache) -> None:
         self._resolver = resolver
-        self.repeats = DecodeRepeats()
-        self._found: dict[tuple[object, ...], tuple[Launcher, Launcher, int]] = {}
+        self._calls = calls
+
+    def again(self, tensors: tuple[Tensor, ...], options: Options) -> tuple[Tensor, Tensor] | None:
+        """O and LSE by the bound launch of a call of q, k, v, lengths and, for pages, the block
+        table; None, with nothing launched, where there is none, or a torch mode is on.
+        """
+        if torch_modes.special(tensors[0]):
+            return None
+        bound = self._calls.find(decode_key(tensors, options))
+        if bound is None or (torch.is_grad_enabled() and any(x.requires_grad for x in tensors[:3])):
+            return None
+        found: tuple[Tensor, Tensor] | None = bound(*tensors)
+        return found
 
     def decode(
         self,
@@ -134,10 +144,11 @@ class Decoder:
         )  # fmt: skip
         parts = decode(call)
         result = (parts.o, parts.lse) if parts.whole else combine(Combine(parts=parts, q=q))
-        if beside.plain and splits is None:
-            options = (causal, scale, precision)
-            launchers = (decode, combine)
-            self.repeats.keep((q, k, v, *beside.where), options, call, launchers, (parts, result))
+        if beside.plain and splits is None and holds(causal, scale):
+            tensors, launchers = (q, k, v, *beside.where), (decode, combine)
+            key = decode_key(tensors, (causal, scale, precision))  # type: ignore[arg-type]
+            if key is not None:
+                keep_decode(self._calls, key, tensors, call, launchers, (parts, result))
         return result
 
     def ladder(self, spec: AttentionSpec, q: Tensor, cache: Cache) -> Ladder:
@@ -150,18 +161,22 @@ class Decoder:
     def _launchers(
         self, spec: AttentionSpec, q: Tensor, cache: Cache
     ) -> tuple[Launcher, Launcher, int]:
-        rows = q.shape[1] // max(1, cache.k.shape[1]) * q.shape[2]
-        wanted: tuple[object, ...] = (spec, q.device, bucket_of(cache.capacity))
-        wanted += (rows_together(rows), *settings.serving())
-        found = self._found.get(wanted)
-        if found is None:
-            resolver, merging = self._resolver, spec.for_direction("combine")
-            decode = Launcher(resolver.package, self.ladder(spec, q, cache).rungs)
-            resolver.say(spec, decode.selection, cache.capacity, q.device)
-            combine = Launcher(resolver.package, resolver.ladder(merging, 1, q.device).rungs)
-            found = decode, combine, resolver.served_as(q.device)[1].sms
-            self._found[wanted] = found
-        return found
+        """The launchers of decode and combine, and the SMs of the device."""
+        resolver, device, capacity = self._resolver, q.device, cache.capacity
+        merging = spec.for_direction("combine")
+        rows = rows_together(q.shape[1] // max(1, cache.k.shape[1]) * q.shape[2])
+
+        def make() -> Launcher:
+            launcher = Launcher(resolver.package, self.ladder(spec, q, cache).rungs)
+            resolver.say(spec, launcher.selection, capacity, device)
+            return launcher
+
+        def make_combine() -> Launcher:
+            return Launcher(resolver.package, resolver.ladder(merging, 1, device).rungs)
+
+        decode = resolver.kept(spec, device, (bucket_of(capacity), rows), make)
+        combine = resolver.kept(merging, device, None, make_combine)
+        return decode, combine, resolver.served_as(device)[1].sms
 
 
 def spec_of(

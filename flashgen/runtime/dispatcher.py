@@ -1,33 +1,31 @@
 """Dispatcher: attention() for tensors, on the kernels of one generated package.
 
-A spec is resolved once per device and bucket into a launcher; later calls find it with one
-dictionary look-up. Nothing is ever timed here, so two ranks with one table choose alike.
+A call is found by its key, or resolved. There are two caches: of bound launches, by shapes,
+strides, options and alignment (runtime/call_cache.py), and of launchers, by device, spec and bucket
+(runtime/resolver.py). Nothing is timed here, so two ranks with one table choose alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
-from flashgen.kernels.launch_forward import Forward
-from flashgen.runtime import autograd, cpu, torch_modes
+from flashgen.runtime import torch_modes
 from flashgen.runtime.autograd import Passes
-from flashgen.runtime.call import Call, Causal, agree, check_plain, check_tensors, scale_of
-from flashgen.runtime.call_cache import Repeats
+from flashgen.runtime.call import Call, Causal
+from flashgen.runtime.call_cache import CallCache, attention_key
 from flashgen.runtime.choice import Choice
 from flashgen.runtime.decode import Beside, Decoder
 from flashgen.runtime.explanation import Explanation, digest, explain, explain_decode
 from flashgen.runtime.general_path import Asked, Featured
 from flashgen.runtime.kv_cache import Appender
-from flashgen.runtime.resolver import Resolver, addressable, key
+from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Served
 from flashgen.spec.block_mask import BlockMask
-from flashgen.spec.features import PLAIN, Features, Given, Window, limits_of
-from flashgen.spec.from_call import diagonal_of
+from flashgen.spec.features import NOTHING_GIVEN, Features, Given, Window, limits_of
 from flashgen.spec.vocabulary import Direction
 
 
@@ -43,11 +41,10 @@ class Dispatcher:
     ) -> None:
         self.served = Served(archs=archs, choices=choices)
         self.resolver = Resolver(package, self.served)
-        self._launchers = self.resolver.plain
         self.passes = Passes(self.resolver)
-        self.featured = Featured(package, self.resolver, self.passes)
-        self.repeats = Repeats()
-        self.decoder = Decoder(self.resolver)
+        self.calls = CallCache()
+        self.featured = Featured(package, self.resolver, self.passes, self.calls)
+        self.decoder = Decoder(self.resolver, self.calls)
         self.appender = Appender(self.resolver)
 
     @overload
@@ -119,50 +116,28 @@ class Dispatcher:
         """
         if window is not None or softcap is not None:
             window, softcap = limits_of(window, softcap, causal=causal is not False)
+        given, key, bound = NOTHING_GIVEN, None, None
         if (
             bias is not None or alibi_slopes is not None or dropout_p != 0.0
             or window is not None or softcap is not None or sinks is not None
             or chunk is not None or chunk_start is not None or block_mask is not None
-            or torch_modes.special(q)
         ):  # fmt: skip
-            asked = Asked(
-                causal=causal, scale=scale, deterministic=deterministic, precision=precision,
-                given=Given(
-                    bias=bias, alibi_slopes=alibi_slopes, dropout_p=dropout_p, window=window,
-                    softcap=softcap, sinks=sinks, chunk=chunk, chunk_start=chunk_start,
-                    block_mask=block_mask,
-                ),
+            given = Given(
+                bias=bias, alibi_slopes=alibi_slopes, dropout_p=dropout_p, window=window,
+                softcap=softcap, sinks=sinks, chunk=chunk, chunk_start=chunk_start,
+                block_mask=block_mask,
             )  # fmt: skip
-            o, lse = self.featured.attention(q, k, v, asked)
-            return (o, lse) if return_lse else o
-        again = self.repeats.find(q, k, v, causal, scale, precision)
-        if again is not None and (found := again(q, k, v, deterministic)) is not None:
-            return found if return_lse else found[0]
-        launcher = None
-        if isinstance(precision, str) and agree(q, k, v):
-            launcher = self._launchers.get(key(q, v, causal is not False, precision))
-        if launcher is None:
-            check_tensors(q=q, k=k, v=v)
-            check_plain(k=k, v=v)
-            launcher = self.resolver.forward(q, k, v, causal, precision)
-        number = scale_of(scale, q.shape[3])
-        diagonal = diagonal_of(causal, q.shape[2], k.shape[2])
-        call = Call(causal=causal, scale=number, precision=precision, deterministic=deterministic)
-        if launcher is None:
-            o, maybe = cpu.attention(q, k, v, call, return_lse=return_lse)
-            return o if maybe is None else (o, maybe)
-        addressed = addressable(q) and addressable(k) and addressable(v)
-        if not addressed:
-            q, k, v = self.resolver.all_addressed(q, k, v)
-        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            o, lse = autograd.attention(self.passes, call, q, k, v, PLAIN)
-        else:
-            o, lse = launcher(Forward(q=q, k=k, v=v, scale=number, diagonal=diagonal))
-        if addressed and again is None:
-            lasting = call if deterministic else replace(call, deterministic=True)
-            options = (causal, scale, precision)
-            self.repeats.keep(launcher, self.passes, lasting, (q, k, v, o, lse), options)
-        return (o, lse) if return_lse else o
+        elif not torch_modes.special(q):
+            key = attention_key(q, k, v, causal, scale, precision)
+            bound = self.calls.find(key)
+            if bound is not None and (found := bound(q, k, v, deterministic)) is not None:
+                return found if return_lse else found[0]  # type: ignore[no-any-return]
+        asked = Asked(
+            causal=causal, scale=scale, given=given, deterministic=deterministic,
+            precision=precision, return_lse=return_lse,
+        )  # fmt: skip
+        o, lse = self.featured.attention(q, k, v, asked, key if bound is None else None)
+        return o if lse is None or not return_lse else (o, lse)
 
     @overload
     def decode(
@@ -251,7 +226,7 @@ class Dispatcher:
             or chunk is not None or chunk_start is not None
         ):  # fmt: skip
             where = (lengths,) if block_table is None else (lengths, block_table)
-            found = self.decoder.repeats.run((q, k, v, *where), (causal, scale, precision))
+            found = self.decoder.again((q, k, v, *where), (causal, scale, precision))
             if found is not None:
                 return found if return_lse else found[0]
         o, lse = self.decoder.decode(

@@ -20,7 +20,6 @@ from flashgen.runtime.resolver import Resolver, key
 from flashgen.runtime.selection import Selection, Served
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import kernel_name
-from flashgen.spec.features import PLAIN
 from flashgen.spec.from_call import check_scale, from_tensors
 from flashgen.spec.vocabulary import Direction
 
@@ -77,9 +76,8 @@ def explain(
     if resolver.left_to_torch(q.device):
         return Explanation(spec=spec, selection=None, skipped=(), hint=None)
     found = resolver.ladder(spec, problem.seq_k, q.device)
-    resolved: Launcher | None = None
-    if direction == "forward" and features is PLAIN:
-        resolved = resolver.plain.get(key(q, v, call.causal is not False, call.precision))
+    wanted = key(q, v, call.causal is not False, call.precision, direction, features)
+    resolved = resolver.launchers.get(wanted)
     first, config = (resolved or Launcher(resolver.package, found.rungs)).serves(q, k, v)
     command = resolver.tune_command(spec, problem.seq_k, q.device)
     return Explanation(

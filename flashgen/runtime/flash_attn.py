@@ -342,7 +342,7 @@ def flash_attn_with_kvcache(
         or window is not None or cap is not None
     ):  # fmt: skip
         where = (lengths,) if block_table is None else (lengths, block_table)
-        found = decoder.repeats.run((queries, keys, values, *where), (bool(causal), scale, "ieee"))
+        found = decoder.again((queries, keys, values, *where), (bool(causal), scale, "ieee"))
     o, lse = found or decoder.decode(
         queries, keys, values,
         Beside(

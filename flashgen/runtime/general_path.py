@@ -1,4 +1,4 @@
-"""attention() with features, under autocast, transformed or traced: all but the plain call."""
+"""Resolves calls of attention(): with features, under autocast, transformed, traced, or plain."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
+from flashgen.kernels.launch_forward import Forward
 from flashgen.runtime import autograd, cpu, operators, torch_modes
 from flashgen.runtime.autograd import Passes
 from flashgen.runtime.call import (
@@ -20,7 +21,8 @@ from flashgen.runtime.call import (
     refuse_scale_gradient,
     scale_of,
 )
-from flashgen.runtime.resolver import Resolver
+from flashgen.runtime.call_cache import CallCache, Key, holds, keep_attention
+from flashgen.runtime.resolver import Resolver, addressable
 from flashgen.spec.features import (
     NOTHING_GIVEN,
     PLAIN,
@@ -42,6 +44,7 @@ class Asked:
     given: Given = NOTHING_GIVEN
     deterministic: bool = True
     precision: str = "ieee"
+    return_lse: bool = True
 
     def call(self, q: Tensor) -> Call:
         """The options. Raises InvalidArgument for an invalid scale."""
@@ -58,44 +61,75 @@ class Asked:
 
 
 class Featured:
-    """Serves such calls by the kernels that a resolver finds."""
+    """Resolves calls of attention() that the cache of bound launches does not hold."""
 
-    def __init__(self, package: str, resolver: Resolver, passes: Passes) -> None:
+    def __init__(self, package: str, resolver: Resolver, passes: Passes, calls: CallCache) -> None:
         self._package = package
         self._resolver = resolver
         self._passes = passes
+        self._calls = calls
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, asked: Asked) -> tuple[Tensor, Tensor]:
-        """O and LSE, as Dispatcher.attention describes them."""
-        check_tensors(q=q, k=k, v=v)
-        given, beside, slopes = asked.given, asked.given.tensors, asked.given.alibi_slopes
-        check_tensors(**beside)
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, asked: Asked, key: Key | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """O and LSE, as Dispatcher.attention describes them. key: where to keep the launch, of a
+        call without features and torch modes. LSE may be None unless asked.return_lse.
+        """
+        if key is not None and agree(q, k, v):  # plain tensors that fit together
+            call, features = asked.call(q), PLAIN
+            launcher = self._resolver.find(q, v, call, PLAIN)
+        else:
+            check_tensors(q=q, k=k, v=v)
+            if torch_modes.autocasts():
+                q, k, v = torch_modes.autocast(q), torch_modes.autocast(k), torch_modes.autocast(v)
+            rng = self._drawn(q, k, v, asked)
+            if torch_modes.traced(q):
+                return self._traced(q, k, v, asked, rng)
+            check_plain(k=k, v=v, **asked.given.tensors)
+            call, features, launcher = asked.call(q), asked.features(rng), None
+        if launcher is None:
+            self.check(q, k, v, call, features)
+            if self._resolver.left_to_torch(q.device):
+                return cpu.attention(q, k, v, call, features=features, return_lse=asked.return_lse)
+            launcher = self._resolver.launcher("forward", q, k, v, call, features)
+        at_hand = addressable(q) and addressable(k) and addressable(v)
+        if not at_hand:
+            q, k, v = self._resolver.all_addressed(q, k, v)
+        forward = Forward(
+            q=q, k=k, v=v, scale=call.scale, diagonal=call.diagonal(q, k), features=features
+        )
+        if self._differentiates(q, k, v, features):
+            o, lse = autograd.attention(self._passes, call, q, k, v, features)
+        else:
+            o, lse = launcher(forward)
+        if key is not None and at_hand and holds(asked.causal, asked.scale):
+            keep_attention(self._calls, key, launcher, self._passes, call, (forward, o, lse))
+        return o, lse
+
+    def _drawn(self, q: Tensor, k: Tensor, v: Tensor, asked: Asked) -> Tensor | None:
+        """The seed and offset of dropout. Raises for what no path of torch can take."""
+        given = asked.given
+        check_tensors(**given.tensors)
+        slopes = given.alibi_slopes
         if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
             raise InvalidArgument("alibi_slopes have no gradient: detach them")
         refuse_scale_gradient(asked.scale)
-        if torch_modes.autocasts():
-            q, k, v = torch_modes.autocast(q), torch_modes.autocast(k), torch_modes.autocast(v)
         rng = torch_modes.draw_rng(given.dropout_p, q.device)
         if not torch.compiler.is_compiling():
             torch_modes.refuse_tangents(q, k, v, given.bias, given.sinks)
         if given.block_mask is not None:
             check_block_mask(given.block_mask, traced=torch_modes.traced(q))
-        if torch_modes.traced(q):
-            return self._traced(q, k, v, asked, rng)
-        check_plain(k=k, v=v, **beside)
-        call, features = asked.call(q), asked.features(rng)
-        self.check(q, k, v, call, features)
-        if self._resolver.left_to_torch(q.device):
-            o, maybe = cpu.attention(q, k, v, call, features=features, return_lse=True)
-            assert maybe is not None
-            return o, maybe
-        differentiated = torch.is_grad_enabled() and any(
-            x is not None and x.requires_grad for x in (q, k, v, features.bias, features.sinks)
-        )
-        if differentiated or torch_modes.transformed():
-            q, k, v = self._resolver.all_addressed(q, k, v)
-            return autograd.attention(self._passes, call, q, k, v, features)
-        return self._passes.forward(q, k, v, call, features)
+        return rng
+
+    def _differentiates(self, q: Tensor, k: Tensor, v: Tensor, features: Features) -> bool:
+        """Whether autograd records the call, or a transform of torch.func runs it."""
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            return True
+        if features is not PLAIN and torch.is_grad_enabled():
+            others = (features.bias, features.sinks)
+            if any(x is not None and x.requires_grad for x in others):
+                return True
+        return torch_modes.transformed()
 
     def _traced(
         self, q: Tensor, k: Tensor, v: Tensor, asked: Asked, rng: Tensor | None
@@ -110,8 +144,8 @@ class Featured:
         return o, lse
 
     def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features) -> None:
-        """Raise InvalidArgument, naming the argument, unless kernels support this call."""
-        if not agree(q, k, v) or not self._resolver.knows(q, v, call, features):
+        """Raise InvalidArgument, naming the argument, unless kernels can be asked this."""
+        if not agree(q, k, v) or self._resolver.find(q, v, call, features) is None:
             from_tensors(q, k, v, causal=call.causal, precision=call.precision, features=features)
         elif features is not PLAIN:
             check_features(features, q, k)

@@ -12,7 +12,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flashgen import settings
 from flashgen.errors import InvalidArgument
 from flashgen.kernels.launch_cache import Append, Rotation
 from flashgen.reference import cache as reference_cache
@@ -31,7 +30,6 @@ class Appender:
 
     def __init__(self, resolver: Resolver) -> None:
         self._resolver = resolver
-        self._found: dict[tuple[object, ...], Launcher] = {}
 
     def append(self, call: Append, rotary: Rotary) -> Tensor | None:
         """Write a checked call's keys and values, and return its q rotated."""
@@ -49,11 +47,11 @@ class Appender:
             indexed=call.cache.rows is not None,
             **kv_fields(call.cache),
         )
-        wanted = (spec, device, *settings.serving())
-        launcher = self._found.get(wanted)
-        if launcher is None:
-            ladder = self._resolver.ladder(spec, 1, device)
-            launcher = self._found[wanted] = Launcher(self._resolver.package, ladder.rungs)
+
+        def make() -> Launcher:
+            return Launcher(self._resolver.package, self._resolver.ladder(spec, 1, device).rungs)
+
+        launcher = self._resolver.kept(spec, device, None, make)
         addressed = self._resolver.addressed
         rotation = call.rotation
         if rotation is not None:

@@ -7,6 +7,7 @@ table choose alike.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -39,33 +40,29 @@ _QUIET = ("backward_delta", "backward_dbias")
 """Directions too cheap to advise on."""
 
 
+Key = tuple[object, ...]
+
+
 class Resolver:
     """Finds launchers for the kernels of one generated package."""
 
     def __init__(self, package: str, served: Served) -> None:
         self.package = package
         self.served = served
-        self.plain: dict[tuple[object, ...], Launcher] = {}
-        """Forward launchers without features, by key(): what the hot path looks into."""
-        self._others: dict[tuple[object, ...], Launcher] = {}
-        self._fused: dict[tuple[object, ...], bool] = {}
+        self.launchers: dict[Key, Launcher | None] = {}
+        """The cache of launchers by device, spec and bucket. None: the fused backward is slower."""
         self._gpus: dict[torch.device, Gpu] = {}
         self._said: set[tuple[object, ...]] = set()
         self.advises = True
         """Whether it is said where a kernel comes from, and what would improve it."""
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, causal: bool | str, precision: str
-    ) -> Launcher | None:
-        """The launcher of a forward without features that is not cached yet; None if torch
-        serves. Raises InvalidArgument for tensors that no kernel supports.
-        """
-        spec, problem = from_tensors(q, k, v, causal=causal, precision=precision)
-        if self.left_to_torch(q.device):
-            return None
-        launcher = self._resolve(spec, problem.seq_k, q.device)
-        self.plain[key(q, v, spec.causal, precision)] = launcher
-        return launcher
+    def find(self, q: Tensor, v: Tensor, call: Call, features: Features) -> Launcher | None:
+        """The launcher of a forward, if its spec was resolved before."""
+        if not isinstance(call.precision, str):
+            return None  # it fits no key
+        return self.launchers.get(
+            key(q, v, call.causal is not False, call.precision, features=features)
+        )
 
     def launcher(
         self,
@@ -77,48 +74,61 @@ class Resolver:
         features: Features,
     ) -> Launcher:
         """The launcher of any direction and features, for tensors on a GPU or interpreted."""
-        if direction == "forward" and features is PLAIN:  # those that attention() finds
-            found = self.plain.get(key(q, v, call.causal is not False, call.precision))
-            found = found or self.forward(q, k, v, call.causal, call.precision)
-            assert found is not None  # torch serves no tensor that comes here
-            return found
-        wanted = (direction, *key_of(features), *_key_of(q, v, call, features))
-        found = self._others.get(wanted)
+        wanted = key(q, v, call.causal is not False, call.precision, direction, features)
+        found = self.launchers.get(wanted)
         if found is None:
-            spec, problem = from_tensors(
-                q, k, v, causal=call.causal, precision=call.precision, features=features
+            spec, seq_k = self._spec_of(q, k, v, call, features)
+            found = self.launchers[wanted] = self.resolve(
+                spec.for_direction(direction), seq_k, q.device
             )
-            spec = spec.for_direction(direction)
-            found = self._resolve(spec, problem.seq_k, q.device)
-            self._others[wanted] = found
         return found
 
-    def knows(self, q: Tensor, v: Tensor, call: Call, features: Features) -> bool:
-        """Whether such a forward was resolved before, so its spec is valid."""
-        if not isinstance(call.precision, str):
-            return False  # and no key
-        if features is PLAIN:
-            return key(q, v, call.causal is not False, call.precision) in self.plain
-        wanted = ("forward", *key_of(features), *_key_of(q, v, call, features))
-        return wanted in self._others
-
-    def prefers_fused(
+    def fused(
         self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features
-    ) -> bool:
-        """Whether the tables have the fused backward as faster than the two kernels it replaces."""
-        wanted = (*key_of(features), *_key_of(q, v, call, features))
-        if wanted not in self._fused:
-            spec, problem = from_tensors(
-                q, k, v, causal=call.causal, precision=call.precision, features=features
-            )
+    ) -> Launcher | None:
+        """The launcher of the fused backward, where the tables have it faster than the two kernels
+        that it replaces.
+        """
+        wanted = key(q, v, call.causal is not False, call.precision, "backward_fused", features)
+        if wanted not in self.launchers:
+            spec, seq_k = self._spec_of(q, k, v, call, features)
             fused, dkv, dq = (
-                self.ladder(spec.for_direction(direction), problem.seq_k, q.device).rungs[0]
+                self.ladder(spec.for_direction(direction), seq_k, q.device).rungs[0]
                 for direction in ("backward_fused", "backward_dkv", "backward_dq")
             )
-            self._fused[wanted] = prefers_fused(fused, dkv, dq)
-        return self._fused[wanted]
+            self.launchers[wanted] = None
+            if prefers_fused(fused, dkv, dq):
+                self.launchers[wanted] = self.resolve(
+                    spec.for_direction("backward_fused"), seq_k, q.device
+                )
+        return self.launchers[wanted]
 
-    def _resolve(self, spec: AttentionSpec, seq_k: int, device: torch.device) -> Launcher:
+    def _spec_of(
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features
+    ) -> tuple[AttentionSpec, int]:
+        spec, problem = from_tensors(
+            q, k, v, causal=call.causal, precision=call.precision, features=features
+        )
+        return spec, problem.seq_k
+
+    def kept(
+        self,
+        spec: AttentionSpec,
+        device: torch.device,
+        size: object,
+        make: Callable[[], Launcher],
+    ) -> Launcher:
+        """The launcher of a spec of a cache on a device; `make` makes it once. size: what else it
+        depends on, such as the bucket.
+        """
+        wanted = (spec, device, size, *settings.serving())
+        found = self.launchers.get(wanted)
+        if found is None:
+            found = self.launchers[wanted] = make()
+        return found
+
+    def resolve(self, spec: AttentionSpec, seq_k: int, device: torch.device) -> Launcher:
+        """A new launcher of the ladder of a spec."""
         launcher = Launcher(self.package, self.ladder(spec, seq_k, device).rungs)
         self.say(spec, launcher.selection, seq_k, device)
         return launcher
@@ -198,16 +208,24 @@ def addressable(x: Tensor) -> bool:
     return strides[3] == 1 and strides[2] < (1 << 31) // 256 and not x.is_neg()
 
 
-def key(q: Tensor, v: Tensor, causal: bool, precision: str) -> tuple[object, ...]:
-    """Cache key of a launcher. The bucket index is the number of bounds at or below seq_k."""
+def key(
+    q: Tensor,
+    v: Tensor,
+    causal: bool,
+    precision: str,
+    direction: Direction = "forward",
+    features: Features = PLAIN,
+) -> Key:
+    """Cache key of a launcher: its device, its spec, and its bucket as the number of bounds at or
+    below seq_k. Packed sequences have the bucket of the longest.
+    """
     seq_k = v.shape[2]
     bucket = (seq_k >= _LOW) + (seq_k >= _MIDDLE) + (seq_k >= _HIGH)
-    return (
-        q.device, q.dtype, q.shape[3], v.shape[3], causal, bucket, precision, *settings.serving(),
+    found = (
+        direction, q.device, q.dtype, q.shape[3], v.shape[3], causal, bucket, precision,
+        *settings.serving(),
     )  # fmt: skip
-
-
-def _key_of(q: Tensor, v: Tensor, call: Call, features: Features) -> tuple[object, ...]:
-    found = key(q, v, call.causal is not False, call.precision)
-    # The length of packed sequences is that of the longest.
-    return found if (packed := features.sequences) is None else (*found, bucket_of(packed.max_k))
+    if features is PLAIN:
+        return found
+    packed = features.sequences
+    return (*found, *key_of(features), None if packed is None else bucket_of(packed.max_k))

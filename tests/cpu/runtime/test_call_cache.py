@@ -16,7 +16,7 @@ import flashgen.runtime.flash_attn as flash_attn
 from flashgen.errors import InvalidArgument, NotDifferentiable
 from flashgen.kernels.plan import Plan
 from flashgen.runtime import Dispatcher, call_cache
-from flashgen.runtime.call_cache import Kinds
+from flashgen.runtime.call_cache import CallCache
 from flashgen.runtime.resolver import key
 from flashgen.spec.features import PLAIN
 from tests.launches import Written, dispatcher, served
@@ -234,7 +234,7 @@ def met(own: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     def repeated(*_: Any) -> None:
         raise AssertionError("a call was repeated")
 
-    monkeypatch.setattr(call_cache.Again, "__call__", repeated)
+    monkeypatch.setattr(call_cache.BoundAttention, "__call__", repeated)
     with pytest.raises(AssertionError, match="repeated"):
         own.attention(*qkv, causal=True)
     return qkv
@@ -384,7 +384,7 @@ def test_outputs_that_are_not_aligned_are_launched_anew(
         given.append(empty(shape, strides, **kind))
         return moved(given[-1]) if len(given) == place + 1 else given[-1]
 
-    own.repeats.kinds.clear()
+    own.calls.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty_strided", unaligned)
         by_launch(driver, own, call, 2)
@@ -400,7 +400,7 @@ def test_a_kernel_that_lost_its_place_is_not_launched_again(
     q, k, v = tensors()
     call = attention([q, k, v], causal=True)
     (first, *_), _ = by_launch(driver, own, call, 3)
-    launcher = own.resolver.plain[key(q, v, True, "ieee")]
+    launcher = own.resolver.launchers[key(q, v, True, "ieee")]
     steps = launcher._aligned
     config = steps.config
     while steps.config == config:  # the same may serve two buckets
@@ -471,17 +471,17 @@ def test_a_view_of_negatives_is_made_plain(
 
 
 def test_what_is_kept_is_bounded_and_what_is_used_stays() -> None:
-    kinds: Kinds[int] = Kinds(most=4)
-    assert not kinds.meet(("used",))
-    assert kinds.meet(("used",))
+    kinds = CallCache(most=4)
+    assert not kinds.occurred(("used",))
+    assert kinds.occurred(("used",))
     kinds.keep(("used",), 7)
     for i in range(100):
-        assert not kinds.meet((i,))
+        assert not kinds.occurred((i,))
         assert len(kinds) <= 8
-        assert kinds.get(("used",)) == 7
-        assert kinds.get((i,)) is None
-    assert kinds.meet((99,))
-    assert not kinds.meet((1,))
+        assert kinds.find(("used",)) == 7
+        assert kinds.find((i,)) is None
+    assert kinds.occurred((99,))
+    assert not kinds.occurred((1,))
     for i in range(100, 110):
-        kinds.meet((i,))
-    assert kinds.get(("used",)) is None
+        kinds.occurred((i,))
+    assert kinds.find(("used",)) is None
