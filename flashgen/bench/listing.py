@@ -10,7 +10,7 @@ from flashgen.bench.race import Line
 from flashgen.bench.record import Measured
 
 PEERS = ("SDPA flash", "SDPA cuDNN", "SDPA")
-"""Torch's own fastest: what the goal is told in."""
+"""Torch's own fastest: the goal is relative to it."""
 
 LONG = 4096
 """Keys from which the goal holds."""

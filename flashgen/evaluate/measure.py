@@ -16,7 +16,7 @@ PROTOCOL 2
   within a pass, where the clock was the same for all.
 - A clock that changes in the middle spoils a measurement: where times change for good by more than
   JUMP, it is Unsteady. What the clock was at the end is kept with every figure, so that those of a
-  run can be held against each other.
+  run can be compared.
 - A figure above the peak of the GPU is refused: it says that the kernel did not do the work.
 """
 
@@ -49,8 +49,8 @@ LEAST_SIDE = 3
 """Fewer samples in a row are no clock that has changed: another program may have come between."""
 
 PLACES = 20
-"""Where a jump is looked for, at most; a side that has a few samples of the other is told all the
-same, within ASIDE."""
+"""Where a jump is looked for, at most; it is found even if a side has a few samples of the other,
+within ASIDE."""
 
 
 class Stopwatch(Protocol):

@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape
 WIDTH = 340
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 12, 34
 SHAPES = ("circle", "square", "triangle", "diamond", "cross", "plus")
-"""Marks that are told apart without colour."""
+"""Marks that differ without colour."""
 
 Scale = Callable[[float], float]
 

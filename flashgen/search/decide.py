@@ -54,7 +54,7 @@ SMALLEST_EFFECT = 0.005
 """The share of its time by which a challenger must be faster, at least. Chosen, not measured."""
 
 LEAST_P = 1e-6
-"""Smaller ones are told as this: so far out neither noise nor the test is what it is taken for."""
+"""Lower bound of p values: further out neither noise nor the test follows its assumptions."""
 
 
 def choose(finals: Sequence[Outcome], held: Sequence[Outcome]) -> Outcome | None:

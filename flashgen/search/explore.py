@@ -8,9 +8,9 @@ says are best go on, as trials. In full:
     within half of it, and then a batch at a time.
   - Of a larger space, the seeds and then what tables chose for neighbours are compiled, and then
     measured. After that a sampler proposes, and LOOK_AHEAD times as many are compiled as are
-    measured, in rounds of a batch: the best of all that wait. It is told of all before each round:
-    the measured time; where one waits, its estimate, scaled as measured times were to theirs; where
-    it failed, that.
+    measured, in rounds of a batch: the best of all that wait. Before each round it
+    learns about all: the measured time; for one that waits, its estimate, scaled by the ratio of
+    measured times to theirs; for a failure, that it failed.
   - The promising go first. The postponed go last, if trials and time are left.
   - A config that cannot win any more is not measured, unless `exhaustive` was asked for by name.
   - Incumbent, default and seeds are measured whatever is estimated of them.

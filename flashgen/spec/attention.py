@@ -33,7 +33,7 @@ class AttentionSpec:
     head_dim is the last dimension of Q and K, head_dim_v that of V and O. precision says how
     float32 operands are multiplied (16-bit ones have one way, "ieee"). dropout, bias, alibi,
     window, softcap and sink are the features of spec/features.py, each a kernel of its own; how
-    wide the window is and where the cap lies, a kernel is told when it runs. varlen: sequences of
+    wide the window is and the value of the cap are run-time arguments. varlen: sequences of
     several lengths are packed one behind the other, as spec/packed.py says. block_mask: tiles are
     those that a block mask lists, as spec/block_mask.py says. paged: the cache that decode, or a
     forward with varlen, reads, or append writes, lies in pages; rotary: append rotates new keys,

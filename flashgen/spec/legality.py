@@ -190,7 +190,7 @@ def _head_dims(spec: AttentionSpec, config: KernelConfig) -> str | None:
         return "head_dims padded goes with pointer loads: a default must take any tensor"
     if config.schedule == "fa1":
         return (
-            "head_dims padded goes with schedules that are told the true head dims: "
+            "head_dims padded needs a schedule that takes the true head dims: "
             f"got {config.schedule}"
         )
     return None

@@ -1,6 +1,6 @@
 """The rules of a spec: which kinds of attention there are no kernels for, whatever the config.
 
-why_no_spec is all of them, in the order in which they are told; each is a function of one subject.
+why_no_spec applies all of them in order; each is a function of one subject.
 """
 
 from __future__ import annotations

@@ -103,8 +103,8 @@ def check(tables: Mapping[str, Table], out: Path, *, defaults: bool = False) -> 
                 f"or configs/*.yaml instead, and run flashgen generate"
             )
     for path in _orphans(files, out):
-        mend = "run flashgen generate" if _is_ours(out / path) else "move it elsewhere"
-        problems.append(f"{out / path} is orphaned, no table asks for it: {mend}")
+        remedy = "run flashgen generate" if _is_ours(out / path) else "move it elsewhere"
+        problems.append(f"{out / path} is orphaned, no table names it: {remedy}")
     return problems
 
 

@@ -57,7 +57,7 @@ class Nodes:
             return root
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
-            self.fail(mark, f"this is not YAML: {error.problem}; mend it or restore it from git")
+            self.fail(mark, f"this is not YAML: {error.problem}; correct it or restore it from git")
         except yaml.YAMLError as error:
             self.fail(None, f"this is not YAML: {_flat(error)}; restore it from git")
         finally:
@@ -162,10 +162,10 @@ class Nodes:
             if node.tag != f"{_TAG}bool" or node.value not in ("true", "false"):
                 self.fail(node.start_mark, f"{name} must be true or false: got {_shown(node)}")
             return node.value == "true"
-        tags, pattern, mend = _SCALARS[kind]
+        tags, pattern, remedy = _SCALARS[kind]
         text = str(node.value)
         if node.tag not in tags or not re.fullmatch(pattern, text) or not text.isprintable():
-            self.fail(node.start_mark, f"{name} must be {mend}: got {_shown(node)}")
+            self.fail(node.start_mark, f"{name} must be {remedy}: got {_shown(node)}")
         return kind(node.value)
 
 

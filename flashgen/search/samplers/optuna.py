@@ -30,8 +30,8 @@ POPULATION = 12
 """Points of one generation of the genetic sampler."""
 
 BY_PLACE: tuple[Sampler, ...] = ("gp", "cmaes")
-"""Samplers that are given the places of ordered values. They do not learn from what is told as
-pruned, so a failure is told as the worst value so far."""
+"""Samplers that get the ranks of ordered values. They do not learn from pruned trials, so a
+failure is reported as the worst value so far."""
 
 NEEDED = {"gp": ("scipy", "torch"), "cmaes": ("cmaes",)}
 """Packages that Optuna imports for a sampler, beside its own."""

@@ -449,16 +449,16 @@ class Storage:
     def _refused(self, reason: str, url: URL) -> str:
         """The error message for a database that cannot be opened."""
         if url.get_backend_name() == "sqlite":
-            mend = "name a file in a folder that is there and can be written"
+            remedy = "name a file in a folder that is there and can be written"
         elif "password" in reason:
-            mend = f"set PGPASSWORD or ~/.pgpass to the password of {url.username}"
+            remedy = f"set PGPASSWORD or ~/.pgpass to the password of {url.username}"
         elif "database" in reason and "does not exist" in reason:
-            mend = f"create it (createdb {url.database}), or correct the name in --storage"
+            remedy = f"create it (createdb {url.database}), or correct the name in --storage"
         elif "permission denied" in reason:
-            mend = f"give {url.username} a database of its own, or the right to make tables in it"
+            remedy = f"give {url.username} a database of its own, or the right to make tables in it"
         else:
-            mend = "see that it runs, and that host, port, user and database are right"
-        return f"the storage {self.shown} cannot be used ({reason}): {mend}"
+            remedy = "see that it runs, and that host, port, user and database are right"
+        return f"the storage {self.shown} cannot be used ({reason}): {remedy}"
 
     def _foreign(self) -> str:
         """The error message for tables that another Optuna version made."""
