@@ -386,7 +386,7 @@ def test_nobody_is_judged_soon_after_the_storage_was_away(
     sqlite: str, opened: Open, monkeypatch: pytest.MonkeyPatch, noticed_by: str
 ) -> None:
     """For then nobody could show that it lives."""
-    first, second = opened(sqlite), opened(sqlite)
+    first, second = opened(sqlite), opened(sqlite, pace=replace(PACE, patience_s=60.0))
     storage, trial = second._storage, second._roster._trial
     assert trial is not None
     failures = [StorageInternalError("away")]

@@ -140,7 +140,7 @@ class Fleet:
         if not self.pid:
             self._be_one(folder, do)
         files = [folder / f"worker {index}" for index in range(len(do.split(",")))]
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not all(file.exists() and file.read_text() for file in files):
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -148,7 +148,7 @@ class Fleet:
 
     def _be_one(self, folder: Path, do: str) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        fleet.LEAVE_S = 1.0
+        fleet.LEAVE_S = 1.0 if "hang" in do else 300.0
         status = 1
         try:
             run(folder, do)
@@ -160,7 +160,7 @@ class Fleet:
     def wait(self) -> int:
         """Its exit code; then no worker is left, or will be in a moment."""
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while any(runs(pid) for pid in self.workers):
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,16 +99,20 @@ def test_what_one_found_out_the_other_does_not_evaluate(worker: Worker) -> None:
 
 @dataclass
 class Slow(FakeEvaluator):
-    """Takes 20 ms a config, so that the other gets something to do."""
+    """Waits for the other with its first three configs, so that both get something to do."""
+
+    both: threading.Barrier = field(default_factory=lambda: threading.Barrier(2))
 
     def outcome(self, *asked: Any) -> Outcome:
-        time.sleep(0.02)
+        if len(self.asked) <= 3:
+            self.both.wait(timeout=300)
         return super().outcome(*asked)
 
 
 @pytest.mark.parametrize("stage", ["compile", "timed"])
 def test_two_that_ask_at_the_same_time_share_the_work(worker: Worker, stage: Stage) -> None:
-    inner = [Slow(us=searches.landscape, gpu=searches.GPU) for _ in range(2)]
+    both = threading.Barrier(2)
+    inner = [Slow(us=searches.landscape, gpu=searches.GPU, both=both) for _ in range(2)]
     workers = [worker(each) for each in inner]
     with ThreadPoolExecutor() as threads:
         got = list(threads.map(lambda evaluator: ask(evaluator, stage), workers))
