@@ -87,8 +87,10 @@ def code_of(rendered: Rendered, job: Job, cache: Path) -> dict[str, str]:
     """A kernel's machine code, as a digest of it, and its resources."""
     import triton
 
+    # The text says neither its types nor its warps: spec and config do.
     anonymous = rendered.source.replace(rendered.name, "kernel").split("\n", HEADER_LINES)[-1]
-    key = hashlib.sha256(f"{anonymous}{job.arch}{triton.__version__}".encode()).hexdigest()
+    parts = anonymous, job.spec, job.config, job.arch, triton.__version__
+    key = hashlib.sha256(repr(parts).encode()).hexdigest()
     path = cache / f"{key}.json"
     if path.is_file():
         kept: dict[str, str] = json.loads(path.read_text())

@@ -420,46 +420,26 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "fwd_bf16_d64",
             estimated(
-                1, "br128_bc64_w4_s3_fa2_pointer", 49152, 255, 369.51, digest="sha256:65c20695ab4e"
+                1, "br128_bc64_w4_s3_fa2_ptr", 49152, 255, 369.51, digest="sha256:65c20695ab4e"
             ),
             estimated(
-                1024,
-                "br128_bc64_w4_s3_fa2_pointer",
-                49152,
-                255,
-                1285.0,
-                digest="sha256:65c20695ab4e",
+                1024, "br128_bc64_w4_s3_fa2_ptr", 49152, 255, 1285.0, digest="sha256:65c20695ab4e"
             ),
             estimated(
-                4096,
-                "br128_bc64_w4_s3_fa2_pointer",
-                49152,
-                255,
-                4947.0,
-                digest="sha256:65c20695ab4e",
+                4096, "br128_bc64_w4_s3_fa2_ptr", 49152, 255, 4947.0, digest="sha256:65c20695ab4e"
             ),
             estimated(
-                16384,
-                "br128_bc64_w4_s3_fa2_pointer",
-                49152,
-                255,
-                9829.7,
-                digest="sha256:65c20695ab4e",
+                16384, "br128_bc64_w4_s3_fa2_ptr", 49152, 255, 9829.7, digest="sha256:65c20695ab4e"
             ),
         ),
         *serve(
             "fwd_bf16_d64_causal",
             estimated(
-                1,
-                "br128_bc64_w4_s3_fa2_pointer_longest_first",
-                49152,
-                255,
-                277.22,
-                digest="sha256:7d1ca501e752",
+                1, "br128_bc64_w4_s3_fa2_ptr_lpt", 49152, 255, 277.22, digest="sha256:7d1ca501e752"
             ),
             estimated(
                 1024,
-                "br128_bc64_w4_s3_fa2_pointer_longest_first",
+                "br128_bc64_w4_s3_fa2_ptr_lpt",
                 49152,
                 255,
                 761.34,
@@ -467,7 +447,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w4_s3_fa2_pointer_longest_first",
+                "br128_bc64_w4_s3_fa2_ptr_lpt",
                 49152,
                 255,
                 2711.1,
@@ -475,7 +455,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w4_s3_fa2_pointer_longest_first",
+                "br128_bc64_w4_s3_fa2_ptr_lpt",
                 49152,
                 255,
                 5245.9,
@@ -485,27 +465,17 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "fwd_bf16_d96",
             estimated(
-                1, "br128_bc32_w4_s3_fa2_pointer", 65536, 255, 516.14, digest="sha256:e86e29d6dc9d"
+                1, "br128_bc32_w4_s3_fa2_ptr", 65536, 255, 516.14, digest="sha256:e86e29d6dc9d"
             ),
             estimated(
-                1024,
-                "br128_bc32_w4_s3_fa2_pointer",
-                65536,
-                255,
-                1905.3,
-                digest="sha256:e86e29d6dc9d",
+                1024, "br128_bc32_w4_s3_fa2_ptr", 65536, 255, 1905.3, digest="sha256:e86e29d6dc9d"
             ),
             estimated(
-                4096,
-                "br128_bc32_w4_s3_fa2_pointer",
-                65536,
-                255,
-                7462.0,
-                digest="sha256:e86e29d6dc9d",
+                4096, "br128_bc32_w4_s3_fa2_ptr", 65536, 255, 7462.0, digest="sha256:e86e29d6dc9d"
             ),
             estimated(
                 16384,
-                "br128_bc32_w4_s3_fa2_pointer",
+                "br128_bc32_w4_s3_fa2_ptr",
                 65536,
                 255,
                 14870.9,
@@ -515,16 +485,11 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "fwd_bf16_d96_causal",
             estimated(
-                1,
-                "br128_bc32_w4_s3_fa2_pointer_longest_first",
-                65536,
-                255,
-                343.29,
-                digest="sha256:364350c235aa",
+                1, "br128_bc32_w4_s3_fa2_ptr_lpt", 65536, 255, 343.29, digest="sha256:364350c235aa"
             ),
             estimated(
                 1024,
-                "br128_bc32_w4_s3_fa2_pointer_longest_first",
+                "br128_bc32_w4_s3_fa2_ptr_lpt",
                 65536,
                 255,
                 1020.6,
@@ -532,7 +497,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc32_w4_s3_fa2_pointer_longest_first",
+                "br128_bc32_w4_s3_fa2_ptr_lpt",
                 65536,
                 255,
                 3699.2,
@@ -540,7 +505,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc32_w4_s3_fa2_pointer_longest_first",
+                "br128_bc32_w4_s3_fa2_ptr_lpt",
                 65536,
                 255,
                 7293.5,
@@ -550,27 +515,17 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "fwd_bf16_d128",
             estimated(
-                1, "br128_bc32_w4_s4_fa2_pointer", 81920, 255, 374.91, digest="sha256:73d739dfd534"
+                1, "br128_bc32_w4_s4_fa2_ptr", 81920, 255, 374.91, digest="sha256:73d739dfd534"
             ),
             estimated(
-                1024,
-                "br128_bc32_w4_s4_fa2_pointer",
-                81920,
-                255,
-                1373.3,
-                digest="sha256:73d739dfd534",
+                1024, "br128_bc32_w4_s4_fa2_ptr", 81920, 255, 1373.3, digest="sha256:73d739dfd534"
             ),
             estimated(
-                4096,
-                "br128_bc32_w4_s4_fa2_pointer",
-                81920,
-                255,
-                5366.7,
-                digest="sha256:73d739dfd534",
+                4096, "br128_bc32_w4_s4_fa2_ptr", 81920, 255, 5366.7, digest="sha256:73d739dfd534"
             ),
             estimated(
                 16384,
-                "br128_bc32_w4_s4_fa2_pointer",
+                "br128_bc32_w4_s4_fa2_ptr",
                 81920,
                 255,
                 10691.2,
@@ -581,7 +536,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             "fwd_bf16_d128_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s3_s_ahead_pointer_longest_first",
+                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
                 98304,
                 255,
                 247.21,
@@ -589,7 +544,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_pointer_longest_first",
+                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
                 98304,
                 255,
                 798.71,
@@ -597,7 +552,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_pointer_longest_first",
+                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
                 98304,
                 255,
                 2959.8,
@@ -605,7 +560,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_pointer_longest_first",
+                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
                 98304,
                 255,
                 5750.1,
@@ -615,38 +570,23 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "fwd_bf16_d192",
             estimated(
-                1, "br64_bc32_w4_s2_fa2_pointer", 69632, 255, 798.89, digest="sha256:37a9fdf17b35"
+                1, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, 798.89, digest="sha256:37a9fdf17b35"
             ),
             estimated(
-                1024,
-                "br64_bc32_w4_s2_fa2_pointer",
-                69632,
-                255,
-                3036.2,
-                digest="sha256:37a9fdf17b35",
+                1024, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, 3036.2, digest="sha256:37a9fdf17b35"
             ),
             estimated(
-                4096,
-                "br64_bc32_w4_s2_fa2_pointer",
-                69632,
-                255,
-                11985.3,
-                digest="sha256:37a9fdf17b35",
+                4096, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, 11985.3, digest="sha256:37a9fdf17b35"
             ),
             estimated(
-                16384,
-                "br64_bc32_w4_s2_fa2_pointer",
-                69632,
-                255,
-                23917.4,
-                digest="sha256:37a9fdf17b35",
+                16384, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, 23917.4, digest="sha256:37a9fdf17b35"
             ),
         ),
         *serve(
             "fwd_bf16_d192_causal",
             estimated(
                 1,
-                "br32_bc64_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
                 151552,
                 255,
                 535.05,
@@ -654,7 +594,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br32_bc64_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
                 151552,
                 255,
                 1737.4,
@@ -662,7 +602,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc64_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
                 151552,
                 255,
                 6470.4,
@@ -670,7 +610,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc64_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
                 151552,
                 255,
                 12800.1,
@@ -680,16 +620,11 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "fwd_bf16_d256",
             estimated(
-                1,
-                "br32_bc64_w4_s3_s_ahead_pointer",
-                151552,
-                255,
-                645.12,
-                digest="sha256:a55a00bc3cb7",
+                1, "br32_bc64_w4_s3_s_ahead_ptr", 151552, 255, 645.12, digest="sha256:a55a00bc3cb7"
             ),
             estimated(
                 1024,
-                "br32_bc64_w4_s3_s_ahead_pointer",
+                "br32_bc64_w4_s3_s_ahead_ptr",
                 151552,
                 255,
                 2427.7,
@@ -697,7 +632,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc64_w4_s3_s_ahead_pointer",
+                "br32_bc64_w4_s3_s_ahead_ptr",
                 151552,
                 255,
                 9558.1,
@@ -705,7 +640,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc64_w4_s3_s_ahead_pointer",
+                "br32_bc64_w4_s3_s_ahead_ptr",
                 151552,
                 255,
                 19065.4,
@@ -716,7 +651,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             "fwd_bf16_d256_causal",
             estimated(
                 1,
-                "br32_bc64_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
                 151552,
                 255,
                 409.75,
@@ -724,7 +659,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br32_bc64_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
                 151552,
                 255,
                 1307.4,
@@ -732,7 +667,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc64_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
                 151552,
                 255,
                 4828.2,
@@ -740,7 +675,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc64_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
                 151552,
                 255,
                 9540.3,
@@ -750,46 +685,26 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "fwd_fp16_d64",
             estimated(
-                1, "br128_bc64_w4_s3_fa2_pointer", 49152, 255, 369.51, digest="sha256:337ca8faaa52"
+                1, "br128_bc64_w4_s3_fa2_ptr", 49152, 255, 369.51, digest="sha256:337ca8faaa52"
             ),
             estimated(
-                1024,
-                "br128_bc64_w4_s3_fa2_pointer",
-                49152,
-                255,
-                1285.0,
-                digest="sha256:337ca8faaa52",
+                1024, "br128_bc64_w4_s3_fa2_ptr", 49152, 255, 1285.0, digest="sha256:337ca8faaa52"
             ),
             estimated(
-                4096,
-                "br128_bc64_w4_s3_fa2_pointer",
-                49152,
-                255,
-                4947.0,
-                digest="sha256:337ca8faaa52",
+                4096, "br128_bc64_w4_s3_fa2_ptr", 49152, 255, 4947.0, digest="sha256:337ca8faaa52"
             ),
             estimated(
-                16384,
-                "br128_bc64_w4_s3_fa2_pointer",
-                49152,
-                255,
-                9829.7,
-                digest="sha256:337ca8faaa52",
+                16384, "br128_bc64_w4_s3_fa2_ptr", 49152, 255, 9829.7, digest="sha256:337ca8faaa52"
             ),
         ),
         *serve(
             "fwd_fp16_d64_causal",
             estimated(
-                1,
-                "br128_bc64_w4_s3_fa2_pointer_longest_first",
-                49152,
-                255,
-                277.22,
-                digest="sha256:1e1ab75bdd3a",
+                1, "br128_bc64_w4_s3_fa2_ptr_lpt", 49152, 255, 277.22, digest="sha256:1e1ab75bdd3a"
             ),
             estimated(
                 1024,
-                "br128_bc64_w4_s3_fa2_pointer_longest_first",
+                "br128_bc64_w4_s3_fa2_ptr_lpt",
                 49152,
                 255,
                 761.34,
@@ -797,7 +712,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w4_s3_fa2_pointer_longest_first",
+                "br128_bc64_w4_s3_fa2_ptr_lpt",
                 49152,
                 255,
                 2711.1,
@@ -805,7 +720,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w4_s3_fa2_pointer_longest_first",
+                "br128_bc64_w4_s3_fa2_ptr_lpt",
                 49152,
                 255,
                 5245.9,
@@ -815,27 +730,17 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "fwd_fp16_d96",
             estimated(
-                1, "br128_bc32_w4_s3_fa2_pointer", 65536, 255, 516.14, digest="sha256:7a037934eff8"
+                1, "br128_bc32_w4_s3_fa2_ptr", 65536, 255, 516.14, digest="sha256:7a037934eff8"
             ),
             estimated(
-                1024,
-                "br128_bc32_w4_s3_fa2_pointer",
-                65536,
-                255,
-                1905.3,
-                digest="sha256:7a037934eff8",
+                1024, "br128_bc32_w4_s3_fa2_ptr", 65536, 255, 1905.3, digest="sha256:7a037934eff8"
             ),
             estimated(
-                4096,
-                "br128_bc32_w4_s3_fa2_pointer",
-                65536,
-                255,
-                7462.0,
-                digest="sha256:7a037934eff8",
+                4096, "br128_bc32_w4_s3_fa2_ptr", 65536, 255, 7462.0, digest="sha256:7a037934eff8"
             ),
             estimated(
                 16384,
-                "br128_bc32_w4_s3_fa2_pointer",
+                "br128_bc32_w4_s3_fa2_ptr",
                 65536,
                 255,
                 14870.9,
@@ -845,16 +750,11 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "fwd_fp16_d96_causal",
             estimated(
-                1,
-                "br128_bc32_w4_s3_fa2_pointer_longest_first",
-                65536,
-                255,
-                343.29,
-                digest="sha256:9ec532b79438",
+                1, "br128_bc32_w4_s3_fa2_ptr_lpt", 65536, 255, 343.29, digest="sha256:9ec532b79438"
             ),
             estimated(
                 1024,
-                "br128_bc32_w4_s3_fa2_pointer_longest_first",
+                "br128_bc32_w4_s3_fa2_ptr_lpt",
                 65536,
                 255,
                 1020.6,
@@ -862,7 +762,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc32_w4_s3_fa2_pointer_longest_first",
+                "br128_bc32_w4_s3_fa2_ptr_lpt",
                 65536,
                 255,
                 3699.2,
@@ -870,7 +770,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc32_w4_s3_fa2_pointer_longest_first",
+                "br128_bc32_w4_s3_fa2_ptr_lpt",
                 65536,
                 255,
                 7293.5,
@@ -880,32 +780,22 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "fwd_fp16_d128",
             estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_pointer",
-                98304,
-                255,
-                365.9,
-                digest="sha256:744514c3809e",
+                1, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 365.9, digest="sha256:744514c3809e"
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_pointer",
+                "br128_bc64_w8_s3_s_ahead_ptr",
                 98304,
                 255,
                 1429.9,
                 digest="sha256:744514c3809e",
             ),
             estimated(
-                4096,
-                "br128_bc32_w4_s4_fa2_pointer",
-                81920,
-                255,
-                5366.7,
-                digest="sha256:19370c525783",
+                4096, "br128_bc32_w4_s4_fa2_ptr", 81920, 255, 5366.7, digest="sha256:19370c525783"
             ),
             estimated(
                 16384,
-                "br128_bc32_w4_s4_fa2_pointer",
+                "br128_bc32_w4_s4_fa2_ptr",
                 81920,
                 255,
                 10691.2,
@@ -916,7 +806,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             "fwd_fp16_d128_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s3_s_ahead_pointer_longest_first",
+                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
                 98304,
                 255,
                 247.21,
@@ -924,7 +814,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_pointer_longest_first",
+                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
                 98304,
                 255,
                 798.71,
@@ -932,7 +822,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_pointer_longest_first",
+                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
                 98304,
                 255,
                 2959.8,
@@ -940,7 +830,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_pointer_longest_first",
+                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
                 98304,
                 255,
                 5750.1,
@@ -950,38 +840,23 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "fwd_fp16_d192",
             estimated(
-                1, "br64_bc32_w4_s2_fa2_pointer", 69632, 255, 798.89, digest="sha256:ce62f4889cea"
+                1, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, 798.89, digest="sha256:ce62f4889cea"
             ),
             estimated(
-                1024,
-                "br64_bc32_w4_s2_fa2_pointer",
-                69632,
-                255,
-                3036.2,
-                digest="sha256:ce62f4889cea",
+                1024, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, 3036.2, digest="sha256:ce62f4889cea"
             ),
             estimated(
-                4096,
-                "br64_bc32_w4_s2_fa2_pointer",
-                69632,
-                255,
-                11985.3,
-                digest="sha256:ce62f4889cea",
+                4096, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, 11985.3, digest="sha256:ce62f4889cea"
             ),
             estimated(
-                16384,
-                "br64_bc32_w4_s2_fa2_pointer",
-                69632,
-                255,
-                23917.4,
-                digest="sha256:ce62f4889cea",
+                16384, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, 23917.4, digest="sha256:ce62f4889cea"
             ),
         ),
         *serve(
             "fwd_fp16_d192_causal",
             estimated(
                 1,
-                "br32_bc64_w4_s1_s_ahead_pointer_longest_first",
+                "br32_bc64_w4_s1_s_ahead_ptr_lpt",
                 53248,
                 255,
                 504.64,
@@ -989,7 +864,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br32_bc64_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
                 151552,
                 255,
                 1737.4,
@@ -997,7 +872,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc64_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
                 151552,
                 255,
                 6470.4,
@@ -1005,7 +880,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc64_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
                 151552,
                 255,
                 12800.1,
@@ -1015,16 +890,11 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "fwd_fp16_d256",
             estimated(
-                1,
-                "br32_bc64_w4_s3_s_ahead_pointer",
-                151552,
-                255,
-                645.12,
-                digest="sha256:c5bd8fa42752",
+                1, "br32_bc64_w4_s3_s_ahead_ptr", 151552, 255, 645.12, digest="sha256:c5bd8fa42752"
             ),
             estimated(
                 1024,
-                "br32_bc64_w4_s3_s_ahead_pointer",
+                "br32_bc64_w4_s3_s_ahead_ptr",
                 151552,
                 255,
                 2427.7,
@@ -1032,7 +902,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc64_w4_s3_s_ahead_pointer",
+                "br32_bc64_w4_s3_s_ahead_ptr",
                 151552,
                 255,
                 9558.1,
@@ -1040,7 +910,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc64_w4_s3_s_ahead_pointer",
+                "br32_bc64_w4_s3_s_ahead_ptr",
                 151552,
                 255,
                 19065.4,
@@ -1051,7 +921,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             "fwd_fp16_d256_causal",
             estimated(
                 1,
-                "br32_bc64_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
                 151552,
                 255,
                 409.75,
@@ -1059,7 +929,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br32_bc64_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
                 151552,
                 255,
                 1307.4,
@@ -1067,7 +937,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc64_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
                 151552,
                 255,
                 4828.2,
@@ -1075,7 +945,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc64_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
                 151552,
                 255,
                 9540.3,
@@ -1084,98 +954,148 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         ),
         *serve(
             "bwd_delta_bf16_d64",
-            estimated(1, "br64_bc16_w8_s1_fa2_pointer", 256, 32, 69.854),
-            estimated(1024, "br64_bc16_w8_s1_fa2_pointer", 256, 32, 69.854),
-            estimated(4096, "br64_bc16_w8_s1_fa2_pointer", 256, 32, 69.854),
-            estimated(16384, "br64_bc16_w8_s1_fa2_pointer", 256, 32, 69.854),
+            estimated(1, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 69.854, digest="sha256:9a9a5cfb793d"),
+            estimated(
+                1024, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 69.854, digest="sha256:9a9a5cfb793d"
+            ),
+            estimated(
+                4096, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 69.854, digest="sha256:9a9a5cfb793d"
+            ),
+            estimated(
+                16384, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 69.854, digest="sha256:9a9a5cfb793d"
+            ),
         ),
         *serve(
             "bwd_delta_bf16_d96",
-            estimated(1, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 68.472),
-            estimated(1024, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 68.472),
-            estimated(4096, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 68.472),
-            estimated(16384, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 68.472),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 68.472, digest="sha256:cf9e1b3eadf9"),
+            estimated(
+                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 68.472, digest="sha256:cf9e1b3eadf9"
+            ),
+            estimated(
+                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 68.472, digest="sha256:cf9e1b3eadf9"
+            ),
+            estimated(
+                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 68.472, digest="sha256:cf9e1b3eadf9"
+            ),
         ),
         *serve(
             "bwd_delta_bf16_d128",
-            estimated(1, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 69.34),
-            estimated(1024, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 69.34),
-            estimated(4096, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 69.34),
-            estimated(16384, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 69.34),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 69.34, digest="sha256:d6c15554d065"),
+            estimated(
+                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 69.34, digest="sha256:d6c15554d065"
+            ),
+            estimated(
+                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 69.34, digest="sha256:d6c15554d065"
+            ),
+            estimated(
+                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 69.34, digest="sha256:d6c15554d065"
+            ),
         ),
         *serve(
             "bwd_delta_bf16_d192",
-            estimated(1, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 65.033),
-            estimated(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 65.033),
-            estimated(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 65.033),
-            estimated(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 65.033),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 65.033, digest="sha256:1331922c318d"),
+            estimated(
+                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 65.033, digest="sha256:1331922c318d"
+            ),
+            estimated(
+                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 65.033, digest="sha256:1331922c318d"
+            ),
+            estimated(
+                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 65.033, digest="sha256:1331922c318d"
+            ),
         ),
         *serve(
             "bwd_delta_bf16_d256",
-            estimated(1, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 69.082),
-            estimated(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 69.082),
-            estimated(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 69.082),
-            estimated(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 69.082),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 69.082, digest="sha256:e0d2e8c1e1bb"),
+            estimated(
+                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 69.082, digest="sha256:e0d2e8c1e1bb"
+            ),
+            estimated(
+                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 69.082, digest="sha256:e0d2e8c1e1bb"
+            ),
+            estimated(
+                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 69.082, digest="sha256:e0d2e8c1e1bb"
+            ),
         ),
         *serve(
             "bwd_delta_fp16_d64",
-            estimated(1, "br64_bc16_w8_s1_fa2_pointer", 256, 32, 69.854),
-            estimated(1024, "br64_bc16_w8_s1_fa2_pointer", 256, 32, 69.854),
-            estimated(4096, "br64_bc16_w8_s1_fa2_pointer", 256, 32, 69.854),
-            estimated(16384, "br64_bc16_w8_s1_fa2_pointer", 256, 32, 69.854),
+            estimated(1, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 69.854, digest="sha256:95d941f40ad0"),
+            estimated(
+                1024, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 69.854, digest="sha256:95d941f40ad0"
+            ),
+            estimated(
+                4096, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 69.854, digest="sha256:95d941f40ad0"
+            ),
+            estimated(
+                16384, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 69.854, digest="sha256:95d941f40ad0"
+            ),
         ),
         *serve(
             "bwd_delta_fp16_d96",
-            estimated(1, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 68.472),
-            estimated(1024, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 68.472),
-            estimated(4096, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 68.472),
-            estimated(16384, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 68.472),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 68.472, digest="sha256:6f0189f864ba"),
+            estimated(
+                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 68.472, digest="sha256:6f0189f864ba"
+            ),
+            estimated(
+                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 68.472, digest="sha256:6f0189f864ba"
+            ),
+            estimated(
+                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 68.472, digest="sha256:6f0189f864ba"
+            ),
         ),
         *serve(
             "bwd_delta_fp16_d128",
-            estimated(1, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 69.34),
-            estimated(1024, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 69.34),
-            estimated(4096, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 69.34),
-            estimated(16384, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 69.34),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 69.34, digest="sha256:e502ad56704f"),
+            estimated(
+                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 69.34, digest="sha256:e502ad56704f"
+            ),
+            estimated(
+                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 69.34, digest="sha256:e502ad56704f"
+            ),
+            estimated(
+                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 69.34, digest="sha256:e502ad56704f"
+            ),
         ),
         *serve(
             "bwd_delta_fp16_d192",
-            estimated(1, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 65.033),
-            estimated(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 65.033),
-            estimated(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 65.033),
-            estimated(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 65.033),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 65.033, digest="sha256:a065b572ca09"),
+            estimated(
+                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 65.033, digest="sha256:a065b572ca09"
+            ),
+            estimated(
+                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 65.033, digest="sha256:a065b572ca09"
+            ),
+            estimated(
+                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 65.033, digest="sha256:a065b572ca09"
+            ),
         ),
         *serve(
             "bwd_delta_fp16_d256",
-            estimated(1, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 69.082),
-            estimated(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 69.082),
-            estimated(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 69.082),
-            estimated(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 69.082),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 69.082, digest="sha256:010afaaf1d29"),
+            estimated(
+                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 69.082, digest="sha256:010afaaf1d29"
+            ),
+            estimated(
+                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 69.082, digest="sha256:010afaaf1d29"
+            ),
+            estimated(
+                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 69.082, digest="sha256:010afaaf1d29"
+            ),
         ),
         *serve(
             "bwd_dkv_bf16_d64",
             estimated(
-                1, "br32_bc128_w4_s3_fa2_pointer", 49664, 255, 641.26, digest="sha256:02e153ef250e"
+                1, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 641.26, digest="sha256:02e153ef250e"
             ),
             estimated(
-                1024,
-                "br32_bc128_w4_s3_fa2_pointer",
-                49664,
-                255,
-                2360.2,
-                digest="sha256:02e153ef250e",
+                1024, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 2360.2, digest="sha256:02e153ef250e"
             ),
             estimated(
-                4096,
-                "br32_bc128_w4_s3_fa2_pointer",
-                49664,
-                255,
-                9236.0,
-                digest="sha256:02e153ef250e",
+                4096, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 9236.0, digest="sha256:02e153ef250e"
             ),
             estimated(
                 16384,
-                "br32_bc128_w4_s3_fa2_pointer",
+                "br32_bc128_w4_s3_fa2_ptr",
                 49664,
                 255,
                 18403.7,
@@ -1185,57 +1105,32 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d64_causal",
             estimated(
-                1, "br32_bc128_w4_s3_fa2_pointer", 49664, 255, 449.96, digest="sha256:edbaa989f395"
+                1, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 449.96, digest="sha256:edbaa989f395"
             ),
             estimated(
-                1024,
-                "br32_bc128_w4_s3_fa2_pointer",
-                49664,
-                255,
-                1350.7,
-                digest="sha256:edbaa989f395",
+                1024, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 1350.7, digest="sha256:edbaa989f395"
             ),
             estimated(
-                4096,
-                "br32_bc128_w4_s3_fa2_pointer",
-                49664,
-                255,
-                4995.7,
-                digest="sha256:edbaa989f395",
+                4096, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 4995.7, digest="sha256:edbaa989f395"
             ),
             estimated(
-                16384,
-                "br32_bc128_w4_s3_fa2_pointer",
-                49664,
-                255,
-                9680.8,
-                digest="sha256:edbaa989f395",
+                16384, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 9680.8, digest="sha256:edbaa989f395"
             ),
         ),
         *serve(
             "bwd_dkv_bf16_d96",
             estimated(
-                1, "br64_bc128_w8_s2_fa2_pointer", 98816, 255, 1075.0, digest="sha256:4ee35a2323cf"
+                1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 1075.0, digest="sha256:4ee35a2323cf"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s2_fa2_pointer",
-                98816,
-                255,
-                4095.2,
-                digest="sha256:4ee35a2323cf",
+                1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 4095.2, digest="sha256:4ee35a2323cf"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s2_fa2_pointer",
-                98816,
-                255,
-                16176.1,
-                digest="sha256:4ee35a2323cf",
+                4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 16176.1, digest="sha256:4ee35a2323cf"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s2_fa2_pointer",
+                "br64_bc128_w8_s2_fa2_ptr",
                 98816,
                 255,
                 32283.9,
@@ -1245,57 +1140,32 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d96_causal",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, 755.7, digest="sha256:0f045ac0d85c"
+                1, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 755.7, digest="sha256:0f045ac0d85c"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                70144,
-                255,
-                2485.4,
-                digest="sha256:0f045ac0d85c",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 2485.4, digest="sha256:0f045ac0d85c"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                70144,
-                255,
-                9307.2,
-                digest="sha256:0f045ac0d85c",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 9307.2, digest="sha256:0f045ac0d85c"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                70144,
-                255,
-                18273.7,
-                digest="sha256:0f045ac0d85c",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 18273.7, digest="sha256:0f045ac0d85c"
             ),
         ),
         *serve(
             "bwd_dkv_bf16_d128",
             estimated(
-                1, "br64_bc128_w8_s2_fa2_pointer", 98816, 255, 785.44, digest="sha256:624fa703c44f"
+                1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 785.44, digest="sha256:624fa703c44f"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s2_fa2_pointer",
-                98816,
-                255,
-                2983.9,
-                digest="sha256:624fa703c44f",
+                1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 2983.9, digest="sha256:624fa703c44f"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s2_fa2_pointer",
-                98816,
-                255,
-                11777.9,
-                digest="sha256:624fa703c44f",
+                4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 11777.9, digest="sha256:624fa703c44f"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s2_fa2_pointer",
+                "br64_bc128_w8_s2_fa2_ptr",
                 98816,
                 255,
                 23503.3,
@@ -1305,57 +1175,32 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d128_causal",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, 579.98, digest="sha256:425142b117e0"
+                1, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 579.98, digest="sha256:425142b117e0"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                70144,
-                255,
-                1939.3,
-                digest="sha256:425142b117e0",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 1939.3, digest="sha256:425142b117e0"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                70144,
-                255,
-                7295.9,
-                digest="sha256:425142b117e0",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 7295.9, digest="sha256:425142b117e0"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                70144,
-                255,
-                14246.5,
-                digest="sha256:425142b117e0",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 14246.5, digest="sha256:425142b117e0"
             ),
         ),
         *serve(
             "bwd_dkv_bf16_d192",
             estimated(
-                1, "br64_bc64_w8_s2_fa2_pointer", 139776, 255, 1435.3, digest="sha256:9730f320e778"
+                1, "br64_bc64_w8_s2_fa2_ptr", 139776, 255, 1435.3, digest="sha256:9730f320e778"
             ),
             estimated(
-                1024,
-                "br64_bc64_w8_s2_fa2_pointer",
-                139776,
-                255,
-                5540.4,
-                digest="sha256:9730f320e778",
+                1024, "br64_bc64_w8_s2_fa2_ptr", 139776, 255, 5540.4, digest="sha256:9730f320e778"
             ),
             estimated(
-                4096,
-                "br64_bc64_w8_s2_fa2_pointer",
-                139776,
-                255,
-                21960.9,
-                digest="sha256:9730f320e778",
+                4096, "br64_bc64_w8_s2_fa2_ptr", 139776, 255, 21960.9, digest="sha256:9730f320e778"
             ),
             estimated(
                 16384,
-                "br64_bc64_w8_s2_fa2_pointer",
+                "br64_bc64_w8_s2_fa2_ptr",
                 139776,
                 255,
                 43854.9,
@@ -1365,27 +1210,17 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d192_causal",
             estimated(
-                1, "br64_bc64_w8_s1_fa2_pointer", 163840, 255, 905.59, digest="sha256:02e5fcbf0d58"
+                1, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 905.59, digest="sha256:02e5fcbf0d58"
             ),
             estimated(
-                1024,
-                "br64_bc64_w8_s1_fa2_pointer",
-                163840,
-                255,
-                3148.3,
-                digest="sha256:02e5fcbf0d58",
+                1024, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 3148.3, digest="sha256:02e5fcbf0d58"
             ),
             estimated(
-                4096,
-                "br64_bc64_w8_s1_fa2_pointer",
-                163840,
-                255,
-                11862.9,
-                digest="sha256:02e5fcbf0d58",
+                4096, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 11862.9, digest="sha256:02e5fcbf0d58"
             ),
             estimated(
                 16384,
-                "br64_bc64_w8_s1_fa2_pointer",
+                "br64_bc64_w8_s1_fa2_ptr",
                 163840,
                 255,
                 23243.5,
@@ -1395,27 +1230,17 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d256",
             estimated(
-                1, "br64_bc64_w8_s1_fa2_pointer", 163840, 255, 1072.6, digest="sha256:a56191e27c02"
+                1, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 1072.6, digest="sha256:a56191e27c02"
             ),
             estimated(
-                1024,
-                "br64_bc64_w8_s1_fa2_pointer",
-                163840,
-                255,
-                4139.8,
-                digest="sha256:a56191e27c02",
+                1024, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 4139.8, digest="sha256:a56191e27c02"
             ),
             estimated(
-                4096,
-                "br64_bc64_w8_s1_fa2_pointer",
-                163840,
-                255,
-                16408.5,
-                digest="sha256:a56191e27c02",
+                4096, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 16408.5, digest="sha256:a56191e27c02"
             ),
             estimated(
                 16384,
-                "br64_bc64_w8_s1_fa2_pointer",
+                "br64_bc64_w8_s1_fa2_ptr",
                 163840,
                 255,
                 32766.7,
@@ -1425,27 +1250,17 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d256_causal",
             estimated(
-                1, "br64_bc64_w8_s1_fa2_pointer", 163840, 255, 658.09, digest="sha256:bf582dd0f418"
+                1, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 658.09, digest="sha256:bf582dd0f418"
             ),
             estimated(
-                1024,
-                "br64_bc64_w8_s1_fa2_pointer",
-                163840,
-                255,
-                2251.2,
-                digest="sha256:bf582dd0f418",
+                1024, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 2251.2, digest="sha256:bf582dd0f418"
             ),
             estimated(
-                4096,
-                "br64_bc64_w8_s1_fa2_pointer",
-                163840,
-                255,
-                8399.3,
-                digest="sha256:bf582dd0f418",
+                4096, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 8399.3, digest="sha256:bf582dd0f418"
             ),
             estimated(
                 16384,
-                "br64_bc64_w8_s1_fa2_pointer",
+                "br64_bc64_w8_s1_fa2_ptr",
                 163840,
                 255,
                 16388.3,
@@ -1455,27 +1270,17 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d64",
             estimated(
-                1, "br32_bc128_w4_s3_fa2_pointer", 49664, 255, 641.26, digest="sha256:55f2e96fffd8"
+                1, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 641.26, digest="sha256:55f2e96fffd8"
             ),
             estimated(
-                1024,
-                "br32_bc128_w4_s3_fa2_pointer",
-                49664,
-                255,
-                2360.2,
-                digest="sha256:55f2e96fffd8",
+                1024, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 2360.2, digest="sha256:55f2e96fffd8"
             ),
             estimated(
-                4096,
-                "br32_bc128_w4_s3_fa2_pointer",
-                49664,
-                255,
-                9236.0,
-                digest="sha256:55f2e96fffd8",
+                4096, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 9236.0, digest="sha256:55f2e96fffd8"
             ),
             estimated(
                 16384,
-                "br32_bc128_w4_s3_fa2_pointer",
+                "br32_bc128_w4_s3_fa2_ptr",
                 49664,
                 255,
                 18403.7,
@@ -1485,57 +1290,32 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d64_causal",
             estimated(
-                1, "br32_bc128_w4_s3_fa2_pointer", 49664, 255, 449.96, digest="sha256:7f94ff9cef8a"
+                1, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 449.96, digest="sha256:7f94ff9cef8a"
             ),
             estimated(
-                1024,
-                "br32_bc128_w4_s3_fa2_pointer",
-                49664,
-                255,
-                1350.7,
-                digest="sha256:7f94ff9cef8a",
+                1024, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 1350.7, digest="sha256:7f94ff9cef8a"
             ),
             estimated(
-                4096,
-                "br32_bc128_w4_s3_fa2_pointer",
-                49664,
-                255,
-                4995.7,
-                digest="sha256:7f94ff9cef8a",
+                4096, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 4995.7, digest="sha256:7f94ff9cef8a"
             ),
             estimated(
-                16384,
-                "br32_bc128_w4_s3_fa2_pointer",
-                49664,
-                255,
-                9680.8,
-                digest="sha256:7f94ff9cef8a",
+                16384, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 9680.8, digest="sha256:7f94ff9cef8a"
             ),
         ),
         *serve(
             "bwd_dkv_fp16_d96",
             estimated(
-                1, "br64_bc128_w8_s2_fa2_pointer", 98816, 255, 1075.0, digest="sha256:264ab30c603f"
+                1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 1075.0, digest="sha256:264ab30c603f"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s2_fa2_pointer",
-                98816,
-                255,
-                4095.2,
-                digest="sha256:264ab30c603f",
+                1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 4095.2, digest="sha256:264ab30c603f"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s2_fa2_pointer",
-                98816,
-                255,
-                16176.1,
-                digest="sha256:264ab30c603f",
+                4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 16176.1, digest="sha256:264ab30c603f"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s2_fa2_pointer",
+                "br64_bc128_w8_s2_fa2_ptr",
                 98816,
                 255,
                 32283.9,
@@ -1545,57 +1325,32 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d96_causal",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, 755.7, digest="sha256:896e9e0407eb"
+                1, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 755.7, digest="sha256:896e9e0407eb"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                70144,
-                255,
-                2485.4,
-                digest="sha256:896e9e0407eb",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 2485.4, digest="sha256:896e9e0407eb"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                70144,
-                255,
-                9307.2,
-                digest="sha256:896e9e0407eb",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 9307.2, digest="sha256:896e9e0407eb"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                70144,
-                255,
-                18273.7,
-                digest="sha256:896e9e0407eb",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 18273.7, digest="sha256:896e9e0407eb"
             ),
         ),
         *serve(
             "bwd_dkv_fp16_d128",
             estimated(
-                1, "br64_bc128_w8_s2_fa2_pointer", 98816, 255, 785.44, digest="sha256:82e300a01b0e"
+                1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 785.44, digest="sha256:82e300a01b0e"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s2_fa2_pointer",
-                98816,
-                255,
-                2983.9,
-                digest="sha256:82e300a01b0e",
+                1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 2983.9, digest="sha256:82e300a01b0e"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s2_fa2_pointer",
-                98816,
-                255,
-                11777.9,
-                digest="sha256:82e300a01b0e",
+                4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 11777.9, digest="sha256:82e300a01b0e"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s2_fa2_pointer",
+                "br64_bc128_w8_s2_fa2_ptr",
                 98816,
                 255,
                 23503.3,
@@ -1605,57 +1360,32 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d128_causal",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, 579.98, digest="sha256:2259686de8ea"
+                1, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 579.98, digest="sha256:2259686de8ea"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                70144,
-                255,
-                1939.3,
-                digest="sha256:2259686de8ea",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 1939.3, digest="sha256:2259686de8ea"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                70144,
-                255,
-                7295.9,
-                digest="sha256:2259686de8ea",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 7295.9, digest="sha256:2259686de8ea"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                70144,
-                255,
-                14246.5,
-                digest="sha256:2259686de8ea",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 14246.5, digest="sha256:2259686de8ea"
             ),
         ),
         *serve(
             "bwd_dkv_fp16_d192",
             estimated(
-                1, "br64_bc64_w8_s2_fa2_pointer", 139776, 255, 1435.3, digest="sha256:7a427f414bb9"
+                1, "br64_bc64_w8_s2_fa2_ptr", 139776, 255, 1435.3, digest="sha256:7a427f414bb9"
             ),
             estimated(
-                1024,
-                "br64_bc64_w8_s2_fa2_pointer",
-                139776,
-                255,
-                5540.4,
-                digest="sha256:7a427f414bb9",
+                1024, "br64_bc64_w8_s2_fa2_ptr", 139776, 255, 5540.4, digest="sha256:7a427f414bb9"
             ),
             estimated(
-                4096,
-                "br64_bc64_w8_s2_fa2_pointer",
-                139776,
-                255,
-                21960.9,
-                digest="sha256:7a427f414bb9",
+                4096, "br64_bc64_w8_s2_fa2_ptr", 139776, 255, 21960.9, digest="sha256:7a427f414bb9"
             ),
             estimated(
                 16384,
-                "br64_bc64_w8_s2_fa2_pointer",
+                "br64_bc64_w8_s2_fa2_ptr",
                 139776,
                 255,
                 43854.9,
@@ -1665,27 +1395,17 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d192_causal",
             estimated(
-                1, "br64_bc64_w8_s1_fa2_pointer", 163840, 255, 905.59, digest="sha256:878736c91624"
+                1, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 905.59, digest="sha256:878736c91624"
             ),
             estimated(
-                1024,
-                "br64_bc64_w8_s1_fa2_pointer",
-                163840,
-                255,
-                3148.3,
-                digest="sha256:878736c91624",
+                1024, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 3148.3, digest="sha256:878736c91624"
             ),
             estimated(
-                4096,
-                "br64_bc64_w8_s1_fa2_pointer",
-                163840,
-                255,
-                11862.9,
-                digest="sha256:878736c91624",
+                4096, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 11862.9, digest="sha256:878736c91624"
             ),
             estimated(
                 16384,
-                "br64_bc64_w8_s1_fa2_pointer",
+                "br64_bc64_w8_s1_fa2_ptr",
                 163840,
                 255,
                 23243.5,
@@ -1695,27 +1415,17 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d256",
             estimated(
-                1, "br64_bc64_w8_s1_fa2_pointer", 163840, 255, 1072.6, digest="sha256:b2bfee32d806"
+                1, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 1072.6, digest="sha256:b2bfee32d806"
             ),
             estimated(
-                1024,
-                "br64_bc64_w8_s1_fa2_pointer",
-                163840,
-                255,
-                4139.8,
-                digest="sha256:b2bfee32d806",
+                1024, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 4139.8, digest="sha256:b2bfee32d806"
             ),
             estimated(
-                4096,
-                "br64_bc64_w8_s1_fa2_pointer",
-                163840,
-                255,
-                16408.5,
-                digest="sha256:b2bfee32d806",
+                4096, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 16408.5, digest="sha256:b2bfee32d806"
             ),
             estimated(
                 16384,
-                "br64_bc64_w8_s1_fa2_pointer",
+                "br64_bc64_w8_s1_fa2_ptr",
                 163840,
                 255,
                 32766.7,
@@ -1725,27 +1435,17 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d256_causal",
             estimated(
-                1, "br64_bc64_w8_s1_fa2_pointer", 163840, 255, 658.09, digest="sha256:1b07aca48887"
+                1, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 658.09, digest="sha256:1b07aca48887"
             ),
             estimated(
-                1024,
-                "br64_bc64_w8_s1_fa2_pointer",
-                163840,
-                255,
-                2251.2,
-                digest="sha256:1b07aca48887",
+                1024, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 2251.2, digest="sha256:1b07aca48887"
             ),
             estimated(
-                4096,
-                "br64_bc64_w8_s1_fa2_pointer",
-                163840,
-                255,
-                8399.3,
-                digest="sha256:1b07aca48887",
+                4096, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 8399.3, digest="sha256:1b07aca48887"
             ),
             estimated(
                 16384,
-                "br64_bc64_w8_s1_fa2_pointer",
+                "br64_bc64_w8_s1_fa2_ptr",
                 163840,
                 255,
                 16388.3,
@@ -1755,27 +1455,17 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d64",
             estimated(
-                1, "br128_bc32_w4_s3_fa2_pointer", 49152, 244, 497.73, digest="sha256:95211c1bf47d"
+                1, "br128_bc32_w4_s3_fa2_ptr", 49152, 244, 497.73, digest="sha256:95211c1bf47d"
             ),
             estimated(
-                1024,
-                "br128_bc32_w4_s3_fa2_pointer",
-                49152,
-                244,
-                1810.1,
-                digest="sha256:95211c1bf47d",
+                1024, "br128_bc32_w4_s3_fa2_ptr", 49152, 244, 1810.1, digest="sha256:95211c1bf47d"
             ),
             estimated(
-                4096,
-                "br128_bc32_w4_s3_fa2_pointer",
-                49152,
-                244,
-                7059.6,
-                digest="sha256:95211c1bf47d",
+                4096, "br128_bc32_w4_s3_fa2_ptr", 49152, 244, 7059.6, digest="sha256:95211c1bf47d"
             ),
             estimated(
                 16384,
-                "br128_bc32_w4_s3_fa2_pointer",
+                "br128_bc32_w4_s3_fa2_ptr",
                 49152,
                 244,
                 14058.9,
@@ -1785,16 +1475,11 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d64_causal",
             estimated(
-                1,
-                "br128_bc32_w4_s3_fa2_pointer_longest_first",
-                49152,
-                244,
-                336.13,
-                digest="sha256:aca6c31d84b1",
+                1, "br128_bc32_w4_s3_fa2_ptr_lpt", 49152, 244, 336.13, digest="sha256:aca6c31d84b1"
             ),
             estimated(
                 1024,
-                "br128_bc32_w4_s3_fa2_pointer_longest_first",
+                "br128_bc32_w4_s3_fa2_ptr_lpt",
                 49152,
                 244,
                 1002.3,
@@ -1802,7 +1487,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc32_w4_s3_fa2_pointer_longest_first",
+                "br128_bc32_w4_s3_fa2_ptr_lpt",
                 49152,
                 244,
                 3636.2,
@@ -1810,7 +1495,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc32_w4_s3_fa2_pointer_longest_first",
+                "br128_bc32_w4_s3_fa2_ptr_lpt",
                 49152,
                 244,
                 7166.5,
@@ -1820,27 +1505,17 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d96",
             estimated(
-                1, "br64_bc64_w4_s3_fa2_pointer", 106496, 255, 922.04, digest="sha256:a65f342e3152"
+                1, "br64_bc64_w4_s3_fa2_ptr", 106496, 255, 922.04, digest="sha256:a65f342e3152"
             ),
             estimated(
-                1024,
-                "br64_bc64_w4_s3_fa2_pointer",
-                106496,
-                255,
-                3275.2,
-                digest="sha256:a65f342e3152",
+                1024, "br64_bc64_w4_s3_fa2_ptr", 106496, 255, 3275.2, digest="sha256:a65f342e3152"
             ),
             estimated(
-                4096,
-                "br64_bc64_w4_s3_fa2_pointer",
-                106496,
-                255,
-                12688.0,
-                digest="sha256:a65f342e3152",
+                4096, "br64_bc64_w4_s3_fa2_ptr", 106496, 255, 12688.0, digest="sha256:a65f342e3152"
             ),
             estimated(
                 16384,
-                "br64_bc64_w4_s3_fa2_pointer",
+                "br64_bc64_w4_s3_fa2_ptr",
                 106496,
                 255,
                 25238.4,
@@ -1850,16 +1525,11 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d96_causal",
             estimated(
-                1,
-                "br64_bc64_w4_s3_fa2_pointer_longest_first",
-                106496,
-                255,
-                602.71,
-                digest="sha256:60846465676f",
+                1, "br64_bc64_w4_s3_fa2_ptr_lpt", 106496, 255, 602.71, digest="sha256:60846465676f"
             ),
             estimated(
                 1024,
-                "br64_bc64_w4_s3_fa2_pointer_longest_first",
+                "br64_bc64_w4_s3_fa2_ptr_lpt",
                 106496,
                 255,
                 1792.8,
@@ -1867,7 +1537,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br64_bc64_w4_s3_fa2_pointer_longest_first",
+                "br64_bc64_w4_s3_fa2_ptr_lpt",
                 106496,
                 255,
                 6490.0,
@@ -1875,7 +1545,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc64_w4_s3_fa2_pointer_longest_first",
+                "br64_bc64_w4_s3_fa2_ptr_lpt",
                 106496,
                 255,
                 12691.7,
@@ -1885,32 +1555,17 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d128",
             estimated(
-                1,
-                "br128_bc64_w8_s3_fa2_pointer",
-                131072,
-                255,
-                548.27,
-                digest="sha256:aa086dcc495c",
+                1, "br128_bc64_w8_s3_fa2_ptr", 131072, 255, 548.27, digest="sha256:aa086dcc495c"
             ),
             estimated(
-                1024,
-                "br128_bc64_w8_s3_fa2_pointer",
-                131072,
-                255,
-                2044.0,
-                digest="sha256:aa086dcc495c",
+                1024, "br128_bc64_w8_s3_fa2_ptr", 131072, 255, 2044.0, digest="sha256:aa086dcc495c"
             ),
             estimated(
-                4096,
-                "br128_bc64_w8_s3_fa2_pointer",
-                131072,
-                255,
-                8027.0,
-                digest="sha256:aa086dcc495c",
+                4096, "br128_bc64_w8_s3_fa2_ptr", 131072, 255, 8027.0, digest="sha256:aa086dcc495c"
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_fa2_pointer",
+                "br128_bc64_w8_s3_fa2_ptr",
                 131072,
                 255,
                 16004.3,
@@ -1921,7 +1576,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             "bwd_dq_bf16_d128_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
+                "br128_bc64_w8_s3_fa2_ptr_lpt",
                 131072,
                 255,
                 373.43,
@@ -1929,7 +1584,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
+                "br128_bc64_w8_s3_fa2_ptr_lpt",
                 131072,
                 255,
                 1145.0,
@@ -1937,7 +1592,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
+                "br128_bc64_w8_s3_fa2_ptr_lpt",
                 131072,
                 255,
                 4165.0,
@@ -1945,7 +1600,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
+                "br128_bc64_w8_s3_fa2_ptr_lpt",
                 131072,
                 255,
                 8064.5,
@@ -1955,27 +1610,17 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d192",
             estimated(
-                1, "br64_bc32_w4_s3_fa2_pointer", 135168, 255, 1358.4, digest="sha256:7053191d776b"
+                1, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 1358.4, digest="sha256:7053191d776b"
             ),
             estimated(
-                1024,
-                "br64_bc32_w4_s3_fa2_pointer",
-                135168,
-                255,
-                5208.2,
-                digest="sha256:7053191d776b",
+                1024, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 5208.2, digest="sha256:7053191d776b"
             ),
             estimated(
-                4096,
-                "br64_bc32_w4_s3_fa2_pointer",
-                135168,
-                255,
-                20607.5,
-                digest="sha256:7053191d776b",
+                4096, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 20607.5, digest="sha256:7053191d776b"
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_fa2_pointer",
+                "br64_bc32_w4_s3_fa2_ptr",
                 135168,
                 255,
                 41139.7,
@@ -1985,16 +1630,11 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d192_causal",
             estimated(
-                1,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
-                135168,
-                255,
-                834.04,
-                digest="sha256:7cded7f202c9",
+                1, "br64_bc32_w4_s3_fa2_ptr_lpt", 135168, 255, 834.04, digest="sha256:7cded7f202c9"
             ),
             estimated(
                 1024,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 135168,
                 255,
                 2829.2,
@@ -2002,7 +1642,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 135168,
                 255,
                 10587.8,
@@ -2010,7 +1650,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 135168,
                 255,
                 20718.5,
@@ -2020,27 +1660,17 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d256",
             estimated(
-                1, "br64_bc32_w4_s3_fa2_pointer", 135168, 255, 1094.1, digest="sha256:b940892a2a63"
+                1, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 1094.1, digest="sha256:b940892a2a63"
             ),
             estimated(
-                1024,
-                "br64_bc32_w4_s3_fa2_pointer",
-                135168,
-                255,
-                4199.4,
-                digest="sha256:b940892a2a63",
+                1024, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 4199.4, digest="sha256:b940892a2a63"
             ),
             estimated(
-                4096,
-                "br64_bc32_w4_s3_fa2_pointer",
-                135168,
-                255,
-                16620.7,
-                digest="sha256:b940892a2a63",
+                4096, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 16620.7, digest="sha256:b940892a2a63"
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_fa2_pointer",
+                "br64_bc32_w4_s3_fa2_ptr",
                 135168,
                 255,
                 33182.4,
@@ -2050,16 +1680,11 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d256_causal",
             estimated(
-                1,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
-                135168,
-                255,
-                668.62,
-                digest="sha256:73fcfeb32986",
+                1, "br64_bc32_w4_s3_fa2_ptr_lpt", 135168, 255, 668.62, digest="sha256:73fcfeb32986"
             ),
             estimated(
                 1024,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 135168,
                 255,
                 2282.0,
@@ -2067,7 +1692,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 135168,
                 255,
                 8508.7,
@@ -2075,7 +1700,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 135168,
                 255,
                 16600.1,
@@ -2085,27 +1710,17 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d64",
             estimated(
-                1, "br128_bc32_w4_s3_fa2_pointer", 49152, 244, 497.73, digest="sha256:16af9254605e"
+                1, "br128_bc32_w4_s3_fa2_ptr", 49152, 244, 497.73, digest="sha256:16af9254605e"
             ),
             estimated(
-                1024,
-                "br128_bc32_w4_s3_fa2_pointer",
-                49152,
-                244,
-                1810.1,
-                digest="sha256:16af9254605e",
+                1024, "br128_bc32_w4_s3_fa2_ptr", 49152, 244, 1810.1, digest="sha256:16af9254605e"
             ),
             estimated(
-                4096,
-                "br128_bc32_w4_s3_fa2_pointer",
-                49152,
-                244,
-                7059.6,
-                digest="sha256:16af9254605e",
+                4096, "br128_bc32_w4_s3_fa2_ptr", 49152, 244, 7059.6, digest="sha256:16af9254605e"
             ),
             estimated(
                 16384,
-                "br128_bc32_w4_s3_fa2_pointer",
+                "br128_bc32_w4_s3_fa2_ptr",
                 49152,
                 244,
                 14058.9,
@@ -2115,16 +1730,11 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d64_causal",
             estimated(
-                1,
-                "br128_bc32_w4_s3_fa2_pointer_longest_first",
-                49152,
-                244,
-                336.13,
-                digest="sha256:878b92dc2807",
+                1, "br128_bc32_w4_s3_fa2_ptr_lpt", 49152, 244, 336.13, digest="sha256:878b92dc2807"
             ),
             estimated(
                 1024,
-                "br128_bc32_w4_s3_fa2_pointer_longest_first",
+                "br128_bc32_w4_s3_fa2_ptr_lpt",
                 49152,
                 244,
                 1002.3,
@@ -2132,7 +1742,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc32_w4_s3_fa2_pointer_longest_first",
+                "br128_bc32_w4_s3_fa2_ptr_lpt",
                 49152,
                 244,
                 3636.2,
@@ -2140,7 +1750,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc32_w4_s3_fa2_pointer_longest_first",
+                "br128_bc32_w4_s3_fa2_ptr_lpt",
                 49152,
                 244,
                 7166.5,
@@ -2150,27 +1760,17 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d96",
             estimated(
-                1, "br64_bc64_w4_s3_fa2_pointer", 106496, 255, 922.04, digest="sha256:77ab79477503"
+                1, "br64_bc64_w4_s3_fa2_ptr", 106496, 255, 922.04, digest="sha256:77ab79477503"
             ),
             estimated(
-                1024,
-                "br64_bc64_w4_s3_fa2_pointer",
-                106496,
-                255,
-                3275.2,
-                digest="sha256:77ab79477503",
+                1024, "br64_bc64_w4_s3_fa2_ptr", 106496, 255, 3275.2, digest="sha256:77ab79477503"
             ),
             estimated(
-                4096,
-                "br64_bc64_w4_s3_fa2_pointer",
-                106496,
-                255,
-                12688.0,
-                digest="sha256:77ab79477503",
+                4096, "br64_bc64_w4_s3_fa2_ptr", 106496, 255, 12688.0, digest="sha256:77ab79477503"
             ),
             estimated(
                 16384,
-                "br64_bc64_w4_s3_fa2_pointer",
+                "br64_bc64_w4_s3_fa2_ptr",
                 106496,
                 255,
                 25238.4,
@@ -2180,16 +1780,11 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d96_causal",
             estimated(
-                1,
-                "br64_bc64_w4_s3_fa2_pointer_longest_first",
-                106496,
-                255,
-                602.71,
-                digest="sha256:cac0dda01a39",
+                1, "br64_bc64_w4_s3_fa2_ptr_lpt", 106496, 255, 602.71, digest="sha256:cac0dda01a39"
             ),
             estimated(
                 1024,
-                "br64_bc64_w4_s3_fa2_pointer_longest_first",
+                "br64_bc64_w4_s3_fa2_ptr_lpt",
                 106496,
                 255,
                 1792.8,
@@ -2197,7 +1792,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br64_bc64_w4_s3_fa2_pointer_longest_first",
+                "br64_bc64_w4_s3_fa2_ptr_lpt",
                 106496,
                 255,
                 6490.0,
@@ -2205,7 +1800,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc64_w4_s3_fa2_pointer_longest_first",
+                "br64_bc64_w4_s3_fa2_ptr_lpt",
                 106496,
                 255,
                 12691.7,
@@ -2215,32 +1810,17 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d128",
             estimated(
-                1,
-                "br128_bc64_w8_s3_fa2_pointer",
-                131072,
-                255,
-                548.27,
-                digest="sha256:abcb4224b46e",
+                1, "br128_bc64_w8_s3_fa2_ptr", 131072, 255, 548.27, digest="sha256:abcb4224b46e"
             ),
             estimated(
-                1024,
-                "br128_bc64_w8_s3_fa2_pointer",
-                131072,
-                255,
-                2044.0,
-                digest="sha256:abcb4224b46e",
+                1024, "br128_bc64_w8_s3_fa2_ptr", 131072, 255, 2044.0, digest="sha256:abcb4224b46e"
             ),
             estimated(
-                4096,
-                "br128_bc64_w8_s3_fa2_pointer",
-                131072,
-                255,
-                8027.0,
-                digest="sha256:abcb4224b46e",
+                4096, "br128_bc64_w8_s3_fa2_ptr", 131072, 255, 8027.0, digest="sha256:abcb4224b46e"
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_fa2_pointer",
+                "br128_bc64_w8_s3_fa2_ptr",
                 131072,
                 255,
                 16004.3,
@@ -2251,7 +1831,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             "bwd_dq_fp16_d128_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
+                "br128_bc64_w8_s3_fa2_ptr_lpt",
                 131072,
                 255,
                 373.43,
@@ -2259,7 +1839,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
+                "br128_bc64_w8_s3_fa2_ptr_lpt",
                 131072,
                 255,
                 1145.0,
@@ -2267,7 +1847,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
+                "br128_bc64_w8_s3_fa2_ptr_lpt",
                 131072,
                 255,
                 4165.0,
@@ -2275,7 +1855,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
+                "br128_bc64_w8_s3_fa2_ptr_lpt",
                 131072,
                 255,
                 8064.5,
@@ -2285,27 +1865,17 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d192",
             estimated(
-                1, "br64_bc32_w4_s3_fa2_pointer", 135168, 255, 1358.4, digest="sha256:a2bd80932ce8"
+                1, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 1358.4, digest="sha256:a2bd80932ce8"
             ),
             estimated(
-                1024,
-                "br64_bc32_w4_s3_fa2_pointer",
-                135168,
-                255,
-                5208.2,
-                digest="sha256:a2bd80932ce8",
+                1024, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 5208.2, digest="sha256:a2bd80932ce8"
             ),
             estimated(
-                4096,
-                "br64_bc32_w4_s3_fa2_pointer",
-                135168,
-                255,
-                20607.5,
-                digest="sha256:a2bd80932ce8",
+                4096, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 20607.5, digest="sha256:a2bd80932ce8"
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_fa2_pointer",
+                "br64_bc32_w4_s3_fa2_ptr",
                 135168,
                 255,
                 41139.7,
@@ -2315,16 +1885,11 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d192_causal",
             estimated(
-                1,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
-                135168,
-                255,
-                834.04,
-                digest="sha256:10cb099251e9",
+                1, "br64_bc32_w4_s3_fa2_ptr_lpt", 135168, 255, 834.04, digest="sha256:10cb099251e9"
             ),
             estimated(
                 1024,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 135168,
                 255,
                 2829.2,
@@ -2332,7 +1897,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 135168,
                 255,
                 10587.8,
@@ -2340,7 +1905,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 135168,
                 255,
                 20718.5,
@@ -2350,27 +1915,17 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d256",
             estimated(
-                1, "br64_bc32_w4_s3_fa2_pointer", 135168, 255, 1094.1, digest="sha256:24c6da506949"
+                1, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 1094.1, digest="sha256:24c6da506949"
             ),
             estimated(
-                1024,
-                "br64_bc32_w4_s3_fa2_pointer",
-                135168,
-                255,
-                4199.4,
-                digest="sha256:24c6da506949",
+                1024, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 4199.4, digest="sha256:24c6da506949"
             ),
             estimated(
-                4096,
-                "br64_bc32_w4_s3_fa2_pointer",
-                135168,
-                255,
-                16620.7,
-                digest="sha256:24c6da506949",
+                4096, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 16620.7, digest="sha256:24c6da506949"
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_fa2_pointer",
+                "br64_bc32_w4_s3_fa2_ptr",
                 135168,
                 255,
                 33182.4,
@@ -2380,16 +1935,11 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d256_causal",
             estimated(
-                1,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
-                135168,
-                255,
-                668.62,
-                digest="sha256:72f093cf11fc",
+                1, "br64_bc32_w4_s3_fa2_ptr_lpt", 135168, 255, 668.62, digest="sha256:72f093cf11fc"
             ),
             estimated(
                 1024,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 135168,
                 255,
                 2282.0,
@@ -2397,7 +1947,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 135168,
                 255,
                 8508.7,
@@ -2405,7 +1955,7 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 135168,
                 255,
                 16600.1,
@@ -2415,27 +1965,17 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d64",
             estimated(
-                1, "br64_bc128_w8_s3_fa2_pointer", 82944, 255, 1088.8, digest="sha256:c1604de46182"
+                1, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 1088.8, digest="sha256:c1604de46182"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_pointer",
-                82944,
-                255,
-                4070.0,
-                digest="sha256:c1604de46182",
+                1024, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 4070.0, digest="sha256:c1604de46182"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_pointer",
-                82944,
-                255,
-                15994.5,
-                digest="sha256:c1604de46182",
+                4096, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 15994.5, digest="sha256:c1604de46182"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s3_fa2_pointer",
+                "br64_bc128_w8_s3_fa2_ptr",
                 82944,
                 255,
                 31893.9,
@@ -2445,147 +1985,77 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d64_causal",
             estimated(
-                1, "br64_bc64_w4_s3_fa2_pointer", 58368, 255, 736.38, digest="sha256:0bf013b9171e"
+                1, "br64_bc64_w4_s3_fa2_ptr", 58368, 255, 736.38, digest="sha256:0bf013b9171e"
             ),
             estimated(
-                1024,
-                "br64_bc64_w4_s3_fa2_pointer",
-                58368,
-                255,
-                2306.6,
-                digest="sha256:0bf013b9171e",
+                1024, "br64_bc64_w4_s3_fa2_ptr", 58368, 255, 2306.6, digest="sha256:0bf013b9171e"
             ),
             estimated(
-                4096,
-                "br64_bc64_w4_s3_fa2_pointer",
-                58368,
-                255,
-                8561.6,
-                digest="sha256:0bf013b9171e",
+                4096, "br64_bc64_w4_s3_fa2_ptr", 58368, 255, 8561.6, digest="sha256:0bf013b9171e"
             ),
             estimated(
-                16384,
-                "br64_bc64_w4_s3_fa2_pointer",
-                58368,
-                255,
-                16795.8,
-                digest="sha256:0bf013b9171e",
+                16384, "br64_bc64_w4_s3_fa2_ptr", 58368, 255, 16795.8, digest="sha256:0bf013b9171e"
             ),
         ),
         *serve(
             "bwd_fused_bf16_d96",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, 1656.9, digest="sha256:0dd4a5586e72"
+                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1656.9, digest="sha256:0dd4a5586e72"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                6344.5,
-                digest="sha256:0dd4a5586e72",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 6344.5, digest="sha256:0dd4a5586e72"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                25095.2,
-                digest="sha256:0dd4a5586e72",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 25095.2, digest="sha256:0dd4a5586e72"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                50096.0,
-                digest="sha256:0dd4a5586e72",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 50096.0, digest="sha256:0dd4a5586e72"
             ),
         ),
         *serve(
             "bwd_fused_bf16_d96_causal",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, 1049.0, digest="sha256:1d8ea23e5d1b"
+                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1049.0, digest="sha256:1d8ea23e5d1b"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                3537.7,
-                digest="sha256:1d8ea23e5d1b",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 3537.7, digest="sha256:1d8ea23e5d1b"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                13424.4,
-                digest="sha256:1d8ea23e5d1b",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 13424.4, digest="sha256:1d8ea23e5d1b"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                26282.0,
-                digest="sha256:1d8ea23e5d1b",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 26282.0, digest="sha256:1d8ea23e5d1b"
             ),
         ),
         *serve(
             "bwd_fused_bf16_d128",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, 1302.0, digest="sha256:af3ebb146200"
+                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1302.0, digest="sha256:af3ebb146200"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                4995.6,
-                digest="sha256:af3ebb146200",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 4995.6, digest="sha256:af3ebb146200"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                19770.0,
-                digest="sha256:af3ebb146200",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 19770.0, digest="sha256:af3ebb146200"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                39469.2,
-                digest="sha256:af3ebb146200",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 39469.2, digest="sha256:af3ebb146200"
             ),
         ),
         *serve(
             "bwd_fused_bf16_d128_causal",
             estimated(
-                1, "br32_bc128_w8_s2_fa2_pointer", 90368, 255, 938.5, digest="sha256:b90e131cb3a8"
+                1, "br32_bc128_w8_s2_fa2_ptr", 90368, 255, 938.5, digest="sha256:b90e131cb3a8"
             ),
             estimated(
-                1024,
-                "br32_bc128_w8_s2_fa2_pointer",
-                90368,
-                255,
-                3062.3,
-                digest="sha256:b90e131cb3a8",
+                1024, "br32_bc128_w8_s2_fa2_ptr", 90368, 255, 3062.3, digest="sha256:b90e131cb3a8"
             ),
             estimated(
-                4096,
-                "br32_bc128_w8_s2_fa2_pointer",
-                90368,
-                255,
-                11390.0,
-                digest="sha256:b90e131cb3a8",
+                4096, "br32_bc128_w8_s2_fa2_ptr", 90368, 255, 11390.0, digest="sha256:b90e131cb3a8"
             ),
             estimated(
                 16384,
-                "br32_bc128_w8_s2_fa2_pointer",
+                "br32_bc128_w8_s2_fa2_ptr",
                 90368,
                 255,
                 22140.7,
@@ -2595,27 +2065,17 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d192",
             estimated(
-                1, "br16_bc64_w8_s4_fa2_pointer", 131456, 255, 4045.2, digest="sha256:73fca53acfd9"
+                1, "br16_bc64_w8_s4_fa2_ptr", 131456, 255, 4045.2, digest="sha256:73fca53acfd9"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s4_fa2_pointer",
-                131456,
-                255,
-                15977.0,
-                digest="sha256:73fca53acfd9",
+                1024, "br16_bc64_w8_s4_fa2_ptr", 131456, 255, 15977.0, digest="sha256:73fca53acfd9"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s4_fa2_pointer",
-                131456,
-                255,
-                63704.1,
-                digest="sha256:73fca53acfd9",
+                4096, "br16_bc64_w8_s4_fa2_ptr", 131456, 255, 63704.1, digest="sha256:73fca53acfd9"
             ),
             estimated(
                 16384,
-                "br16_bc64_w8_s4_fa2_pointer",
+                "br16_bc64_w8_s4_fa2_ptr",
                 131456,
                 255,
                 127340.2,
@@ -2625,117 +2085,62 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d192_causal",
             estimated(
-                1, "br16_bc32_w4_s2_fa2_pointer", 65664, 255, 2200.3, digest="sha256:1d5f3d7dcc26"
+                1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 2200.3, digest="sha256:1d5f3d7dcc26"
             ),
             estimated(
-                1024,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                8168.3,
-                digest="sha256:1d5f3d7dcc26",
+                1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 8168.3, digest="sha256:1d5f3d7dcc26"
             ),
             estimated(
-                4096,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                31448.4,
-                digest="sha256:1d5f3d7dcc26",
+                4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 31448.4, digest="sha256:1d5f3d7dcc26"
             ),
             estimated(
-                16384,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                61777.1,
-                digest="sha256:1d5f3d7dcc26",
+                16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 61777.1, digest="sha256:1d5f3d7dcc26"
             ),
         ),
         *serve(
             "bwd_fused_bf16_d256",
             estimated(
-                1, "br16_bc32_w4_s1_fa2_pointer", 57344, 255, 2951.4, digest="sha256:9407688c3fad"
+                1, "br16_bc32_w4_s1_fa2_ptr", 57344, 255, 2951.4, digest="sha256:9407688c3fad"
             ),
             estimated(
-                1024,
-                "br16_bc32_w4_s1_fa2_pointer",
-                57344,
-                255,
-                11612.2,
-                digest="sha256:9407688c3fad",
+                1024, "br16_bc32_w4_s1_fa2_ptr", 57344, 255, 11612.2, digest="sha256:9407688c3fad"
             ),
             estimated(
-                4096,
-                "br16_bc32_w4_s1_fa2_pointer",
-                57344,
-                255,
-                46255.3,
-                digest="sha256:9407688c3fad",
+                4096, "br16_bc32_w4_s1_fa2_ptr", 57344, 255, 46255.3, digest="sha256:9407688c3fad"
             ),
             estimated(
-                16384,
-                "br16_bc32_w4_s1_fa2_pointer",
-                57344,
-                255,
-                92446.0,
-                digest="sha256:9407688c3fad",
+                16384, "br16_bc32_w4_s1_fa2_ptr", 57344, 255, 92446.0, digest="sha256:9407688c3fad"
             ),
         ),
         *serve(
             "bwd_fused_bf16_d256_causal",
             estimated(
-                1, "br16_bc32_w4_s2_fa2_pointer", 65664, 255, 1797.1, digest="sha256:0b55a4fb064a"
+                1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 1797.1, digest="sha256:0b55a4fb064a"
             ),
             estimated(
-                1024,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                6601.5,
-                digest="sha256:0b55a4fb064a",
+                1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 6601.5, digest="sha256:0b55a4fb064a"
             ),
             estimated(
-                4096,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                25137.7,
-                digest="sha256:0b55a4fb064a",
+                4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 25137.7, digest="sha256:0b55a4fb064a"
             ),
             estimated(
-                16384,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                49313.8,
-                digest="sha256:0b55a4fb064a",
+                16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 49313.8, digest="sha256:0b55a4fb064a"
             ),
         ),
         *serve(
             "bwd_fused_fp16_d64",
             estimated(
-                1, "br64_bc128_w8_s3_fa2_pointer", 82944, 255, 1088.8, digest="sha256:aab000e0547a"
+                1, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 1088.8, digest="sha256:aab000e0547a"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_pointer",
-                82944,
-                255,
-                4070.0,
-                digest="sha256:aab000e0547a",
+                1024, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 4070.0, digest="sha256:aab000e0547a"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_pointer",
-                82944,
-                255,
-                15994.5,
-                digest="sha256:aab000e0547a",
+                4096, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 15994.5, digest="sha256:aab000e0547a"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s3_fa2_pointer",
+                "br64_bc128_w8_s3_fa2_ptr",
                 82944,
                 255,
                 31893.9,
@@ -2745,147 +2150,77 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_fp16_d64_causal",
             estimated(
-                1, "br64_bc64_w4_s3_fa2_pointer", 58368, 255, 736.38, digest="sha256:5a6fe6e41221"
+                1, "br64_bc64_w4_s3_fa2_ptr", 58368, 255, 736.38, digest="sha256:5a6fe6e41221"
             ),
             estimated(
-                1024,
-                "br64_bc64_w4_s3_fa2_pointer",
-                58368,
-                255,
-                2306.6,
-                digest="sha256:5a6fe6e41221",
+                1024, "br64_bc64_w4_s3_fa2_ptr", 58368, 255, 2306.6, digest="sha256:5a6fe6e41221"
             ),
             estimated(
-                4096,
-                "br64_bc64_w4_s3_fa2_pointer",
-                58368,
-                255,
-                8561.6,
-                digest="sha256:5a6fe6e41221",
+                4096, "br64_bc64_w4_s3_fa2_ptr", 58368, 255, 8561.6, digest="sha256:5a6fe6e41221"
             ),
             estimated(
-                16384,
-                "br64_bc64_w4_s3_fa2_pointer",
-                58368,
-                255,
-                16795.8,
-                digest="sha256:5a6fe6e41221",
+                16384, "br64_bc64_w4_s3_fa2_ptr", 58368, 255, 16795.8, digest="sha256:5a6fe6e41221"
             ),
         ),
         *serve(
             "bwd_fused_fp16_d96",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, 1656.9, digest="sha256:4b1ade99a9e5"
+                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1656.9, digest="sha256:4b1ade99a9e5"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                6344.5,
-                digest="sha256:4b1ade99a9e5",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 6344.5, digest="sha256:4b1ade99a9e5"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                25095.2,
-                digest="sha256:4b1ade99a9e5",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 25095.2, digest="sha256:4b1ade99a9e5"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                50096.0,
-                digest="sha256:4b1ade99a9e5",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 50096.0, digest="sha256:4b1ade99a9e5"
             ),
         ),
         *serve(
             "bwd_fused_fp16_d96_causal",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, 1049.0, digest="sha256:9a2a9f9c6b08"
+                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1049.0, digest="sha256:9a2a9f9c6b08"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                3537.7,
-                digest="sha256:9a2a9f9c6b08",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 3537.7, digest="sha256:9a2a9f9c6b08"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                13424.4,
-                digest="sha256:9a2a9f9c6b08",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 13424.4, digest="sha256:9a2a9f9c6b08"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                26282.0,
-                digest="sha256:9a2a9f9c6b08",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 26282.0, digest="sha256:9a2a9f9c6b08"
             ),
         ),
         *serve(
             "bwd_fused_fp16_d128",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, 1302.0, digest="sha256:f836e8898efc"
+                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1302.0, digest="sha256:f836e8898efc"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                4995.6,
-                digest="sha256:f836e8898efc",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 4995.6, digest="sha256:f836e8898efc"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                19770.0,
-                digest="sha256:f836e8898efc",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 19770.0, digest="sha256:f836e8898efc"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                39469.2,
-                digest="sha256:f836e8898efc",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 39469.2, digest="sha256:f836e8898efc"
             ),
         ),
         *serve(
             "bwd_fused_fp16_d128_causal",
             estimated(
-                1, "br32_bc128_w8_s2_fa2_pointer", 90368, 255, 938.5, digest="sha256:7abf57b29623"
+                1, "br32_bc128_w8_s2_fa2_ptr", 90368, 255, 938.5, digest="sha256:7abf57b29623"
             ),
             estimated(
-                1024,
-                "br32_bc128_w8_s2_fa2_pointer",
-                90368,
-                255,
-                3062.3,
-                digest="sha256:7abf57b29623",
+                1024, "br32_bc128_w8_s2_fa2_ptr", 90368, 255, 3062.3, digest="sha256:7abf57b29623"
             ),
             estimated(
-                4096,
-                "br32_bc128_w8_s2_fa2_pointer",
-                90368,
-                255,
-                11390.0,
-                digest="sha256:7abf57b29623",
+                4096, "br32_bc128_w8_s2_fa2_ptr", 90368, 255, 11390.0, digest="sha256:7abf57b29623"
             ),
             estimated(
                 16384,
-                "br32_bc128_w8_s2_fa2_pointer",
+                "br32_bc128_w8_s2_fa2_ptr",
                 90368,
                 255,
                 22140.7,
@@ -2895,121 +2230,61 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_fp16_d192",
             estimated(
-                1, "br16_bc32_w4_s2_fa2_pointer", 65664, 255, 3173.3, digest="sha256:80b4f2c32c9d"
+                1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 3173.3, digest="sha256:80b4f2c32c9d"
             ),
             estimated(
-                1024,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                12435.9,
-                digest="sha256:80b4f2c32c9d",
+                1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 12435.9, digest="sha256:80b4f2c32c9d"
             ),
             estimated(
-                4096,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                49486.2,
-                digest="sha256:80b4f2c32c9d",
+                4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 49486.2, digest="sha256:80b4f2c32c9d"
             ),
             estimated(
-                16384,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                98886.5,
-                digest="sha256:80b4f2c32c9d",
+                16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 98886.5, digest="sha256:80b4f2c32c9d"
             ),
         ),
         *serve(
             "bwd_fused_fp16_d192_causal",
             estimated(
-                1, "br16_bc32_w4_s2_fa2_pointer", 65664, 255, 2200.3, digest="sha256:04b07886c4de"
+                1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 2200.3, digest="sha256:04b07886c4de"
             ),
             estimated(
-                1024,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                8168.3,
-                digest="sha256:04b07886c4de",
+                1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 8168.3, digest="sha256:04b07886c4de"
             ),
             estimated(
-                4096,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                31448.4,
-                digest="sha256:04b07886c4de",
+                4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 31448.4, digest="sha256:04b07886c4de"
             ),
             estimated(
-                16384,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                61777.1,
-                digest="sha256:04b07886c4de",
+                16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 61777.1, digest="sha256:04b07886c4de"
             ),
         ),
         *serve(
             "bwd_fused_fp16_d256",
             estimated(
-                1, "br16_bc32_w4_s1_fa2_pointer", 57344, 255, 2951.4, digest="sha256:a705090c4503"
+                1, "br16_bc32_w4_s1_fa2_ptr", 57344, 255, 2951.4, digest="sha256:a705090c4503"
             ),
             estimated(
-                1024,
-                "br16_bc32_w4_s1_fa2_pointer",
-                57344,
-                255,
-                11612.2,
-                digest="sha256:a705090c4503",
+                1024, "br16_bc32_w4_s1_fa2_ptr", 57344, 255, 11612.2, digest="sha256:a705090c4503"
             ),
             estimated(
-                4096,
-                "br16_bc32_w4_s1_fa2_pointer",
-                57344,
-                255,
-                46255.3,
-                digest="sha256:a705090c4503",
+                4096, "br16_bc32_w4_s1_fa2_ptr", 57344, 255, 46255.3, digest="sha256:a705090c4503"
             ),
             estimated(
-                16384,
-                "br16_bc32_w4_s1_fa2_pointer",
-                57344,
-                255,
-                92446.0,
-                digest="sha256:a705090c4503",
+                16384, "br16_bc32_w4_s1_fa2_ptr", 57344, 255, 92446.0, digest="sha256:a705090c4503"
             ),
         ),
         *serve(
             "bwd_fused_fp16_d256_causal",
             estimated(
-                1, "br16_bc32_w4_s2_fa2_pointer", 65664, 255, 1797.1, digest="sha256:cdd85cd1ff44"
+                1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 1797.1, digest="sha256:cdd85cd1ff44"
             ),
             estimated(
-                1024,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                6601.5,
-                digest="sha256:cdd85cd1ff44",
+                1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 6601.5, digest="sha256:cdd85cd1ff44"
             ),
             estimated(
-                4096,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                25137.7,
-                digest="sha256:cdd85cd1ff44",
+                4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 25137.7, digest="sha256:cdd85cd1ff44"
             ),
             estimated(
-                16384,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                49313.8,
-                digest="sha256:cdd85cd1ff44",
+                16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 49313.8, digest="sha256:cdd85cd1ff44"
             ),
         ),
     )
@@ -3020,1305 +2295,721 @@ def nvidia_b200() -> tuple[Choice, ...]:
     return (
         *serve(
             "fwd_bf16_d64",
-            untimed(1, "br128_bc64_w8_s3_fa2_pointer", 66560, 121, digest="sha256:fa5503a09972"),
-            untimed(1024, "br128_bc64_w8_s3_fa2_pointer", 66560, 121, digest="sha256:fa5503a09972"),
-            untimed(4096, "br128_bc64_w8_s3_fa2_pointer", 66560, 121, digest="sha256:fa5503a09972"),
-            untimed(
-                16384, "br128_bc64_w8_s3_fa2_pointer", 66560, 121, digest="sha256:fa5503a09972"
-            ),
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr", 66560, 121, digest="sha256:fa5503a09972"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr", 66560, 121, digest="sha256:fa5503a09972"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr", 66560, 121, digest="sha256:fa5503a09972"),
+            untimed(16384, "br128_bc64_w8_s3_fa2_ptr", 66560, 121, digest="sha256:fa5503a09972"),
         ),
         *serve(
             "fwd_bf16_d64_causal",
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr_lpt", 66560, 120, digest="sha256:4f15ed63fbd2"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr_lpt", 66560, 120, digest="sha256:4f15ed63fbd2"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr_lpt", 66560, 120, digest="sha256:4f15ed63fbd2"),
             untimed(
-                1,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                66560,
-                120,
-                digest="sha256:4f15ed63fbd2",
-            ),
-            untimed(
-                1024,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                66560,
-                120,
-                digest="sha256:4f15ed63fbd2",
-            ),
-            untimed(
-                4096,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                66560,
-                120,
-                digest="sha256:4f15ed63fbd2",
-            ),
-            untimed(
-                16384,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                66560,
-                120,
-                digest="sha256:4f15ed63fbd2",
+                16384, "br128_bc64_w8_s3_fa2_ptr_lpt", 66560, 120, digest="sha256:4f15ed63fbd2"
             ),
         ),
         *serve(
             "fwd_bf16_d96",
-            untimed(1, "br128_bc64_w8_s3_fa2_pointer", 132096, 187, digest="sha256:2bcb6e655a43"),
-            untimed(
-                1024, "br128_bc64_w8_s3_fa2_pointer", 132096, 187, digest="sha256:2bcb6e655a43"
-            ),
-            untimed(
-                4096, "br128_bc64_w8_s3_fa2_pointer", 132096, 187, digest="sha256:2bcb6e655a43"
-            ),
-            untimed(
-                16384, "br128_bc64_w8_s3_fa2_pointer", 132096, 187, digest="sha256:2bcb6e655a43"
-            ),
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr", 132096, 187, digest="sha256:2bcb6e655a43"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr", 132096, 187, digest="sha256:2bcb6e655a43"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr", 132096, 187, digest="sha256:2bcb6e655a43"),
+            untimed(16384, "br128_bc64_w8_s3_fa2_ptr", 132096, 187, digest="sha256:2bcb6e655a43"),
         ),
         *serve(
             "fwd_bf16_d96_causal",
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr_lpt", 132096, 189, digest="sha256:53a7a5b4bd90"),
             untimed(
-                1,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                132096,
-                189,
-                digest="sha256:53a7a5b4bd90",
+                1024, "br128_bc64_w8_s3_fa2_ptr_lpt", 132096, 189, digest="sha256:53a7a5b4bd90"
             ),
             untimed(
-                1024,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                132096,
-                189,
-                digest="sha256:53a7a5b4bd90",
+                4096, "br128_bc64_w8_s3_fa2_ptr_lpt", 132096, 189, digest="sha256:53a7a5b4bd90"
             ),
             untimed(
-                4096,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                132096,
-                189,
-                digest="sha256:53a7a5b4bd90",
-            ),
-            untimed(
-                16384,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                132096,
-                189,
-                digest="sha256:53a7a5b4bd90",
+                16384, "br128_bc64_w8_s3_fa2_ptr_lpt", 132096, 189, digest="sha256:53a7a5b4bd90"
             ),
         ),
         *serve(
             "fwd_bf16_d128",
-            untimed(1, "br128_bc64_w8_s3_fa2_pointer", 132096, 176, digest="sha256:849ef62e2501"),
-            untimed(
-                1024, "br128_bc64_w8_s3_fa2_pointer", 132096, 176, digest="sha256:849ef62e2501"
-            ),
-            untimed(
-                4096, "br128_bc64_w8_s3_fa2_pointer", 132096, 176, digest="sha256:849ef62e2501"
-            ),
-            untimed(
-                16384, "br128_bc64_w8_s3_fa2_pointer", 132096, 176, digest="sha256:849ef62e2501"
-            ),
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr", 132096, 176, digest="sha256:849ef62e2501"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr", 132096, 176, digest="sha256:849ef62e2501"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr", 132096, 176, digest="sha256:849ef62e2501"),
+            untimed(16384, "br128_bc64_w8_s3_fa2_ptr", 132096, 176, digest="sha256:849ef62e2501"),
         ),
         *serve(
             "fwd_bf16_d128_causal",
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr_lpt", 132096, 181, digest="sha256:ee40475a025c"),
             untimed(
-                1,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                132096,
-                181,
-                digest="sha256:ee40475a025c",
+                1024, "br128_bc64_w8_s3_fa2_ptr_lpt", 132096, 181, digest="sha256:ee40475a025c"
             ),
             untimed(
-                1024,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                132096,
-                181,
-                digest="sha256:ee40475a025c",
+                4096, "br128_bc64_w8_s3_fa2_ptr_lpt", 132096, 181, digest="sha256:ee40475a025c"
             ),
             untimed(
-                4096,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                132096,
-                181,
-                digest="sha256:ee40475a025c",
-            ),
-            untimed(
-                16384,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                132096,
-                181,
-                digest="sha256:ee40475a025c",
+                16384, "br128_bc64_w8_s3_fa2_ptr_lpt", 132096, 181, digest="sha256:ee40475a025c"
             ),
         ),
         *serve(
             "fwd_bf16_d192",
-            untimed(1, "br64_bc64_w4_s3_fa2_descriptor", 230400, 214, digest="sha256:b7d306763c39"),
-            untimed(
-                1024, "br64_bc64_w4_s3_fa2_descriptor", 230400, 214, digest="sha256:b7d306763c39"
-            ),
-            untimed(
-                4096, "br64_bc64_w4_s3_fa2_descriptor", 230400, 214, digest="sha256:b7d306763c39"
-            ),
-            untimed(
-                16384, "br64_bc64_w4_s3_fa2_descriptor", 230400, 214, digest="sha256:b7d306763c39"
-            ),
+            untimed(1, "br64_bc64_w4_s3_fa2_tma", 230400, 214, digest="sha256:b7d306763c39"),
+            untimed(1024, "br64_bc64_w4_s3_fa2_tma", 230400, 214, digest="sha256:b7d306763c39"),
+            untimed(4096, "br64_bc64_w4_s3_fa2_tma", 230400, 214, digest="sha256:b7d306763c39"),
+            untimed(16384, "br64_bc64_w4_s3_fa2_tma", 230400, 214, digest="sha256:b7d306763c39"),
         ),
         *serve(
             "fwd_bf16_d192_causal",
+            untimed(1, "br64_bc64_w4_s3_fa2_tma_lpt", 230400, 218, digest="sha256:d985cd0474bf"),
+            untimed(1024, "br64_bc64_w4_s3_fa2_tma_lpt", 230400, 218, digest="sha256:d985cd0474bf"),
+            untimed(4096, "br64_bc64_w4_s3_fa2_tma_lpt", 230400, 218, digest="sha256:d985cd0474bf"),
             untimed(
-                1,
-                "br64_bc64_w4_s3_fa2_descriptor_longest_first",
-                230400,
-                218,
-                digest="sha256:d985cd0474bf",
-            ),
-            untimed(
-                1024,
-                "br64_bc64_w4_s3_fa2_descriptor_longest_first",
-                230400,
-                218,
-                digest="sha256:d985cd0474bf",
-            ),
-            untimed(
-                4096,
-                "br64_bc64_w4_s3_fa2_descriptor_longest_first",
-                230400,
-                218,
-                digest="sha256:d985cd0474bf",
-            ),
-            untimed(
-                16384,
-                "br64_bc64_w4_s3_fa2_descriptor_longest_first",
-                230400,
-                218,
-                digest="sha256:d985cd0474bf",
+                16384, "br64_bc64_w4_s3_fa2_tma_lpt", 230400, 218, digest="sha256:d985cd0474bf"
             ),
         ),
         *serve(
             "fwd_bf16_d256",
-            untimed(1, "br64_bc64_w4_s3_fa2_descriptor", 230400, 214, digest="sha256:1db9a1287af0"),
-            untimed(
-                1024, "br64_bc64_w4_s3_fa2_descriptor", 230400, 214, digest="sha256:1db9a1287af0"
-            ),
-            untimed(
-                4096, "br64_bc64_w4_s3_fa2_descriptor", 230400, 214, digest="sha256:1db9a1287af0"
-            ),
-            untimed(
-                16384, "br64_bc64_w4_s3_fa2_descriptor", 230400, 214, digest="sha256:1db9a1287af0"
-            ),
+            untimed(1, "br64_bc64_w4_s3_fa2_tma", 230400, 214, digest="sha256:1db9a1287af0"),
+            untimed(1024, "br64_bc64_w4_s3_fa2_tma", 230400, 214, digest="sha256:1db9a1287af0"),
+            untimed(4096, "br64_bc64_w4_s3_fa2_tma", 230400, 214, digest="sha256:1db9a1287af0"),
+            untimed(16384, "br64_bc64_w4_s3_fa2_tma", 230400, 214, digest="sha256:1db9a1287af0"),
         ),
         *serve(
             "fwd_bf16_d256_causal",
+            untimed(1, "br64_bc64_w4_s3_fa2_tma_lpt", 230400, 218, digest="sha256:25ae657efbde"),
+            untimed(1024, "br64_bc64_w4_s3_fa2_tma_lpt", 230400, 218, digest="sha256:25ae657efbde"),
+            untimed(4096, "br64_bc64_w4_s3_fa2_tma_lpt", 230400, 218, digest="sha256:25ae657efbde"),
             untimed(
-                1,
-                "br64_bc64_w4_s3_fa2_descriptor_longest_first",
-                230400,
-                218,
-                digest="sha256:25ae657efbde",
-            ),
-            untimed(
-                1024,
-                "br64_bc64_w4_s3_fa2_descriptor_longest_first",
-                230400,
-                218,
-                digest="sha256:25ae657efbde",
-            ),
-            untimed(
-                4096,
-                "br64_bc64_w4_s3_fa2_descriptor_longest_first",
-                230400,
-                218,
-                digest="sha256:25ae657efbde",
-            ),
-            untimed(
-                16384,
-                "br64_bc64_w4_s3_fa2_descriptor_longest_first",
-                230400,
-                218,
-                digest="sha256:25ae657efbde",
+                16384, "br64_bc64_w4_s3_fa2_tma_lpt", 230400, 218, digest="sha256:25ae657efbde"
             ),
         ),
         *serve(
             "fwd_fp16_d64",
-            untimed(1, "br128_bc64_w8_s3_fa2_pointer", 66560, 121, digest="sha256:6ef43a9e62a9"),
-            untimed(1024, "br128_bc64_w8_s3_fa2_pointer", 66560, 121, digest="sha256:6ef43a9e62a9"),
-            untimed(4096, "br128_bc64_w8_s3_fa2_pointer", 66560, 121, digest="sha256:6ef43a9e62a9"),
-            untimed(
-                16384, "br128_bc64_w8_s3_fa2_pointer", 66560, 121, digest="sha256:6ef43a9e62a9"
-            ),
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr", 66560, 121, digest="sha256:6ef43a9e62a9"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr", 66560, 121, digest="sha256:6ef43a9e62a9"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr", 66560, 121, digest="sha256:6ef43a9e62a9"),
+            untimed(16384, "br128_bc64_w8_s3_fa2_ptr", 66560, 121, digest="sha256:6ef43a9e62a9"),
         ),
         *serve(
             "fwd_fp16_d64_causal",
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr_lpt", 66560, 120, digest="sha256:b647f82f355e"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr_lpt", 66560, 120, digest="sha256:b647f82f355e"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr_lpt", 66560, 120, digest="sha256:b647f82f355e"),
             untimed(
-                1,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                66560,
-                120,
-                digest="sha256:b647f82f355e",
-            ),
-            untimed(
-                1024,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                66560,
-                120,
-                digest="sha256:b647f82f355e",
-            ),
-            untimed(
-                4096,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                66560,
-                120,
-                digest="sha256:b647f82f355e",
-            ),
-            untimed(
-                16384,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                66560,
-                120,
-                digest="sha256:b647f82f355e",
+                16384, "br128_bc64_w8_s3_fa2_ptr_lpt", 66560, 120, digest="sha256:b647f82f355e"
             ),
         ),
         *serve(
             "fwd_fp16_d96",
-            untimed(1, "br128_bc64_w8_s3_fa2_pointer", 132096, 187, digest="sha256:b3fdd6227693"),
-            untimed(
-                1024, "br128_bc64_w8_s3_fa2_pointer", 132096, 187, digest="sha256:b3fdd6227693"
-            ),
-            untimed(
-                4096, "br128_bc64_w8_s3_fa2_pointer", 132096, 187, digest="sha256:b3fdd6227693"
-            ),
-            untimed(
-                16384, "br128_bc64_w8_s3_fa2_pointer", 132096, 187, digest="sha256:b3fdd6227693"
-            ),
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr", 132096, 187, digest="sha256:b3fdd6227693"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr", 132096, 187, digest="sha256:b3fdd6227693"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr", 132096, 187, digest="sha256:b3fdd6227693"),
+            untimed(16384, "br128_bc64_w8_s3_fa2_ptr", 132096, 187, digest="sha256:b3fdd6227693"),
         ),
         *serve(
             "fwd_fp16_d96_causal",
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr_lpt", 132096, 189, digest="sha256:f3645dd426f4"),
             untimed(
-                1,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                132096,
-                189,
-                digest="sha256:f3645dd426f4",
+                1024, "br128_bc64_w8_s3_fa2_ptr_lpt", 132096, 189, digest="sha256:f3645dd426f4"
             ),
             untimed(
-                1024,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                132096,
-                189,
-                digest="sha256:f3645dd426f4",
+                4096, "br128_bc64_w8_s3_fa2_ptr_lpt", 132096, 189, digest="sha256:f3645dd426f4"
             ),
             untimed(
-                4096,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                132096,
-                189,
-                digest="sha256:f3645dd426f4",
-            ),
-            untimed(
-                16384,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                132096,
-                189,
-                digest="sha256:f3645dd426f4",
+                16384, "br128_bc64_w8_s3_fa2_ptr_lpt", 132096, 189, digest="sha256:f3645dd426f4"
             ),
         ),
         *serve(
             "fwd_fp16_d128",
-            untimed(1, "br128_bc64_w8_s3_fa2_pointer", 132096, 176, digest="sha256:cc9c66b97bf0"),
-            untimed(
-                1024, "br128_bc64_w8_s3_fa2_pointer", 132096, 176, digest="sha256:cc9c66b97bf0"
-            ),
-            untimed(
-                4096, "br128_bc64_w8_s3_fa2_pointer", 132096, 176, digest="sha256:cc9c66b97bf0"
-            ),
-            untimed(
-                16384, "br128_bc64_w8_s3_fa2_pointer", 132096, 176, digest="sha256:cc9c66b97bf0"
-            ),
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr", 132096, 176, digest="sha256:cc9c66b97bf0"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr", 132096, 176, digest="sha256:cc9c66b97bf0"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr", 132096, 176, digest="sha256:cc9c66b97bf0"),
+            untimed(16384, "br128_bc64_w8_s3_fa2_ptr", 132096, 176, digest="sha256:cc9c66b97bf0"),
         ),
         *serve(
             "fwd_fp16_d128_causal",
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr_lpt", 132096, 181, digest="sha256:a1b645d8d54e"),
             untimed(
-                1,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                132096,
-                181,
-                digest="sha256:a1b645d8d54e",
+                1024, "br128_bc64_w8_s3_fa2_ptr_lpt", 132096, 181, digest="sha256:a1b645d8d54e"
             ),
             untimed(
-                1024,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                132096,
-                181,
-                digest="sha256:a1b645d8d54e",
+                4096, "br128_bc64_w8_s3_fa2_ptr_lpt", 132096, 181, digest="sha256:a1b645d8d54e"
             ),
             untimed(
-                4096,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                132096,
-                181,
-                digest="sha256:a1b645d8d54e",
-            ),
-            untimed(
-                16384,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                132096,
-                181,
-                digest="sha256:a1b645d8d54e",
+                16384, "br128_bc64_w8_s3_fa2_ptr_lpt", 132096, 181, digest="sha256:a1b645d8d54e"
             ),
         ),
         *serve(
             "fwd_fp16_d192",
-            untimed(1, "br64_bc64_w4_s3_fa2_descriptor", 230400, 214, digest="sha256:6df699b889cc"),
-            untimed(
-                1024, "br64_bc64_w4_s3_fa2_descriptor", 230400, 214, digest="sha256:6df699b889cc"
-            ),
-            untimed(
-                4096, "br64_bc64_w4_s3_fa2_descriptor", 230400, 214, digest="sha256:6df699b889cc"
-            ),
-            untimed(
-                16384, "br64_bc64_w4_s3_fa2_descriptor", 230400, 214, digest="sha256:6df699b889cc"
-            ),
+            untimed(1, "br64_bc64_w4_s3_fa2_tma", 230400, 214, digest="sha256:6df699b889cc"),
+            untimed(1024, "br64_bc64_w4_s3_fa2_tma", 230400, 214, digest="sha256:6df699b889cc"),
+            untimed(4096, "br64_bc64_w4_s3_fa2_tma", 230400, 214, digest="sha256:6df699b889cc"),
+            untimed(16384, "br64_bc64_w4_s3_fa2_tma", 230400, 214, digest="sha256:6df699b889cc"),
         ),
         *serve(
             "fwd_fp16_d192_causal",
+            untimed(1, "br64_bc64_w4_s3_fa2_tma_lpt", 230400, 218, digest="sha256:4772e63bd3ef"),
+            untimed(1024, "br64_bc64_w4_s3_fa2_tma_lpt", 230400, 218, digest="sha256:4772e63bd3ef"),
+            untimed(4096, "br64_bc64_w4_s3_fa2_tma_lpt", 230400, 218, digest="sha256:4772e63bd3ef"),
             untimed(
-                1,
-                "br64_bc64_w4_s3_fa2_descriptor_longest_first",
-                230400,
-                218,
-                digest="sha256:4772e63bd3ef",
-            ),
-            untimed(
-                1024,
-                "br64_bc64_w4_s3_fa2_descriptor_longest_first",
-                230400,
-                218,
-                digest="sha256:4772e63bd3ef",
-            ),
-            untimed(
-                4096,
-                "br64_bc64_w4_s3_fa2_descriptor_longest_first",
-                230400,
-                218,
-                digest="sha256:4772e63bd3ef",
-            ),
-            untimed(
-                16384,
-                "br64_bc64_w4_s3_fa2_descriptor_longest_first",
-                230400,
-                218,
-                digest="sha256:4772e63bd3ef",
+                16384, "br64_bc64_w4_s3_fa2_tma_lpt", 230400, 218, digest="sha256:4772e63bd3ef"
             ),
         ),
         *serve(
             "fwd_fp16_d256",
-            untimed(1, "br64_bc64_w4_s3_fa2_descriptor", 230400, 214, digest="sha256:307becffb98f"),
-            untimed(
-                1024, "br64_bc64_w4_s3_fa2_descriptor", 230400, 214, digest="sha256:307becffb98f"
-            ),
-            untimed(
-                4096, "br64_bc64_w4_s3_fa2_descriptor", 230400, 214, digest="sha256:307becffb98f"
-            ),
-            untimed(
-                16384, "br64_bc64_w4_s3_fa2_descriptor", 230400, 214, digest="sha256:307becffb98f"
-            ),
+            untimed(1, "br64_bc64_w4_s3_fa2_tma", 230400, 214, digest="sha256:307becffb98f"),
+            untimed(1024, "br64_bc64_w4_s3_fa2_tma", 230400, 214, digest="sha256:307becffb98f"),
+            untimed(4096, "br64_bc64_w4_s3_fa2_tma", 230400, 214, digest="sha256:307becffb98f"),
+            untimed(16384, "br64_bc64_w4_s3_fa2_tma", 230400, 214, digest="sha256:307becffb98f"),
         ),
         *serve(
             "fwd_fp16_d256_causal",
+            untimed(1, "br64_bc64_w4_s3_fa2_tma_lpt", 230400, 218, digest="sha256:f1e7284f06db"),
+            untimed(1024, "br64_bc64_w4_s3_fa2_tma_lpt", 230400, 218, digest="sha256:f1e7284f06db"),
+            untimed(4096, "br64_bc64_w4_s3_fa2_tma_lpt", 230400, 218, digest="sha256:f1e7284f06db"),
             untimed(
-                1,
-                "br64_bc64_w4_s3_fa2_descriptor_longest_first",
-                230400,
-                218,
-                digest="sha256:f1e7284f06db",
-            ),
-            untimed(
-                1024,
-                "br64_bc64_w4_s3_fa2_descriptor_longest_first",
-                230400,
-                218,
-                digest="sha256:f1e7284f06db",
-            ),
-            untimed(
-                4096,
-                "br64_bc64_w4_s3_fa2_descriptor_longest_first",
-                230400,
-                218,
-                digest="sha256:f1e7284f06db",
-            ),
-            untimed(
-                16384,
-                "br64_bc64_w4_s3_fa2_descriptor_longest_first",
-                230400,
-                218,
-                digest="sha256:f1e7284f06db",
+                16384, "br64_bc64_w4_s3_fa2_tma_lpt", 230400, 218, digest="sha256:f1e7284f06db"
             ),
         ),
         *serve(
             "bwd_delta_bf16_d64",
-            untimed(1, "br64_bc16_w4_s1_fa2_pointer", 256, 48),
-            untimed(1024, "br64_bc16_w4_s1_fa2_pointer", 256, 48),
-            untimed(4096, "br64_bc16_w4_s1_fa2_pointer", 256, 48),
-            untimed(16384, "br64_bc16_w4_s1_fa2_pointer", 256, 48),
+            untimed(1, "br64_bc16_w4_s1_fa2_ptr", 256, 48, digest="sha256:99f8a2e0e76b"),
+            untimed(1024, "br64_bc16_w4_s1_fa2_ptr", 256, 48, digest="sha256:99f8a2e0e76b"),
+            untimed(4096, "br64_bc16_w4_s1_fa2_ptr", 256, 48, digest="sha256:99f8a2e0e76b"),
+            untimed(16384, "br64_bc16_w4_s1_fa2_ptr", 256, 48, digest="sha256:99f8a2e0e76b"),
         ),
         *serve(
             "bwd_delta_bf16_d96",
-            untimed(1, "br32_bc16_w4_s1_fa2_pointer", 128, 56),
-            untimed(1024, "br32_bc16_w4_s1_fa2_pointer", 128, 56),
-            untimed(4096, "br32_bc16_w4_s1_fa2_pointer", 128, 56),
-            untimed(16384, "br32_bc16_w4_s1_fa2_pointer", 128, 56),
+            untimed(1, "br32_bc16_w4_s1_fa2_ptr", 128, 56, digest="sha256:cf9e1b3eadf9"),
+            untimed(1024, "br32_bc16_w4_s1_fa2_ptr", 128, 56, digest="sha256:cf9e1b3eadf9"),
+            untimed(4096, "br32_bc16_w4_s1_fa2_ptr", 128, 56, digest="sha256:cf9e1b3eadf9"),
+            untimed(16384, "br32_bc16_w4_s1_fa2_ptr", 128, 56, digest="sha256:cf9e1b3eadf9"),
         ),
         *serve(
             "bwd_delta_bf16_d128",
-            untimed(1, "br32_bc16_w4_s1_fa2_pointer", 128, 56),
-            untimed(1024, "br32_bc16_w4_s1_fa2_pointer", 128, 56),
-            untimed(4096, "br32_bc16_w4_s1_fa2_pointer", 128, 56),
-            untimed(16384, "br32_bc16_w4_s1_fa2_pointer", 128, 56),
+            untimed(1, "br32_bc16_w4_s1_fa2_ptr", 128, 56, digest="sha256:d6c15554d065"),
+            untimed(1024, "br32_bc16_w4_s1_fa2_ptr", 128, 56, digest="sha256:d6c15554d065"),
+            untimed(4096, "br32_bc16_w4_s1_fa2_ptr", 128, 56, digest="sha256:d6c15554d065"),
+            untimed(16384, "br32_bc16_w4_s1_fa2_ptr", 128, 56, digest="sha256:d6c15554d065"),
         ),
         *serve(
             "bwd_delta_bf16_d192",
-            untimed(1, "br16_bc16_w4_s1_fa2_pointer", 64, 56),
-            untimed(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 56),
-            untimed(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 56),
-            untimed(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 56),
+            untimed(1, "br16_bc16_w4_s1_fa2_ptr", 64, 56, digest="sha256:1331922c318d"),
+            untimed(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 56, digest="sha256:1331922c318d"),
+            untimed(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 56, digest="sha256:1331922c318d"),
+            untimed(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 56, digest="sha256:1331922c318d"),
         ),
         *serve(
             "bwd_delta_bf16_d256",
-            untimed(1, "br16_bc16_w4_s1_fa2_pointer", 64, 56),
-            untimed(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 56),
-            untimed(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 56),
-            untimed(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 56),
+            untimed(1, "br16_bc16_w4_s1_fa2_ptr", 64, 56, digest="sha256:e0d2e8c1e1bb"),
+            untimed(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 56, digest="sha256:e0d2e8c1e1bb"),
+            untimed(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 56, digest="sha256:e0d2e8c1e1bb"),
+            untimed(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 56, digest="sha256:e0d2e8c1e1bb"),
         ),
         *serve(
             "bwd_delta_fp16_d64",
-            untimed(1, "br64_bc16_w4_s1_fa2_pointer", 256, 46),
-            untimed(1024, "br64_bc16_w4_s1_fa2_pointer", 256, 46),
-            untimed(4096, "br64_bc16_w4_s1_fa2_pointer", 256, 46),
-            untimed(16384, "br64_bc16_w4_s1_fa2_pointer", 256, 46),
+            untimed(1, "br64_bc16_w4_s1_fa2_ptr", 256, 46, digest="sha256:1c64bd4d7b31"),
+            untimed(1024, "br64_bc16_w4_s1_fa2_ptr", 256, 46, digest="sha256:1c64bd4d7b31"),
+            untimed(4096, "br64_bc16_w4_s1_fa2_ptr", 256, 46, digest="sha256:1c64bd4d7b31"),
+            untimed(16384, "br64_bc16_w4_s1_fa2_ptr", 256, 46, digest="sha256:1c64bd4d7b31"),
         ),
         *serve(
             "bwd_delta_fp16_d96",
-            untimed(1, "br32_bc16_w4_s1_fa2_pointer", 128, 56),
-            untimed(1024, "br32_bc16_w4_s1_fa2_pointer", 128, 56),
-            untimed(4096, "br32_bc16_w4_s1_fa2_pointer", 128, 56),
-            untimed(16384, "br32_bc16_w4_s1_fa2_pointer", 128, 56),
+            untimed(1, "br32_bc16_w4_s1_fa2_ptr", 128, 56, digest="sha256:6f0189f864ba"),
+            untimed(1024, "br32_bc16_w4_s1_fa2_ptr", 128, 56, digest="sha256:6f0189f864ba"),
+            untimed(4096, "br32_bc16_w4_s1_fa2_ptr", 128, 56, digest="sha256:6f0189f864ba"),
+            untimed(16384, "br32_bc16_w4_s1_fa2_ptr", 128, 56, digest="sha256:6f0189f864ba"),
         ),
         *serve(
             "bwd_delta_fp16_d128",
-            untimed(1, "br32_bc16_w4_s1_fa2_pointer", 128, 56),
-            untimed(1024, "br32_bc16_w4_s1_fa2_pointer", 128, 56),
-            untimed(4096, "br32_bc16_w4_s1_fa2_pointer", 128, 56),
-            untimed(16384, "br32_bc16_w4_s1_fa2_pointer", 128, 56),
+            untimed(1, "br32_bc16_w4_s1_fa2_ptr", 128, 56, digest="sha256:e502ad56704f"),
+            untimed(1024, "br32_bc16_w4_s1_fa2_ptr", 128, 56, digest="sha256:e502ad56704f"),
+            untimed(4096, "br32_bc16_w4_s1_fa2_ptr", 128, 56, digest="sha256:e502ad56704f"),
+            untimed(16384, "br32_bc16_w4_s1_fa2_ptr", 128, 56, digest="sha256:e502ad56704f"),
         ),
         *serve(
             "bwd_delta_fp16_d192",
-            untimed(1, "br16_bc16_w4_s1_fa2_pointer", 64, 56),
-            untimed(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 56),
-            untimed(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 56),
-            untimed(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 56),
+            untimed(1, "br16_bc16_w4_s1_fa2_ptr", 64, 56, digest="sha256:a065b572ca09"),
+            untimed(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 56, digest="sha256:a065b572ca09"),
+            untimed(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 56, digest="sha256:a065b572ca09"),
+            untimed(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 56, digest="sha256:a065b572ca09"),
         ),
         *serve(
             "bwd_delta_fp16_d256",
-            untimed(1, "br16_bc16_w4_s1_fa2_pointer", 64, 56),
-            untimed(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 56),
-            untimed(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 56),
-            untimed(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 56),
+            untimed(1, "br16_bc16_w4_s1_fa2_ptr", 64, 56, digest="sha256:010afaaf1d29"),
+            untimed(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 56, digest="sha256:010afaaf1d29"),
+            untimed(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 56, digest="sha256:010afaaf1d29"),
+            untimed(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 56, digest="sha256:010afaaf1d29"),
         ),
         *serve(
             "bwd_dkv_bf16_d64",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 99392, 255, digest="sha256:dd3f5b376131"),
-            untimed(1024, "br64_bc128_w8_s3_fa2_pointer", 99392, 255, digest="sha256:dd3f5b376131"),
-            untimed(4096, "br64_bc128_w8_s3_fa2_pointer", 99392, 255, digest="sha256:dd3f5b376131"),
-            untimed(
-                16384, "br64_bc128_w8_s3_fa2_pointer", 99392, 255, digest="sha256:dd3f5b376131"
-            ),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 99392, 255, digest="sha256:dd3f5b376131"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 99392, 255, digest="sha256:dd3f5b376131"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 99392, 255, digest="sha256:dd3f5b376131"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 99392, 255, digest="sha256:dd3f5b376131"),
         ),
         *serve(
             "bwd_dkv_bf16_d64_causal",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 100352, 255, digest="sha256:5b114f3d7298"),
-            untimed(
-                1024, "br64_bc128_w8_s3_fa2_pointer", 100352, 255, digest="sha256:5b114f3d7298"
-            ),
-            untimed(
-                4096, "br64_bc128_w8_s3_fa2_pointer", 100352, 255, digest="sha256:5b114f3d7298"
-            ),
-            untimed(
-                16384, "br64_bc128_w8_s3_fa2_pointer", 100352, 255, digest="sha256:5b114f3d7298"
-            ),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 100352, 255, digest="sha256:5b114f3d7298"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 100352, 255, digest="sha256:5b114f3d7298"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 100352, 255, digest="sha256:5b114f3d7298"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 100352, 255, digest="sha256:5b114f3d7298"),
         ),
         *serve(
             "bwd_dkv_bf16_d96",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 197696, 255, digest="sha256:c7b1a8c3041b"),
-            untimed(
-                1024, "br64_bc128_w8_s3_fa2_pointer", 197696, 255, digest="sha256:c7b1a8c3041b"
-            ),
-            untimed(
-                4096, "br64_bc128_w8_s3_fa2_pointer", 197696, 255, digest="sha256:c7b1a8c3041b"
-            ),
-            untimed(
-                16384, "br64_bc128_w8_s3_fa2_pointer", 197696, 255, digest="sha256:c7b1a8c3041b"
-            ),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 197696, 255, digest="sha256:c7b1a8c3041b"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 197696, 255, digest="sha256:c7b1a8c3041b"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 197696, 255, digest="sha256:c7b1a8c3041b"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 197696, 255, digest="sha256:c7b1a8c3041b"),
         ),
         *serve(
             "bwd_dkv_bf16_d96_causal",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 198656, 255, digest="sha256:e000899854e8"),
-            untimed(
-                1024, "br64_bc128_w8_s3_fa2_pointer", 198656, 255, digest="sha256:e000899854e8"
-            ),
-            untimed(
-                4096, "br64_bc128_w8_s3_fa2_pointer", 198656, 255, digest="sha256:e000899854e8"
-            ),
-            untimed(
-                16384, "br64_bc128_w8_s3_fa2_pointer", 198656, 255, digest="sha256:e000899854e8"
-            ),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 198656, 255, digest="sha256:e000899854e8"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 198656, 255, digest="sha256:e000899854e8"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 198656, 255, digest="sha256:e000899854e8"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 198656, 255, digest="sha256:e000899854e8"),
         ),
         *serve(
             "bwd_dkv_bf16_d128",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 197696, 255, digest="sha256:bb68618e7334"),
-            untimed(
-                1024, "br64_bc128_w8_s3_fa2_pointer", 197696, 255, digest="sha256:bb68618e7334"
-            ),
-            untimed(
-                4096, "br64_bc128_w8_s3_fa2_pointer", 197696, 255, digest="sha256:bb68618e7334"
-            ),
-            untimed(
-                16384, "br64_bc128_w8_s3_fa2_pointer", 197696, 255, digest="sha256:bb68618e7334"
-            ),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 197696, 255, digest="sha256:bb68618e7334"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 197696, 255, digest="sha256:bb68618e7334"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 197696, 255, digest="sha256:bb68618e7334"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 197696, 255, digest="sha256:bb68618e7334"),
         ),
         *serve(
             "bwd_dkv_bf16_d128_causal",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 198656, 255, digest="sha256:d1c458c5286b"),
-            untimed(
-                1024, "br64_bc128_w8_s3_fa2_pointer", 198656, 255, digest="sha256:d1c458c5286b"
-            ),
-            untimed(
-                4096, "br64_bc128_w8_s3_fa2_pointer", 198656, 255, digest="sha256:d1c458c5286b"
-            ),
-            untimed(
-                16384, "br64_bc128_w8_s3_fa2_pointer", 198656, 255, digest="sha256:d1c458c5286b"
-            ),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 198656, 255, digest="sha256:d1c458c5286b"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 198656, 255, digest="sha256:d1c458c5286b"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 198656, 255, digest="sha256:d1c458c5286b"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 198656, 255, digest="sha256:d1c458c5286b"),
         ),
         *serve(
             "bwd_dkv_bf16_d192",
-            untimed(1, "br16_bc32_w8_s2_fa2_pointer", 50304, 170, digest="sha256:54daa70fa1b0"),
-            untimed(1024, "br16_bc32_w8_s2_fa2_pointer", 50304, 170, digest="sha256:54daa70fa1b0"),
-            untimed(4096, "br16_bc32_w8_s2_fa2_pointer", 50304, 170, digest="sha256:54daa70fa1b0"),
-            untimed(16384, "br16_bc32_w8_s2_fa2_pointer", 50304, 170, digest="sha256:54daa70fa1b0"),
+            untimed(1, "br16_bc32_w8_s2_fa2_ptr", 50304, 170, digest="sha256:54daa70fa1b0"),
+            untimed(1024, "br16_bc32_w8_s2_fa2_ptr", 50304, 170, digest="sha256:54daa70fa1b0"),
+            untimed(4096, "br16_bc32_w8_s2_fa2_ptr", 50304, 170, digest="sha256:54daa70fa1b0"),
+            untimed(16384, "br16_bc32_w8_s2_fa2_ptr", 50304, 170, digest="sha256:54daa70fa1b0"),
         ),
         *serve(
             "bwd_dkv_bf16_d192_causal",
-            untimed(1, "br16_bc32_w8_s2_fa2_pointer", 50304, 196, digest="sha256:cfda0c6aa0ca"),
-            untimed(1024, "br16_bc32_w8_s2_fa2_pointer", 50304, 196, digest="sha256:cfda0c6aa0ca"),
-            untimed(4096, "br16_bc32_w8_s2_fa2_pointer", 50304, 196, digest="sha256:cfda0c6aa0ca"),
-            untimed(16384, "br16_bc32_w8_s2_fa2_pointer", 50304, 196, digest="sha256:cfda0c6aa0ca"),
+            untimed(1, "br16_bc32_w8_s2_fa2_ptr", 50304, 196, digest="sha256:cfda0c6aa0ca"),
+            untimed(1024, "br16_bc32_w8_s2_fa2_ptr", 50304, 196, digest="sha256:cfda0c6aa0ca"),
+            untimed(4096, "br16_bc32_w8_s2_fa2_ptr", 50304, 196, digest="sha256:cfda0c6aa0ca"),
+            untimed(16384, "br16_bc32_w8_s2_fa2_ptr", 50304, 196, digest="sha256:cfda0c6aa0ca"),
         ),
         *serve(
             "bwd_dkv_bf16_d256",
-            untimed(1, "br16_bc32_w8_s2_fa2_pointer", 50304, 166, digest="sha256:a56643dc66d6"),
-            untimed(1024, "br16_bc32_w8_s2_fa2_pointer", 50304, 166, digest="sha256:a56643dc66d6"),
-            untimed(4096, "br16_bc32_w8_s2_fa2_pointer", 50304, 166, digest="sha256:a56643dc66d6"),
-            untimed(16384, "br16_bc32_w8_s2_fa2_pointer", 50304, 166, digest="sha256:a56643dc66d6"),
+            untimed(1, "br16_bc32_w8_s2_fa2_ptr", 50304, 166, digest="sha256:a56643dc66d6"),
+            untimed(1024, "br16_bc32_w8_s2_fa2_ptr", 50304, 166, digest="sha256:a56643dc66d6"),
+            untimed(4096, "br16_bc32_w8_s2_fa2_ptr", 50304, 166, digest="sha256:a56643dc66d6"),
+            untimed(16384, "br16_bc32_w8_s2_fa2_ptr", 50304, 166, digest="sha256:a56643dc66d6"),
         ),
         *serve(
             "bwd_dkv_bf16_d256_causal",
-            untimed(1, "br16_bc32_w8_s2_fa2_pointer", 50304, 194, digest="sha256:cfb7f8233244"),
-            untimed(1024, "br16_bc32_w8_s2_fa2_pointer", 50304, 194, digest="sha256:cfb7f8233244"),
-            untimed(4096, "br16_bc32_w8_s2_fa2_pointer", 50304, 194, digest="sha256:cfb7f8233244"),
-            untimed(16384, "br16_bc32_w8_s2_fa2_pointer", 50304, 194, digest="sha256:cfb7f8233244"),
+            untimed(1, "br16_bc32_w8_s2_fa2_ptr", 50304, 194, digest="sha256:cfb7f8233244"),
+            untimed(1024, "br16_bc32_w8_s2_fa2_ptr", 50304, 194, digest="sha256:cfb7f8233244"),
+            untimed(4096, "br16_bc32_w8_s2_fa2_ptr", 50304, 194, digest="sha256:cfb7f8233244"),
+            untimed(16384, "br16_bc32_w8_s2_fa2_ptr", 50304, 194, digest="sha256:cfb7f8233244"),
         ),
         *serve(
             "bwd_dkv_fp16_d64",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 99392, 255, digest="sha256:56342fa61124"),
-            untimed(1024, "br64_bc128_w8_s3_fa2_pointer", 99392, 255, digest="sha256:56342fa61124"),
-            untimed(4096, "br64_bc128_w8_s3_fa2_pointer", 99392, 255, digest="sha256:56342fa61124"),
-            untimed(
-                16384, "br64_bc128_w8_s3_fa2_pointer", 99392, 255, digest="sha256:56342fa61124"
-            ),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 99392, 255, digest="sha256:56342fa61124"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 99392, 255, digest="sha256:56342fa61124"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 99392, 255, digest="sha256:56342fa61124"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 99392, 255, digest="sha256:56342fa61124"),
         ),
         *serve(
             "bwd_dkv_fp16_d64_causal",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 100352, 255, digest="sha256:bcc6f75ca09e"),
-            untimed(
-                1024, "br64_bc128_w8_s3_fa2_pointer", 100352, 255, digest="sha256:bcc6f75ca09e"
-            ),
-            untimed(
-                4096, "br64_bc128_w8_s3_fa2_pointer", 100352, 255, digest="sha256:bcc6f75ca09e"
-            ),
-            untimed(
-                16384, "br64_bc128_w8_s3_fa2_pointer", 100352, 255, digest="sha256:bcc6f75ca09e"
-            ),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 100352, 255, digest="sha256:bcc6f75ca09e"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 100352, 255, digest="sha256:bcc6f75ca09e"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 100352, 255, digest="sha256:bcc6f75ca09e"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 100352, 255, digest="sha256:bcc6f75ca09e"),
         ),
         *serve(
             "bwd_dkv_fp16_d96",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 197696, 255, digest="sha256:11cd9ec2a923"),
-            untimed(
-                1024, "br64_bc128_w8_s3_fa2_pointer", 197696, 255, digest="sha256:11cd9ec2a923"
-            ),
-            untimed(
-                4096, "br64_bc128_w8_s3_fa2_pointer", 197696, 255, digest="sha256:11cd9ec2a923"
-            ),
-            untimed(
-                16384, "br64_bc128_w8_s3_fa2_pointer", 197696, 255, digest="sha256:11cd9ec2a923"
-            ),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 197696, 255, digest="sha256:11cd9ec2a923"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 197696, 255, digest="sha256:11cd9ec2a923"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 197696, 255, digest="sha256:11cd9ec2a923"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 197696, 255, digest="sha256:11cd9ec2a923"),
         ),
         *serve(
             "bwd_dkv_fp16_d96_causal",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 198656, 255, digest="sha256:db61bd2a162a"),
-            untimed(
-                1024, "br64_bc128_w8_s3_fa2_pointer", 198656, 255, digest="sha256:db61bd2a162a"
-            ),
-            untimed(
-                4096, "br64_bc128_w8_s3_fa2_pointer", 198656, 255, digest="sha256:db61bd2a162a"
-            ),
-            untimed(
-                16384, "br64_bc128_w8_s3_fa2_pointer", 198656, 255, digest="sha256:db61bd2a162a"
-            ),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 198656, 255, digest="sha256:db61bd2a162a"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 198656, 255, digest="sha256:db61bd2a162a"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 198656, 255, digest="sha256:db61bd2a162a"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 198656, 255, digest="sha256:db61bd2a162a"),
         ),
         *serve(
             "bwd_dkv_fp16_d128",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 197696, 255, digest="sha256:734fee18f9f2"),
-            untimed(
-                1024, "br64_bc128_w8_s3_fa2_pointer", 197696, 255, digest="sha256:734fee18f9f2"
-            ),
-            untimed(
-                4096, "br64_bc128_w8_s3_fa2_pointer", 197696, 255, digest="sha256:734fee18f9f2"
-            ),
-            untimed(
-                16384, "br64_bc128_w8_s3_fa2_pointer", 197696, 255, digest="sha256:734fee18f9f2"
-            ),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 197696, 255, digest="sha256:734fee18f9f2"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 197696, 255, digest="sha256:734fee18f9f2"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 197696, 255, digest="sha256:734fee18f9f2"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 197696, 255, digest="sha256:734fee18f9f2"),
         ),
         *serve(
             "bwd_dkv_fp16_d128_causal",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 198656, 255, digest="sha256:d73939ae8887"),
-            untimed(
-                1024, "br64_bc128_w8_s3_fa2_pointer", 198656, 255, digest="sha256:d73939ae8887"
-            ),
-            untimed(
-                4096, "br64_bc128_w8_s3_fa2_pointer", 198656, 255, digest="sha256:d73939ae8887"
-            ),
-            untimed(
-                16384, "br64_bc128_w8_s3_fa2_pointer", 198656, 255, digest="sha256:d73939ae8887"
-            ),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 198656, 255, digest="sha256:d73939ae8887"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 198656, 255, digest="sha256:d73939ae8887"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 198656, 255, digest="sha256:d73939ae8887"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 198656, 255, digest="sha256:d73939ae8887"),
         ),
         *serve(
             "bwd_dkv_fp16_d192",
-            untimed(1, "br16_bc32_w8_s2_fa2_pointer", 50304, 170, digest="sha256:c86f0a0baed5"),
-            untimed(1024, "br16_bc32_w8_s2_fa2_pointer", 50304, 170, digest="sha256:c86f0a0baed5"),
-            untimed(4096, "br16_bc32_w8_s2_fa2_pointer", 50304, 170, digest="sha256:c86f0a0baed5"),
-            untimed(16384, "br16_bc32_w8_s2_fa2_pointer", 50304, 170, digest="sha256:c86f0a0baed5"),
+            untimed(1, "br16_bc32_w8_s2_fa2_ptr", 50304, 170, digest="sha256:c86f0a0baed5"),
+            untimed(1024, "br16_bc32_w8_s2_fa2_ptr", 50304, 170, digest="sha256:c86f0a0baed5"),
+            untimed(4096, "br16_bc32_w8_s2_fa2_ptr", 50304, 170, digest="sha256:c86f0a0baed5"),
+            untimed(16384, "br16_bc32_w8_s2_fa2_ptr", 50304, 170, digest="sha256:c86f0a0baed5"),
         ),
         *serve(
             "bwd_dkv_fp16_d192_causal",
-            untimed(1, "br16_bc32_w8_s2_fa2_pointer", 50304, 196, digest="sha256:4d53702708dd"),
-            untimed(1024, "br16_bc32_w8_s2_fa2_pointer", 50304, 196, digest="sha256:4d53702708dd"),
-            untimed(4096, "br16_bc32_w8_s2_fa2_pointer", 50304, 196, digest="sha256:4d53702708dd"),
-            untimed(16384, "br16_bc32_w8_s2_fa2_pointer", 50304, 196, digest="sha256:4d53702708dd"),
+            untimed(1, "br16_bc32_w8_s2_fa2_ptr", 50304, 196, digest="sha256:4d53702708dd"),
+            untimed(1024, "br16_bc32_w8_s2_fa2_ptr", 50304, 196, digest="sha256:4d53702708dd"),
+            untimed(4096, "br16_bc32_w8_s2_fa2_ptr", 50304, 196, digest="sha256:4d53702708dd"),
+            untimed(16384, "br16_bc32_w8_s2_fa2_ptr", 50304, 196, digest="sha256:4d53702708dd"),
         ),
         *serve(
             "bwd_dkv_fp16_d256",
-            untimed(1, "br16_bc32_w8_s2_fa2_pointer", 50304, 166, digest="sha256:3dfd82896227"),
-            untimed(1024, "br16_bc32_w8_s2_fa2_pointer", 50304, 166, digest="sha256:3dfd82896227"),
-            untimed(4096, "br16_bc32_w8_s2_fa2_pointer", 50304, 166, digest="sha256:3dfd82896227"),
-            untimed(16384, "br16_bc32_w8_s2_fa2_pointer", 50304, 166, digest="sha256:3dfd82896227"),
+            untimed(1, "br16_bc32_w8_s2_fa2_ptr", 50304, 166, digest="sha256:3dfd82896227"),
+            untimed(1024, "br16_bc32_w8_s2_fa2_ptr", 50304, 166, digest="sha256:3dfd82896227"),
+            untimed(4096, "br16_bc32_w8_s2_fa2_ptr", 50304, 166, digest="sha256:3dfd82896227"),
+            untimed(16384, "br16_bc32_w8_s2_fa2_ptr", 50304, 166, digest="sha256:3dfd82896227"),
         ),
         *serve(
             "bwd_dkv_fp16_d256_causal",
-            untimed(1, "br16_bc32_w8_s2_fa2_pointer", 50304, 194, digest="sha256:adde8420ef54"),
-            untimed(1024, "br16_bc32_w8_s2_fa2_pointer", 50304, 194, digest="sha256:adde8420ef54"),
-            untimed(4096, "br16_bc32_w8_s2_fa2_pointer", 50304, 194, digest="sha256:adde8420ef54"),
-            untimed(16384, "br16_bc32_w8_s2_fa2_pointer", 50304, 194, digest="sha256:adde8420ef54"),
+            untimed(1, "br16_bc32_w8_s2_fa2_ptr", 50304, 194, digest="sha256:adde8420ef54"),
+            untimed(1024, "br16_bc32_w8_s2_fa2_ptr", 50304, 194, digest="sha256:adde8420ef54"),
+            untimed(4096, "br16_bc32_w8_s2_fa2_ptr", 50304, 194, digest="sha256:adde8420ef54"),
+            untimed(16384, "br16_bc32_w8_s2_fa2_ptr", 50304, 194, digest="sha256:adde8420ef54"),
         ),
         *serve(
             "bwd_dq_bf16_d64",
-            untimed(1, "br128_bc64_w8_s3_fa2_pointer", 91136, 126, digest="sha256:77a6ffdc72e3"),
-            untimed(1024, "br128_bc64_w8_s3_fa2_pointer", 91136, 126, digest="sha256:77a6ffdc72e3"),
-            untimed(4096, "br128_bc64_w8_s3_fa2_pointer", 91136, 126, digest="sha256:77a6ffdc72e3"),
-            untimed(
-                16384, "br128_bc64_w8_s3_fa2_pointer", 91136, 126, digest="sha256:77a6ffdc72e3"
-            ),
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr", 91136, 126, digest="sha256:77a6ffdc72e3"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr", 91136, 126, digest="sha256:77a6ffdc72e3"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr", 91136, 126, digest="sha256:77a6ffdc72e3"),
+            untimed(16384, "br128_bc64_w8_s3_fa2_ptr", 91136, 126, digest="sha256:77a6ffdc72e3"),
         ),
         *serve(
             "bwd_dq_bf16_d64_causal",
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr_lpt", 91136, 126, digest="sha256:c115eddfb75c"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr_lpt", 91136, 126, digest="sha256:c115eddfb75c"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr_lpt", 91136, 126, digest="sha256:c115eddfb75c"),
             untimed(
-                1,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                91136,
-                126,
-                digest="sha256:c115eddfb75c",
-            ),
-            untimed(
-                1024,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                91136,
-                126,
-                digest="sha256:c115eddfb75c",
-            ),
-            untimed(
-                4096,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                91136,
-                126,
-                digest="sha256:c115eddfb75c",
-            ),
-            untimed(
-                16384,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                91136,
-                126,
-                digest="sha256:c115eddfb75c",
+                16384, "br128_bc64_w8_s3_fa2_ptr_lpt", 91136, 126, digest="sha256:c115eddfb75c"
             ),
         ),
         *serve(
             "bwd_dq_bf16_d96",
-            untimed(1, "br128_bc64_w8_s3_fa2_pointer", 181248, 176, digest="sha256:c9c3bc0ff56d"),
-            untimed(
-                1024, "br128_bc64_w8_s3_fa2_pointer", 181248, 176, digest="sha256:c9c3bc0ff56d"
-            ),
-            untimed(
-                4096, "br128_bc64_w8_s3_fa2_pointer", 181248, 176, digest="sha256:c9c3bc0ff56d"
-            ),
-            untimed(
-                16384, "br128_bc64_w8_s3_fa2_pointer", 181248, 176, digest="sha256:c9c3bc0ff56d"
-            ),
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr", 181248, 176, digest="sha256:c9c3bc0ff56d"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr", 181248, 176, digest="sha256:c9c3bc0ff56d"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr", 181248, 176, digest="sha256:c9c3bc0ff56d"),
+            untimed(16384, "br128_bc64_w8_s3_fa2_ptr", 181248, 176, digest="sha256:c9c3bc0ff56d"),
         ),
         *serve(
             "bwd_dq_bf16_d96_causal",
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr_lpt", 181248, 176, digest="sha256:88182a50f882"),
             untimed(
-                1,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                181248,
-                176,
-                digest="sha256:88182a50f882",
+                1024, "br128_bc64_w8_s3_fa2_ptr_lpt", 181248, 176, digest="sha256:88182a50f882"
             ),
             untimed(
-                1024,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                181248,
-                176,
-                digest="sha256:88182a50f882",
+                4096, "br128_bc64_w8_s3_fa2_ptr_lpt", 181248, 176, digest="sha256:88182a50f882"
             ),
             untimed(
-                4096,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                181248,
-                176,
-                digest="sha256:88182a50f882",
-            ),
-            untimed(
-                16384,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                181248,
-                176,
-                digest="sha256:88182a50f882",
+                16384, "br128_bc64_w8_s3_fa2_ptr_lpt", 181248, 176, digest="sha256:88182a50f882"
             ),
         ),
         *serve(
             "bwd_dq_bf16_d128",
-            untimed(1, "br128_bc64_w8_s3_fa2_pointer", 181248, 149, digest="sha256:aa086dcc495c"),
-            untimed(
-                1024, "br128_bc64_w8_s3_fa2_pointer", 181248, 149, digest="sha256:aa086dcc495c"
-            ),
-            untimed(
-                4096, "br128_bc64_w8_s3_fa2_pointer", 181248, 149, digest="sha256:aa086dcc495c"
-            ),
-            untimed(
-                16384, "br128_bc64_w8_s3_fa2_pointer", 181248, 149, digest="sha256:aa086dcc495c"
-            ),
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr", 181248, 149, digest="sha256:aa086dcc495c"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr", 181248, 149, digest="sha256:aa086dcc495c"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr", 181248, 149, digest="sha256:aa086dcc495c"),
+            untimed(16384, "br128_bc64_w8_s3_fa2_ptr", 181248, 149, digest="sha256:aa086dcc495c"),
         ),
         *serve(
             "bwd_dq_bf16_d128_causal",
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr_lpt", 181248, 149, digest="sha256:e510dfc51822"),
             untimed(
-                1,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                181248,
-                149,
-                digest="sha256:e510dfc51822",
+                1024, "br128_bc64_w8_s3_fa2_ptr_lpt", 181248, 149, digest="sha256:e510dfc51822"
             ),
             untimed(
-                1024,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                181248,
-                149,
-                digest="sha256:e510dfc51822",
+                4096, "br128_bc64_w8_s3_fa2_ptr_lpt", 181248, 149, digest="sha256:e510dfc51822"
             ),
             untimed(
-                4096,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                181248,
-                149,
-                digest="sha256:e510dfc51822",
-            ),
-            untimed(
-                16384,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                181248,
-                149,
-                digest="sha256:e510dfc51822",
+                16384, "br128_bc64_w8_s3_fa2_ptr_lpt", 181248, 149, digest="sha256:e510dfc51822"
             ),
         ),
         *serve(
             "bwd_dq_bf16_d192",
-            untimed(1, "br128_bc32_w8_s2_fa2_pointer", 213040, 190, digest="sha256:a33fdf43bbb9"),
-            untimed(
-                1024, "br128_bc32_w8_s2_fa2_pointer", 213040, 190, digest="sha256:a33fdf43bbb9"
-            ),
-            untimed(
-                4096, "br128_bc32_w8_s2_fa2_pointer", 213040, 190, digest="sha256:a33fdf43bbb9"
-            ),
-            untimed(
-                16384, "br128_bc32_w8_s2_fa2_pointer", 213040, 190, digest="sha256:a33fdf43bbb9"
-            ),
+            untimed(1, "br128_bc32_w8_s2_fa2_ptr", 213040, 190, digest="sha256:a33fdf43bbb9"),
+            untimed(1024, "br128_bc32_w8_s2_fa2_ptr", 213040, 190, digest="sha256:a33fdf43bbb9"),
+            untimed(4096, "br128_bc32_w8_s2_fa2_ptr", 213040, 190, digest="sha256:a33fdf43bbb9"),
+            untimed(16384, "br128_bc32_w8_s2_fa2_ptr", 213040, 190, digest="sha256:a33fdf43bbb9"),
         ),
         *serve(
             "bwd_dq_bf16_d192_causal",
+            untimed(1, "br128_bc32_w8_s2_fa2_ptr_lpt", 213040, 191, digest="sha256:c3d2afb5962b"),
             untimed(
-                1,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
-                213040,
-                191,
-                digest="sha256:c3d2afb5962b",
+                1024, "br128_bc32_w8_s2_fa2_ptr_lpt", 213040, 191, digest="sha256:c3d2afb5962b"
             ),
             untimed(
-                1024,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
-                213040,
-                191,
-                digest="sha256:c3d2afb5962b",
+                4096, "br128_bc32_w8_s2_fa2_ptr_lpt", 213040, 191, digest="sha256:c3d2afb5962b"
             ),
             untimed(
-                4096,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
-                213040,
-                191,
-                digest="sha256:c3d2afb5962b",
-            ),
-            untimed(
-                16384,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
-                213040,
-                191,
-                digest="sha256:c3d2afb5962b",
+                16384, "br128_bc32_w8_s2_fa2_ptr_lpt", 213040, 191, digest="sha256:c3d2afb5962b"
             ),
         ),
         *serve(
             "bwd_dq_bf16_d256",
-            untimed(1, "br128_bc32_w8_s2_fa2_pointer", 213040, 172, digest="sha256:fa1a5cf379dd"),
-            untimed(
-                1024, "br128_bc32_w8_s2_fa2_pointer", 213040, 172, digest="sha256:fa1a5cf379dd"
-            ),
-            untimed(
-                4096, "br128_bc32_w8_s2_fa2_pointer", 213040, 172, digest="sha256:fa1a5cf379dd"
-            ),
-            untimed(
-                16384, "br128_bc32_w8_s2_fa2_pointer", 213040, 172, digest="sha256:fa1a5cf379dd"
-            ),
+            untimed(1, "br128_bc32_w8_s2_fa2_ptr", 213040, 172, digest="sha256:fa1a5cf379dd"),
+            untimed(1024, "br128_bc32_w8_s2_fa2_ptr", 213040, 172, digest="sha256:fa1a5cf379dd"),
+            untimed(4096, "br128_bc32_w8_s2_fa2_ptr", 213040, 172, digest="sha256:fa1a5cf379dd"),
+            untimed(16384, "br128_bc32_w8_s2_fa2_ptr", 213040, 172, digest="sha256:fa1a5cf379dd"),
         ),
         *serve(
             "bwd_dq_bf16_d256_causal",
+            untimed(1, "br128_bc32_w8_s2_fa2_ptr_lpt", 213040, 186, digest="sha256:50591493d831"),
             untimed(
-                1,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
-                213040,
-                186,
-                digest="sha256:50591493d831",
+                1024, "br128_bc32_w8_s2_fa2_ptr_lpt", 213040, 186, digest="sha256:50591493d831"
             ),
             untimed(
-                1024,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
-                213040,
-                186,
-                digest="sha256:50591493d831",
+                4096, "br128_bc32_w8_s2_fa2_ptr_lpt", 213040, 186, digest="sha256:50591493d831"
             ),
             untimed(
-                4096,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
-                213040,
-                186,
-                digest="sha256:50591493d831",
-            ),
-            untimed(
-                16384,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
-                213040,
-                186,
-                digest="sha256:50591493d831",
+                16384, "br128_bc32_w8_s2_fa2_ptr_lpt", 213040, 186, digest="sha256:50591493d831"
             ),
         ),
         *serve(
             "bwd_dq_fp16_d64",
-            untimed(1, "br128_bc64_w8_s3_fa2_pointer", 91136, 126, digest="sha256:f95a912f3e96"),
-            untimed(1024, "br128_bc64_w8_s3_fa2_pointer", 91136, 126, digest="sha256:f95a912f3e96"),
-            untimed(4096, "br128_bc64_w8_s3_fa2_pointer", 91136, 126, digest="sha256:f95a912f3e96"),
-            untimed(
-                16384, "br128_bc64_w8_s3_fa2_pointer", 91136, 126, digest="sha256:f95a912f3e96"
-            ),
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr", 91136, 126, digest="sha256:f95a912f3e96"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr", 91136, 126, digest="sha256:f95a912f3e96"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr", 91136, 126, digest="sha256:f95a912f3e96"),
+            untimed(16384, "br128_bc64_w8_s3_fa2_ptr", 91136, 126, digest="sha256:f95a912f3e96"),
         ),
         *serve(
             "bwd_dq_fp16_d64_causal",
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr_lpt", 91136, 126, digest="sha256:d77372deb7b2"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr_lpt", 91136, 126, digest="sha256:d77372deb7b2"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr_lpt", 91136, 126, digest="sha256:d77372deb7b2"),
             untimed(
-                1,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                91136,
-                126,
-                digest="sha256:d77372deb7b2",
-            ),
-            untimed(
-                1024,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                91136,
-                126,
-                digest="sha256:d77372deb7b2",
-            ),
-            untimed(
-                4096,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                91136,
-                126,
-                digest="sha256:d77372deb7b2",
-            ),
-            untimed(
-                16384,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                91136,
-                126,
-                digest="sha256:d77372deb7b2",
+                16384, "br128_bc64_w8_s3_fa2_ptr_lpt", 91136, 126, digest="sha256:d77372deb7b2"
             ),
         ),
         *serve(
             "bwd_dq_fp16_d96",
-            untimed(1, "br128_bc64_w8_s3_fa2_pointer", 181248, 176, digest="sha256:3b7a7101b8b0"),
-            untimed(
-                1024, "br128_bc64_w8_s3_fa2_pointer", 181248, 176, digest="sha256:3b7a7101b8b0"
-            ),
-            untimed(
-                4096, "br128_bc64_w8_s3_fa2_pointer", 181248, 176, digest="sha256:3b7a7101b8b0"
-            ),
-            untimed(
-                16384, "br128_bc64_w8_s3_fa2_pointer", 181248, 176, digest="sha256:3b7a7101b8b0"
-            ),
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr", 181248, 176, digest="sha256:3b7a7101b8b0"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr", 181248, 176, digest="sha256:3b7a7101b8b0"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr", 181248, 176, digest="sha256:3b7a7101b8b0"),
+            untimed(16384, "br128_bc64_w8_s3_fa2_ptr", 181248, 176, digest="sha256:3b7a7101b8b0"),
         ),
         *serve(
             "bwd_dq_fp16_d96_causal",
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr_lpt", 181248, 176, digest="sha256:dfd501810ce7"),
             untimed(
-                1,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                181248,
-                176,
-                digest="sha256:dfd501810ce7",
+                1024, "br128_bc64_w8_s3_fa2_ptr_lpt", 181248, 176, digest="sha256:dfd501810ce7"
             ),
             untimed(
-                1024,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                181248,
-                176,
-                digest="sha256:dfd501810ce7",
+                4096, "br128_bc64_w8_s3_fa2_ptr_lpt", 181248, 176, digest="sha256:dfd501810ce7"
             ),
             untimed(
-                4096,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                181248,
-                176,
-                digest="sha256:dfd501810ce7",
-            ),
-            untimed(
-                16384,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                181248,
-                176,
-                digest="sha256:dfd501810ce7",
+                16384, "br128_bc64_w8_s3_fa2_ptr_lpt", 181248, 176, digest="sha256:dfd501810ce7"
             ),
         ),
         *serve(
             "bwd_dq_fp16_d128",
-            untimed(1, "br128_bc64_w8_s3_fa2_pointer", 181248, 149, digest="sha256:abcb4224b46e"),
-            untimed(
-                1024, "br128_bc64_w8_s3_fa2_pointer", 181248, 149, digest="sha256:abcb4224b46e"
-            ),
-            untimed(
-                4096, "br128_bc64_w8_s3_fa2_pointer", 181248, 149, digest="sha256:abcb4224b46e"
-            ),
-            untimed(
-                16384, "br128_bc64_w8_s3_fa2_pointer", 181248, 149, digest="sha256:abcb4224b46e"
-            ),
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr", 181248, 149, digest="sha256:abcb4224b46e"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr", 181248, 149, digest="sha256:abcb4224b46e"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr", 181248, 149, digest="sha256:abcb4224b46e"),
+            untimed(16384, "br128_bc64_w8_s3_fa2_ptr", 181248, 149, digest="sha256:abcb4224b46e"),
         ),
         *serve(
             "bwd_dq_fp16_d128_causal",
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr_lpt", 181248, 149, digest="sha256:ea66e632600e"),
             untimed(
-                1,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                181248,
-                149,
-                digest="sha256:ea66e632600e",
+                1024, "br128_bc64_w8_s3_fa2_ptr_lpt", 181248, 149, digest="sha256:ea66e632600e"
             ),
             untimed(
-                1024,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                181248,
-                149,
-                digest="sha256:ea66e632600e",
+                4096, "br128_bc64_w8_s3_fa2_ptr_lpt", 181248, 149, digest="sha256:ea66e632600e"
             ),
             untimed(
-                4096,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                181248,
-                149,
-                digest="sha256:ea66e632600e",
-            ),
-            untimed(
-                16384,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                181248,
-                149,
-                digest="sha256:ea66e632600e",
+                16384, "br128_bc64_w8_s3_fa2_ptr_lpt", 181248, 149, digest="sha256:ea66e632600e"
             ),
         ),
         *serve(
             "bwd_dq_fp16_d192",
-            untimed(1, "br128_bc32_w8_s2_fa2_pointer", 213040, 190, digest="sha256:f5bcdbbd21d0"),
-            untimed(
-                1024, "br128_bc32_w8_s2_fa2_pointer", 213040, 190, digest="sha256:f5bcdbbd21d0"
-            ),
-            untimed(
-                4096, "br128_bc32_w8_s2_fa2_pointer", 213040, 190, digest="sha256:f5bcdbbd21d0"
-            ),
-            untimed(
-                16384, "br128_bc32_w8_s2_fa2_pointer", 213040, 190, digest="sha256:f5bcdbbd21d0"
-            ),
+            untimed(1, "br128_bc32_w8_s2_fa2_ptr", 213040, 190, digest="sha256:f5bcdbbd21d0"),
+            untimed(1024, "br128_bc32_w8_s2_fa2_ptr", 213040, 190, digest="sha256:f5bcdbbd21d0"),
+            untimed(4096, "br128_bc32_w8_s2_fa2_ptr", 213040, 190, digest="sha256:f5bcdbbd21d0"),
+            untimed(16384, "br128_bc32_w8_s2_fa2_ptr", 213040, 190, digest="sha256:f5bcdbbd21d0"),
         ),
         *serve(
             "bwd_dq_fp16_d192_causal",
+            untimed(1, "br128_bc32_w8_s2_fa2_ptr_lpt", 213040, 191, digest="sha256:03db4b519808"),
             untimed(
-                1,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
-                213040,
-                191,
-                digest="sha256:03db4b519808",
+                1024, "br128_bc32_w8_s2_fa2_ptr_lpt", 213040, 191, digest="sha256:03db4b519808"
             ),
             untimed(
-                1024,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
-                213040,
-                191,
-                digest="sha256:03db4b519808",
+                4096, "br128_bc32_w8_s2_fa2_ptr_lpt", 213040, 191, digest="sha256:03db4b519808"
             ),
             untimed(
-                4096,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
-                213040,
-                191,
-                digest="sha256:03db4b519808",
-            ),
-            untimed(
-                16384,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
-                213040,
-                191,
-                digest="sha256:03db4b519808",
+                16384, "br128_bc32_w8_s2_fa2_ptr_lpt", 213040, 191, digest="sha256:03db4b519808"
             ),
         ),
         *serve(
             "bwd_dq_fp16_d256",
-            untimed(1, "br128_bc32_w8_s2_fa2_pointer", 213040, 172, digest="sha256:84851c1a9f14"),
-            untimed(
-                1024, "br128_bc32_w8_s2_fa2_pointer", 213040, 172, digest="sha256:84851c1a9f14"
-            ),
-            untimed(
-                4096, "br128_bc32_w8_s2_fa2_pointer", 213040, 172, digest="sha256:84851c1a9f14"
-            ),
-            untimed(
-                16384, "br128_bc32_w8_s2_fa2_pointer", 213040, 172, digest="sha256:84851c1a9f14"
-            ),
+            untimed(1, "br128_bc32_w8_s2_fa2_ptr", 213040, 172, digest="sha256:84851c1a9f14"),
+            untimed(1024, "br128_bc32_w8_s2_fa2_ptr", 213040, 172, digest="sha256:84851c1a9f14"),
+            untimed(4096, "br128_bc32_w8_s2_fa2_ptr", 213040, 172, digest="sha256:84851c1a9f14"),
+            untimed(16384, "br128_bc32_w8_s2_fa2_ptr", 213040, 172, digest="sha256:84851c1a9f14"),
         ),
         *serve(
             "bwd_dq_fp16_d256_causal",
+            untimed(1, "br128_bc32_w8_s2_fa2_ptr_lpt", 213040, 186, digest="sha256:d48ca30ddb17"),
             untimed(
-                1,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
-                213040,
-                186,
-                digest="sha256:d48ca30ddb17",
+                1024, "br128_bc32_w8_s2_fa2_ptr_lpt", 213040, 186, digest="sha256:d48ca30ddb17"
             ),
             untimed(
-                1024,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
-                213040,
-                186,
-                digest="sha256:d48ca30ddb17",
+                4096, "br128_bc32_w8_s2_fa2_ptr_lpt", 213040, 186, digest="sha256:d48ca30ddb17"
             ),
             untimed(
-                4096,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
-                213040,
-                186,
-                digest="sha256:d48ca30ddb17",
-            ),
-            untimed(
-                16384,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
-                213040,
-                186,
-                digest="sha256:d48ca30ddb17",
+                16384, "br128_bc32_w8_s2_fa2_ptr_lpt", 213040, 186, digest="sha256:d48ca30ddb17"
             ),
         ),
         *serve(
             "bwd_fused_bf16_d64",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 115792, 255, digest="sha256:c1604de46182"),
-            untimed(
-                1024, "br64_bc128_w8_s3_fa2_pointer", 115792, 255, digest="sha256:c1604de46182"
-            ),
-            untimed(
-                4096, "br64_bc128_w8_s3_fa2_pointer", 115792, 255, digest="sha256:c1604de46182"
-            ),
-            untimed(
-                16384, "br64_bc128_w8_s3_fa2_pointer", 115792, 255, digest="sha256:c1604de46182"
-            ),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 115792, 255, digest="sha256:c1604de46182"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 115792, 255, digest="sha256:c1604de46182"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 115792, 255, digest="sha256:c1604de46182"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 115792, 255, digest="sha256:c1604de46182"),
         ),
         *serve(
             "bwd_fused_bf16_d64_causal",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 116736, 255, digest="sha256:25eab3dbd272"),
-            untimed(
-                1024, "br64_bc128_w8_s3_fa2_pointer", 116736, 255, digest="sha256:25eab3dbd272"
-            ),
-            untimed(
-                4096, "br64_bc128_w8_s3_fa2_pointer", 116736, 255, digest="sha256:25eab3dbd272"
-            ),
-            untimed(
-                16384, "br64_bc128_w8_s3_fa2_pointer", 116736, 255, digest="sha256:25eab3dbd272"
-            ),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 116736, 255, digest="sha256:25eab3dbd272"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 116736, 255, digest="sha256:25eab3dbd272"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 116736, 255, digest="sha256:25eab3dbd272"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 116736, 255, digest="sha256:25eab3dbd272"),
         ),
         *serve(
             "bwd_fused_bf16_d96",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 214096, 4, digest="sha256:41219366148a"),
-            untimed(1024, "br64_bc128_w8_s3_fa2_pointer", 214096, 4, digest="sha256:41219366148a"),
-            untimed(4096, "br64_bc128_w8_s3_fa2_pointer", 214096, 4, digest="sha256:41219366148a"),
-            untimed(16384, "br64_bc128_w8_s3_fa2_pointer", 214096, 4, digest="sha256:41219366148a"),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 214096, 4, digest="sha256:41219366148a"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 214096, 4, digest="sha256:41219366148a"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 214096, 4, digest="sha256:41219366148a"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 214096, 4, digest="sha256:41219366148a"),
         ),
         *serve(
             "bwd_fused_bf16_d96_causal",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 215040, 4, digest="sha256:e045faf7c37f"),
-            untimed(1024, "br64_bc128_w8_s3_fa2_pointer", 215040, 4, digest="sha256:e045faf7c37f"),
-            untimed(4096, "br64_bc128_w8_s3_fa2_pointer", 215040, 4, digest="sha256:e045faf7c37f"),
-            untimed(16384, "br64_bc128_w8_s3_fa2_pointer", 215040, 4, digest="sha256:e045faf7c37f"),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 215040, 4, digest="sha256:e045faf7c37f"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 215040, 4, digest="sha256:e045faf7c37f"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 215040, 4, digest="sha256:e045faf7c37f"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 215040, 4, digest="sha256:e045faf7c37f"),
         ),
         *serve(
             "bwd_fused_bf16_d128",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 214096, 4, digest="sha256:f128d9275990"),
-            untimed(1024, "br64_bc128_w8_s3_fa2_pointer", 214096, 4, digest="sha256:f128d9275990"),
-            untimed(4096, "br64_bc128_w8_s3_fa2_pointer", 214096, 4, digest="sha256:f128d9275990"),
-            untimed(16384, "br64_bc128_w8_s3_fa2_pointer", 214096, 4, digest="sha256:f128d9275990"),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 214096, 4, digest="sha256:f128d9275990"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 214096, 4, digest="sha256:f128d9275990"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 214096, 4, digest="sha256:f128d9275990"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 214096, 4, digest="sha256:f128d9275990"),
         ),
         *serve(
             "bwd_fused_bf16_d128_causal",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 215040, 4, digest="sha256:2d8673d314d6"),
-            untimed(1024, "br64_bc128_w8_s3_fa2_pointer", 215040, 4, digest="sha256:2d8673d314d6"),
-            untimed(4096, "br64_bc128_w8_s3_fa2_pointer", 215040, 4, digest="sha256:2d8673d314d6"),
-            untimed(16384, "br64_bc128_w8_s3_fa2_pointer", 215040, 4, digest="sha256:2d8673d314d6"),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 215040, 4, digest="sha256:2d8673d314d6"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 215040, 4, digest="sha256:2d8673d314d6"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 215040, 4, digest="sha256:2d8673d314d6"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 215040, 4, digest="sha256:2d8673d314d6"),
         ),
         *serve(
             "bwd_fused_bf16_d192",
-            untimed(1, "br16_bc32_w8_s1_fa2_pointer", 57344, 180, digest="sha256:5c2c3dd09797"),
-            untimed(1024, "br16_bc32_w8_s1_fa2_pointer", 57344, 180, digest="sha256:5c2c3dd09797"),
-            untimed(4096, "br16_bc32_w8_s1_fa2_pointer", 57344, 180, digest="sha256:5c2c3dd09797"),
-            untimed(16384, "br16_bc32_w8_s1_fa2_pointer", 57344, 180, digest="sha256:5c2c3dd09797"),
+            untimed(1, "br16_bc32_w8_s1_fa2_ptr", 57344, 180, digest="sha256:5c2c3dd09797"),
+            untimed(1024, "br16_bc32_w8_s1_fa2_ptr", 57344, 180, digest="sha256:5c2c3dd09797"),
+            untimed(4096, "br16_bc32_w8_s1_fa2_ptr", 57344, 180, digest="sha256:5c2c3dd09797"),
+            untimed(16384, "br16_bc32_w8_s1_fa2_ptr", 57344, 180, digest="sha256:5c2c3dd09797"),
         ),
         *serve(
             "bwd_fused_bf16_d192_causal",
-            untimed(1, "br16_bc32_w8_s1_fa2_pointer", 57344, 178, digest="sha256:ad6be9bce136"),
-            untimed(1024, "br16_bc32_w8_s1_fa2_pointer", 57344, 178, digest="sha256:ad6be9bce136"),
-            untimed(4096, "br16_bc32_w8_s1_fa2_pointer", 57344, 178, digest="sha256:ad6be9bce136"),
-            untimed(16384, "br16_bc32_w8_s1_fa2_pointer", 57344, 178, digest="sha256:ad6be9bce136"),
+            untimed(1, "br16_bc32_w8_s1_fa2_ptr", 57344, 178, digest="sha256:ad6be9bce136"),
+            untimed(1024, "br16_bc32_w8_s1_fa2_ptr", 57344, 178, digest="sha256:ad6be9bce136"),
+            untimed(4096, "br16_bc32_w8_s1_fa2_ptr", 57344, 178, digest="sha256:ad6be9bce136"),
+            untimed(16384, "br16_bc32_w8_s1_fa2_ptr", 57344, 178, digest="sha256:ad6be9bce136"),
         ),
         *serve(
             "bwd_fused_bf16_d256",
-            untimed(1, "br16_bc32_w8_s1_fa2_pointer", 57344, 170, digest="sha256:367719fc4522"),
-            untimed(1024, "br16_bc32_w8_s1_fa2_pointer", 57344, 170, digest="sha256:367719fc4522"),
-            untimed(4096, "br16_bc32_w8_s1_fa2_pointer", 57344, 170, digest="sha256:367719fc4522"),
-            untimed(16384, "br16_bc32_w8_s1_fa2_pointer", 57344, 170, digest="sha256:367719fc4522"),
+            untimed(1, "br16_bc32_w8_s1_fa2_ptr", 57344, 170, digest="sha256:367719fc4522"),
+            untimed(1024, "br16_bc32_w8_s1_fa2_ptr", 57344, 170, digest="sha256:367719fc4522"),
+            untimed(4096, "br16_bc32_w8_s1_fa2_ptr", 57344, 170, digest="sha256:367719fc4522"),
+            untimed(16384, "br16_bc32_w8_s1_fa2_ptr", 57344, 170, digest="sha256:367719fc4522"),
         ),
         *serve(
             "bwd_fused_bf16_d256_causal",
-            untimed(1, "br16_bc32_w8_s1_fa2_pointer", 57344, 172, digest="sha256:99623e086cd5"),
-            untimed(1024, "br16_bc32_w8_s1_fa2_pointer", 57344, 172, digest="sha256:99623e086cd5"),
-            untimed(4096, "br16_bc32_w8_s1_fa2_pointer", 57344, 172, digest="sha256:99623e086cd5"),
-            untimed(16384, "br16_bc32_w8_s1_fa2_pointer", 57344, 172, digest="sha256:99623e086cd5"),
+            untimed(1, "br16_bc32_w8_s1_fa2_ptr", 57344, 172, digest="sha256:99623e086cd5"),
+            untimed(1024, "br16_bc32_w8_s1_fa2_ptr", 57344, 172, digest="sha256:99623e086cd5"),
+            untimed(4096, "br16_bc32_w8_s1_fa2_ptr", 57344, 172, digest="sha256:99623e086cd5"),
+            untimed(16384, "br16_bc32_w8_s1_fa2_ptr", 57344, 172, digest="sha256:99623e086cd5"),
         ),
         *serve(
             "bwd_fused_fp16_d64",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 115792, 255, digest="sha256:aab000e0547a"),
-            untimed(
-                1024, "br64_bc128_w8_s3_fa2_pointer", 115792, 255, digest="sha256:aab000e0547a"
-            ),
-            untimed(
-                4096, "br64_bc128_w8_s3_fa2_pointer", 115792, 255, digest="sha256:aab000e0547a"
-            ),
-            untimed(
-                16384, "br64_bc128_w8_s3_fa2_pointer", 115792, 255, digest="sha256:aab000e0547a"
-            ),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 115792, 255, digest="sha256:aab000e0547a"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 115792, 255, digest="sha256:aab000e0547a"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 115792, 255, digest="sha256:aab000e0547a"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 115792, 255, digest="sha256:aab000e0547a"),
         ),
         *serve(
             "bwd_fused_fp16_d64_causal",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 116736, 255, digest="sha256:085f52fd74ad"),
-            untimed(
-                1024, "br64_bc128_w8_s3_fa2_pointer", 116736, 255, digest="sha256:085f52fd74ad"
-            ),
-            untimed(
-                4096, "br64_bc128_w8_s3_fa2_pointer", 116736, 255, digest="sha256:085f52fd74ad"
-            ),
-            untimed(
-                16384, "br64_bc128_w8_s3_fa2_pointer", 116736, 255, digest="sha256:085f52fd74ad"
-            ),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 116736, 255, digest="sha256:085f52fd74ad"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 116736, 255, digest="sha256:085f52fd74ad"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 116736, 255, digest="sha256:085f52fd74ad"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 116736, 255, digest="sha256:085f52fd74ad"),
         ),
         *serve(
             "bwd_fused_fp16_d96",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 214096, 4, digest="sha256:552f0b559d75"),
-            untimed(1024, "br64_bc128_w8_s3_fa2_pointer", 214096, 4, digest="sha256:552f0b559d75"),
-            untimed(4096, "br64_bc128_w8_s3_fa2_pointer", 214096, 4, digest="sha256:552f0b559d75"),
-            untimed(16384, "br64_bc128_w8_s3_fa2_pointer", 214096, 4, digest="sha256:552f0b559d75"),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 214096, 4, digest="sha256:552f0b559d75"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 214096, 4, digest="sha256:552f0b559d75"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 214096, 4, digest="sha256:552f0b559d75"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 214096, 4, digest="sha256:552f0b559d75"),
         ),
         *serve(
             "bwd_fused_fp16_d96_causal",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 215040, 4, digest="sha256:475cc83631b1"),
-            untimed(1024, "br64_bc128_w8_s3_fa2_pointer", 215040, 4, digest="sha256:475cc83631b1"),
-            untimed(4096, "br64_bc128_w8_s3_fa2_pointer", 215040, 4, digest="sha256:475cc83631b1"),
-            untimed(16384, "br64_bc128_w8_s3_fa2_pointer", 215040, 4, digest="sha256:475cc83631b1"),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 215040, 4, digest="sha256:475cc83631b1"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 215040, 4, digest="sha256:475cc83631b1"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 215040, 4, digest="sha256:475cc83631b1"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 215040, 4, digest="sha256:475cc83631b1"),
         ),
         *serve(
             "bwd_fused_fp16_d128",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 214096, 4, digest="sha256:2e67437bbbf6"),
-            untimed(1024, "br64_bc128_w8_s3_fa2_pointer", 214096, 4, digest="sha256:2e67437bbbf6"),
-            untimed(4096, "br64_bc128_w8_s3_fa2_pointer", 214096, 4, digest="sha256:2e67437bbbf6"),
-            untimed(16384, "br64_bc128_w8_s3_fa2_pointer", 214096, 4, digest="sha256:2e67437bbbf6"),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 214096, 4, digest="sha256:2e67437bbbf6"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 214096, 4, digest="sha256:2e67437bbbf6"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 214096, 4, digest="sha256:2e67437bbbf6"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 214096, 4, digest="sha256:2e67437bbbf6"),
         ),
         *serve(
             "bwd_fused_fp16_d128_causal",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 215040, 4, digest="sha256:e6495200eae2"),
-            untimed(1024, "br64_bc128_w8_s3_fa2_pointer", 215040, 4, digest="sha256:e6495200eae2"),
-            untimed(4096, "br64_bc128_w8_s3_fa2_pointer", 215040, 4, digest="sha256:e6495200eae2"),
-            untimed(16384, "br64_bc128_w8_s3_fa2_pointer", 215040, 4, digest="sha256:e6495200eae2"),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 215040, 4, digest="sha256:e6495200eae2"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 215040, 4, digest="sha256:e6495200eae2"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 215040, 4, digest="sha256:e6495200eae2"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 215040, 4, digest="sha256:e6495200eae2"),
         ),
         *serve(
             "bwd_fused_fp16_d192",
-            untimed(1, "br16_bc32_w8_s1_fa2_pointer", 57344, 180, digest="sha256:340bc8ffb137"),
-            untimed(1024, "br16_bc32_w8_s1_fa2_pointer", 57344, 180, digest="sha256:340bc8ffb137"),
-            untimed(4096, "br16_bc32_w8_s1_fa2_pointer", 57344, 180, digest="sha256:340bc8ffb137"),
-            untimed(16384, "br16_bc32_w8_s1_fa2_pointer", 57344, 180, digest="sha256:340bc8ffb137"),
+            untimed(1, "br16_bc32_w8_s1_fa2_ptr", 57344, 180, digest="sha256:340bc8ffb137"),
+            untimed(1024, "br16_bc32_w8_s1_fa2_ptr", 57344, 180, digest="sha256:340bc8ffb137"),
+            untimed(4096, "br16_bc32_w8_s1_fa2_ptr", 57344, 180, digest="sha256:340bc8ffb137"),
+            untimed(16384, "br16_bc32_w8_s1_fa2_ptr", 57344, 180, digest="sha256:340bc8ffb137"),
         ),
         *serve(
             "bwd_fused_fp16_d192_causal",
-            untimed(1, "br16_bc32_w8_s1_fa2_pointer", 57344, 178, digest="sha256:3c81c32dbc02"),
-            untimed(1024, "br16_bc32_w8_s1_fa2_pointer", 57344, 178, digest="sha256:3c81c32dbc02"),
-            untimed(4096, "br16_bc32_w8_s1_fa2_pointer", 57344, 178, digest="sha256:3c81c32dbc02"),
-            untimed(16384, "br16_bc32_w8_s1_fa2_pointer", 57344, 178, digest="sha256:3c81c32dbc02"),
+            untimed(1, "br16_bc32_w8_s1_fa2_ptr", 57344, 178, digest="sha256:3c81c32dbc02"),
+            untimed(1024, "br16_bc32_w8_s1_fa2_ptr", 57344, 178, digest="sha256:3c81c32dbc02"),
+            untimed(4096, "br16_bc32_w8_s1_fa2_ptr", 57344, 178, digest="sha256:3c81c32dbc02"),
+            untimed(16384, "br16_bc32_w8_s1_fa2_ptr", 57344, 178, digest="sha256:3c81c32dbc02"),
         ),
         *serve(
             "bwd_fused_fp16_d256",
-            untimed(1, "br16_bc32_w8_s1_fa2_pointer", 57344, 170, digest="sha256:f5f0cd931405"),
-            untimed(1024, "br16_bc32_w8_s1_fa2_pointer", 57344, 170, digest="sha256:f5f0cd931405"),
-            untimed(4096, "br16_bc32_w8_s1_fa2_pointer", 57344, 170, digest="sha256:f5f0cd931405"),
-            untimed(16384, "br16_bc32_w8_s1_fa2_pointer", 57344, 170, digest="sha256:f5f0cd931405"),
+            untimed(1, "br16_bc32_w8_s1_fa2_ptr", 57344, 170, digest="sha256:f5f0cd931405"),
+            untimed(1024, "br16_bc32_w8_s1_fa2_ptr", 57344, 170, digest="sha256:f5f0cd931405"),
+            untimed(4096, "br16_bc32_w8_s1_fa2_ptr", 57344, 170, digest="sha256:f5f0cd931405"),
+            untimed(16384, "br16_bc32_w8_s1_fa2_ptr", 57344, 170, digest="sha256:f5f0cd931405"),
         ),
         *serve(
             "bwd_fused_fp16_d256_causal",
-            untimed(1, "br16_bc32_w8_s1_fa2_pointer", 57344, 172, digest="sha256:085bca619cb4"),
-            untimed(1024, "br16_bc32_w8_s1_fa2_pointer", 57344, 172, digest="sha256:085bca619cb4"),
-            untimed(4096, "br16_bc32_w8_s1_fa2_pointer", 57344, 172, digest="sha256:085bca619cb4"),
-            untimed(16384, "br16_bc32_w8_s1_fa2_pointer", 57344, 172, digest="sha256:085bca619cb4"),
+            untimed(1, "br16_bc32_w8_s1_fa2_ptr", 57344, 172, digest="sha256:085bca619cb4"),
+            untimed(1024, "br16_bc32_w8_s1_fa2_ptr", 57344, 172, digest="sha256:085bca619cb4"),
+            untimed(4096, "br16_bc32_w8_s1_fa2_ptr", 57344, 172, digest="sha256:085bca619cb4"),
+            untimed(16384, "br16_bc32_w8_s1_fa2_ptr", 57344, 172, digest="sha256:085bca619cb4"),
         ),
     )
 
@@ -4329,27 +3020,17 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "fwd_bf16_d64",
             estimated(
-                1, "br128_bc32_w8_s2_fa2_pointer", 24576, 128, 442.31, digest="sha256:9eb58f3186ad"
+                1, "br128_bc32_w8_s2_fa2_ptr", 24576, 128, 442.31, digest="sha256:9eb58f3186ad"
             ),
             estimated(
-                1024,
-                "br128_bc32_w8_s2_fa2_pointer",
-                24576,
-                128,
-                1690.6,
-                digest="sha256:9eb58f3186ad",
+                1024, "br128_bc32_w8_s2_fa2_ptr", 24576, 128, 1690.6, digest="sha256:9eb58f3186ad"
             ),
             estimated(
-                4096,
-                "br128_bc32_w8_s2_fa2_pointer",
-                24576,
-                128,
-                6683.8,
-                digest="sha256:9eb58f3186ad",
+                4096, "br128_bc32_w8_s2_fa2_ptr", 24576, 128, 6683.8, digest="sha256:9eb58f3186ad"
             ),
             estimated(
                 16384,
-                "br128_bc32_w8_s2_fa2_pointer",
+                "br128_bc32_w8_s2_fa2_ptr",
                 24576,
                 128,
                 13341.5,
@@ -4359,16 +3040,11 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "fwd_bf16_d64_causal",
             estimated(
-                1,
-                "br64_bc16_w4_s3_fa2_pointer_longest_first",
-                16384,
-                96,
-                279.59,
-                digest="sha256:c0680787b734",
+                1, "br64_bc16_w4_s3_fa2_ptr_lpt", 16384, 96, 279.59, digest="sha256:c0680787b734"
             ),
             estimated(
                 1024,
-                "br64_bc16_w4_s3_fa2_pointer_longest_first",
+                "br64_bc16_w4_s3_fa2_ptr_lpt",
                 16384,
                 96,
                 926.98,
@@ -4376,7 +3052,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br64_bc16_w4_s3_fa2_pointer_longest_first",
+                "br64_bc16_w4_s3_fa2_ptr_lpt",
                 16384,
                 96,
                 3558.0,
@@ -4384,7 +3060,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc16_w4_s3_fa2_pointer_longest_first",
+                "br64_bc16_w4_s3_fa2_ptr_lpt",
                 16384,
                 96,
                 6977.5,
@@ -4394,27 +3070,17 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "fwd_bf16_d96",
             estimated(
-                1, "br128_bc32_w8_s3_fa2_pointer", 65536, 194, 636.86, digest="sha256:4b14e1c22aef"
+                1, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 636.86, digest="sha256:4b14e1c22aef"
             ),
             estimated(
-                1024,
-                "br128_bc32_w8_s3_fa2_pointer",
-                65536,
-                194,
-                2454.5,
-                digest="sha256:4b14e1c22aef",
+                1024, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 2454.5, digest="sha256:4b14e1c22aef"
             ),
             estimated(
-                4096,
-                "br128_bc32_w8_s3_fa2_pointer",
-                65536,
-                194,
-                9724.9,
-                digest="sha256:4b14e1c22aef",
+                4096, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 9724.9, digest="sha256:4b14e1c22aef"
             ),
             estimated(
                 16384,
-                "br128_bc32_w8_s3_fa2_pointer",
+                "br128_bc32_w8_s3_fa2_ptr",
                 65536,
                 194,
                 19418.7,
@@ -4424,46 +3090,26 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "fwd_bf16_d96_causal",
             estimated(
-                1, "br128_bc64_w8_s3_fa2_pointer", 98304, 213, 408.97, digest="sha256:01ad32569059"
+                1, "br128_bc64_w8_s3_fa2_ptr", 98304, 213, 408.97, digest="sha256:01ad32569059"
             ),
             estimated(
-                1024,
-                "br128_bc64_w8_s3_fa2_pointer",
-                98304,
-                213,
-                1314.1,
-                digest="sha256:01ad32569059",
+                1024, "br128_bc64_w8_s3_fa2_ptr", 98304, 213, 1314.1, digest="sha256:01ad32569059"
             ),
             estimated(
-                4096,
-                "br128_bc64_w8_s3_fa2_pointer",
-                98304,
-                213,
-                4918.7,
-                digest="sha256:01ad32569059",
+                4096, "br128_bc64_w8_s3_fa2_ptr", 98304, 213, 4918.7, digest="sha256:01ad32569059"
             ),
             estimated(
-                16384,
-                "br128_bc64_w8_s3_fa2_pointer",
-                98304,
-                213,
-                9692.2,
-                digest="sha256:01ad32569059",
+                16384, "br128_bc64_w8_s3_fa2_ptr", 98304, 213, 9692.2, digest="sha256:01ad32569059"
             ),
         ),
         *serve(
             "fwd_bf16_d128",
             estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_pointer",
-                98304,
-                255,
-                416.1,
-                digest="sha256:55429256e2f1",
+                1, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 416.1, digest="sha256:55429256e2f1"
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_pointer",
+                "br128_bc64_w8_s3_s_ahead_ptr",
                 98304,
                 255,
                 1701.4,
@@ -4471,7 +3117,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_pointer",
+                "br128_bc64_w8_s3_s_ahead_ptr",
                 98304,
                 255,
                 6884.2,
@@ -4479,7 +3125,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_pointer",
+                "br128_bc64_w8_s3_s_ahead_ptr",
                 98304,
                 255,
                 13794.5,
@@ -4490,7 +3136,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             "fwd_bf16_d128_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s3_s_ahead_pointer_longest_first",
+                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
                 98304,
                 255,
                 270.35,
@@ -4498,7 +3144,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_pointer_longest_first",
+                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
                 98304,
                 255,
                 964.28,
@@ -4506,7 +3152,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_pointer_longest_first",
+                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
                 98304,
                 255,
                 3706.5,
@@ -4514,7 +3160,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_pointer_longest_first",
+                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
                 98304,
                 255,
                 6989.0,
@@ -4524,16 +3170,11 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "fwd_bf16_d192",
             estimated(
-                1,
-                "br32_bc32_w4_s1_s_ahead_pointer",
-                34816,
-                214,
-                773.73,
-                digest="sha256:13b3492717a3",
+                1, "br32_bc32_w4_s1_s_ahead_ptr", 34816, 214, 773.73, digest="sha256:13b3492717a3"
             ),
             estimated(
                 1024,
-                "br32_bc32_w4_s1_s_ahead_pointer",
+                "br32_bc32_w4_s1_s_ahead_ptr",
                 34816,
                 214,
                 3107.6,
@@ -4541,7 +3182,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc32_w4_s1_s_ahead_pointer",
+                "br32_bc32_w4_s1_s_ahead_ptr",
                 34816,
                 214,
                 12443.1,
@@ -4549,7 +3190,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s1_s_ahead_pointer",
+                "br32_bc32_w4_s1_s_ahead_ptr",
                 34816,
                 214,
                 24890.4,
@@ -4559,16 +3200,11 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "fwd_bf16_d192_causal",
             estimated(
-                1,
-                "br32_bc32_w4_s3_s_ahead_pointer",
-                83968,
-                238,
-                459.06,
-                digest="sha256:71988064b48b",
+                1, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 238, 459.06, digest="sha256:71988064b48b"
             ),
             estimated(
                 1024,
-                "br32_bc32_w4_s3_s_ahead_pointer",
+                "br32_bc32_w4_s3_s_ahead_ptr",
                 83968,
                 238,
                 1691.1,
@@ -4576,7 +3212,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc32_w4_s3_s_ahead_pointer",
+                "br32_bc32_w4_s3_s_ahead_ptr",
                 83968,
                 238,
                 6582.2,
@@ -4584,7 +3220,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_s_ahead_pointer",
+                "br32_bc32_w4_s3_s_ahead_ptr",
                 83968,
                 238,
                 13135.6,
@@ -4594,16 +3230,11 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "fwd_bf16_d256",
             estimated(
-                1,
-                "br32_bc32_w4_s3_s_ahead_pointer",
-                83968,
-                195,
-                621.4,
-                digest="sha256:4817f9e995ab",
+                1, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 195, 621.4, digest="sha256:4817f9e995ab"
             ),
             estimated(
                 1024,
-                "br32_bc32_w4_s3_s_ahead_pointer",
+                "br32_bc32_w4_s3_s_ahead_ptr",
                 83968,
                 195,
                 2437.2,
@@ -4611,7 +3242,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc32_w4_s3_s_ahead_pointer",
+                "br32_bc32_w4_s3_s_ahead_ptr",
                 83968,
                 195,
                 9700.3,
@@ -4619,7 +3250,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_s_ahead_pointer",
+                "br32_bc32_w4_s3_s_ahead_ptr",
                 83968,
                 195,
                 19384.4,
@@ -4630,7 +3261,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             "fwd_bf16_d256_causal",
             estimated(
                 1,
-                "br32_bc32_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
                 83968,
                 213,
                 363.41,
@@ -4638,7 +3269,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br32_bc32_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
                 83968,
                 213,
                 1325.4,
@@ -4646,7 +3277,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc32_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
                 83968,
                 213,
                 5041.7,
@@ -4654,7 +3285,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
                 83968,
                 213,
                 10044.7,
@@ -4664,46 +3295,26 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "fwd_fp16_d64",
             estimated(
-                1, "br64_bc16_w4_s3_fa2_pointer", 16384, 120, 450.34, digest="sha256:f51e624566c0"
+                1, "br64_bc16_w4_s3_fa2_ptr", 16384, 120, 450.34, digest="sha256:f51e624566c0"
             ),
             estimated(
-                1024,
-                "br64_bc16_w4_s3_fa2_pointer",
-                16384,
-                120,
-                1698.6,
-                digest="sha256:f51e624566c0",
+                1024, "br64_bc16_w4_s3_fa2_ptr", 16384, 120, 1698.6, digest="sha256:f51e624566c0"
             ),
             estimated(
-                4096,
-                "br64_bc16_w4_s3_fa2_pointer",
-                16384,
-                120,
-                6691.9,
-                digest="sha256:f51e624566c0",
+                4096, "br64_bc16_w4_s3_fa2_ptr", 16384, 120, 6691.9, digest="sha256:f51e624566c0"
             ),
             estimated(
-                16384,
-                "br64_bc16_w4_s3_fa2_pointer",
-                16384,
-                120,
-                13349.5,
-                digest="sha256:f51e624566c0",
+                16384, "br64_bc16_w4_s3_fa2_ptr", 16384, 120, 13349.5, digest="sha256:f51e624566c0"
             ),
         ),
         *serve(
             "fwd_fp16_d64_causal",
             estimated(
-                1,
-                "br64_bc16_w4_s3_fa2_pointer_longest_first",
-                16384,
-                96,
-                279.59,
-                digest="sha256:824ea0b4dcb2",
+                1, "br64_bc16_w4_s3_fa2_ptr_lpt", 16384, 96, 279.59, digest="sha256:824ea0b4dcb2"
             ),
             estimated(
                 1024,
-                "br64_bc16_w4_s3_fa2_pointer_longest_first",
+                "br64_bc16_w4_s3_fa2_ptr_lpt",
                 16384,
                 96,
                 926.98,
@@ -4711,7 +3322,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br64_bc16_w4_s3_fa2_pointer_longest_first",
+                "br64_bc16_w4_s3_fa2_ptr_lpt",
                 16384,
                 96,
                 3558.0,
@@ -4719,7 +3330,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc16_w4_s3_fa2_pointer_longest_first",
+                "br64_bc16_w4_s3_fa2_ptr_lpt",
                 16384,
                 96,
                 6977.5,
@@ -4729,27 +3340,17 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "fwd_fp16_d96",
             estimated(
-                1, "br128_bc32_w8_s3_fa2_pointer", 65536, 194, 636.86, digest="sha256:0901662b2e75"
+                1, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 636.86, digest="sha256:0901662b2e75"
             ),
             estimated(
-                1024,
-                "br128_bc32_w8_s3_fa2_pointer",
-                65536,
-                194,
-                2454.5,
-                digest="sha256:0901662b2e75",
+                1024, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 2454.5, digest="sha256:0901662b2e75"
             ),
             estimated(
-                4096,
-                "br128_bc32_w8_s3_fa2_pointer",
-                65536,
-                194,
-                9724.9,
-                digest="sha256:0901662b2e75",
+                4096, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 9724.9, digest="sha256:0901662b2e75"
             ),
             estimated(
                 16384,
-                "br128_bc32_w8_s3_fa2_pointer",
+                "br128_bc32_w8_s3_fa2_ptr",
                 65536,
                 194,
                 19418.7,
@@ -4759,46 +3360,26 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "fwd_fp16_d96_causal",
             estimated(
-                1, "br128_bc64_w8_s3_fa2_pointer", 98304, 213, 408.97, digest="sha256:16b872f949ce"
+                1, "br128_bc64_w8_s3_fa2_ptr", 98304, 213, 408.97, digest="sha256:16b872f949ce"
             ),
             estimated(
-                1024,
-                "br128_bc64_w8_s3_fa2_pointer",
-                98304,
-                213,
-                1314.1,
-                digest="sha256:16b872f949ce",
+                1024, "br128_bc64_w8_s3_fa2_ptr", 98304, 213, 1314.1, digest="sha256:16b872f949ce"
             ),
             estimated(
-                4096,
-                "br128_bc64_w8_s3_fa2_pointer",
-                98304,
-                213,
-                4918.7,
-                digest="sha256:16b872f949ce",
+                4096, "br128_bc64_w8_s3_fa2_ptr", 98304, 213, 4918.7, digest="sha256:16b872f949ce"
             ),
             estimated(
-                16384,
-                "br128_bc64_w8_s3_fa2_pointer",
-                98304,
-                213,
-                9692.2,
-                digest="sha256:16b872f949ce",
+                16384, "br128_bc64_w8_s3_fa2_ptr", 98304, 213, 9692.2, digest="sha256:16b872f949ce"
             ),
         ),
         *serve(
             "fwd_fp16_d128",
             estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_pointer",
-                98304,
-                255,
-                416.1,
-                digest="sha256:744514c3809e",
+                1, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 416.1, digest="sha256:744514c3809e"
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_pointer",
+                "br128_bc64_w8_s3_s_ahead_ptr",
                 98304,
                 255,
                 1701.4,
@@ -4806,7 +3387,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_pointer",
+                "br128_bc64_w8_s3_s_ahead_ptr",
                 98304,
                 255,
                 6884.2,
@@ -4814,7 +3395,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_pointer",
+                "br128_bc64_w8_s3_s_ahead_ptr",
                 98304,
                 255,
                 13794.5,
@@ -4825,7 +3406,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             "fwd_fp16_d128_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s3_s_ahead_pointer_longest_first",
+                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
                 98304,
                 255,
                 270.35,
@@ -4833,7 +3414,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_pointer_longest_first",
+                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
                 98304,
                 255,
                 964.28,
@@ -4841,7 +3422,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_pointer_longest_first",
+                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
                 98304,
                 255,
                 3706.5,
@@ -4849,7 +3430,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_pointer_longest_first",
+                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
                 98304,
                 255,
                 6989.0,
@@ -4859,16 +3440,11 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "fwd_fp16_d192",
             estimated(
-                1,
-                "br32_bc32_w4_s1_s_ahead_pointer",
-                34816,
-                214,
-                773.73,
-                digest="sha256:7ee7592e602a",
+                1, "br32_bc32_w4_s1_s_ahead_ptr", 34816, 214, 773.73, digest="sha256:7ee7592e602a"
             ),
             estimated(
                 1024,
-                "br32_bc32_w4_s1_s_ahead_pointer",
+                "br32_bc32_w4_s1_s_ahead_ptr",
                 34816,
                 214,
                 3107.6,
@@ -4876,7 +3452,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc32_w4_s1_s_ahead_pointer",
+                "br32_bc32_w4_s1_s_ahead_ptr",
                 34816,
                 214,
                 12443.1,
@@ -4884,7 +3460,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s1_s_ahead_pointer",
+                "br32_bc32_w4_s1_s_ahead_ptr",
                 34816,
                 214,
                 24890.4,
@@ -4894,16 +3470,11 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "fwd_fp16_d192_causal",
             estimated(
-                1,
-                "br32_bc32_w4_s3_s_ahead_pointer",
-                83968,
-                238,
-                459.06,
-                digest="sha256:50ad180c1ecb",
+                1, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 238, 459.06, digest="sha256:50ad180c1ecb"
             ),
             estimated(
                 1024,
-                "br32_bc32_w4_s3_s_ahead_pointer",
+                "br32_bc32_w4_s3_s_ahead_ptr",
                 83968,
                 238,
                 1691.1,
@@ -4911,7 +3482,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc32_w4_s3_s_ahead_pointer",
+                "br32_bc32_w4_s3_s_ahead_ptr",
                 83968,
                 238,
                 6582.2,
@@ -4919,7 +3490,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_s_ahead_pointer",
+                "br32_bc32_w4_s3_s_ahead_ptr",
                 83968,
                 238,
                 13135.6,
@@ -4929,16 +3500,11 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "fwd_fp16_d256",
             estimated(
-                1,
-                "br32_bc32_w4_s3_s_ahead_pointer",
-                83968,
-                195,
-                621.4,
-                digest="sha256:6ef885f6c3f9",
+                1, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 195, 621.4, digest="sha256:6ef885f6c3f9"
             ),
             estimated(
                 1024,
-                "br32_bc32_w4_s3_s_ahead_pointer",
+                "br32_bc32_w4_s3_s_ahead_ptr",
                 83968,
                 195,
                 2437.2,
@@ -4946,7 +3512,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc32_w4_s3_s_ahead_pointer",
+                "br32_bc32_w4_s3_s_ahead_ptr",
                 83968,
                 195,
                 9700.3,
@@ -4954,7 +3520,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_s_ahead_pointer",
+                "br32_bc32_w4_s3_s_ahead_ptr",
                 83968,
                 195,
                 19384.4,
@@ -4965,7 +3531,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             "fwd_fp16_d256_causal",
             estimated(
                 1,
-                "br32_bc32_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
                 83968,
                 213,
                 363.41,
@@ -4973,7 +3539,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br32_bc32_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
                 83968,
                 213,
                 1325.4,
@@ -4981,7 +3547,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc32_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
                 83968,
                 213,
                 5041.7,
@@ -4989,7 +3555,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
                 83968,
                 213,
                 10044.7,
@@ -4998,158 +3564,178 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         ),
         *serve(
             "bwd_delta_bf16_d64",
-            estimated(1, "br16_bc16_w2_s1_fa2_pointer", 64, 38, 138.23),
-            estimated(1024, "br16_bc16_w2_s1_fa2_pointer", 64, 38, 138.23),
-            estimated(4096, "br16_bc16_w2_s1_fa2_pointer", 64, 38, 138.23),
-            estimated(16384, "br16_bc16_w2_s1_fa2_pointer", 64, 38, 138.23),
+            estimated(1, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 138.23, digest="sha256:80be66806bb2"),
+            estimated(
+                1024, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 138.23, digest="sha256:80be66806bb2"
+            ),
+            estimated(
+                4096, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 138.23, digest="sha256:80be66806bb2"
+            ),
+            estimated(
+                16384, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 138.23, digest="sha256:80be66806bb2"
+            ),
         ),
         *serve(
             "bwd_delta_bf16_d96",
-            estimated(1, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 135.44),
-            estimated(1024, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 135.44),
-            estimated(4096, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 135.44),
-            estimated(16384, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 135.44),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 135.44, digest="sha256:cf9e1b3eadf9"),
+            estimated(
+                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 135.44, digest="sha256:cf9e1b3eadf9"
+            ),
+            estimated(
+                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 135.44, digest="sha256:cf9e1b3eadf9"
+            ),
+            estimated(
+                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 135.44, digest="sha256:cf9e1b3eadf9"
+            ),
         ),
         *serve(
             "bwd_delta_bf16_d128",
-            estimated(1, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 137.19),
-            estimated(1024, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 137.19),
-            estimated(4096, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 137.19),
-            estimated(16384, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 137.19),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 137.19, digest="sha256:d6c15554d065"),
+            estimated(
+                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 137.19, digest="sha256:d6c15554d065"
+            ),
+            estimated(
+                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 137.19, digest="sha256:d6c15554d065"
+            ),
+            estimated(
+                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 137.19, digest="sha256:d6c15554d065"
+            ),
         ),
         *serve(
             "bwd_delta_bf16_d192",
-            estimated(1, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 128.48),
-            estimated(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 128.48),
-            estimated(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 128.48),
-            estimated(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 128.48),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 128.48, digest="sha256:1331922c318d"),
+            estimated(
+                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 128.48, digest="sha256:1331922c318d"
+            ),
+            estimated(
+                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 128.48, digest="sha256:1331922c318d"
+            ),
+            estimated(
+                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 128.48, digest="sha256:1331922c318d"
+            ),
         ),
         *serve(
             "bwd_delta_bf16_d256",
-            estimated(1, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 136.67),
-            estimated(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 136.67),
-            estimated(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 136.67),
-            estimated(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 136.67),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 136.67, digest="sha256:e0d2e8c1e1bb"),
+            estimated(
+                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 136.67, digest="sha256:e0d2e8c1e1bb"
+            ),
+            estimated(
+                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 136.67, digest="sha256:e0d2e8c1e1bb"
+            ),
+            estimated(
+                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 136.67, digest="sha256:e0d2e8c1e1bb"
+            ),
         ),
         *serve(
             "bwd_delta_fp16_d64",
-            estimated(1, "br16_bc16_w2_s1_fa2_pointer", 64, 40, 138.23),
-            estimated(1024, "br16_bc16_w2_s1_fa2_pointer", 64, 40, 138.23),
-            estimated(4096, "br16_bc16_w2_s1_fa2_pointer", 64, 40, 138.23),
-            estimated(16384, "br16_bc16_w2_s1_fa2_pointer", 64, 40, 138.23),
+            estimated(1, "br16_bc16_w2_s1_fa2_ptr", 64, 40, 138.23, digest="sha256:e40a80c0c0fe"),
+            estimated(
+                1024, "br16_bc16_w2_s1_fa2_ptr", 64, 40, 138.23, digest="sha256:e40a80c0c0fe"
+            ),
+            estimated(
+                4096, "br16_bc16_w2_s1_fa2_ptr", 64, 40, 138.23, digest="sha256:e40a80c0c0fe"
+            ),
+            estimated(
+                16384, "br16_bc16_w2_s1_fa2_ptr", 64, 40, 138.23, digest="sha256:e40a80c0c0fe"
+            ),
         ),
         *serve(
             "bwd_delta_fp16_d96",
-            estimated(1, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 135.44),
-            estimated(1024, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 135.44),
-            estimated(4096, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 135.44),
-            estimated(16384, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 135.44),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 135.44, digest="sha256:6f0189f864ba"),
+            estimated(
+                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 135.44, digest="sha256:6f0189f864ba"
+            ),
+            estimated(
+                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 135.44, digest="sha256:6f0189f864ba"
+            ),
+            estimated(
+                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 135.44, digest="sha256:6f0189f864ba"
+            ),
         ),
         *serve(
             "bwd_delta_fp16_d128",
-            estimated(1, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 137.19),
-            estimated(1024, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 137.19),
-            estimated(4096, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 137.19),
-            estimated(16384, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 137.19),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 137.19, digest="sha256:e502ad56704f"),
+            estimated(
+                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 137.19, digest="sha256:e502ad56704f"
+            ),
+            estimated(
+                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 137.19, digest="sha256:e502ad56704f"
+            ),
+            estimated(
+                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 137.19, digest="sha256:e502ad56704f"
+            ),
         ),
         *serve(
             "bwd_delta_fp16_d192",
-            estimated(1, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 128.48),
-            estimated(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 128.48),
-            estimated(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 128.48),
-            estimated(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 128.48),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 128.48, digest="sha256:a065b572ca09"),
+            estimated(
+                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 128.48, digest="sha256:a065b572ca09"
+            ),
+            estimated(
+                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 128.48, digest="sha256:a065b572ca09"
+            ),
+            estimated(
+                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 128.48, digest="sha256:a065b572ca09"
+            ),
         ),
         *serve(
             "bwd_delta_fp16_d256",
-            estimated(1, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 136.67),
-            estimated(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 136.67),
-            estimated(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 136.67),
-            estimated(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 136.67),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 136.67, digest="sha256:010afaaf1d29"),
+            estimated(
+                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 136.67, digest="sha256:010afaaf1d29"
+            ),
+            estimated(
+                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 136.67, digest="sha256:010afaaf1d29"
+            ),
+            estimated(
+                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 136.67, digest="sha256:010afaaf1d29"
+            ),
         ),
         *serve(
             "bwd_dkv_bf16_d64",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 33280, 234, 886.96, digest="sha256:09276484aa2c"
+                1, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 886.96, digest="sha256:09276484aa2c"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                33280,
-                234,
-                3383.6,
-                digest="sha256:09276484aa2c",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 3383.6, digest="sha256:09276484aa2c"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                33280,
-                234,
-                13370.0,
-                digest="sha256:09276484aa2c",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 13370.0, digest="sha256:09276484aa2c"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                33280,
-                234,
-                26685.3,
-                digest="sha256:09276484aa2c",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 26685.3, digest="sha256:09276484aa2c"
             ),
         ),
         *serve(
             "bwd_dkv_bf16_d64_causal",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 33280, 220, 546.58, digest="sha256:668c9fcc07de"
+                1, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 546.58, digest="sha256:668c9fcc07de"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                33280,
-                220,
-                1817.9,
-                digest="sha256:668c9fcc07de",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 1817.9, digest="sha256:668c9fcc07de"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                33280,
-                220,
-                6949.7,
-                digest="sha256:668c9fcc07de",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 6949.7, digest="sha256:668c9fcc07de"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                33280,
-                220,
-                13430.2,
-                digest="sha256:668c9fcc07de",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 13430.2, digest="sha256:668c9fcc07de"
             ),
         ),
         *serve(
             "bwd_dkv_bf16_d96",
             estimated(
-                1, "br64_bc128_w8_s2_fa2_pointer", 98816, 255, 1221.7, digest="sha256:4ee35a2323cf"
+                1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 1221.7, digest="sha256:4ee35a2323cf"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s2_fa2_pointer",
-                98816,
-                255,
-                4786.2,
-                digest="sha256:4ee35a2323cf",
+                1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 4786.2, digest="sha256:4ee35a2323cf"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s2_fa2_pointer",
-                98816,
-                255,
-                19044.2,
-                digest="sha256:4ee35a2323cf",
+                4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 19044.2, digest="sha256:4ee35a2323cf"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s2_fa2_pointer",
+                "br64_bc128_w8_s2_fa2_ptr",
                 98816,
                 255,
                 38054.8,
@@ -5159,57 +3745,32 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d96_causal",
             estimated(
-                1, "br32_bc32_w4_s2_fa2_pointer", 35072, 255, 756.92, digest="sha256:53600dd48dba"
+                1, "br32_bc32_w4_s2_fa2_ptr", 35072, 255, 756.92, digest="sha256:53600dd48dba"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s2_fa2_pointer",
-                35072,
-                255,
-                2604.0,
-                digest="sha256:53600dd48dba",
+                1024, "br32_bc32_w4_s2_fa2_ptr", 35072, 255, 2604.0, digest="sha256:53600dd48dba"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s2_fa2_pointer",
-                35072,
-                255,
-                9763.6,
-                digest="sha256:53600dd48dba",
+                4096, "br32_bc32_w4_s2_fa2_ptr", 35072, 255, 9763.6, digest="sha256:53600dd48dba"
             ),
             estimated(
-                16384,
-                "br32_bc32_w4_s2_fa2_pointer",
-                35072,
-                255,
-                19386.2,
-                digest="sha256:53600dd48dba",
+                16384, "br32_bc32_w4_s2_fa2_ptr", 35072, 255, 19386.2, digest="sha256:53600dd48dba"
             ),
         ),
         *serve(
             "bwd_dkv_bf16_d128",
             estimated(
-                1, "br64_bc128_w8_s2_fa2_pointer", 98816, 255, 926.98, digest="sha256:624fa703c44f"
+                1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 926.98, digest="sha256:624fa703c44f"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s2_fa2_pointer",
-                98816,
-                255,
-                3629.8,
-                digest="sha256:624fa703c44f",
+                1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 3629.8, digest="sha256:624fa703c44f"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s2_fa2_pointer",
-                98816,
-                255,
-                14440.9,
-                digest="sha256:624fa703c44f",
+                4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 14440.9, digest="sha256:624fa703c44f"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s2_fa2_pointer",
+                "br64_bc128_w8_s2_fa2_ptr",
                 98816,
                 255,
                 28855.7,
@@ -5219,27 +3780,17 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d128_causal",
             estimated(
-                1, "br32_bc128_w8_s2_fa2_pointer", 82176, 255, 634.22, digest="sha256:7a010f3c0027"
+                1, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 634.22, digest="sha256:7a010f3c0027"
             ),
             estimated(
-                1024,
-                "br32_bc128_w8_s2_fa2_pointer",
-                82176,
-                255,
-                2128.9,
-                digest="sha256:7a010f3c0027",
+                1024, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 2128.9, digest="sha256:7a010f3c0027"
             ),
             estimated(
-                4096,
-                "br32_bc128_w8_s2_fa2_pointer",
-                82176,
-                255,
-                7955.8,
-                digest="sha256:7a010f3c0027",
+                4096, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 7955.8, digest="sha256:7a010f3c0027"
             ),
             estimated(
                 16384,
-                "br32_bc128_w8_s2_fa2_pointer",
+                "br32_bc128_w8_s2_fa2_ptr",
                 82176,
                 255,
                 14931.9,
@@ -5249,27 +3800,17 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d192",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 1356.7, digest="sha256:115d1de50d8b"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1356.7, digest="sha256:115d1de50d8b"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                5232.5,
-                digest="sha256:115d1de50d8b",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 5232.5, digest="sha256:115d1de50d8b"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                20735.7,
-                digest="sha256:115d1de50d8b",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 20735.7, digest="sha256:115d1de50d8b"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 41406.7,
@@ -5279,27 +3820,17 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d192_causal",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 783.42, digest="sha256:74b29c1ec6e5"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 783.42, digest="sha256:74b29c1ec6e5"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                2759.3,
-                digest="sha256:74b29c1ec6e5",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2759.3, digest="sha256:74b29c1ec6e5"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                10450.7,
-                digest="sha256:74b29c1ec6e5",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10450.7, digest="sha256:74b29c1ec6e5"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 20784.1,
@@ -5309,27 +3840,17 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d256",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 1069.3, digest="sha256:e5a466b51dff"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1069.3, digest="sha256:e5a466b51dff"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                4122.5,
-                digest="sha256:e5a466b51dff",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 4122.5, digest="sha256:e5a466b51dff"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                16334.9,
-                digest="sha256:e5a466b51dff",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 16334.9, digest="sha256:e5a466b51dff"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 32618.1,
@@ -5339,27 +3860,17 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d256_causal",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 606.33, digest="sha256:292758245972"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 606.33, digest="sha256:292758245972"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                2137.9,
-                digest="sha256:292758245972",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2137.9, digest="sha256:292758245972"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                8059.4,
-                digest="sha256:292758245972",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 8059.4, digest="sha256:292758245972"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 16030.3,
@@ -5369,87 +3880,47 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d64",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 33280, 234, 886.96, digest="sha256:a16bc5daec77"
+                1, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 886.96, digest="sha256:a16bc5daec77"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                33280,
-                234,
-                3383.6,
-                digest="sha256:a16bc5daec77",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 3383.6, digest="sha256:a16bc5daec77"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                33280,
-                234,
-                13370.0,
-                digest="sha256:a16bc5daec77",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 13370.0, digest="sha256:a16bc5daec77"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                33280,
-                234,
-                26685.3,
-                digest="sha256:a16bc5daec77",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 26685.3, digest="sha256:a16bc5daec77"
             ),
         ),
         *serve(
             "bwd_dkv_fp16_d64_causal",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 33280, 220, 546.58, digest="sha256:af1a9b85bc17"
+                1, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 546.58, digest="sha256:af1a9b85bc17"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                33280,
-                220,
-                1817.9,
-                digest="sha256:af1a9b85bc17",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 1817.9, digest="sha256:af1a9b85bc17"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                33280,
-                220,
-                6949.7,
-                digest="sha256:af1a9b85bc17",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 6949.7, digest="sha256:af1a9b85bc17"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                33280,
-                220,
-                13430.2,
-                digest="sha256:af1a9b85bc17",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 13430.2, digest="sha256:af1a9b85bc17"
             ),
         ),
         *serve(
             "bwd_dkv_fp16_d96",
             estimated(
-                1, "br64_bc128_w8_s2_fa2_pointer", 98816, 255, 1221.7, digest="sha256:264ab30c603f"
+                1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 1221.7, digest="sha256:264ab30c603f"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s2_fa2_pointer",
-                98816,
-                255,
-                4786.2,
-                digest="sha256:264ab30c603f",
+                1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 4786.2, digest="sha256:264ab30c603f"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s2_fa2_pointer",
-                98816,
-                255,
-                19044.2,
-                digest="sha256:264ab30c603f",
+                4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 19044.2, digest="sha256:264ab30c603f"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s2_fa2_pointer",
+                "br64_bc128_w8_s2_fa2_ptr",
                 98816,
                 255,
                 38054.8,
@@ -5459,57 +3930,32 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d96_causal",
             estimated(
-                1, "br32_bc32_w4_s2_fa2_pointer", 35072, 255, 756.92, digest="sha256:8ba57cafd2b6"
+                1, "br32_bc32_w4_s2_fa2_ptr", 35072, 255, 756.92, digest="sha256:8ba57cafd2b6"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s2_fa2_pointer",
-                35072,
-                255,
-                2604.0,
-                digest="sha256:8ba57cafd2b6",
+                1024, "br32_bc32_w4_s2_fa2_ptr", 35072, 255, 2604.0, digest="sha256:8ba57cafd2b6"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s2_fa2_pointer",
-                35072,
-                255,
-                9763.6,
-                digest="sha256:8ba57cafd2b6",
+                4096, "br32_bc32_w4_s2_fa2_ptr", 35072, 255, 9763.6, digest="sha256:8ba57cafd2b6"
             ),
             estimated(
-                16384,
-                "br32_bc32_w4_s2_fa2_pointer",
-                35072,
-                255,
-                19386.2,
-                digest="sha256:8ba57cafd2b6",
+                16384, "br32_bc32_w4_s2_fa2_ptr", 35072, 255, 19386.2, digest="sha256:8ba57cafd2b6"
             ),
         ),
         *serve(
             "bwd_dkv_fp16_d128",
             estimated(
-                1, "br64_bc128_w8_s2_fa2_pointer", 98816, 255, 926.98, digest="sha256:82e300a01b0e"
+                1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 926.98, digest="sha256:82e300a01b0e"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s2_fa2_pointer",
-                98816,
-                255,
-                3629.8,
-                digest="sha256:82e300a01b0e",
+                1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 3629.8, digest="sha256:82e300a01b0e"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s2_fa2_pointer",
-                98816,
-                255,
-                14440.9,
-                digest="sha256:82e300a01b0e",
+                4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 14440.9, digest="sha256:82e300a01b0e"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s2_fa2_pointer",
+                "br64_bc128_w8_s2_fa2_ptr",
                 98816,
                 255,
                 28855.7,
@@ -5519,27 +3965,17 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d128_causal",
             estimated(
-                1, "br32_bc128_w8_s2_fa2_pointer", 82176, 255, 634.22, digest="sha256:dd3830cd8cf1"
+                1, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 634.22, digest="sha256:dd3830cd8cf1"
             ),
             estimated(
-                1024,
-                "br32_bc128_w8_s2_fa2_pointer",
-                82176,
-                255,
-                2128.9,
-                digest="sha256:dd3830cd8cf1",
+                1024, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 2128.9, digest="sha256:dd3830cd8cf1"
             ),
             estimated(
-                4096,
-                "br32_bc128_w8_s2_fa2_pointer",
-                82176,
-                255,
-                7955.8,
-                digest="sha256:dd3830cd8cf1",
+                4096, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 7955.8, digest="sha256:dd3830cd8cf1"
             ),
             estimated(
                 16384,
-                "br32_bc128_w8_s2_fa2_pointer",
+                "br32_bc128_w8_s2_fa2_ptr",
                 82176,
                 255,
                 14931.9,
@@ -5549,27 +3985,17 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d192",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 1356.7, digest="sha256:63103d8a4f02"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1356.7, digest="sha256:63103d8a4f02"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                5232.5,
-                digest="sha256:63103d8a4f02",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 5232.5, digest="sha256:63103d8a4f02"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                20735.7,
-                digest="sha256:63103d8a4f02",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 20735.7, digest="sha256:63103d8a4f02"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 41406.7,
@@ -5579,27 +4005,17 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d192_causal",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 783.42, digest="sha256:ba6affd7e6df"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 783.42, digest="sha256:ba6affd7e6df"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                2759.3,
-                digest="sha256:ba6affd7e6df",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2759.3, digest="sha256:ba6affd7e6df"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                10450.7,
-                digest="sha256:ba6affd7e6df",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10450.7, digest="sha256:ba6affd7e6df"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 20784.1,
@@ -5609,27 +4025,17 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d256",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 1069.3, digest="sha256:536abc5ac781"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1069.3, digest="sha256:536abc5ac781"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                4122.5,
-                digest="sha256:536abc5ac781",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 4122.5, digest="sha256:536abc5ac781"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                16334.9,
-                digest="sha256:536abc5ac781",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 16334.9, digest="sha256:536abc5ac781"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 32618.1,
@@ -5639,27 +4045,17 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d256_causal",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 606.33, digest="sha256:08ba27c1fc66"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 606.33, digest="sha256:08ba27c1fc66"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                2137.9,
-                digest="sha256:08ba27c1fc66",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2137.9, digest="sha256:08ba27c1fc66"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                8059.4,
-                digest="sha256:08ba27c1fc66",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 8059.4, digest="sha256:08ba27c1fc66"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 16030.3,
@@ -5669,46 +4065,26 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d64",
             estimated(
-                1, "br64_bc32_w4_s3_fa2_pointer", 32768, 142, 684.85, digest="sha256:b5337dfdc22a"
+                1, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 684.85, digest="sha256:b5337dfdc22a"
             ),
             estimated(
-                1024,
-                "br64_bc32_w4_s3_fa2_pointer",
-                32768,
-                142,
-                2615.8,
-                digest="sha256:b5337dfdc22a",
+                1024, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 2615.8, digest="sha256:b5337dfdc22a"
             ),
             estimated(
-                4096,
-                "br64_bc32_w4_s3_fa2_pointer",
-                32768,
-                142,
-                10339.7,
-                digest="sha256:b5337dfdc22a",
+                4096, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 10339.7, digest="sha256:b5337dfdc22a"
             ),
             estimated(
-                16384,
-                "br64_bc32_w4_s3_fa2_pointer",
-                32768,
-                142,
-                20638.2,
-                digest="sha256:b5337dfdc22a",
+                16384, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 20638.2, digest="sha256:b5337dfdc22a"
             ),
         ),
         *serve(
             "bwd_dq_bf16_d64_causal",
             estimated(
-                1,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
-                32768,
-                167,
-                402.33,
-                digest="sha256:19c5c01c0f9c",
+                1, "br64_bc32_w4_s3_fa2_ptr_lpt", 32768, 167, 402.33, digest="sha256:19c5c01c0f9c"
             ),
             estimated(
                 1024,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 32768,
                 167,
                 1363.6,
@@ -5716,7 +4092,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 32768,
                 167,
                 5201.6,
@@ -5724,7 +4100,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 32768,
                 167,
                 10319.5,
@@ -5734,27 +4110,17 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d96",
             estimated(
-                1, "br128_bc32_w8_s2_fa2_pointer", 81920, 202, 915.71, digest="sha256:8adf265d6a4c"
+                1, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 915.71, digest="sha256:8adf265d6a4c"
             ),
             estimated(
-                1024,
-                "br128_bc32_w8_s2_fa2_pointer",
-                81920,
-                202,
-                3570.9,
-                digest="sha256:8adf265d6a4c",
+                1024, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 3570.9, digest="sha256:8adf265d6a4c"
             ),
             estimated(
-                4096,
-                "br128_bc32_w8_s2_fa2_pointer",
-                81920,
-                202,
-                14191.7,
-                digest="sha256:8adf265d6a4c",
+                4096, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 14191.7, digest="sha256:8adf265d6a4c"
             ),
             estimated(
                 16384,
-                "br128_bc32_w8_s2_fa2_pointer",
+                "br128_bc32_w8_s2_fa2_ptr",
                 81920,
                 202,
                 28352.8,
@@ -5764,16 +4130,11 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d96_causal",
             estimated(
-                1,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
-                81920,
-                204,
-                622.69,
-                digest="sha256:5f5f059724fd",
+                1, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 204, 622.69, digest="sha256:5f5f059724fd"
             ),
             estimated(
                 1024,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
+                "br128_bc32_w8_s2_fa2_ptr_lpt",
                 81920,
                 204,
                 2052.7,
@@ -5781,7 +4142,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
+                "br128_bc32_w8_s2_fa2_ptr_lpt",
                 81920,
                 204,
                 7675.9,
@@ -5789,7 +4150,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
+                "br128_bc32_w8_s2_fa2_ptr_lpt",
                 81920,
                 204,
                 15263.0,
@@ -5799,27 +4160,17 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d128",
             estimated(
-                1, "br128_bc32_w8_s2_fa2_pointer", 81920, 192, 725.36, digest="sha256:fcb7f85aec0b"
+                1, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 725.36, digest="sha256:fcb7f85aec0b"
             ),
             estimated(
-                1024,
-                "br128_bc32_w8_s2_fa2_pointer",
-                81920,
-                192,
-                2829.7,
-                digest="sha256:fcb7f85aec0b",
+                1024, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 2829.7, digest="sha256:fcb7f85aec0b"
             ),
             estimated(
-                4096,
-                "br128_bc32_w8_s2_fa2_pointer",
-                81920,
-                192,
-                11247.3,
-                digest="sha256:fcb7f85aec0b",
+                4096, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 11247.3, digest="sha256:fcb7f85aec0b"
             ),
             estimated(
                 16384,
-                "br128_bc32_w8_s2_fa2_pointer",
+                "br128_bc32_w8_s2_fa2_ptr",
                 81920,
                 192,
                 22470.6,
@@ -5829,16 +4180,11 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d128_causal",
             estimated(
-                1,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
-                81920,
-                192,
-                487.45,
-                digest="sha256:3ea6ea35801d",
+                1, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 192, 487.45, digest="sha256:3ea6ea35801d"
             ),
             estimated(
                 1024,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
+                "br128_bc32_w8_s2_fa2_ptr_lpt",
                 81920,
                 192,
                 1606.7,
@@ -5846,7 +4192,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
+                "br128_bc32_w8_s2_fa2_ptr_lpt",
                 81920,
                 192,
                 5971.2,
@@ -5854,7 +4200,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
+                "br128_bc32_w8_s2_fa2_ptr_lpt",
                 81920,
                 192,
                 11196.7,
@@ -5864,46 +4210,26 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d192",
             estimated(
-                1, "br32_bc16_w2_s1_fa2_pointer", 49152, 254, 1330.9, digest="sha256:1287ca04be84"
+                1, "br32_bc16_w2_s1_fa2_ptr", 49152, 254, 1330.9, digest="sha256:1287ca04be84"
             ),
             estimated(
-                1024,
-                "br32_bc16_w2_s1_fa2_pointer",
-                49152,
-                254,
-                5195.3,
-                digest="sha256:1287ca04be84",
+                1024, "br32_bc16_w2_s1_fa2_ptr", 49152, 254, 5195.3, digest="sha256:1287ca04be84"
             ),
             estimated(
-                4096,
-                "br32_bc16_w2_s1_fa2_pointer",
-                49152,
-                254,
-                20652.8,
-                digest="sha256:1287ca04be84",
+                4096, "br32_bc16_w2_s1_fa2_ptr", 49152, 254, 20652.8, digest="sha256:1287ca04be84"
             ),
             estimated(
-                16384,
-                "br32_bc16_w2_s1_fa2_pointer",
-                49152,
-                254,
-                41262.8,
-                digest="sha256:1287ca04be84",
+                16384, "br32_bc16_w2_s1_fa2_ptr", 49152, 254, 41262.8, digest="sha256:1287ca04be84"
             ),
         ),
         *serve(
             "bwd_dq_bf16_d192_causal",
             estimated(
-                1,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
-                49152,
-                255,
-                761.05,
-                digest="sha256:3b8eb82b5121",
+                1, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 761.05, digest="sha256:3b8eb82b5121"
             ),
             estimated(
                 1024,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
+                "br32_bc16_w2_s1_fa2_ptr_lpt",
                 49152,
                 255,
                 2765.8,
@@ -5911,7 +4237,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
+                "br32_bc16_w2_s1_fa2_ptr_lpt",
                 49152,
                 255,
                 10243.8,
@@ -5919,7 +4245,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
+                "br32_bc16_w2_s1_fa2_ptr_lpt",
                 49152,
                 255,
                 20402.5,
@@ -5929,46 +4255,26 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d256",
             estimated(
-                1, "br32_bc16_w2_s1_fa2_pointer", 49152, 253, 1052.3, digest="sha256:f095c5cdf77a"
+                1, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 1052.3, digest="sha256:f095c5cdf77a"
             ),
             estimated(
-                1024,
-                "br32_bc16_w2_s1_fa2_pointer",
-                49152,
-                253,
-                4107.3,
-                digest="sha256:f095c5cdf77a",
+                1024, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 4107.3, digest="sha256:f095c5cdf77a"
             ),
             estimated(
-                4096,
-                "br32_bc16_w2_s1_fa2_pointer",
-                49152,
-                253,
-                16327.0,
-                digest="sha256:f095c5cdf77a",
+                4096, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 16327.0, digest="sha256:f095c5cdf77a"
             ),
             estimated(
-                16384,
-                "br32_bc16_w2_s1_fa2_pointer",
-                49152,
-                253,
-                32620.0,
-                digest="sha256:f095c5cdf77a",
+                16384, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 32620.0, digest="sha256:f095c5cdf77a"
             ),
         ),
         *serve(
             "bwd_dq_bf16_d256_causal",
             estimated(
-                1,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
-                49152,
-                255,
-                620.24,
-                digest="sha256:80beab26942a",
+                1, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 620.24, digest="sha256:80beab26942a"
             ),
             estimated(
                 1024,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
+                "br32_bc16_w2_s1_fa2_ptr_lpt",
                 49152,
                 255,
                 2258.0,
@@ -5976,7 +4282,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
+                "br32_bc16_w2_s1_fa2_ptr_lpt",
                 49152,
                 255,
                 8258.7,
@@ -5984,7 +4290,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
+                "br32_bc16_w2_s1_fa2_ptr_lpt",
                 49152,
                 255,
                 16450.7,
@@ -5994,46 +4300,26 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d64",
             estimated(
-                1, "br64_bc32_w4_s3_fa2_pointer", 32768, 142, 684.85, digest="sha256:1d981b752293"
+                1, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 684.85, digest="sha256:1d981b752293"
             ),
             estimated(
-                1024,
-                "br64_bc32_w4_s3_fa2_pointer",
-                32768,
-                142,
-                2615.8,
-                digest="sha256:1d981b752293",
+                1024, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 2615.8, digest="sha256:1d981b752293"
             ),
             estimated(
-                4096,
-                "br64_bc32_w4_s3_fa2_pointer",
-                32768,
-                142,
-                10339.7,
-                digest="sha256:1d981b752293",
+                4096, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 10339.7, digest="sha256:1d981b752293"
             ),
             estimated(
-                16384,
-                "br64_bc32_w4_s3_fa2_pointer",
-                32768,
-                142,
-                20638.2,
-                digest="sha256:1d981b752293",
+                16384, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 20638.2, digest="sha256:1d981b752293"
             ),
         ),
         *serve(
             "bwd_dq_fp16_d64_causal",
             estimated(
-                1,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
-                32768,
-                167,
-                402.33,
-                digest="sha256:5912eb9b0559",
+                1, "br64_bc32_w4_s3_fa2_ptr_lpt", 32768, 167, 402.33, digest="sha256:5912eb9b0559"
             ),
             estimated(
                 1024,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 32768,
                 167,
                 1363.6,
@@ -6041,7 +4327,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 32768,
                 167,
                 5201.6,
@@ -6049,7 +4335,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 32768,
                 167,
                 10319.5,
@@ -6059,27 +4345,17 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d96",
             estimated(
-                1, "br128_bc32_w8_s2_fa2_pointer", 81920, 202, 915.71, digest="sha256:20d319d3b2b4"
+                1, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 915.71, digest="sha256:20d319d3b2b4"
             ),
             estimated(
-                1024,
-                "br128_bc32_w8_s2_fa2_pointer",
-                81920,
-                202,
-                3570.9,
-                digest="sha256:20d319d3b2b4",
+                1024, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 3570.9, digest="sha256:20d319d3b2b4"
             ),
             estimated(
-                4096,
-                "br128_bc32_w8_s2_fa2_pointer",
-                81920,
-                202,
-                14191.7,
-                digest="sha256:20d319d3b2b4",
+                4096, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 14191.7, digest="sha256:20d319d3b2b4"
             ),
             estimated(
                 16384,
-                "br128_bc32_w8_s2_fa2_pointer",
+                "br128_bc32_w8_s2_fa2_ptr",
                 81920,
                 202,
                 28352.8,
@@ -6089,16 +4365,11 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d96_causal",
             estimated(
-                1,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
-                81920,
-                204,
-                622.69,
-                digest="sha256:3ea37fe4a44d",
+                1, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 204, 622.69, digest="sha256:3ea37fe4a44d"
             ),
             estimated(
                 1024,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
+                "br128_bc32_w8_s2_fa2_ptr_lpt",
                 81920,
                 204,
                 2052.7,
@@ -6106,7 +4377,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
+                "br128_bc32_w8_s2_fa2_ptr_lpt",
                 81920,
                 204,
                 7675.9,
@@ -6114,7 +4385,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
+                "br128_bc32_w8_s2_fa2_ptr_lpt",
                 81920,
                 204,
                 15263.0,
@@ -6124,27 +4395,17 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d128",
             estimated(
-                1, "br128_bc32_w8_s2_fa2_pointer", 81920, 192, 725.36, digest="sha256:69b38b9e0fde"
+                1, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 725.36, digest="sha256:69b38b9e0fde"
             ),
             estimated(
-                1024,
-                "br128_bc32_w8_s2_fa2_pointer",
-                81920,
-                192,
-                2829.7,
-                digest="sha256:69b38b9e0fde",
+                1024, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 2829.7, digest="sha256:69b38b9e0fde"
             ),
             estimated(
-                4096,
-                "br128_bc32_w8_s2_fa2_pointer",
-                81920,
-                192,
-                11247.3,
-                digest="sha256:69b38b9e0fde",
+                4096, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 11247.3, digest="sha256:69b38b9e0fde"
             ),
             estimated(
                 16384,
-                "br128_bc32_w8_s2_fa2_pointer",
+                "br128_bc32_w8_s2_fa2_ptr",
                 81920,
                 192,
                 22470.6,
@@ -6154,16 +4415,11 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d128_causal",
             estimated(
-                1,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
-                81920,
-                192,
-                487.45,
-                digest="sha256:b2a18d735aa4",
+                1, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 192, 487.45, digest="sha256:b2a18d735aa4"
             ),
             estimated(
                 1024,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
+                "br128_bc32_w8_s2_fa2_ptr_lpt",
                 81920,
                 192,
                 1606.7,
@@ -6171,7 +4427,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
+                "br128_bc32_w8_s2_fa2_ptr_lpt",
                 81920,
                 192,
                 5971.2,
@@ -6179,7 +4435,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
+                "br128_bc32_w8_s2_fa2_ptr_lpt",
                 81920,
                 192,
                 11196.7,
@@ -6189,46 +4445,26 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d192",
             estimated(
-                1, "br32_bc16_w2_s1_fa2_pointer", 49152, 254, 1330.9, digest="sha256:7817e890a34b"
+                1, "br32_bc16_w2_s1_fa2_ptr", 49152, 254, 1330.9, digest="sha256:7817e890a34b"
             ),
             estimated(
-                1024,
-                "br32_bc16_w2_s1_fa2_pointer",
-                49152,
-                254,
-                5195.3,
-                digest="sha256:7817e890a34b",
+                1024, "br32_bc16_w2_s1_fa2_ptr", 49152, 254, 5195.3, digest="sha256:7817e890a34b"
             ),
             estimated(
-                4096,
-                "br32_bc16_w2_s1_fa2_pointer",
-                49152,
-                254,
-                20652.8,
-                digest="sha256:7817e890a34b",
+                4096, "br32_bc16_w2_s1_fa2_ptr", 49152, 254, 20652.8, digest="sha256:7817e890a34b"
             ),
             estimated(
-                16384,
-                "br32_bc16_w2_s1_fa2_pointer",
-                49152,
-                254,
-                41262.8,
-                digest="sha256:7817e890a34b",
+                16384, "br32_bc16_w2_s1_fa2_ptr", 49152, 254, 41262.8, digest="sha256:7817e890a34b"
             ),
         ),
         *serve(
             "bwd_dq_fp16_d192_causal",
             estimated(
-                1,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
-                49152,
-                255,
-                761.05,
-                digest="sha256:1f06cc206f7d",
+                1, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 761.05, digest="sha256:1f06cc206f7d"
             ),
             estimated(
                 1024,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
+                "br32_bc16_w2_s1_fa2_ptr_lpt",
                 49152,
                 255,
                 2765.8,
@@ -6236,7 +4472,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
+                "br32_bc16_w2_s1_fa2_ptr_lpt",
                 49152,
                 255,
                 10243.8,
@@ -6244,7 +4480,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
+                "br32_bc16_w2_s1_fa2_ptr_lpt",
                 49152,
                 255,
                 20402.5,
@@ -6254,46 +4490,26 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d256",
             estimated(
-                1, "br32_bc16_w2_s1_fa2_pointer", 49152, 253, 1052.3, digest="sha256:43b976117073"
+                1, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 1052.3, digest="sha256:43b976117073"
             ),
             estimated(
-                1024,
-                "br32_bc16_w2_s1_fa2_pointer",
-                49152,
-                253,
-                4107.3,
-                digest="sha256:43b976117073",
+                1024, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 4107.3, digest="sha256:43b976117073"
             ),
             estimated(
-                4096,
-                "br32_bc16_w2_s1_fa2_pointer",
-                49152,
-                253,
-                16327.0,
-                digest="sha256:43b976117073",
+                4096, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 16327.0, digest="sha256:43b976117073"
             ),
             estimated(
-                16384,
-                "br32_bc16_w2_s1_fa2_pointer",
-                49152,
-                253,
-                32620.0,
-                digest="sha256:43b976117073",
+                16384, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 32620.0, digest="sha256:43b976117073"
             ),
         ),
         *serve(
             "bwd_dq_fp16_d256_causal",
             estimated(
-                1,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
-                49152,
-                255,
-                620.24,
-                digest="sha256:2ab91e66abb7",
+                1, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 620.24, digest="sha256:2ab91e66abb7"
             ),
             estimated(
                 1024,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
+                "br32_bc16_w2_s1_fa2_ptr_lpt",
                 49152,
                 255,
                 2258.0,
@@ -6301,7 +4517,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
+                "br32_bc16_w2_s1_fa2_ptr_lpt",
                 49152,
                 255,
                 8258.7,
@@ -6309,7 +4525,7 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
+                "br32_bc16_w2_s1_fa2_ptr_lpt",
                 49152,
                 255,
                 16450.7,
@@ -6319,207 +4535,107 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d64",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 37376, 238, 1253.5, digest="sha256:79dac864a057"
+                1, "br32_bc64_w4_s3_fa2_ptr", 37376, 238, 1253.5, digest="sha256:79dac864a057"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                37376,
-                238,
-                4845.7,
-                digest="sha256:79dac864a057",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 37376, 238, 4845.7, digest="sha256:79dac864a057"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                37376,
-                238,
-                19214.6,
-                digest="sha256:79dac864a057",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 37376, 238, 19214.6, digest="sha256:79dac864a057"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                37376,
-                238,
-                38373.2,
-                digest="sha256:79dac864a057",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 37376, 238, 38373.2, digest="sha256:79dac864a057"
             ),
         ),
         *serve(
             "bwd_fused_bf16_d64_causal",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 37376, 255, 735.02, digest="sha256:0898bbe1b970"
+                1, "br32_bc64_w4_s3_fa2_ptr", 37376, 255, 735.02, digest="sha256:0898bbe1b970"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                37376,
-                255,
-                2506.1,
-                digest="sha256:0898bbe1b970",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 37376, 255, 2506.1, digest="sha256:0898bbe1b970"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                37376,
-                255,
-                9611.1,
-                digest="sha256:0898bbe1b970",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 37376, 255, 9611.1, digest="sha256:0898bbe1b970"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                37376,
-                255,
-                18636.8,
-                digest="sha256:0898bbe1b970",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 37376, 255, 18636.8, digest="sha256:0898bbe1b970"
             ),
         ),
         *serve(
             "bwd_fused_bf16_d96",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, 1877.3, digest="sha256:0dd4a5586e72"
+                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1877.3, digest="sha256:0dd4a5586e72"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                7309.3,
-                digest="sha256:0dd4a5586e72",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 7309.3, digest="sha256:0dd4a5586e72"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                29037.3,
-                digest="sha256:0dd4a5586e72",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 29037.3, digest="sha256:0dd4a5586e72"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                58008.0,
-                digest="sha256:0dd4a5586e72",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 58008.0, digest="sha256:0dd4a5586e72"
             ),
         ),
         *serve(
             "bwd_fused_bf16_d96_causal",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, 1132.6, digest="sha256:1d8ea23e5d1b"
+                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1132.6, digest="sha256:1d8ea23e5d1b"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                3938.7,
-                digest="sha256:1d8ea23e5d1b",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 3938.7, digest="sha256:1d8ea23e5d1b"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                14783.4,
-                digest="sha256:1d8ea23e5d1b",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 14783.4, digest="sha256:1d8ea23e5d1b"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                29373.3,
-                digest="sha256:1d8ea23e5d1b",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 29373.3, digest="sha256:1d8ea23e5d1b"
             ),
         ),
         *serve(
             "bwd_fused_bf16_d128",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, 1414.8, digest="sha256:af3ebb146200"
+                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1414.8, digest="sha256:af3ebb146200"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                5506.5,
-                digest="sha256:af3ebb146200",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 5506.5, digest="sha256:af3ebb146200"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                21873.4,
-                digest="sha256:af3ebb146200",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 21873.4, digest="sha256:af3ebb146200"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                43696.0,
-                digest="sha256:af3ebb146200",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 43696.0, digest="sha256:af3ebb146200"
             ),
         ),
         *serve(
             "bwd_fused_bf16_d128_causal",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, 868.51, digest="sha256:fcb3e92b1402"
+                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 868.51, digest="sha256:fcb3e92b1402"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                3022.9,
-                digest="sha256:fcb3e92b1402",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 3022.9, digest="sha256:fcb3e92b1402"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                11261.1,
-                digest="sha256:fcb3e92b1402",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 11261.1, digest="sha256:fcb3e92b1402"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                22375.5,
-                digest="sha256:fcb3e92b1402",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 22375.5, digest="sha256:fcb3e92b1402"
             ),
         ),
         *serve(
             "bwd_fused_bf16_d192",
             estimated(
-                1, "br16_bc64_w8_s1_fa2_pointer", 90112, 254, 4161.4, digest="sha256:484021444253"
+                1, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 4161.4, digest="sha256:484021444253"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s1_fa2_pointer",
-                90112,
-                254,
-                16550.8,
-                digest="sha256:484021444253",
+                1024, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 16550.8, digest="sha256:484021444253"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s1_fa2_pointer",
-                90112,
-                254,
-                66108.1,
-                digest="sha256:484021444253",
+                4096, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 66108.1, digest="sha256:484021444253"
             ),
             estimated(
                 16384,
-                "br16_bc64_w8_s1_fa2_pointer",
+                "br16_bc64_w8_s1_fa2_ptr",
                 90112,
                 254,
                 132184.5,
@@ -6529,297 +4645,152 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d192_causal",
             estimated(
-                1, "br16_bc32_w4_s2_fa2_pointer", 65664, 255, 2314.7, digest="sha256:1d5f3d7dcc26"
+                1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 2314.7, digest="sha256:1d5f3d7dcc26"
             ),
             estimated(
-                1024,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                8608.4,
-                digest="sha256:1d5f3d7dcc26",
+                1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 8608.4, digest="sha256:1d5f3d7dcc26"
             ),
             estimated(
-                4096,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                33094.0,
-                digest="sha256:1d5f3d7dcc26",
+                4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 33094.0, digest="sha256:1d5f3d7dcc26"
             ),
             estimated(
-                16384,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                65992.0,
-                digest="sha256:1d5f3d7dcc26",
+                16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 65992.0, digest="sha256:1d5f3d7dcc26"
             ),
         ),
         *serve(
             "bwd_fused_bf16_d256",
             estimated(
-                1, "br16_bc64_w8_s2_fa2_pointer", 98432, 255, 3144.3, digest="sha256:405c5c19ba67"
+                1, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 3144.3, digest="sha256:405c5c19ba67"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s2_fa2_pointer",
-                98432,
-                255,
-                12498.0,
-                digest="sha256:405c5c19ba67",
+                1024, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 12498.0, digest="sha256:405c5c19ba67"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s2_fa2_pointer",
-                98432,
-                255,
-                49913.0,
-                digest="sha256:405c5c19ba67",
+                4096, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 49913.0, digest="sha256:405c5c19ba67"
             ),
             estimated(
-                16384,
-                "br16_bc64_w8_s2_fa2_pointer",
-                98432,
-                255,
-                99799.7,
-                digest="sha256:405c5c19ba67",
+                16384, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 99799.7, digest="sha256:405c5c19ba67"
             ),
         ),
         *serve(
             "bwd_fused_bf16_d256_causal",
             estimated(
-                1, "br16_bc32_w4_s2_fa2_pointer", 65664, 255, 1854.9, digest="sha256:0b55a4fb064a"
+                1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 1854.9, digest="sha256:0b55a4fb064a"
             ),
             estimated(
-                1024,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                6896.5,
-                digest="sha256:0b55a4fb064a",
+                1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 6896.5, digest="sha256:0b55a4fb064a"
             ),
             estimated(
-                4096,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                26377.5,
-                digest="sha256:0b55a4fb064a",
+                4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 26377.5, digest="sha256:0b55a4fb064a"
             ),
             estimated(
-                16384,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                52601.6,
-                digest="sha256:0b55a4fb064a",
+                16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 52601.6, digest="sha256:0b55a4fb064a"
             ),
         ),
         *serve(
             "bwd_fused_fp16_d64",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 37376, 238, 1253.5, digest="sha256:fa448a064d8c"
+                1, "br32_bc64_w4_s3_fa2_ptr", 37376, 238, 1253.5, digest="sha256:fa448a064d8c"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                37376,
-                238,
-                4845.7,
-                digest="sha256:fa448a064d8c",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 37376, 238, 4845.7, digest="sha256:fa448a064d8c"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                37376,
-                238,
-                19214.6,
-                digest="sha256:fa448a064d8c",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 37376, 238, 19214.6, digest="sha256:fa448a064d8c"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                37376,
-                238,
-                38373.2,
-                digest="sha256:fa448a064d8c",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 37376, 238, 38373.2, digest="sha256:fa448a064d8c"
             ),
         ),
         *serve(
             "bwd_fused_fp16_d64_causal",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 37376, 255, 735.02, digest="sha256:0f2bb7a6410d"
+                1, "br32_bc64_w4_s3_fa2_ptr", 37376, 255, 735.02, digest="sha256:0f2bb7a6410d"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                37376,
-                255,
-                2506.1,
-                digest="sha256:0f2bb7a6410d",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 37376, 255, 2506.1, digest="sha256:0f2bb7a6410d"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                37376,
-                255,
-                9611.1,
-                digest="sha256:0f2bb7a6410d",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 37376, 255, 9611.1, digest="sha256:0f2bb7a6410d"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                37376,
-                255,
-                18636.8,
-                digest="sha256:0f2bb7a6410d",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 37376, 255, 18636.8, digest="sha256:0f2bb7a6410d"
             ),
         ),
         *serve(
             "bwd_fused_fp16_d96",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, 1877.3, digest="sha256:4b1ade99a9e5"
+                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1877.3, digest="sha256:4b1ade99a9e5"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                7309.3,
-                digest="sha256:4b1ade99a9e5",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 7309.3, digest="sha256:4b1ade99a9e5"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                29037.3,
-                digest="sha256:4b1ade99a9e5",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 29037.3, digest="sha256:4b1ade99a9e5"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                58008.0,
-                digest="sha256:4b1ade99a9e5",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 58008.0, digest="sha256:4b1ade99a9e5"
             ),
         ),
         *serve(
             "bwd_fused_fp16_d96_causal",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, 1132.6, digest="sha256:9a2a9f9c6b08"
+                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1132.6, digest="sha256:9a2a9f9c6b08"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                3938.7,
-                digest="sha256:9a2a9f9c6b08",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 3938.7, digest="sha256:9a2a9f9c6b08"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                14783.4,
-                digest="sha256:9a2a9f9c6b08",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 14783.4, digest="sha256:9a2a9f9c6b08"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                29373.3,
-                digest="sha256:9a2a9f9c6b08",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 29373.3, digest="sha256:9a2a9f9c6b08"
             ),
         ),
         *serve(
             "bwd_fused_fp16_d128",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, 1414.8, digest="sha256:f836e8898efc"
+                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1414.8, digest="sha256:f836e8898efc"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                5506.5,
-                digest="sha256:f836e8898efc",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 5506.5, digest="sha256:f836e8898efc"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                21873.4,
-                digest="sha256:f836e8898efc",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 21873.4, digest="sha256:f836e8898efc"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                43696.0,
-                digest="sha256:f836e8898efc",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 43696.0, digest="sha256:f836e8898efc"
             ),
         ),
         *serve(
             "bwd_fused_fp16_d128_causal",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, 868.51, digest="sha256:f213b0b298a3"
+                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 868.51, digest="sha256:f213b0b298a3"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                3022.9,
-                digest="sha256:f213b0b298a3",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 3022.9, digest="sha256:f213b0b298a3"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                11261.1,
-                digest="sha256:f213b0b298a3",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 11261.1, digest="sha256:f213b0b298a3"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                22375.5,
-                digest="sha256:f213b0b298a3",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 22375.5, digest="sha256:f213b0b298a3"
             ),
         ),
         *serve(
             "bwd_fused_fp16_d192",
             estimated(
-                1, "br16_bc64_w8_s1_fa2_pointer", 90112, 254, 4161.4, digest="sha256:43397b9c560b"
+                1, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 4161.4, digest="sha256:43397b9c560b"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s1_fa2_pointer",
-                90112,
-                254,
-                16550.8,
-                digest="sha256:43397b9c560b",
+                1024, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 16550.8, digest="sha256:43397b9c560b"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s1_fa2_pointer",
-                90112,
-                254,
-                66108.1,
-                digest="sha256:43397b9c560b",
+                4096, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 66108.1, digest="sha256:43397b9c560b"
             ),
             estimated(
                 16384,
-                "br16_bc64_w8_s1_fa2_pointer",
+                "br16_bc64_w8_s1_fa2_ptr",
                 90112,
                 254,
                 132184.5,
@@ -6829,91 +4800,46 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_fp16_d192_causal",
             estimated(
-                1, "br16_bc32_w4_s2_fa2_pointer", 65664, 255, 2314.7, digest="sha256:04b07886c4de"
+                1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 2314.7, digest="sha256:04b07886c4de"
             ),
             estimated(
-                1024,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                8608.4,
-                digest="sha256:04b07886c4de",
+                1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 8608.4, digest="sha256:04b07886c4de"
             ),
             estimated(
-                4096,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                33094.0,
-                digest="sha256:04b07886c4de",
+                4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 33094.0, digest="sha256:04b07886c4de"
             ),
             estimated(
-                16384,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                65992.0,
-                digest="sha256:04b07886c4de",
+                16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 65992.0, digest="sha256:04b07886c4de"
             ),
         ),
         *serve(
             "bwd_fused_fp16_d256",
             estimated(
-                1, "br16_bc64_w8_s2_fa2_pointer", 98432, 255, 3144.3, digest="sha256:d51f523d3c7f"
+                1, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 3144.3, digest="sha256:d51f523d3c7f"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s2_fa2_pointer",
-                98432,
-                255,
-                12498.0,
-                digest="sha256:d51f523d3c7f",
+                1024, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 12498.0, digest="sha256:d51f523d3c7f"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s2_fa2_pointer",
-                98432,
-                255,
-                49913.0,
-                digest="sha256:d51f523d3c7f",
+                4096, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 49913.0, digest="sha256:d51f523d3c7f"
             ),
             estimated(
-                16384,
-                "br16_bc64_w8_s2_fa2_pointer",
-                98432,
-                255,
-                99799.7,
-                digest="sha256:d51f523d3c7f",
+                16384, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 99799.7, digest="sha256:d51f523d3c7f"
             ),
         ),
         *serve(
             "bwd_fused_fp16_d256_causal",
             estimated(
-                1, "br16_bc32_w4_s2_fa2_pointer", 65664, 255, 1854.9, digest="sha256:cdd85cd1ff44"
+                1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 1854.9, digest="sha256:cdd85cd1ff44"
             ),
             estimated(
-                1024,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                6896.5,
-                digest="sha256:cdd85cd1ff44",
+                1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 6896.5, digest="sha256:cdd85cd1ff44"
             ),
             estimated(
-                4096,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                26377.5,
-                digest="sha256:cdd85cd1ff44",
+                4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 26377.5, digest="sha256:cdd85cd1ff44"
             ),
             estimated(
-                16384,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                52601.6,
-                digest="sha256:cdd85cd1ff44",
+                16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 52601.6, digest="sha256:cdd85cd1ff44"
             ),
         ),
     )
@@ -6924,865 +4850,649 @@ def nvidia_geforce_rtx_5090() -> tuple[Choice, ...]:
     return (
         *serve(
             "fwd_bf16_d64",
-            untimed(1, "br128_bc64_w8_s3_fa2_pointer", 49152, 184, digest="sha256:fa5503a09972"),
-            untimed(1024, "br128_bc64_w8_s3_fa2_pointer", 49152, 184, digest="sha256:fa5503a09972"),
-            untimed(4096, "br128_bc64_w8_s3_fa2_pointer", 49152, 184, digest="sha256:fa5503a09972"),
-            untimed(
-                16384, "br128_bc64_w8_s3_fa2_pointer", 49152, 184, digest="sha256:fa5503a09972"
-            ),
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr", 49152, 184, digest="sha256:fa5503a09972"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr", 49152, 184, digest="sha256:fa5503a09972"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr", 49152, 184, digest="sha256:fa5503a09972"),
+            untimed(16384, "br128_bc64_w8_s3_fa2_ptr", 49152, 184, digest="sha256:fa5503a09972"),
         ),
         *serve(
             "fwd_bf16_d64_causal",
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr_lpt", 49152, 174, digest="sha256:4f15ed63fbd2"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr_lpt", 49152, 174, digest="sha256:4f15ed63fbd2"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr_lpt", 49152, 174, digest="sha256:4f15ed63fbd2"),
             untimed(
-                1,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                49152,
-                174,
-                digest="sha256:4f15ed63fbd2",
-            ),
-            untimed(
-                1024,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                49152,
-                174,
-                digest="sha256:4f15ed63fbd2",
-            ),
-            untimed(
-                4096,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                49152,
-                174,
-                digest="sha256:4f15ed63fbd2",
-            ),
-            untimed(
-                16384,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                49152,
-                174,
-                digest="sha256:4f15ed63fbd2",
+                16384, "br128_bc64_w8_s3_fa2_ptr_lpt", 49152, 174, digest="sha256:4f15ed63fbd2"
             ),
         ),
         *serve(
             "fwd_bf16_d96",
-            untimed(1, "br128_bc64_w8_s3_fa2_descriptor", 65568, 201, digest="sha256:be334879bfcd"),
-            untimed(
-                1024, "br128_bc64_w8_s3_fa2_descriptor", 65568, 201, digest="sha256:be334879bfcd"
-            ),
-            untimed(
-                4096, "br128_bc64_w8_s3_fa2_descriptor", 65568, 201, digest="sha256:be334879bfcd"
-            ),
-            untimed(
-                16384, "br128_bc64_w8_s3_fa2_descriptor", 65568, 201, digest="sha256:be334879bfcd"
-            ),
+            untimed(1, "br128_bc64_w8_s3_fa2_tma", 65568, 201, digest="sha256:be334879bfcd"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_tma", 65568, 201, digest="sha256:be334879bfcd"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_tma", 65568, 201, digest="sha256:be334879bfcd"),
+            untimed(16384, "br128_bc64_w8_s3_fa2_tma", 65568, 201, digest="sha256:be334879bfcd"),
         ),
         *serve(
             "fwd_bf16_d96_causal",
+            untimed(1, "br128_bc64_w8_s3_fa2_tma_lpt", 65568, 209, digest="sha256:82479209088e"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_tma_lpt", 65568, 209, digest="sha256:82479209088e"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_tma_lpt", 65568, 209, digest="sha256:82479209088e"),
             untimed(
-                1,
-                "br128_bc64_w8_s3_fa2_descriptor_longest_first",
-                65568,
-                209,
-                digest="sha256:82479209088e",
-            ),
-            untimed(
-                1024,
-                "br128_bc64_w8_s3_fa2_descriptor_longest_first",
-                65568,
-                209,
-                digest="sha256:82479209088e",
-            ),
-            untimed(
-                4096,
-                "br128_bc64_w8_s3_fa2_descriptor_longest_first",
-                65568,
-                209,
-                digest="sha256:82479209088e",
-            ),
-            untimed(
-                16384,
-                "br128_bc64_w8_s3_fa2_descriptor_longest_first",
-                65568,
-                209,
-                digest="sha256:82479209088e",
+                16384, "br128_bc64_w8_s3_fa2_tma_lpt", 65568, 209, digest="sha256:82479209088e"
             ),
         ),
         *serve(
             "fwd_bf16_d128",
-            untimed(1, "br128_bc64_w8_s3_fa2_pointer", 98304, 245, digest="sha256:849ef62e2501"),
-            untimed(1024, "br128_bc64_w8_s3_fa2_pointer", 98304, 245, digest="sha256:849ef62e2501"),
-            untimed(4096, "br128_bc64_w8_s3_fa2_pointer", 98304, 245, digest="sha256:849ef62e2501"),
-            untimed(
-                16384, "br128_bc64_w8_s3_fa2_pointer", 98304, 245, digest="sha256:849ef62e2501"
-            ),
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr", 98304, 245, digest="sha256:849ef62e2501"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr", 98304, 245, digest="sha256:849ef62e2501"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr", 98304, 245, digest="sha256:849ef62e2501"),
+            untimed(16384, "br128_bc64_w8_s3_fa2_ptr", 98304, 245, digest="sha256:849ef62e2501"),
         ),
         *serve(
             "fwd_bf16_d128_causal",
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr_lpt", 98304, 243, digest="sha256:ee40475a025c"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr_lpt", 98304, 243, digest="sha256:ee40475a025c"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr_lpt", 98304, 243, digest="sha256:ee40475a025c"),
             untimed(
-                1,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                98304,
-                243,
-                digest="sha256:ee40475a025c",
-            ),
-            untimed(
-                1024,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                98304,
-                243,
-                digest="sha256:ee40475a025c",
-            ),
-            untimed(
-                4096,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                98304,
-                243,
-                digest="sha256:ee40475a025c",
-            ),
-            untimed(
-                16384,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                98304,
-                243,
-                digest="sha256:ee40475a025c",
+                16384, "br128_bc64_w8_s3_fa2_ptr_lpt", 98304, 243, digest="sha256:ee40475a025c"
             ),
         ),
         *serve(
             "fwd_bf16_d192",
-            untimed(1, "br32_bc32_w8_s2_fa2_pointer", 51200, 138, digest="sha256:c2fbbab176f2"),
-            untimed(1024, "br32_bc32_w8_s2_fa2_pointer", 51200, 138, digest="sha256:c2fbbab176f2"),
-            untimed(4096, "br32_bc32_w8_s2_fa2_pointer", 51200, 138, digest="sha256:c2fbbab176f2"),
-            untimed(16384, "br32_bc32_w8_s2_fa2_pointer", 51200, 138, digest="sha256:c2fbbab176f2"),
+            untimed(1, "br32_bc32_w8_s2_fa2_ptr", 51200, 138, digest="sha256:c2fbbab176f2"),
+            untimed(1024, "br32_bc32_w8_s2_fa2_ptr", 51200, 138, digest="sha256:c2fbbab176f2"),
+            untimed(4096, "br32_bc32_w8_s2_fa2_ptr", 51200, 138, digest="sha256:c2fbbab176f2"),
+            untimed(16384, "br32_bc32_w8_s2_fa2_ptr", 51200, 138, digest="sha256:c2fbbab176f2"),
         ),
         *serve(
             "fwd_bf16_d192_causal",
-            untimed(1, "br32_bc32_w8_s2_fa2_pointer", 51200, 138, digest="sha256:580df7bc1c00"),
-            untimed(1024, "br32_bc32_w8_s2_fa2_pointer", 51200, 138, digest="sha256:580df7bc1c00"),
-            untimed(4096, "br32_bc32_w8_s2_fa2_pointer", 51200, 138, digest="sha256:580df7bc1c00"),
-            untimed(16384, "br32_bc32_w8_s2_fa2_pointer", 51200, 138, digest="sha256:580df7bc1c00"),
+            untimed(1, "br32_bc32_w8_s2_fa2_ptr", 51200, 138, digest="sha256:580df7bc1c00"),
+            untimed(1024, "br32_bc32_w8_s2_fa2_ptr", 51200, 138, digest="sha256:580df7bc1c00"),
+            untimed(4096, "br32_bc32_w8_s2_fa2_ptr", 51200, 138, digest="sha256:580df7bc1c00"),
+            untimed(16384, "br32_bc32_w8_s2_fa2_ptr", 51200, 138, digest="sha256:580df7bc1c00"),
         ),
         *serve(
             "fwd_bf16_d256",
-            untimed(1, "br64_bc32_w4_s2_fa2_pointer", 69632, 255, digest="sha256:99f7ccb3f09b"),
-            untimed(1024, "br64_bc32_w4_s2_fa2_pointer", 69632, 255, digest="sha256:99f7ccb3f09b"),
-            untimed(4096, "br64_bc32_w4_s2_fa2_pointer", 69632, 255, digest="sha256:99f7ccb3f09b"),
-            untimed(16384, "br64_bc32_w4_s2_fa2_pointer", 69632, 255, digest="sha256:99f7ccb3f09b"),
+            untimed(1, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, digest="sha256:99f7ccb3f09b"),
+            untimed(1024, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, digest="sha256:99f7ccb3f09b"),
+            untimed(4096, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, digest="sha256:99f7ccb3f09b"),
+            untimed(16384, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, digest="sha256:99f7ccb3f09b"),
         ),
         *serve(
             "fwd_bf16_d256_causal",
-            untimed(1, "br32_bc32_w4_s2_fa2_pointer", 51200, 172, digest="sha256:269ca146b454"),
-            untimed(1024, "br32_bc32_w4_s2_fa2_pointer", 51200, 172, digest="sha256:269ca146b454"),
-            untimed(4096, "br32_bc32_w4_s2_fa2_pointer", 51200, 172, digest="sha256:269ca146b454"),
-            untimed(16384, "br32_bc32_w4_s2_fa2_pointer", 51200, 172, digest="sha256:269ca146b454"),
+            untimed(1, "br32_bc32_w4_s2_fa2_ptr", 51200, 172, digest="sha256:269ca146b454"),
+            untimed(1024, "br32_bc32_w4_s2_fa2_ptr", 51200, 172, digest="sha256:269ca146b454"),
+            untimed(4096, "br32_bc32_w4_s2_fa2_ptr", 51200, 172, digest="sha256:269ca146b454"),
+            untimed(16384, "br32_bc32_w4_s2_fa2_ptr", 51200, 172, digest="sha256:269ca146b454"),
         ),
         *serve(
             "fwd_fp16_d64",
-            untimed(1, "br128_bc64_w8_s3_fa2_pointer", 49152, 184, digest="sha256:6ef43a9e62a9"),
-            untimed(1024, "br128_bc64_w8_s3_fa2_pointer", 49152, 184, digest="sha256:6ef43a9e62a9"),
-            untimed(4096, "br128_bc64_w8_s3_fa2_pointer", 49152, 184, digest="sha256:6ef43a9e62a9"),
-            untimed(
-                16384, "br128_bc64_w8_s3_fa2_pointer", 49152, 184, digest="sha256:6ef43a9e62a9"
-            ),
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr", 49152, 184, digest="sha256:6ef43a9e62a9"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr", 49152, 184, digest="sha256:6ef43a9e62a9"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr", 49152, 184, digest="sha256:6ef43a9e62a9"),
+            untimed(16384, "br128_bc64_w8_s3_fa2_ptr", 49152, 184, digest="sha256:6ef43a9e62a9"),
         ),
         *serve(
             "fwd_fp16_d64_causal",
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr_lpt", 49152, 174, digest="sha256:b647f82f355e"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr_lpt", 49152, 174, digest="sha256:b647f82f355e"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr_lpt", 49152, 174, digest="sha256:b647f82f355e"),
             untimed(
-                1,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                49152,
-                174,
-                digest="sha256:b647f82f355e",
-            ),
-            untimed(
-                1024,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                49152,
-                174,
-                digest="sha256:b647f82f355e",
-            ),
-            untimed(
-                4096,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                49152,
-                174,
-                digest="sha256:b647f82f355e",
-            ),
-            untimed(
-                16384,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                49152,
-                174,
-                digest="sha256:b647f82f355e",
+                16384, "br128_bc64_w8_s3_fa2_ptr_lpt", 49152, 174, digest="sha256:b647f82f355e"
             ),
         ),
         *serve(
             "fwd_fp16_d96",
-            untimed(1, "br128_bc64_w8_s3_fa2_descriptor", 65568, 201, digest="sha256:8f8c5a2ee376"),
-            untimed(
-                1024, "br128_bc64_w8_s3_fa2_descriptor", 65568, 201, digest="sha256:8f8c5a2ee376"
-            ),
-            untimed(
-                4096, "br128_bc64_w8_s3_fa2_descriptor", 65568, 201, digest="sha256:8f8c5a2ee376"
-            ),
-            untimed(
-                16384, "br128_bc64_w8_s3_fa2_descriptor", 65568, 201, digest="sha256:8f8c5a2ee376"
-            ),
+            untimed(1, "br128_bc64_w8_s3_fa2_tma", 65568, 201, digest="sha256:8f8c5a2ee376"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_tma", 65568, 201, digest="sha256:8f8c5a2ee376"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_tma", 65568, 201, digest="sha256:8f8c5a2ee376"),
+            untimed(16384, "br128_bc64_w8_s3_fa2_tma", 65568, 201, digest="sha256:8f8c5a2ee376"),
         ),
         *serve(
             "fwd_fp16_d96_causal",
+            untimed(1, "br128_bc64_w8_s3_fa2_tma_lpt", 65568, 209, digest="sha256:e58f24385f95"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_tma_lpt", 65568, 209, digest="sha256:e58f24385f95"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_tma_lpt", 65568, 209, digest="sha256:e58f24385f95"),
             untimed(
-                1,
-                "br128_bc64_w8_s3_fa2_descriptor_longest_first",
-                65568,
-                209,
-                digest="sha256:e58f24385f95",
-            ),
-            untimed(
-                1024,
-                "br128_bc64_w8_s3_fa2_descriptor_longest_first",
-                65568,
-                209,
-                digest="sha256:e58f24385f95",
-            ),
-            untimed(
-                4096,
-                "br128_bc64_w8_s3_fa2_descriptor_longest_first",
-                65568,
-                209,
-                digest="sha256:e58f24385f95",
-            ),
-            untimed(
-                16384,
-                "br128_bc64_w8_s3_fa2_descriptor_longest_first",
-                65568,
-                209,
-                digest="sha256:e58f24385f95",
+                16384, "br128_bc64_w8_s3_fa2_tma_lpt", 65568, 209, digest="sha256:e58f24385f95"
             ),
         ),
         *serve(
             "fwd_fp16_d128",
-            untimed(1, "br128_bc64_w8_s3_fa2_pointer", 98304, 245, digest="sha256:cc9c66b97bf0"),
-            untimed(1024, "br128_bc64_w8_s3_fa2_pointer", 98304, 245, digest="sha256:cc9c66b97bf0"),
-            untimed(4096, "br128_bc64_w8_s3_fa2_pointer", 98304, 245, digest="sha256:cc9c66b97bf0"),
-            untimed(
-                16384, "br128_bc64_w8_s3_fa2_pointer", 98304, 245, digest="sha256:cc9c66b97bf0"
-            ),
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr", 98304, 245, digest="sha256:cc9c66b97bf0"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr", 98304, 245, digest="sha256:cc9c66b97bf0"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr", 98304, 245, digest="sha256:cc9c66b97bf0"),
+            untimed(16384, "br128_bc64_w8_s3_fa2_ptr", 98304, 245, digest="sha256:cc9c66b97bf0"),
         ),
         *serve(
             "fwd_fp16_d128_causal",
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr_lpt", 98304, 243, digest="sha256:a1b645d8d54e"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr_lpt", 98304, 243, digest="sha256:a1b645d8d54e"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr_lpt", 98304, 243, digest="sha256:a1b645d8d54e"),
             untimed(
-                1,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                98304,
-                243,
-                digest="sha256:a1b645d8d54e",
-            ),
-            untimed(
-                1024,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                98304,
-                243,
-                digest="sha256:a1b645d8d54e",
-            ),
-            untimed(
-                4096,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                98304,
-                243,
-                digest="sha256:a1b645d8d54e",
-            ),
-            untimed(
-                16384,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                98304,
-                243,
-                digest="sha256:a1b645d8d54e",
+                16384, "br128_bc64_w8_s3_fa2_ptr_lpt", 98304, 243, digest="sha256:a1b645d8d54e"
             ),
         ),
         *serve(
             "fwd_fp16_d192",
-            untimed(1, "br32_bc32_w8_s2_fa2_pointer", 51200, 138, digest="sha256:9f831c002115"),
-            untimed(1024, "br32_bc32_w8_s2_fa2_pointer", 51200, 138, digest="sha256:9f831c002115"),
-            untimed(4096, "br32_bc32_w8_s2_fa2_pointer", 51200, 138, digest="sha256:9f831c002115"),
-            untimed(16384, "br32_bc32_w8_s2_fa2_pointer", 51200, 138, digest="sha256:9f831c002115"),
+            untimed(1, "br32_bc32_w8_s2_fa2_ptr", 51200, 138, digest="sha256:9f831c002115"),
+            untimed(1024, "br32_bc32_w8_s2_fa2_ptr", 51200, 138, digest="sha256:9f831c002115"),
+            untimed(4096, "br32_bc32_w8_s2_fa2_ptr", 51200, 138, digest="sha256:9f831c002115"),
+            untimed(16384, "br32_bc32_w8_s2_fa2_ptr", 51200, 138, digest="sha256:9f831c002115"),
         ),
         *serve(
             "fwd_fp16_d192_causal",
-            untimed(1, "br32_bc32_w8_s2_fa2_pointer", 51200, 138, digest="sha256:95412f40347c"),
-            untimed(1024, "br32_bc32_w8_s2_fa2_pointer", 51200, 138, digest="sha256:95412f40347c"),
-            untimed(4096, "br32_bc32_w8_s2_fa2_pointer", 51200, 138, digest="sha256:95412f40347c"),
-            untimed(16384, "br32_bc32_w8_s2_fa2_pointer", 51200, 138, digest="sha256:95412f40347c"),
+            untimed(1, "br32_bc32_w8_s2_fa2_ptr", 51200, 138, digest="sha256:95412f40347c"),
+            untimed(1024, "br32_bc32_w8_s2_fa2_ptr", 51200, 138, digest="sha256:95412f40347c"),
+            untimed(4096, "br32_bc32_w8_s2_fa2_ptr", 51200, 138, digest="sha256:95412f40347c"),
+            untimed(16384, "br32_bc32_w8_s2_fa2_ptr", 51200, 138, digest="sha256:95412f40347c"),
         ),
         *serve(
             "fwd_fp16_d256",
-            untimed(1, "br64_bc32_w4_s2_fa2_pointer", 69632, 255, digest="sha256:b7bb98eeb58f"),
-            untimed(1024, "br64_bc32_w4_s2_fa2_pointer", 69632, 255, digest="sha256:b7bb98eeb58f"),
-            untimed(4096, "br64_bc32_w4_s2_fa2_pointer", 69632, 255, digest="sha256:b7bb98eeb58f"),
-            untimed(16384, "br64_bc32_w4_s2_fa2_pointer", 69632, 255, digest="sha256:b7bb98eeb58f"),
+            untimed(1, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, digest="sha256:b7bb98eeb58f"),
+            untimed(1024, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, digest="sha256:b7bb98eeb58f"),
+            untimed(4096, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, digest="sha256:b7bb98eeb58f"),
+            untimed(16384, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, digest="sha256:b7bb98eeb58f"),
         ),
         *serve(
             "fwd_fp16_d256_causal",
-            untimed(1, "br32_bc32_w4_s2_fa2_pointer", 51200, 172, digest="sha256:d0cc4683a2dd"),
-            untimed(1024, "br32_bc32_w4_s2_fa2_pointer", 51200, 172, digest="sha256:d0cc4683a2dd"),
-            untimed(4096, "br32_bc32_w4_s2_fa2_pointer", 51200, 172, digest="sha256:d0cc4683a2dd"),
-            untimed(16384, "br32_bc32_w4_s2_fa2_pointer", 51200, 172, digest="sha256:d0cc4683a2dd"),
+            untimed(1, "br32_bc32_w4_s2_fa2_ptr", 51200, 172, digest="sha256:d0cc4683a2dd"),
+            untimed(1024, "br32_bc32_w4_s2_fa2_ptr", 51200, 172, digest="sha256:d0cc4683a2dd"),
+            untimed(4096, "br32_bc32_w4_s2_fa2_ptr", 51200, 172, digest="sha256:d0cc4683a2dd"),
+            untimed(16384, "br32_bc32_w4_s2_fa2_ptr", 51200, 172, digest="sha256:d0cc4683a2dd"),
         ),
         *serve(
             "bwd_delta_bf16_d64",
-            untimed(1, "br64_bc16_w4_s1_fa2_pointer", 256, 48),
-            untimed(1024, "br64_bc16_w4_s1_fa2_pointer", 256, 48),
-            untimed(4096, "br64_bc16_w4_s1_fa2_pointer", 256, 48),
-            untimed(16384, "br64_bc16_w4_s1_fa2_pointer", 256, 48),
+            untimed(1, "br64_bc16_w4_s1_fa2_ptr", 256, 48, digest="sha256:99f8a2e0e76b"),
+            untimed(1024, "br64_bc16_w4_s1_fa2_ptr", 256, 48, digest="sha256:99f8a2e0e76b"),
+            untimed(4096, "br64_bc16_w4_s1_fa2_ptr", 256, 48, digest="sha256:99f8a2e0e76b"),
+            untimed(16384, "br64_bc16_w4_s1_fa2_ptr", 256, 48, digest="sha256:99f8a2e0e76b"),
         ),
         *serve(
             "bwd_delta_bf16_d96",
-            untimed(1, "br32_bc16_w4_s1_fa2_pointer", 128, 48),
-            untimed(1024, "br32_bc16_w4_s1_fa2_pointer", 128, 48),
-            untimed(4096, "br32_bc16_w4_s1_fa2_pointer", 128, 48),
-            untimed(16384, "br32_bc16_w4_s1_fa2_pointer", 128, 48),
+            untimed(1, "br32_bc16_w4_s1_fa2_ptr", 128, 48, digest="sha256:cf9e1b3eadf9"),
+            untimed(1024, "br32_bc16_w4_s1_fa2_ptr", 128, 48, digest="sha256:cf9e1b3eadf9"),
+            untimed(4096, "br32_bc16_w4_s1_fa2_ptr", 128, 48, digest="sha256:cf9e1b3eadf9"),
+            untimed(16384, "br32_bc16_w4_s1_fa2_ptr", 128, 48, digest="sha256:cf9e1b3eadf9"),
         ),
         *serve(
             "bwd_delta_bf16_d128",
-            untimed(1, "br32_bc16_w4_s1_fa2_pointer", 128, 48),
-            untimed(1024, "br32_bc16_w4_s1_fa2_pointer", 128, 48),
-            untimed(4096, "br32_bc16_w4_s1_fa2_pointer", 128, 48),
-            untimed(16384, "br32_bc16_w4_s1_fa2_pointer", 128, 48),
+            untimed(1, "br32_bc16_w4_s1_fa2_ptr", 128, 48, digest="sha256:d6c15554d065"),
+            untimed(1024, "br32_bc16_w4_s1_fa2_ptr", 128, 48, digest="sha256:d6c15554d065"),
+            untimed(4096, "br32_bc16_w4_s1_fa2_ptr", 128, 48, digest="sha256:d6c15554d065"),
+            untimed(16384, "br32_bc16_w4_s1_fa2_ptr", 128, 48, digest="sha256:d6c15554d065"),
         ),
         *serve(
             "bwd_delta_bf16_d192",
-            untimed(1, "br16_bc16_w4_s1_fa2_pointer", 64, 48),
-            untimed(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 48),
-            untimed(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 48),
-            untimed(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 48),
+            untimed(1, "br16_bc16_w4_s1_fa2_ptr", 64, 48, digest="sha256:1331922c318d"),
+            untimed(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 48, digest="sha256:1331922c318d"),
+            untimed(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 48, digest="sha256:1331922c318d"),
+            untimed(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 48, digest="sha256:1331922c318d"),
         ),
         *serve(
             "bwd_delta_bf16_d256",
-            untimed(1, "br16_bc16_w4_s1_fa2_pointer", 64, 48),
-            untimed(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 48),
-            untimed(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 48),
-            untimed(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 48),
+            untimed(1, "br16_bc16_w4_s1_fa2_ptr", 64, 48, digest="sha256:e0d2e8c1e1bb"),
+            untimed(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 48, digest="sha256:e0d2e8c1e1bb"),
+            untimed(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 48, digest="sha256:e0d2e8c1e1bb"),
+            untimed(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 48, digest="sha256:e0d2e8c1e1bb"),
         ),
         *serve(
             "bwd_delta_fp16_d64",
-            untimed(1, "br64_bc16_w4_s1_fa2_pointer", 256, 48),
-            untimed(1024, "br64_bc16_w4_s1_fa2_pointer", 256, 48),
-            untimed(4096, "br64_bc16_w4_s1_fa2_pointer", 256, 48),
-            untimed(16384, "br64_bc16_w4_s1_fa2_pointer", 256, 48),
+            untimed(1, "br64_bc16_w4_s1_fa2_ptr", 256, 48, digest="sha256:1c64bd4d7b31"),
+            untimed(1024, "br64_bc16_w4_s1_fa2_ptr", 256, 48, digest="sha256:1c64bd4d7b31"),
+            untimed(4096, "br64_bc16_w4_s1_fa2_ptr", 256, 48, digest="sha256:1c64bd4d7b31"),
+            untimed(16384, "br64_bc16_w4_s1_fa2_ptr", 256, 48, digest="sha256:1c64bd4d7b31"),
         ),
         *serve(
             "bwd_delta_fp16_d96",
-            untimed(1, "br32_bc16_w4_s1_fa2_pointer", 128, 48),
-            untimed(1024, "br32_bc16_w4_s1_fa2_pointer", 128, 48),
-            untimed(4096, "br32_bc16_w4_s1_fa2_pointer", 128, 48),
-            untimed(16384, "br32_bc16_w4_s1_fa2_pointer", 128, 48),
+            untimed(1, "br32_bc16_w4_s1_fa2_ptr", 128, 48, digest="sha256:6f0189f864ba"),
+            untimed(1024, "br32_bc16_w4_s1_fa2_ptr", 128, 48, digest="sha256:6f0189f864ba"),
+            untimed(4096, "br32_bc16_w4_s1_fa2_ptr", 128, 48, digest="sha256:6f0189f864ba"),
+            untimed(16384, "br32_bc16_w4_s1_fa2_ptr", 128, 48, digest="sha256:6f0189f864ba"),
         ),
         *serve(
             "bwd_delta_fp16_d128",
-            untimed(1, "br32_bc16_w4_s1_fa2_pointer", 128, 48),
-            untimed(1024, "br32_bc16_w4_s1_fa2_pointer", 128, 48),
-            untimed(4096, "br32_bc16_w4_s1_fa2_pointer", 128, 48),
-            untimed(16384, "br32_bc16_w4_s1_fa2_pointer", 128, 48),
+            untimed(1, "br32_bc16_w4_s1_fa2_ptr", 128, 48, digest="sha256:e502ad56704f"),
+            untimed(1024, "br32_bc16_w4_s1_fa2_ptr", 128, 48, digest="sha256:e502ad56704f"),
+            untimed(4096, "br32_bc16_w4_s1_fa2_ptr", 128, 48, digest="sha256:e502ad56704f"),
+            untimed(16384, "br32_bc16_w4_s1_fa2_ptr", 128, 48, digest="sha256:e502ad56704f"),
         ),
         *serve(
             "bwd_delta_fp16_d192",
-            untimed(1, "br16_bc16_w4_s1_fa2_pointer", 64, 48),
-            untimed(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 48),
-            untimed(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 48),
-            untimed(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 48),
+            untimed(1, "br16_bc16_w4_s1_fa2_ptr", 64, 48, digest="sha256:a065b572ca09"),
+            untimed(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 48, digest="sha256:a065b572ca09"),
+            untimed(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 48, digest="sha256:a065b572ca09"),
+            untimed(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 48, digest="sha256:a065b572ca09"),
         ),
         *serve(
             "bwd_delta_fp16_d256",
-            untimed(1, "br16_bc16_w4_s1_fa2_pointer", 64, 48),
-            untimed(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 48),
-            untimed(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 48),
-            untimed(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 48),
+            untimed(1, "br16_bc16_w4_s1_fa2_ptr", 64, 48, digest="sha256:010afaaf1d29"),
+            untimed(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 48, digest="sha256:010afaaf1d29"),
+            untimed(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 48, digest="sha256:010afaaf1d29"),
+            untimed(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 48, digest="sha256:010afaaf1d29"),
         ),
         *serve(
             "bwd_dkv_bf16_d64",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 66560, 255, digest="sha256:dd3f5b376131"),
-            untimed(1024, "br64_bc128_w8_s3_fa2_pointer", 66560, 255, digest="sha256:dd3f5b376131"),
-            untimed(4096, "br64_bc128_w8_s3_fa2_pointer", 66560, 255, digest="sha256:dd3f5b376131"),
-            untimed(
-                16384, "br64_bc128_w8_s3_fa2_pointer", 66560, 255, digest="sha256:dd3f5b376131"
-            ),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 66560, 255, digest="sha256:dd3f5b376131"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 66560, 255, digest="sha256:dd3f5b376131"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 66560, 255, digest="sha256:dd3f5b376131"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 66560, 255, digest="sha256:dd3f5b376131"),
         ),
         *serve(
             "bwd_dkv_bf16_d64_causal",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 66560, 255, digest="sha256:5b114f3d7298"),
-            untimed(1024, "br64_bc128_w8_s3_fa2_pointer", 66560, 255, digest="sha256:5b114f3d7298"),
-            untimed(4096, "br64_bc128_w8_s3_fa2_pointer", 66560, 255, digest="sha256:5b114f3d7298"),
-            untimed(
-                16384, "br64_bc128_w8_s3_fa2_pointer", 66560, 255, digest="sha256:5b114f3d7298"
-            ),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 66560, 255, digest="sha256:5b114f3d7298"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 66560, 255, digest="sha256:5b114f3d7298"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 66560, 255, digest="sha256:5b114f3d7298"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 66560, 255, digest="sha256:5b114f3d7298"),
         ),
         *serve(
             "bwd_dkv_bf16_d96",
-            untimed(1, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:7dd11dd34889"),
-            untimed(1024, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:7dd11dd34889"),
-            untimed(4096, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:7dd11dd34889"),
-            untimed(16384, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:7dd11dd34889"),
+            untimed(1, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:7dd11dd34889"),
+            untimed(1024, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:7dd11dd34889"),
+            untimed(4096, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:7dd11dd34889"),
+            untimed(16384, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:7dd11dd34889"),
         ),
         *serve(
             "bwd_dkv_bf16_d96_causal",
-            untimed(1, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:0f045ac0d85c"),
-            untimed(1024, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:0f045ac0d85c"),
-            untimed(4096, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:0f045ac0d85c"),
-            untimed(16384, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:0f045ac0d85c"),
+            untimed(1, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:0f045ac0d85c"),
+            untimed(1024, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:0f045ac0d85c"),
+            untimed(4096, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:0f045ac0d85c"),
+            untimed(16384, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:0f045ac0d85c"),
         ),
         *serve(
             "bwd_dkv_bf16_d128",
-            untimed(1, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:64ab1e140585"),
-            untimed(1024, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:64ab1e140585"),
-            untimed(4096, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:64ab1e140585"),
-            untimed(16384, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:64ab1e140585"),
+            untimed(1, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:64ab1e140585"),
+            untimed(1024, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:64ab1e140585"),
+            untimed(4096, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:64ab1e140585"),
+            untimed(16384, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:64ab1e140585"),
         ),
         *serve(
             "bwd_dkv_bf16_d128_causal",
-            untimed(1, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:425142b117e0"),
-            untimed(1024, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:425142b117e0"),
-            untimed(4096, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:425142b117e0"),
-            untimed(16384, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:425142b117e0"),
+            untimed(1, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:425142b117e0"),
+            untimed(1024, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:425142b117e0"),
+            untimed(4096, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:425142b117e0"),
+            untimed(16384, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:425142b117e0"),
         ),
         *serve(
             "bwd_dkv_bf16_d192",
-            untimed(1, "br16_bc32_w8_s2_fa2_pointer", 50304, 174, digest="sha256:54daa70fa1b0"),
-            untimed(1024, "br16_bc32_w8_s2_fa2_pointer", 50304, 174, digest="sha256:54daa70fa1b0"),
-            untimed(4096, "br16_bc32_w8_s2_fa2_pointer", 50304, 174, digest="sha256:54daa70fa1b0"),
-            untimed(16384, "br16_bc32_w8_s2_fa2_pointer", 50304, 174, digest="sha256:54daa70fa1b0"),
+            untimed(1, "br16_bc32_w8_s2_fa2_ptr", 50304, 174, digest="sha256:54daa70fa1b0"),
+            untimed(1024, "br16_bc32_w8_s2_fa2_ptr", 50304, 174, digest="sha256:54daa70fa1b0"),
+            untimed(4096, "br16_bc32_w8_s2_fa2_ptr", 50304, 174, digest="sha256:54daa70fa1b0"),
+            untimed(16384, "br16_bc32_w8_s2_fa2_ptr", 50304, 174, digest="sha256:54daa70fa1b0"),
         ),
         *serve(
             "bwd_dkv_bf16_d192_causal",
-            untimed(1, "br16_bc32_w8_s2_fa2_pointer", 50304, 192, digest="sha256:cfda0c6aa0ca"),
-            untimed(1024, "br16_bc32_w8_s2_fa2_pointer", 50304, 192, digest="sha256:cfda0c6aa0ca"),
-            untimed(4096, "br16_bc32_w8_s2_fa2_pointer", 50304, 192, digest="sha256:cfda0c6aa0ca"),
-            untimed(16384, "br16_bc32_w8_s2_fa2_pointer", 50304, 192, digest="sha256:cfda0c6aa0ca"),
+            untimed(1, "br16_bc32_w8_s2_fa2_ptr", 50304, 192, digest="sha256:cfda0c6aa0ca"),
+            untimed(1024, "br16_bc32_w8_s2_fa2_ptr", 50304, 192, digest="sha256:cfda0c6aa0ca"),
+            untimed(4096, "br16_bc32_w8_s2_fa2_ptr", 50304, 192, digest="sha256:cfda0c6aa0ca"),
+            untimed(16384, "br16_bc32_w8_s2_fa2_ptr", 50304, 192, digest="sha256:cfda0c6aa0ca"),
         ),
         *serve(
             "bwd_dkv_bf16_d256",
-            untimed(1, "br16_bc32_w8_s2_fa2_pointer", 50304, 166, digest="sha256:a56643dc66d6"),
-            untimed(1024, "br16_bc32_w8_s2_fa2_pointer", 50304, 166, digest="sha256:a56643dc66d6"),
-            untimed(4096, "br16_bc32_w8_s2_fa2_pointer", 50304, 166, digest="sha256:a56643dc66d6"),
-            untimed(16384, "br16_bc32_w8_s2_fa2_pointer", 50304, 166, digest="sha256:a56643dc66d6"),
+            untimed(1, "br16_bc32_w8_s2_fa2_ptr", 50304, 166, digest="sha256:a56643dc66d6"),
+            untimed(1024, "br16_bc32_w8_s2_fa2_ptr", 50304, 166, digest="sha256:a56643dc66d6"),
+            untimed(4096, "br16_bc32_w8_s2_fa2_ptr", 50304, 166, digest="sha256:a56643dc66d6"),
+            untimed(16384, "br16_bc32_w8_s2_fa2_ptr", 50304, 166, digest="sha256:a56643dc66d6"),
         ),
         *serve(
             "bwd_dkv_bf16_d256_causal",
-            untimed(1, "br16_bc32_w8_s2_fa2_pointer", 50304, 190, digest="sha256:cfb7f8233244"),
-            untimed(1024, "br16_bc32_w8_s2_fa2_pointer", 50304, 190, digest="sha256:cfb7f8233244"),
-            untimed(4096, "br16_bc32_w8_s2_fa2_pointer", 50304, 190, digest="sha256:cfb7f8233244"),
-            untimed(16384, "br16_bc32_w8_s2_fa2_pointer", 50304, 190, digest="sha256:cfb7f8233244"),
+            untimed(1, "br16_bc32_w8_s2_fa2_ptr", 50304, 190, digest="sha256:cfb7f8233244"),
+            untimed(1024, "br16_bc32_w8_s2_fa2_ptr", 50304, 190, digest="sha256:cfb7f8233244"),
+            untimed(4096, "br16_bc32_w8_s2_fa2_ptr", 50304, 190, digest="sha256:cfb7f8233244"),
+            untimed(16384, "br16_bc32_w8_s2_fa2_ptr", 50304, 190, digest="sha256:cfb7f8233244"),
         ),
         *serve(
             "bwd_dkv_fp16_d64",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 66560, 255, digest="sha256:56342fa61124"),
-            untimed(1024, "br64_bc128_w8_s3_fa2_pointer", 66560, 255, digest="sha256:56342fa61124"),
-            untimed(4096, "br64_bc128_w8_s3_fa2_pointer", 66560, 255, digest="sha256:56342fa61124"),
-            untimed(
-                16384, "br64_bc128_w8_s3_fa2_pointer", 66560, 255, digest="sha256:56342fa61124"
-            ),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 66560, 255, digest="sha256:56342fa61124"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 66560, 255, digest="sha256:56342fa61124"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 66560, 255, digest="sha256:56342fa61124"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 66560, 255, digest="sha256:56342fa61124"),
         ),
         *serve(
             "bwd_dkv_fp16_d64_causal",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 66560, 255, digest="sha256:bcc6f75ca09e"),
-            untimed(1024, "br64_bc128_w8_s3_fa2_pointer", 66560, 255, digest="sha256:bcc6f75ca09e"),
-            untimed(4096, "br64_bc128_w8_s3_fa2_pointer", 66560, 255, digest="sha256:bcc6f75ca09e"),
-            untimed(
-                16384, "br64_bc128_w8_s3_fa2_pointer", 66560, 255, digest="sha256:bcc6f75ca09e"
-            ),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 66560, 255, digest="sha256:bcc6f75ca09e"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 66560, 255, digest="sha256:bcc6f75ca09e"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 66560, 255, digest="sha256:bcc6f75ca09e"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 66560, 255, digest="sha256:bcc6f75ca09e"),
         ),
         *serve(
             "bwd_dkv_fp16_d96",
-            untimed(1, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:3c14c98860e8"),
-            untimed(1024, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:3c14c98860e8"),
-            untimed(4096, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:3c14c98860e8"),
-            untimed(16384, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:3c14c98860e8"),
+            untimed(1, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:3c14c98860e8"),
+            untimed(1024, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:3c14c98860e8"),
+            untimed(4096, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:3c14c98860e8"),
+            untimed(16384, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:3c14c98860e8"),
         ),
         *serve(
             "bwd_dkv_fp16_d96_causal",
-            untimed(1, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:896e9e0407eb"),
-            untimed(1024, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:896e9e0407eb"),
-            untimed(4096, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:896e9e0407eb"),
-            untimed(16384, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:896e9e0407eb"),
+            untimed(1, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:896e9e0407eb"),
+            untimed(1024, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:896e9e0407eb"),
+            untimed(4096, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:896e9e0407eb"),
+            untimed(16384, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:896e9e0407eb"),
         ),
         *serve(
             "bwd_dkv_fp16_d128",
-            untimed(1, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:9ef3786e91b8"),
-            untimed(1024, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:9ef3786e91b8"),
-            untimed(4096, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:9ef3786e91b8"),
-            untimed(16384, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:9ef3786e91b8"),
+            untimed(1, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:9ef3786e91b8"),
+            untimed(1024, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:9ef3786e91b8"),
+            untimed(4096, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:9ef3786e91b8"),
+            untimed(16384, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:9ef3786e91b8"),
         ),
         *serve(
             "bwd_dkv_fp16_d128_causal",
-            untimed(1, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:2259686de8ea"),
-            untimed(1024, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:2259686de8ea"),
-            untimed(4096, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:2259686de8ea"),
-            untimed(16384, "br32_bc64_w4_s3_fa2_pointer", 70144, 255, digest="sha256:2259686de8ea"),
+            untimed(1, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:2259686de8ea"),
+            untimed(1024, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:2259686de8ea"),
+            untimed(4096, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:2259686de8ea"),
+            untimed(16384, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, digest="sha256:2259686de8ea"),
         ),
         *serve(
             "bwd_dkv_fp16_d192",
-            untimed(1, "br16_bc32_w8_s2_fa2_pointer", 50304, 174, digest="sha256:c86f0a0baed5"),
-            untimed(1024, "br16_bc32_w8_s2_fa2_pointer", 50304, 174, digest="sha256:c86f0a0baed5"),
-            untimed(4096, "br16_bc32_w8_s2_fa2_pointer", 50304, 174, digest="sha256:c86f0a0baed5"),
-            untimed(16384, "br16_bc32_w8_s2_fa2_pointer", 50304, 174, digest="sha256:c86f0a0baed5"),
+            untimed(1, "br16_bc32_w8_s2_fa2_ptr", 50304, 174, digest="sha256:c86f0a0baed5"),
+            untimed(1024, "br16_bc32_w8_s2_fa2_ptr", 50304, 174, digest="sha256:c86f0a0baed5"),
+            untimed(4096, "br16_bc32_w8_s2_fa2_ptr", 50304, 174, digest="sha256:c86f0a0baed5"),
+            untimed(16384, "br16_bc32_w8_s2_fa2_ptr", 50304, 174, digest="sha256:c86f0a0baed5"),
         ),
         *serve(
             "bwd_dkv_fp16_d192_causal",
-            untimed(1, "br16_bc32_w8_s2_fa2_pointer", 50304, 192, digest="sha256:4d53702708dd"),
-            untimed(1024, "br16_bc32_w8_s2_fa2_pointer", 50304, 192, digest="sha256:4d53702708dd"),
-            untimed(4096, "br16_bc32_w8_s2_fa2_pointer", 50304, 192, digest="sha256:4d53702708dd"),
-            untimed(16384, "br16_bc32_w8_s2_fa2_pointer", 50304, 192, digest="sha256:4d53702708dd"),
+            untimed(1, "br16_bc32_w8_s2_fa2_ptr", 50304, 192, digest="sha256:4d53702708dd"),
+            untimed(1024, "br16_bc32_w8_s2_fa2_ptr", 50304, 192, digest="sha256:4d53702708dd"),
+            untimed(4096, "br16_bc32_w8_s2_fa2_ptr", 50304, 192, digest="sha256:4d53702708dd"),
+            untimed(16384, "br16_bc32_w8_s2_fa2_ptr", 50304, 192, digest="sha256:4d53702708dd"),
         ),
         *serve(
             "bwd_dkv_fp16_d256",
-            untimed(1, "br16_bc32_w8_s2_fa2_pointer", 50304, 166, digest="sha256:3dfd82896227"),
-            untimed(1024, "br16_bc32_w8_s2_fa2_pointer", 50304, 166, digest="sha256:3dfd82896227"),
-            untimed(4096, "br16_bc32_w8_s2_fa2_pointer", 50304, 166, digest="sha256:3dfd82896227"),
-            untimed(16384, "br16_bc32_w8_s2_fa2_pointer", 50304, 166, digest="sha256:3dfd82896227"),
+            untimed(1, "br16_bc32_w8_s2_fa2_ptr", 50304, 166, digest="sha256:3dfd82896227"),
+            untimed(1024, "br16_bc32_w8_s2_fa2_ptr", 50304, 166, digest="sha256:3dfd82896227"),
+            untimed(4096, "br16_bc32_w8_s2_fa2_ptr", 50304, 166, digest="sha256:3dfd82896227"),
+            untimed(16384, "br16_bc32_w8_s2_fa2_ptr", 50304, 166, digest="sha256:3dfd82896227"),
         ),
         *serve(
             "bwd_dkv_fp16_d256_causal",
-            untimed(1, "br16_bc32_w8_s2_fa2_pointer", 50304, 190, digest="sha256:adde8420ef54"),
-            untimed(1024, "br16_bc32_w8_s2_fa2_pointer", 50304, 190, digest="sha256:adde8420ef54"),
-            untimed(4096, "br16_bc32_w8_s2_fa2_pointer", 50304, 190, digest="sha256:adde8420ef54"),
-            untimed(16384, "br16_bc32_w8_s2_fa2_pointer", 50304, 190, digest="sha256:adde8420ef54"),
+            untimed(1, "br16_bc32_w8_s2_fa2_ptr", 50304, 190, digest="sha256:adde8420ef54"),
+            untimed(1024, "br16_bc32_w8_s2_fa2_ptr", 50304, 190, digest="sha256:adde8420ef54"),
+            untimed(4096, "br16_bc32_w8_s2_fa2_ptr", 50304, 190, digest="sha256:adde8420ef54"),
+            untimed(16384, "br16_bc32_w8_s2_fa2_ptr", 50304, 190, digest="sha256:adde8420ef54"),
         ),
         *serve(
             "bwd_dq_bf16_d64",
-            untimed(1, "br128_bc64_w8_s3_fa2_pointer", 65536, 196, digest="sha256:77a6ffdc72e3"),
-            untimed(1024, "br128_bc64_w8_s3_fa2_pointer", 65536, 196, digest="sha256:77a6ffdc72e3"),
-            untimed(4096, "br128_bc64_w8_s3_fa2_pointer", 65536, 196, digest="sha256:77a6ffdc72e3"),
-            untimed(
-                16384, "br128_bc64_w8_s3_fa2_pointer", 65536, 196, digest="sha256:77a6ffdc72e3"
-            ),
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr", 65536, 196, digest="sha256:77a6ffdc72e3"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr", 65536, 196, digest="sha256:77a6ffdc72e3"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr", 65536, 196, digest="sha256:77a6ffdc72e3"),
+            untimed(16384, "br128_bc64_w8_s3_fa2_ptr", 65536, 196, digest="sha256:77a6ffdc72e3"),
         ),
         *serve(
             "bwd_dq_bf16_d64_causal",
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr_lpt", 65536, 190, digest="sha256:c115eddfb75c"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr_lpt", 65536, 190, digest="sha256:c115eddfb75c"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr_lpt", 65536, 190, digest="sha256:c115eddfb75c"),
             untimed(
-                1,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                65536,
-                190,
-                digest="sha256:c115eddfb75c",
-            ),
-            untimed(
-                1024,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                65536,
-                190,
-                digest="sha256:c115eddfb75c",
-            ),
-            untimed(
-                4096,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                65536,
-                190,
-                digest="sha256:c115eddfb75c",
-            ),
-            untimed(
-                16384,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                65536,
-                190,
-                digest="sha256:c115eddfb75c",
+                16384, "br128_bc64_w8_s3_fa2_ptr_lpt", 65536, 190, digest="sha256:c115eddfb75c"
             ),
         ),
         *serve(
             "bwd_dq_bf16_d96",
-            untimed(1, "br32_bc32_w4_s2_fa2_pointer", 34816, 136, digest="sha256:5bce6f29be05"),
-            untimed(1024, "br32_bc32_w4_s2_fa2_pointer", 34816, 136, digest="sha256:5bce6f29be05"),
-            untimed(4096, "br32_bc32_w4_s2_fa2_pointer", 34816, 136, digest="sha256:5bce6f29be05"),
-            untimed(16384, "br32_bc32_w4_s2_fa2_pointer", 34816, 136, digest="sha256:5bce6f29be05"),
+            untimed(1, "br32_bc32_w4_s2_fa2_ptr", 34816, 136, digest="sha256:5bce6f29be05"),
+            untimed(1024, "br32_bc32_w4_s2_fa2_ptr", 34816, 136, digest="sha256:5bce6f29be05"),
+            untimed(4096, "br32_bc32_w4_s2_fa2_ptr", 34816, 136, digest="sha256:5bce6f29be05"),
+            untimed(16384, "br32_bc32_w4_s2_fa2_ptr", 34816, 136, digest="sha256:5bce6f29be05"),
         ),
         *serve(
             "bwd_dq_bf16_d96_causal",
-            untimed(1, "br32_bc32_w4_s2_fa2_pointer", 34816, 136, digest="sha256:0903d401a72b"),
-            untimed(1024, "br32_bc32_w4_s2_fa2_pointer", 34816, 136, digest="sha256:0903d401a72b"),
-            untimed(4096, "br32_bc32_w4_s2_fa2_pointer", 34816, 136, digest="sha256:0903d401a72b"),
-            untimed(16384, "br32_bc32_w4_s2_fa2_pointer", 34816, 136, digest="sha256:0903d401a72b"),
+            untimed(1, "br32_bc32_w4_s2_fa2_ptr", 34816, 136, digest="sha256:0903d401a72b"),
+            untimed(1024, "br32_bc32_w4_s2_fa2_ptr", 34816, 136, digest="sha256:0903d401a72b"),
+            untimed(4096, "br32_bc32_w4_s2_fa2_ptr", 34816, 136, digest="sha256:0903d401a72b"),
+            untimed(16384, "br32_bc32_w4_s2_fa2_ptr", 34816, 136, digest="sha256:0903d401a72b"),
         ),
         *serve(
             "bwd_dq_bf16_d128",
-            untimed(1, "br32_bc32_w4_s2_fa2_pointer", 34816, 128, digest="sha256:65baa339bd31"),
-            untimed(1024, "br32_bc32_w4_s2_fa2_pointer", 34816, 128, digest="sha256:65baa339bd31"),
-            untimed(4096, "br32_bc32_w4_s2_fa2_pointer", 34816, 128, digest="sha256:65baa339bd31"),
-            untimed(16384, "br32_bc32_w4_s2_fa2_pointer", 34816, 128, digest="sha256:65baa339bd31"),
+            untimed(1, "br32_bc32_w4_s2_fa2_ptr", 34816, 128, digest="sha256:65baa339bd31"),
+            untimed(1024, "br32_bc32_w4_s2_fa2_ptr", 34816, 128, digest="sha256:65baa339bd31"),
+            untimed(4096, "br32_bc32_w4_s2_fa2_ptr", 34816, 128, digest="sha256:65baa339bd31"),
+            untimed(16384, "br32_bc32_w4_s2_fa2_ptr", 34816, 128, digest="sha256:65baa339bd31"),
         ),
         *serve(
             "bwd_dq_bf16_d128_causal",
-            untimed(1, "br32_bc32_w4_s2_fa2_pointer", 34816, 128, digest="sha256:663afeadeaa6"),
-            untimed(1024, "br32_bc32_w4_s2_fa2_pointer", 34816, 128, digest="sha256:663afeadeaa6"),
-            untimed(4096, "br32_bc32_w4_s2_fa2_pointer", 34816, 128, digest="sha256:663afeadeaa6"),
-            untimed(16384, "br32_bc32_w4_s2_fa2_pointer", 34816, 128, digest="sha256:663afeadeaa6"),
+            untimed(1, "br32_bc32_w4_s2_fa2_ptr", 34816, 128, digest="sha256:663afeadeaa6"),
+            untimed(1024, "br32_bc32_w4_s2_fa2_ptr", 34816, 128, digest="sha256:663afeadeaa6"),
+            untimed(4096, "br32_bc32_w4_s2_fa2_ptr", 34816, 128, digest="sha256:663afeadeaa6"),
+            untimed(16384, "br32_bc32_w4_s2_fa2_ptr", 34816, 128, digest="sha256:663afeadeaa6"),
         ),
         *serve(
             "bwd_dq_bf16_d192",
-            untimed(1, "br32_bc16_w8_s1_fa2_pointer", 49152, 132, digest="sha256:b9ef2062e2fb"),
-            untimed(1024, "br32_bc16_w8_s1_fa2_pointer", 49152, 132, digest="sha256:b9ef2062e2fb"),
-            untimed(4096, "br32_bc16_w8_s1_fa2_pointer", 49152, 132, digest="sha256:b9ef2062e2fb"),
-            untimed(16384, "br32_bc16_w8_s1_fa2_pointer", 49152, 132, digest="sha256:b9ef2062e2fb"),
+            untimed(1, "br32_bc16_w8_s1_fa2_ptr", 49152, 132, digest="sha256:b9ef2062e2fb"),
+            untimed(1024, "br32_bc16_w8_s1_fa2_ptr", 49152, 132, digest="sha256:b9ef2062e2fb"),
+            untimed(4096, "br32_bc16_w8_s1_fa2_ptr", 49152, 132, digest="sha256:b9ef2062e2fb"),
+            untimed(16384, "br32_bc16_w8_s1_fa2_ptr", 49152, 132, digest="sha256:b9ef2062e2fb"),
         ),
         *serve(
             "bwd_dq_bf16_d192_causal",
-            untimed(1, "br32_bc16_w8_s1_fa2_pointer", 49152, 110, digest="sha256:e78bbc67cc7e"),
-            untimed(1024, "br32_bc16_w8_s1_fa2_pointer", 49152, 110, digest="sha256:e78bbc67cc7e"),
-            untimed(4096, "br32_bc16_w8_s1_fa2_pointer", 49152, 110, digest="sha256:e78bbc67cc7e"),
-            untimed(16384, "br32_bc16_w8_s1_fa2_pointer", 49152, 110, digest="sha256:e78bbc67cc7e"),
+            untimed(1, "br32_bc16_w8_s1_fa2_ptr", 49152, 110, digest="sha256:e78bbc67cc7e"),
+            untimed(1024, "br32_bc16_w8_s1_fa2_ptr", 49152, 110, digest="sha256:e78bbc67cc7e"),
+            untimed(4096, "br32_bc16_w8_s1_fa2_ptr", 49152, 110, digest="sha256:e78bbc67cc7e"),
+            untimed(16384, "br32_bc16_w8_s1_fa2_ptr", 49152, 110, digest="sha256:e78bbc67cc7e"),
         ),
         *serve(
             "bwd_dq_bf16_d256",
-            untimed(1, "br32_bc16_w8_s1_fa2_pointer", 49152, 107, digest="sha256:6d138252dca1"),
-            untimed(1024, "br32_bc16_w8_s1_fa2_pointer", 49152, 107, digest="sha256:6d138252dca1"),
-            untimed(4096, "br32_bc16_w8_s1_fa2_pointer", 49152, 107, digest="sha256:6d138252dca1"),
-            untimed(16384, "br32_bc16_w8_s1_fa2_pointer", 49152, 107, digest="sha256:6d138252dca1"),
+            untimed(1, "br32_bc16_w8_s1_fa2_ptr", 49152, 107, digest="sha256:6d138252dca1"),
+            untimed(1024, "br32_bc16_w8_s1_fa2_ptr", 49152, 107, digest="sha256:6d138252dca1"),
+            untimed(4096, "br32_bc16_w8_s1_fa2_ptr", 49152, 107, digest="sha256:6d138252dca1"),
+            untimed(16384, "br32_bc16_w8_s1_fa2_ptr", 49152, 107, digest="sha256:6d138252dca1"),
         ),
         *serve(
             "bwd_dq_bf16_d256_causal",
-            untimed(1, "br32_bc16_w8_s1_fa2_pointer", 49152, 111, digest="sha256:ae050318487e"),
-            untimed(1024, "br32_bc16_w8_s1_fa2_pointer", 49152, 111, digest="sha256:ae050318487e"),
-            untimed(4096, "br32_bc16_w8_s1_fa2_pointer", 49152, 111, digest="sha256:ae050318487e"),
-            untimed(16384, "br32_bc16_w8_s1_fa2_pointer", 49152, 111, digest="sha256:ae050318487e"),
+            untimed(1, "br32_bc16_w8_s1_fa2_ptr", 49152, 111, digest="sha256:ae050318487e"),
+            untimed(1024, "br32_bc16_w8_s1_fa2_ptr", 49152, 111, digest="sha256:ae050318487e"),
+            untimed(4096, "br32_bc16_w8_s1_fa2_ptr", 49152, 111, digest="sha256:ae050318487e"),
+            untimed(16384, "br32_bc16_w8_s1_fa2_ptr", 49152, 111, digest="sha256:ae050318487e"),
         ),
         *serve(
             "bwd_dq_fp16_d64",
-            untimed(1, "br128_bc64_w8_s3_fa2_pointer", 65536, 196, digest="sha256:f95a912f3e96"),
-            untimed(1024, "br128_bc64_w8_s3_fa2_pointer", 65536, 196, digest="sha256:f95a912f3e96"),
-            untimed(4096, "br128_bc64_w8_s3_fa2_pointer", 65536, 196, digest="sha256:f95a912f3e96"),
-            untimed(
-                16384, "br128_bc64_w8_s3_fa2_pointer", 65536, 196, digest="sha256:f95a912f3e96"
-            ),
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr", 65536, 196, digest="sha256:f95a912f3e96"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr", 65536, 196, digest="sha256:f95a912f3e96"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr", 65536, 196, digest="sha256:f95a912f3e96"),
+            untimed(16384, "br128_bc64_w8_s3_fa2_ptr", 65536, 196, digest="sha256:f95a912f3e96"),
         ),
         *serve(
             "bwd_dq_fp16_d64_causal",
+            untimed(1, "br128_bc64_w8_s3_fa2_ptr_lpt", 65536, 190, digest="sha256:d77372deb7b2"),
+            untimed(1024, "br128_bc64_w8_s3_fa2_ptr_lpt", 65536, 190, digest="sha256:d77372deb7b2"),
+            untimed(4096, "br128_bc64_w8_s3_fa2_ptr_lpt", 65536, 190, digest="sha256:d77372deb7b2"),
             untimed(
-                1,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                65536,
-                190,
-                digest="sha256:d77372deb7b2",
-            ),
-            untimed(
-                1024,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                65536,
-                190,
-                digest="sha256:d77372deb7b2",
-            ),
-            untimed(
-                4096,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                65536,
-                190,
-                digest="sha256:d77372deb7b2",
-            ),
-            untimed(
-                16384,
-                "br128_bc64_w8_s3_fa2_pointer_longest_first",
-                65536,
-                190,
-                digest="sha256:d77372deb7b2",
+                16384, "br128_bc64_w8_s3_fa2_ptr_lpt", 65536, 190, digest="sha256:d77372deb7b2"
             ),
         ),
         *serve(
             "bwd_dq_fp16_d96",
-            untimed(1, "br32_bc32_w4_s2_fa2_pointer", 34816, 136, digest="sha256:95f68ee74594"),
-            untimed(1024, "br32_bc32_w4_s2_fa2_pointer", 34816, 136, digest="sha256:95f68ee74594"),
-            untimed(4096, "br32_bc32_w4_s2_fa2_pointer", 34816, 136, digest="sha256:95f68ee74594"),
-            untimed(16384, "br32_bc32_w4_s2_fa2_pointer", 34816, 136, digest="sha256:95f68ee74594"),
+            untimed(1, "br32_bc32_w4_s2_fa2_ptr", 34816, 136, digest="sha256:95f68ee74594"),
+            untimed(1024, "br32_bc32_w4_s2_fa2_ptr", 34816, 136, digest="sha256:95f68ee74594"),
+            untimed(4096, "br32_bc32_w4_s2_fa2_ptr", 34816, 136, digest="sha256:95f68ee74594"),
+            untimed(16384, "br32_bc32_w4_s2_fa2_ptr", 34816, 136, digest="sha256:95f68ee74594"),
         ),
         *serve(
             "bwd_dq_fp16_d96_causal",
-            untimed(1, "br32_bc32_w4_s2_fa2_pointer", 34816, 136, digest="sha256:0ee69f409868"),
-            untimed(1024, "br32_bc32_w4_s2_fa2_pointer", 34816, 136, digest="sha256:0ee69f409868"),
-            untimed(4096, "br32_bc32_w4_s2_fa2_pointer", 34816, 136, digest="sha256:0ee69f409868"),
-            untimed(16384, "br32_bc32_w4_s2_fa2_pointer", 34816, 136, digest="sha256:0ee69f409868"),
+            untimed(1, "br32_bc32_w4_s2_fa2_ptr", 34816, 136, digest="sha256:0ee69f409868"),
+            untimed(1024, "br32_bc32_w4_s2_fa2_ptr", 34816, 136, digest="sha256:0ee69f409868"),
+            untimed(4096, "br32_bc32_w4_s2_fa2_ptr", 34816, 136, digest="sha256:0ee69f409868"),
+            untimed(16384, "br32_bc32_w4_s2_fa2_ptr", 34816, 136, digest="sha256:0ee69f409868"),
         ),
         *serve(
             "bwd_dq_fp16_d128",
-            untimed(1, "br32_bc32_w4_s2_fa2_pointer", 34816, 128, digest="sha256:532d32d16a9f"),
-            untimed(1024, "br32_bc32_w4_s2_fa2_pointer", 34816, 128, digest="sha256:532d32d16a9f"),
-            untimed(4096, "br32_bc32_w4_s2_fa2_pointer", 34816, 128, digest="sha256:532d32d16a9f"),
-            untimed(16384, "br32_bc32_w4_s2_fa2_pointer", 34816, 128, digest="sha256:532d32d16a9f"),
+            untimed(1, "br32_bc32_w4_s2_fa2_ptr", 34816, 128, digest="sha256:532d32d16a9f"),
+            untimed(1024, "br32_bc32_w4_s2_fa2_ptr", 34816, 128, digest="sha256:532d32d16a9f"),
+            untimed(4096, "br32_bc32_w4_s2_fa2_ptr", 34816, 128, digest="sha256:532d32d16a9f"),
+            untimed(16384, "br32_bc32_w4_s2_fa2_ptr", 34816, 128, digest="sha256:532d32d16a9f"),
         ),
         *serve(
             "bwd_dq_fp16_d128_causal",
-            untimed(1, "br32_bc32_w4_s2_fa2_pointer", 34816, 128, digest="sha256:6da3caf1b0e8"),
-            untimed(1024, "br32_bc32_w4_s2_fa2_pointer", 34816, 128, digest="sha256:6da3caf1b0e8"),
-            untimed(4096, "br32_bc32_w4_s2_fa2_pointer", 34816, 128, digest="sha256:6da3caf1b0e8"),
-            untimed(16384, "br32_bc32_w4_s2_fa2_pointer", 34816, 128, digest="sha256:6da3caf1b0e8"),
+            untimed(1, "br32_bc32_w4_s2_fa2_ptr", 34816, 128, digest="sha256:6da3caf1b0e8"),
+            untimed(1024, "br32_bc32_w4_s2_fa2_ptr", 34816, 128, digest="sha256:6da3caf1b0e8"),
+            untimed(4096, "br32_bc32_w4_s2_fa2_ptr", 34816, 128, digest="sha256:6da3caf1b0e8"),
+            untimed(16384, "br32_bc32_w4_s2_fa2_ptr", 34816, 128, digest="sha256:6da3caf1b0e8"),
         ),
         *serve(
             "bwd_dq_fp16_d192",
-            untimed(1, "br32_bc16_w8_s1_fa2_pointer", 49152, 132, digest="sha256:b3f50d5af326"),
-            untimed(1024, "br32_bc16_w8_s1_fa2_pointer", 49152, 132, digest="sha256:b3f50d5af326"),
-            untimed(4096, "br32_bc16_w8_s1_fa2_pointer", 49152, 132, digest="sha256:b3f50d5af326"),
-            untimed(16384, "br32_bc16_w8_s1_fa2_pointer", 49152, 132, digest="sha256:b3f50d5af326"),
+            untimed(1, "br32_bc16_w8_s1_fa2_ptr", 49152, 132, digest="sha256:b3f50d5af326"),
+            untimed(1024, "br32_bc16_w8_s1_fa2_ptr", 49152, 132, digest="sha256:b3f50d5af326"),
+            untimed(4096, "br32_bc16_w8_s1_fa2_ptr", 49152, 132, digest="sha256:b3f50d5af326"),
+            untimed(16384, "br32_bc16_w8_s1_fa2_ptr", 49152, 132, digest="sha256:b3f50d5af326"),
         ),
         *serve(
             "bwd_dq_fp16_d192_causal",
-            untimed(1, "br32_bc16_w8_s1_fa2_pointer", 49152, 110, digest="sha256:60594d9794f0"),
-            untimed(1024, "br32_bc16_w8_s1_fa2_pointer", 49152, 110, digest="sha256:60594d9794f0"),
-            untimed(4096, "br32_bc16_w8_s1_fa2_pointer", 49152, 110, digest="sha256:60594d9794f0"),
-            untimed(16384, "br32_bc16_w8_s1_fa2_pointer", 49152, 110, digest="sha256:60594d9794f0"),
+            untimed(1, "br32_bc16_w8_s1_fa2_ptr", 49152, 110, digest="sha256:60594d9794f0"),
+            untimed(1024, "br32_bc16_w8_s1_fa2_ptr", 49152, 110, digest="sha256:60594d9794f0"),
+            untimed(4096, "br32_bc16_w8_s1_fa2_ptr", 49152, 110, digest="sha256:60594d9794f0"),
+            untimed(16384, "br32_bc16_w8_s1_fa2_ptr", 49152, 110, digest="sha256:60594d9794f0"),
         ),
         *serve(
             "bwd_dq_fp16_d256",
-            untimed(1, "br32_bc16_w8_s1_fa2_pointer", 49152, 107, digest="sha256:f3a755c2cac2"),
-            untimed(1024, "br32_bc16_w8_s1_fa2_pointer", 49152, 107, digest="sha256:f3a755c2cac2"),
-            untimed(4096, "br32_bc16_w8_s1_fa2_pointer", 49152, 107, digest="sha256:f3a755c2cac2"),
-            untimed(16384, "br32_bc16_w8_s1_fa2_pointer", 49152, 107, digest="sha256:f3a755c2cac2"),
+            untimed(1, "br32_bc16_w8_s1_fa2_ptr", 49152, 107, digest="sha256:f3a755c2cac2"),
+            untimed(1024, "br32_bc16_w8_s1_fa2_ptr", 49152, 107, digest="sha256:f3a755c2cac2"),
+            untimed(4096, "br32_bc16_w8_s1_fa2_ptr", 49152, 107, digest="sha256:f3a755c2cac2"),
+            untimed(16384, "br32_bc16_w8_s1_fa2_ptr", 49152, 107, digest="sha256:f3a755c2cac2"),
         ),
         *serve(
             "bwd_dq_fp16_d256_causal",
-            untimed(1, "br32_bc16_w8_s1_fa2_pointer", 49152, 111, digest="sha256:ec4828445e58"),
-            untimed(1024, "br32_bc16_w8_s1_fa2_pointer", 49152, 111, digest="sha256:ec4828445e58"),
-            untimed(4096, "br32_bc16_w8_s1_fa2_pointer", 49152, 111, digest="sha256:ec4828445e58"),
-            untimed(16384, "br32_bc16_w8_s1_fa2_pointer", 49152, 111, digest="sha256:ec4828445e58"),
+            untimed(1, "br32_bc16_w8_s1_fa2_ptr", 49152, 111, digest="sha256:ec4828445e58"),
+            untimed(1024, "br32_bc16_w8_s1_fa2_ptr", 49152, 111, digest="sha256:ec4828445e58"),
+            untimed(4096, "br32_bc16_w8_s1_fa2_ptr", 49152, 111, digest="sha256:ec4828445e58"),
+            untimed(16384, "br32_bc16_w8_s1_fa2_ptr", 49152, 111, digest="sha256:ec4828445e58"),
         ),
         *serve(
             "bwd_fused_bf16_d64",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 82944, 255, digest="sha256:c1604de46182"),
-            untimed(1024, "br64_bc128_w8_s3_fa2_pointer", 82944, 255, digest="sha256:c1604de46182"),
-            untimed(4096, "br64_bc128_w8_s3_fa2_pointer", 82944, 255, digest="sha256:c1604de46182"),
-            untimed(
-                16384, "br64_bc128_w8_s3_fa2_pointer", 82944, 255, digest="sha256:c1604de46182"
-            ),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, digest="sha256:c1604de46182"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, digest="sha256:c1604de46182"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, digest="sha256:c1604de46182"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, digest="sha256:c1604de46182"),
         ),
         *serve(
             "bwd_fused_bf16_d64_causal",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 82944, 255, digest="sha256:25eab3dbd272"),
-            untimed(1024, "br64_bc128_w8_s3_fa2_pointer", 82944, 255, digest="sha256:25eab3dbd272"),
-            untimed(4096, "br64_bc128_w8_s3_fa2_pointer", 82944, 255, digest="sha256:25eab3dbd272"),
-            untimed(
-                16384, "br64_bc128_w8_s3_fa2_pointer", 82944, 255, digest="sha256:25eab3dbd272"
-            ),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, digest="sha256:25eab3dbd272"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, digest="sha256:25eab3dbd272"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, digest="sha256:25eab3dbd272"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, digest="sha256:25eab3dbd272"),
         ),
         *serve(
             "bwd_fused_bf16_d96",
-            untimed(1, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, digest="sha256:0dd4a5586e72"),
-            untimed(1024, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, digest="sha256:0dd4a5586e72"),
-            untimed(4096, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, digest="sha256:0dd4a5586e72"),
-            untimed(16384, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, digest="sha256:0dd4a5586e72"),
+            untimed(1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, digest="sha256:0dd4a5586e72"),
+            untimed(1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, digest="sha256:0dd4a5586e72"),
+            untimed(4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, digest="sha256:0dd4a5586e72"),
+            untimed(16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, digest="sha256:0dd4a5586e72"),
         ),
         *serve(
             "bwd_fused_bf16_d96_causal",
-            untimed(1, "br32_bc32_w4_s1_fa2_pointer", 40960, 220, digest="sha256:76bb6bccb24b"),
-            untimed(1024, "br32_bc32_w4_s1_fa2_pointer", 40960, 220, digest="sha256:76bb6bccb24b"),
-            untimed(4096, "br32_bc32_w4_s1_fa2_pointer", 40960, 220, digest="sha256:76bb6bccb24b"),
-            untimed(16384, "br32_bc32_w4_s1_fa2_pointer", 40960, 220, digest="sha256:76bb6bccb24b"),
+            untimed(1, "br32_bc32_w4_s1_fa2_ptr", 40960, 220, digest="sha256:76bb6bccb24b"),
+            untimed(1024, "br32_bc32_w4_s1_fa2_ptr", 40960, 220, digest="sha256:76bb6bccb24b"),
+            untimed(4096, "br32_bc32_w4_s1_fa2_ptr", 40960, 220, digest="sha256:76bb6bccb24b"),
+            untimed(16384, "br32_bc32_w4_s1_fa2_ptr", 40960, 220, digest="sha256:76bb6bccb24b"),
         ),
         *serve(
             "bwd_fused_bf16_d128",
-            untimed(1, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, digest="sha256:af3ebb146200"),
-            untimed(1024, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, digest="sha256:af3ebb146200"),
-            untimed(4096, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, digest="sha256:af3ebb146200"),
-            untimed(16384, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, digest="sha256:af3ebb146200"),
+            untimed(1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, digest="sha256:af3ebb146200"),
+            untimed(1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, digest="sha256:af3ebb146200"),
+            untimed(4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, digest="sha256:af3ebb146200"),
+            untimed(16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, digest="sha256:af3ebb146200"),
         ),
         *serve(
             "bwd_fused_bf16_d128_causal",
-            untimed(1, "br32_bc32_w4_s1_fa2_pointer", 40960, 242, digest="sha256:3a92b5fa4667"),
-            untimed(1024, "br32_bc32_w4_s1_fa2_pointer", 40960, 242, digest="sha256:3a92b5fa4667"),
-            untimed(4096, "br32_bc32_w4_s1_fa2_pointer", 40960, 242, digest="sha256:3a92b5fa4667"),
-            untimed(16384, "br32_bc32_w4_s1_fa2_pointer", 40960, 242, digest="sha256:3a92b5fa4667"),
+            untimed(1, "br32_bc32_w4_s1_fa2_ptr", 40960, 242, digest="sha256:3a92b5fa4667"),
+            untimed(1024, "br32_bc32_w4_s1_fa2_ptr", 40960, 242, digest="sha256:3a92b5fa4667"),
+            untimed(4096, "br32_bc32_w4_s1_fa2_ptr", 40960, 242, digest="sha256:3a92b5fa4667"),
+            untimed(16384, "br32_bc32_w4_s1_fa2_ptr", 40960, 242, digest="sha256:3a92b5fa4667"),
         ),
         *serve(
             "bwd_fused_bf16_d192",
-            untimed(1, "br16_bc32_w8_s1_fa2_pointer", 57344, 174, digest="sha256:5c2c3dd09797"),
-            untimed(1024, "br16_bc32_w8_s1_fa2_pointer", 57344, 174, digest="sha256:5c2c3dd09797"),
-            untimed(4096, "br16_bc32_w8_s1_fa2_pointer", 57344, 174, digest="sha256:5c2c3dd09797"),
-            untimed(16384, "br16_bc32_w8_s1_fa2_pointer", 57344, 174, digest="sha256:5c2c3dd09797"),
+            untimed(1, "br16_bc32_w8_s1_fa2_ptr", 57344, 174, digest="sha256:5c2c3dd09797"),
+            untimed(1024, "br16_bc32_w8_s1_fa2_ptr", 57344, 174, digest="sha256:5c2c3dd09797"),
+            untimed(4096, "br16_bc32_w8_s1_fa2_ptr", 57344, 174, digest="sha256:5c2c3dd09797"),
+            untimed(16384, "br16_bc32_w8_s1_fa2_ptr", 57344, 174, digest="sha256:5c2c3dd09797"),
         ),
         *serve(
             "bwd_fused_bf16_d192_causal",
-            untimed(1, "br16_bc32_w8_s1_fa2_pointer", 57344, 176, digest="sha256:ad6be9bce136"),
-            untimed(1024, "br16_bc32_w8_s1_fa2_pointer", 57344, 176, digest="sha256:ad6be9bce136"),
-            untimed(4096, "br16_bc32_w8_s1_fa2_pointer", 57344, 176, digest="sha256:ad6be9bce136"),
-            untimed(16384, "br16_bc32_w8_s1_fa2_pointer", 57344, 176, digest="sha256:ad6be9bce136"),
+            untimed(1, "br16_bc32_w8_s1_fa2_ptr", 57344, 176, digest="sha256:ad6be9bce136"),
+            untimed(1024, "br16_bc32_w8_s1_fa2_ptr", 57344, 176, digest="sha256:ad6be9bce136"),
+            untimed(4096, "br16_bc32_w8_s1_fa2_ptr", 57344, 176, digest="sha256:ad6be9bce136"),
+            untimed(16384, "br16_bc32_w8_s1_fa2_ptr", 57344, 176, digest="sha256:ad6be9bce136"),
         ),
         *serve(
             "bwd_fused_bf16_d256",
-            untimed(1, "br16_bc32_w8_s1_fa2_pointer", 57344, 166, digest="sha256:367719fc4522"),
-            untimed(1024, "br16_bc32_w8_s1_fa2_pointer", 57344, 166, digest="sha256:367719fc4522"),
-            untimed(4096, "br16_bc32_w8_s1_fa2_pointer", 57344, 166, digest="sha256:367719fc4522"),
-            untimed(16384, "br16_bc32_w8_s1_fa2_pointer", 57344, 166, digest="sha256:367719fc4522"),
+            untimed(1, "br16_bc32_w8_s1_fa2_ptr", 57344, 166, digest="sha256:367719fc4522"),
+            untimed(1024, "br16_bc32_w8_s1_fa2_ptr", 57344, 166, digest="sha256:367719fc4522"),
+            untimed(4096, "br16_bc32_w8_s1_fa2_ptr", 57344, 166, digest="sha256:367719fc4522"),
+            untimed(16384, "br16_bc32_w8_s1_fa2_ptr", 57344, 166, digest="sha256:367719fc4522"),
         ),
         *serve(
             "bwd_fused_bf16_d256_causal",
-            untimed(1, "br16_bc32_w8_s1_fa2_pointer", 57344, 168, digest="sha256:99623e086cd5"),
-            untimed(1024, "br16_bc32_w8_s1_fa2_pointer", 57344, 168, digest="sha256:99623e086cd5"),
-            untimed(4096, "br16_bc32_w8_s1_fa2_pointer", 57344, 168, digest="sha256:99623e086cd5"),
-            untimed(16384, "br16_bc32_w8_s1_fa2_pointer", 57344, 168, digest="sha256:99623e086cd5"),
+            untimed(1, "br16_bc32_w8_s1_fa2_ptr", 57344, 168, digest="sha256:99623e086cd5"),
+            untimed(1024, "br16_bc32_w8_s1_fa2_ptr", 57344, 168, digest="sha256:99623e086cd5"),
+            untimed(4096, "br16_bc32_w8_s1_fa2_ptr", 57344, 168, digest="sha256:99623e086cd5"),
+            untimed(16384, "br16_bc32_w8_s1_fa2_ptr", 57344, 168, digest="sha256:99623e086cd5"),
         ),
         *serve(
             "bwd_fused_fp16_d64",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 82944, 255, digest="sha256:aab000e0547a"),
-            untimed(1024, "br64_bc128_w8_s3_fa2_pointer", 82944, 255, digest="sha256:aab000e0547a"),
-            untimed(4096, "br64_bc128_w8_s3_fa2_pointer", 82944, 255, digest="sha256:aab000e0547a"),
-            untimed(
-                16384, "br64_bc128_w8_s3_fa2_pointer", 82944, 255, digest="sha256:aab000e0547a"
-            ),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, digest="sha256:aab000e0547a"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, digest="sha256:aab000e0547a"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, digest="sha256:aab000e0547a"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, digest="sha256:aab000e0547a"),
         ),
         *serve(
             "bwd_fused_fp16_d64_causal",
-            untimed(1, "br64_bc128_w8_s3_fa2_pointer", 82944, 255, digest="sha256:085f52fd74ad"),
-            untimed(1024, "br64_bc128_w8_s3_fa2_pointer", 82944, 255, digest="sha256:085f52fd74ad"),
-            untimed(4096, "br64_bc128_w8_s3_fa2_pointer", 82944, 255, digest="sha256:085f52fd74ad"),
-            untimed(
-                16384, "br64_bc128_w8_s3_fa2_pointer", 82944, 255, digest="sha256:085f52fd74ad"
-            ),
+            untimed(1, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, digest="sha256:085f52fd74ad"),
+            untimed(1024, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, digest="sha256:085f52fd74ad"),
+            untimed(4096, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, digest="sha256:085f52fd74ad"),
+            untimed(16384, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, digest="sha256:085f52fd74ad"),
         ),
         *serve(
             "bwd_fused_fp16_d96",
-            untimed(1, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, digest="sha256:4b1ade99a9e5"),
-            untimed(1024, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, digest="sha256:4b1ade99a9e5"),
-            untimed(4096, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, digest="sha256:4b1ade99a9e5"),
-            untimed(16384, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, digest="sha256:4b1ade99a9e5"),
+            untimed(1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, digest="sha256:4b1ade99a9e5"),
+            untimed(1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, digest="sha256:4b1ade99a9e5"),
+            untimed(4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, digest="sha256:4b1ade99a9e5"),
+            untimed(16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, digest="sha256:4b1ade99a9e5"),
         ),
         *serve(
             "bwd_fused_fp16_d96_causal",
-            untimed(1, "br32_bc32_w4_s1_fa2_pointer", 40960, 220, digest="sha256:20e4b617e7db"),
-            untimed(1024, "br32_bc32_w4_s1_fa2_pointer", 40960, 220, digest="sha256:20e4b617e7db"),
-            untimed(4096, "br32_bc32_w4_s1_fa2_pointer", 40960, 220, digest="sha256:20e4b617e7db"),
-            untimed(16384, "br32_bc32_w4_s1_fa2_pointer", 40960, 220, digest="sha256:20e4b617e7db"),
+            untimed(1, "br32_bc32_w4_s1_fa2_ptr", 40960, 220, digest="sha256:20e4b617e7db"),
+            untimed(1024, "br32_bc32_w4_s1_fa2_ptr", 40960, 220, digest="sha256:20e4b617e7db"),
+            untimed(4096, "br32_bc32_w4_s1_fa2_ptr", 40960, 220, digest="sha256:20e4b617e7db"),
+            untimed(16384, "br32_bc32_w4_s1_fa2_ptr", 40960, 220, digest="sha256:20e4b617e7db"),
         ),
         *serve(
             "bwd_fused_fp16_d128",
-            untimed(1, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, digest="sha256:f836e8898efc"),
-            untimed(1024, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, digest="sha256:f836e8898efc"),
-            untimed(4096, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, digest="sha256:f836e8898efc"),
-            untimed(16384, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, digest="sha256:f836e8898efc"),
+            untimed(1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, digest="sha256:f836e8898efc"),
+            untimed(1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, digest="sha256:f836e8898efc"),
+            untimed(4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, digest="sha256:f836e8898efc"),
+            untimed(16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, digest="sha256:f836e8898efc"),
         ),
         *serve(
             "bwd_fused_fp16_d128_causal",
-            untimed(1, "br32_bc32_w4_s1_fa2_pointer", 40960, 242, digest="sha256:9dc7fac76d2f"),
-            untimed(1024, "br32_bc32_w4_s1_fa2_pointer", 40960, 242, digest="sha256:9dc7fac76d2f"),
-            untimed(4096, "br32_bc32_w4_s1_fa2_pointer", 40960, 242, digest="sha256:9dc7fac76d2f"),
-            untimed(16384, "br32_bc32_w4_s1_fa2_pointer", 40960, 242, digest="sha256:9dc7fac76d2f"),
+            untimed(1, "br32_bc32_w4_s1_fa2_ptr", 40960, 242, digest="sha256:9dc7fac76d2f"),
+            untimed(1024, "br32_bc32_w4_s1_fa2_ptr", 40960, 242, digest="sha256:9dc7fac76d2f"),
+            untimed(4096, "br32_bc32_w4_s1_fa2_ptr", 40960, 242, digest="sha256:9dc7fac76d2f"),
+            untimed(16384, "br32_bc32_w4_s1_fa2_ptr", 40960, 242, digest="sha256:9dc7fac76d2f"),
         ),
         *serve(
             "bwd_fused_fp16_d192",
-            untimed(1, "br16_bc32_w8_s1_fa2_pointer", 57344, 174, digest="sha256:340bc8ffb137"),
-            untimed(1024, "br16_bc32_w8_s1_fa2_pointer", 57344, 174, digest="sha256:340bc8ffb137"),
-            untimed(4096, "br16_bc32_w8_s1_fa2_pointer", 57344, 174, digest="sha256:340bc8ffb137"),
-            untimed(16384, "br16_bc32_w8_s1_fa2_pointer", 57344, 174, digest="sha256:340bc8ffb137"),
+            untimed(1, "br16_bc32_w8_s1_fa2_ptr", 57344, 174, digest="sha256:340bc8ffb137"),
+            untimed(1024, "br16_bc32_w8_s1_fa2_ptr", 57344, 174, digest="sha256:340bc8ffb137"),
+            untimed(4096, "br16_bc32_w8_s1_fa2_ptr", 57344, 174, digest="sha256:340bc8ffb137"),
+            untimed(16384, "br16_bc32_w8_s1_fa2_ptr", 57344, 174, digest="sha256:340bc8ffb137"),
         ),
         *serve(
             "bwd_fused_fp16_d192_causal",
-            untimed(1, "br16_bc32_w8_s1_fa2_pointer", 57344, 176, digest="sha256:3c81c32dbc02"),
-            untimed(1024, "br16_bc32_w8_s1_fa2_pointer", 57344, 176, digest="sha256:3c81c32dbc02"),
-            untimed(4096, "br16_bc32_w8_s1_fa2_pointer", 57344, 176, digest="sha256:3c81c32dbc02"),
-            untimed(16384, "br16_bc32_w8_s1_fa2_pointer", 57344, 176, digest="sha256:3c81c32dbc02"),
+            untimed(1, "br16_bc32_w8_s1_fa2_ptr", 57344, 176, digest="sha256:3c81c32dbc02"),
+            untimed(1024, "br16_bc32_w8_s1_fa2_ptr", 57344, 176, digest="sha256:3c81c32dbc02"),
+            untimed(4096, "br16_bc32_w8_s1_fa2_ptr", 57344, 176, digest="sha256:3c81c32dbc02"),
+            untimed(16384, "br16_bc32_w8_s1_fa2_ptr", 57344, 176, digest="sha256:3c81c32dbc02"),
         ),
         *serve(
             "bwd_fused_fp16_d256",
-            untimed(1, "br16_bc32_w8_s1_fa2_pointer", 57344, 166, digest="sha256:f5f0cd931405"),
-            untimed(1024, "br16_bc32_w8_s1_fa2_pointer", 57344, 166, digest="sha256:f5f0cd931405"),
-            untimed(4096, "br16_bc32_w8_s1_fa2_pointer", 57344, 166, digest="sha256:f5f0cd931405"),
-            untimed(16384, "br16_bc32_w8_s1_fa2_pointer", 57344, 166, digest="sha256:f5f0cd931405"),
+            untimed(1, "br16_bc32_w8_s1_fa2_ptr", 57344, 166, digest="sha256:f5f0cd931405"),
+            untimed(1024, "br16_bc32_w8_s1_fa2_ptr", 57344, 166, digest="sha256:f5f0cd931405"),
+            untimed(4096, "br16_bc32_w8_s1_fa2_ptr", 57344, 166, digest="sha256:f5f0cd931405"),
+            untimed(16384, "br16_bc32_w8_s1_fa2_ptr", 57344, 166, digest="sha256:f5f0cd931405"),
         ),
         *serve(
             "bwd_fused_fp16_d256_causal",
-            untimed(1, "br16_bc32_w8_s1_fa2_pointer", 57344, 168, digest="sha256:085bca619cb4"),
-            untimed(1024, "br16_bc32_w8_s1_fa2_pointer", 57344, 168, digest="sha256:085bca619cb4"),
-            untimed(4096, "br16_bc32_w8_s1_fa2_pointer", 57344, 168, digest="sha256:085bca619cb4"),
-            untimed(16384, "br16_bc32_w8_s1_fa2_pointer", 57344, 168, digest="sha256:085bca619cb4"),
+            untimed(1, "br16_bc32_w8_s1_fa2_ptr", 57344, 168, digest="sha256:085bca619cb4"),
+            untimed(1024, "br16_bc32_w8_s1_fa2_ptr", 57344, 168, digest="sha256:085bca619cb4"),
+            untimed(4096, "br16_bc32_w8_s1_fa2_ptr", 57344, 168, digest="sha256:085bca619cb4"),
+            untimed(16384, "br16_bc32_w8_s1_fa2_ptr", 57344, 168, digest="sha256:085bca619cb4"),
         ),
     )
 
@@ -7793,16 +5503,11 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "fwd_bf16_d64",
             estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
-                73784,
-                128,
-                162.26,
-                digest="sha256:8cfd668d3335",
+                1, "br128_bc64_w8_s3_s_ahead_tma", 73784, 128, 162.26, digest="sha256:8cfd668d3335"
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 73784,
                 128,
                 565.07,
@@ -7810,7 +5515,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 73784,
                 128,
                 2176.3,
@@ -7818,7 +5523,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 73784,
                 128,
                 4324.6,
@@ -7828,16 +5533,11 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "fwd_bf16_d64_causal",
             estimated(
-                1,
-                "br128_bc64_w8_s3_fa2_descriptor_longest_first",
-                66560,
-                107,
-                132.55,
-                digest="sha256:6582adf15abf",
+                1, "br128_bc64_w8_s3_fa2_tma_lpt", 66560, 107, 132.55, digest="sha256:6582adf15abf"
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_fa2_descriptor_longest_first",
+                "br128_bc64_w8_s3_fa2_tma_lpt",
                 66560,
                 107,
                 337.63,
@@ -7845,7 +5545,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_fa2_descriptor_longest_first",
+                "br128_bc64_w8_s3_fa2_tma_lpt",
                 66560,
                 107,
                 1153.5,
@@ -7853,7 +5553,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_fa2_descriptor_longest_first",
+                "br128_bc64_w8_s3_fa2_tma_lpt",
                 66560,
                 107,
                 2232.3,
@@ -7864,7 +5564,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "fwd_bf16_d96",
             estimated(
                 1,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 163.15,
@@ -7872,7 +5572,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 618.46,
@@ -7880,7 +5580,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 2439.7,
@@ -7888,7 +5588,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 4868.1,
@@ -7899,7 +5599,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "fwd_bf16_d96_causal",
             estimated(
                 1,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 112.62,
@@ -7907,7 +5607,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 347.43,
@@ -7915,7 +5615,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 1271.0,
@@ -7923,7 +5623,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 2517.1,
@@ -7934,7 +5634,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "fwd_bf16_d128",
             estimated(
                 1,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 125.02,
@@ -7942,7 +5642,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 471.93,
@@ -7950,7 +5650,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 1859.6,
@@ -7958,7 +5658,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 3709.7,
@@ -7969,7 +5669,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "fwd_bf16_d128_causal",
             estimated(
                 1,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 87.778,
@@ -7977,7 +5677,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 269.95,
@@ -7985,7 +5685,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 981.67,
@@ -7993,7 +5693,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 1844.1,
@@ -8004,7 +5704,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "fwd_bf16_d192",
             estimated(
                 1,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 140.56,
@@ -8012,7 +5712,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 535.13,
@@ -8020,7 +5720,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 2113.4,
@@ -8028,7 +5728,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 4217.8,
@@ -8039,7 +5739,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "fwd_bf16_d192_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 101.2,
@@ -8047,7 +5747,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 316.62,
@@ -8055,7 +5755,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 1145.1,
@@ -8063,7 +5763,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 2087.4,
@@ -8074,7 +5774,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "fwd_bf16_d256",
             estimated(
                 1,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 113.05,
@@ -8082,7 +5782,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 428.7,
@@ -8090,7 +5790,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 1691.3,
@@ -8098,7 +5798,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 3374.8,
@@ -8109,7 +5809,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "fwd_bf16_d256_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 83.727,
@@ -8117,7 +5817,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 259.94,
@@ -8125,7 +5825,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 936.19,
@@ -8133,7 +5833,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 1672.7,
@@ -8143,16 +5843,11 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "fwd_fp16_d64",
             estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
-                73784,
-                128,
-                162.26,
-                digest="sha256:ced2e5040c44",
+                1, "br128_bc64_w8_s3_s_ahead_tma", 73784, 128, 162.26, digest="sha256:ced2e5040c44"
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 73784,
                 128,
                 565.07,
@@ -8160,7 +5855,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 73784,
                 128,
                 2176.3,
@@ -8168,7 +5863,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 73784,
                 128,
                 4324.6,
@@ -8178,16 +5873,11 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "fwd_fp16_d64_causal",
             estimated(
-                1,
-                "br128_bc64_w8_s3_fa2_descriptor_longest_first",
-                66560,
-                107,
-                132.55,
-                digest="sha256:74d3a78e5acf",
+                1, "br128_bc64_w8_s3_fa2_tma_lpt", 66560, 107, 132.55, digest="sha256:74d3a78e5acf"
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_fa2_descriptor_longest_first",
+                "br128_bc64_w8_s3_fa2_tma_lpt",
                 66560,
                 107,
                 337.63,
@@ -8195,7 +5885,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_fa2_descriptor_longest_first",
+                "br128_bc64_w8_s3_fa2_tma_lpt",
                 66560,
                 107,
                 1153.5,
@@ -8203,7 +5893,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_fa2_descriptor_longest_first",
+                "br128_bc64_w8_s3_fa2_tma_lpt",
                 66560,
                 107,
                 2232.3,
@@ -8214,7 +5904,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "fwd_fp16_d96",
             estimated(
                 1,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 163.15,
@@ -8222,7 +5912,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 618.46,
@@ -8230,7 +5920,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 2439.7,
@@ -8238,7 +5928,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 4868.1,
@@ -8249,7 +5939,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "fwd_fp16_d96_causal",
             estimated(
                 1,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 112.62,
@@ -8257,7 +5947,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 347.43,
@@ -8265,7 +5955,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 1271.0,
@@ -8273,7 +5963,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 2517.1,
@@ -8284,7 +5974,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "fwd_fp16_d128",
             estimated(
                 1,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 125.02,
@@ -8292,7 +5982,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 471.93,
@@ -8300,7 +5990,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 1859.6,
@@ -8308,7 +5998,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 3709.7,
@@ -8319,7 +6009,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "fwd_fp16_d128_causal",
             estimated(
                 1,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 87.778,
@@ -8327,7 +6017,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 269.95,
@@ -8335,7 +6025,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 981.67,
@@ -8343,7 +6033,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 1844.1,
@@ -8354,7 +6044,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "fwd_fp16_d192",
             estimated(
                 1,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 140.56,
@@ -8362,7 +6052,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 535.13,
@@ -8370,7 +6060,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 2113.4,
@@ -8378,7 +6068,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 4217.8,
@@ -8389,7 +6079,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "fwd_fp16_d192_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 101.2,
@@ -8397,7 +6087,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 316.62,
@@ -8405,7 +6095,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 1145.1,
@@ -8413,7 +6103,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 2087.4,
@@ -8424,7 +6114,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "fwd_fp16_d256",
             estimated(
                 1,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 113.05,
@@ -8432,7 +6122,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 428.7,
@@ -8440,7 +6130,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 1691.3,
@@ -8448,7 +6138,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 3374.8,
@@ -8459,7 +6149,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "fwd_fp16_d256_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 83.727,
@@ -8467,7 +6157,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 259.94,
@@ -8475,7 +6165,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 936.19,
@@ -8483,7 +6173,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 1672.7,
@@ -8492,168 +6182,178 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         ),
         *serve(
             "bwd_delta_bf16_d64",
-            estimated(1, "br64_bc16_w8_s1_fa2_pointer", 256, 32, 43.667),
-            estimated(1024, "br64_bc16_w8_s1_fa2_pointer", 256, 32, 43.667),
-            estimated(4096, "br64_bc16_w8_s1_fa2_pointer", 256, 32, 43.667),
-            estimated(16384, "br64_bc16_w8_s1_fa2_pointer", 256, 32, 43.667),
+            estimated(1, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 43.667, digest="sha256:9a9a5cfb793d"),
+            estimated(
+                1024, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 43.667, digest="sha256:9a9a5cfb793d"
+            ),
+            estimated(
+                4096, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 43.667, digest="sha256:9a9a5cfb793d"
+            ),
+            estimated(
+                16384, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 43.667, digest="sha256:9a9a5cfb793d"
+            ),
         ),
         *serve(
             "bwd_delta_bf16_d96",
-            estimated(1, "br16_bc16_w2_s1_fa2_pointer", 64, 34, 42.826),
-            estimated(1024, "br16_bc16_w2_s1_fa2_pointer", 64, 34, 42.826),
-            estimated(4096, "br16_bc16_w2_s1_fa2_pointer", 64, 34, 42.826),
-            estimated(16384, "br16_bc16_w2_s1_fa2_pointer", 64, 34, 42.826),
+            estimated(1, "br16_bc16_w2_s1_fa2_ptr", 64, 34, 42.826, digest="sha256:5814e909812a"),
+            estimated(
+                1024, "br16_bc16_w2_s1_fa2_ptr", 64, 34, 42.826, digest="sha256:5814e909812a"
+            ),
+            estimated(
+                4096, "br16_bc16_w2_s1_fa2_ptr", 64, 34, 42.826, digest="sha256:5814e909812a"
+            ),
+            estimated(
+                16384, "br16_bc16_w2_s1_fa2_ptr", 64, 34, 42.826, digest="sha256:5814e909812a"
+            ),
         ),
         *serve(
             "bwd_delta_bf16_d128",
-            estimated(1, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 43.354),
-            estimated(1024, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 43.354),
-            estimated(4096, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 43.354),
-            estimated(16384, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 43.354),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 43.354, digest="sha256:d6c15554d065"),
+            estimated(
+                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 43.354, digest="sha256:d6c15554d065"
+            ),
+            estimated(
+                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 43.354, digest="sha256:d6c15554d065"
+            ),
+            estimated(
+                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 43.354, digest="sha256:d6c15554d065"
+            ),
         ),
         *serve(
             "bwd_delta_bf16_d192",
-            estimated(1, "br16_bc16_w4_s1_fa2_pointer", 64, 38, 40.734),
-            estimated(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 38, 40.734),
-            estimated(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 38, 40.734),
-            estimated(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 38, 40.734),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 38, 40.734, digest="sha256:1331922c318d"),
+            estimated(
+                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 38, 40.734, digest="sha256:1331922c318d"
+            ),
+            estimated(
+                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 38, 40.734, digest="sha256:1331922c318d"
+            ),
+            estimated(
+                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 38, 40.734, digest="sha256:1331922c318d"
+            ),
         ),
         *serve(
             "bwd_delta_bf16_d256",
-            estimated(1, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 43.197),
-            estimated(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 43.197),
-            estimated(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 43.197),
-            estimated(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 43.197),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 43.197, digest="sha256:e0d2e8c1e1bb"),
+            estimated(
+                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 43.197, digest="sha256:e0d2e8c1e1bb"
+            ),
+            estimated(
+                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 43.197, digest="sha256:e0d2e8c1e1bb"
+            ),
+            estimated(
+                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 43.197, digest="sha256:e0d2e8c1e1bb"
+            ),
         ),
         *serve(
             "bwd_delta_fp16_d64",
-            estimated(1, "br64_bc16_w8_s1_fa2_pointer", 256, 32, 43.667),
-            estimated(1024, "br64_bc16_w8_s1_fa2_pointer", 256, 32, 43.667),
-            estimated(4096, "br64_bc16_w8_s1_fa2_pointer", 256, 32, 43.667),
-            estimated(16384, "br64_bc16_w8_s1_fa2_pointer", 256, 32, 43.667),
+            estimated(1, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 43.667, digest="sha256:95d941f40ad0"),
+            estimated(
+                1024, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 43.667, digest="sha256:95d941f40ad0"
+            ),
+            estimated(
+                4096, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 43.667, digest="sha256:95d941f40ad0"
+            ),
+            estimated(
+                16384, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 43.667, digest="sha256:95d941f40ad0"
+            ),
         ),
         *serve(
             "bwd_delta_fp16_d96",
-            estimated(1, "br16_bc16_w2_s1_fa2_pointer", 64, 38, 42.826),
-            estimated(1024, "br16_bc16_w2_s1_fa2_pointer", 64, 38, 42.826),
-            estimated(4096, "br16_bc16_w2_s1_fa2_pointer", 64, 38, 42.826),
-            estimated(16384, "br16_bc16_w2_s1_fa2_pointer", 64, 38, 42.826),
+            estimated(1, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 42.826, digest="sha256:60a58ec704de"),
+            estimated(
+                1024, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 42.826, digest="sha256:60a58ec704de"
+            ),
+            estimated(
+                4096, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 42.826, digest="sha256:60a58ec704de"
+            ),
+            estimated(
+                16384, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 42.826, digest="sha256:60a58ec704de"
+            ),
         ),
         *serve(
             "bwd_delta_fp16_d128",
-            estimated(1, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 43.354),
-            estimated(1024, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 43.354),
-            estimated(4096, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 43.354),
-            estimated(16384, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 43.354),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 43.354, digest="sha256:e502ad56704f"),
+            estimated(
+                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 43.354, digest="sha256:e502ad56704f"
+            ),
+            estimated(
+                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 43.354, digest="sha256:e502ad56704f"
+            ),
+            estimated(
+                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 43.354, digest="sha256:e502ad56704f"
+            ),
         ),
         *serve(
             "bwd_delta_fp16_d192",
-            estimated(1, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 40.734),
-            estimated(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 40.734),
-            estimated(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 40.734),
-            estimated(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 40.734),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 40.734, digest="sha256:a065b572ca09"),
+            estimated(
+                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 40.734, digest="sha256:a065b572ca09"
+            ),
+            estimated(
+                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 40.734, digest="sha256:a065b572ca09"
+            ),
+            estimated(
+                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 40.734, digest="sha256:a065b572ca09"
+            ),
         ),
         *serve(
             "bwd_delta_fp16_d256",
-            estimated(1, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 43.197),
-            estimated(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 43.197),
-            estimated(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 43.197),
-            estimated(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 43.197),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 43.197, digest="sha256:010afaaf1d29"),
+            estimated(
+                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 43.197, digest="sha256:010afaaf1d29"
+            ),
+            estimated(
+                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 43.197, digest="sha256:010afaaf1d29"
+            ),
+            estimated(
+                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 43.197, digest="sha256:010afaaf1d29"
+            ),
         ),
         *serve(
             "bwd_dkv_bf16_d64",
             estimated(
-                1,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                66616,
-                219,
-                335.95,
-                digest="sha256:9b67aa2b89b3",
+                1, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 335.95, digest="sha256:9b67aa2b89b3"
             ),
             estimated(
-                1024,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                66616,
-                219,
-                1109.4,
-                digest="sha256:9b67aa2b89b3",
+                1024, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 1109.4, digest="sha256:9b67aa2b89b3"
             ),
             estimated(
-                4096,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                66616,
-                219,
-                4203.3,
-                digest="sha256:9b67aa2b89b3",
+                4096, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 4203.3, digest="sha256:9b67aa2b89b3"
             ),
             estimated(
-                16384,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                66616,
-                219,
-                8328.4,
-                digest="sha256:9b67aa2b89b3",
+                16384, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 8328.4, digest="sha256:9b67aa2b89b3"
             ),
         ),
         *serve(
             "bwd_dkv_bf16_d64_causal",
             estimated(
-                1, "br64_bc64_w4_s3_fa2_pointer", 66560, 253, 253.73, digest="sha256:93f16b00ad24"
+                1, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 253.73, digest="sha256:93f16b00ad24"
             ),
             estimated(
-                1024,
-                "br64_bc64_w4_s3_fa2_pointer",
-                66560,
-                253,
-                662.78,
-                digest="sha256:93f16b00ad24",
+                1024, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 662.78, digest="sha256:93f16b00ad24"
             ),
             estimated(
-                4096,
-                "br64_bc64_w4_s3_fa2_pointer",
-                66560,
-                253,
-                2294.2,
-                digest="sha256:93f16b00ad24",
+                4096, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 2294.2, digest="sha256:93f16b00ad24"
             ),
             estimated(
-                16384,
-                "br64_bc64_w4_s3_fa2_pointer",
-                66560,
-                253,
-                4366.1,
-                digest="sha256:93f16b00ad24",
+                16384, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 4366.1, digest="sha256:93f16b00ad24"
             ),
         ),
         *serve(
             "bwd_dkv_bf16_d96",
             estimated(
-                1,
-                "br64_bc128_w8_s3_fa2_descriptor",
-                164920,
-                255,
-                306.09,
-                digest="sha256:e837ad87fa7d",
+                1, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 306.09, digest="sha256:e837ad87fa7d"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_descriptor",
-                164920,
-                255,
-                1092.0,
-                digest="sha256:e837ad87fa7d",
+                1024, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 1092.0, digest="sha256:e837ad87fa7d"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_descriptor",
-                164920,
-                255,
-                4235.9,
-                digest="sha256:e837ad87fa7d",
+                4096, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 4235.9, digest="sha256:e837ad87fa7d"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s3_fa2_descriptor",
+                "br64_bc128_w8_s3_fa2_tma",
                 164920,
                 255,
                 8427.6,
@@ -8663,32 +6363,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d96_causal",
             estimated(
-                1,
-                "br64_bc128_w8_s3_fa2_pointer",
-                164864,
-                255,
-                281.41,
-                digest="sha256:e000899854e8",
+                1, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 281.41, digest="sha256:e000899854e8"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_pointer",
-                164864,
-                255,
-                801.76,
-                digest="sha256:e000899854e8",
+                1024, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 801.76, digest="sha256:e000899854e8"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_pointer",
-                164864,
-                255,
-                2843.7,
-                digest="sha256:e000899854e8",
+                4096, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 2843.7, digest="sha256:e000899854e8"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s3_fa2_pointer",
+                "br64_bc128_w8_s3_fa2_ptr",
                 164864,
                 255,
                 5602.6,
@@ -8698,32 +6383,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d128",
             estimated(
-                1,
-                "br64_bc128_w8_s3_fa2_descriptor",
-                164920,
-                255,
-                233.92,
-                digest="sha256:a8321a01e68c",
+                1, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 233.92, digest="sha256:a8321a01e68c"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_descriptor",
-                164920,
-                255,
-                832.75,
-                digest="sha256:a8321a01e68c",
+                1024, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 832.75, digest="sha256:a8321a01e68c"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_descriptor",
-                164920,
-                255,
-                3228.0,
-                digest="sha256:a8321a01e68c",
+                4096, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 3228.0, digest="sha256:a8321a01e68c"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s3_fa2_descriptor",
+                "br64_bc128_w8_s3_fa2_tma",
                 164920,
                 255,
                 6421.8,
@@ -8733,32 +6403,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d128_causal",
             estimated(
-                1,
-                "br64_bc128_w8_s3_fa2_pointer",
-                164864,
-                255,
-                199.86,
-                digest="sha256:d1c458c5286b",
+                1, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 199.86, digest="sha256:d1c458c5286b"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_pointer",
-                164864,
-                255,
-                578.46,
-                digest="sha256:d1c458c5286b",
+                1024, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 578.46, digest="sha256:d1c458c5286b"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_pointer",
-                164864,
-                255,
-                2056.7,
-                digest="sha256:d1c458c5286b",
+                4096, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 2056.7, digest="sha256:d1c458c5286b"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s3_fa2_pointer",
+                "br64_bc128_w8_s3_fa2_ptr",
                 164864,
                 255,
                 3843.9,
@@ -8768,27 +6423,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d192",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 913.32, digest="sha256:115d1de50d8b"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 913.32, digest="sha256:115d1de50d8b"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                3457.3,
-                digest="sha256:115d1de50d8b",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 3457.3, digest="sha256:115d1de50d8b"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                13633.2,
-                digest="sha256:115d1de50d8b",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 13633.2, digest="sha256:115d1de50d8b"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 27201.1,
@@ -8798,27 +6443,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d192_causal",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 521.4, digest="sha256:74b29c1ec6e5"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 521.4, digest="sha256:74b29c1ec6e5"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                1775.2,
-                digest="sha256:74b29c1ec6e5",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1775.2, digest="sha256:74b29c1ec6e5"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                6494.8,
-                digest="sha256:74b29c1ec6e5",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 6494.8, digest="sha256:74b29c1ec6e5"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 12846.9,
@@ -8828,27 +6463,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d256",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 727.03, digest="sha256:e5a466b51dff"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 727.03, digest="sha256:e5a466b51dff"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                2753.0,
-                digest="sha256:e5a466b51dff",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2753.0, digest="sha256:e5a466b51dff"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                10856.7,
-                digest="sha256:e5a466b51dff",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10856.7, digest="sha256:e5a466b51dff"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 21661.7,
@@ -8858,27 +6483,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d256_causal",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 417.33, digest="sha256:292758245972"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 417.33, digest="sha256:292758245972"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                1423.0,
-                digest="sha256:292758245972",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1423.0, digest="sha256:292758245972"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                5169.4,
-                digest="sha256:292758245972",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 5169.4, digest="sha256:292758245972"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 10214.9,
@@ -8888,97 +6503,47 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d64",
             estimated(
-                1,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                66616,
-                219,
-                341.82,
-                digest="sha256:7fe753aa2711",
+                1, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 341.82, digest="sha256:7fe753aa2711"
             ),
             estimated(
-                1024,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                66616,
-                219,
-                1132.9,
-                digest="sha256:7fe753aa2711",
+                1024, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 1132.9, digest="sha256:7fe753aa2711"
             ),
             estimated(
-                4096,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                66616,
-                219,
-                4297.1,
-                digest="sha256:7fe753aa2711",
+                4096, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 4297.1, digest="sha256:7fe753aa2711"
             ),
             estimated(
-                16384,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                66616,
-                219,
-                8516.1,
-                digest="sha256:7fe753aa2711",
+                16384, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 8516.1, digest="sha256:7fe753aa2711"
             ),
         ),
         *serve(
             "bwd_dkv_fp16_d64_causal",
             estimated(
-                1, "br64_bc64_w4_s3_fa2_pointer", 66560, 253, 253.73, digest="sha256:38cd1684985b"
+                1, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 253.73, digest="sha256:38cd1684985b"
             ),
             estimated(
-                1024,
-                "br64_bc64_w4_s3_fa2_pointer",
-                66560,
-                253,
-                662.78,
-                digest="sha256:38cd1684985b",
+                1024, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 662.78, digest="sha256:38cd1684985b"
             ),
             estimated(
-                4096,
-                "br64_bc64_w4_s3_fa2_pointer",
-                66560,
-                253,
-                2294.2,
-                digest="sha256:38cd1684985b",
+                4096, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 2294.2, digest="sha256:38cd1684985b"
             ),
             estimated(
-                16384,
-                "br64_bc64_w4_s3_fa2_pointer",
-                66560,
-                253,
-                4366.1,
-                digest="sha256:38cd1684985b",
+                16384, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 4366.1, digest="sha256:38cd1684985b"
             ),
         ),
         *serve(
             "bwd_dkv_fp16_d96",
             estimated(
-                1,
-                "br64_bc128_w8_s3_fa2_descriptor",
-                164920,
-                255,
-                306.09,
-                digest="sha256:95ab2934521f",
+                1, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 306.09, digest="sha256:95ab2934521f"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_descriptor",
-                164920,
-                255,
-                1092.0,
-                digest="sha256:95ab2934521f",
+                1024, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 1092.0, digest="sha256:95ab2934521f"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_descriptor",
-                164920,
-                255,
-                4235.9,
-                digest="sha256:95ab2934521f",
+                4096, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 4235.9, digest="sha256:95ab2934521f"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s3_fa2_descriptor",
+                "br64_bc128_w8_s3_fa2_tma",
                 164920,
                 255,
                 8427.6,
@@ -8988,32 +6553,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d96_causal",
             estimated(
-                1,
-                "br64_bc128_w8_s3_fa2_pointer",
-                164864,
-                255,
-                281.41,
-                digest="sha256:db61bd2a162a",
+                1, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 281.41, digest="sha256:db61bd2a162a"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_pointer",
-                164864,
-                255,
-                801.76,
-                digest="sha256:db61bd2a162a",
+                1024, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 801.76, digest="sha256:db61bd2a162a"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_pointer",
-                164864,
-                255,
-                2843.7,
-                digest="sha256:db61bd2a162a",
+                4096, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 2843.7, digest="sha256:db61bd2a162a"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s3_fa2_pointer",
+                "br64_bc128_w8_s3_fa2_ptr",
                 164864,
                 255,
                 5602.6,
@@ -9023,32 +6573,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d128",
             estimated(
-                1,
-                "br64_bc128_w8_s3_fa2_descriptor",
-                164920,
-                255,
-                233.92,
-                digest="sha256:2a9e750aeaf5",
+                1, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 233.92, digest="sha256:2a9e750aeaf5"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_descriptor",
-                164920,
-                255,
-                832.75,
-                digest="sha256:2a9e750aeaf5",
+                1024, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 832.75, digest="sha256:2a9e750aeaf5"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_descriptor",
-                164920,
-                255,
-                3228.0,
-                digest="sha256:2a9e750aeaf5",
+                4096, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 3228.0, digest="sha256:2a9e750aeaf5"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s3_fa2_descriptor",
+                "br64_bc128_w8_s3_fa2_tma",
                 164920,
                 255,
                 6421.8,
@@ -9058,32 +6593,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d128_causal",
             estimated(
-                1,
-                "br64_bc128_w8_s3_fa2_pointer",
-                164864,
-                255,
-                199.86,
-                digest="sha256:d73939ae8887",
+                1, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 199.86, digest="sha256:d73939ae8887"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_pointer",
-                164864,
-                255,
-                578.46,
-                digest="sha256:d73939ae8887",
+                1024, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 578.46, digest="sha256:d73939ae8887"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_pointer",
-                164864,
-                255,
-                2056.7,
-                digest="sha256:d73939ae8887",
+                4096, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 2056.7, digest="sha256:d73939ae8887"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s3_fa2_pointer",
+                "br64_bc128_w8_s3_fa2_ptr",
                 164864,
                 255,
                 3843.9,
@@ -9093,27 +6613,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d192",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 913.32, digest="sha256:63103d8a4f02"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 913.32, digest="sha256:63103d8a4f02"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                3457.3,
-                digest="sha256:63103d8a4f02",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 3457.3, digest="sha256:63103d8a4f02"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                13633.2,
-                digest="sha256:63103d8a4f02",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 13633.2, digest="sha256:63103d8a4f02"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 27201.1,
@@ -9123,27 +6633,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d192_causal",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 521.4, digest="sha256:ba6affd7e6df"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 521.4, digest="sha256:ba6affd7e6df"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                1775.2,
-                digest="sha256:ba6affd7e6df",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1775.2, digest="sha256:ba6affd7e6df"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                6494.8,
-                digest="sha256:ba6affd7e6df",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 6494.8, digest="sha256:ba6affd7e6df"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 12846.9,
@@ -9153,27 +6653,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d256",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 727.03, digest="sha256:536abc5ac781"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 727.03, digest="sha256:536abc5ac781"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                2753.0,
-                digest="sha256:536abc5ac781",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2753.0, digest="sha256:536abc5ac781"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                10856.7,
-                digest="sha256:536abc5ac781",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10856.7, digest="sha256:536abc5ac781"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 21661.7,
@@ -9183,27 +6673,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d256_causal",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 417.33, digest="sha256:08ba27c1fc66"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 417.33, digest="sha256:08ba27c1fc66"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                1423.0,
-                digest="sha256:08ba27c1fc66",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1423.0, digest="sha256:08ba27c1fc66"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                5169.4,
-                digest="sha256:08ba27c1fc66",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 5169.4, digest="sha256:08ba27c1fc66"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 10214.9,
@@ -9213,16 +6693,11 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d64",
             estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
-                82944,
-                122,
-                174.17,
-                digest="sha256:ebc3a6d05f68",
+                1, "br128_bc64_w8_s3_s_ahead_tma", 82944, 122, 174.17, digest="sha256:ebc3a6d05f68"
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 82944,
                 122,
                 576.85,
@@ -9230,7 +6705,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 82944,
                 122,
                 2187.5,
@@ -9238,7 +6713,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 82944,
                 122,
                 4335.1,
@@ -9249,7 +6724,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "bwd_dq_bf16_d64_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 82944,
                 122,
                 125.71,
@@ -9257,7 +6732,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 82944,
                 122,
                 332.32,
@@ -9265,7 +6740,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 82944,
                 122,
                 1159.1,
@@ -9273,7 +6748,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 82944,
                 122,
                 2228.6,
@@ -9284,7 +6759,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "bwd_dq_bf16_d96",
             estimated(
                 1,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 231.56,
@@ -9292,7 +6767,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 790.97,
@@ -9300,7 +6775,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 3028.6,
@@ -9308,7 +6783,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 6012.1,
@@ -9319,7 +6794,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "bwd_dq_bf16_d96_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 163.45,
@@ -9327,7 +6802,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 451.46,
@@ -9335,7 +6810,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 1579.3,
@@ -9343,7 +6818,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 3102.6,
@@ -9354,7 +6829,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "bwd_dq_bf16_d128",
             estimated(
                 1,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 177.14,
@@ -9362,7 +6837,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 603.35,
@@ -9370,7 +6845,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 2308.2,
@@ -9378,7 +6853,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 4581.4,
@@ -9389,7 +6864,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "bwd_dq_bf16_d128_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 126.67,
@@ -9397,7 +6872,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 350.11,
@@ -9405,7 +6880,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 1219.0,
@@ -9413,7 +6888,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 2267.6,
@@ -9423,16 +6898,11 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d192",
             estimated(
-                1,
-                "br64_bc32_w4_s3_s_ahead_descriptor",
-                164864,
-                242,
-                295.1,
-                digest="sha256:9a31874ce27b",
+                1, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 295.1, digest="sha256:9a31874ce27b"
             ),
             estimated(
                 1024,
-                "br64_bc32_w4_s3_s_ahead_descriptor",
+                "br64_bc32_w4_s3_s_ahead_tma",
                 164864,
                 242,
                 1038.5,
@@ -9440,7 +6910,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br64_bc32_w4_s3_s_ahead_descriptor",
+                "br64_bc32_w4_s3_s_ahead_tma",
                 164864,
                 242,
                 4012.4,
@@ -9448,7 +6918,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_s_ahead_descriptor",
+                "br64_bc32_w4_s3_s_ahead_tma",
                 164864,
                 242,
                 7977.4,
@@ -9459,7 +6929,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "bwd_dq_bf16_d192_causal",
             estimated(
                 1,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 189.71,
@@ -9467,7 +6937,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 565.59,
@@ -9475,7 +6945,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 1966.0,
@@ -9483,7 +6953,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 3870.0,
@@ -9493,24 +6963,14 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d256",
             estimated(
-                1,
-                "br128_bc32_w8_s2_fa2_pointer",
-                196608,
-                228,
-                230.02,
-                digest="sha256:fa1a5cf379dd",
+                1, "br128_bc32_w8_s2_fa2_ptr", 196608, 228, 230.02, digest="sha256:fa1a5cf379dd"
             ),
             estimated(
-                1024,
-                "br128_bc32_w8_s2_fa2_pointer",
-                196608,
-                228,
-                858.4,
-                digest="sha256:fa1a5cf379dd",
+                1024, "br128_bc32_w8_s2_fa2_ptr", 196608, 228, 858.4, digest="sha256:fa1a5cf379dd"
             ),
             estimated(
                 4096,
-                "br64_bc32_w4_s3_s_ahead_descriptor",
+                "br64_bc32_w4_s3_s_ahead_tma",
                 164864,
                 242,
                 3210.5,
@@ -9518,7 +6978,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_s_ahead_descriptor",
+                "br64_bc32_w4_s3_s_ahead_tma",
                 164864,
                 242,
                 6382.5,
@@ -9529,7 +6989,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "bwd_dq_bf16_d256_causal",
             estimated(
                 1,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 154.5,
@@ -9537,7 +6997,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 458.46,
@@ -9545,7 +7005,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 1574.0,
@@ -9553,7 +7013,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 3098.3,
@@ -9563,16 +7023,11 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d64",
             estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
-                82944,
-                122,
-                174.17,
-                digest="sha256:7313757f4a46",
+                1, "br128_bc64_w8_s3_s_ahead_tma", 82944, 122, 174.17, digest="sha256:7313757f4a46"
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 82944,
                 122,
                 576.85,
@@ -9580,7 +7035,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 82944,
                 122,
                 2187.5,
@@ -9588,7 +7043,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 82944,
                 122,
                 4335.1,
@@ -9599,7 +7054,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "bwd_dq_fp16_d64_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 82944,
                 122,
                 125.71,
@@ -9607,7 +7062,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 82944,
                 122,
                 332.32,
@@ -9615,7 +7070,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 82944,
                 122,
                 1159.1,
@@ -9623,7 +7078,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 82944,
                 122,
                 2228.6,
@@ -9634,7 +7089,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "bwd_dq_fp16_d96",
             estimated(
                 1,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 231.56,
@@ -9642,7 +7097,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 790.97,
@@ -9650,7 +7105,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 3028.6,
@@ -9658,7 +7113,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 6012.1,
@@ -9669,7 +7124,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "bwd_dq_fp16_d96_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 163.45,
@@ -9677,7 +7132,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 451.46,
@@ -9685,7 +7140,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 1579.3,
@@ -9693,7 +7148,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 3102.6,
@@ -9704,7 +7159,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "bwd_dq_fp16_d128",
             estimated(
                 1,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 177.14,
@@ -9712,7 +7167,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 603.35,
@@ -9720,7 +7175,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 2308.2,
@@ -9728,7 +7183,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 4581.4,
@@ -9739,7 +7194,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "bwd_dq_fp16_d128_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 126.67,
@@ -9747,7 +7202,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 350.11,
@@ -9755,7 +7210,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 1219.0,
@@ -9763,7 +7218,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 2267.6,
@@ -9773,16 +7228,11 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d192",
             estimated(
-                1,
-                "br64_bc32_w4_s3_s_ahead_descriptor",
-                164864,
-                242,
-                295.1,
-                digest="sha256:86676fad4aae",
+                1, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 295.1, digest="sha256:86676fad4aae"
             ),
             estimated(
                 1024,
-                "br64_bc32_w4_s3_s_ahead_descriptor",
+                "br64_bc32_w4_s3_s_ahead_tma",
                 164864,
                 242,
                 1038.5,
@@ -9790,7 +7240,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br64_bc32_w4_s3_s_ahead_descriptor",
+                "br64_bc32_w4_s3_s_ahead_tma",
                 164864,
                 242,
                 4012.4,
@@ -9798,7 +7248,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_s_ahead_descriptor",
+                "br64_bc32_w4_s3_s_ahead_tma",
                 164864,
                 242,
                 7977.4,
@@ -9809,7 +7259,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "bwd_dq_fp16_d192_causal",
             estimated(
                 1,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 189.71,
@@ -9817,7 +7267,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 565.59,
@@ -9825,7 +7275,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 1966.0,
@@ -9833,7 +7283,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 3870.0,
@@ -9843,24 +7293,14 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d256",
             estimated(
-                1,
-                "br128_bc32_w8_s2_fa2_pointer",
-                196608,
-                228,
-                230.02,
-                digest="sha256:84851c1a9f14",
+                1, "br128_bc32_w8_s2_fa2_ptr", 196608, 228, 230.02, digest="sha256:84851c1a9f14"
             ),
             estimated(
-                1024,
-                "br128_bc32_w8_s2_fa2_pointer",
-                196608,
-                228,
-                858.4,
-                digest="sha256:84851c1a9f14",
+                1024, "br128_bc32_w8_s2_fa2_ptr", 196608, 228, 858.4, digest="sha256:84851c1a9f14"
             ),
             estimated(
                 4096,
-                "br64_bc32_w4_s3_s_ahead_descriptor",
+                "br64_bc32_w4_s3_s_ahead_tma",
                 164864,
                 242,
                 3210.5,
@@ -9868,7 +7308,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_s_ahead_descriptor",
+                "br64_bc32_w4_s3_s_ahead_tma",
                 164864,
                 242,
                 6382.5,
@@ -9879,7 +7319,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             "bwd_dq_fp16_d256_causal",
             estimated(
                 1,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 154.5,
@@ -9887,7 +7327,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 458.46,
@@ -9895,7 +7335,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 1574.0,
@@ -9903,7 +7343,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 3098.3,
@@ -9913,89 +7353,44 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d64",
             estimated(
-                1,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                83000,
-                237,
-                528.49,
-                digest="sha256:135babce6b54",
+                1, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 528.49, digest="sha256:135babce6b54"
             ),
             estimated(
-                1024,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                83000,
-                237,
-                1877.3,
-                digest="sha256:135babce6b54",
+                1024, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 1877.3, digest="sha256:135babce6b54"
             ),
             estimated(
-                4096,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                83000,
-                237,
-                7272.6,
-                digest="sha256:135babce6b54",
+                4096, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 7272.6, digest="sha256:135babce6b54"
             ),
             estimated(
-                16384,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                83000,
-                237,
-                14466.3,
-                digest="sha256:135babce6b54",
+                16384, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 14466.3, digest="sha256:135babce6b54"
             ),
         ),
         *serve(
             "bwd_fused_bf16_d64_causal",
             estimated(
-                1, "br64_bc128_w8_s3_fa2_pointer", 99328, 248, 384.04, digest="sha256:25eab3dbd272"
+                1, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 384.04, digest="sha256:25eab3dbd272"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_pointer",
-                99328,
-                248,
-                1120.1,
-                digest="sha256:25eab3dbd272",
+                1024, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 1120.1, digest="sha256:25eab3dbd272"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_pointer",
-                99328,
-                248,
-                4025.8,
-                digest="sha256:25eab3dbd272",
+                4096, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 4025.8, digest="sha256:25eab3dbd272"
             ),
             estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_pointer",
-                99328,
-                248,
-                7725.4,
-                digest="sha256:25eab3dbd272",
+                16384, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 7725.4, digest="sha256:25eab3dbd272"
             ),
         ),
         *serve(
             "bwd_fused_bf16_d96",
             estimated(
-                1,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                220,
-                799.64,
-                digest="sha256:e3a2dde00cc2",
+                1, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 799.64, digest="sha256:e3a2dde00cc2"
             ),
             estimated(
-                1024,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                220,
-                3067.2,
-                digest="sha256:e3a2dde00cc2",
+                1024, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 3067.2, digest="sha256:e3a2dde00cc2"
             ),
             estimated(
                 4096,
-                "br32_bc128_w8_s2_fa2_descriptor",
+                "br32_bc128_w8_s2_fa2_tma",
                 106784,
                 220,
                 12137.3,
@@ -10003,7 +7398,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc128_w8_s2_fa2_descriptor",
+                "br32_bc128_w8_s2_fa2_tma",
                 106784,
                 220,
                 24230.9,
@@ -10013,32 +7408,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d96_causal",
             estimated(
-                1,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                255,
-                551.19,
-                digest="sha256:f6f212691486",
+                1, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 551.19, digest="sha256:f6f212691486"
             ),
             estimated(
-                1024,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                255,
-                1776.3,
-                digest="sha256:f6f212691486",
+                1024, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 1776.3, digest="sha256:f6f212691486"
             ),
             estimated(
-                4096,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                255,
-                6588.5,
-                digest="sha256:f6f212691486",
+                4096, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 6588.5, digest="sha256:f6f212691486"
             ),
             estimated(
                 16384,
-                "br32_bc128_w8_s2_fa2_descriptor",
+                "br32_bc128_w8_s2_fa2_tma",
                 106784,
                 255,
                 13086.6,
@@ -10048,32 +7428,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d128",
             estimated(
-                1,
-                "br64_bc128_w8_s3_fa2_pointer",
-                197632,
-                255,
-                411.99,
-                digest="sha256:f128d9275990",
+                1, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 411.99, digest="sha256:f128d9275990"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_pointer",
-                197632,
-                255,
-                1532.2,
-                digest="sha256:f128d9275990",
+                1024, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 1532.2, digest="sha256:f128d9275990"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_pointer",
-                197632,
-                255,
-                6013.3,
-                digest="sha256:f128d9275990",
+                4096, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 6013.3, digest="sha256:f128d9275990"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s3_fa2_pointer",
+                "br64_bc128_w8_s3_fa2_ptr",
                 197632,
                 255,
                 11987.9,
@@ -10083,32 +7448,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d128_causal",
             estimated(
-                1,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                255,
-                415.53,
-                digest="sha256:01d1ffb1869e",
+                1, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 415.53, digest="sha256:01d1ffb1869e"
             ),
             estimated(
-                1024,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                255,
-                1359.1,
-                digest="sha256:01d1ffb1869e",
+                1024, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 1359.1, digest="sha256:01d1ffb1869e"
             ),
             estimated(
-                4096,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                255,
-                5048.3,
-                digest="sha256:01d1ffb1869e",
+                4096, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 5048.3, digest="sha256:01d1ffb1869e"
             ),
             estimated(
                 16384,
-                "br32_bc128_w8_s2_fa2_descriptor",
+                "br32_bc128_w8_s2_fa2_tma",
                 106784,
                 255,
                 9519.7,
@@ -10118,27 +7468,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d192",
             estimated(
-                1, "br16_bc64_w8_s4_fa2_pointer", 180608, 255, 1671.9, digest="sha256:73fca53acfd9"
+                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 1671.9, digest="sha256:73fca53acfd9"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                6546.1,
-                digest="sha256:73fca53acfd9",
+                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 6546.1, digest="sha256:73fca53acfd9"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                26042.8,
-                digest="sha256:73fca53acfd9",
+                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 26042.8, digest="sha256:73fca53acfd9"
             ),
             estimated(
                 16384,
-                "br16_bc64_w8_s4_fa2_pointer",
+                "br16_bc64_w8_s4_fa2_ptr",
                 180608,
                 255,
                 52038.4,
@@ -10148,27 +7488,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d192_causal",
             estimated(
-                1, "br16_bc64_w8_s4_fa2_pointer", 180608, 255, 988.08, digest="sha256:2de1972e6886"
+                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 988.08, digest="sha256:2de1972e6886"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                3479.5,
-                digest="sha256:2de1972e6886",
+                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 3479.5, digest="sha256:2de1972e6886"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                12841.0,
-                digest="sha256:2de1972e6886",
+                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 12841.0, digest="sha256:2de1972e6886"
             ),
             estimated(
                 16384,
-                "br16_bc64_w8_s4_fa2_pointer",
+                "br16_bc64_w8_s4_fa2_ptr",
                 180608,
                 255,
                 25387.9,
@@ -10178,27 +7508,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d256",
             estimated(
-                1, "br16_bc64_w8_s2_fa2_pointer", 147584, 255, 1432.6, digest="sha256:405c5c19ba67"
+                1, "br16_bc64_w8_s2_fa2_ptr", 147584, 255, 1432.6, digest="sha256:405c5c19ba67"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s2_fa2_pointer",
-                147584,
-                255,
-                5619.8,
-                digest="sha256:405c5c19ba67",
+                1024, "br16_bc64_w8_s2_fa2_ptr", 147584, 255, 5619.8, digest="sha256:405c5c19ba67"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s2_fa2_pointer",
-                147584,
-                255,
-                22368.8,
-                digest="sha256:405c5c19ba67",
+                4096, "br16_bc64_w8_s2_fa2_ptr", 147584, 255, 22368.8, digest="sha256:405c5c19ba67"
             ),
             estimated(
                 16384,
-                "br16_bc64_w8_s2_fa2_pointer",
+                "br16_bc64_w8_s2_fa2_ptr",
                 147584,
                 255,
                 44700.8,
@@ -10208,27 +7528,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d256_causal",
             estimated(
-                1, "br16_bc64_w8_s4_fa2_pointer", 180608, 255, 779.74, digest="sha256:502c68b7001d"
+                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 779.74, digest="sha256:502c68b7001d"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                2751.6,
-                digest="sha256:502c68b7001d",
+                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 2751.6, digest="sha256:502c68b7001d"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                10037.9,
-                digest="sha256:502c68b7001d",
+                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 10037.9, digest="sha256:502c68b7001d"
             ),
             estimated(
                 16384,
-                "br16_bc64_w8_s4_fa2_pointer",
+                "br16_bc64_w8_s4_fa2_ptr",
                 180608,
                 255,
                 19844.5,
@@ -10238,89 +7548,44 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_fp16_d64",
             estimated(
-                1,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                83000,
-                237,
-                528.49,
-                digest="sha256:17e6f5cf8a61",
+                1, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 528.49, digest="sha256:17e6f5cf8a61"
             ),
             estimated(
-                1024,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                83000,
-                237,
-                1877.3,
-                digest="sha256:17e6f5cf8a61",
+                1024, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 1877.3, digest="sha256:17e6f5cf8a61"
             ),
             estimated(
-                4096,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                83000,
-                237,
-                7272.6,
-                digest="sha256:17e6f5cf8a61",
+                4096, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 7272.6, digest="sha256:17e6f5cf8a61"
             ),
             estimated(
-                16384,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                83000,
-                237,
-                14466.3,
-                digest="sha256:17e6f5cf8a61",
+                16384, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 14466.3, digest="sha256:17e6f5cf8a61"
             ),
         ),
         *serve(
             "bwd_fused_fp16_d64_causal",
             estimated(
-                1, "br64_bc128_w8_s3_fa2_pointer", 99328, 248, 384.04, digest="sha256:085f52fd74ad"
+                1, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 384.04, digest="sha256:085f52fd74ad"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_pointer",
-                99328,
-                248,
-                1120.1,
-                digest="sha256:085f52fd74ad",
+                1024, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 1120.1, digest="sha256:085f52fd74ad"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_pointer",
-                99328,
-                248,
-                4025.8,
-                digest="sha256:085f52fd74ad",
+                4096, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 4025.8, digest="sha256:085f52fd74ad"
             ),
             estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_pointer",
-                99328,
-                248,
-                7725.4,
-                digest="sha256:085f52fd74ad",
+                16384, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 7725.4, digest="sha256:085f52fd74ad"
             ),
         ),
         *serve(
             "bwd_fused_fp16_d96",
             estimated(
-                1,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                220,
-                799.64,
-                digest="sha256:d85e88a88479",
+                1, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 799.64, digest="sha256:d85e88a88479"
             ),
             estimated(
-                1024,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                220,
-                3067.2,
-                digest="sha256:d85e88a88479",
+                1024, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 3067.2, digest="sha256:d85e88a88479"
             ),
             estimated(
                 4096,
-                "br32_bc128_w8_s2_fa2_descriptor",
+                "br32_bc128_w8_s2_fa2_tma",
                 106784,
                 220,
                 12137.3,
@@ -10328,7 +7593,7 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc128_w8_s2_fa2_descriptor",
+                "br32_bc128_w8_s2_fa2_tma",
                 106784,
                 220,
                 24230.9,
@@ -10338,32 +7603,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_fp16_d96_causal",
             estimated(
-                1,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                255,
-                551.19,
-                digest="sha256:07036c257c56",
+                1, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 551.19, digest="sha256:07036c257c56"
             ),
             estimated(
-                1024,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                255,
-                1776.3,
-                digest="sha256:07036c257c56",
+                1024, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 1776.3, digest="sha256:07036c257c56"
             ),
             estimated(
-                4096,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                255,
-                6588.5,
-                digest="sha256:07036c257c56",
+                4096, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 6588.5, digest="sha256:07036c257c56"
             ),
             estimated(
                 16384,
-                "br32_bc128_w8_s2_fa2_descriptor",
+                "br32_bc128_w8_s2_fa2_tma",
                 106784,
                 255,
                 13086.6,
@@ -10373,32 +7623,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_fp16_d128",
             estimated(
-                1,
-                "br64_bc128_w8_s3_fa2_pointer",
-                197632,
-                255,
-                411.99,
-                digest="sha256:2e67437bbbf6",
+                1, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 411.99, digest="sha256:2e67437bbbf6"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_pointer",
-                197632,
-                255,
-                1532.2,
-                digest="sha256:2e67437bbbf6",
+                1024, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 1532.2, digest="sha256:2e67437bbbf6"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_pointer",
-                197632,
-                255,
-                6013.3,
-                digest="sha256:2e67437bbbf6",
+                4096, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 6013.3, digest="sha256:2e67437bbbf6"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s3_fa2_pointer",
+                "br64_bc128_w8_s3_fa2_ptr",
                 197632,
                 255,
                 11987.9,
@@ -10408,32 +7643,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_fp16_d128_causal",
             estimated(
-                1,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                255,
-                415.53,
-                digest="sha256:02c57f421ad7",
+                1, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 415.53, digest="sha256:02c57f421ad7"
             ),
             estimated(
-                1024,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                255,
-                1359.1,
-                digest="sha256:02c57f421ad7",
+                1024, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 1359.1, digest="sha256:02c57f421ad7"
             ),
             estimated(
-                4096,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                255,
-                5048.3,
-                digest="sha256:02c57f421ad7",
+                4096, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 5048.3, digest="sha256:02c57f421ad7"
             ),
             estimated(
                 16384,
-                "br32_bc128_w8_s2_fa2_descriptor",
+                "br32_bc128_w8_s2_fa2_tma",
                 106784,
                 255,
                 9519.7,
@@ -10443,27 +7663,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_fp16_d192",
             estimated(
-                1, "br16_bc64_w8_s4_fa2_pointer", 180608, 255, 1671.9, digest="sha256:e6a940b521ed"
+                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 1671.9, digest="sha256:e6a940b521ed"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                6546.1,
-                digest="sha256:e6a940b521ed",
+                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 6546.1, digest="sha256:e6a940b521ed"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                26042.8,
-                digest="sha256:e6a940b521ed",
+                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 26042.8, digest="sha256:e6a940b521ed"
             ),
             estimated(
                 16384,
-                "br16_bc64_w8_s4_fa2_pointer",
+                "br16_bc64_w8_s4_fa2_ptr",
                 180608,
                 255,
                 52038.4,
@@ -10473,27 +7683,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_fp16_d192_causal",
             estimated(
-                1, "br16_bc64_w8_s4_fa2_pointer", 180608, 255, 988.08, digest="sha256:dca7a3ee09bf"
+                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 988.08, digest="sha256:dca7a3ee09bf"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                3479.5,
-                digest="sha256:dca7a3ee09bf",
+                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 3479.5, digest="sha256:dca7a3ee09bf"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                12841.0,
-                digest="sha256:dca7a3ee09bf",
+                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 12841.0, digest="sha256:dca7a3ee09bf"
             ),
             estimated(
                 16384,
-                "br16_bc64_w8_s4_fa2_pointer",
+                "br16_bc64_w8_s4_fa2_ptr",
                 180608,
                 255,
                 25387.9,
@@ -10503,27 +7703,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_fp16_d256",
             estimated(
-                1, "br16_bc64_w8_s4_fa2_pointer", 180608, 255, 1302.3, digest="sha256:f444252bc988"
+                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 1302.3, digest="sha256:f444252bc988"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                5095.6,
-                digest="sha256:f444252bc988",
+                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 5095.6, digest="sha256:f444252bc988"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                20268.8,
-                digest="sha256:f444252bc988",
+                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 20268.8, digest="sha256:f444252bc988"
             ),
             estimated(
                 16384,
-                "br16_bc64_w8_s4_fa2_pointer",
+                "br16_bc64_w8_s4_fa2_ptr",
                 180608,
                 255,
                 40499.7,
@@ -10533,27 +7723,17 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_fp16_d256_causal",
             estimated(
-                1, "br16_bc64_w8_s4_fa2_pointer", 180608, 255, 779.74, digest="sha256:9e7aa46d2a3b"
+                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 779.74, digest="sha256:9e7aa46d2a3b"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                2751.6,
-                digest="sha256:9e7aa46d2a3b",
+                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 2751.6, digest="sha256:9e7aa46d2a3b"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                10037.9,
-                digest="sha256:9e7aa46d2a3b",
+                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 10037.9, digest="sha256:9e7aa46d2a3b"
             ),
             estimated(
                 16384,
-                "br16_bc64_w8_s4_fa2_pointer",
+                "br16_bc64_w8_s4_fa2_ptr",
                 180608,
                 255,
                 19844.5,
@@ -10569,16 +7749,11 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "fwd_bf16_d64",
             estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
-                73784,
-                128,
-                162.26,
-                digest="sha256:8cfd668d3335",
+                1, "br128_bc64_w8_s3_s_ahead_tma", 73784, 128, 162.26, digest="sha256:8cfd668d3335"
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 73784,
                 128,
                 565.07,
@@ -10586,7 +7761,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 73784,
                 128,
                 2176.3,
@@ -10594,7 +7769,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 73784,
                 128,
                 4324.6,
@@ -10604,16 +7779,11 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "fwd_bf16_d64_causal",
             estimated(
-                1,
-                "br128_bc64_w8_s3_fa2_descriptor_longest_first",
-                66560,
-                107,
-                132.55,
-                digest="sha256:6582adf15abf",
+                1, "br128_bc64_w8_s3_fa2_tma_lpt", 66560, 107, 132.55, digest="sha256:6582adf15abf"
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_fa2_descriptor_longest_first",
+                "br128_bc64_w8_s3_fa2_tma_lpt",
                 66560,
                 107,
                 337.63,
@@ -10621,7 +7791,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_fa2_descriptor_longest_first",
+                "br128_bc64_w8_s3_fa2_tma_lpt",
                 66560,
                 107,
                 1153.5,
@@ -10629,7 +7799,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_fa2_descriptor_longest_first",
+                "br128_bc64_w8_s3_fa2_tma_lpt",
                 66560,
                 107,
                 2232.3,
@@ -10640,7 +7810,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "fwd_bf16_d96",
             estimated(
                 1,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 163.15,
@@ -10648,7 +7818,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 618.46,
@@ -10656,7 +7826,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 2439.7,
@@ -10664,7 +7834,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 4868.1,
@@ -10675,7 +7845,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "fwd_bf16_d96_causal",
             estimated(
                 1,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 112.62,
@@ -10683,7 +7853,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 347.43,
@@ -10691,7 +7861,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 1271.0,
@@ -10699,7 +7869,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 2517.1,
@@ -10710,7 +7880,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "fwd_bf16_d128",
             estimated(
                 1,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 125.02,
@@ -10718,7 +7888,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 471.93,
@@ -10726,7 +7896,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 1859.6,
@@ -10734,7 +7904,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 3709.7,
@@ -10745,7 +7915,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "fwd_bf16_d128_causal",
             estimated(
                 1,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 87.778,
@@ -10753,7 +7923,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 269.95,
@@ -10761,7 +7931,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 981.67,
@@ -10769,7 +7939,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 1844.1,
@@ -10780,7 +7950,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "fwd_bf16_d192",
             estimated(
                 1,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 140.56,
@@ -10788,7 +7958,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 535.13,
@@ -10796,7 +7966,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 2113.4,
@@ -10804,7 +7974,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 4217.8,
@@ -10815,7 +7985,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "fwd_bf16_d192_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 101.2,
@@ -10823,7 +7993,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 316.62,
@@ -10831,7 +8001,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 1145.1,
@@ -10839,7 +8009,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 2087.4,
@@ -10850,7 +8020,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "fwd_bf16_d256",
             estimated(
                 1,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 113.05,
@@ -10858,7 +8028,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 428.7,
@@ -10866,7 +8036,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 1691.3,
@@ -10874,7 +8044,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 3374.8,
@@ -10885,7 +8055,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "fwd_bf16_d256_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 83.727,
@@ -10893,7 +8063,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 259.94,
@@ -10901,7 +8071,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 936.19,
@@ -10909,7 +8079,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 1672.7,
@@ -10919,16 +8089,11 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "fwd_fp16_d64",
             estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
-                73784,
-                128,
-                162.26,
-                digest="sha256:ced2e5040c44",
+                1, "br128_bc64_w8_s3_s_ahead_tma", 73784, 128, 162.26, digest="sha256:ced2e5040c44"
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 73784,
                 128,
                 565.07,
@@ -10936,7 +8101,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 73784,
                 128,
                 2176.3,
@@ -10944,7 +8109,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 73784,
                 128,
                 4324.6,
@@ -10954,16 +8119,11 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "fwd_fp16_d64_causal",
             estimated(
-                1,
-                "br128_bc64_w8_s3_fa2_descriptor_longest_first",
-                66560,
-                107,
-                132.55,
-                digest="sha256:74d3a78e5acf",
+                1, "br128_bc64_w8_s3_fa2_tma_lpt", 66560, 107, 132.55, digest="sha256:74d3a78e5acf"
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_fa2_descriptor_longest_first",
+                "br128_bc64_w8_s3_fa2_tma_lpt",
                 66560,
                 107,
                 337.63,
@@ -10971,7 +8131,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_fa2_descriptor_longest_first",
+                "br128_bc64_w8_s3_fa2_tma_lpt",
                 66560,
                 107,
                 1153.5,
@@ -10979,7 +8139,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_fa2_descriptor_longest_first",
+                "br128_bc64_w8_s3_fa2_tma_lpt",
                 66560,
                 107,
                 2232.3,
@@ -10990,7 +8150,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "fwd_fp16_d96",
             estimated(
                 1,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 163.15,
@@ -10998,7 +8158,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 618.46,
@@ -11006,7 +8166,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 2439.7,
@@ -11014,7 +8174,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 4868.1,
@@ -11025,7 +8185,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "fwd_fp16_d96_causal",
             estimated(
                 1,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 112.62,
@@ -11033,7 +8193,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 347.43,
@@ -11041,7 +8201,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 1271.0,
@@ -11049,7 +8209,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 2517.1,
@@ -11060,7 +8220,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "fwd_fp16_d128",
             estimated(
                 1,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 125.02,
@@ -11068,7 +8228,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 471.93,
@@ -11076,7 +8236,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 1859.6,
@@ -11084,7 +8244,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc128_w8_s2_s_ahead_descriptor",
+                "br128_bc128_w8_s2_s_ahead_tma",
                 196640,
                 250,
                 3709.7,
@@ -11095,7 +8255,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "fwd_fp16_d128_causal",
             estimated(
                 1,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 87.778,
@@ -11103,7 +8263,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 269.95,
@@ -11111,7 +8271,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 981.67,
@@ -11119,7 +8279,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc128_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc128_w8_s2_s_ahead_tma_lpt",
                 197632,
                 255,
                 1844.1,
@@ -11130,7 +8290,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "fwd_fp16_d192",
             estimated(
                 1,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 140.56,
@@ -11138,7 +8298,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 535.13,
@@ -11146,7 +8306,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 2113.4,
@@ -11154,7 +8314,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 4217.8,
@@ -11165,7 +8325,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "fwd_fp16_d192_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 101.2,
@@ -11173,7 +8333,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 316.62,
@@ -11181,7 +8341,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 1145.1,
@@ -11189,7 +8349,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 2087.4,
@@ -11200,7 +8360,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "fwd_fp16_d256",
             estimated(
                 1,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 113.05,
@@ -11208,7 +8368,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 428.7,
@@ -11216,7 +8376,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 1691.3,
@@ -11224,7 +8384,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s2_s_ahead_descriptor",
+                "br128_bc64_w8_s2_s_ahead_tma",
                 229408,
                 236,
                 3374.8,
@@ -11235,7 +8395,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "fwd_fp16_d256_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 83.727,
@@ -11243,7 +8403,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 259.94,
@@ -11251,7 +8411,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 936.19,
@@ -11259,7 +8419,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s2_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s2_s_ahead_tma_lpt",
                 230400,
                 239,
                 1672.7,
@@ -11268,168 +8428,178 @@ def nvidia_h200() -> tuple[Choice, ...]:
         ),
         *serve(
             "bwd_delta_bf16_d64",
-            estimated(1, "br64_bc16_w8_s1_fa2_pointer", 256, 32, 31.399),
-            estimated(1024, "br64_bc16_w8_s1_fa2_pointer", 256, 32, 31.399),
-            estimated(4096, "br64_bc16_w8_s1_fa2_pointer", 256, 32, 31.399),
-            estimated(16384, "br64_bc16_w8_s1_fa2_pointer", 256, 32, 31.399),
+            estimated(1, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 31.399, digest="sha256:9a9a5cfb793d"),
+            estimated(
+                1024, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 31.399, digest="sha256:9a9a5cfb793d"
+            ),
+            estimated(
+                4096, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 31.399, digest="sha256:9a9a5cfb793d"
+            ),
+            estimated(
+                16384, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 31.399, digest="sha256:9a9a5cfb793d"
+            ),
         ),
         *serve(
             "bwd_delta_bf16_d96",
-            estimated(1, "br16_bc16_w2_s1_fa2_pointer", 64, 34, 30.812),
-            estimated(1024, "br16_bc16_w2_s1_fa2_pointer", 64, 34, 30.812),
-            estimated(4096, "br16_bc16_w2_s1_fa2_pointer", 64, 34, 30.812),
-            estimated(16384, "br16_bc16_w2_s1_fa2_pointer", 64, 34, 30.812),
+            estimated(1, "br16_bc16_w2_s1_fa2_ptr", 64, 34, 30.812, digest="sha256:5814e909812a"),
+            estimated(
+                1024, "br16_bc16_w2_s1_fa2_ptr", 64, 34, 30.812, digest="sha256:5814e909812a"
+            ),
+            estimated(
+                4096, "br16_bc16_w2_s1_fa2_ptr", 64, 34, 30.812, digest="sha256:5814e909812a"
+            ),
+            estimated(
+                16384, "br16_bc16_w2_s1_fa2_ptr", 64, 34, 30.812, digest="sha256:5814e909812a"
+            ),
         ),
         *serve(
             "bwd_delta_bf16_d128",
-            estimated(1, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 31.18),
-            estimated(1024, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 31.18),
-            estimated(4096, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 31.18),
-            estimated(16384, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 31.18),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 31.18, digest="sha256:d6c15554d065"),
+            estimated(
+                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 31.18, digest="sha256:d6c15554d065"
+            ),
+            estimated(
+                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 31.18, digest="sha256:d6c15554d065"
+            ),
+            estimated(
+                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 31.18, digest="sha256:d6c15554d065"
+            ),
         ),
         *serve(
             "bwd_delta_bf16_d192",
-            estimated(1, "br16_bc16_w4_s1_fa2_pointer", 64, 38, 29.351),
-            estimated(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 38, 29.351),
-            estimated(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 38, 29.351),
-            estimated(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 38, 29.351),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 38, 29.351, digest="sha256:1331922c318d"),
+            estimated(
+                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 38, 29.351, digest="sha256:1331922c318d"
+            ),
+            estimated(
+                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 38, 29.351, digest="sha256:1331922c318d"
+            ),
+            estimated(
+                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 38, 29.351, digest="sha256:1331922c318d"
+            ),
         ),
         *serve(
             "bwd_delta_bf16_d256",
-            estimated(1, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 31.071),
-            estimated(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 31.071),
-            estimated(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 31.071),
-            estimated(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 31.071),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 31.071, digest="sha256:e0d2e8c1e1bb"),
+            estimated(
+                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 31.071, digest="sha256:e0d2e8c1e1bb"
+            ),
+            estimated(
+                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 31.071, digest="sha256:e0d2e8c1e1bb"
+            ),
+            estimated(
+                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 31.071, digest="sha256:e0d2e8c1e1bb"
+            ),
         ),
         *serve(
             "bwd_delta_fp16_d64",
-            estimated(1, "br64_bc16_w8_s1_fa2_pointer", 256, 32, 31.399),
-            estimated(1024, "br64_bc16_w8_s1_fa2_pointer", 256, 32, 31.399),
-            estimated(4096, "br64_bc16_w8_s1_fa2_pointer", 256, 32, 31.399),
-            estimated(16384, "br64_bc16_w8_s1_fa2_pointer", 256, 32, 31.399),
+            estimated(1, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 31.399, digest="sha256:95d941f40ad0"),
+            estimated(
+                1024, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 31.399, digest="sha256:95d941f40ad0"
+            ),
+            estimated(
+                4096, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 31.399, digest="sha256:95d941f40ad0"
+            ),
+            estimated(
+                16384, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 31.399, digest="sha256:95d941f40ad0"
+            ),
         ),
         *serve(
             "bwd_delta_fp16_d96",
-            estimated(1, "br16_bc16_w2_s1_fa2_pointer", 64, 38, 30.812),
-            estimated(1024, "br16_bc16_w2_s1_fa2_pointer", 64, 38, 30.812),
-            estimated(4096, "br16_bc16_w2_s1_fa2_pointer", 64, 38, 30.812),
-            estimated(16384, "br16_bc16_w2_s1_fa2_pointer", 64, 38, 30.812),
+            estimated(1, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 30.812, digest="sha256:60a58ec704de"),
+            estimated(
+                1024, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 30.812, digest="sha256:60a58ec704de"
+            ),
+            estimated(
+                4096, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 30.812, digest="sha256:60a58ec704de"
+            ),
+            estimated(
+                16384, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 30.812, digest="sha256:60a58ec704de"
+            ),
         ),
         *serve(
             "bwd_delta_fp16_d128",
-            estimated(1, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 31.18),
-            estimated(1024, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 31.18),
-            estimated(4096, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 31.18),
-            estimated(16384, "br32_bc16_w4_s1_fa2_pointer", 128, 34, 31.18),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 31.18, digest="sha256:e502ad56704f"),
+            estimated(
+                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 31.18, digest="sha256:e502ad56704f"
+            ),
+            estimated(
+                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 31.18, digest="sha256:e502ad56704f"
+            ),
+            estimated(
+                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 31.18, digest="sha256:e502ad56704f"
+            ),
         ),
         *serve(
             "bwd_delta_fp16_d192",
-            estimated(1, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 29.351),
-            estimated(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 29.351),
-            estimated(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 29.351),
-            estimated(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 29.351),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 29.351, digest="sha256:a065b572ca09"),
+            estimated(
+                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 29.351, digest="sha256:a065b572ca09"
+            ),
+            estimated(
+                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 29.351, digest="sha256:a065b572ca09"
+            ),
+            estimated(
+                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 29.351, digest="sha256:a065b572ca09"
+            ),
         ),
         *serve(
             "bwd_delta_fp16_d256",
-            estimated(1, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 31.071),
-            estimated(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 31.071),
-            estimated(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 31.071),
-            estimated(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 34, 31.071),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 31.071, digest="sha256:010afaaf1d29"),
+            estimated(
+                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 31.071, digest="sha256:010afaaf1d29"
+            ),
+            estimated(
+                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 31.071, digest="sha256:010afaaf1d29"
+            ),
+            estimated(
+                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 31.071, digest="sha256:010afaaf1d29"
+            ),
         ),
         *serve(
             "bwd_dkv_bf16_d64",
             estimated(
-                1,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                66616,
-                219,
-                335.95,
-                digest="sha256:9b67aa2b89b3",
+                1, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 335.95, digest="sha256:9b67aa2b89b3"
             ),
             estimated(
-                1024,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                66616,
-                219,
-                1109.4,
-                digest="sha256:9b67aa2b89b3",
+                1024, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 1109.4, digest="sha256:9b67aa2b89b3"
             ),
             estimated(
-                4096,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                66616,
-                219,
-                4203.3,
-                digest="sha256:9b67aa2b89b3",
+                4096, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 4203.3, digest="sha256:9b67aa2b89b3"
             ),
             estimated(
-                16384,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                66616,
-                219,
-                8328.4,
-                digest="sha256:9b67aa2b89b3",
+                16384, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 8328.4, digest="sha256:9b67aa2b89b3"
             ),
         ),
         *serve(
             "bwd_dkv_bf16_d64_causal",
             estimated(
-                1, "br64_bc64_w4_s3_fa2_pointer", 66560, 253, 253.73, digest="sha256:93f16b00ad24"
+                1, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 253.73, digest="sha256:93f16b00ad24"
             ),
             estimated(
-                1024,
-                "br64_bc64_w4_s3_fa2_pointer",
-                66560,
-                253,
-                662.78,
-                digest="sha256:93f16b00ad24",
+                1024, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 662.78, digest="sha256:93f16b00ad24"
             ),
             estimated(
-                4096,
-                "br64_bc64_w4_s3_fa2_pointer",
-                66560,
-                253,
-                2294.2,
-                digest="sha256:93f16b00ad24",
+                4096, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 2294.2, digest="sha256:93f16b00ad24"
             ),
             estimated(
-                16384,
-                "br64_bc64_w4_s3_fa2_pointer",
-                66560,
-                253,
-                4366.1,
-                digest="sha256:93f16b00ad24",
+                16384, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 4366.1, digest="sha256:93f16b00ad24"
             ),
         ),
         *serve(
             "bwd_dkv_bf16_d96",
             estimated(
-                1,
-                "br64_bc128_w8_s3_fa2_descriptor",
-                164920,
-                255,
-                306.09,
-                digest="sha256:e837ad87fa7d",
+                1, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 306.09, digest="sha256:e837ad87fa7d"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_descriptor",
-                164920,
-                255,
-                1092.0,
-                digest="sha256:e837ad87fa7d",
+                1024, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 1092.0, digest="sha256:e837ad87fa7d"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_descriptor",
-                164920,
-                255,
-                4235.9,
-                digest="sha256:e837ad87fa7d",
+                4096, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 4235.9, digest="sha256:e837ad87fa7d"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s3_fa2_descriptor",
+                "br64_bc128_w8_s3_fa2_tma",
                 164920,
                 255,
                 8427.6,
@@ -11439,32 +8609,17 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d96_causal",
             estimated(
-                1,
-                "br64_bc128_w8_s3_fa2_pointer",
-                164864,
-                255,
-                281.41,
-                digest="sha256:e000899854e8",
+                1, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 281.41, digest="sha256:e000899854e8"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_pointer",
-                164864,
-                255,
-                801.76,
-                digest="sha256:e000899854e8",
+                1024, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 801.76, digest="sha256:e000899854e8"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_pointer",
-                164864,
-                255,
-                2843.7,
-                digest="sha256:e000899854e8",
+                4096, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 2843.7, digest="sha256:e000899854e8"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s3_fa2_pointer",
+                "br64_bc128_w8_s3_fa2_ptr",
                 164864,
                 255,
                 5602.6,
@@ -11474,32 +8629,17 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d128",
             estimated(
-                1,
-                "br64_bc128_w8_s3_fa2_descriptor",
-                164920,
-                255,
-                233.92,
-                digest="sha256:a8321a01e68c",
+                1, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 233.92, digest="sha256:a8321a01e68c"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_descriptor",
-                164920,
-                255,
-                832.75,
-                digest="sha256:a8321a01e68c",
+                1024, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 832.75, digest="sha256:a8321a01e68c"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_descriptor",
-                164920,
-                255,
-                3228.0,
-                digest="sha256:a8321a01e68c",
+                4096, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 3228.0, digest="sha256:a8321a01e68c"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s3_fa2_descriptor",
+                "br64_bc128_w8_s3_fa2_tma",
                 164920,
                 255,
                 6421.8,
@@ -11509,32 +8649,17 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d128_causal",
             estimated(
-                1,
-                "br64_bc128_w8_s3_fa2_pointer",
-                164864,
-                255,
-                199.86,
-                digest="sha256:d1c458c5286b",
+                1, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 199.86, digest="sha256:d1c458c5286b"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_pointer",
-                164864,
-                255,
-                578.46,
-                digest="sha256:d1c458c5286b",
+                1024, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 578.46, digest="sha256:d1c458c5286b"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_pointer",
-                164864,
-                255,
-                2056.7,
-                digest="sha256:d1c458c5286b",
+                4096, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 2056.7, digest="sha256:d1c458c5286b"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s3_fa2_pointer",
+                "br64_bc128_w8_s3_fa2_ptr",
                 164864,
                 255,
                 3843.9,
@@ -11544,27 +8669,17 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d192",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 913.32, digest="sha256:115d1de50d8b"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 913.32, digest="sha256:115d1de50d8b"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                3457.3,
-                digest="sha256:115d1de50d8b",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 3457.3, digest="sha256:115d1de50d8b"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                13633.2,
-                digest="sha256:115d1de50d8b",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 13633.2, digest="sha256:115d1de50d8b"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 27201.1,
@@ -11574,27 +8689,17 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d192_causal",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 521.4, digest="sha256:74b29c1ec6e5"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 521.4, digest="sha256:74b29c1ec6e5"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                1775.2,
-                digest="sha256:74b29c1ec6e5",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1775.2, digest="sha256:74b29c1ec6e5"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                6494.8,
-                digest="sha256:74b29c1ec6e5",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 6494.8, digest="sha256:74b29c1ec6e5"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 12846.9,
@@ -11604,27 +8709,17 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d256",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 727.03, digest="sha256:e5a466b51dff"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 727.03, digest="sha256:e5a466b51dff"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                2753.0,
-                digest="sha256:e5a466b51dff",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2753.0, digest="sha256:e5a466b51dff"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                10856.7,
-                digest="sha256:e5a466b51dff",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10856.7, digest="sha256:e5a466b51dff"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 21661.7,
@@ -11634,27 +8729,17 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d256_causal",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 417.33, digest="sha256:292758245972"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 417.33, digest="sha256:292758245972"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                1423.0,
-                digest="sha256:292758245972",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1423.0, digest="sha256:292758245972"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                5169.4,
-                digest="sha256:292758245972",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 5169.4, digest="sha256:292758245972"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 10214.9,
@@ -11664,97 +8749,47 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d64",
             estimated(
-                1,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                66616,
-                219,
-                341.82,
-                digest="sha256:7fe753aa2711",
+                1, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 341.82, digest="sha256:7fe753aa2711"
             ),
             estimated(
-                1024,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                66616,
-                219,
-                1132.9,
-                digest="sha256:7fe753aa2711",
+                1024, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 1132.9, digest="sha256:7fe753aa2711"
             ),
             estimated(
-                4096,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                66616,
-                219,
-                4297.1,
-                digest="sha256:7fe753aa2711",
+                4096, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 4297.1, digest="sha256:7fe753aa2711"
             ),
             estimated(
-                16384,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                66616,
-                219,
-                8516.1,
-                digest="sha256:7fe753aa2711",
+                16384, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 8516.1, digest="sha256:7fe753aa2711"
             ),
         ),
         *serve(
             "bwd_dkv_fp16_d64_causal",
             estimated(
-                1, "br64_bc64_w4_s3_fa2_pointer", 66560, 253, 253.73, digest="sha256:38cd1684985b"
+                1, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 253.73, digest="sha256:38cd1684985b"
             ),
             estimated(
-                1024,
-                "br64_bc64_w4_s3_fa2_pointer",
-                66560,
-                253,
-                662.78,
-                digest="sha256:38cd1684985b",
+                1024, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 662.78, digest="sha256:38cd1684985b"
             ),
             estimated(
-                4096,
-                "br64_bc64_w4_s3_fa2_pointer",
-                66560,
-                253,
-                2294.2,
-                digest="sha256:38cd1684985b",
+                4096, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 2294.2, digest="sha256:38cd1684985b"
             ),
             estimated(
-                16384,
-                "br64_bc64_w4_s3_fa2_pointer",
-                66560,
-                253,
-                4366.1,
-                digest="sha256:38cd1684985b",
+                16384, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 4366.1, digest="sha256:38cd1684985b"
             ),
         ),
         *serve(
             "bwd_dkv_fp16_d96",
             estimated(
-                1,
-                "br64_bc128_w8_s3_fa2_descriptor",
-                164920,
-                255,
-                306.09,
-                digest="sha256:95ab2934521f",
+                1, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 306.09, digest="sha256:95ab2934521f"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_descriptor",
-                164920,
-                255,
-                1092.0,
-                digest="sha256:95ab2934521f",
+                1024, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 1092.0, digest="sha256:95ab2934521f"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_descriptor",
-                164920,
-                255,
-                4235.9,
-                digest="sha256:95ab2934521f",
+                4096, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 4235.9, digest="sha256:95ab2934521f"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s3_fa2_descriptor",
+                "br64_bc128_w8_s3_fa2_tma",
                 164920,
                 255,
                 8427.6,
@@ -11764,32 +8799,17 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d96_causal",
             estimated(
-                1,
-                "br64_bc128_w8_s3_fa2_pointer",
-                164864,
-                255,
-                281.41,
-                digest="sha256:db61bd2a162a",
+                1, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 281.41, digest="sha256:db61bd2a162a"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_pointer",
-                164864,
-                255,
-                801.76,
-                digest="sha256:db61bd2a162a",
+                1024, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 801.76, digest="sha256:db61bd2a162a"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_pointer",
-                164864,
-                255,
-                2843.7,
-                digest="sha256:db61bd2a162a",
+                4096, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 2843.7, digest="sha256:db61bd2a162a"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s3_fa2_pointer",
+                "br64_bc128_w8_s3_fa2_ptr",
                 164864,
                 255,
                 5602.6,
@@ -11799,32 +8819,17 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d128",
             estimated(
-                1,
-                "br64_bc128_w8_s3_fa2_descriptor",
-                164920,
-                255,
-                233.92,
-                digest="sha256:2a9e750aeaf5",
+                1, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 233.92, digest="sha256:2a9e750aeaf5"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_descriptor",
-                164920,
-                255,
-                832.75,
-                digest="sha256:2a9e750aeaf5",
+                1024, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 832.75, digest="sha256:2a9e750aeaf5"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_descriptor",
-                164920,
-                255,
-                3228.0,
-                digest="sha256:2a9e750aeaf5",
+                4096, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 3228.0, digest="sha256:2a9e750aeaf5"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s3_fa2_descriptor",
+                "br64_bc128_w8_s3_fa2_tma",
                 164920,
                 255,
                 6421.8,
@@ -11834,32 +8839,17 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d128_causal",
             estimated(
-                1,
-                "br64_bc128_w8_s3_fa2_pointer",
-                164864,
-                255,
-                199.86,
-                digest="sha256:d73939ae8887",
+                1, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 199.86, digest="sha256:d73939ae8887"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_pointer",
-                164864,
-                255,
-                578.46,
-                digest="sha256:d73939ae8887",
+                1024, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 578.46, digest="sha256:d73939ae8887"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_pointer",
-                164864,
-                255,
-                2056.7,
-                digest="sha256:d73939ae8887",
+                4096, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 2056.7, digest="sha256:d73939ae8887"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s3_fa2_pointer",
+                "br64_bc128_w8_s3_fa2_ptr",
                 164864,
                 255,
                 3843.9,
@@ -11869,27 +8859,17 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d192",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 913.32, digest="sha256:63103d8a4f02"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 913.32, digest="sha256:63103d8a4f02"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                3457.3,
-                digest="sha256:63103d8a4f02",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 3457.3, digest="sha256:63103d8a4f02"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                13633.2,
-                digest="sha256:63103d8a4f02",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 13633.2, digest="sha256:63103d8a4f02"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 27201.1,
@@ -11899,27 +8879,17 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d192_causal",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 521.4, digest="sha256:ba6affd7e6df"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 521.4, digest="sha256:ba6affd7e6df"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                1775.2,
-                digest="sha256:ba6affd7e6df",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1775.2, digest="sha256:ba6affd7e6df"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                6494.8,
-                digest="sha256:ba6affd7e6df",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 6494.8, digest="sha256:ba6affd7e6df"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 12846.9,
@@ -11929,27 +8899,17 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d256",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 727.03, digest="sha256:536abc5ac781"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 727.03, digest="sha256:536abc5ac781"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                2753.0,
-                digest="sha256:536abc5ac781",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2753.0, digest="sha256:536abc5ac781"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                10856.7,
-                digest="sha256:536abc5ac781",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10856.7, digest="sha256:536abc5ac781"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 21661.7,
@@ -11959,27 +8919,17 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d256_causal",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 417.33, digest="sha256:08ba27c1fc66"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 417.33, digest="sha256:08ba27c1fc66"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                1423.0,
-                digest="sha256:08ba27c1fc66",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1423.0, digest="sha256:08ba27c1fc66"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                5169.4,
-                digest="sha256:08ba27c1fc66",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 5169.4, digest="sha256:08ba27c1fc66"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 10214.9,
@@ -11989,16 +8939,11 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d64",
             estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
-                82944,
-                122,
-                174.17,
-                digest="sha256:ebc3a6d05f68",
+                1, "br128_bc64_w8_s3_s_ahead_tma", 82944, 122, 174.17, digest="sha256:ebc3a6d05f68"
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 82944,
                 122,
                 576.85,
@@ -12006,7 +8951,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 82944,
                 122,
                 2187.5,
@@ -12014,7 +8959,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 82944,
                 122,
                 4335.1,
@@ -12025,7 +8970,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "bwd_dq_bf16_d64_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 82944,
                 122,
                 125.71,
@@ -12033,7 +8978,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 82944,
                 122,
                 332.32,
@@ -12041,7 +8986,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 82944,
                 122,
                 1159.1,
@@ -12049,7 +8994,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 82944,
                 122,
                 2228.6,
@@ -12060,7 +9005,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "bwd_dq_bf16_d96",
             estimated(
                 1,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 231.56,
@@ -12068,7 +9013,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 790.97,
@@ -12076,7 +9021,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 3028.6,
@@ -12084,7 +9029,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 6012.1,
@@ -12095,7 +9040,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "bwd_dq_bf16_d96_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 163.45,
@@ -12103,7 +9048,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 451.46,
@@ -12111,7 +9056,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 1579.3,
@@ -12119,7 +9064,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 3102.6,
@@ -12130,7 +9075,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "bwd_dq_bf16_d128",
             estimated(
                 1,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 177.14,
@@ -12138,7 +9083,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 603.35,
@@ -12146,7 +9091,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 2308.2,
@@ -12154,7 +9099,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 4581.4,
@@ -12165,7 +9110,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "bwd_dq_bf16_d128_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 126.67,
@@ -12173,7 +9118,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 350.11,
@@ -12181,7 +9126,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 1219.0,
@@ -12189,7 +9134,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 2267.6,
@@ -12199,16 +9144,11 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d192",
             estimated(
-                1,
-                "br64_bc32_w4_s3_s_ahead_descriptor",
-                164864,
-                242,
-                295.1,
-                digest="sha256:9a31874ce27b",
+                1, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 295.1, digest="sha256:9a31874ce27b"
             ),
             estimated(
                 1024,
-                "br64_bc32_w4_s3_s_ahead_descriptor",
+                "br64_bc32_w4_s3_s_ahead_tma",
                 164864,
                 242,
                 1038.5,
@@ -12216,7 +9156,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br64_bc32_w4_s3_s_ahead_descriptor",
+                "br64_bc32_w4_s3_s_ahead_tma",
                 164864,
                 242,
                 4012.4,
@@ -12224,7 +9164,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_s_ahead_descriptor",
+                "br64_bc32_w4_s3_s_ahead_tma",
                 164864,
                 242,
                 7977.4,
@@ -12235,7 +9175,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "bwd_dq_bf16_d192_causal",
             estimated(
                 1,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 189.71,
@@ -12243,7 +9183,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 565.59,
@@ -12251,7 +9191,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 1966.0,
@@ -12259,7 +9199,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 3870.0,
@@ -12269,24 +9209,14 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d256",
             estimated(
-                1,
-                "br128_bc32_w8_s2_fa2_pointer",
-                196608,
-                228,
-                230.02,
-                digest="sha256:fa1a5cf379dd",
+                1, "br128_bc32_w8_s2_fa2_ptr", 196608, 228, 230.02, digest="sha256:fa1a5cf379dd"
             ),
             estimated(
-                1024,
-                "br128_bc32_w8_s2_fa2_pointer",
-                196608,
-                228,
-                858.4,
-                digest="sha256:fa1a5cf379dd",
+                1024, "br128_bc32_w8_s2_fa2_ptr", 196608, 228, 858.4, digest="sha256:fa1a5cf379dd"
             ),
             estimated(
                 4096,
-                "br64_bc32_w4_s3_s_ahead_descriptor",
+                "br64_bc32_w4_s3_s_ahead_tma",
                 164864,
                 242,
                 3210.5,
@@ -12294,7 +9224,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_s_ahead_descriptor",
+                "br64_bc32_w4_s3_s_ahead_tma",
                 164864,
                 242,
                 6382.5,
@@ -12305,7 +9235,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "bwd_dq_bf16_d256_causal",
             estimated(
                 1,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 154.5,
@@ -12313,7 +9243,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 458.46,
@@ -12321,7 +9251,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 1574.0,
@@ -12329,7 +9259,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 3098.3,
@@ -12339,16 +9269,11 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d64",
             estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
-                82944,
-                122,
-                174.17,
-                digest="sha256:7313757f4a46",
+                1, "br128_bc64_w8_s3_s_ahead_tma", 82944, 122, 174.17, digest="sha256:7313757f4a46"
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 82944,
                 122,
                 576.85,
@@ -12356,7 +9281,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 82944,
                 122,
                 2187.5,
@@ -12364,7 +9289,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 82944,
                 122,
                 4335.1,
@@ -12375,7 +9300,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "bwd_dq_fp16_d64_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 82944,
                 122,
                 125.71,
@@ -12383,7 +9308,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 82944,
                 122,
                 332.32,
@@ -12391,7 +9316,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 82944,
                 122,
                 1159.1,
@@ -12399,7 +9324,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 82944,
                 122,
                 2228.6,
@@ -12410,7 +9335,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "bwd_dq_fp16_d96",
             estimated(
                 1,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 231.56,
@@ -12418,7 +9343,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 790.97,
@@ -12426,7 +9351,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 3028.6,
@@ -12434,7 +9359,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 6012.1,
@@ -12445,7 +9370,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "bwd_dq_fp16_d96_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 163.45,
@@ -12453,7 +9378,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 451.46,
@@ -12461,7 +9386,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 1579.3,
@@ -12469,7 +9394,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 3102.6,
@@ -12480,7 +9405,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "bwd_dq_fp16_d128",
             estimated(
                 1,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 177.14,
@@ -12488,7 +9413,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 603.35,
@@ -12496,7 +9421,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 2308.2,
@@ -12504,7 +9429,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor",
+                "br128_bc64_w8_s3_s_ahead_tma",
                 164864,
                 174,
                 4581.4,
@@ -12515,7 +9440,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "bwd_dq_fp16_d128_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 126.67,
@@ -12523,7 +9448,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 350.11,
@@ -12531,7 +9456,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 1219.0,
@@ -12539,7 +9464,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_descriptor_longest_first",
+                "br128_bc64_w8_s3_s_ahead_tma_lpt",
                 164864,
                 175,
                 2267.6,
@@ -12549,16 +9474,11 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d192",
             estimated(
-                1,
-                "br64_bc32_w4_s3_s_ahead_descriptor",
-                164864,
-                242,
-                295.1,
-                digest="sha256:86676fad4aae",
+                1, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 295.1, digest="sha256:86676fad4aae"
             ),
             estimated(
                 1024,
-                "br64_bc32_w4_s3_s_ahead_descriptor",
+                "br64_bc32_w4_s3_s_ahead_tma",
                 164864,
                 242,
                 1038.5,
@@ -12566,7 +9486,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br64_bc32_w4_s3_s_ahead_descriptor",
+                "br64_bc32_w4_s3_s_ahead_tma",
                 164864,
                 242,
                 4012.4,
@@ -12574,7 +9494,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_s_ahead_descriptor",
+                "br64_bc32_w4_s3_s_ahead_tma",
                 164864,
                 242,
                 7977.4,
@@ -12585,7 +9505,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "bwd_dq_fp16_d192_causal",
             estimated(
                 1,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 189.71,
@@ -12593,7 +9513,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 565.59,
@@ -12601,7 +9521,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 1966.0,
@@ -12609,7 +9529,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 3870.0,
@@ -12619,24 +9539,14 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d256",
             estimated(
-                1,
-                "br128_bc32_w8_s2_fa2_pointer",
-                196608,
-                228,
-                230.02,
-                digest="sha256:84851c1a9f14",
+                1, "br128_bc32_w8_s2_fa2_ptr", 196608, 228, 230.02, digest="sha256:84851c1a9f14"
             ),
             estimated(
-                1024,
-                "br128_bc32_w8_s2_fa2_pointer",
-                196608,
-                228,
-                858.4,
-                digest="sha256:84851c1a9f14",
+                1024, "br128_bc32_w8_s2_fa2_ptr", 196608, 228, 858.4, digest="sha256:84851c1a9f14"
             ),
             estimated(
                 4096,
-                "br64_bc32_w4_s3_s_ahead_descriptor",
+                "br64_bc32_w4_s3_s_ahead_tma",
                 164864,
                 242,
                 3210.5,
@@ -12644,7 +9554,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_s_ahead_descriptor",
+                "br64_bc32_w4_s3_s_ahead_tma",
                 164864,
                 242,
                 6382.5,
@@ -12655,7 +9565,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             "bwd_dq_fp16_d256_causal",
             estimated(
                 1,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 154.5,
@@ -12663,7 +9573,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 458.46,
@@ -12671,7 +9581,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 1574.0,
@@ -12679,7 +9589,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_s_ahead_descriptor_longest_first",
+                "br64_bc32_w4_s3_s_ahead_tma_lpt",
                 164864,
                 245,
                 3098.3,
@@ -12689,89 +9599,44 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d64",
             estimated(
-                1,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                83000,
-                237,
-                528.49,
-                digest="sha256:135babce6b54",
+                1, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 528.49, digest="sha256:135babce6b54"
             ),
             estimated(
-                1024,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                83000,
-                237,
-                1877.3,
-                digest="sha256:135babce6b54",
+                1024, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 1877.3, digest="sha256:135babce6b54"
             ),
             estimated(
-                4096,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                83000,
-                237,
-                7272.6,
-                digest="sha256:135babce6b54",
+                4096, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 7272.6, digest="sha256:135babce6b54"
             ),
             estimated(
-                16384,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                83000,
-                237,
-                14466.3,
-                digest="sha256:135babce6b54",
+                16384, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 14466.3, digest="sha256:135babce6b54"
             ),
         ),
         *serve(
             "bwd_fused_bf16_d64_causal",
             estimated(
-                1, "br64_bc128_w8_s3_fa2_pointer", 99328, 248, 384.04, digest="sha256:25eab3dbd272"
+                1, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 384.04, digest="sha256:25eab3dbd272"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_pointer",
-                99328,
-                248,
-                1120.1,
-                digest="sha256:25eab3dbd272",
+                1024, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 1120.1, digest="sha256:25eab3dbd272"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_pointer",
-                99328,
-                248,
-                4025.8,
-                digest="sha256:25eab3dbd272",
+                4096, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 4025.8, digest="sha256:25eab3dbd272"
             ),
             estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_pointer",
-                99328,
-                248,
-                7725.4,
-                digest="sha256:25eab3dbd272",
+                16384, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 7725.4, digest="sha256:25eab3dbd272"
             ),
         ),
         *serve(
             "bwd_fused_bf16_d96",
             estimated(
-                1,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                220,
-                799.64,
-                digest="sha256:e3a2dde00cc2",
+                1, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 799.64, digest="sha256:e3a2dde00cc2"
             ),
             estimated(
-                1024,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                220,
-                3067.2,
-                digest="sha256:e3a2dde00cc2",
+                1024, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 3067.2, digest="sha256:e3a2dde00cc2"
             ),
             estimated(
                 4096,
-                "br32_bc128_w8_s2_fa2_descriptor",
+                "br32_bc128_w8_s2_fa2_tma",
                 106784,
                 220,
                 12137.3,
@@ -12779,7 +9644,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc128_w8_s2_fa2_descriptor",
+                "br32_bc128_w8_s2_fa2_tma",
                 106784,
                 220,
                 24230.9,
@@ -12789,32 +9654,17 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d96_causal",
             estimated(
-                1,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                255,
-                551.19,
-                digest="sha256:f6f212691486",
+                1, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 551.19, digest="sha256:f6f212691486"
             ),
             estimated(
-                1024,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                255,
-                1776.3,
-                digest="sha256:f6f212691486",
+                1024, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 1776.3, digest="sha256:f6f212691486"
             ),
             estimated(
-                4096,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                255,
-                6588.5,
-                digest="sha256:f6f212691486",
+                4096, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 6588.5, digest="sha256:f6f212691486"
             ),
             estimated(
                 16384,
-                "br32_bc128_w8_s2_fa2_descriptor",
+                "br32_bc128_w8_s2_fa2_tma",
                 106784,
                 255,
                 13086.6,
@@ -12824,32 +9674,17 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d128",
             estimated(
-                1,
-                "br64_bc128_w8_s3_fa2_pointer",
-                197632,
-                255,
-                411.99,
-                digest="sha256:f128d9275990",
+                1, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 411.99, digest="sha256:f128d9275990"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_pointer",
-                197632,
-                255,
-                1532.2,
-                digest="sha256:f128d9275990",
+                1024, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 1532.2, digest="sha256:f128d9275990"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_pointer",
-                197632,
-                255,
-                6013.3,
-                digest="sha256:f128d9275990",
+                4096, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 6013.3, digest="sha256:f128d9275990"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s3_fa2_pointer",
+                "br64_bc128_w8_s3_fa2_ptr",
                 197632,
                 255,
                 11987.9,
@@ -12859,32 +9694,17 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d128_causal",
             estimated(
-                1,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                255,
-                415.53,
-                digest="sha256:01d1ffb1869e",
+                1, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 415.53, digest="sha256:01d1ffb1869e"
             ),
             estimated(
-                1024,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                255,
-                1359.1,
-                digest="sha256:01d1ffb1869e",
+                1024, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 1359.1, digest="sha256:01d1ffb1869e"
             ),
             estimated(
-                4096,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                255,
-                5048.3,
-                digest="sha256:01d1ffb1869e",
+                4096, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 5048.3, digest="sha256:01d1ffb1869e"
             ),
             estimated(
                 16384,
-                "br32_bc128_w8_s2_fa2_descriptor",
+                "br32_bc128_w8_s2_fa2_tma",
                 106784,
                 255,
                 9519.7,
@@ -12894,27 +9714,17 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d192",
             estimated(
-                1, "br16_bc64_w8_s4_fa2_pointer", 180608, 255, 1671.9, digest="sha256:73fca53acfd9"
+                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 1671.9, digest="sha256:73fca53acfd9"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                6546.1,
-                digest="sha256:73fca53acfd9",
+                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 6546.1, digest="sha256:73fca53acfd9"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                26042.8,
-                digest="sha256:73fca53acfd9",
+                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 26042.8, digest="sha256:73fca53acfd9"
             ),
             estimated(
                 16384,
-                "br16_bc64_w8_s4_fa2_pointer",
+                "br16_bc64_w8_s4_fa2_ptr",
                 180608,
                 255,
                 52038.4,
@@ -12924,27 +9734,17 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d192_causal",
             estimated(
-                1, "br16_bc64_w8_s4_fa2_pointer", 180608, 255, 988.08, digest="sha256:2de1972e6886"
+                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 988.08, digest="sha256:2de1972e6886"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                3479.5,
-                digest="sha256:2de1972e6886",
+                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 3479.5, digest="sha256:2de1972e6886"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                12841.0,
-                digest="sha256:2de1972e6886",
+                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 12841.0, digest="sha256:2de1972e6886"
             ),
             estimated(
                 16384,
-                "br16_bc64_w8_s4_fa2_pointer",
+                "br16_bc64_w8_s4_fa2_ptr",
                 180608,
                 255,
                 25387.9,
@@ -12954,57 +9754,32 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d256",
             estimated(
-                1, "br16_bc32_w4_s2_fa2_pointer", 65664, 255, 1537.7, digest="sha256:5fd0877af04d"
+                1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 1537.7, digest="sha256:5fd0877af04d"
             ),
             estimated(
-                1024,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                6006.9,
-                digest="sha256:5fd0877af04d",
+                1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 6006.9, digest="sha256:5fd0877af04d"
             ),
             estimated(
-                4096,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                23883.4,
-                digest="sha256:5fd0877af04d",
+                4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 23883.4, digest="sha256:5fd0877af04d"
             ),
             estimated(
-                16384,
-                "br16_bc32_w4_s2_fa2_pointer",
-                65664,
-                255,
-                47718.8,
-                digest="sha256:5fd0877af04d",
+                16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 47718.8, digest="sha256:5fd0877af04d"
             ),
         ),
         *serve(
             "bwd_fused_bf16_d256_causal",
             estimated(
-                1, "br16_bc64_w8_s4_fa2_pointer", 180608, 255, 779.74, digest="sha256:502c68b7001d"
+                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 779.74, digest="sha256:502c68b7001d"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                2751.6,
-                digest="sha256:502c68b7001d",
+                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 2751.6, digest="sha256:502c68b7001d"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                10037.9,
-                digest="sha256:502c68b7001d",
+                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 10037.9, digest="sha256:502c68b7001d"
             ),
             estimated(
                 16384,
-                "br16_bc64_w8_s4_fa2_pointer",
+                "br16_bc64_w8_s4_fa2_ptr",
                 180608,
                 255,
                 19844.5,
@@ -13014,89 +9789,44 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_fp16_d64",
             estimated(
-                1,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                83000,
-                237,
-                528.49,
-                digest="sha256:17e6f5cf8a61",
+                1, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 528.49, digest="sha256:17e6f5cf8a61"
             ),
             estimated(
-                1024,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                83000,
-                237,
-                1877.3,
-                digest="sha256:17e6f5cf8a61",
+                1024, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 1877.3, digest="sha256:17e6f5cf8a61"
             ),
             estimated(
-                4096,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                83000,
-                237,
-                7272.6,
-                digest="sha256:17e6f5cf8a61",
+                4096, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 7272.6, digest="sha256:17e6f5cf8a61"
             ),
             estimated(
-                16384,
-                "br64_bc64_w4_s3_fa2_descriptor",
-                83000,
-                237,
-                14466.3,
-                digest="sha256:17e6f5cf8a61",
+                16384, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 14466.3, digest="sha256:17e6f5cf8a61"
             ),
         ),
         *serve(
             "bwd_fused_fp16_d64_causal",
             estimated(
-                1, "br64_bc128_w8_s3_fa2_pointer", 99328, 248, 384.04, digest="sha256:085f52fd74ad"
+                1, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 384.04, digest="sha256:085f52fd74ad"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_pointer",
-                99328,
-                248,
-                1120.1,
-                digest="sha256:085f52fd74ad",
+                1024, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 1120.1, digest="sha256:085f52fd74ad"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_pointer",
-                99328,
-                248,
-                4025.8,
-                digest="sha256:085f52fd74ad",
+                4096, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 4025.8, digest="sha256:085f52fd74ad"
             ),
             estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_pointer",
-                99328,
-                248,
-                7725.4,
-                digest="sha256:085f52fd74ad",
+                16384, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 7725.4, digest="sha256:085f52fd74ad"
             ),
         ),
         *serve(
             "bwd_fused_fp16_d96",
             estimated(
-                1,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                220,
-                799.64,
-                digest="sha256:d85e88a88479",
+                1, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 799.64, digest="sha256:d85e88a88479"
             ),
             estimated(
-                1024,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                220,
-                3067.2,
-                digest="sha256:d85e88a88479",
+                1024, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 3067.2, digest="sha256:d85e88a88479"
             ),
             estimated(
                 4096,
-                "br32_bc128_w8_s2_fa2_descriptor",
+                "br32_bc128_w8_s2_fa2_tma",
                 106784,
                 220,
                 12137.3,
@@ -13104,7 +9834,7 @@ def nvidia_h200() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc128_w8_s2_fa2_descriptor",
+                "br32_bc128_w8_s2_fa2_tma",
                 106784,
                 220,
                 24230.9,
@@ -13114,32 +9844,17 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_fp16_d96_causal",
             estimated(
-                1,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                255,
-                551.19,
-                digest="sha256:07036c257c56",
+                1, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 551.19, digest="sha256:07036c257c56"
             ),
             estimated(
-                1024,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                255,
-                1776.3,
-                digest="sha256:07036c257c56",
+                1024, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 1776.3, digest="sha256:07036c257c56"
             ),
             estimated(
-                4096,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                255,
-                6588.5,
-                digest="sha256:07036c257c56",
+                4096, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 6588.5, digest="sha256:07036c257c56"
             ),
             estimated(
                 16384,
-                "br32_bc128_w8_s2_fa2_descriptor",
+                "br32_bc128_w8_s2_fa2_tma",
                 106784,
                 255,
                 13086.6,
@@ -13149,32 +9864,17 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_fp16_d128",
             estimated(
-                1,
-                "br64_bc128_w8_s3_fa2_pointer",
-                197632,
-                255,
-                411.99,
-                digest="sha256:2e67437bbbf6",
+                1, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 411.99, digest="sha256:2e67437bbbf6"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_pointer",
-                197632,
-                255,
-                1532.2,
-                digest="sha256:2e67437bbbf6",
+                1024, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 1532.2, digest="sha256:2e67437bbbf6"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_pointer",
-                197632,
-                255,
-                6013.3,
-                digest="sha256:2e67437bbbf6",
+                4096, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 6013.3, digest="sha256:2e67437bbbf6"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s3_fa2_pointer",
+                "br64_bc128_w8_s3_fa2_ptr",
                 197632,
                 255,
                 11987.9,
@@ -13184,32 +9884,17 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_fp16_d128_causal",
             estimated(
-                1,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                255,
-                415.53,
-                digest="sha256:02c57f421ad7",
+                1, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 415.53, digest="sha256:02c57f421ad7"
             ),
             estimated(
-                1024,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                255,
-                1359.1,
-                digest="sha256:02c57f421ad7",
+                1024, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 1359.1, digest="sha256:02c57f421ad7"
             ),
             estimated(
-                4096,
-                "br32_bc128_w8_s2_fa2_descriptor",
-                106784,
-                255,
-                5048.3,
-                digest="sha256:02c57f421ad7",
+                4096, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 5048.3, digest="sha256:02c57f421ad7"
             ),
             estimated(
                 16384,
-                "br32_bc128_w8_s2_fa2_descriptor",
+                "br32_bc128_w8_s2_fa2_tma",
                 106784,
                 255,
                 9519.7,
@@ -13219,27 +9904,17 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_fp16_d192",
             estimated(
-                1, "br16_bc64_w8_s4_fa2_pointer", 180608, 255, 1671.9, digest="sha256:e6a940b521ed"
+                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 1671.9, digest="sha256:e6a940b521ed"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                6546.1,
-                digest="sha256:e6a940b521ed",
+                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 6546.1, digest="sha256:e6a940b521ed"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                26042.8,
-                digest="sha256:e6a940b521ed",
+                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 26042.8, digest="sha256:e6a940b521ed"
             ),
             estimated(
                 16384,
-                "br16_bc64_w8_s4_fa2_pointer",
+                "br16_bc64_w8_s4_fa2_ptr",
                 180608,
                 255,
                 52038.4,
@@ -13249,27 +9924,17 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_fp16_d192_causal",
             estimated(
-                1, "br16_bc64_w8_s4_fa2_pointer", 180608, 255, 988.08, digest="sha256:dca7a3ee09bf"
+                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 988.08, digest="sha256:dca7a3ee09bf"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                3479.5,
-                digest="sha256:dca7a3ee09bf",
+                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 3479.5, digest="sha256:dca7a3ee09bf"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                12841.0,
-                digest="sha256:dca7a3ee09bf",
+                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 12841.0, digest="sha256:dca7a3ee09bf"
             ),
             estimated(
                 16384,
-                "br16_bc64_w8_s4_fa2_pointer",
+                "br16_bc64_w8_s4_fa2_ptr",
                 180608,
                 255,
                 25387.9,
@@ -13279,27 +9944,17 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_fp16_d256",
             estimated(
-                1, "br16_bc64_w8_s4_fa2_pointer", 180608, 255, 1302.3, digest="sha256:f444252bc988"
+                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 1302.3, digest="sha256:f444252bc988"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                5095.6,
-                digest="sha256:f444252bc988",
+                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 5095.6, digest="sha256:f444252bc988"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                20268.8,
-                digest="sha256:f444252bc988",
+                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 20268.8, digest="sha256:f444252bc988"
             ),
             estimated(
                 16384,
-                "br16_bc64_w8_s4_fa2_pointer",
+                "br16_bc64_w8_s4_fa2_ptr",
                 180608,
                 255,
                 40499.7,
@@ -13309,27 +9964,17 @@ def nvidia_h200() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_fp16_d256_causal",
             estimated(
-                1, "br16_bc64_w8_s4_fa2_pointer", 180608, 255, 779.74, digest="sha256:9e7aa46d2a3b"
+                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 779.74, digest="sha256:9e7aa46d2a3b"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                2751.6,
-                digest="sha256:9e7aa46d2a3b",
+                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 2751.6, digest="sha256:9e7aa46d2a3b"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s4_fa2_pointer",
-                180608,
-                255,
-                10037.9,
-                digest="sha256:9e7aa46d2a3b",
+                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 10037.9, digest="sha256:9e7aa46d2a3b"
             ),
             estimated(
                 16384,
-                "br16_bc64_w8_s4_fa2_pointer",
+                "br16_bc64_w8_s4_fa2_ptr",
                 180608,
                 255,
                 19844.5,
@@ -13345,27 +9990,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "fwd_bf16_d64",
             estimated(
-                1, "br128_bc32_w8_s4_fa2_pointer", 40960, 128, 904.78, digest="sha256:f245fe020b73"
+                1, "br128_bc32_w8_s4_fa2_ptr", 40960, 128, 904.78, digest="sha256:f245fe020b73"
             ),
             estimated(
-                1024,
-                "br128_bc32_w8_s4_fa2_pointer",
-                40960,
-                128,
-                2383.4,
-                digest="sha256:f245fe020b73",
+                1024, "br128_bc32_w8_s4_fa2_ptr", 40960, 128, 2383.4, digest="sha256:f245fe020b73"
             ),
             estimated(
-                4096,
-                "br128_bc32_w8_s4_fa2_pointer",
-                40960,
-                128,
-                9322.6,
-                digest="sha256:f245fe020b73",
+                4096, "br128_bc32_w8_s4_fa2_ptr", 40960, 128, 9322.6, digest="sha256:f245fe020b73"
             ),
             estimated(
                 16384,
-                "br128_bc32_w8_s4_fa2_pointer",
+                "br128_bc32_w8_s4_fa2_ptr",
                 40960,
                 128,
                 18574.7,
@@ -13375,16 +10010,11 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "fwd_bf16_d64_causal",
             estimated(
-                1,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
-                24576,
-                136,
-                904.78,
-                digest="sha256:3336afeeb465",
+                1, "br64_bc32_w4_s3_fa2_ptr_lpt", 24576, 136, 904.78, digest="sha256:3336afeeb465"
             ),
             estimated(
                 1024,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 24576,
                 136,
                 1363.5,
@@ -13392,7 +10022,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 24576,
                 136,
                 4993.1,
@@ -13400,7 +10030,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 24576,
                 136,
                 9755.7,
@@ -13410,27 +10040,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "fwd_bf16_d96",
             estimated(
-                1, "br128_bc32_w8_s3_fa2_pointer", 65536, 194, 1025.5, digest="sha256:4b14e1c22aef"
+                1, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 1025.5, digest="sha256:4b14e1c22aef"
             ),
             estimated(
-                1024,
-                "br128_bc32_w8_s3_fa2_pointer",
-                65536,
-                194,
-                3861.0,
-                digest="sha256:4b14e1c22aef",
+                1024, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 3861.0, digest="sha256:4b14e1c22aef"
             ),
             estimated(
-                4096,
-                "br128_bc32_w8_s3_fa2_pointer",
-                65536,
-                194,
-                15203.0,
-                digest="sha256:4b14e1c22aef",
+                4096, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 15203.0, digest="sha256:4b14e1c22aef"
             ),
             estimated(
                 16384,
-                "br128_bc32_w8_s3_fa2_pointer",
+                "br128_bc32_w8_s3_fa2_ptr",
                 65536,
                 194,
                 30325.5,
@@ -13440,16 +10060,11 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "fwd_bf16_d96_causal",
             estimated(
-                1,
-                "br128_bc32_w8_s3_fa2_pointer_longest_first",
-                65536,
-                197,
-                888.39,
-                digest="sha256:467122412020",
+                1, "br128_bc32_w8_s3_fa2_ptr_lpt", 65536, 197, 888.39, digest="sha256:467122412020"
             ),
             estimated(
                 1024,
-                "br128_bc32_w8_s3_fa2_pointer_longest_first",
+                "br128_bc32_w8_s3_fa2_ptr_lpt",
                 65536,
                 197,
                 2096.2,
@@ -13457,7 +10072,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc32_w8_s3_fa2_pointer_longest_first",
+                "br128_bc32_w8_s3_fa2_ptr_lpt",
                 65536,
                 197,
                 7683.6,
@@ -13465,7 +10080,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc32_w8_s3_fa2_pointer_longest_first",
+                "br128_bc32_w8_s3_fa2_ptr_lpt",
                 65536,
                 197,
                 15022.4,
@@ -13475,16 +10090,11 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "fwd_bf16_d128",
             estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_pointer",
-                98304,
-                255,
-                901.28,
-                digest="sha256:55429256e2f1",
+                1, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 901.28, digest="sha256:55429256e2f1"
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_pointer",
+                "br128_bc64_w8_s3_s_ahead_ptr",
                 98304,
                 255,
                 2540.7,
@@ -13492,7 +10102,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_pointer",
+                "br128_bc64_w8_s3_s_ahead_ptr",
                 98304,
                 255,
                 10186.3,
@@ -13500,7 +10110,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_pointer",
+                "br128_bc64_w8_s3_s_ahead_ptr",
                 98304,
                 255,
                 20380.3,
@@ -13511,7 +10121,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             "fwd_bf16_d128_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s3_s_ahead_pointer_longest_first",
+                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
                 98304,
                 255,
                 901.28,
@@ -13519,7 +10129,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_pointer_longest_first",
+                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
                 98304,
                 255,
                 1376.5,
@@ -13527,7 +10137,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_pointer_longest_first",
+                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
                 98304,
                 255,
                 5183.5,
@@ -13535,7 +10145,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_pointer_longest_first",
+                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
                 98304,
                 255,
                 10170.2,
@@ -13545,16 +10155,11 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "fwd_bf16_d192",
             estimated(
-                1,
-                "br32_bc32_w4_s3_s_ahead_pointer",
-                83968,
-                224,
-                1704.8,
-                digest="sha256:29595411231f",
+                1, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 224, 1704.8, digest="sha256:29595411231f"
             ),
             estimated(
                 1024,
-                "br32_bc32_w4_s3_s_ahead_pointer",
+                "br32_bc32_w4_s3_s_ahead_ptr",
                 83968,
                 224,
                 6584.1,
@@ -13562,7 +10167,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc32_w4_s3_s_ahead_pointer",
+                "br32_bc32_w4_s3_s_ahead_ptr",
                 83968,
                 224,
                 26101.3,
@@ -13570,7 +10175,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_s_ahead_pointer",
+                "br32_bc32_w4_s3_s_ahead_ptr",
                 83968,
                 224,
                 52124.2,
@@ -13581,7 +10186,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             "fwd_bf16_d192_causal",
             estimated(
                 1,
-                "br32_bc32_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
                 83968,
                 240,
                 970.01,
@@ -13589,7 +10194,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br32_bc32_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
                 83968,
                 240,
                 3438.3,
@@ -13597,7 +10202,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc32_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
                 83968,
                 240,
                 13259.3,
@@ -13605,7 +10210,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
                 83968,
                 240,
                 26366.2,
@@ -13615,16 +10220,11 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "fwd_bf16_d256",
             estimated(
-                1,
-                "br32_bc32_w4_s3_s_ahead_pointer",
-                83968,
-                195,
-                1316.3,
-                digest="sha256:4817f9e995ab",
+                1, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 195, 1316.3, digest="sha256:4817f9e995ab"
             ),
             estimated(
                 1024,
-                "br32_bc32_w4_s3_s_ahead_pointer",
+                "br32_bc32_w4_s3_s_ahead_ptr",
                 83968,
                 195,
                 5071.8,
@@ -13632,7 +10232,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc32_w4_s3_s_ahead_pointer",
+                "br32_bc32_w4_s3_s_ahead_ptr",
                 83968,
                 195,
                 20093.7,
@@ -13640,7 +10240,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_s_ahead_pointer",
+                "br32_bc32_w4_s3_s_ahead_ptr",
                 83968,
                 195,
                 40122.9,
@@ -13651,7 +10251,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             "fwd_bf16_d256_causal",
             estimated(
                 1,
-                "br32_bc32_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
                 83968,
                 213,
                 899.53,
@@ -13659,7 +10259,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br32_bc32_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
                 83968,
                 213,
                 2681.1,
@@ -13667,7 +10267,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc32_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
                 83968,
                 213,
                 10314.0,
@@ -13675,7 +10275,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
                 83968,
                 213,
                 20501.9,
@@ -13685,27 +10285,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "fwd_fp16_d64",
             estimated(
-                1, "br128_bc32_w8_s4_fa2_pointer", 40960, 128, 904.78, digest="sha256:1f003a43d51e"
+                1, "br128_bc32_w8_s4_fa2_ptr", 40960, 128, 904.78, digest="sha256:1f003a43d51e"
             ),
             estimated(
-                1024,
-                "br128_bc32_w8_s4_fa2_pointer",
-                40960,
-                128,
-                2383.4,
-                digest="sha256:1f003a43d51e",
+                1024, "br128_bc32_w8_s4_fa2_ptr", 40960, 128, 2383.4, digest="sha256:1f003a43d51e"
             ),
             estimated(
-                4096,
-                "br128_bc32_w8_s4_fa2_pointer",
-                40960,
-                128,
-                9322.6,
-                digest="sha256:1f003a43d51e",
+                4096, "br128_bc32_w8_s4_fa2_ptr", 40960, 128, 9322.6, digest="sha256:1f003a43d51e"
             ),
             estimated(
                 16384,
-                "br128_bc32_w8_s4_fa2_pointer",
+                "br128_bc32_w8_s4_fa2_ptr",
                 40960,
                 128,
                 18574.7,
@@ -13715,16 +10305,11 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "fwd_fp16_d64_causal",
             estimated(
-                1,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
-                24576,
-                136,
-                904.78,
-                digest="sha256:baf6fad811eb",
+                1, "br64_bc32_w4_s3_fa2_ptr_lpt", 24576, 136, 904.78, digest="sha256:baf6fad811eb"
             ),
             estimated(
                 1024,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 24576,
                 136,
                 1363.5,
@@ -13732,7 +10317,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 24576,
                 136,
                 4993.1,
@@ -13740,7 +10325,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 24576,
                 136,
                 9755.7,
@@ -13750,27 +10335,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "fwd_fp16_d96",
             estimated(
-                1, "br128_bc32_w8_s3_fa2_pointer", 65536, 194, 1025.5, digest="sha256:0901662b2e75"
+                1, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 1025.5, digest="sha256:0901662b2e75"
             ),
             estimated(
-                1024,
-                "br128_bc32_w8_s3_fa2_pointer",
-                65536,
-                194,
-                3861.0,
-                digest="sha256:0901662b2e75",
+                1024, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 3861.0, digest="sha256:0901662b2e75"
             ),
             estimated(
-                4096,
-                "br128_bc32_w8_s3_fa2_pointer",
-                65536,
-                194,
-                15203.0,
-                digest="sha256:0901662b2e75",
+                4096, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 15203.0, digest="sha256:0901662b2e75"
             ),
             estimated(
                 16384,
-                "br128_bc32_w8_s3_fa2_pointer",
+                "br128_bc32_w8_s3_fa2_ptr",
                 65536,
                 194,
                 30325.5,
@@ -13780,16 +10355,11 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "fwd_fp16_d96_causal",
             estimated(
-                1,
-                "br128_bc32_w8_s3_fa2_pointer_longest_first",
-                65536,
-                197,
-                888.39,
-                digest="sha256:0647f3992d73",
+                1, "br128_bc32_w8_s3_fa2_ptr_lpt", 65536, 197, 888.39, digest="sha256:0647f3992d73"
             ),
             estimated(
                 1024,
-                "br128_bc32_w8_s3_fa2_pointer_longest_first",
+                "br128_bc32_w8_s3_fa2_ptr_lpt",
                 65536,
                 197,
                 2096.2,
@@ -13797,7 +10367,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc32_w8_s3_fa2_pointer_longest_first",
+                "br128_bc32_w8_s3_fa2_ptr_lpt",
                 65536,
                 197,
                 7683.6,
@@ -13805,7 +10375,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc32_w8_s3_fa2_pointer_longest_first",
+                "br128_bc32_w8_s3_fa2_ptr_lpt",
                 65536,
                 197,
                 15022.4,
@@ -13815,16 +10385,11 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "fwd_fp16_d128",
             estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_pointer",
-                98304,
-                255,
-                901.28,
-                digest="sha256:744514c3809e",
+                1, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 901.28, digest="sha256:744514c3809e"
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_pointer",
+                "br128_bc64_w8_s3_s_ahead_ptr",
                 98304,
                 255,
                 2540.7,
@@ -13832,7 +10397,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_pointer",
+                "br128_bc64_w8_s3_s_ahead_ptr",
                 98304,
                 255,
                 10186.3,
@@ -13840,7 +10405,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_pointer",
+                "br128_bc64_w8_s3_s_ahead_ptr",
                 98304,
                 255,
                 20380.3,
@@ -13851,7 +10416,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             "fwd_fp16_d128_causal",
             estimated(
                 1,
-                "br128_bc64_w8_s3_s_ahead_pointer_longest_first",
+                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
                 98304,
                 255,
                 901.28,
@@ -13859,7 +10424,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br128_bc64_w8_s3_s_ahead_pointer_longest_first",
+                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
                 98304,
                 255,
                 1376.5,
@@ -13867,7 +10432,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc64_w8_s3_s_ahead_pointer_longest_first",
+                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
                 98304,
                 255,
                 5183.5,
@@ -13875,7 +10440,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc64_w8_s3_s_ahead_pointer_longest_first",
+                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
                 98304,
                 255,
                 10170.2,
@@ -13885,16 +10450,11 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "fwd_fp16_d192",
             estimated(
-                1,
-                "br32_bc32_w4_s3_s_ahead_pointer",
-                83968,
-                224,
-                1704.8,
-                digest="sha256:64a2f8dff94d",
+                1, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 224, 1704.8, digest="sha256:64a2f8dff94d"
             ),
             estimated(
                 1024,
-                "br32_bc32_w4_s3_s_ahead_pointer",
+                "br32_bc32_w4_s3_s_ahead_ptr",
                 83968,
                 224,
                 6584.1,
@@ -13902,7 +10462,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc32_w4_s3_s_ahead_pointer",
+                "br32_bc32_w4_s3_s_ahead_ptr",
                 83968,
                 224,
                 26101.3,
@@ -13910,7 +10470,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_s_ahead_pointer",
+                "br32_bc32_w4_s3_s_ahead_ptr",
                 83968,
                 224,
                 52124.2,
@@ -13921,7 +10481,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             "fwd_fp16_d192_causal",
             estimated(
                 1,
-                "br32_bc32_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
                 83968,
                 240,
                 970.01,
@@ -13929,7 +10489,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br32_bc32_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
                 83968,
                 240,
                 3438.3,
@@ -13937,7 +10497,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc32_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
                 83968,
                 240,
                 13259.3,
@@ -13945,7 +10505,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
                 83968,
                 240,
                 26366.2,
@@ -13955,16 +10515,11 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "fwd_fp16_d256",
             estimated(
-                1,
-                "br32_bc32_w4_s3_s_ahead_pointer",
-                83968,
-                195,
-                1316.3,
-                digest="sha256:6ef885f6c3f9",
+                1, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 195, 1316.3, digest="sha256:6ef885f6c3f9"
             ),
             estimated(
                 1024,
-                "br32_bc32_w4_s3_s_ahead_pointer",
+                "br32_bc32_w4_s3_s_ahead_ptr",
                 83968,
                 195,
                 5071.8,
@@ -13972,7 +10527,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc32_w4_s3_s_ahead_pointer",
+                "br32_bc32_w4_s3_s_ahead_ptr",
                 83968,
                 195,
                 20093.7,
@@ -13980,7 +10535,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_s_ahead_pointer",
+                "br32_bc32_w4_s3_s_ahead_ptr",
                 83968,
                 195,
                 40122.9,
@@ -13991,7 +10546,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             "fwd_fp16_d256_causal",
             estimated(
                 1,
-                "br32_bc32_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
                 83968,
                 213,
                 899.53,
@@ -13999,7 +10554,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 1024,
-                "br32_bc32_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
                 83968,
                 213,
                 2681.1,
@@ -14007,7 +10562,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc32_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
                 83968,
                 213,
                 10314.0,
@@ -14015,7 +10570,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_s_ahead_pointer_longest_first",
+                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
                 83968,
                 213,
                 20501.9,
@@ -14024,158 +10579,178 @@ def nvidia_l4() -> tuple[Choice, ...]:
         ),
         *serve(
             "bwd_delta_bf16_d64",
-            estimated(1, "br16_bc16_w2_s1_fa2_pointer", 64, 38, 457.38),
-            estimated(1024, "br16_bc16_w2_s1_fa2_pointer", 64, 38, 457.38),
-            estimated(4096, "br16_bc16_w2_s1_fa2_pointer", 64, 38, 457.38),
-            estimated(16384, "br16_bc16_w2_s1_fa2_pointer", 64, 38, 457.38),
+            estimated(1, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 457.38, digest="sha256:80be66806bb2"),
+            estimated(
+                1024, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 457.38, digest="sha256:80be66806bb2"
+            ),
+            estimated(
+                4096, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 457.38, digest="sha256:80be66806bb2"
+            ),
+            estimated(
+                16384, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 457.38, digest="sha256:80be66806bb2"
+            ),
         ),
         *serve(
             "bwd_delta_bf16_d96",
-            estimated(1, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 447.99),
-            estimated(1024, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 447.99),
-            estimated(4096, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 447.99),
-            estimated(16384, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 447.99),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 447.99, digest="sha256:cf9e1b3eadf9"),
+            estimated(
+                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 447.99, digest="sha256:cf9e1b3eadf9"
+            ),
+            estimated(
+                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 447.99, digest="sha256:cf9e1b3eadf9"
+            ),
+            estimated(
+                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 447.99, digest="sha256:cf9e1b3eadf9"
+            ),
         ),
         *serve(
             "bwd_delta_bf16_d128",
-            estimated(1, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 453.89),
-            estimated(1024, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 453.89),
-            estimated(4096, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 453.89),
-            estimated(16384, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 453.89),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 453.89, digest="sha256:d6c15554d065"),
+            estimated(
+                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 453.89, digest="sha256:d6c15554d065"
+            ),
+            estimated(
+                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 453.89, digest="sha256:d6c15554d065"
+            ),
+            estimated(
+                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 453.89, digest="sha256:d6c15554d065"
+            ),
         ),
         *serve(
             "bwd_delta_bf16_d192",
-            estimated(1, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 424.61),
-            estimated(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 424.61),
-            estimated(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 424.61),
-            estimated(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 424.61),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 424.61, digest="sha256:1331922c318d"),
+            estimated(
+                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 424.61, digest="sha256:1331922c318d"
+            ),
+            estimated(
+                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 424.61, digest="sha256:1331922c318d"
+            ),
+            estimated(
+                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 424.61, digest="sha256:1331922c318d"
+            ),
         ),
         *serve(
             "bwd_delta_bf16_d256",
-            estimated(1, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 452.14),
-            estimated(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 452.14),
-            estimated(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 452.14),
-            estimated(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 452.14),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 452.14, digest="sha256:e0d2e8c1e1bb"),
+            estimated(
+                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 452.14, digest="sha256:e0d2e8c1e1bb"
+            ),
+            estimated(
+                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 452.14, digest="sha256:e0d2e8c1e1bb"
+            ),
+            estimated(
+                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 452.14, digest="sha256:e0d2e8c1e1bb"
+            ),
         ),
         *serve(
             "bwd_delta_fp16_d64",
-            estimated(1, "br16_bc16_w2_s1_fa2_pointer", 64, 40, 457.38),
-            estimated(1024, "br16_bc16_w2_s1_fa2_pointer", 64, 40, 457.38),
-            estimated(4096, "br16_bc16_w2_s1_fa2_pointer", 64, 40, 457.38),
-            estimated(16384, "br16_bc16_w2_s1_fa2_pointer", 64, 40, 457.38),
+            estimated(1, "br16_bc16_w2_s1_fa2_ptr", 64, 40, 457.38, digest="sha256:e40a80c0c0fe"),
+            estimated(
+                1024, "br16_bc16_w2_s1_fa2_ptr", 64, 40, 457.38, digest="sha256:e40a80c0c0fe"
+            ),
+            estimated(
+                4096, "br16_bc16_w2_s1_fa2_ptr", 64, 40, 457.38, digest="sha256:e40a80c0c0fe"
+            ),
+            estimated(
+                16384, "br16_bc16_w2_s1_fa2_ptr", 64, 40, 457.38, digest="sha256:e40a80c0c0fe"
+            ),
         ),
         *serve(
             "bwd_delta_fp16_d96",
-            estimated(1, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 447.99),
-            estimated(1024, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 447.99),
-            estimated(4096, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 447.99),
-            estimated(16384, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 447.99),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 447.99, digest="sha256:6f0189f864ba"),
+            estimated(
+                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 447.99, digest="sha256:6f0189f864ba"
+            ),
+            estimated(
+                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 447.99, digest="sha256:6f0189f864ba"
+            ),
+            estimated(
+                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 447.99, digest="sha256:6f0189f864ba"
+            ),
         ),
         *serve(
             "bwd_delta_fp16_d128",
-            estimated(1, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 453.89),
-            estimated(1024, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 453.89),
-            estimated(4096, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 453.89),
-            estimated(16384, "br32_bc16_w4_s1_fa2_pointer", 128, 44, 453.89),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 453.89, digest="sha256:e502ad56704f"),
+            estimated(
+                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 453.89, digest="sha256:e502ad56704f"
+            ),
+            estimated(
+                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 453.89, digest="sha256:e502ad56704f"
+            ),
+            estimated(
+                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 453.89, digest="sha256:e502ad56704f"
+            ),
         ),
         *serve(
             "bwd_delta_fp16_d192",
-            estimated(1, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 424.61),
-            estimated(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 424.61),
-            estimated(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 424.61),
-            estimated(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 424.61),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 424.61, digest="sha256:a065b572ca09"),
+            estimated(
+                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 424.61, digest="sha256:a065b572ca09"
+            ),
+            estimated(
+                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 424.61, digest="sha256:a065b572ca09"
+            ),
+            estimated(
+                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 424.61, digest="sha256:a065b572ca09"
+            ),
         ),
         *serve(
             "bwd_delta_fp16_d256",
-            estimated(1, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 452.14),
-            estimated(1024, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 452.14),
-            estimated(4096, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 452.14),
-            estimated(16384, "br16_bc16_w4_s1_fa2_pointer", 64, 44, 452.14),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 452.14, digest="sha256:010afaaf1d29"),
+            estimated(
+                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 452.14, digest="sha256:010afaaf1d29"
+            ),
+            estimated(
+                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 452.14, digest="sha256:010afaaf1d29"
+            ),
+            estimated(
+                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 452.14, digest="sha256:010afaaf1d29"
+            ),
         ),
         *serve(
             "bwd_dkv_bf16_d64",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 33280, 234, 1359.2, digest="sha256:09276484aa2c"
+                1, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 1359.2, digest="sha256:09276484aa2c"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                33280,
-                234,
-                4717.8,
-                digest="sha256:09276484aa2c",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 4717.8, digest="sha256:09276484aa2c"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                33280,
-                234,
-                18436.7,
-                digest="sha256:09276484aa2c",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 18436.7, digest="sha256:09276484aa2c"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                33280,
-                234,
-                36728.5,
-                digest="sha256:09276484aa2c",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 36728.5, digest="sha256:09276484aa2c"
             ),
         ),
         *serve(
             "bwd_dkv_bf16_d64_causal",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 33280, 220, 1359.2, digest="sha256:668c9fcc07de"
+                1, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 1359.2, digest="sha256:668c9fcc07de"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                33280,
-                220,
-                2687.0,
-                digest="sha256:668c9fcc07de",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 2687.0, digest="sha256:668c9fcc07de"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                33280,
-                220,
-                9994.5,
-                digest="sha256:668c9fcc07de",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 9994.5, digest="sha256:668c9fcc07de"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                33280,
-                220,
-                19666.6,
-                digest="sha256:668c9fcc07de",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 19666.6, digest="sha256:668c9fcc07de"
             ),
         ),
         *serve(
             "bwd_dkv_bf16_d96",
             estimated(
-                1, "br64_bc128_w8_s2_fa2_pointer", 98816, 255, 2073.8, digest="sha256:4ee35a2323cf"
+                1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 2073.8, digest="sha256:4ee35a2323cf"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s2_fa2_pointer",
-                98816,
-                255,
-                8033.1,
-                digest="sha256:4ee35a2323cf",
+                1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 8033.1, digest="sha256:4ee35a2323cf"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s2_fa2_pointer",
-                98816,
-                255,
-                31870.4,
-                digest="sha256:4ee35a2323cf",
+                4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 31870.4, digest="sha256:4ee35a2323cf"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s2_fa2_pointer",
+                "br64_bc128_w8_s2_fa2_ptr",
                 98816,
                 255,
                 63653.4,
@@ -14185,27 +10760,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d96_causal",
             estimated(
-                1, "br32_bc128_w8_s2_fa2_pointer", 82176, 255, 1406.1, digest="sha256:cd2dc75d5afb"
+                1, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 1406.1, digest="sha256:cd2dc75d5afb"
             ),
             estimated(
-                1024,
-                "br32_bc128_w8_s2_fa2_pointer",
-                82176,
-                255,
-                4529.9,
-                digest="sha256:cd2dc75d5afb",
+                1024, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 4529.9, digest="sha256:cd2dc75d5afb"
             ),
             estimated(
-                4096,
-                "br32_bc128_w8_s2_fa2_pointer",
-                82176,
-                255,
-                16851.3,
-                digest="sha256:cd2dc75d5afb",
+                4096, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 16851.3, digest="sha256:cd2dc75d5afb"
             ),
             estimated(
                 16384,
-                "br32_bc128_w8_s2_fa2_pointer",
+                "br32_bc128_w8_s2_fa2_ptr",
                 82176,
                 255,
                 33035.2,
@@ -14215,27 +10780,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d128",
             estimated(
-                1, "br64_bc128_w8_s2_fa2_pointer", 98816, 255, 1556.5, digest="sha256:624fa703c44f"
+                1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 1556.5, digest="sha256:624fa703c44f"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s2_fa2_pointer",
-                98816,
-                255,
-                6024.7,
-                digest="sha256:624fa703c44f",
+                1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 6024.7, digest="sha256:624fa703c44f"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s2_fa2_pointer",
-                98816,
-                255,
-                23897.7,
-                digest="sha256:624fa703c44f",
+                4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 23897.7, digest="sha256:624fa703c44f"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s2_fa2_pointer",
+                "br64_bc128_w8_s2_fa2_ptr",
                 98816,
                 255,
                 47728.3,
@@ -14245,27 +10800,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d128_causal",
             estimated(
-                1, "br32_bc128_w8_s2_fa2_pointer", 82176, 255, 1352.2, digest="sha256:7a010f3c0027"
+                1, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 1352.2, digest="sha256:7a010f3c0027"
             ),
             estimated(
-                1024,
-                "br32_bc128_w8_s2_fa2_pointer",
-                82176,
-                255,
-                3587.3,
-                digest="sha256:7a010f3c0027",
+                1024, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 3587.3, digest="sha256:7a010f3c0027"
             ),
             estimated(
-                4096,
-                "br32_bc128_w8_s2_fa2_pointer",
-                82176,
-                255,
-                13382.1,
-                digest="sha256:7a010f3c0027",
+                4096, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 13382.1, digest="sha256:7a010f3c0027"
             ),
             estimated(
                 16384,
-                "br32_bc128_w8_s2_fa2_pointer",
+                "br32_bc128_w8_s2_fa2_ptr",
                 82176,
                 255,
                 26209.9,
@@ -14275,27 +10820,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d192",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 2654.9, digest="sha256:115d1de50d8b"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2654.9, digest="sha256:115d1de50d8b"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                10101.5,
-                digest="sha256:115d1de50d8b",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10101.5, digest="sha256:115d1de50d8b"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                39888.3,
-                digest="sha256:115d1de50d8b",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 39888.3, digest="sha256:115d1de50d8b"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 79603.9,
@@ -14305,27 +10840,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d192_causal",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 1538.1, digest="sha256:74b29c1ec6e5"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1538.1, digest="sha256:74b29c1ec6e5"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                5263.7,
-                digest="sha256:74b29c1ec6e5",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 5263.7, digest="sha256:74b29c1ec6e5"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                20091.0,
-                digest="sha256:74b29c1ec6e5",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 20091.0, digest="sha256:74b29c1ec6e5"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 39877.1,
@@ -14335,27 +10860,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d256",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 2114.9, digest="sha256:e5a466b51dff"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2114.9, digest="sha256:e5a466b51dff"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                8050.5,
-                digest="sha256:e5a466b51dff",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 8050.5, digest="sha256:e5a466b51dff"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                31792.9,
-                digest="sha256:e5a466b51dff",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 31792.9, digest="sha256:e5a466b51dff"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 63449.4,
@@ -14365,27 +10880,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_bf16_d256_causal",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 1348.7, digest="sha256:292758245972"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1348.7, digest="sha256:292758245972"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                4012.7,
-                digest="sha256:292758245972",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 4012.7, digest="sha256:292758245972"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                15317.6,
-                digest="sha256:292758245972",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 15317.6, digest="sha256:292758245972"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 30405.2,
@@ -14395,87 +10900,47 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d64",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 33280, 234, 1359.2, digest="sha256:a16bc5daec77"
+                1, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 1359.2, digest="sha256:a16bc5daec77"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                33280,
-                234,
-                4717.8,
-                digest="sha256:a16bc5daec77",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 4717.8, digest="sha256:a16bc5daec77"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                33280,
-                234,
-                18436.7,
-                digest="sha256:a16bc5daec77",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 18436.7, digest="sha256:a16bc5daec77"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                33280,
-                234,
-                36728.5,
-                digest="sha256:a16bc5daec77",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 36728.5, digest="sha256:a16bc5daec77"
             ),
         ),
         *serve(
             "bwd_dkv_fp16_d64_causal",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 33280, 220, 1359.2, digest="sha256:af1a9b85bc17"
+                1, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 1359.2, digest="sha256:af1a9b85bc17"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                33280,
-                220,
-                2687.0,
-                digest="sha256:af1a9b85bc17",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 2687.0, digest="sha256:af1a9b85bc17"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                33280,
-                220,
-                9994.5,
-                digest="sha256:af1a9b85bc17",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 9994.5, digest="sha256:af1a9b85bc17"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                33280,
-                220,
-                19666.6,
-                digest="sha256:af1a9b85bc17",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 19666.6, digest="sha256:af1a9b85bc17"
             ),
         ),
         *serve(
             "bwd_dkv_fp16_d96",
             estimated(
-                1, "br64_bc128_w8_s2_fa2_pointer", 98816, 255, 2073.8, digest="sha256:264ab30c603f"
+                1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 2073.8, digest="sha256:264ab30c603f"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s2_fa2_pointer",
-                98816,
-                255,
-                8033.1,
-                digest="sha256:264ab30c603f",
+                1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 8033.1, digest="sha256:264ab30c603f"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s2_fa2_pointer",
-                98816,
-                255,
-                31870.4,
-                digest="sha256:264ab30c603f",
+                4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 31870.4, digest="sha256:264ab30c603f"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s2_fa2_pointer",
+                "br64_bc128_w8_s2_fa2_ptr",
                 98816,
                 255,
                 63653.4,
@@ -14485,27 +10950,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d96_causal",
             estimated(
-                1, "br32_bc128_w8_s2_fa2_pointer", 82176, 255, 1406.1, digest="sha256:33a2f264e707"
+                1, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 1406.1, digest="sha256:33a2f264e707"
             ),
             estimated(
-                1024,
-                "br32_bc128_w8_s2_fa2_pointer",
-                82176,
-                255,
-                4529.9,
-                digest="sha256:33a2f264e707",
+                1024, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 4529.9, digest="sha256:33a2f264e707"
             ),
             estimated(
-                4096,
-                "br32_bc128_w8_s2_fa2_pointer",
-                82176,
-                255,
-                16851.3,
-                digest="sha256:33a2f264e707",
+                4096, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 16851.3, digest="sha256:33a2f264e707"
             ),
             estimated(
                 16384,
-                "br32_bc128_w8_s2_fa2_pointer",
+                "br32_bc128_w8_s2_fa2_ptr",
                 82176,
                 255,
                 33035.2,
@@ -14515,27 +10970,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d128",
             estimated(
-                1, "br64_bc128_w8_s2_fa2_pointer", 98816, 255, 1556.5, digest="sha256:82e300a01b0e"
+                1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 1556.5, digest="sha256:82e300a01b0e"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s2_fa2_pointer",
-                98816,
-                255,
-                6024.7,
-                digest="sha256:82e300a01b0e",
+                1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 6024.7, digest="sha256:82e300a01b0e"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s2_fa2_pointer",
-                98816,
-                255,
-                23897.7,
-                digest="sha256:82e300a01b0e",
+                4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 23897.7, digest="sha256:82e300a01b0e"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s2_fa2_pointer",
+                "br64_bc128_w8_s2_fa2_ptr",
                 98816,
                 255,
                 47728.3,
@@ -14545,27 +10990,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d128_causal",
             estimated(
-                1, "br32_bc128_w8_s2_fa2_pointer", 82176, 255, 1352.2, digest="sha256:dd3830cd8cf1"
+                1, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 1352.2, digest="sha256:dd3830cd8cf1"
             ),
             estimated(
-                1024,
-                "br32_bc128_w8_s2_fa2_pointer",
-                82176,
-                255,
-                3587.3,
-                digest="sha256:dd3830cd8cf1",
+                1024, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 3587.3, digest="sha256:dd3830cd8cf1"
             ),
             estimated(
-                4096,
-                "br32_bc128_w8_s2_fa2_pointer",
-                82176,
-                255,
-                13382.1,
-                digest="sha256:dd3830cd8cf1",
+                4096, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 13382.1, digest="sha256:dd3830cd8cf1"
             ),
             estimated(
                 16384,
-                "br32_bc128_w8_s2_fa2_pointer",
+                "br32_bc128_w8_s2_fa2_ptr",
                 82176,
                 255,
                 26209.9,
@@ -14575,27 +11010,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d192",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 2654.9, digest="sha256:63103d8a4f02"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2654.9, digest="sha256:63103d8a4f02"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                10101.5,
-                digest="sha256:63103d8a4f02",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10101.5, digest="sha256:63103d8a4f02"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                39888.3,
-                digest="sha256:63103d8a4f02",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 39888.3, digest="sha256:63103d8a4f02"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 79603.9,
@@ -14605,27 +11030,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d192_causal",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 1538.1, digest="sha256:ba6affd7e6df"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1538.1, digest="sha256:ba6affd7e6df"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                5263.7,
-                digest="sha256:ba6affd7e6df",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 5263.7, digest="sha256:ba6affd7e6df"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                20091.0,
-                digest="sha256:ba6affd7e6df",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 20091.0, digest="sha256:ba6affd7e6df"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 39877.1,
@@ -14635,27 +11050,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d256",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 2114.9, digest="sha256:536abc5ac781"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2114.9, digest="sha256:536abc5ac781"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                8050.5,
-                digest="sha256:536abc5ac781",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 8050.5, digest="sha256:536abc5ac781"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                31792.9,
-                digest="sha256:536abc5ac781",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 31792.9, digest="sha256:536abc5ac781"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 63449.4,
@@ -14665,27 +11070,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dkv_fp16_d256_causal",
             estimated(
-                1, "br32_bc32_w4_s3_fa2_pointer", 100864, 255, 1348.7, digest="sha256:08ba27c1fc66"
+                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1348.7, digest="sha256:08ba27c1fc66"
             ),
             estimated(
-                1024,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                4012.7,
-                digest="sha256:08ba27c1fc66",
+                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 4012.7, digest="sha256:08ba27c1fc66"
             ),
             estimated(
-                4096,
-                "br32_bc32_w4_s3_fa2_pointer",
-                100864,
-                255,
-                15317.6,
-                digest="sha256:08ba27c1fc66",
+                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 15317.6, digest="sha256:08ba27c1fc66"
             ),
             estimated(
                 16384,
-                "br32_bc32_w4_s3_fa2_pointer",
+                "br32_bc32_w4_s3_fa2_ptr",
                 100864,
                 255,
                 30405.2,
@@ -14695,46 +11090,26 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d64",
             estimated(
-                1, "br64_bc32_w4_s3_fa2_pointer", 32768, 142, 1135.5, digest="sha256:b5337dfdc22a"
+                1, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 1135.5, digest="sha256:b5337dfdc22a"
             ),
             estimated(
-                1024,
-                "br64_bc32_w4_s3_fa2_pointer",
-                32768,
-                142,
-                3575.5,
-                digest="sha256:b5337dfdc22a",
+                1024, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 3575.5, digest="sha256:b5337dfdc22a"
             ),
             estimated(
-                4096,
-                "br64_bc32_w4_s3_fa2_pointer",
-                32768,
-                142,
-                13984.2,
-                digest="sha256:b5337dfdc22a",
+                4096, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 13984.2, digest="sha256:b5337dfdc22a"
             ),
             estimated(
-                16384,
-                "br64_bc32_w4_s3_fa2_pointer",
-                32768,
-                142,
-                27862.4,
-                digest="sha256:b5337dfdc22a",
+                16384, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 27862.4, digest="sha256:b5337dfdc22a"
             ),
         ),
         *serve(
             "bwd_dq_bf16_d64_causal",
             estimated(
-                1,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
-                32768,
-                167,
-                1135.5,
-                digest="sha256:19c5c01c0f9c",
+                1, "br64_bc32_w4_s3_fa2_ptr_lpt", 32768, 167, 1135.5, digest="sha256:19c5c01c0f9c"
             ),
             estimated(
                 1024,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 32768,
                 167,
                 1882.0,
@@ -14742,7 +11117,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 32768,
                 167,
                 7028.3,
@@ -14750,7 +11125,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 32768,
                 167,
                 13841.4,
@@ -14760,27 +11135,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d96",
             estimated(
-                1, "br128_bc32_w8_s2_fa2_pointer", 81920, 202, 1617.7, digest="sha256:8adf265d6a4c"
+                1, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 1617.7, digest="sha256:8adf265d6a4c"
             ),
             estimated(
-                1024,
-                "br128_bc32_w8_s2_fa2_pointer",
-                81920,
-                202,
-                6232.6,
-                digest="sha256:8adf265d6a4c",
+                1024, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 6232.6, digest="sha256:8adf265d6a4c"
             ),
             estimated(
-                4096,
-                "br128_bc32_w8_s2_fa2_pointer",
-                81920,
-                202,
-                24691.9,
-                digest="sha256:8adf265d6a4c",
+                4096, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 24691.9, digest="sha256:8adf265d6a4c"
             ),
             estimated(
                 16384,
-                "br128_bc32_w8_s2_fa2_pointer",
+                "br128_bc32_w8_s2_fa2_ptr",
                 81920,
                 202,
                 49304.5,
@@ -14790,16 +11155,11 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d96_causal",
             estimated(
-                1,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
-                81920,
-                204,
-                1114.4,
-                digest="sha256:5f5f059724fd",
+                1, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 204, 1114.4, digest="sha256:5f5f059724fd"
             ),
             estimated(
                 1024,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
+                "br128_bc32_w8_s2_fa2_ptr_lpt",
                 81920,
                 204,
                 3552.2,
@@ -14807,7 +11167,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
+                "br128_bc32_w8_s2_fa2_ptr_lpt",
                 81920,
                 204,
                 13166.4,
@@ -14815,7 +11175,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
+                "br128_bc32_w8_s2_fa2_ptr_lpt",
                 81920,
                 204,
                 25793.4,
@@ -14825,27 +11185,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d128",
             estimated(
-                1, "br128_bc32_w8_s2_fa2_pointer", 81920, 192, 1289.8, digest="sha256:fcb7f85aec0b"
+                1, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 1289.8, digest="sha256:fcb7f85aec0b"
             ),
             estimated(
-                1024,
-                "br128_bc32_w8_s2_fa2_pointer",
-                81920,
-                192,
-                4976.1,
-                digest="sha256:fcb7f85aec0b",
+                1024, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 4976.1, digest="sha256:fcb7f85aec0b"
             ),
             estimated(
-                4096,
-                "br128_bc32_w8_s2_fa2_pointer",
-                81920,
-                192,
-                19721.1,
-                digest="sha256:fcb7f85aec0b",
+                4096, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 19721.1, digest="sha256:fcb7f85aec0b"
             ),
             estimated(
                 16384,
-                "br128_bc32_w8_s2_fa2_pointer",
+                "br128_bc32_w8_s2_fa2_ptr",
                 81920,
                 192,
                 39381.2,
@@ -14855,16 +11205,11 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d128_causal",
             estimated(
-                1,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
-                81920,
-                192,
-                1128.5,
-                digest="sha256:3ea6ea35801d",
+                1, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 192, 1128.5, digest="sha256:3ea6ea35801d"
             ),
             estimated(
                 1024,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
+                "br128_bc32_w8_s2_fa2_ptr_lpt",
                 81920,
                 192,
                 2723.7,
@@ -14872,7 +11217,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
+                "br128_bc32_w8_s2_fa2_ptr_lpt",
                 81920,
                 192,
                 10070.8,
@@ -14880,7 +11225,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
+                "br128_bc32_w8_s2_fa2_ptr_lpt",
                 81920,
                 192,
                 19690.8,
@@ -14890,46 +11235,26 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d192",
             estimated(
-                1, "br64_bc32_w8_s1_fa2_pointer", 98304, 194, 2936.8, digest="sha256:c5dd01b8063c"
+                1, "br64_bc32_w8_s1_fa2_ptr", 98304, 194, 2936.8, digest="sha256:c5dd01b8063c"
             ),
             estimated(
-                1024,
-                "br64_bc32_w8_s1_fa2_pointer",
-                98304,
-                194,
-                11517.6,
-                digest="sha256:c5dd01b8063c",
+                1024, "br64_bc32_w8_s1_fa2_ptr", 98304, 194, 11517.6, digest="sha256:c5dd01b8063c"
             ),
             estimated(
-                4096,
-                "br64_bc32_w8_s1_fa2_pointer",
-                98304,
-                194,
-                45840.4,
-                digest="sha256:c5dd01b8063c",
+                4096, "br64_bc32_w8_s1_fa2_ptr", 98304, 194, 45840.4, digest="sha256:c5dd01b8063c"
             ),
             estimated(
-                16384,
-                "br64_bc32_w8_s1_fa2_pointer",
-                98304,
-                194,
-                91604.1,
-                digest="sha256:c5dd01b8063c",
+                16384, "br64_bc32_w8_s1_fa2_ptr", 98304, 194, 91604.1, digest="sha256:c5dd01b8063c"
             ),
         ),
         *serve(
             "bwd_dq_bf16_d192_causal",
             estimated(
-                1,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
-                49152,
-                255,
-                1598.4,
-                digest="sha256:3b8eb82b5121",
+                1, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 1598.4, digest="sha256:3b8eb82b5121"
             ),
             estimated(
                 1024,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
+                "br32_bc16_w2_s1_fa2_ptr_lpt",
                 49152,
                 255,
                 5728.2,
@@ -14937,7 +11262,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
+                "br32_bc16_w2_s1_fa2_ptr_lpt",
                 49152,
                 255,
                 21917.0,
@@ -14945,7 +11270,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
+                "br32_bc16_w2_s1_fa2_ptr_lpt",
                 49152,
                 255,
                 43610.1,
@@ -14955,46 +11280,26 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_bf16_d256",
             estimated(
-                1, "br32_bc16_w2_s1_fa2_pointer", 49152, 253, 2293.8, digest="sha256:f095c5cdf77a"
+                1, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 2293.8, digest="sha256:f095c5cdf77a"
             ),
             estimated(
-                1024,
-                "br32_bc16_w2_s1_fa2_pointer",
-                49152,
-                253,
-                8907.6,
-                digest="sha256:f095c5cdf77a",
+                1024, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 8907.6, digest="sha256:f095c5cdf77a"
             ),
             estimated(
-                4096,
-                "br32_bc16_w2_s1_fa2_pointer",
-                49152,
-                253,
-                35363.0,
-                digest="sha256:f095c5cdf77a",
+                4096, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 35363.0, digest="sha256:f095c5cdf77a"
             ),
             estimated(
-                16384,
-                "br32_bc16_w2_s1_fa2_pointer",
-                49152,
-                253,
-                70636.8,
-                digest="sha256:f095c5cdf77a",
+                16384, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 70636.8, digest="sha256:f095c5cdf77a"
             ),
         ),
         *serve(
             "bwd_dq_bf16_d256_causal",
             estimated(
-                1,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
-                49152,
-                255,
-                1284.7,
-                digest="sha256:80beab26942a",
+                1, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 1284.7, digest="sha256:80beab26942a"
             ),
             estimated(
                 1024,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
+                "br32_bc16_w2_s1_fa2_ptr_lpt",
                 49152,
                 255,
                 4632.8,
@@ -15002,7 +11307,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
+                "br32_bc16_w2_s1_fa2_ptr_lpt",
                 49152,
                 255,
                 17697.7,
@@ -15010,7 +11315,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
+                "br32_bc16_w2_s1_fa2_ptr_lpt",
                 49152,
                 255,
                 35222.1,
@@ -15020,46 +11325,26 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d64",
             estimated(
-                1, "br64_bc32_w4_s3_fa2_pointer", 32768, 142, 1135.5, digest="sha256:1d981b752293"
+                1, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 1135.5, digest="sha256:1d981b752293"
             ),
             estimated(
-                1024,
-                "br64_bc32_w4_s3_fa2_pointer",
-                32768,
-                142,
-                3575.5,
-                digest="sha256:1d981b752293",
+                1024, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 3575.5, digest="sha256:1d981b752293"
             ),
             estimated(
-                4096,
-                "br64_bc32_w4_s3_fa2_pointer",
-                32768,
-                142,
-                13984.2,
-                digest="sha256:1d981b752293",
+                4096, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 13984.2, digest="sha256:1d981b752293"
             ),
             estimated(
-                16384,
-                "br64_bc32_w4_s3_fa2_pointer",
-                32768,
-                142,
-                27862.4,
-                digest="sha256:1d981b752293",
+                16384, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 27862.4, digest="sha256:1d981b752293"
             ),
         ),
         *serve(
             "bwd_dq_fp16_d64_causal",
             estimated(
-                1,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
-                32768,
-                167,
-                1135.5,
-                digest="sha256:5912eb9b0559",
+                1, "br64_bc32_w4_s3_fa2_ptr_lpt", 32768, 167, 1135.5, digest="sha256:5912eb9b0559"
             ),
             estimated(
                 1024,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 32768,
                 167,
                 1882.0,
@@ -15067,7 +11352,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 32768,
                 167,
                 7028.3,
@@ -15075,7 +11360,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br64_bc32_w4_s3_fa2_pointer_longest_first",
+                "br64_bc32_w4_s3_fa2_ptr_lpt",
                 32768,
                 167,
                 13841.4,
@@ -15085,27 +11370,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d96",
             estimated(
-                1, "br128_bc32_w8_s2_fa2_pointer", 81920, 202, 1617.7, digest="sha256:20d319d3b2b4"
+                1, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 1617.7, digest="sha256:20d319d3b2b4"
             ),
             estimated(
-                1024,
-                "br128_bc32_w8_s2_fa2_pointer",
-                81920,
-                202,
-                6232.6,
-                digest="sha256:20d319d3b2b4",
+                1024, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 6232.6, digest="sha256:20d319d3b2b4"
             ),
             estimated(
-                4096,
-                "br128_bc32_w8_s2_fa2_pointer",
-                81920,
-                202,
-                24691.9,
-                digest="sha256:20d319d3b2b4",
+                4096, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 24691.9, digest="sha256:20d319d3b2b4"
             ),
             estimated(
                 16384,
-                "br128_bc32_w8_s2_fa2_pointer",
+                "br128_bc32_w8_s2_fa2_ptr",
                 81920,
                 202,
                 49304.5,
@@ -15115,16 +11390,11 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d96_causal",
             estimated(
-                1,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
-                81920,
-                204,
-                1114.4,
-                digest="sha256:3ea37fe4a44d",
+                1, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 204, 1114.4, digest="sha256:3ea37fe4a44d"
             ),
             estimated(
                 1024,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
+                "br128_bc32_w8_s2_fa2_ptr_lpt",
                 81920,
                 204,
                 3552.2,
@@ -15132,7 +11402,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
+                "br128_bc32_w8_s2_fa2_ptr_lpt",
                 81920,
                 204,
                 13166.4,
@@ -15140,7 +11410,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
+                "br128_bc32_w8_s2_fa2_ptr_lpt",
                 81920,
                 204,
                 25793.4,
@@ -15150,27 +11420,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d128",
             estimated(
-                1, "br128_bc32_w8_s2_fa2_pointer", 81920, 192, 1289.8, digest="sha256:69b38b9e0fde"
+                1, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 1289.8, digest="sha256:69b38b9e0fde"
             ),
             estimated(
-                1024,
-                "br128_bc32_w8_s2_fa2_pointer",
-                81920,
-                192,
-                4976.1,
-                digest="sha256:69b38b9e0fde",
+                1024, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 4976.1, digest="sha256:69b38b9e0fde"
             ),
             estimated(
-                4096,
-                "br128_bc32_w8_s2_fa2_pointer",
-                81920,
-                192,
-                19721.1,
-                digest="sha256:69b38b9e0fde",
+                4096, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 19721.1, digest="sha256:69b38b9e0fde"
             ),
             estimated(
                 16384,
-                "br128_bc32_w8_s2_fa2_pointer",
+                "br128_bc32_w8_s2_fa2_ptr",
                 81920,
                 192,
                 39381.2,
@@ -15180,16 +11440,11 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d128_causal",
             estimated(
-                1,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
-                81920,
-                192,
-                1128.5,
-                digest="sha256:b2a18d735aa4",
+                1, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 192, 1128.5, digest="sha256:b2a18d735aa4"
             ),
             estimated(
                 1024,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
+                "br128_bc32_w8_s2_fa2_ptr_lpt",
                 81920,
                 192,
                 2723.7,
@@ -15197,7 +11452,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
+                "br128_bc32_w8_s2_fa2_ptr_lpt",
                 81920,
                 192,
                 10070.8,
@@ -15205,7 +11460,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br128_bc32_w8_s2_fa2_pointer_longest_first",
+                "br128_bc32_w8_s2_fa2_ptr_lpt",
                 81920,
                 192,
                 19690.8,
@@ -15215,46 +11470,26 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d192",
             estimated(
-                1, "br64_bc32_w8_s1_fa2_pointer", 98304, 194, 2936.8, digest="sha256:454e12595d2b"
+                1, "br64_bc32_w8_s1_fa2_ptr", 98304, 194, 2936.8, digest="sha256:454e12595d2b"
             ),
             estimated(
-                1024,
-                "br64_bc32_w8_s1_fa2_pointer",
-                98304,
-                194,
-                11517.6,
-                digest="sha256:454e12595d2b",
+                1024, "br64_bc32_w8_s1_fa2_ptr", 98304, 194, 11517.6, digest="sha256:454e12595d2b"
             ),
             estimated(
-                4096,
-                "br64_bc32_w8_s1_fa2_pointer",
-                98304,
-                194,
-                45840.4,
-                digest="sha256:454e12595d2b",
+                4096, "br64_bc32_w8_s1_fa2_ptr", 98304, 194, 45840.4, digest="sha256:454e12595d2b"
             ),
             estimated(
-                16384,
-                "br64_bc32_w8_s1_fa2_pointer",
-                98304,
-                194,
-                91604.1,
-                digest="sha256:454e12595d2b",
+                16384, "br64_bc32_w8_s1_fa2_ptr", 98304, 194, 91604.1, digest="sha256:454e12595d2b"
             ),
         ),
         *serve(
             "bwd_dq_fp16_d192_causal",
             estimated(
-                1,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
-                49152,
-                255,
-                1598.4,
-                digest="sha256:1f06cc206f7d",
+                1, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 1598.4, digest="sha256:1f06cc206f7d"
             ),
             estimated(
                 1024,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
+                "br32_bc16_w2_s1_fa2_ptr_lpt",
                 49152,
                 255,
                 5728.2,
@@ -15262,7 +11497,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
+                "br32_bc16_w2_s1_fa2_ptr_lpt",
                 49152,
                 255,
                 21917.0,
@@ -15270,7 +11505,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
+                "br32_bc16_w2_s1_fa2_ptr_lpt",
                 49152,
                 255,
                 43610.1,
@@ -15280,46 +11515,26 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_dq_fp16_d256",
             estimated(
-                1, "br32_bc16_w2_s1_fa2_pointer", 49152, 253, 2293.8, digest="sha256:43b976117073"
+                1, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 2293.8, digest="sha256:43b976117073"
             ),
             estimated(
-                1024,
-                "br32_bc16_w2_s1_fa2_pointer",
-                49152,
-                253,
-                8907.6,
-                digest="sha256:43b976117073",
+                1024, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 8907.6, digest="sha256:43b976117073"
             ),
             estimated(
-                4096,
-                "br32_bc16_w2_s1_fa2_pointer",
-                49152,
-                253,
-                35363.0,
-                digest="sha256:43b976117073",
+                4096, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 35363.0, digest="sha256:43b976117073"
             ),
             estimated(
-                16384,
-                "br32_bc16_w2_s1_fa2_pointer",
-                49152,
-                253,
-                70636.8,
-                digest="sha256:43b976117073",
+                16384, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 70636.8, digest="sha256:43b976117073"
             ),
         ),
         *serve(
             "bwd_dq_fp16_d256_causal",
             estimated(
-                1,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
-                49152,
-                255,
-                1284.7,
-                digest="sha256:2ab91e66abb7",
+                1, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 1284.7, digest="sha256:2ab91e66abb7"
             ),
             estimated(
                 1024,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
+                "br32_bc16_w2_s1_fa2_ptr_lpt",
                 49152,
                 255,
                 4632.8,
@@ -15327,7 +11542,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 4096,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
+                "br32_bc16_w2_s1_fa2_ptr_lpt",
                 49152,
                 255,
                 17697.7,
@@ -15335,7 +11550,7 @@ def nvidia_l4() -> tuple[Choice, ...]:
             ),
             estimated(
                 16384,
-                "br32_bc16_w2_s1_fa2_pointer_longest_first",
+                "br32_bc16_w2_s1_fa2_ptr_lpt",
                 49152,
                 255,
                 35222.1,
@@ -15345,27 +11560,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d64",
             estimated(
-                1, "br64_bc128_w8_s3_fa2_pointer", 82944, 255, 1889.7, digest="sha256:c1604de46182"
+                1, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 1889.7, digest="sha256:c1604de46182"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_pointer",
-                82944,
-                255,
-                7194.6,
-                digest="sha256:c1604de46182",
+                1024, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 7194.6, digest="sha256:c1604de46182"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_pointer",
-                82944,
-                255,
-                28414.5,
-                digest="sha256:c1604de46182",
+                4096, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 28414.5, digest="sha256:c1604de46182"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s3_fa2_pointer",
+                "br64_bc128_w8_s3_fa2_ptr",
                 82944,
                 255,
                 56707.5,
@@ -15375,27 +11580,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d64_causal",
             estimated(
-                1, "br64_bc128_w8_s3_fa2_pointer", 82944, 255, 1806.6, digest="sha256:25eab3dbd272"
+                1, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 1806.6, digest="sha256:25eab3dbd272"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_pointer",
-                82944,
-                255,
-                3949.4,
-                digest="sha256:25eab3dbd272",
+                1024, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 3949.4, digest="sha256:25eab3dbd272"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_pointer",
-                82944,
-                255,
-                14653.0,
-                digest="sha256:25eab3dbd272",
+                4096, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 14653.0, digest="sha256:25eab3dbd272"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s3_fa2_pointer",
+                "br64_bc128_w8_s3_fa2_ptr",
                 82944,
                 255,
                 28769.4,
@@ -15405,27 +11600,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d96",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, 3591.4, digest="sha256:0dd4a5586e72"
+                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 3591.4, digest="sha256:0dd4a5586e72"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                13834.6,
-                digest="sha256:0dd4a5586e72",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 13834.6, digest="sha256:0dd4a5586e72"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                54807.1,
-                digest="sha256:0dd4a5586e72",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 54807.1, digest="sha256:0dd4a5586e72"
             ),
             estimated(
                 16384,
-                "br32_bc64_w4_s3_fa2_pointer",
+                "br32_bc64_w4_s3_fa2_ptr",
                 74240,
                 255,
                 109437.1,
@@ -15435,117 +11620,62 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d96_causal",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, 2173.8, digest="sha256:1d8ea23e5d1b"
+                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 2173.8, digest="sha256:1d8ea23e5d1b"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                7299.8,
-                digest="sha256:1d8ea23e5d1b",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 7299.8, digest="sha256:1d8ea23e5d1b"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                27608.0,
-                digest="sha256:1d8ea23e5d1b",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 27608.0, digest="sha256:1d8ea23e5d1b"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                54749.4,
-                digest="sha256:1d8ea23e5d1b",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 54749.4, digest="sha256:1d8ea23e5d1b"
             ),
         ),
         *serve(
             "bwd_fused_bf16_d128",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, 2635.0, digest="sha256:af3ebb146200"
+                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 2635.0, digest="sha256:af3ebb146200"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                10137.6,
-                digest="sha256:af3ebb146200",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 10137.6, digest="sha256:af3ebb146200"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                40148.1,
-                digest="sha256:af3ebb146200",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 40148.1, digest="sha256:af3ebb146200"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                80162.0,
-                digest="sha256:af3ebb146200",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 80162.0, digest="sha256:af3ebb146200"
             ),
         ),
         *serve(
             "bwd_fused_bf16_d128_causal",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, 1799.6, digest="sha256:fcb3e92b1402"
+                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1799.6, digest="sha256:fcb3e92b1402"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                5468.1,
-                digest="sha256:fcb3e92b1402",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 5468.1, digest="sha256:fcb3e92b1402"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                20662.1,
-                digest="sha256:fcb3e92b1402",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 20662.1, digest="sha256:fcb3e92b1402"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                40980.2,
-                digest="sha256:fcb3e92b1402",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 40980.2, digest="sha256:fcb3e92b1402"
             ),
         ),
         *serve(
             "bwd_fused_bf16_d192",
             estimated(
-                1, "br16_bc64_w8_s1_fa2_pointer", 90112, 254, 8114.2, digest="sha256:484021444253"
+                1, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 8114.2, digest="sha256:484021444253"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s1_fa2_pointer",
-                90112,
-                254,
-                32208.8,
-                digest="sha256:484021444253",
+                1024, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 32208.8, digest="sha256:484021444253"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s1_fa2_pointer",
-                90112,
-                254,
-                128587.1,
-                digest="sha256:484021444253",
+                4096, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 128587.1, digest="sha256:484021444253"
             ),
             estimated(
                 16384,
-                "br16_bc64_w8_s1_fa2_pointer",
+                "br16_bc64_w8_s1_fa2_ptr",
                 90112,
                 254,
                 257091.6,
@@ -15555,27 +11685,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d192_causal",
             estimated(
-                1, "br16_bc64_w8_s2_fa2_pointer", 98432, 255, 4524.5, digest="sha256:d13248a8c79d"
+                1, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 4524.5, digest="sha256:d13248a8c79d"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s2_fa2_pointer",
-                98432,
-                255,
-                16211.8,
-                digest="sha256:d13248a8c79d",
+                1024, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 16211.8, digest="sha256:d13248a8c79d"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s2_fa2_pointer",
-                98432,
-                255,
-                61988.8,
-                digest="sha256:d13248a8c79d",
+                4096, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 61988.8, digest="sha256:d13248a8c79d"
             ),
             estimated(
                 16384,
-                "br16_bc64_w8_s2_fa2_pointer",
+                "br16_bc64_w8_s2_fa2_ptr",
                 98432,
                 255,
                 123319.7,
@@ -15585,27 +11705,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d256",
             estimated(
-                1, "br16_bc64_w8_s2_fa2_pointer", 98432, 255, 6115.9, digest="sha256:405c5c19ba67"
+                1, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 6115.9, digest="sha256:405c5c19ba67"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s2_fa2_pointer",
-                98432,
-                255,
-                24259.9,
-                digest="sha256:405c5c19ba67",
+                1024, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 24259.9, digest="sha256:405c5c19ba67"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s2_fa2_pointer",
-                98432,
-                255,
-                96835.9,
-                digest="sha256:405c5c19ba67",
+                4096, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 96835.9, digest="sha256:405c5c19ba67"
             ),
             estimated(
                 16384,
-                "br16_bc64_w8_s2_fa2_pointer",
+                "br16_bc64_w8_s2_fa2_ptr",
                 98432,
                 255,
                 193603.9,
@@ -15615,57 +11725,32 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_bf16_d256_causal",
             estimated(
-                1, "br16_bc64_w8_s2_fa2_pointer", 98432, 255, 3679.2, digest="sha256:b306c4ad8fc0"
+                1, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 3679.2, digest="sha256:b306c4ad8fc0"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s2_fa2_pointer",
-                98432,
-                255,
-                13192.7,
-                digest="sha256:b306c4ad8fc0",
+                1024, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 13192.7, digest="sha256:b306c4ad8fc0"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s2_fa2_pointer",
-                98432,
-                255,
-                50254.2,
-                digest="sha256:b306c4ad8fc0",
+                4096, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 50254.2, digest="sha256:b306c4ad8fc0"
             ),
             estimated(
-                16384,
-                "br16_bc64_w8_s2_fa2_pointer",
-                98432,
-                255,
-                99992.8,
-                digest="sha256:b306c4ad8fc0",
+                16384, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 99992.8, digest="sha256:b306c4ad8fc0"
             ),
         ),
         *serve(
             "bwd_fused_fp16_d64",
             estimated(
-                1, "br64_bc128_w8_s3_fa2_pointer", 82944, 255, 1889.7, digest="sha256:aab000e0547a"
+                1, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 1889.7, digest="sha256:aab000e0547a"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_pointer",
-                82944,
-                255,
-                7194.6,
-                digest="sha256:aab000e0547a",
+                1024, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 7194.6, digest="sha256:aab000e0547a"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_pointer",
-                82944,
-                255,
-                28414.5,
-                digest="sha256:aab000e0547a",
+                4096, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 28414.5, digest="sha256:aab000e0547a"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s3_fa2_pointer",
+                "br64_bc128_w8_s3_fa2_ptr",
                 82944,
                 255,
                 56707.5,
@@ -15675,27 +11760,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_fp16_d64_causal",
             estimated(
-                1, "br64_bc128_w8_s3_fa2_pointer", 82944, 255, 1806.6, digest="sha256:085f52fd74ad"
+                1, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 1806.6, digest="sha256:085f52fd74ad"
             ),
             estimated(
-                1024,
-                "br64_bc128_w8_s3_fa2_pointer",
-                82944,
-                255,
-                3949.4,
-                digest="sha256:085f52fd74ad",
+                1024, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 3949.4, digest="sha256:085f52fd74ad"
             ),
             estimated(
-                4096,
-                "br64_bc128_w8_s3_fa2_pointer",
-                82944,
-                255,
-                14653.0,
-                digest="sha256:085f52fd74ad",
+                4096, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 14653.0, digest="sha256:085f52fd74ad"
             ),
             estimated(
                 16384,
-                "br64_bc128_w8_s3_fa2_pointer",
+                "br64_bc128_w8_s3_fa2_ptr",
                 82944,
                 255,
                 28769.4,
@@ -15705,27 +11780,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_fp16_d96",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, 3591.4, digest="sha256:4b1ade99a9e5"
+                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 3591.4, digest="sha256:4b1ade99a9e5"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                13834.6,
-                digest="sha256:4b1ade99a9e5",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 13834.6, digest="sha256:4b1ade99a9e5"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                54807.1,
-                digest="sha256:4b1ade99a9e5",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 54807.1, digest="sha256:4b1ade99a9e5"
             ),
             estimated(
                 16384,
-                "br32_bc64_w4_s3_fa2_pointer",
+                "br32_bc64_w4_s3_fa2_ptr",
                 74240,
                 255,
                 109437.1,
@@ -15735,117 +11800,62 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_fp16_d96_causal",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, 2173.8, digest="sha256:9a2a9f9c6b08"
+                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 2173.8, digest="sha256:9a2a9f9c6b08"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                7299.8,
-                digest="sha256:9a2a9f9c6b08",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 7299.8, digest="sha256:9a2a9f9c6b08"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                27608.0,
-                digest="sha256:9a2a9f9c6b08",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 27608.0, digest="sha256:9a2a9f9c6b08"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                54749.4,
-                digest="sha256:9a2a9f9c6b08",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 54749.4, digest="sha256:9a2a9f9c6b08"
             ),
         ),
         *serve(
             "bwd_fused_fp16_d128",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, 2635.0, digest="sha256:f836e8898efc"
+                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 2635.0, digest="sha256:f836e8898efc"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                10137.6,
-                digest="sha256:f836e8898efc",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 10137.6, digest="sha256:f836e8898efc"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                40148.1,
-                digest="sha256:f836e8898efc",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 40148.1, digest="sha256:f836e8898efc"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                80162.0,
-                digest="sha256:f836e8898efc",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 80162.0, digest="sha256:f836e8898efc"
             ),
         ),
         *serve(
             "bwd_fused_fp16_d128_causal",
             estimated(
-                1, "br32_bc64_w4_s3_fa2_pointer", 74240, 255, 1799.6, digest="sha256:f213b0b298a3"
+                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1799.6, digest="sha256:f213b0b298a3"
             ),
             estimated(
-                1024,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                5468.1,
-                digest="sha256:f213b0b298a3",
+                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 5468.1, digest="sha256:f213b0b298a3"
             ),
             estimated(
-                4096,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                20662.1,
-                digest="sha256:f213b0b298a3",
+                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 20662.1, digest="sha256:f213b0b298a3"
             ),
             estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_pointer",
-                74240,
-                255,
-                40980.2,
-                digest="sha256:f213b0b298a3",
+                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 40980.2, digest="sha256:f213b0b298a3"
             ),
         ),
         *serve(
             "bwd_fused_fp16_d192",
             estimated(
-                1, "br16_bc64_w8_s1_fa2_pointer", 90112, 254, 8114.2, digest="sha256:43397b9c560b"
+                1, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 8114.2, digest="sha256:43397b9c560b"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s1_fa2_pointer",
-                90112,
-                254,
-                32208.8,
-                digest="sha256:43397b9c560b",
+                1024, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 32208.8, digest="sha256:43397b9c560b"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s1_fa2_pointer",
-                90112,
-                254,
-                128587.1,
-                digest="sha256:43397b9c560b",
+                4096, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 128587.1, digest="sha256:43397b9c560b"
             ),
             estimated(
                 16384,
-                "br16_bc64_w8_s1_fa2_pointer",
+                "br16_bc64_w8_s1_fa2_ptr",
                 90112,
                 254,
                 257091.6,
@@ -15855,27 +11865,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_fp16_d192_causal",
             estimated(
-                1, "br16_bc64_w8_s2_fa2_pointer", 98432, 255, 4524.5, digest="sha256:94a822164c1e"
+                1, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 4524.5, digest="sha256:94a822164c1e"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s2_fa2_pointer",
-                98432,
-                255,
-                16211.8,
-                digest="sha256:94a822164c1e",
+                1024, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 16211.8, digest="sha256:94a822164c1e"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s2_fa2_pointer",
-                98432,
-                255,
-                61988.8,
-                digest="sha256:94a822164c1e",
+                4096, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 61988.8, digest="sha256:94a822164c1e"
             ),
             estimated(
                 16384,
-                "br16_bc64_w8_s2_fa2_pointer",
+                "br16_bc64_w8_s2_fa2_ptr",
                 98432,
                 255,
                 123319.7,
@@ -15885,27 +11885,17 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_fp16_d256",
             estimated(
-                1, "br16_bc64_w8_s2_fa2_pointer", 98432, 255, 6115.9, digest="sha256:d51f523d3c7f"
+                1, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 6115.9, digest="sha256:d51f523d3c7f"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s2_fa2_pointer",
-                98432,
-                255,
-                24259.9,
-                digest="sha256:d51f523d3c7f",
+                1024, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 24259.9, digest="sha256:d51f523d3c7f"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s2_fa2_pointer",
-                98432,
-                255,
-                96835.9,
-                digest="sha256:d51f523d3c7f",
+                4096, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 96835.9, digest="sha256:d51f523d3c7f"
             ),
             estimated(
                 16384,
-                "br16_bc64_w8_s2_fa2_pointer",
+                "br16_bc64_w8_s2_fa2_ptr",
                 98432,
                 255,
                 193603.9,
@@ -15915,31 +11905,16 @@ def nvidia_l4() -> tuple[Choice, ...]:
         *serve(
             "bwd_fused_fp16_d256_causal",
             estimated(
-                1, "br16_bc64_w8_s2_fa2_pointer", 98432, 255, 3679.2, digest="sha256:d0d76c5f27c8"
+                1, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 3679.2, digest="sha256:d0d76c5f27c8"
             ),
             estimated(
-                1024,
-                "br16_bc64_w8_s2_fa2_pointer",
-                98432,
-                255,
-                13192.7,
-                digest="sha256:d0d76c5f27c8",
+                1024, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 13192.7, digest="sha256:d0d76c5f27c8"
             ),
             estimated(
-                4096,
-                "br16_bc64_w8_s2_fa2_pointer",
-                98432,
-                255,
-                50254.2,
-                digest="sha256:d0d76c5f27c8",
+                4096, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 50254.2, digest="sha256:d0d76c5f27c8"
             ),
             estimated(
-                16384,
-                "br16_bc64_w8_s2_fa2_pointer",
-                98432,
-                255,
-                99992.8,
-                digest="sha256:d0d76c5f27c8",
+                16384, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 99992.8, digest="sha256:d0d76c5f27c8"
             ),
         ),
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import KernelConfig
+from flashgen.spec.config import KernelConfig, kernel_name
 from flashgen.spec.problem import BUCKETS, Bucket
 from flashgen.spec.vocabulary import Source
 
@@ -65,7 +65,7 @@ def of_rows(
     digests: Mapping[str, str],
 ) -> tuple[Choice, ...]:
     """The choices of one spec; configs by name, digests of today's texts by kernel."""
-    names = {row: f"{spec.name}_{row.config}" for row in rows}
+    names = {row: kernel_name(spec, configs[row.config]) for row in rows}
     return tuple(
         Choice(
             spec=spec,

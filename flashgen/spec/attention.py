@@ -73,13 +73,21 @@ class AttentionSpec:
     @property
     def name(self) -> str:
         """The spec in one word, as in kernel names: fwd_bf16_d128_causal."""
+        return self._plain_name + "".join(row.suffix for row in features_on(self))
+
+    @property
+    def short_name(self) -> str:
+        """The same with its features abbreviated, for names of kernels that would be long."""
+        return self._plain_name + "".join(row.short for row in features_on(self))
+
+    @property
+    def _plain_name(self) -> str:
         dtype = "tf32" if self.precision == "tf32" else SHORT_DTYPE[self.dtype]
         dims = f"d{self.head_dim}"
         if self.head_dim_v != self.head_dim:
             dims += f"v{self.head_dim_v}"
         mask = "" if self.mask == "none" else f"_{self.mask}"
-        features = "".join(row.suffix for row in features_on(self))
-        return f"{PREFIX[self.direction]}_{dtype}_{dims}{mask}{features}"
+        return f"{PREFIX[self.direction]}_{dtype}_{dims}{mask}"
 
     @property
     def causal(self) -> bool:

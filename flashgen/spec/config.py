@@ -19,6 +19,17 @@ Order = Literal["plain", "longest_first", "head_reversal", "grouped"]
 HeadDims = Literal["exact", "padded"]
 Widening = Literal["bits", "native"]
 
+LOADS_LABEL: dict[Loads, str] = {"pointer": "ptr", "descriptor": "tma"}
+ORDER_LABEL: dict[Order, str] = {
+    "plain": "",
+    "longest_first": "_lpt",
+    "head_reversal": "_rev",
+    "grouped": "_grp",
+}
+"""How labels write the fields loads and order; lpt: longest processing time first."""
+LONGEST_NAME = 60
+"""Characters of a kernel's name beyond which its features are abbreviated."""
+
 TILES = (16, 32, 64, 128, 256)
 HOPPER_SIDES = (*TILES, 192)
 HOPPER_WARPS = (8, 12)
@@ -107,22 +118,15 @@ class KernelConfig:
 
     @property
     def label(self) -> str:
-        """The config in one word, as in kernel names."""
-        parts = [f"br{self.br}", f"bc{self.bc}", f"w{self.num_warps}", f"s{self.num_stages}"]
-        parts += [self.schedule, self.loads]
-        if self.order != "plain":
-            parts.append(self.order)
-        if self.persistent:
-            parts.append("persistent")
-        if self.head_dims != "exact":
-            parts.append("any_dim")
-        if self.split_keys > 1:
-            parts.append(f"split{self.split_keys}")
-        if self.widening != "bits":
-            parts.append(self.widening)
-        if self.v_parts > 1:
-            parts.append(f"v{self.v_parts}")
-        return "_".join(parts)
+        """The config in one word, as it stands in tables, listings and kernel names:
+        br128_bc64_w8_s2_fa2_tma_lpt. Fields at their defaults are left out.
+        """
+        tile = f"br{self.br}_bc{self.bc}_w{self.num_warps}_s{self.num_stages}"
+        label = f"{tile}_{self.schedule}_{LOADS_LABEL[self.loads]}{ORDER_LABEL[self.order]}"
+        label += "_pers" * self.persistent + "_anydim" * (self.head_dims == "padded")
+        label += f"_split{self.split_keys}" * (self.split_keys > 1)
+        label += "_native" * (self.widening == "native")
+        return label + f"_v{self.v_parts}" * (self.v_parts > 1)
 
     @property
     def takes_heads(self) -> bool:
@@ -189,8 +193,8 @@ class KernelConfig:
 
 _LABEL = (
     r"br(?P<br>[0-9]+)_bc(?P<bc>[0-9]+)_w(?P<num_warps>[0-9]+)_s(?P<num_stages>[0-9]+)"
-    rf"_(?P<schedule>{'|'.join(get_args(Schedule))})_(?P<loads>{'|'.join(get_args(Loads))})"
-    rf"(_(?P<order>{'|'.join(get_args(Order))}))?(?P<persistent>_persistent)?(?P<any_dim>_any_dim)?"
+    rf"_(?P<schedule>{'|'.join(get_args(Schedule))})_(?P<loads>{'|'.join(LOADS_LABEL.values())})"
+    rf"(?P<order>{'|'.join(ORDER_LABEL.values())})(?P<persistent>_pers)?(?P<any_dim>_anydim)?"
     r"(_split(?P<split_keys>[0-9]+))?(_(?P<widening>native))?(_v(?P<v_parts>[0-9]+))?"
 )
 
@@ -201,7 +205,7 @@ def config_of(label: str) -> KernelConfig:
     found = re.fullmatch(_LABEL, label)
     if found is None:
         raise InvalidArgument(
-            f"config must be a label like br128_bc64_w8_s2_fa2_pointer: got {label!r}"
+            f"config must be a label like br128_bc64_w8_s2_fa2_ptr: got {label!r}"
         )
     config = KernelConfig(
         br=int(found["br"]),
@@ -209,8 +213,8 @@ def config_of(label: str) -> KernelConfig:
         num_warps=int(found["num_warps"]),
         num_stages=int(found["num_stages"]),
         schedule=found["schedule"],  # type: ignore[arg-type]  # of the words in the pattern
-        loads=found["loads"],  # type: ignore[arg-type]
-        order=found["order"] or "plain",  # type: ignore[arg-type]
+        loads={label: loads for loads, label in LOADS_LABEL.items()}[found["loads"]],
+        order={label: order for order, label in ORDER_LABEL.items()}[found["order"]],
         head_dims="padded" if found["any_dim"] else "exact",
         split_keys=int(found["split_keys"] or 1),
         persistent=found["persistent"] is not None,
@@ -245,5 +249,6 @@ def o_apart(spec: AttentionSpec, config: KernelConfig) -> bool:
 
 
 def kernel_name(spec: AttentionSpec, config: KernelConfig) -> str:
-    """The one name of a kernel: in the YAML, the file, the profiler and every error."""
-    return f"{spec.name}_{config.label}"
+    """The one name of a kernel: its file, its function, in the profiler and in every error."""
+    name = f"{spec.name}_{config.label}"
+    return name if len(name) <= LONGEST_NAME else f"{spec.short_name}_{config.label}"

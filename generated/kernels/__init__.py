@@ -4,1240 +4,1240 @@
 
 # The digest of each kernel: the sha256 of the text below the five lines of its header.
 DIGESTS: dict[str, str] = {
-    "bwd_delta_bf16_d128_br32_bc16_w4_s1_fa2_pointer": (
-        "sha256:d6c15554d0655744bb4a67ed662959b179f3bac9a21cf97e328c7929046feac5"
+    "bwd_delta_bf16_d128_br32_bc16_w4_s1_fa2_ptr": (
+        "sha256:d29b49737868a06ea1cf2c382b415dd3f05a3f010ded71ba5ff2df6bf12bd57f"
     ),
-    "bwd_delta_bf16_d192_br16_bc16_w4_s1_fa2_pointer": (
-        "sha256:1331922c318dd4e164ad02c8944657770d79b4a737b09142261d4272acda1391"
+    "bwd_delta_bf16_d192_br16_bc16_w4_s1_fa2_ptr": (
+        "sha256:3379a885d1e3447f7d076f305e713425b11c63b0b3c2386987e1ef83e579cd54"
     ),
-    "bwd_delta_bf16_d256_br16_bc16_w4_s1_fa2_pointer": (
-        "sha256:e0d2e8c1e1bb161adc691e3db54362d97be0a0dcd6bd00122f7543fa2d8c39bd"
+    "bwd_delta_bf16_d256_br16_bc16_w4_s1_fa2_ptr": (
+        "sha256:2d4559dca902e85558d9318c02848c0f57201f23c758c7d2986f843f5123948e"
     ),
-    "bwd_delta_bf16_d64_br16_bc16_w2_s1_fa2_pointer": (
-        "sha256:80be66806bb2db66959cb4a6504f5c93557e7fcc94141182f8dadc94ce8e5a02"
+    "bwd_delta_bf16_d64_br16_bc16_w2_s1_fa2_ptr": (
+        "sha256:8303522048093de2a97d51f5e15c52e504fd48dd02ef78b0c41ac546e5b5579a"
     ),
-    "bwd_delta_bf16_d64_br64_bc16_w4_s1_fa2_pointer": (
-        "sha256:99f8a2e0e76b1a189635659341eab53c95c51f2be5568b9d12ce37ed6ce52357"
+    "bwd_delta_bf16_d64_br64_bc16_w4_s1_fa2_ptr": (
+        "sha256:7dfe8d74e068c017c688627c46f7bdecbbfd2cbb6de75464164720be22d884ff"
     ),
-    "bwd_delta_bf16_d64_br64_bc16_w8_s1_fa2_pointer": (
-        "sha256:9a9a5cfb793d36dfb460dcbd26b798df84e3a98fb8d51e7971672e868e530c90"
+    "bwd_delta_bf16_d64_br64_bc16_w8_s1_fa2_ptr": (
+        "sha256:4d2e575187ddffcaa317012a9c416dc875765aa3d1313ed432973eb0b861f573"
     ),
-    "bwd_delta_bf16_d96_br16_bc16_w2_s1_fa2_pointer": (
-        "sha256:5814e909812a535d45ef98a35338fd5f8f79ff02c5fa1d42d55c59bcbd75d7cd"
+    "bwd_delta_bf16_d96_br16_bc16_w2_s1_fa2_ptr": (
+        "sha256:a9f60cc2e4a681a365e5644353f6600a7a949fcf27015f90025a65066b2c62fa"
     ),
-    "bwd_delta_bf16_d96_br32_bc16_w4_s1_fa2_pointer": (
-        "sha256:cf9e1b3eadf9cb7758c133c4d991b6a86affa99fa01e7e565490aa6ce80762d4"
+    "bwd_delta_bf16_d96_br32_bc16_w4_s1_fa2_ptr": (
+        "sha256:8ca80d90ca33ef39b75aa89d1b63a73fc81eb5b59b233e4ff7851189d07f6014"
     ),
-    "bwd_delta_fp16_d128_br32_bc16_w4_s1_fa2_pointer": (
-        "sha256:e502ad56704f9e4ebd2d30c294d0328c56f9af8be88ec8e4b1b28e732451b9c0"
+    "bwd_delta_fp16_d128_br32_bc16_w4_s1_fa2_ptr": (
+        "sha256:3a883c95837a70d7419d47bc80fd113f19b6549c16cc92cbd8a14c9aaed32941"
     ),
-    "bwd_delta_fp16_d192_br16_bc16_w4_s1_fa2_pointer": (
-        "sha256:a065b572ca09d4e34fc57fb5bccfbc23102b9fda4e47bf95ebcb945e6ed34a88"
+    "bwd_delta_fp16_d192_br16_bc16_w4_s1_fa2_ptr": (
+        "sha256:e926fba0edcae2e2600b0df99f3b3f1889213369be4d7f9f430d4fde6621de85"
     ),
-    "bwd_delta_fp16_d256_br16_bc16_w4_s1_fa2_pointer": (
-        "sha256:010afaaf1d293d3c21ffa20319862bbf053cae72bac47f876d30cea9a8a0ce07"
+    "bwd_delta_fp16_d256_br16_bc16_w4_s1_fa2_ptr": (
+        "sha256:04552a33f36fbeecbf783b0930cb4d3eda18b3448053d78e471fbbe894feb35f"
     ),
-    "bwd_delta_fp16_d64_br16_bc16_w2_s1_fa2_pointer": (
-        "sha256:e40a80c0c0fed3f3baa193dd57bdb28f47015823eeee0b04a8fbfacecd7d3e1b"
+    "bwd_delta_fp16_d64_br16_bc16_w2_s1_fa2_ptr": (
+        "sha256:555bbff747d9f34554a026618afcad87b921b8ba3f0d3b93097b7da3a850b812"
     ),
-    "bwd_delta_fp16_d64_br64_bc16_w4_s1_fa2_pointer": (
-        "sha256:1c64bd4d7b31f6570a68e36671d7accac74c5edcc3f320d2c4c597e239cdd6e4"
+    "bwd_delta_fp16_d64_br64_bc16_w4_s1_fa2_ptr": (
+        "sha256:2351257985c860e21cf5e9bc5116151f1f0328ab28d4c3e0ac5aa4ac34686605"
     ),
-    "bwd_delta_fp16_d64_br64_bc16_w8_s1_fa2_pointer": (
-        "sha256:95d941f40ad04baf0e6466494d890ef672d8b4017c5ef8191aed9cdc99605b10"
+    "bwd_delta_fp16_d64_br64_bc16_w8_s1_fa2_ptr": (
+        "sha256:c7c0ba4d1ffb32c52de1edd4b142c0f69a59585f5ef4ba0a9fb62e1d8f168864"
     ),
-    "bwd_delta_fp16_d96_br16_bc16_w2_s1_fa2_pointer": (
-        "sha256:60a58ec704de0f394ac20b175c66e8fd9063dc1694a33f745eeb17f65a7cba7e"
+    "bwd_delta_fp16_d96_br16_bc16_w2_s1_fa2_ptr": (
+        "sha256:c8d43e64939290e5e8c9540639e6b4447609f2e19e0f81a451b127cf7aec899f"
     ),
-    "bwd_delta_fp16_d96_br32_bc16_w4_s1_fa2_pointer": (
-        "sha256:6f0189f864ba94026e04a38c282e27359c969fdde57ab25840b64effff82e058"
+    "bwd_delta_fp16_d96_br32_bc16_w4_s1_fa2_ptr": (
+        "sha256:9cb64dc2b2308ec4b20bea31de7c61d245a7b1fee3f95147ae6ea76234df48b0"
     ),
-    "bwd_dkv_bf16_d128_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:d6f419adafc47b5d5fdc267309b7bf059c7fc8728163b7de749e24d7efd2027c"
+    "bwd_dkv_bf16_d128_br32_bc64_w4_s3_fa2_ptr": (
+        "sha256:f9b6f951053025af369d81e08eb9a10ed1cc51d065dde6379b456e5e51f8593c"
     ),
-    "bwd_dkv_bf16_d128_br64_bc128_w8_s2_fa2_pointer": (
-        "sha256:5889fede0227f91d7574df43837b9389def5a82a4856760c55a379286e79f8f8"
+    "bwd_dkv_bf16_d128_br64_bc128_w8_s2_fa2_ptr": (
+        "sha256:668f0f2a6b27084341d208d1fe046495fd16b1e44c582e9a849d017d0e06b2ee"
     ),
-    "bwd_dkv_bf16_d128_br64_bc128_w8_s3_fa2_descriptor": (
-        "sha256:b1b8f2087682a94540da86f7c9cfe3f1103b8fcce2d16807c24ac0969c23f628"
+    "bwd_dkv_bf16_d128_br64_bc128_w8_s3_fa2_ptr": (
+        "sha256:cc4736cce10912c3dbc018196ae1543bf94234d2dd824951c40a853afc693224"
     ),
-    "bwd_dkv_bf16_d128_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:1354129000314fa378b2c2ab4965fcbb294dfac2be32e2c222fad84b550d1959"
+    "bwd_dkv_bf16_d128_br64_bc128_w8_s3_fa2_tma": (
+        "sha256:314a9f71e926fc99bbaa0a89f6524dba196da7ba5c356ff3ab7f8817a94cb46f"
     ),
-    "bwd_dkv_bf16_d128_causal_br32_bc128_w8_s2_fa2_pointer": (
-        "sha256:4a0682687928eb069e7064facaf9e6baf14e54125187058e1883db39a9b42670"
+    "bwd_dkv_bf16_d128_causal_br32_bc128_w8_s2_fa2_ptr": (
+        "sha256:22b56c6e0ae94b888cde9cad4cd6158d9f874fffc773173ee40a664ce68d3ebc"
     ),
-    "bwd_dkv_bf16_d128_causal_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:b47727941d7cb8a3eaec874b27738e24bc1042d3069822f2333294613c94c3f3"
+    "bwd_dkv_bf16_d128_causal_br32_bc64_w4_s3_fa2_ptr": (
+        "sha256:03e58f0221d0f38d385860d5919ca57ab9a597a297941593934c16ccab4d59ab"
     ),
-    "bwd_dkv_bf16_d128_causal_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:32e9230388f059b625d7e3155b852900b0aaea36fa7dbdf40ed9000a14ce9cde"
+    "bwd_dkv_bf16_d128_causal_br64_bc128_w8_s3_fa2_ptr": (
+        "sha256:a4b996d958cdbfb0cfbc6cc2d1fa36d322bf7ea1343383e26077739f13433dff"
     ),
-    "bwd_dkv_bf16_d192_br16_bc32_w8_s2_fa2_pointer": (
-        "sha256:5558bffaaec3dc5f74caadc2b17157a583dc7d687bda5e3a8480476c30fe24c9"
+    "bwd_dkv_bf16_d192_br16_bc32_w8_s2_fa2_ptr": (
+        "sha256:1d8b7c7462e2ff8a709d4e8fe115d8543cbc795a4f4089450a541bef5fd03529"
     ),
-    "bwd_dkv_bf16_d192_br32_bc32_w4_s3_fa2_pointer": (
-        "sha256:993cd29544021b24b4b80c573fa11c357256cc4b864ffb782a512abefc774a0c"
+    "bwd_dkv_bf16_d192_br32_bc32_w4_s3_fa2_ptr": (
+        "sha256:a04a2e36817b1090a20bfad7a880922bc4ebeb7fab44a82e7cc251249f16847b"
     ),
-    "bwd_dkv_bf16_d192_br64_bc64_w8_s2_fa2_pointer": (
-        "sha256:1d1c48def014d8e79de5bf4541bbc164a3b9041e9dbf47263d337aec70a050f3"
+    "bwd_dkv_bf16_d192_br64_bc64_w8_s2_fa2_ptr": (
+        "sha256:6b96604b0a5543c1cf0e079e5a6132352d7bae6dd179338a40730232ea8a046b"
     ),
-    "bwd_dkv_bf16_d192_causal_br16_bc32_w8_s2_fa2_pointer": (
-        "sha256:13ac48dc14ac929e07c87157af8a252689803b997b1bcefdfaacb4638bfa6207"
+    "bwd_dkv_bf16_d192_causal_br16_bc32_w8_s2_fa2_ptr": (
+        "sha256:fe3bc40f7078809ca4a5655cd907849176280a200f07c8cfa65a5416ed06f707"
     ),
-    "bwd_dkv_bf16_d192_causal_br32_bc32_w4_s3_fa2_pointer": (
-        "sha256:266e99e8703e58f1548a594fb94871fc69b3c55960f1f2d061fc7c53dfe01f8d"
+    "bwd_dkv_bf16_d192_causal_br32_bc32_w4_s3_fa2_ptr": (
+        "sha256:323d2ac471fcf206514d66cc9aea89141c9c4087de834a5e98cdbb9a8af0dbb6"
     ),
-    "bwd_dkv_bf16_d192_causal_br64_bc64_w8_s1_fa2_pointer": (
-        "sha256:2709a2e1b26bbe6cb1457645188d748fd4ed249fdfcdf37fef43d10fd0faba14"
+    "bwd_dkv_bf16_d192_causal_br64_bc64_w8_s1_fa2_ptr": (
+        "sha256:47970bedfba8fb9c857c0325ea5a2683cf1164fccf5e9045fc691324804f419e"
     ),
-    "bwd_dkv_bf16_d256_br16_bc32_w8_s2_fa2_pointer": (
-        "sha256:2b4562e4dd9158253332e9784f07fb61423efa15f8635b4f97a2517c4a41682f"
+    "bwd_dkv_bf16_d256_br16_bc32_w8_s2_fa2_ptr": (
+        "sha256:2c874d6bace75315f5c737cd724439cfe0d0ad9d42653ea15c961b7196b66aee"
     ),
-    "bwd_dkv_bf16_d256_br32_bc32_w4_s3_fa2_pointer": (
-        "sha256:6cf29992b6f54a0009eb49746ea16d3b054e7e23cb42d6ac78f05bcbf004da83"
+    "bwd_dkv_bf16_d256_br32_bc32_w4_s3_fa2_ptr": (
+        "sha256:576253e5c1eb7b34029cd9eb929901f13be99d82bbf754bf420eb9e08d0e9e06"
     ),
-    "bwd_dkv_bf16_d256_br64_bc64_w8_s1_fa2_pointer": (
-        "sha256:c62d63366253f2d33bd8e4466a111a519a18e9480c94099737b5091d0882eb9b"
+    "bwd_dkv_bf16_d256_br64_bc64_w8_s1_fa2_ptr": (
+        "sha256:601906c6c06582268bef7c038a352c20d86c4ded76631815fe2d8654c87b4b14"
     ),
-    "bwd_dkv_bf16_d256_causal_br16_bc32_w8_s2_fa2_pointer": (
-        "sha256:ee85fc524767873eca35fbc89d10a1e1b874b39ef019b6f53928d29bcb186f0c"
+    "bwd_dkv_bf16_d256_causal_br16_bc32_w8_s2_fa2_ptr": (
+        "sha256:12a8eb6b55608d8e49d13b82a0442fb1eabd53c074a75ea55565c9784729e6c9"
     ),
-    "bwd_dkv_bf16_d256_causal_br32_bc32_w4_s3_fa2_pointer": (
-        "sha256:0834599a1bd81694ba2384dd2e8c0633b9c1f669da587b94e949776f638616d0"
+    "bwd_dkv_bf16_d256_causal_br32_bc32_w4_s3_fa2_ptr": (
+        "sha256:5e59cca022fc80675fa11585b00fce250a01f6a30e48c1b509f91456ac672e63"
     ),
-    "bwd_dkv_bf16_d256_causal_br64_bc64_w8_s1_fa2_pointer": (
-        "sha256:db5872589eb25a1862d473cf2798223f729f24ca415f74d217160a8634d73b0e"
+    "bwd_dkv_bf16_d256_causal_br64_bc64_w8_s1_fa2_ptr": (
+        "sha256:7de17ef68c3ff5e2bf1acb4f7e8b9840115c76583687999f4fcda1763d524d5f"
     ),
-    "bwd_dkv_bf16_d64_br32_bc128_w4_s3_fa2_pointer": (
-        "sha256:f1fa2b4bd7901aedebea3afe38f236cd6534bbc0a82da982e20c29c6979aa7fd"
+    "bwd_dkv_bf16_d64_br32_bc128_w4_s3_fa2_ptr": (
+        "sha256:f840ec386669ae34246d88ff28dec978090c27ea1f6ebca736435476db317493"
     ),
-    "bwd_dkv_bf16_d64_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:01bb3bd7be8e34aba0981e78245df6d9418128f3a8301ae14dc54804afe288da"
+    "bwd_dkv_bf16_d64_br32_bc64_w4_s3_fa2_ptr": (
+        "sha256:663084e91136e306f3a987eb37d8e4aac239eee8189a04070995937b2277040d"
     ),
-    "bwd_dkv_bf16_d64_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:2595d34c35187221e6f51e78999d9bd9e2f1572c5fbcd8b3d65880349e80cb86"
+    "bwd_dkv_bf16_d64_br64_bc128_w8_s3_fa2_ptr": (
+        "sha256:6b5b96333741bf9b5e1f9768eb780cd85bdba96f0dfd3b57801129573fa553f3"
     ),
-    "bwd_dkv_bf16_d64_br64_bc64_w4_s2_fa2_pointer": (
-        "sha256:d1b98abef4ce74aaef437b5c3f68a9f3db15fd174ac961be4ad1dc65faf0b31d"
+    "bwd_dkv_bf16_d64_br64_bc64_w4_s2_fa2_ptr": (
+        "sha256:af9498a398904b7ebb5db66b7ac7df1a2ff840eaa2e5a2d98d77972f77c8d82b"
     ),
-    "bwd_dkv_bf16_d64_br64_bc64_w4_s3_fa2_descriptor": (
-        "sha256:cb7f6e606ddccf99b900b3d1da51453f12a0f119a423530577380703b5c87fc1"
+    "bwd_dkv_bf16_d64_br64_bc64_w4_s3_fa2_tma": (
+        "sha256:ee29a1b690d73d893ea42ac3c27cd6cba529291170969bc21144a02208bf3982"
     ),
-    "bwd_dkv_bf16_d64_causal_br32_bc128_w4_s3_fa2_pointer": (
-        "sha256:99cc9edd646874ef908fb8af88dae87c111c216f08c0f511d642bb122504fe44"
+    "bwd_dkv_bf16_d64_causal_br32_bc128_w4_s3_fa2_ptr": (
+        "sha256:eb92e19c95904886af3ff148d7cab88faa729a633600b238c69957a2079231cf"
     ),
-    "bwd_dkv_bf16_d64_causal_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:47162442dae486fbcdcf2779dddc4c021a9d960c987536e914e23ac23308940f"
+    "bwd_dkv_bf16_d64_causal_br32_bc64_w4_s3_fa2_ptr": (
+        "sha256:e074edcb53a62be0bed58c46236fcf72866edcde4e9f1e5f43323f0280df3226"
     ),
-    "bwd_dkv_bf16_d64_causal_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:30f4e7c782b55cd58a026ece5cb751b0bfe82a7f9970085e3cef2a97574e388c"
+    "bwd_dkv_bf16_d64_causal_br64_bc128_w8_s3_fa2_ptr": (
+        "sha256:8d3c18403c13d26e9ad2ae21340eee8b12d391b86d6ac5e2de8ca088ba72028b"
     ),
-    "bwd_dkv_bf16_d64_causal_br64_bc64_w4_s3_fa2_pointer": (
-        "sha256:1b1d13891a6da8b0db3fdf8fa862c8b689cf80ff4a9733bc8bfa9f1d930cc17b"
+    "bwd_dkv_bf16_d64_causal_br64_bc64_w4_s3_fa2_ptr": (
+        "sha256:b1b363c7b65b86fb85fe07164bae1ed8744147bb43b59479313cd09e3bb05a0e"
     ),
-    "bwd_dkv_bf16_d96_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:93cf4b688fa7477140a7b9b20e799c7fce2d83c31866e1162abdbcf1e50b8804"
+    "bwd_dkv_bf16_d96_br32_bc64_w4_s3_fa2_ptr": (
+        "sha256:4c68f5893536b62429e5b4d0e70bce332a1abd6007fd2f57046646d1c68f168f"
     ),
-    "bwd_dkv_bf16_d96_br64_bc128_w8_s2_fa2_pointer": (
-        "sha256:94c762578d5a22b04a912cb3ea819e7b72fb70facf47deaa7e969124bbe94c8e"
+    "bwd_dkv_bf16_d96_br64_bc128_w8_s2_fa2_ptr": (
+        "sha256:c42dcadc0227f6d06a1fa493a90e47fcbc3ea490ce8aa9ebd82e0a2206f93a4b"
     ),
-    "bwd_dkv_bf16_d96_br64_bc128_w8_s3_fa2_descriptor": (
-        "sha256:d0ca4c8644b0c650d0d382dd1db747a81251632b347e73f7d40331c24f6d1bf0"
+    "bwd_dkv_bf16_d96_br64_bc128_w8_s3_fa2_ptr": (
+        "sha256:afd5492b0869ee5b42af48ecb2610f893a7f1df57221128f4ed2c50b49627349"
     ),
-    "bwd_dkv_bf16_d96_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:18d2966841131e212ebfee240b861cd1816f6ca670c208e7b1aa3c1c537e6a6b"
+    "bwd_dkv_bf16_d96_br64_bc128_w8_s3_fa2_tma": (
+        "sha256:fd0f30ace431ee6afe217ec280db8438eff312a0bd7e345f88a866981ec81afa"
     ),
-    "bwd_dkv_bf16_d96_causal_br32_bc128_w8_s2_fa2_pointer": (
-        "sha256:7b066272110c2afae8808fe079b0c3573ea5d60f43a42bba62ab66124369a7e3"
+    "bwd_dkv_bf16_d96_causal_br32_bc128_w8_s2_fa2_ptr": (
+        "sha256:69373c06433d6020fe5004905a81fc96792abe9a021555b15787f678e3e88a16"
     ),
-    "bwd_dkv_bf16_d96_causal_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:41e1ca5493224ea1062fb34c6437541ef9315099dfba140da18c829c4ec78bd9"
+    "bwd_dkv_bf16_d96_causal_br32_bc32_w4_s2_fa2_ptr": (
+        "sha256:2cb5326685cf135f824958fcff482b4ac9418faeb4158117d7e091526f86c34f"
     ),
-    "bwd_dkv_bf16_d96_causal_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:0598a32fbc9a2c4dc695409ea726b88080ff0d8dd43b3ba951414c6356528519"
+    "bwd_dkv_bf16_d96_causal_br32_bc64_w4_s3_fa2_ptr": (
+        "sha256:eff043b86c8bc5d9c595a6182c54f3d08934d7b7857b74313b148fc85782594a"
     ),
-    "bwd_dkv_bf16_d96_causal_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:1985a2148059298334432cdce3d86ba527cbe84d7cf1d2f17bca9021e2bb6d9f"
+    "bwd_dkv_bf16_d96_causal_br64_bc128_w8_s3_fa2_ptr": (
+        "sha256:b92a70bab94ad9befa36911d27ba6f637b3b4c183579afb60a6e0566230c8cce"
     ),
-    "bwd_dkv_fp16_d128_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:be1292019b18bb9f65cf9008b55ef225ed77283cf48bd5a017c1a7d11905d2c3"
+    "bwd_dkv_fp16_d128_br32_bc64_w4_s3_fa2_ptr": (
+        "sha256:d483ca09bbaf15069e9f5e59a3a3117b2d32429e0c0596e77fbca79ef1512841"
     ),
-    "bwd_dkv_fp16_d128_br64_bc128_w8_s2_fa2_pointer": (
-        "sha256:4c3ddc96aa7bed8109db1462be775f8f87496fe17cde745d535653ae31fff8c5"
+    "bwd_dkv_fp16_d128_br64_bc128_w8_s2_fa2_ptr": (
+        "sha256:4df0204709cc748637b37ed01fdbe09a11742c839b9d2b1e58abe109e923661c"
     ),
-    "bwd_dkv_fp16_d128_br64_bc128_w8_s3_fa2_descriptor": (
-        "sha256:b03d1b202f782ea494698463c1c8fa9b61d30ef13c604f02fb8efba72a696ba4"
+    "bwd_dkv_fp16_d128_br64_bc128_w8_s3_fa2_ptr": (
+        "sha256:2761eee20a18f62605c9df4be19a7aa23a431df964aa537bb51092370e4c2204"
     ),
-    "bwd_dkv_fp16_d128_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:2bdbbfb47f7a31eb5346dd88dccc1d6f31bcbdd67f6419391d5739eeead2b97d"
+    "bwd_dkv_fp16_d128_br64_bc128_w8_s3_fa2_tma": (
+        "sha256:2fee0f4fe6bd9209bd9c1234e9f16cfeb1d41ba1b2fc9d418734e61712973fd5"
     ),
-    "bwd_dkv_fp16_d128_causal_br32_bc128_w8_s2_fa2_pointer": (
-        "sha256:14759ce5e78fc832e1b3b6bc723571812e296d4e3fa02d4874f2d1f4dce5a3ee"
+    "bwd_dkv_fp16_d128_causal_br32_bc128_w8_s2_fa2_ptr": (
+        "sha256:c07504d39e5b5e95d699c18b08f600fb42e5b23149d6f6ad73b76006f09bace6"
     ),
-    "bwd_dkv_fp16_d128_causal_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:d650a662415a55d668b6e3e9022004f658a912a2b205342c01b2d4a94a87cdf2"
+    "bwd_dkv_fp16_d128_causal_br32_bc64_w4_s3_fa2_ptr": (
+        "sha256:f2f071c58e0fb6ed511f5669facfe68a1134d6bbc7c98185fbe30b3ce8a86684"
     ),
-    "bwd_dkv_fp16_d128_causal_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:0ab05395e2c3d99c1942de4664e80ef4d81728c7c61b5c6ac07f8007077db0fc"
+    "bwd_dkv_fp16_d128_causal_br64_bc128_w8_s3_fa2_ptr": (
+        "sha256:e7122eee58a4122d5bfb9f2c727dbf41c6aac9d70429bd24fe9f5a1275f14330"
     ),
-    "bwd_dkv_fp16_d192_br16_bc32_w8_s2_fa2_pointer": (
-        "sha256:da984ac1ddb0cc1a0513d30b2099ce26e61a1554677f0cad1e594c6616afbae3"
+    "bwd_dkv_fp16_d192_br16_bc32_w8_s2_fa2_ptr": (
+        "sha256:1524e8c67c83e2500a201b0144e7976283aa036e1a67625c5a57b851f8588671"
     ),
-    "bwd_dkv_fp16_d192_br32_bc32_w4_s3_fa2_pointer": (
-        "sha256:7d0a724bd8bfa60d8672e4316a7556d5f0694acc00416a89afcaded20da54d9e"
+    "bwd_dkv_fp16_d192_br32_bc32_w4_s3_fa2_ptr": (
+        "sha256:26873e72a773f230d1540cec5c9241f6009fd9310ee5c6a264a194d0fa21e345"
     ),
-    "bwd_dkv_fp16_d192_br64_bc64_w8_s2_fa2_pointer": (
-        "sha256:c0847a44584143cbeb22d1b5fcbc5b1212298af5135e583a2133ef99791fddc4"
+    "bwd_dkv_fp16_d192_br64_bc64_w8_s2_fa2_ptr": (
+        "sha256:31b5f78d1ee1085af305a978abc712736cf1b46d12238db0fabec67d0929cf75"
     ),
-    "bwd_dkv_fp16_d192_causal_br16_bc32_w8_s2_fa2_pointer": (
-        "sha256:dc530e6d126bdb076ea6e06981f6d33976a0e88109c942dbfc56c5fc2819acd1"
+    "bwd_dkv_fp16_d192_causal_br16_bc32_w8_s2_fa2_ptr": (
+        "sha256:b0f7f0139f82bed0537ea111798c253580fe8c92bf47a0e79377b4b437a4121a"
     ),
-    "bwd_dkv_fp16_d192_causal_br32_bc32_w4_s3_fa2_pointer": (
-        "sha256:1b284590cb9da16edd25e13786c7656f86393ba9a200ca89aaac3bf0e86e93e4"
+    "bwd_dkv_fp16_d192_causal_br32_bc32_w4_s3_fa2_ptr": (
+        "sha256:d2e1538c1ec3581d0416e253183f4f8ccbd8dee36d9e9a24f824a225c5f0ba01"
     ),
-    "bwd_dkv_fp16_d192_causal_br64_bc64_w8_s1_fa2_pointer": (
-        "sha256:e7eda9efbfc1ecae7f2f5d93cd05637bb207cd40a14612985a31075f6053ba8f"
+    "bwd_dkv_fp16_d192_causal_br64_bc64_w8_s1_fa2_ptr": (
+        "sha256:9fcce5487b2702fd9a4d290b555c53b5a2cc020af9e71c26415d819fc2f40a88"
     ),
-    "bwd_dkv_fp16_d256_br16_bc32_w8_s2_fa2_pointer": (
-        "sha256:b6248298d2932f121530fb9df0cdb1a21b9a15c7fdd7025989ba2a4fcfa077a2"
+    "bwd_dkv_fp16_d256_br16_bc32_w8_s2_fa2_ptr": (
+        "sha256:d11b522712ab3aeeeea626cbfd96222cdecde973afef20b9fa233e1ed9276920"
     ),
-    "bwd_dkv_fp16_d256_br32_bc32_w4_s3_fa2_pointer": (
-        "sha256:280ef0ccb466c4e6336678658d7a3618c30ee6e5e710f87b4cabf731b98ca737"
+    "bwd_dkv_fp16_d256_br32_bc32_w4_s3_fa2_ptr": (
+        "sha256:62c36d33615fad2024aaf97edea13c48e45082fae46a1d5aea8f84456358009c"
     ),
-    "bwd_dkv_fp16_d256_br64_bc64_w8_s1_fa2_pointer": (
-        "sha256:83f84364a9c2d875af3e65b1a5d4e19678c264bfc80cd24021fb7a2ecfc58411"
+    "bwd_dkv_fp16_d256_br64_bc64_w8_s1_fa2_ptr": (
+        "sha256:435728f65e928a6052d93549aa483f82ab2cb98b9854529c9ebe7fb84e2fc3a0"
     ),
-    "bwd_dkv_fp16_d256_causal_br16_bc32_w8_s2_fa2_pointer": (
-        "sha256:f7931e2d5a91f7b59416cc72f680e17a48bcecbe625eed88464ba749a20b37c4"
+    "bwd_dkv_fp16_d256_causal_br16_bc32_w8_s2_fa2_ptr": (
+        "sha256:cb7f0338860248c7822c77878355b288bcc2c6626c1859c3eb9828f3255568bf"
     ),
-    "bwd_dkv_fp16_d256_causal_br32_bc32_w4_s3_fa2_pointer": (
-        "sha256:c0e56cf6637f58e9506ca8188c78322a4eb196c9f0e1b38cc26ce64e526e2a58"
+    "bwd_dkv_fp16_d256_causal_br32_bc32_w4_s3_fa2_ptr": (
+        "sha256:161eb3c0df464e2af90c1229e86962fc4acfbdaa6460306461c24ca7a970f751"
     ),
-    "bwd_dkv_fp16_d256_causal_br64_bc64_w8_s1_fa2_pointer": (
-        "sha256:106af61419e6724047fde42fc52632874d8d4882211ec02e3ddec07d47720402"
+    "bwd_dkv_fp16_d256_causal_br64_bc64_w8_s1_fa2_ptr": (
+        "sha256:b95be17e6b146e3548d4b5ece9441361e983a487ead642a42d5e7d2fff7ae5fe"
     ),
-    "bwd_dkv_fp16_d64_br32_bc128_w4_s3_fa2_pointer": (
-        "sha256:c7ce63beb03bb379bf409cde76adc1df4ecee02a2044ff973674671b081d732a"
+    "bwd_dkv_fp16_d64_br32_bc128_w4_s3_fa2_ptr": (
+        "sha256:9f24295587b8e52a520d091becdfbfedea35aec327e519e611c090e489688a6b"
     ),
-    "bwd_dkv_fp16_d64_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:f691485584d7c0da384b8b81143ae685399eed013c7eec6bd0497ede4875b3c8"
+    "bwd_dkv_fp16_d64_br32_bc64_w4_s3_fa2_ptr": (
+        "sha256:378287b8737e3b1bd752645dec711e7f95f08d139e33d50cd3476ffa681be0c7"
     ),
-    "bwd_dkv_fp16_d64_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:e462cc6ecef5e64e6851be26f7ead0dd93e27a1e6dc45888b5c08b941fdc5326"
+    "bwd_dkv_fp16_d64_br64_bc128_w8_s3_fa2_ptr": (
+        "sha256:70fe0c938ebfc873c879e982525ad7f00e3d6c5de04c61239a9ee75bbb76bcbc"
     ),
-    "bwd_dkv_fp16_d64_br64_bc64_w4_s2_fa2_pointer": (
-        "sha256:82636259a08e556d77ea1240ce83086524b727d64bc63f99adc228ae1da48ad4"
+    "bwd_dkv_fp16_d64_br64_bc64_w4_s2_fa2_ptr": (
+        "sha256:e1efe4a7722f84732a19db2d09fd5abb65862b07dadd79e68ca3a1f26a5d7ef2"
     ),
-    "bwd_dkv_fp16_d64_br64_bc64_w4_s3_fa2_descriptor": (
-        "sha256:095dea570f910f8af2846ce5a55216aa882e1150708f3479b18dfeeb18c0fa0a"
+    "bwd_dkv_fp16_d64_br64_bc64_w4_s3_fa2_tma": (
+        "sha256:203f6d5cacb282ee330efc41db2964b7f6ba82ac2b683b0bd1d9328d25961dab"
     ),
-    "bwd_dkv_fp16_d64_causal_br32_bc128_w4_s3_fa2_pointer": (
-        "sha256:72258fba5d5ef4456fe2cd65ee48ea5e90ab5d102015a58eac73a880c2b466fe"
+    "bwd_dkv_fp16_d64_causal_br32_bc128_w4_s3_fa2_ptr": (
+        "sha256:eabf94872ef710844abb3d68e6e2a8d4a3852dd6dd0a38e3bc1496d47e6e2f3f"
     ),
-    "bwd_dkv_fp16_d64_causal_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:edb2da7866a1f2b5704d2e74a74873f484454853fef7953736be724288bb272a"
+    "bwd_dkv_fp16_d64_causal_br32_bc64_w4_s3_fa2_ptr": (
+        "sha256:9515d1199038aae91ae6f6381de9cb0180727fabd7bf2b9eb88f0110240ab121"
     ),
-    "bwd_dkv_fp16_d64_causal_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:7b232ec308dc0d1b494a5dcff0db5508ae9ab14f2072e0a285521e87cd47beb6"
+    "bwd_dkv_fp16_d64_causal_br64_bc128_w8_s3_fa2_ptr": (
+        "sha256:b4585eb1c55d56d6c1850e0ccf0c9e21f44d5d4ce8993553caae8fd89ddef2fb"
     ),
-    "bwd_dkv_fp16_d64_causal_br64_bc64_w4_s3_fa2_pointer": (
-        "sha256:54263c58ba000752f03aeb005c743100eb5d6a6fb594412fb4d037ee12b8a05b"
+    "bwd_dkv_fp16_d64_causal_br64_bc64_w4_s3_fa2_ptr": (
+        "sha256:d889956978f6f35e65b37ece641df7c84e9fad5ee427caf2dbc715ea7fa018bc"
     ),
-    "bwd_dkv_fp16_d96_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:dadeab8dbe0339154fad16272b5da4490748a58b292c6c33a67721bda59c265a"
+    "bwd_dkv_fp16_d96_br32_bc64_w4_s3_fa2_ptr": (
+        "sha256:bde8e594d94a6b18e4d085fc4f37b3bd17ad47e63097702188b88c44acf64c73"
     ),
-    "bwd_dkv_fp16_d96_br64_bc128_w8_s2_fa2_pointer": (
-        "sha256:5d562e0c452e58a227a601b6d4331f7b628473df081bf74c6183f641385ac645"
+    "bwd_dkv_fp16_d96_br64_bc128_w8_s2_fa2_ptr": (
+        "sha256:db4c929f3dcccab3e0360a1fd0c1a2cbcf75c2823213298b33379fe473711106"
     ),
-    "bwd_dkv_fp16_d96_br64_bc128_w8_s3_fa2_descriptor": (
-        "sha256:e093cfc783d114363eca5111b83ddf03d104585764338273168e8c68abead2bb"
+    "bwd_dkv_fp16_d96_br64_bc128_w8_s3_fa2_ptr": (
+        "sha256:e560c65f579ec66b2231e25183ab5ee2d45fd42b69c4e71194bd81886ef7600e"
     ),
-    "bwd_dkv_fp16_d96_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:2d8392c3c4a902f8b442976d3e73412d91192bf1c593d010693db20949d95bac"
+    "bwd_dkv_fp16_d96_br64_bc128_w8_s3_fa2_tma": (
+        "sha256:9a84c2692f9f43efe8664543345c46fc648e3703aba06963e14cf141a40f4012"
     ),
-    "bwd_dkv_fp16_d96_causal_br32_bc128_w8_s2_fa2_pointer": (
-        "sha256:5deb2e3d66c2a043a92f8f0534c922927645882de0d00e8496e16094b9b9ffa6"
+    "bwd_dkv_fp16_d96_causal_br32_bc128_w8_s2_fa2_ptr": (
+        "sha256:93c2d5bb84fca9ae77522fdb68b7dd31b28406e98e257822ca5dc5aa4222092a"
     ),
-    "bwd_dkv_fp16_d96_causal_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:d790695ef1c2872280a4fe29c6b9f66c90cd9154646cc1a54377ce488137ee37"
+    "bwd_dkv_fp16_d96_causal_br32_bc32_w4_s2_fa2_ptr": (
+        "sha256:c13fa9b3eb3acd8ce269010b62f3f01d7ace67f60fd96579e6fb7fb5dff0e695"
     ),
-    "bwd_dkv_fp16_d96_causal_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:72d6e87bdb3dc95de4dd51d22580938bb03ce1793b7b0813967f63c53e61bd63"
+    "bwd_dkv_fp16_d96_causal_br32_bc64_w4_s3_fa2_ptr": (
+        "sha256:5f052769d3cf02e3293ddf74d10aa45e912d5e664afba482a4e2161efd100a2f"
     ),
-    "bwd_dkv_fp16_d96_causal_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:127db9e9dbd376af3db5d2dc7b23c62e1af74096ddc27de8b2acb3f8d2e442d3"
+    "bwd_dkv_fp16_d96_causal_br64_bc128_w8_s3_fa2_ptr": (
+        "sha256:df28ea7282e98432794e7ba25111be339f7fe41799348f7c6a43f4cd34ae9d1a"
     ),
-    "bwd_dq_bf16_d128_br128_bc32_w8_s2_fa2_pointer": (
-        "sha256:7042de17d5d8393d8b35a2c81b940f69ca703c9631715ba9e70261ba9de74367"
+    "bwd_dq_bf16_d128_br128_bc32_w8_s2_fa2_ptr": (
+        "sha256:3c1e8ebb630df52fc9a4748dd046dcb839318fe632691f631149af29fe0a8a08"
     ),
-    "bwd_dq_bf16_d128_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:e1b7a960e6ed84853ed880670f73ff6e269acab3f602ae2e024fe5c85dc9bbd4"
+    "bwd_dq_bf16_d128_br128_bc64_w8_s2_fa2_ptr": (
+        "sha256:61c09edb787b46be6643659a08aa25ff8bffa966680a9cd89365b140cf2f72ae"
     ),
-    "bwd_dq_bf16_d128_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:57fc852110d875edd08eb6bdff8ddce159cd6d409a461b48a5e594a0ee4da8a5"
+    "bwd_dq_bf16_d128_br128_bc64_w8_s3_fa2_ptr": (
+        "sha256:f30677c93eab6c03c1af8da3611ea5deaa14c54f655188170010f337a3f5ec07"
     ),
-    "bwd_dq_bf16_d128_br128_bc64_w8_s3_s_ahead_descriptor": (
-        "sha256:e9bc6d5576a6db9bb9126247059401de2c8c4c24f1d635eb088e57bbfb24d300"
+    "bwd_dq_bf16_d128_br128_bc64_w8_s3_s_ahead_tma": (
+        "sha256:537d90227c7e078b9f0f8ce860a30aed075b3287f95ca54d5d4e8c1cdcaf1419"
     ),
-    "bwd_dq_bf16_d128_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:7f79b236ce75d957c3f09438d8c30d00600e8a749d8c77ac119cf2a9caff9363"
+    "bwd_dq_bf16_d128_br32_bc32_w4_s2_fa2_ptr": (
+        "sha256:ad266bb1501cb697e6f2b5bda782b00f2459db38014837e78e01444f876ad12e"
     ),
-    "bwd_dq_bf16_d128_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
-        "sha256:5bdd99dddb1ef34e1479a28b15b2a41af9ad37c10da13299b67ba12e1146cf1c"
+    "bwd_dq_bf16_d128_causal_br128_bc32_w8_s2_fa2_ptr_lpt": (
+        "sha256:241162f936476a951d6cdb59a83794919fe5cd16818ac1d6bca24bd59e283c70"
     ),
-    "bwd_dq_bf16_d128_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:ed26792e7fc3c29c5ccaf48c65cb612d1b76295ce00f0a441078802d668207fa"
+    "bwd_dq_bf16_d128_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
+        "sha256:4e08246a36fc1107f1a489e5f41ec8295cdb904095be8ea401a2f7184e46170f"
     ),
-    "bwd_dq_bf16_d128_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
-        "sha256:ed93245457fc9c192051c785f3697b1f910dd3cdaa4fa3c14c1a5889b1bb23ed"
+    "bwd_dq_bf16_d128_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
+        "sha256:1ad97b94348157e8545caabec143659db4ef9beaa070b2074dab4cf03a9a3734"
     ),
-    "bwd_dq_bf16_d128_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
-        "sha256:4dacde3da92df8c1283b70d4f460ff02c1629fb3208ac19abb380d1821d1670c"
+    "bwd_dq_bf16_d128_causal_br128_bc64_w8_s3_s_ahead_tma_lpt": (
+        "sha256:98d8a3fb2e78b38db759c27103b8bd215fd035a663bfc43428af07546e8c26d0"
     ),
-    "bwd_dq_bf16_d128_causal_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:802e300c0fcaef586cb96aabef0136f3fb7acce69b054cbbf4898297f815b3b9"
+    "bwd_dq_bf16_d128_causal_br32_bc32_w4_s2_fa2_ptr": (
+        "sha256:833fd8dfeca9debdbded2760d1ee8d4c9a3d81e02d6da5fb58665eae3ce9d419"
     ),
-    "bwd_dq_bf16_d192_br128_bc32_w8_s2_fa2_pointer": (
-        "sha256:d73b183faa0d63ff86eeb55bee46c0603f116337951a382a3c256c234421e8d7"
+    "bwd_dq_bf16_d192_br128_bc32_w8_s2_fa2_ptr": (
+        "sha256:c6e62311b0e95092e6928b379a67568dbae788f87cc850ea01fbe75abf988188"
     ),
-    "bwd_dq_bf16_d192_br32_bc16_w2_s1_fa2_pointer": (
-        "sha256:1fd8c5ce876d3cab7c816945b7e878feb25932d5a141b0e9a36c158da2ccbe93"
+    "bwd_dq_bf16_d192_br32_bc16_w2_s1_fa2_ptr": (
+        "sha256:a52ee70042f53179061f25e75b8ed5ddcf0d880b937740e27250f9d5985756d4"
     ),
-    "bwd_dq_bf16_d192_br32_bc16_w8_s1_fa2_pointer": (
-        "sha256:1bfc2d048e40a65bfb10bf28aa5611d00a020147d6b15c124e50aa904e526481"
+    "bwd_dq_bf16_d192_br32_bc16_w8_s1_fa2_ptr": (
+        "sha256:a9cb93212dc8d9a59ce29f67cb11d699c4c206a5a9147ada6b814a5bd9ee757d"
     ),
-    "bwd_dq_bf16_d192_br64_bc32_w4_s2_fa2_pointer": (
-        "sha256:9fe44287c1c68d3a2b392a61698ef0a221114e96de06a7f1972b1ec1223e85e6"
+    "bwd_dq_bf16_d192_br64_bc32_w4_s2_fa2_ptr": (
+        "sha256:5367d94f70d355993ee8aa0380201f4309877f5bd125a1701be10a83dafb1740"
     ),
-    "bwd_dq_bf16_d192_br64_bc32_w4_s3_fa2_pointer": (
-        "sha256:6ce9bad046faed406b9b3490fa7c6f88a97877415d0449dbca6f0e133567cbc2"
+    "bwd_dq_bf16_d192_br64_bc32_w4_s3_fa2_ptr": (
+        "sha256:4c8fbb57182b8e8aac5fba216665cd45bb496cdde2d309d0f1abaf0e45ac11a1"
     ),
-    "bwd_dq_bf16_d192_br64_bc32_w4_s3_s_ahead_descriptor": (
-        "sha256:a0dd20d1bfeb40852b17c7a50d6435343d32e2a330cfcacc440d1424019c3d3b"
+    "bwd_dq_bf16_d192_br64_bc32_w4_s3_s_ahead_tma": (
+        "sha256:37313b09dbea78e545b545e2b3d1ae7750bf59b9c9ca9d8c6b0d3d7774dad177"
     ),
-    "bwd_dq_bf16_d192_br64_bc32_w8_s1_fa2_pointer": (
-        "sha256:f170dd327ef1d43a3852f8bc0d8db2ae603c0765da9887112a4440b2dad6acc6"
+    "bwd_dq_bf16_d192_br64_bc32_w8_s1_fa2_ptr": (
+        "sha256:2a049c7568ea7f0d46ae5cb5b225c5e8b050d1230398f69b53ac50441f2e3028"
     ),
-    "bwd_dq_bf16_d192_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
-        "sha256:38a9d3733c3d6c3e1a11b767dae3676adfee00bbb15126cba3680db6a18f4d64"
+    "bwd_dq_bf16_d192_causal_br128_bc32_w8_s2_fa2_ptr_lpt": (
+        "sha256:8e958a65683d1e5e295c3722e7798812a04ec2fb0da8d43c42d936bdeff25354"
     ),
-    "bwd_dq_bf16_d192_causal_br32_bc16_w2_s1_fa2_pointer_longest_first": (
-        "sha256:7f32d88ca614fbf1431c14de797a77b7fcd7909122d3b8bd9a99262d976a793d"
+    "bwd_dq_bf16_d192_causal_br32_bc16_w2_s1_fa2_ptr_lpt": (
+        "sha256:e84747696f260de9391486be20ae4308c3ef5db90888d460cc992131ce7e16ea"
     ),
-    "bwd_dq_bf16_d192_causal_br32_bc16_w8_s1_fa2_pointer": (
-        "sha256:fe0a1cdb763f04bd0a81b28b5b189557c2dde49a1fc10879f83084243b4af0c1"
+    "bwd_dq_bf16_d192_causal_br32_bc16_w8_s1_fa2_ptr": (
+        "sha256:e5ced4cc8ef081bd4d6e44a3c0f315f77c505f70f4ba06e70a853d8fcdb5c770"
     ),
-    "bwd_dq_bf16_d192_causal_br64_bc32_w4_s2_fa2_pointer_longest_first": (
-        "sha256:155af8c9480af1c1717c20751ce892c41efbcbba21a07489c60494c36f91fa0f"
+    "bwd_dq_bf16_d192_causal_br64_bc32_w4_s2_fa2_ptr_lpt": (
+        "sha256:50ad9250e0f950d0533f5109660177f8e92013f264ea8d0ce41fde5c29f718a6"
     ),
-    "bwd_dq_bf16_d192_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:6d6ba0615791c239221a982675e83236e2f342133887470d9a4abca1e79aed52"
+    "bwd_dq_bf16_d192_causal_br64_bc32_w4_s3_fa2_ptr_lpt": (
+        "sha256:8202d7bb8cbe6c9d6df60f52f7ca40c029d20689a48274e76ae975755157b050"
     ),
-    "bwd_dq_bf16_d192_causal_br64_bc32_w4_s3_s_ahead_descriptor_longest_first": (
-        "sha256:ea945e411f7cd924c1ebbbf6c2e18a8e8ea2f4d67e7157a751b309237014ae99"
+    "bwd_dq_bf16_d192_causal_br64_bc32_w4_s3_s_ahead_tma_lpt": (
+        "sha256:2512687cc0f902f6b822e7d9e869e2828ee2e45d2fb85842f4075e68cb5bec75"
     ),
-    "bwd_dq_bf16_d256_br128_bc32_w8_s2_fa2_pointer": (
-        "sha256:78cc09e47ca6daba8283eff9439156b73314031857eea39deff741bd5d684dc4"
+    "bwd_dq_bf16_d256_br128_bc32_w8_s2_fa2_ptr": (
+        "sha256:d3c4bd200c08748b5e931110bc63998252811272212a84cc708910ce5d0d324c"
     ),
-    "bwd_dq_bf16_d256_br32_bc16_w2_s1_fa2_pointer": (
-        "sha256:7b3d79635ef87c82905bd82173b388df62ce9188083aac655cd648d15fbc50ec"
+    "bwd_dq_bf16_d256_br32_bc16_w2_s1_fa2_ptr": (
+        "sha256:bab16d26c8ca8b9a41722055cb8e2aa523a9c2f446e374843573d2ce31a47ec4"
     ),
-    "bwd_dq_bf16_d256_br32_bc16_w8_s1_fa2_pointer": (
-        "sha256:877dcea4c7eb9999436a25a478ae8727fac61ba88ee178a4666b0e410d5431ad"
+    "bwd_dq_bf16_d256_br32_bc16_w8_s1_fa2_ptr": (
+        "sha256:20dd431d652ca01ea42318cc184b76d60d954c70fafa4d882890f1cd1333f715"
     ),
-    "bwd_dq_bf16_d256_br64_bc32_w4_s2_fa2_pointer": (
-        "sha256:db5321713e1a899b5390b6a46748d4186179b8ba32cfa784263646130f9f774d"
+    "bwd_dq_bf16_d256_br64_bc32_w4_s2_fa2_ptr": (
+        "sha256:318bacd15944570be306c9189bbde2b9626f710d48bcd911f518f807e9b39ac7"
     ),
-    "bwd_dq_bf16_d256_br64_bc32_w4_s3_fa2_pointer": (
-        "sha256:213ffbefbb0694964f8d66a22c65c7a07bd53a7d88461239676617b7dbe86cb1"
+    "bwd_dq_bf16_d256_br64_bc32_w4_s3_fa2_ptr": (
+        "sha256:f1009051478152e881559f1b945df7a4b2fc088eb22b71eb5a7a6620ed9e3371"
     ),
-    "bwd_dq_bf16_d256_br64_bc32_w4_s3_s_ahead_descriptor": (
-        "sha256:f2af9d3e67f0b790986ecabe321b96d83f2ba294026fc8d34436ffb77c3c2200"
+    "bwd_dq_bf16_d256_br64_bc32_w4_s3_s_ahead_tma": (
+        "sha256:1cb397e2256dddda275400f5d54eae3e1034d9d83f9b067f2bc5a0b571de39dc"
     ),
-    "bwd_dq_bf16_d256_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
-        "sha256:4a3e8809eded228cc3aee789b5b943e82b213313b691ac38a4b447813926565f"
+    "bwd_dq_bf16_d256_causal_br128_bc32_w8_s2_fa2_ptr_lpt": (
+        "sha256:5f6e06510953a8cefad05b9650ce08fed4f96a88bae4df66902f86b3270b122c"
     ),
-    "bwd_dq_bf16_d256_causal_br32_bc16_w2_s1_fa2_pointer_longest_first": (
-        "sha256:45f86f56ed971891e92e8a4fc00622a5705a94d6f85304bd304169674174cda1"
+    "bwd_dq_bf16_d256_causal_br32_bc16_w2_s1_fa2_ptr_lpt": (
+        "sha256:310be5d747285280de3841f366576e36b495c9cbec004683a088739d7968bfea"
     ),
-    "bwd_dq_bf16_d256_causal_br32_bc16_w8_s1_fa2_pointer": (
-        "sha256:8ca77bb0b77046b560c0f9c6a2fd15bd778aba216c2df09279d3e14da45fdf63"
+    "bwd_dq_bf16_d256_causal_br32_bc16_w8_s1_fa2_ptr": (
+        "sha256:85e48c823edb7a6d624547b270912580853112cd933fc7fa471d8072e62cb475"
     ),
-    "bwd_dq_bf16_d256_causal_br64_bc32_w4_s2_fa2_pointer_longest_first": (
-        "sha256:7a6845c84b8089e35545fd716396521461447b3a18c7a67c6eaeb35db04a9b8b"
+    "bwd_dq_bf16_d256_causal_br64_bc32_w4_s2_fa2_ptr_lpt": (
+        "sha256:72b884d99f443e83cbb4c76c7001904db167c30c3306cbe3936e326d0f7b220c"
     ),
-    "bwd_dq_bf16_d256_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:5990db6650f57cda247287729a0310bb4b98d1b32e5cae9c548601bf7ddb6011"
+    "bwd_dq_bf16_d256_causal_br64_bc32_w4_s3_fa2_ptr_lpt": (
+        "sha256:c8a2047e5e5e65e00301e01da687807925144dc339d16ce87eb8afe112644a43"
     ),
-    "bwd_dq_bf16_d256_causal_br64_bc32_w4_s3_s_ahead_descriptor_longest_first": (
-        "sha256:04909a1a72d5d680ce299a0d4e7151e47d21ad0a85deb9eb5ad8147a43690b09"
+    "bwd_dq_bf16_d256_causal_br64_bc32_w4_s3_s_ahead_tma_lpt": (
+        "sha256:564864ba5dc733683e75b450fc0865fff745b6692e6c19974efa663da1b7eecf"
     ),
-    "bwd_dq_bf16_d64_br128_bc32_w4_s3_fa2_pointer": (
-        "sha256:66fb6f5bc2e83320b133e5a89e49beb1bbdb1df0cd206cc4969b81c6422c11ba"
+    "bwd_dq_bf16_d64_br128_bc32_w4_s3_fa2_ptr": (
+        "sha256:8b5ae5426ad75b7c053f3adf8600828c3090bd3bf2bfa3b4325a7886a0fd7593"
     ),
-    "bwd_dq_bf16_d64_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:f6ff8088c9c49f61aed06a5aca756c8167e1dbc16a38f6321e905acb8de01445"
+    "bwd_dq_bf16_d64_br128_bc64_w8_s2_fa2_ptr": (
+        "sha256:36c4cb233b3a50b70cfe84ba68e779b7789036e582fbe4f09da5d97874c3a4d9"
     ),
-    "bwd_dq_bf16_d64_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:81ad0782ee8778a79dbe9546ceb0c478b601cb7ae02ffc52443af3cf41f3a70e"
+    "bwd_dq_bf16_d64_br128_bc64_w8_s3_fa2_ptr": (
+        "sha256:d09a636567e47fbb1d95c7f343cd2337118a85829d5c6b02b1b8a8e00640d1f0"
     ),
-    "bwd_dq_bf16_d64_br128_bc64_w8_s3_s_ahead_descriptor": (
-        "sha256:d880b47f704a8162cbc678740134721e6f1f7fb1e3df5b718cd5b807a03cb563"
+    "bwd_dq_bf16_d64_br128_bc64_w8_s3_s_ahead_tma": (
+        "sha256:8aa4b5caa36aa33e2c5ac0bf4931502335b525447fa7c0a514b29acc1ad2b89a"
     ),
-    "bwd_dq_bf16_d64_br64_bc32_w4_s3_fa2_pointer": (
-        "sha256:9e6b45b0f87e3c866369d0889d99a28108f04e64de25cf5aee2b1cb417983a4f"
+    "bwd_dq_bf16_d64_br64_bc32_w4_s3_fa2_ptr": (
+        "sha256:0fc1ceacb496ffa14256eb120cc05d4369cef8e3a0e3def87a9edf80f7383ab7"
     ),
-    "bwd_dq_bf16_d64_causal_br128_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:ad5e57bdc34f2c3c7e214d40d2decc158c019658321857d7a83a4cf061e497dd"
+    "bwd_dq_bf16_d64_causal_br128_bc32_w4_s3_fa2_ptr_lpt": (
+        "sha256:4e0b4b94d09981d2f3ff5705224e924dd532573c91c7405d808dcff4414cc235"
     ),
-    "bwd_dq_bf16_d64_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:4fa7bc7ab0fc537cae602bc440609f5f22412a77a78721d41da59e5214c8e745"
+    "bwd_dq_bf16_d64_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
+        "sha256:444b233941763392c0bb112391876991d805be12ec6c6b2551f3dad7d2263a28"
     ),
-    "bwd_dq_bf16_d64_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
-        "sha256:dca75a12921e6ac6b69f2f9094f5f3cc56fd42d2b4768e0093443457f1e7cb51"
+    "bwd_dq_bf16_d64_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
+        "sha256:c75e7187b6c637872cf7a8ba204abf6a3031efb1bb2000a7e9b2293ffb2ffc50"
     ),
-    "bwd_dq_bf16_d64_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
-        "sha256:b6fc9e6d00ddde920de9ce9345126f68468c3728f655cb8aa314ffc6cac29eef"
+    "bwd_dq_bf16_d64_causal_br128_bc64_w8_s3_s_ahead_tma_lpt": (
+        "sha256:5a24fa6ad566ae30d135dc5f7069784773af30205d96829d00e775ee522f071a"
     ),
-    "bwd_dq_bf16_d64_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:de176e6809270049aba1bca066497909d2fe2f36236770b794cbccb887758afa"
+    "bwd_dq_bf16_d64_causal_br64_bc32_w4_s3_fa2_ptr_lpt": (
+        "sha256:e1a247e006063380705bd9827f95e1030911e520d44bc1915adcffb8e4f195e1"
     ),
-    "bwd_dq_bf16_d96_br128_bc32_w8_s2_fa2_pointer": (
-        "sha256:4ac2cc9034967c5a8dd16cdcad8f955fc3bf7a36bd2ee846f2be28664d52e7e2"
+    "bwd_dq_bf16_d96_br128_bc32_w8_s2_fa2_ptr": (
+        "sha256:7447407b5f79cd36e9c8a928bd1150a6035a0515537b7101d54e4104a122fb99"
     ),
-    "bwd_dq_bf16_d96_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:4d5f61248995b3b2d8b7b365a4d5b7cda17868484b3d1468a48a3bbe3087c902"
+    "bwd_dq_bf16_d96_br128_bc64_w8_s2_fa2_ptr": (
+        "sha256:c107b2f52f09f4b2a1dcfe77c00788f0170929bf9fb471c15826666f4c6c802f"
     ),
-    "bwd_dq_bf16_d96_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:38a7999e3182b93c6da541e9de7cccc327e05a1dfcd88a894bc33750291352eb"
+    "bwd_dq_bf16_d96_br128_bc64_w8_s3_fa2_ptr": (
+        "sha256:e83b67f3e1864b0264cce2402fa2484e29b95cac841e4a42529d1b9ec061e077"
     ),
-    "bwd_dq_bf16_d96_br128_bc64_w8_s3_s_ahead_descriptor": (
-        "sha256:8937e911b36b6a819f1919dd5468d771169c506ca7a690121d8c18c2029902b1"
+    "bwd_dq_bf16_d96_br128_bc64_w8_s3_s_ahead_tma": (
+        "sha256:04a5f2029252155d1910dad815187eaca5de0e0c5ad2bdb6acc6f3e827e1b444"
     ),
-    "bwd_dq_bf16_d96_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:c016950ad0e23c279f0f0318de796ad5f1d83cabe2c6d43f15a46ad9fd14d0c2"
+    "bwd_dq_bf16_d96_br32_bc32_w4_s2_fa2_ptr": (
+        "sha256:b689bc67a3be6c37fc12e8f073144f9a93eb33ea237321880c706d5bdeedc47f"
     ),
-    "bwd_dq_bf16_d96_br64_bc64_w4_s3_fa2_pointer": (
-        "sha256:8ac214a218c99ea4076e8ae85c13a118a4d093083e434a3fd995056340a547c3"
+    "bwd_dq_bf16_d96_br64_bc64_w4_s3_fa2_ptr": (
+        "sha256:1f13d739cc6fcc88648f21adfae241fec8328777d961005a515e41f4da82d22e"
     ),
-    "bwd_dq_bf16_d96_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
-        "sha256:9b0f8e201667702a67b8888d4888a96298cdf029e3fa65373c9d0b2ab9fd69cb"
+    "bwd_dq_bf16_d96_causal_br128_bc32_w8_s2_fa2_ptr_lpt": (
+        "sha256:b1612a380e237f23935dfbccd64a1f50befae30589ce7eb9d596a16dc7534019"
     ),
-    "bwd_dq_bf16_d96_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:3f2b95331345c55b24df7d36f986dadca167558ac8841a57a86467171c4087d1"
+    "bwd_dq_bf16_d96_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
+        "sha256:3c07190241e75bbce53e1f171058f9a355fdc8de7f3f1591f906789469b1431b"
     ),
-    "bwd_dq_bf16_d96_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
-        "sha256:c5b0c6384b9449ad515b3fbe4e8096b33becae1c57ab8997ee2de4ea444a9cc1"
+    "bwd_dq_bf16_d96_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
+        "sha256:d6bca2429533366b4207f117ad8131a140983b14133402dd1e05a8f40e3b8213"
     ),
-    "bwd_dq_bf16_d96_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
-        "sha256:1874581fbbcd2b681324ab0fd62c1d620cba61f7159973e85bbd9ecdcd91af10"
+    "bwd_dq_bf16_d96_causal_br128_bc64_w8_s3_s_ahead_tma_lpt": (
+        "sha256:4813caf7b6e1d863f12da3545bfcf17ec521497f4a2ad302438cc1b88da27837"
     ),
-    "bwd_dq_bf16_d96_causal_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:aec6ced9eda40b61275cfafc3f682e6a07300eda23e2bd229d23e8e7ff0df702"
+    "bwd_dq_bf16_d96_causal_br32_bc32_w4_s2_fa2_ptr": (
+        "sha256:ad52afbcc47fbada06bca85cb5b7c1328f74446c7ab5723bf14eabfb12a97a31"
     ),
-    "bwd_dq_bf16_d96_causal_br64_bc64_w4_s3_fa2_pointer_longest_first": (
-        "sha256:71c55b41a5f87e6c872061016e4ae55b7c8ba5e4d0d976ad72c239efbecaf5ce"
+    "bwd_dq_bf16_d96_causal_br64_bc64_w4_s3_fa2_ptr_lpt": (
+        "sha256:4b1599a57d4b6b4bdef0fb63287f2a48289a945d6d9d3983a0820ea7ba86f363"
     ),
-    "bwd_dq_fp16_d128_br128_bc32_w8_s2_fa2_pointer": (
-        "sha256:09ee72c4246adee45976c726bd2ed7b1966f02a81361f4641902e80b52ee8bdd"
+    "bwd_dq_fp16_d128_br128_bc32_w8_s2_fa2_ptr": (
+        "sha256:9aa187aab2143cb52aa3accd1d0111e1bcbcc4587c6331ac4fc4ef157ca5577a"
     ),
-    "bwd_dq_fp16_d128_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:331aa63b626063ea19762bb310bc5aeb3bdff45b75ec95303e1e1711157c228f"
+    "bwd_dq_fp16_d128_br128_bc64_w8_s2_fa2_ptr": (
+        "sha256:150c16ba67311bb1a63ecc64e59523b4922032fffc579b7822b8f709cbcc2200"
     ),
-    "bwd_dq_fp16_d128_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:ad468f7a139cbe89b3668d7822989c32240b2631d11d06cad7caf9c17e20a4fe"
+    "bwd_dq_fp16_d128_br128_bc64_w8_s3_fa2_ptr": (
+        "sha256:b668dd9c60e6e16ef480e1453993dd90aa9ee7bbcd670ee98639750a03f1d21d"
     ),
-    "bwd_dq_fp16_d128_br128_bc64_w8_s3_s_ahead_descriptor": (
-        "sha256:1bb1ffcd476e275934885aa00a3b1f60ac908d5d1a1ae9f8c7614f13b20799b8"
+    "bwd_dq_fp16_d128_br128_bc64_w8_s3_s_ahead_tma": (
+        "sha256:9c20ecbf2cbdba8e5f9993611ca8e3a5a7b8a079dc41ea1e6b2cf11cba268f2f"
     ),
-    "bwd_dq_fp16_d128_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:7cdb218b5e066de0f9a1eb73c2b118be6c885648388fab561812ac4743b7a123"
+    "bwd_dq_fp16_d128_br32_bc32_w4_s2_fa2_ptr": (
+        "sha256:32488518ce95e6475adc9bd981cf9f29ca0d72b363fff651c96d996e86c56ead"
     ),
-    "bwd_dq_fp16_d128_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
-        "sha256:b5a466881991b209feb62d3aed3319fbed2dde2b75be924feb0d0bdda36108f0"
+    "bwd_dq_fp16_d128_causal_br128_bc32_w8_s2_fa2_ptr_lpt": (
+        "sha256:bbb5021472122d8ee5eb2e46bc2296c628f6b3722e12e7a19e7ae89579d41b62"
     ),
-    "bwd_dq_fp16_d128_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:07e1edb87e256d5bce8933d8e1100081d0198104ab3d11a7735dba259d0e44af"
+    "bwd_dq_fp16_d128_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
+        "sha256:eb7ed114f34997c4c0560c755fc1e931820dbb42a808955c08353efefbf55e1f"
     ),
-    "bwd_dq_fp16_d128_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
-        "sha256:f9fb243b6203bb89ce76985a40e8eaa454cbc730cdb85618d8b1091c2fdc990c"
+    "bwd_dq_fp16_d128_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
+        "sha256:1672f0d7ae8269984cf99189e827e3802425557e18879fbdf3129f70e6f1a162"
     ),
-    "bwd_dq_fp16_d128_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
-        "sha256:f659c9b0235d968e16b64252a139540bd1aec1764b99bcc13df928429801b7e2"
+    "bwd_dq_fp16_d128_causal_br128_bc64_w8_s3_s_ahead_tma_lpt": (
+        "sha256:98059f2d95dac3931fe56f5838a157e1904ff99f4520454ecaaaa24708707ac6"
     ),
-    "bwd_dq_fp16_d128_causal_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:e2ebf35002cc12a491258b5e14922424cf8c9cffdb16360ef29007ecadaae1ec"
+    "bwd_dq_fp16_d128_causal_br32_bc32_w4_s2_fa2_ptr": (
+        "sha256:82c66864dc85299bf2fbb4374b4b4a89b557acec508e9a8b116bfd7b35f490e6"
     ),
-    "bwd_dq_fp16_d192_br128_bc32_w8_s2_fa2_pointer": (
-        "sha256:6788698eedf264914f7167a8ee6c2be6f22d2e76fa3a2b37e9ba108d0ee3011b"
+    "bwd_dq_fp16_d192_br128_bc32_w8_s2_fa2_ptr": (
+        "sha256:17e3317e346f7cd274f89956c162a83bbd79ad268e403e237cea13e0b1bd9f3f"
     ),
-    "bwd_dq_fp16_d192_br32_bc16_w2_s1_fa2_pointer": (
-        "sha256:849690b73c61d85f8abb66133ac5c82ee1e1b46ce75aabc73471243679a471e0"
+    "bwd_dq_fp16_d192_br32_bc16_w2_s1_fa2_ptr": (
+        "sha256:1e81be621ed17ac43f236595b059d118fbb7fcbebd12eb53c6d8fac0398219b6"
     ),
-    "bwd_dq_fp16_d192_br32_bc16_w8_s1_fa2_pointer": (
-        "sha256:4106352a1f9650fae714ef9baba365f266955b04684725503c9aaeed7632b68b"
+    "bwd_dq_fp16_d192_br32_bc16_w8_s1_fa2_ptr": (
+        "sha256:0c3ddcbb9bd0d3f13f4ce85f5aecb00f23997cdc71dcd19d39939ff7ce342e13"
     ),
-    "bwd_dq_fp16_d192_br64_bc32_w4_s2_fa2_pointer": (
-        "sha256:ee0801a256a883e80284d3c8946def4f651902b3c04f7f506cdfa233c2cc1262"
+    "bwd_dq_fp16_d192_br64_bc32_w4_s2_fa2_ptr": (
+        "sha256:1a695bd5325612d94ce54ac5473c13ab8923e91367177f81287fca563aa241be"
     ),
-    "bwd_dq_fp16_d192_br64_bc32_w4_s3_fa2_pointer": (
-        "sha256:63f0c8d4927b6c48318261acea5efe6d8b23d15f4c6b9d645ec43d5e20326226"
+    "bwd_dq_fp16_d192_br64_bc32_w4_s3_fa2_ptr": (
+        "sha256:9bb8bc997395fe401607d0e107bd016625124affdbc042bf3bd9c8b25f57405b"
     ),
-    "bwd_dq_fp16_d192_br64_bc32_w4_s3_s_ahead_descriptor": (
-        "sha256:a1e3a2de5c752db5583ec02ed66ae46da4d7303011046e3b4ea0c183d630ceab"
+    "bwd_dq_fp16_d192_br64_bc32_w4_s3_s_ahead_tma": (
+        "sha256:361d49c3eb8444ef059dad70c15d9b7b0b4a4f4a355fba258b6112e1d961dcd0"
     ),
-    "bwd_dq_fp16_d192_br64_bc32_w8_s1_fa2_pointer": (
-        "sha256:8519be82b2559b16807cafbb5869f9039daa5c57769070c4aab91cd6aa701fef"
+    "bwd_dq_fp16_d192_br64_bc32_w8_s1_fa2_ptr": (
+        "sha256:561ce8d2b418a113d8ceaa70bb97be08f6e5c38d9a44ed45db5cca41616247f8"
     ),
-    "bwd_dq_fp16_d192_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
-        "sha256:d52d9cf540446086123c55e0bc94301c4e963b7bc22289b1b9a5cc02975fb2ea"
+    "bwd_dq_fp16_d192_causal_br128_bc32_w8_s2_fa2_ptr_lpt": (
+        "sha256:c2c39fa8a42f10e9352251b9c555c50f5e805bc90d0270950e5440b52d1e3124"
     ),
-    "bwd_dq_fp16_d192_causal_br32_bc16_w2_s1_fa2_pointer_longest_first": (
-        "sha256:33b37cc4feaeb5cacdf430d92315a7ffe8bb90c039fb856c5776033da4a65cea"
+    "bwd_dq_fp16_d192_causal_br32_bc16_w2_s1_fa2_ptr_lpt": (
+        "sha256:82971c72cfd1c9d987829e5b6c9305a35a3c701b8dfdf57cfec9273660c9e710"
     ),
-    "bwd_dq_fp16_d192_causal_br32_bc16_w8_s1_fa2_pointer": (
-        "sha256:c74e8fa1e1c75cbf06ea06cba9b32e7fa273684a70eb2fc97c48b3b80cb73de3"
+    "bwd_dq_fp16_d192_causal_br32_bc16_w8_s1_fa2_ptr": (
+        "sha256:6ac87cfa874254a3f6540ccc645ee1877a337a3693be145dd4c088dbd09c14ee"
     ),
-    "bwd_dq_fp16_d192_causal_br64_bc32_w4_s2_fa2_pointer_longest_first": (
-        "sha256:4c9124360cf3dc208f532fbf06605e1e4b85cf5b4e4020d3a6ea25abc02eccf4"
+    "bwd_dq_fp16_d192_causal_br64_bc32_w4_s2_fa2_ptr_lpt": (
+        "sha256:8b84af48062aadf49a0bde9ca6871a6714f3919d5747b27f67eef320ef0b4809"
     ),
-    "bwd_dq_fp16_d192_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:71bbf9ab40968babc139d176d9f5d2d77a06136526dc76dfdd7ce7f9f9766557"
+    "bwd_dq_fp16_d192_causal_br64_bc32_w4_s3_fa2_ptr_lpt": (
+        "sha256:84d828a938419b114de29b62bcf64372a568f6c56c90e1e69164f298da737f86"
     ),
-    "bwd_dq_fp16_d192_causal_br64_bc32_w4_s3_s_ahead_descriptor_longest_first": (
-        "sha256:7e11ad6c7ac932bd0d78727deef535a06edd5978e8d0ca628ce20e9d92305387"
+    "bwd_dq_fp16_d192_causal_br64_bc32_w4_s3_s_ahead_tma_lpt": (
+        "sha256:2f41cd9fd611a060cf9540a867b5bdf8369a8e3c49e059184a0c8b2b860e317c"
     ),
-    "bwd_dq_fp16_d256_br128_bc32_w8_s2_fa2_pointer": (
-        "sha256:febfa188590fc8f28fe8192462e183fc28628e92e120cc1144706929078bcee2"
+    "bwd_dq_fp16_d256_br128_bc32_w8_s2_fa2_ptr": (
+        "sha256:2368abd8c74dc1f0ee8aa1fc9d42aeb1d116c7e4f8a774d4961ed9f1c49aefbe"
     ),
-    "bwd_dq_fp16_d256_br32_bc16_w2_s1_fa2_pointer": (
-        "sha256:a734ef2640d88902cfc7607ffc54a725e5caa649a3845d7559131d552d148199"
+    "bwd_dq_fp16_d256_br32_bc16_w2_s1_fa2_ptr": (
+        "sha256:25c19ad5d089bad734ab256ff2214e4b59f27e70fc4aece1ab88976aad19ef17"
     ),
-    "bwd_dq_fp16_d256_br32_bc16_w8_s1_fa2_pointer": (
-        "sha256:7ccd88ec78763d4a4ca602a3dc241743b9fe0f58e868876bbb91874dcb6f6c08"
+    "bwd_dq_fp16_d256_br32_bc16_w8_s1_fa2_ptr": (
+        "sha256:dc72a41a5f2023139e1060221317b17966782610da1a4a34d3cf800592a7a8ea"
     ),
-    "bwd_dq_fp16_d256_br64_bc32_w4_s2_fa2_pointer": (
-        "sha256:76c00444954b1acc0dcdaeee051d3f538a759d243efe2638211ec2a1c1b40bab"
+    "bwd_dq_fp16_d256_br64_bc32_w4_s2_fa2_ptr": (
+        "sha256:bf5a2d328f30d2eeddbe5aac9afb49b18bf626c4649de5a067153f9cd15618c8"
     ),
-    "bwd_dq_fp16_d256_br64_bc32_w4_s3_fa2_pointer": (
-        "sha256:fa34b3d605d193ddbe36ad3966f5834894757604ae12c8a384b3a5447def7738"
+    "bwd_dq_fp16_d256_br64_bc32_w4_s3_fa2_ptr": (
+        "sha256:2b85472738237ade0a946e5778dedec81dd4c5d20a38e23c1a9ce0e26ab44bac"
     ),
-    "bwd_dq_fp16_d256_br64_bc32_w4_s3_s_ahead_descriptor": (
-        "sha256:f14cbf82101b71eaa415a10a1bfa5acfaf5740172145c4d85e96e6804b1d877f"
+    "bwd_dq_fp16_d256_br64_bc32_w4_s3_s_ahead_tma": (
+        "sha256:e82abf44a80e4ac8fe5afb0ff79dae986a73de9fd83fdf9df7e7d8baa9de4d88"
     ),
-    "bwd_dq_fp16_d256_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
-        "sha256:9cef98287c767a0fd9c08c3ce323777f1148dcb161ec7b8477eef63fc15bb90d"
+    "bwd_dq_fp16_d256_causal_br128_bc32_w8_s2_fa2_ptr_lpt": (
+        "sha256:5e6c67e7a040eb68c6a6fa52c95ee3cba30f4d9f2824b8b5bba2559ba58b526f"
     ),
-    "bwd_dq_fp16_d256_causal_br32_bc16_w2_s1_fa2_pointer_longest_first": (
-        "sha256:937cad094750a7ad3e701fd8e4e79972deea32162af8616d5ee3367146b72260"
+    "bwd_dq_fp16_d256_causal_br32_bc16_w2_s1_fa2_ptr_lpt": (
+        "sha256:b9a41b6412d58aab0056b7746b93c67c82cedc458921d4f08740acb262c5b7f0"
     ),
-    "bwd_dq_fp16_d256_causal_br32_bc16_w8_s1_fa2_pointer": (
-        "sha256:d29b900e6a7935841a7614d8447d12aaf0e89c611e424c5c6b3251936d6db9ce"
+    "bwd_dq_fp16_d256_causal_br32_bc16_w8_s1_fa2_ptr": (
+        "sha256:b543c19440308e4b013ede20dac834277c271e24ce1a0059f51e9556894306b0"
     ),
-    "bwd_dq_fp16_d256_causal_br64_bc32_w4_s2_fa2_pointer_longest_first": (
-        "sha256:9e19658f3a2d6a5dbc5b92bc95dd7f0fe19caf63e2b4aceeedc3391ee4bbb031"
+    "bwd_dq_fp16_d256_causal_br64_bc32_w4_s2_fa2_ptr_lpt": (
+        "sha256:b02a55c63577a18b4efd71cead51b9f3130f57faf6310cd79fd74d2ca11e1f92"
     ),
-    "bwd_dq_fp16_d256_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:9224e732e425eca6212630eab01d1bd369bd1fe06a12ef8fca415adbae9d7dfb"
+    "bwd_dq_fp16_d256_causal_br64_bc32_w4_s3_fa2_ptr_lpt": (
+        "sha256:c3f4fa16b561cf09279b9fe692aa73b2a20d8cbca51c7cdd4c0fd65ce621e1d7"
     ),
-    "bwd_dq_fp16_d256_causal_br64_bc32_w4_s3_s_ahead_descriptor_longest_first": (
-        "sha256:f3524eabb05ebc868fb9a25b3f91a263d9b51c3a952f297da35bf0d796bf07e5"
+    "bwd_dq_fp16_d256_causal_br64_bc32_w4_s3_s_ahead_tma_lpt": (
+        "sha256:794c2da0d31d03e2d686c746f87bb4fa8988f46d4151fa60416d6c989104e636"
     ),
-    "bwd_dq_fp16_d64_br128_bc32_w4_s3_fa2_pointer": (
-        "sha256:de21d6b24be272ff6263df1e56e89daf743f9745698c3878b076279be0c01a25"
+    "bwd_dq_fp16_d64_br128_bc32_w4_s3_fa2_ptr": (
+        "sha256:056771604c554ebe37d29cc5df55b734296656d66e933e1b55e2f4be94943554"
     ),
-    "bwd_dq_fp16_d64_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:ddc5b2ed6e516f91892a5b74fd1df6909d4d77dae4f4e2e9430d163b3ea126ec"
+    "bwd_dq_fp16_d64_br128_bc64_w8_s2_fa2_ptr": (
+        "sha256:9d5c6aa2a984e1f08a3e55493ab29d589285cf29329b1459f4fce292ae6aab63"
     ),
-    "bwd_dq_fp16_d64_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:1f88c0774bdbc008dbcb2e05f59071c0cab5dac0b98890b98c5edb9cc1ee34bb"
+    "bwd_dq_fp16_d64_br128_bc64_w8_s3_fa2_ptr": (
+        "sha256:ff1a92a4bd9ac952c14951fa2d4aae9f9a47ca36f0f3f3b64a48a8bfef8ea3cf"
     ),
-    "bwd_dq_fp16_d64_br128_bc64_w8_s3_s_ahead_descriptor": (
-        "sha256:4062ce46f6b561122b9e216136384104eb92fb710df7dfe48449701200b06d84"
+    "bwd_dq_fp16_d64_br128_bc64_w8_s3_s_ahead_tma": (
+        "sha256:74c8b0fb06302fbad41ccffda6942784784f841bae642ce18708b9ef446016ba"
     ),
-    "bwd_dq_fp16_d64_br64_bc32_w4_s3_fa2_pointer": (
-        "sha256:1eac68f627f378f44186dc5b91f111c5d8413939512fa94d17f7fa1c630a558d"
+    "bwd_dq_fp16_d64_br64_bc32_w4_s3_fa2_ptr": (
+        "sha256:8d573b69a477b0eba0532d38f386a2a61c1d1f38a9acbbf83fdade912ed55aaa"
     ),
-    "bwd_dq_fp16_d64_causal_br128_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:2ceeac82c23557232b607dadb08eb144aa133d93da5c27132d593f5276af2c98"
+    "bwd_dq_fp16_d64_causal_br128_bc32_w4_s3_fa2_ptr_lpt": (
+        "sha256:53623474261eedf238b44a3cd7f04c8b1e8956b57306abdc69a2299eddd19bbd"
     ),
-    "bwd_dq_fp16_d64_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:27cb46558231a36f7b728a2477ed744ba76f05f581e7d25a5f00e49b7546337d"
+    "bwd_dq_fp16_d64_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
+        "sha256:47af408022f36d4dc511307ad7b7d7e8a3e3752ba06f3999eb939427021d0f06"
     ),
-    "bwd_dq_fp16_d64_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
-        "sha256:c59db582ea0ed7112dac8d85efe94bbe94d368ece20bc4856a8a801284f68ef9"
+    "bwd_dq_fp16_d64_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
+        "sha256:e24a9c79d2665cc08921552c6c785a2d5e442034e6b4d2fd0d56044822d5ee00"
     ),
-    "bwd_dq_fp16_d64_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
-        "sha256:4522c84ae10c67be78b0ab410ed3f5151d19f6ad89405cbf7808394ec7f2af18"
+    "bwd_dq_fp16_d64_causal_br128_bc64_w8_s3_s_ahead_tma_lpt": (
+        "sha256:58721e131bb07d614399e575c2589ade22317840a3fbf8bf631addbf9cb03d39"
     ),
-    "bwd_dq_fp16_d64_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:d44cacfc5b1301fbb10f6ca4c60fd67efa9de8f67341bc8c974040ea11fb36be"
+    "bwd_dq_fp16_d64_causal_br64_bc32_w4_s3_fa2_ptr_lpt": (
+        "sha256:d9d3dce03e7d5e3797cf8ee69acadb702f26d564d0eed9d753867cf140b60cb8"
     ),
-    "bwd_dq_fp16_d96_br128_bc32_w8_s2_fa2_pointer": (
-        "sha256:00039de2b2967d2e877055442cf773d80afa5559ab2012d01924c931027bf199"
+    "bwd_dq_fp16_d96_br128_bc32_w8_s2_fa2_ptr": (
+        "sha256:f1f32c295a3aa1171aa8e611fc9bf2b6665f0dc3199ab79c1bfadf33bfccc983"
     ),
-    "bwd_dq_fp16_d96_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:8d7720d18dfd91cf7523967d8a22c4a390694f29133919ab924b70397aa98fdb"
+    "bwd_dq_fp16_d96_br128_bc64_w8_s2_fa2_ptr": (
+        "sha256:f5bbae5554420a536cdb52275a4f0c50862873b757ff8b0afdc853cba6fd8ce5"
     ),
-    "bwd_dq_fp16_d96_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:99d573d94ef90143b315396d06574d23f6e297078f50acc4256c7d63041500ff"
+    "bwd_dq_fp16_d96_br128_bc64_w8_s3_fa2_ptr": (
+        "sha256:b534bb4871fc04045dd87a0d50fcee28295fdcb9e1f0bb389e111dd191a2fddc"
     ),
-    "bwd_dq_fp16_d96_br128_bc64_w8_s3_s_ahead_descriptor": (
-        "sha256:687518b160e1223dbaa3019545099262b4c88904466260563036327d9de48c9f"
+    "bwd_dq_fp16_d96_br128_bc64_w8_s3_s_ahead_tma": (
+        "sha256:1a4847c65d7bf706232c48718836b9efb9c1520f3a63e885f15d60e458437581"
     ),
-    "bwd_dq_fp16_d96_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:66a10ee4f2e9024f7f6eca0301c8158096e6701352905ed630cac12f68ccf279"
+    "bwd_dq_fp16_d96_br32_bc32_w4_s2_fa2_ptr": (
+        "sha256:755883c3467a40b174d658d856cf72a637c2d688929337739087556d2f3a56c8"
     ),
-    "bwd_dq_fp16_d96_br64_bc64_w4_s3_fa2_pointer": (
-        "sha256:f6be9b8f6c5390e4a4e2289cc4db91499b9541ef52dc2ebe8d74e4748ed1cc1a"
+    "bwd_dq_fp16_d96_br64_bc64_w4_s3_fa2_ptr": (
+        "sha256:4e44e9945ed9c6287c824ddc02bf7676fc0e5ea6de337b439e1e50cbe8ae2d5c"
     ),
-    "bwd_dq_fp16_d96_causal_br128_bc32_w8_s2_fa2_pointer_longest_first": (
-        "sha256:1c532e93aa05d148d49958b38c3b6f2eef5a8a9a47af85ac8cc56396379be8b8"
+    "bwd_dq_fp16_d96_causal_br128_bc32_w8_s2_fa2_ptr_lpt": (
+        "sha256:a4d47e0c4da0680e4c48273d61d9a57e7e8275940fa55a0ff19d401bb3430683"
     ),
-    "bwd_dq_fp16_d96_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:71f57db80ccff674ae3ee41af46e65ce28a22a0c4fc5e6a47fc8b1e0cffbb415"
+    "bwd_dq_fp16_d96_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
+        "sha256:825bc6a33f4ae4a8910769d4222fd96f93fe3fbb7bf8f3bf8ed4aface1f95932"
     ),
-    "bwd_dq_fp16_d96_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
-        "sha256:3f39c615c2b269b8889893ebffa20274686b0fcb8ed44e548744f3ec1d8eac56"
+    "bwd_dq_fp16_d96_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
+        "sha256:99fe152858d8d335377ed38770c3cb612c3ffe01c4d2cd12698b69734c7fccb9"
     ),
-    "bwd_dq_fp16_d96_causal_br128_bc64_w8_s3_s_ahead_descriptor_longest_first": (
-        "sha256:87d015243f86999d9dc1151685d7a3a934f53df372a040b24641f8bff6324664"
+    "bwd_dq_fp16_d96_causal_br128_bc64_w8_s3_s_ahead_tma_lpt": (
+        "sha256:518a422ee6462a85fe2e595a8963aa3b68a0e835c5dc0ba99efb7033279bf8d8"
     ),
-    "bwd_dq_fp16_d96_causal_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:dc408a52db97979cddd5cc0408892329ca65a64f26e257e6ccd427fc22a8f763"
+    "bwd_dq_fp16_d96_causal_br32_bc32_w4_s2_fa2_ptr": (
+        "sha256:fcc88a0d8bcfbd641147f6a40e56db19f77dd595648c9e8a0927b02fa147d239"
     ),
-    "bwd_dq_fp16_d96_causal_br64_bc64_w4_s3_fa2_pointer_longest_first": (
-        "sha256:cc0139f97edff1772dee8c0f8c3b5446f599b5399cc709ecfdb3f533042d8996"
+    "bwd_dq_fp16_d96_causal_br64_bc64_w4_s3_fa2_ptr_lpt": (
+        "sha256:67faaefdcd30d463ea565dab9e20bdef64e470b8823752621c9b63dc570e830f"
     ),
-    "bwd_fused_bf16_d128_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:919b3f0dd3a02f7da6af1523d56db2e990a0ebf15a99ec78f97f65686f95ab8f"
+    "bwd_fused_bf16_d128_br32_bc64_w4_s3_fa2_ptr": (
+        "sha256:19791111938ec7638f1c3414bdc4174057fa32efa0a4fa81f72ed7b1d6dcf08e"
     ),
-    "bwd_fused_bf16_d128_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:da27e7e1221f4803ad4d9e862a8b80d968082cf46cf476222f6a4cb574f2b4ae"
+    "bwd_fused_bf16_d128_br64_bc128_w8_s3_fa2_ptr": (
+        "sha256:fd09730ad84855e3b251a941f9edb16d81be4af5179ea98494ea3505250958a2"
     ),
-    "bwd_fused_bf16_d128_causal_br32_bc128_w8_s2_fa2_descriptor": (
-        "sha256:df462676ab76cac7a4851996bf7f4901f76d640292fd68d89a19f436b2493a28"
+    "bwd_fused_bf16_d128_causal_br32_bc128_w8_s2_fa2_ptr": (
+        "sha256:9c15ae418471da4a905243576f1fd2fa4bde06b14175129f5582f16cfed8c589"
     ),
-    "bwd_fused_bf16_d128_causal_br32_bc128_w8_s2_fa2_pointer": (
-        "sha256:e66dd884a41b3ab418e3f3d41ca98372cf39704f93a1ff72b3e3afd3f95e6504"
+    "bwd_fused_bf16_d128_causal_br32_bc128_w8_s2_fa2_tma": (
+        "sha256:db39c58167186599de238f9168d90305e0ac258ccb4af977bc89c236c0d44d16"
     ),
-    "bwd_fused_bf16_d128_causal_br32_bc32_w4_s1_fa2_pointer": (
-        "sha256:fbd1584833a06fb36b2c994d056522a17be4548aab24c23c2e6d14d3570ed765"
+    "bwd_fused_bf16_d128_causal_br32_bc32_w4_s1_fa2_ptr": (
+        "sha256:f1f11734aaa823f63945aef615db01796f36de605123c9caf46dae499c0c4f5b"
     ),
-    "bwd_fused_bf16_d128_causal_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:aa0d97331159c52c191e90a3dbbc6ed38d25947ad7b7ca35ed2ead36257ca84e"
+    "bwd_fused_bf16_d128_causal_br32_bc64_w4_s3_fa2_ptr": (
+        "sha256:a11e4a8fc3b024891e76d58186c322b5b80bc8d093c1e23ef175ec6790b073c2"
     ),
-    "bwd_fused_bf16_d128_causal_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:2a4577acef2c9ed98566d69ea2f56ad7493424724f82f1dac0bfff81e3972b88"
+    "bwd_fused_bf16_d128_causal_br64_bc128_w8_s3_fa2_ptr": (
+        "sha256:0dc6dbcbcf529342caff6cf1bda2d1ee32fe71b13dbb7a1abe003822e62d65e8"
     ),
-    "bwd_fused_bf16_d192_br16_bc32_w8_s1_fa2_pointer": (
-        "sha256:6cf4bea29e243b14704f87d2f91d4553f9f026e2537ba7992d4a41ad286baa9e"
+    "bwd_fused_bf16_d192_br16_bc32_w8_s1_fa2_ptr": (
+        "sha256:223cd32fd4b92742f55659467df521265ef21754cb8d105aa62b7632bc3644a3"
     ),
-    "bwd_fused_bf16_d192_br16_bc64_w8_s1_fa2_pointer": (
-        "sha256:698fd93b9af22d7efeec7962d258ada0f351f296348cdb3a540a6878a8819c55"
+    "bwd_fused_bf16_d192_br16_bc64_w8_s1_fa2_ptr": (
+        "sha256:3ada60ed55ef7f37c5b3acb476b3c52d5f596f39841d38e31990d46d9b48831e"
     ),
-    "bwd_fused_bf16_d192_br16_bc64_w8_s4_fa2_pointer": (
-        "sha256:43e66d5760bd20ad2ba4d9905378e25920e482553e8828f93ee0fa3e0a66e0e0"
+    "bwd_fused_bf16_d192_br16_bc64_w8_s4_fa2_ptr": (
+        "sha256:66edf2dced8d424c44b3ecef88f21b154f83cac6276880d36fea5df2c750490c"
     ),
-    "bwd_fused_bf16_d192_causal_br16_bc32_w4_s2_fa2_pointer": (
-        "sha256:1ec6a1764a953f953993b34056ed9d77f80bb3ffe44a92af49f0edb593f558ab"
+    "bwd_fused_bf16_d192_causal_br16_bc32_w4_s2_fa2_ptr": (
+        "sha256:d17b432e0064b176d349f0f7c0f013456dd2c410b40cc96c7eb830376f668915"
     ),
-    "bwd_fused_bf16_d192_causal_br16_bc32_w8_s1_fa2_pointer": (
-        "sha256:54b484f1c55269cf165a9f2c51eff194501efadc08d7a1d4554f480dfba02b0a"
+    "bwd_fused_bf16_d192_causal_br16_bc32_w8_s1_fa2_ptr": (
+        "sha256:c64e18583ae09580a2e498d442ebfec04164cc35ac1a02dca9c3151bde2cdf67"
     ),
-    "bwd_fused_bf16_d192_causal_br16_bc64_w8_s2_fa2_pointer": (
-        "sha256:eb2fdc7da74476a0ab39a55ba0c5e2ad8c067641aa25f14b069994d2760bee65"
+    "bwd_fused_bf16_d192_causal_br16_bc64_w8_s2_fa2_ptr": (
+        "sha256:487828a7914d2eb8f9ac76439e35372e191a76f9f05f67ce47d3b16471e72900"
     ),
-    "bwd_fused_bf16_d192_causal_br16_bc64_w8_s4_fa2_pointer": (
-        "sha256:42d119452b884643bd453769a735bab81e1d8540c9c09a13dfd230c25128fd5e"
+    "bwd_fused_bf16_d192_causal_br16_bc64_w8_s4_fa2_ptr": (
+        "sha256:7ede0a865bf5bfc2921e2c362321a7b62789d0717becaac6f6658cb7e6346d09"
     ),
-    "bwd_fused_bf16_d256_br16_bc32_w4_s1_fa2_pointer": (
-        "sha256:bc5e24ad1bccb29f7bfc0c776ac813d2126e9ec399284ac554706c78b9bba902"
+    "bwd_fused_bf16_d256_br16_bc32_w4_s1_fa2_ptr": (
+        "sha256:ba16df80abf3966716af6090abb026aa1b507b73376bfa153688a57c9144f289"
     ),
-    "bwd_fused_bf16_d256_br16_bc32_w4_s2_fa2_pointer": (
-        "sha256:1ee4143485759e895fdc25ae03368ac4b878677a449d697ba6ed388dd9d32394"
+    "bwd_fused_bf16_d256_br16_bc32_w4_s2_fa2_ptr": (
+        "sha256:429ec7e29acb009797f3514c4b77be289210aa14141bf90b2cc04e7a8c306155"
     ),
-    "bwd_fused_bf16_d256_br16_bc32_w8_s1_fa2_pointer": (
-        "sha256:1e40e59f52f1749294b073d702aa70d4fd60b9c932831c55dc7f000136ffc1ea"
+    "bwd_fused_bf16_d256_br16_bc32_w8_s1_fa2_ptr": (
+        "sha256:e8f18afbd8608339c216768caa205b32b6af86483e98533e8ffc185c0b6a54be"
     ),
-    "bwd_fused_bf16_d256_br16_bc64_w8_s2_fa2_pointer": (
-        "sha256:3b5323dd14b9c0a00b944decadfa4ecebdafcb6c7f70b1cc6cb272aef423a272"
+    "bwd_fused_bf16_d256_br16_bc64_w8_s2_fa2_ptr": (
+        "sha256:be478b99931b40680bf7ff2a3ca1a2cd46e152546f59df6dfc798958a67d0969"
     ),
-    "bwd_fused_bf16_d256_causal_br16_bc32_w4_s2_fa2_pointer": (
-        "sha256:6ab4f53af4080f0a47869ffb8c56b0e7be56faf7469122393500ae0a5e1be7f3"
+    "bwd_fused_bf16_d256_causal_br16_bc32_w4_s2_fa2_ptr": (
+        "sha256:63fd08b4a20da39c3c988c310d70db0547646ad74dc66136c6e9c551bda9edc6"
     ),
-    "bwd_fused_bf16_d256_causal_br16_bc32_w8_s1_fa2_pointer": (
-        "sha256:582de0094999269536bc77fa4ee38f6f358b0bcc607e031541ca9e9549e983b1"
+    "bwd_fused_bf16_d256_causal_br16_bc32_w8_s1_fa2_ptr": (
+        "sha256:43f23601fe8144b018a89d056b6e72fffdeb10c91ba480c4ebbc4055407e29f8"
     ),
-    "bwd_fused_bf16_d256_causal_br16_bc64_w8_s2_fa2_pointer": (
-        "sha256:d5c249823d568b0ee0e2b5d837cc55c481b9b4fbf966472b660c62e42a3151d9"
+    "bwd_fused_bf16_d256_causal_br16_bc64_w8_s2_fa2_ptr": (
+        "sha256:fdf959991f660d6343b7bc7e3bf5731c4adaad0b8cd4bba358a5055bbbeb975e"
     ),
-    "bwd_fused_bf16_d256_causal_br16_bc64_w8_s4_fa2_pointer": (
-        "sha256:dd61c42458fff9cd788dad2112468fd829a29f2f36e69dcf40a6ba6e0f12eee6"
+    "bwd_fused_bf16_d256_causal_br16_bc64_w8_s4_fa2_ptr": (
+        "sha256:ced585683d20348eaaf29580aa457015c0e25ee27408cf09a80a7e55c1060f5d"
     ),
-    "bwd_fused_bf16_d64_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:7744ad8fabb21f6dda7ccc035a86dfe335bbdf2e05426c0659b236aaf80f21e4"
+    "bwd_fused_bf16_d64_br32_bc64_w4_s3_fa2_ptr": (
+        "sha256:a52b41d0f9b48c8e6b0b8d864e1064aea2e28bb7d2d0c13c39c708119d60b920"
     ),
-    "bwd_fused_bf16_d64_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:4b3836db529ff88db818764e3141f3aa0a20b67ee7be502982a438debb1d97d7"
+    "bwd_fused_bf16_d64_br64_bc128_w8_s3_fa2_ptr": (
+        "sha256:d1425d621481d81bb4f9afc61819d6cb55ac53fc6a58c393f34ae20d004319c5"
     ),
-    "bwd_fused_bf16_d64_br64_bc64_w4_s2_fa2_pointer": (
-        "sha256:62a420fbe166934b94cd979ed001e71bcdb187f3ffb721a8cabe3d953fd2522a"
+    "bwd_fused_bf16_d64_br64_bc64_w4_s2_fa2_ptr": (
+        "sha256:d921190fa7c407f890a8e8bb5b811a6f26f3a8c13ae350daa5736cfc0323fdb6"
     ),
-    "bwd_fused_bf16_d64_br64_bc64_w4_s3_fa2_descriptor": (
-        "sha256:bca7e6fac903dd1c61c0ea0da2935933e7a69bc64ca1e63942822f78391add67"
+    "bwd_fused_bf16_d64_br64_bc64_w4_s3_fa2_tma": (
+        "sha256:5db50e3364c4cdb606c8818a9bd8d8007465efc7f7cca9341eb1e2f2ede01faf"
     ),
-    "bwd_fused_bf16_d64_causal_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:0137e8e6e025cbd5788b25a11ce50e6ab36b126aa2c9950dbbdb3d1f918de598"
+    "bwd_fused_bf16_d64_causal_br32_bc64_w4_s3_fa2_ptr": (
+        "sha256:aa5783340d7d572ad0913477a8ce579a350141d511a4205a885d9a7a23f6bb6c"
     ),
-    "bwd_fused_bf16_d64_causal_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:37aea611c4618780cc4e7eb4d8c4893fdb81bb57d5e8c4cec74d070d1968501d"
+    "bwd_fused_bf16_d64_causal_br64_bc128_w8_s3_fa2_ptr": (
+        "sha256:606c6b1f3383feadeb3271e96ae256bfe0be54ed3f23acc5061f9cacadd58e62"
     ),
-    "bwd_fused_bf16_d64_causal_br64_bc64_w4_s3_fa2_pointer": (
-        "sha256:48def4ef7803b4cb1f8a4cb3539d0134e0ca5e8a10879b767610b25a34521739"
+    "bwd_fused_bf16_d64_causal_br64_bc64_w4_s3_fa2_ptr": (
+        "sha256:8b6ae1f4451628edc7aba56aa40b065db05982d088c228c10a93e41814e98927"
     ),
-    "bwd_fused_bf16_d96_br32_bc128_w8_s2_fa2_descriptor": (
-        "sha256:734aea20c7541292029bf07c78138623673902163698ef46bfb642dcbe64865c"
+    "bwd_fused_bf16_d96_br32_bc128_w8_s2_fa2_ptr": (
+        "sha256:b5d03e3b2447e6d2f48e9d4d9863c6ec99fb977f80889c36c132e38dbbbe2124"
     ),
-    "bwd_fused_bf16_d96_br32_bc128_w8_s2_fa2_pointer": (
-        "sha256:7189c72e3d30846af550b89e90531264bca2e1693849fccb09b755e06714a73d"
+    "bwd_fused_bf16_d96_br32_bc128_w8_s2_fa2_tma": (
+        "sha256:a5fae0103202bbce9990c4f389e83c5da19fa9d85fc0df14e305462da0e7bafa"
     ),
-    "bwd_fused_bf16_d96_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:006f5735cceec2fbf3011ae5408ed7b071531bd8601bb8af6dfe1a87ce94ecca"
+    "bwd_fused_bf16_d96_br32_bc64_w4_s3_fa2_ptr": (
+        "sha256:a1846283b8d6882b28896d015b6eaa4d954e2f0ac3314ffa96623f19cfa3b2b0"
     ),
-    "bwd_fused_bf16_d96_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:aaf811c9e1eddc61123dfeca013fd558958a2cc40472dfa47214b77b61de7c22"
+    "bwd_fused_bf16_d96_br64_bc128_w8_s3_fa2_ptr": (
+        "sha256:b825a20ff15b5624a36d3e95c691c8cd1bced859f1ec8228eb101d6a615752b6"
     ),
-    "bwd_fused_bf16_d96_causal_br32_bc128_w8_s2_fa2_descriptor": (
-        "sha256:09628250385c7f470a9694b5eebcee2a7368feb7086a70ef3b3a40b6f723cd94"
+    "bwd_fused_bf16_d96_causal_br32_bc128_w8_s2_fa2_ptr": (
+        "sha256:0eb6d1c9dfce5d2c1da031c0686bd7d8f25d3d895dff16ea30758bcd449c5994"
     ),
-    "bwd_fused_bf16_d96_causal_br32_bc128_w8_s2_fa2_pointer": (
-        "sha256:7de2933470f280917f18e06f6c22a309607ba68b352985bc872071c2dc61e3d3"
+    "bwd_fused_bf16_d96_causal_br32_bc128_w8_s2_fa2_tma": (
+        "sha256:1f85d9dfa100d5a8ebbb7cc18882c14f26803d9081f655206de5c70bef3478db"
     ),
-    "bwd_fused_bf16_d96_causal_br32_bc32_w4_s1_fa2_pointer": (
-        "sha256:ad15ae7a5e90286ca34582c4cd69081b843837fb5c1dddebb1e7174bb7633df9"
+    "bwd_fused_bf16_d96_causal_br32_bc32_w4_s1_fa2_ptr": (
+        "sha256:0f22cc9947d47c8c67e4c3a1b176023e24e772b097a3e636039afa304e68124d"
     ),
-    "bwd_fused_bf16_d96_causal_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:247d01cbd08843eb01eae3fc330aa52be372a9bf0df76d5ffcc70b2ba04b9bca"
+    "bwd_fused_bf16_d96_causal_br32_bc64_w4_s3_fa2_ptr": (
+        "sha256:1785c006d973f19c0987358f56c968232dcee38e51f271a801f44d7bd0a602d3"
     ),
-    "bwd_fused_bf16_d96_causal_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:30635cc018f1a4ad0be0e9db8464dd88bb45288c131c7537fbfaf2db9fe96c6c"
+    "bwd_fused_bf16_d96_causal_br64_bc128_w8_s3_fa2_ptr": (
+        "sha256:491e5c785807b3484d72894bf1d965d3bb4f8560b6b671938daa31abb8426d4b"
     ),
-    "bwd_fused_fp16_d128_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:7b4601647a116b1034a65e5706126a5b92a701a46c54edde4d21b538c8ba9893"
+    "bwd_fused_fp16_d128_br32_bc64_w4_s3_fa2_ptr": (
+        "sha256:7f9f83b231bfb6a53d69cdb6622ffe1a8be67a804e3c40d4c04d8f14c75ecf70"
     ),
-    "bwd_fused_fp16_d128_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:27eb839da84746fe6ffec866c894df0c073d838c4e6b71b05dd6017c39bc64e6"
+    "bwd_fused_fp16_d128_br64_bc128_w8_s3_fa2_ptr": (
+        "sha256:9d6f3d90376e1752b649eae184e6669edab914496f0cd4cfdc27a035b055be07"
     ),
-    "bwd_fused_fp16_d128_causal_br32_bc128_w8_s2_fa2_descriptor": (
-        "sha256:5a44613c105494089083ee023beafd26e7071b338382b00583d73fae2bc20e2c"
+    "bwd_fused_fp16_d128_causal_br32_bc128_w8_s2_fa2_ptr": (
+        "sha256:8b459f837ec7f8b55f18fd64c164dd031e1fd95a38a57d31fba3b67fe49eec02"
     ),
-    "bwd_fused_fp16_d128_causal_br32_bc128_w8_s2_fa2_pointer": (
-        "sha256:c7b84d584be279de501fd262117a3e6c2bd3f7e3b1cd51dd8bf60d025d0015f5"
+    "bwd_fused_fp16_d128_causal_br32_bc128_w8_s2_fa2_tma": (
+        "sha256:4c48f54fed9909e95cd79939afdc681ecf39cee616443e440c2ccad8ba4cef05"
     ),
-    "bwd_fused_fp16_d128_causal_br32_bc32_w4_s1_fa2_pointer": (
-        "sha256:5865f98113678db7a2a7608ad11bde02282797a31b2357498c5ad58e25efb527"
+    "bwd_fused_fp16_d128_causal_br32_bc32_w4_s1_fa2_ptr": (
+        "sha256:7e8408836f17023a60ed6e2326f4eab8369a79a6904f26325b4020416c567403"
     ),
-    "bwd_fused_fp16_d128_causal_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:a4dfd3221d903384d296bc292a81239d686cc31e7393eb3dcff251d9bbe1b8d3"
+    "bwd_fused_fp16_d128_causal_br32_bc64_w4_s3_fa2_ptr": (
+        "sha256:da1d06458750845f0c77751d5236f1de3ea0bddd5abe56d207cb36432bdfc400"
     ),
-    "bwd_fused_fp16_d128_causal_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:e4965fd9c9b3d33112c32e9cb2699cbab70ac6263754f520573be44c76c07fc2"
+    "bwd_fused_fp16_d128_causal_br64_bc128_w8_s3_fa2_ptr": (
+        "sha256:4ad128a07966d24e1d43b56b954b6a66be0a52ce53beb18c155ecc159017c4bb"
     ),
-    "bwd_fused_fp16_d192_br16_bc32_w4_s2_fa2_pointer": (
-        "sha256:7210b4421ed5f47d571fd0331bac629e6e294ca484a145456ef03a0bc341f44a"
+    "bwd_fused_fp16_d192_br16_bc32_w4_s2_fa2_ptr": (
+        "sha256:b4782821c9523db658f19d40ad7fceefbbfab4f96901056e6fe647407ecff198"
     ),
-    "bwd_fused_fp16_d192_br16_bc32_w8_s1_fa2_pointer": (
-        "sha256:c05a775083769563026ba96175ce77285df468b51c9afcf962fbee313940d287"
+    "bwd_fused_fp16_d192_br16_bc32_w8_s1_fa2_ptr": (
+        "sha256:6a2e1daa723638c0d02a23e432189337b3779a244852bbd1be33635f1d4942be"
     ),
-    "bwd_fused_fp16_d192_br16_bc64_w8_s1_fa2_pointer": (
-        "sha256:fc881099b1b07cf0c53e795bcc51f703e82765e887a1422ea57c18e7c37971c5"
+    "bwd_fused_fp16_d192_br16_bc64_w8_s1_fa2_ptr": (
+        "sha256:e544d6e4ee57d1e471bc92391f541e7652c4f065f76b79507b98029244d30742"
     ),
-    "bwd_fused_fp16_d192_br16_bc64_w8_s4_fa2_pointer": (
-        "sha256:f8c1bdfaa5727ee0b59d6fca525bdd7f305c2a95bcbffbcd750b6fd8e46027fa"
+    "bwd_fused_fp16_d192_br16_bc64_w8_s4_fa2_ptr": (
+        "sha256:651d3f24f41e7914a962bd808848bbacfb1ff074e07cf5d13603d83e87923b5f"
     ),
-    "bwd_fused_fp16_d192_causal_br16_bc32_w4_s2_fa2_pointer": (
-        "sha256:5b971155ff005dcd38e3befa0370c7d5a29ac90ed1659b388de724980cc0fc5c"
+    "bwd_fused_fp16_d192_causal_br16_bc32_w4_s2_fa2_ptr": (
+        "sha256:f28ee77548430d2fa4c07159f404a37bcc5e985229525bc0347c79fb6c85a449"
     ),
-    "bwd_fused_fp16_d192_causal_br16_bc32_w8_s1_fa2_pointer": (
-        "sha256:948db98de05a46f019480a61556c573a30cad89c46175aa75495530acdb7cb52"
+    "bwd_fused_fp16_d192_causal_br16_bc32_w8_s1_fa2_ptr": (
+        "sha256:dde6176fb0b727c7a27894bd60da984ba01addca14a5f577fd393bc19d3690cb"
     ),
-    "bwd_fused_fp16_d192_causal_br16_bc64_w8_s2_fa2_pointer": (
-        "sha256:d8c393df3525d9bce6a61062d7030fb4da562e61de8f4fb3475fc0812fdf26f5"
+    "bwd_fused_fp16_d192_causal_br16_bc64_w8_s2_fa2_ptr": (
+        "sha256:190b5b3b3ac4013ed923629bb02d24570886fc24c22a0c17f3bf4999f73f37c6"
     ),
-    "bwd_fused_fp16_d192_causal_br16_bc64_w8_s4_fa2_pointer": (
-        "sha256:3ea2efd9997516d76ce8fee973ccc7e890a509eda850fcbadf14c6ce05e54b3a"
+    "bwd_fused_fp16_d192_causal_br16_bc64_w8_s4_fa2_ptr": (
+        "sha256:2cb3606e278115fab6ff08033d1ec9c403804bcb2305db0a98ffe25e571d7c72"
     ),
-    "bwd_fused_fp16_d256_br16_bc32_w4_s1_fa2_pointer": (
-        "sha256:5b268a3a9c227c31c0c3b31e61103ed363f97bd934524d5ef4263f7582b68930"
+    "bwd_fused_fp16_d256_br16_bc32_w4_s1_fa2_ptr": (
+        "sha256:20cf62982b30fe22a3cfda1ffc3a708229b6af3e53d32e7529b47fcd28c7524d"
     ),
-    "bwd_fused_fp16_d256_br16_bc32_w8_s1_fa2_pointer": (
-        "sha256:25f534a4cedc9833295cca017bc2272a3eb90edcdbee7f86ecc31afca1befdb4"
+    "bwd_fused_fp16_d256_br16_bc32_w8_s1_fa2_ptr": (
+        "sha256:c1fc1716916d3d06b8a2e395440d3a386e138403f63e63182d531fbcb8220a3f"
     ),
-    "bwd_fused_fp16_d256_br16_bc64_w8_s2_fa2_pointer": (
-        "sha256:0b0c15d28390483716a6c82a72e7eb69748fe9687700749482b43f4ba2664665"
+    "bwd_fused_fp16_d256_br16_bc64_w8_s2_fa2_ptr": (
+        "sha256:f548e506830dc551e9e51c34efcd94a01ef1db51454af6b9efb21a27c3247039"
     ),
-    "bwd_fused_fp16_d256_br16_bc64_w8_s4_fa2_pointer": (
-        "sha256:c1c6fb7c8b7d987eb6474d3b19e2013b9d8420150e5c8d5e8f57ea350c98f83e"
+    "bwd_fused_fp16_d256_br16_bc64_w8_s4_fa2_ptr": (
+        "sha256:ae10934399f1875670d093634ec6bc37defb54da7cc50ad7588d701ac8db240e"
     ),
-    "bwd_fused_fp16_d256_causal_br16_bc32_w4_s2_fa2_pointer": (
-        "sha256:7f639a88808b1a58ae9d7a5315104838da33270c8f35e0bd255f2c7229102d6e"
+    "bwd_fused_fp16_d256_causal_br16_bc32_w4_s2_fa2_ptr": (
+        "sha256:d3bee1b35f7aa40b8768f202be5f5de3148a1af0395a9237530281e64f992f60"
     ),
-    "bwd_fused_fp16_d256_causal_br16_bc32_w8_s1_fa2_pointer": (
-        "sha256:bbc24a1b535057e19dfb4b86bb3e10c9b3b605b4eb987f8644f116ae28cf396b"
+    "bwd_fused_fp16_d256_causal_br16_bc32_w8_s1_fa2_ptr": (
+        "sha256:6daac101573707021d1cdddc0e4681d3c3a5cbd1552507c03b1a87d42e4d8932"
     ),
-    "bwd_fused_fp16_d256_causal_br16_bc64_w8_s2_fa2_pointer": (
-        "sha256:9e6991ed5655a1e55e716548d490cc08ec80670d30aefae21a4185930e4fcd89"
+    "bwd_fused_fp16_d256_causal_br16_bc64_w8_s2_fa2_ptr": (
+        "sha256:3d2e8c671f091b2f1aec8d0d7a5033443302ac8b6212a1aaad7f5f43be847d9e"
     ),
-    "bwd_fused_fp16_d256_causal_br16_bc64_w8_s4_fa2_pointer": (
-        "sha256:3b2135ea2d54380de1ee4d666ffed1f15ee652debd87f33181a9f5e6eb45928b"
+    "bwd_fused_fp16_d256_causal_br16_bc64_w8_s4_fa2_ptr": (
+        "sha256:b644684d9ed6e555d2007c512a9065754bac11310b756b5eaee30e24a56d88fd"
     ),
-    "bwd_fused_fp16_d64_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:6aff3a06aabb34432569ecc26f39dc2ea1571ed92fd2910e0d735d5e956cdf39"
+    "bwd_fused_fp16_d64_br32_bc64_w4_s3_fa2_ptr": (
+        "sha256:4556d07a78b095a10a20d6abd7f9c36acd7c30d49665dcb90c6f8f6757dbc6b1"
     ),
-    "bwd_fused_fp16_d64_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:149b2c6a14dba5a515a9fc38b5e01cdfa1b82e0deaa64d6caac08fd627feff06"
+    "bwd_fused_fp16_d64_br64_bc128_w8_s3_fa2_ptr": (
+        "sha256:82fea45ad176b469adb3bd788c1892a09b2ab26b8cb0dabe350309adddd77197"
     ),
-    "bwd_fused_fp16_d64_br64_bc64_w4_s2_fa2_pointer": (
-        "sha256:56e07c1d0b099994928bbfb1cf839e9f18df940e3bbb6815856b497daa3c2a90"
+    "bwd_fused_fp16_d64_br64_bc64_w4_s2_fa2_ptr": (
+        "sha256:5b621b961380997e2ecc8f8fc17de7708900deb5434a4756a9eae70435c0eafe"
     ),
-    "bwd_fused_fp16_d64_br64_bc64_w4_s3_fa2_descriptor": (
-        "sha256:6f58e19ad0fcd74ce9596dc853447398d27f782a1ce1a6acf99025fe0c10879e"
+    "bwd_fused_fp16_d64_br64_bc64_w4_s3_fa2_tma": (
+        "sha256:f1bf6e0a79fe600b6d5ee8438d03e344399a7b662fa41a02bea2f533f7d0c291"
     ),
-    "bwd_fused_fp16_d64_causal_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:2cdb26944b2621bcb71a25c7adf51f342e90b5859ec860a2365b794ab7fe5b3c"
+    "bwd_fused_fp16_d64_causal_br32_bc64_w4_s3_fa2_ptr": (
+        "sha256:6523a619c638f9008a520257116ee228df84c373e9107718951b68ddca6e62da"
     ),
-    "bwd_fused_fp16_d64_causal_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:cc5992fca1ae8cf49d6281dfd3092201145cf09d045f8983477fa80ca1e4501c"
+    "bwd_fused_fp16_d64_causal_br64_bc128_w8_s3_fa2_ptr": (
+        "sha256:5754c77418315bf58317ae03f57c4383919cd6ba2ae2caffeae7ebff00a6093e"
     ),
-    "bwd_fused_fp16_d64_causal_br64_bc64_w4_s3_fa2_pointer": (
-        "sha256:6214294ff0c99ef05b9d72a5c7103062ea41ac8f6d1e4b69fd7255d709c3d1d1"
+    "bwd_fused_fp16_d64_causal_br64_bc64_w4_s3_fa2_ptr": (
+        "sha256:a1f5a50184dd1d8de0a3449717ad5816be094e892b5ed13d4bf78ed56423f542"
     ),
-    "bwd_fused_fp16_d96_br32_bc128_w8_s2_fa2_descriptor": (
-        "sha256:8fa0a79c23f6e271585831ac6926c37161555d34087c4467c8f3415d59130a97"
+    "bwd_fused_fp16_d96_br32_bc128_w8_s2_fa2_ptr": (
+        "sha256:892b237c1050ecbc6c44fbc75169076a011e7b90d88c0b5dde23375508fe84b6"
     ),
-    "bwd_fused_fp16_d96_br32_bc128_w8_s2_fa2_pointer": (
-        "sha256:0a028dd580e8e600a670861543871e4f78b86a2f89b749669f1548c00261ec31"
+    "bwd_fused_fp16_d96_br32_bc128_w8_s2_fa2_tma": (
+        "sha256:ca35239aece077c5d28c9778457159f87aeefe0a14b83111b2c8e869b94a357d"
     ),
-    "bwd_fused_fp16_d96_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:4082b1e079eefec6ee5149084abca18d80b33799e0457e97e67bc337cdf30e53"
+    "bwd_fused_fp16_d96_br32_bc64_w4_s3_fa2_ptr": (
+        "sha256:e12078eaebc0de8ce9fb11504a84ab0fb05e9d07d0bcd2b300ddac80af7377f0"
     ),
-    "bwd_fused_fp16_d96_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:c946b9f99ba2a9b13c31d211452133c7e94b48adb86c1123405a5b4658f5eaa4"
+    "bwd_fused_fp16_d96_br64_bc128_w8_s3_fa2_ptr": (
+        "sha256:7bf10e28964bc3426082971aab3168f96d2610ca074eec73865a3e01ebe1b050"
     ),
-    "bwd_fused_fp16_d96_causal_br32_bc128_w8_s2_fa2_descriptor": (
-        "sha256:e31d2a1937cff92ab05e9e3c4e21f08bf6b2852ee7514372674e77068e0022ab"
+    "bwd_fused_fp16_d96_causal_br32_bc128_w8_s2_fa2_ptr": (
+        "sha256:699aafd3572997b3751320f27af2882b99c388cb16f6dc75c2b72e18957399e3"
     ),
-    "bwd_fused_fp16_d96_causal_br32_bc128_w8_s2_fa2_pointer": (
-        "sha256:b2236070ef56c30f5e2380e7c264e5d68c0c4d461962f41d0d73f283b41c50a6"
+    "bwd_fused_fp16_d96_causal_br32_bc128_w8_s2_fa2_tma": (
+        "sha256:42b9d2e7cb996566bcb128411390a000d54fd25915da0555a0af9e94f214d0a5"
     ),
-    "bwd_fused_fp16_d96_causal_br32_bc32_w4_s1_fa2_pointer": (
-        "sha256:08f145ff04b1c722e3d4d9c5a6e49a10d17756494d8bc354bd77d79e529a79bb"
+    "bwd_fused_fp16_d96_causal_br32_bc32_w4_s1_fa2_ptr": (
+        "sha256:6f6e847eba12739f1ee3c60a3b85a23aadda2928505d58b381cd3ef1a641032e"
     ),
-    "bwd_fused_fp16_d96_causal_br32_bc64_w4_s3_fa2_pointer": (
-        "sha256:477588217a0b1d87f46cc00f355518d130e797a5d483ed200f35a148a86aabeb"
+    "bwd_fused_fp16_d96_causal_br32_bc64_w4_s3_fa2_ptr": (
+        "sha256:a475a538921e8c633fa9855fa0455e978704a46a05882ab89c2cd1cd4ffa2c48"
     ),
-    "bwd_fused_fp16_d96_causal_br64_bc128_w8_s3_fa2_pointer": (
-        "sha256:981634a0a7c5bb39efd5df4898fec4dcae0d5ce98e9c054de97ce6aa65626443"
+    "bwd_fused_fp16_d96_causal_br64_bc128_w8_s3_fa2_ptr": (
+        "sha256:a6dd49ade2034f1a69b0f630e43c7db01c90bbb28756cc0f69cdec22024e076c"
     ),
-    "fwd_bf16_d128_br128_bc128_w8_s2_fa2_pointer": (
-        "sha256:239e2087055bb2b52a3b3494b3043cf58d2953ade5371289c1166dd5ddd25738"
+    "fwd_bf16_d128_br128_bc128_w8_s2_fa2_ptr": (
+        "sha256:767ea2da55c7148e30b0f0e8401e816eb2288980c8faca570d616551b1cab624"
     ),
-    "fwd_bf16_d128_br128_bc128_w8_s2_s_ahead_descriptor": (
-        "sha256:33ca9d44761fd54e6b292682009b81321040a90e6af3a9e2e5ed04c693abc871"
+    "fwd_bf16_d128_br128_bc128_w8_s2_s_ahead_tma": (
+        "sha256:73e4cb61042ab5c0339a6c489d2331ec2dbaa69a434716022fd8cc64907f1f9e"
     ),
-    "fwd_bf16_d128_br128_bc32_w4_s4_fa2_pointer": (
-        "sha256:2a5c188c71451bfc0980edb0c8d9818a65417c8126bc9aac4b0eb06a7cc18e48"
+    "fwd_bf16_d128_br128_bc32_w4_s4_fa2_ptr": (
+        "sha256:37bba2d6d38f352fdee0b0b018d93c75e5acbb1afb44ca54821fadcd7feb35c8"
     ),
-    "fwd_bf16_d128_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:c9685560279acb4901f02372782f946feb54cb82bac933ccb2d2d06b584a60b2"
+    "fwd_bf16_d128_br128_bc64_w8_s3_fa2_ptr": (
+        "sha256:8fe9133b944fe252a39a40c8c98abc8f025ddae4e6f589f912629d4de36df2cd"
     ),
-    "fwd_bf16_d128_br128_bc64_w8_s3_s_ahead_pointer": (
-        "sha256:2f2fd6ed15175bb0acaf4eded1cd7f62f60da6f6a72429884f339083527d14aa"
+    "fwd_bf16_d128_br128_bc64_w8_s3_s_ahead_ptr": (
+        "sha256:1b26a177ef08bea39b258e51d72ab81e95dff502f8c92401e679fdeab1ce352c"
     ),
-    "fwd_bf16_d128_causal_br128_bc128_w8_s2_fa2_pointer_longest_first": (
-        "sha256:7b375b103b5ac5cc9af13e1d6dff365e9f81e029791970cc07d009efdcfb1f31"
+    "fwd_bf16_d128_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
+        "sha256:253a705348bba9477bc158db5e9b10ea8beabf77e6e093ad482abe82c141d525"
     ),
-    "fwd_bf16_d128_causal_br128_bc128_w8_s2_s_ahead_descriptor_longest_first": (
-        "sha256:dd40e9a1d694a670867c9eee4e8b8940d89c5ded8381599c0d214ccf7156499d"
+    "fwd_bf16_d128_causal_br128_bc128_w8_s2_s_ahead_tma_lpt": (
+        "sha256:ce1606a224d8c3101a7088c59454bbaef78f63adb2ca5a5436bf783c6a59d9a3"
     ),
-    "fwd_bf16_d128_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
-        "sha256:d9637a4824624a1db98caa1bdb61709a886c876ea8d9ae1cc8f41421f687b6d8"
+    "fwd_bf16_d128_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
+        "sha256:a8c6ea0a92cea84d6989902f2b09e0f3dac47546c580dc4ba769758c8bdaa912"
     ),
-    "fwd_bf16_d128_causal_br128_bc64_w8_s3_s_ahead_pointer_longest_first": (
-        "sha256:f202ed0336d358c09d8bd3b04c343835f5b3d6ca1a8c9206dd46b7042e139bee"
+    "fwd_bf16_d128_causal_br128_bc64_w8_s3_s_ahead_ptr_lpt": (
+        "sha256:2fc8fd430a40abccd96c2d1e189595898a23a3b37e88970ef13d8249d585170c"
     ),
-    "fwd_bf16_d192_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:39565390a83c900b3cac4ae81ea7185302f4d13b51b9caba5d3db9bd1ab15dda"
+    "fwd_bf16_d192_br128_bc64_w8_s2_fa2_ptr": (
+        "sha256:bc488a62c250f66da6b9f43a82c738ab64fc2e9a6e45a0ab3d1e1b2cfcf1784a"
     ),
-    "fwd_bf16_d192_br128_bc64_w8_s2_s_ahead_descriptor": (
-        "sha256:a701f32c857a73ca63e66a7e259a67eaf73dcc4834080b88049414172f4a926a"
+    "fwd_bf16_d192_br128_bc64_w8_s2_s_ahead_tma": (
+        "sha256:2043bad89175af227c050b592a018c95ea9a6f7efd1f44822204d9336da878c9"
     ),
-    "fwd_bf16_d192_br32_bc32_w4_s1_s_ahead_pointer": (
-        "sha256:0aac34e11ad91c77cbc443c5f67d31e41b7d668fb4856bc71dae2301d7d6903d"
+    "fwd_bf16_d192_br32_bc32_w4_s1_s_ahead_ptr": (
+        "sha256:687ab0684fbf503142a0f3820a17a4d4e527c822713c5eeb06265e6120a3a81a"
     ),
-    "fwd_bf16_d192_br32_bc32_w4_s3_s_ahead_pointer": (
-        "sha256:2271d5a259c61c3d039ff26cde9de8f0c3f0ecd1dffac9545f92afa19734f9b9"
+    "fwd_bf16_d192_br32_bc32_w4_s3_s_ahead_ptr": (
+        "sha256:d16e7be0e3059aae63ee8c9aaf54aa110e722c42426de176e3d1a9d6a5623345"
     ),
-    "fwd_bf16_d192_br32_bc32_w8_s2_fa2_pointer": (
-        "sha256:e727947aa5c5789d01c1659c9d764f9499062d5e374104c9dde2472d9a633a99"
+    "fwd_bf16_d192_br32_bc32_w8_s2_fa2_ptr": (
+        "sha256:c7b0751ad4aa6cdbc780711308bd1e4aaebf3f92835dfb6ec81de0c00c1f014d"
     ),
-    "fwd_bf16_d192_br64_bc32_w4_s2_fa2_pointer": (
-        "sha256:858b56cbadd238a39bbc138d822fbc0cd49e90f4b393b801d5e92cc0e33f433a"
+    "fwd_bf16_d192_br64_bc32_w4_s2_fa2_ptr": (
+        "sha256:fc3bc905887690bdfd7dc601437c26f42d2fa5d26d957f0cdaa884420d493db4"
     ),
-    "fwd_bf16_d192_br64_bc64_w4_s2_fa2_pointer": (
-        "sha256:5917e5e3539ace391107f8c375ca1a230b3d8c0a5ac79401c25d38b677d654b3"
+    "fwd_bf16_d192_br64_bc64_w4_s2_fa2_ptr": (
+        "sha256:db3b94f4e8e9b540c9e48d3f94d7731d71a2cd6ce858524ebfbb8795e406a3bc"
     ),
-    "fwd_bf16_d192_br64_bc64_w4_s3_fa2_descriptor": (
-        "sha256:4b14a00f10e6e1eeb260ce04b26a2c061fe272f0f5f49b419bd1f41edd7d8544"
+    "fwd_bf16_d192_br64_bc64_w4_s3_fa2_tma": (
+        "sha256:f0992e81e2096938450c88bbc117bc243f461ff860165e4bf76b004ff3652f11"
     ),
-    "fwd_bf16_d192_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:9636f436c21cb0961b2336efefdc3c6e79f6d245b31ed57907d7288a7cb22a53"
+    "fwd_bf16_d192_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
+        "sha256:1ee909a171338f4b5a44b1d1aedc94d909dad8abf70f25afa580f2f348de2d40"
     ),
-    "fwd_bf16_d192_causal_br128_bc64_w8_s2_s_ahead_descriptor_longest_first": (
-        "sha256:72f96108ee40477f5e3ada773c09b257efb034ba5f53e0fedfd858396e524a8f"
+    "fwd_bf16_d192_causal_br128_bc64_w8_s2_s_ahead_tma_lpt": (
+        "sha256:b59aecbd130432c226a797acc63d720406561c52699083a0df6b75c30a93dc6f"
     ),
-    "fwd_bf16_d192_causal_br32_bc32_w4_s3_s_ahead_pointer": (
-        "sha256:1b324e75de05044cf734931c7914ae781d1a6be05883cde6c49e712940906e2c"
+    "fwd_bf16_d192_causal_br32_bc32_w4_s3_s_ahead_ptr": (
+        "sha256:cfb8336ab63dc2b85f867d396b18630b7e767e8aa046ba6d50c0cc174f6edde1"
     ),
-    "fwd_bf16_d192_causal_br32_bc32_w4_s3_s_ahead_pointer_longest_first": (
-        "sha256:4bcbdc13100a279dbe83a0cf369b94b9c260fbf4ebf415db8e59b7666e2f7ccb"
+    "fwd_bf16_d192_causal_br32_bc32_w4_s3_s_ahead_ptr_lpt": (
+        "sha256:67283bb8e0f9cd391d83974dba5c99a866a6736830a4543d85567d3140172159"
     ),
-    "fwd_bf16_d192_causal_br32_bc32_w8_s2_fa2_pointer": (
-        "sha256:1150317a63b9e7b1adfb5ef1660d97e283bf4892789f67018d0aca187c96739a"
+    "fwd_bf16_d192_causal_br32_bc32_w8_s2_fa2_ptr": (
+        "sha256:f5d962db7421e0fbf82a17b22a901ad4582daa6e6e0387d580080004020bc5cb"
     ),
-    "fwd_bf16_d192_causal_br32_bc64_w4_s3_s_ahead_pointer_longest_first": (
-        "sha256:9b96d4d40f582fa0f860d871d5d384c07284d8833e0e1efdb51d8969ce7a941b"
+    "fwd_bf16_d192_causal_br32_bc64_w4_s3_s_ahead_ptr_lpt": (
+        "sha256:72b4121f2c878455db2ab537d89659720ab6cec6d1c15940853bcd3ba3b32576"
     ),
-    "fwd_bf16_d192_causal_br64_bc64_w4_s2_fa2_pointer_longest_first": (
-        "sha256:8ac868e1ce2b4ef671ef11a38d9d5eee8542905e2f8a612e1d5bfa3445145fdc"
+    "fwd_bf16_d192_causal_br64_bc64_w4_s2_fa2_ptr_lpt": (
+        "sha256:69741be6c057f93e2c48d2fc8eacbb6dc09253b672f80da835bacdca59968285"
     ),
-    "fwd_bf16_d192_causal_br64_bc64_w4_s3_fa2_descriptor_longest_first": (
-        "sha256:d8ac74a898a92967e079e1578d75ce79ce366f3595ebae978876414543cd8e3e"
+    "fwd_bf16_d192_causal_br64_bc64_w4_s3_fa2_tma_lpt": (
+        "sha256:f21f2cd96eb50eea4c2b1fbbe87b77d844898af6cde4752c8e6d219574d7d703"
     ),
-    "fwd_bf16_d256_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:1bab2e4ee0a4bdc470e027e17df11ff23b671f3f9a8daa6bce6bc1217c24f791"
+    "fwd_bf16_d256_br128_bc64_w8_s2_fa2_ptr": (
+        "sha256:6b02e5835d2fc61e5eca8cb6638f0acd3485b21da72dd98c72ffd80628bb6d21"
     ),
-    "fwd_bf16_d256_br128_bc64_w8_s2_s_ahead_descriptor": (
-        "sha256:c546da25d6c758e180fcc863c2fd8491c77cf8af12cfc78ea32cc226d34d6715"
+    "fwd_bf16_d256_br128_bc64_w8_s2_s_ahead_tma": (
+        "sha256:890d93b9c280c76cb75e973029f04ae713ca4df85bed1691fa827220c427ca7f"
     ),
-    "fwd_bf16_d256_br32_bc32_w4_s3_s_ahead_pointer": (
-        "sha256:78b3753ba3c338af70ab39eb720869a77bc3dc165929030d40f2d0cddd8b76bf"
+    "fwd_bf16_d256_br32_bc32_w4_s3_s_ahead_ptr": (
+        "sha256:f401127479116571dc57d33f34feb7f02cbe320a6386b9b82daf8c61c22648ab"
     ),
-    "fwd_bf16_d256_br32_bc64_w4_s3_s_ahead_pointer": (
-        "sha256:c5cd1d9c15161c5deacecf3c6d16deb678e62348e31781a62167481254278741"
+    "fwd_bf16_d256_br32_bc64_w4_s3_s_ahead_ptr": (
+        "sha256:8fc9111d9f4475fe27b706e5f73dbcd730fd93a15c81b9c1226c9d9dc8a25ebc"
     ),
-    "fwd_bf16_d256_br64_bc32_w4_s2_fa2_pointer": (
-        "sha256:4f579b50cd46942b35688670b64489568a2d0a9b329c3bbf24d5ab533181cc3f"
+    "fwd_bf16_d256_br64_bc32_w4_s2_fa2_ptr": (
+        "sha256:1133b179e92f0a7638c4b90da8c14d02650d97420b2c3d3085e75fed8cec664b"
     ),
-    "fwd_bf16_d256_br64_bc64_w4_s2_fa2_pointer": (
-        "sha256:3fd1880a12211bca81366c14838b4b4999965f7fa301d2a287ffc281c3bb163c"
+    "fwd_bf16_d256_br64_bc64_w4_s2_fa2_ptr": (
+        "sha256:c956089de7e076b5e99cd47701eb47d46b8530c29f99e607256e34728c1d66e5"
     ),
-    "fwd_bf16_d256_br64_bc64_w4_s3_fa2_descriptor": (
-        "sha256:1151006bf6415c2ccfc478a4f7f7ef5975125d5a50cf3549af07fd87840114c6"
+    "fwd_bf16_d256_br64_bc64_w4_s3_fa2_tma": (
+        "sha256:03507cd4c0adaba4a19554c3ca1fb81e8f8b0d0f6050d97be904640d565192e2"
     ),
-    "fwd_bf16_d256_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:da0bb18a8f98f2720d739044b1b8c125c50f64333b4eb864886bcfb566bcbe2d"
+    "fwd_bf16_d256_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
+        "sha256:a77c5a54fb06f32fc5e47e044bd724c03d49dfc90134b8a3f38244fc1f30c23a"
     ),
-    "fwd_bf16_d256_causal_br128_bc64_w8_s2_s_ahead_descriptor_longest_first": (
-        "sha256:d44cf33beeb63d93b5310dcf8c655966cccf8c27d25e172d0e0b30b970c52ad4"
+    "fwd_bf16_d256_causal_br128_bc64_w8_s2_s_ahead_tma_lpt": (
+        "sha256:5a4d4bbb09f8970f1fb1f5b7d05d281a2c3b9836736bf076f8c38bc8e4cc440f"
     ),
-    "fwd_bf16_d256_causal_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:6581b48ca052ab59cde62522f070c7afb068103828f214174e80af6397be1e02"
+    "fwd_bf16_d256_causal_br32_bc32_w4_s2_fa2_ptr": (
+        "sha256:87771c79f80e69f9c97d0e98b95f36ce61d0327a7984d743f304a4a6083fea79"
     ),
-    "fwd_bf16_d256_causal_br32_bc32_w4_s3_s_ahead_pointer_longest_first": (
-        "sha256:e27f9a3d3e274efefe8e9b26462e95e5256796273a590ce7627c117013a01b51"
+    "fwd_bf16_d256_causal_br32_bc32_w4_s3_s_ahead_ptr_lpt": (
+        "sha256:e4bbde9fd6eeb69235329e28d42430cf3f7214a3abe06952a74a79f60c446516"
     ),
-    "fwd_bf16_d256_causal_br32_bc64_w4_s3_s_ahead_pointer_longest_first": (
-        "sha256:5089b4b19cb0bb0163158e314426bf8a2e523d841eeec18e6159064efc6b5ee5"
+    "fwd_bf16_d256_causal_br32_bc64_w4_s3_s_ahead_ptr_lpt": (
+        "sha256:8809ced294ac6ba78cfd3c73c1645d1d8b041edf1d7cbf0555d553ad031d5c66"
     ),
-    "fwd_bf16_d256_causal_br64_bc64_w4_s2_fa2_pointer_longest_first": (
-        "sha256:a1f8d7ba50fd988b7b5102b2aae18c4e2de7e4f8af93467d498f0e7942cb4859"
+    "fwd_bf16_d256_causal_br64_bc64_w4_s2_fa2_ptr_lpt": (
+        "sha256:c557241e223158deb687f0162f65a7cc457804aabdb93d9b00a360fcc1ad0cda"
     ),
-    "fwd_bf16_d256_causal_br64_bc64_w4_s3_fa2_descriptor_longest_first": (
-        "sha256:0ec50023dd2929de6b49c0d9625cd36a9a6b5ed49be17f491e7dc42c590b1029"
+    "fwd_bf16_d256_causal_br64_bc64_w4_s3_fa2_tma_lpt": (
+        "sha256:7f8226fd4356fbdb3cc0508b2ad4a062da2524a8ae4d34d3c8d1a030b1742915"
     ),
-    "fwd_bf16_d64_br128_bc32_w8_s2_fa2_pointer": (
-        "sha256:45978dd43403888f48f3aee910d25ce32a3acd059a7559f8471b98fbee4d6e61"
+    "fwd_bf16_d64_br128_bc32_w8_s2_fa2_ptr": (
+        "sha256:cd9712f0a6bb24e8a69e22248226aea8ab1b19ec9d02d69bdb5ed69cb0ad6f48"
     ),
-    "fwd_bf16_d64_br128_bc32_w8_s4_fa2_pointer": (
-        "sha256:48cd74510811400fe5dd62e2ad0bcbfe9f4149096e22ce70c08f9c1f2519cddb"
+    "fwd_bf16_d64_br128_bc32_w8_s4_fa2_ptr": (
+        "sha256:9882bf4802bbb12cce2fedfbaf1ceee3e583a42c07c51acf5b82a3a8ad36a3bb"
     ),
-    "fwd_bf16_d64_br128_bc64_w4_s3_fa2_pointer": (
-        "sha256:ecf768728258f6ef4141c05c4a2fc28036aef0acd7b73d7bb3a39430f25a29c3"
+    "fwd_bf16_d64_br128_bc64_w4_s3_fa2_ptr": (
+        "sha256:65aec96ba8da74686b05c82f54dceeaab86194fc65068b7c10d2069adb61b04f"
     ),
-    "fwd_bf16_d64_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:d7a819093e15b87805bc34135ce2044fb1489a34a6a3a09be2d2e1984dbc4d48"
+    "fwd_bf16_d64_br128_bc64_w8_s2_fa2_ptr": (
+        "sha256:17ff314dfb16381eb1d772e2a1f1585a51d4d91e1f449cffce08d4ac24e4ad50"
     ),
-    "fwd_bf16_d64_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:aa93f544257d822f9c2c617013f3c315dc643fea9d0ba90d9263e228dad0a57c"
+    "fwd_bf16_d64_br128_bc64_w8_s3_fa2_ptr": (
+        "sha256:9e67aeff040f39e492ab71e7a536e67549073d5642cb50014ed63b9809642462"
     ),
-    "fwd_bf16_d64_br128_bc64_w8_s3_s_ahead_descriptor": (
-        "sha256:e7d211c4c0af6a6c4fed75e5b3582f5bb7095dfe365e31afa5ded9df12137755"
+    "fwd_bf16_d64_br128_bc64_w8_s3_s_ahead_tma": (
+        "sha256:efb29cfba7774b03ce01aa6fe984790ef0c6f5f1bbba893c372a9d3def42fdeb"
     ),
-    "fwd_bf16_d64_causal_br128_bc64_w4_s3_fa2_pointer_longest_first": (
-        "sha256:65c05f1d0e10c2544f80df626600411b9e6b7db27440b71c9c25279d1b24eaae"
+    "fwd_bf16_d64_causal_br128_bc64_w4_s3_fa2_ptr_lpt": (
+        "sha256:dedd8b672566a3c398689b4bb95b548235d6685f503a5005ccae469f677ea41a"
     ),
-    "fwd_bf16_d64_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:6be456a50efb3a51fcaba655044e3142d34b7c7d52953e4d8c3bf85a31524b8e"
+    "fwd_bf16_d64_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
+        "sha256:f6d601ceb52b3a4cdae1c2b96e77361b2f8575792dc694102b323366c2ca00f8"
     ),
-    "fwd_bf16_d64_causal_br128_bc64_w8_s3_fa2_descriptor_longest_first": (
-        "sha256:e904788474633bc25e7a918b5bb31f7eec28bb193da50c354bcf1f2bc1087bb6"
+    "fwd_bf16_d64_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
+        "sha256:1f35206813fb9b9db42989389d237cb080cab76b5187ec09bb400b4162d5f2f6"
     ),
-    "fwd_bf16_d64_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
-        "sha256:339e6c0ad2ec5d3636220647a025f9f83c23b71ff7211181d07ac34ed1ed682c"
+    "fwd_bf16_d64_causal_br128_bc64_w8_s3_fa2_tma_lpt": (
+        "sha256:bad88c89a4f39cd61d0381b3bce86760c417771abfffb835777e882777a9d34b"
     ),
-    "fwd_bf16_d64_causal_br64_bc16_w4_s3_fa2_pointer_longest_first": (
-        "sha256:c88f17bb2ca8932a0efd7f9651c57bbc5a32ac96516560f602ea3fc40fa01253"
+    "fwd_bf16_d64_causal_br64_bc16_w4_s3_fa2_ptr_lpt": (
+        "sha256:e969479766a3c6882aa9bc3e1a3a06d7f10e6a403811f3b7339c43e83ba95011"
     ),
-    "fwd_bf16_d64_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:ffdf617a58b2b9668d9da7dba0d2abdb684ea33fd6bfc01794c6c12556beab0c"
+    "fwd_bf16_d64_causal_br64_bc32_w4_s3_fa2_ptr_lpt": (
+        "sha256:2086c0e0be99ae2dedd0fa10886dfbd8b7c428703188c1d7e748850ad6d867a6"
     ),
-    "fwd_bf16_d96_br128_bc128_w8_s2_fa2_pointer": (
-        "sha256:0d00dc4a099e28e1883633cd8506307dd33e4589007cf5768cd1eaf108d8479b"
+    "fwd_bf16_d96_br128_bc128_w8_s2_fa2_ptr": (
+        "sha256:504726b3532e9b73ba78d0023b4f3ac45fc0e4c9ed0fa4028e49a613fad9b02d"
     ),
-    "fwd_bf16_d96_br128_bc128_w8_s2_s_ahead_descriptor": (
-        "sha256:dea0ada6c6cb75fb4aefd64b75dc4b5eaddb05148e36bfc3c183c73fee1ee99b"
+    "fwd_bf16_d96_br128_bc128_w8_s2_s_ahead_tma": (
+        "sha256:ff680f02b89229a5a534a31a0c1035f54760a03f9499c2d25ff19150478c6f79"
     ),
-    "fwd_bf16_d96_br128_bc32_w4_s3_fa2_pointer": (
-        "sha256:eb25656ee8d96a764e5b5036c9ebeba57df18506f1011500120a2b1c0b5c86a3"
+    "fwd_bf16_d96_br128_bc32_w4_s3_fa2_ptr": (
+        "sha256:f8f8d6344b414e4b9bb93c0588cbc03fca4d1c386d47b37ec5e54a6bdbad3891"
     ),
-    "fwd_bf16_d96_br128_bc32_w8_s3_fa2_pointer": (
-        "sha256:127f08ac4f518283c1577547598a8f78feace9a608fd031d89c93a5d276ce470"
+    "fwd_bf16_d96_br128_bc32_w8_s3_fa2_ptr": (
+        "sha256:c58aca37421787b4311edb9e3d15ad2f72a8a5d3347a1d901e50fd96c27a5f5e"
     ),
-    "fwd_bf16_d96_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:0d015c449b2f57c6fcb726f6f7652fb1e224b6372d3ec0ebb426bbe9ee11b3be"
+    "fwd_bf16_d96_br128_bc64_w8_s2_fa2_ptr": (
+        "sha256:822ef2339fe7f1b9291d4722dadf9f4cd22532f3d1e4b88c511abf29892b41a0"
     ),
-    "fwd_bf16_d96_br128_bc64_w8_s3_fa2_descriptor": (
-        "sha256:3a048fb915e0cabc32fa8a4b74e934f8ae82059f69260d35b09e500221c6a720"
+    "fwd_bf16_d96_br128_bc64_w8_s3_fa2_ptr": (
+        "sha256:0029929e6c91d31e1639a6559900de359938989d8d8a807f79f81e82e3b3724b"
     ),
-    "fwd_bf16_d96_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:86e4fc05ba2a873bd7309ab5d2b823df4b6fac070c3acbef7d7dfa967a64659a"
+    "fwd_bf16_d96_br128_bc64_w8_s3_fa2_tma": (
+        "sha256:7e0508e2aded32dd91e4e781f2114ec8585fadacdc2b94fa802e9313e879d587"
     ),
-    "fwd_bf16_d96_causal_br128_bc128_w8_s2_fa2_pointer_longest_first": (
-        "sha256:bd481f0085b335c57eb6cc8118c80333dde77b17d3ab5cbe8e63fbf928b72d11"
+    "fwd_bf16_d96_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
+        "sha256:b1297bacf8f7e1bd1876f047d5bd3e5ffb82dd39900640876b93fda4cd02c153"
     ),
-    "fwd_bf16_d96_causal_br128_bc128_w8_s2_s_ahead_descriptor_longest_first": (
-        "sha256:b1c54a10621825ed5325b5276e77bc83ec4ed5b2e60fe06a89f5ba3de979212e"
+    "fwd_bf16_d96_causal_br128_bc128_w8_s2_s_ahead_tma_lpt": (
+        "sha256:346159aa92a0bc56612b3dc93cdac39f290df03ea87eeb0285e1a4bd45b669ed"
     ),
-    "fwd_bf16_d96_causal_br128_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:8846859f0c4cfb03223e5a030dcacfdc84226e901bcf231fa46329e87cd9d1af"
+    "fwd_bf16_d96_causal_br128_bc32_w4_s3_fa2_ptr_lpt": (
+        "sha256:e40d65d5d48da73977fffdff887ea2bd15e13920182e06779bad759e18db23eb"
     ),
-    "fwd_bf16_d96_causal_br128_bc32_w8_s3_fa2_pointer_longest_first": (
-        "sha256:89f52f833c6a10e8b3c835171560d825a8e6cde207f965314bf0f61636be373d"
+    "fwd_bf16_d96_causal_br128_bc32_w8_s3_fa2_ptr_lpt": (
+        "sha256:986818184aefbddf31cb362bb45814dc77c9a8bf51c1b3c587632ef2afb39da9"
     ),
-    "fwd_bf16_d96_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:8d6dbc5a31ce58ecaa1d93f4d5cfd7fe29ecbf4f17cecad2351230bf39ff83db"
+    "fwd_bf16_d96_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
+        "sha256:a3840a43f70d87e0570c9ce8046593cf9383e7acc2906f578da546d97e9b2d30"
     ),
-    "fwd_bf16_d96_causal_br128_bc64_w8_s3_fa2_descriptor_longest_first": (
-        "sha256:fbd680b0c191f45376339fd588998b00353c53203ccb31e5ed97cd9b2e4b0bba"
+    "fwd_bf16_d96_causal_br128_bc64_w8_s3_fa2_ptr": (
+        "sha256:53ee448b22045c9f153a8d42f9536142d8cdbfea08df55602913a1e3dc9fc1ae"
     ),
-    "fwd_bf16_d96_causal_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:05c892e7b514704f66366dc004d8f2f0043dec8334533c9da67a92341f853474"
+    "fwd_bf16_d96_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
+        "sha256:67afb98f5f6b025ace799a2858d409cb65da8e73da4c469b1c8c8114beb377b4"
     ),
-    "fwd_bf16_d96_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
-        "sha256:2b5ee2d8b35e09f003199e7ed1529828df43752252bfdd2bb4c2346bcaa9399d"
+    "fwd_bf16_d96_causal_br128_bc64_w8_s3_fa2_tma_lpt": (
+        "sha256:a1b2671a10b7f6c7fd7e98077be31a29d612cb0787acede905d853d1e32a3ff9"
     ),
-    "fwd_fp16_d128_br128_bc128_w8_s2_fa2_pointer": (
-        "sha256:bf5727942e7ee1b3fb56c793c3b8d9e70291e12fa69cbc6179f75b8c3af0b1e6"
+    "fwd_fp16_d128_br128_bc128_w8_s2_fa2_ptr": (
+        "sha256:23bf93d79f481383e2c2cc136cb22fca4f01d0181a772222af08572e03a77612"
     ),
-    "fwd_fp16_d128_br128_bc128_w8_s2_s_ahead_descriptor": (
-        "sha256:9e5c1830f6ce356d731526be037179188421568087ffc95b6e4b93846af3ddda"
+    "fwd_fp16_d128_br128_bc128_w8_s2_s_ahead_tma": (
+        "sha256:189c71ec341238b5cd50164c3d4fd937e28f84403f5b6d2e515811f86e988c85"
     ),
-    "fwd_fp16_d128_br128_bc32_w4_s4_fa2_pointer": (
-        "sha256:0491ba9a61c34aadb950e1dfe82e042d2f136aca2d36db2b41a83a5c5a9fd475"
+    "fwd_fp16_d128_br128_bc32_w4_s4_fa2_ptr": (
+        "sha256:1dd57c982b687adeff047dd16daf29db3be1f7737064e318765ccfac0093d866"
     ),
-    "fwd_fp16_d128_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:4bf1f3a78693922392585ad07f46a4ebc5cb198df70e5322638cb28de638ac7f"
+    "fwd_fp16_d128_br128_bc64_w8_s3_fa2_ptr": (
+        "sha256:54818cca1a4db0e007f0c32b84c204aef85c167b3bda9e86d5da914abfcd8484"
     ),
-    "fwd_fp16_d128_br128_bc64_w8_s3_s_ahead_pointer": (
-        "sha256:0870e13ff53e443d676dd690600cfe9cd0f0686cf4a9fe811fb35c18d72fc48f"
+    "fwd_fp16_d128_br128_bc64_w8_s3_s_ahead_ptr": (
+        "sha256:0718242dda38dfafaa53ec904bd76cb0d9b4de0cd5b4bd9a9d376de06c676b3d"
     ),
-    "fwd_fp16_d128_causal_br128_bc128_w8_s2_fa2_pointer_longest_first": (
-        "sha256:30109814f6ae740db3a953dbaa40b06e79f22e5d4666a4b2eff92b4612ce8af5"
+    "fwd_fp16_d128_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
+        "sha256:7be77fd6d2d358257839cc49793ace445fda80c85c287af4bb98d8acc9c6e2d9"
     ),
-    "fwd_fp16_d128_causal_br128_bc128_w8_s2_s_ahead_descriptor_longest_first": (
-        "sha256:5b6c64dc70e36e9cd5e98b9d41e57c18a74c45d3cd71f6d6a101699a6783875d"
+    "fwd_fp16_d128_causal_br128_bc128_w8_s2_s_ahead_tma_lpt": (
+        "sha256:0b8d2fd08d69441f989952ab602a693eea0555851ef9e83190bb60a9898d14cc"
     ),
-    "fwd_fp16_d128_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
-        "sha256:1bb546f741d6e6ecaea248ab6828357a38135db870e11ff5fdecb6812be531c0"
+    "fwd_fp16_d128_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
+        "sha256:03ce1259a339f71e3fca4d206b71da45b76b072d983881c977eab24db0cd424b"
     ),
-    "fwd_fp16_d128_causal_br128_bc64_w8_s3_s_ahead_pointer_longest_first": (
-        "sha256:c16a17a0a996a57afc3688a19a3a1dfc320b26559928eefdae610be47dbd1ff8"
+    "fwd_fp16_d128_causal_br128_bc64_w8_s3_s_ahead_ptr_lpt": (
+        "sha256:19e4a1a74f3379420284a1316b03634be511dc1c836d6b0fe3fcb54e6ae38cd3"
     ),
-    "fwd_fp16_d192_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:0449953d78031e1d669cc7dc292fc2224ff9e271c11af597a649a3d5bfade5af"
+    "fwd_fp16_d192_br128_bc64_w8_s2_fa2_ptr": (
+        "sha256:a7364b32895c48ef736e65d0753b2e910aaa9dbaf33834ef3c1e1ab52f9f4d62"
     ),
-    "fwd_fp16_d192_br128_bc64_w8_s2_s_ahead_descriptor": (
-        "sha256:6aea8365d09d14fbced5bed7c1ba24527371c957e65a5d6685926410b040f7bc"
+    "fwd_fp16_d192_br128_bc64_w8_s2_s_ahead_tma": (
+        "sha256:aa62ac1db13d70f5b1939bb266f5df133d8497e5d4714ba21d09ff78e5c24fb4"
     ),
-    "fwd_fp16_d192_br32_bc32_w4_s1_s_ahead_pointer": (
-        "sha256:58eec32e26edd323f11760e9fa1d64c057a60cde1b1c796b1709b17c336d6c07"
+    "fwd_fp16_d192_br32_bc32_w4_s1_s_ahead_ptr": (
+        "sha256:0812eecd5707c77c5b0fdad5c3a51c18e4331f490cbf9cad397927d1ad476284"
     ),
-    "fwd_fp16_d192_br32_bc32_w4_s3_s_ahead_pointer": (
-        "sha256:613b8b85cff10a8f5e31d69807ef1daf8b001e171e4e24bbb3aeb376c7b79aea"
+    "fwd_fp16_d192_br32_bc32_w4_s3_s_ahead_ptr": (
+        "sha256:8c9aaa80d85fc78f992475f13e957819d30fd30402cb8f19d918f8505adc581a"
     ),
-    "fwd_fp16_d192_br32_bc32_w8_s2_fa2_pointer": (
-        "sha256:850b6f1446a65c7e1ed10edc18dafff9d1c6ac7e9e0eb6acbeea6ea0b7ed1f62"
+    "fwd_fp16_d192_br32_bc32_w8_s2_fa2_ptr": (
+        "sha256:50a3a77380fcd58e55ef525bc3bdf2839d07ffbca4363beb9ade256a8e2305fe"
     ),
-    "fwd_fp16_d192_br64_bc32_w4_s2_fa2_pointer": (
-        "sha256:b83b67fc6bf56661e4b23b7ac005ed58885e7d92dacdebe6e196cb630e86a5c0"
+    "fwd_fp16_d192_br64_bc32_w4_s2_fa2_ptr": (
+        "sha256:87891f500f41c4d2c6c815d6ab662c3312d9d3a1e35731ae23bb90cf65ef9a1f"
     ),
-    "fwd_fp16_d192_br64_bc64_w4_s2_fa2_pointer": (
-        "sha256:5f3f32ad2dd6c2a8a650c6f5de2ee8d0f537a1e55704c2746f6a6c76b8cfea16"
+    "fwd_fp16_d192_br64_bc64_w4_s2_fa2_ptr": (
+        "sha256:406a6bfee3412c0c99a60a8728d195b4802119e95f425ff393844944ad987940"
     ),
-    "fwd_fp16_d192_br64_bc64_w4_s3_fa2_descriptor": (
-        "sha256:b9732c87e1dd631fe2b2111cdc8bf9cabbbf8e2a2cc8bb528edb3e77df53bd10"
+    "fwd_fp16_d192_br64_bc64_w4_s3_fa2_tma": (
+        "sha256:6c1aadd482b99bdb48ba29bae6897a67295796ff66ce8d23281a4e5da7006c98"
     ),
-    "fwd_fp16_d192_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:8c6fdf6c878b4c95c565576d2e953b8fcb19964502604e82933637c8c27dd398"
+    "fwd_fp16_d192_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
+        "sha256:26c425206137ed947522b27b698d1b67076dd6ea3ce6223603d36e89dd94a391"
     ),
-    "fwd_fp16_d192_causal_br128_bc64_w8_s2_s_ahead_descriptor_longest_first": (
-        "sha256:1cd1d287d4d98c0034835af044550b16a0899396b9224cc123ae45f05239907b"
+    "fwd_fp16_d192_causal_br128_bc64_w8_s2_s_ahead_tma_lpt": (
+        "sha256:9bf60086226c68dbd7188fdc2c5e56906ebbba7e8083049e8403e3be1f7ccda0"
     ),
-    "fwd_fp16_d192_causal_br32_bc32_w4_s3_s_ahead_pointer": (
-        "sha256:0108e1670dd64f855a577e43f39c052018f23478c3dac146efec8ebc3bdbf3ce"
+    "fwd_fp16_d192_causal_br32_bc32_w4_s3_s_ahead_ptr": (
+        "sha256:fc53b77cbb125de73141b260c2f5a3670d3505c2688a2c5ace674c4ad8bbc2cc"
     ),
-    "fwd_fp16_d192_causal_br32_bc32_w4_s3_s_ahead_pointer_longest_first": (
-        "sha256:17f8eaba7935c3ede394373d6b175580f1162c23b3e4e651a6df4fbe243254bd"
+    "fwd_fp16_d192_causal_br32_bc32_w4_s3_s_ahead_ptr_lpt": (
+        "sha256:cd0fe9e8c997838a77e06c4145edba30020fa98e26cbf439e26f4e0a57cbab95"
     ),
-    "fwd_fp16_d192_causal_br32_bc32_w8_s2_fa2_pointer": (
-        "sha256:cb09363568a9124147b56e219fb93a0ee3781cb456400086b7739bc3666110b2"
+    "fwd_fp16_d192_causal_br32_bc32_w8_s2_fa2_ptr": (
+        "sha256:8b48d782201d323dd0f59e67605abc887e75f3ca600db2b4a94acdc700599a10"
     ),
-    "fwd_fp16_d192_causal_br32_bc64_w4_s1_s_ahead_pointer_longest_first": (
-        "sha256:adc46d80433effd34ee83c61ee1d375598b9c9de2ebc0b38afc55e91e3370bf7"
+    "fwd_fp16_d192_causal_br32_bc64_w4_s1_s_ahead_ptr_lpt": (
+        "sha256:1cd8d17c6a2696ec4283ba8f687b63f84cd2fbdf4f3d5c4fb2221d25a5a9b9ea"
     ),
-    "fwd_fp16_d192_causal_br32_bc64_w4_s3_s_ahead_pointer_longest_first": (
-        "sha256:dc3b8dfdf6172c323963275981793045973bce209de09e45b90482f57fb69543"
+    "fwd_fp16_d192_causal_br32_bc64_w4_s3_s_ahead_ptr_lpt": (
+        "sha256:d938333187f07e77a978421974add120948ed554585941e2c517c7ef47615c1e"
     ),
-    "fwd_fp16_d192_causal_br64_bc64_w4_s2_fa2_pointer_longest_first": (
-        "sha256:03607699ffb1649fe9ee3416e2f2c27aecb467161aa09d298183fb1d197dfd70"
+    "fwd_fp16_d192_causal_br64_bc64_w4_s2_fa2_ptr_lpt": (
+        "sha256:04c9e4f646ab596589897863224655926c98cf24fecbb95536bc46d11e7fcc90"
     ),
-    "fwd_fp16_d192_causal_br64_bc64_w4_s3_fa2_descriptor_longest_first": (
-        "sha256:81cb03a8232c7e05b981f18e27d282a7734be9df7a5c4ee94b7eb6d0c8366eb3"
+    "fwd_fp16_d192_causal_br64_bc64_w4_s3_fa2_tma_lpt": (
+        "sha256:5cd81896045783a1adffb1bf2cc093c41368f32834625a644db1992e77e30513"
     ),
-    "fwd_fp16_d256_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:db2362df12bdd8bda6756609f6157f30af9c38a80df44087ef31fe0a927ee017"
+    "fwd_fp16_d256_br128_bc64_w8_s2_fa2_ptr": (
+        "sha256:3364d2e59e29e0464d071d46b1e4daba7061d98bc83453d18b2d68bc65632276"
     ),
-    "fwd_fp16_d256_br128_bc64_w8_s2_s_ahead_descriptor": (
-        "sha256:00b6737d44e410c16b4ee249ca3b2eda1b988738afc14af916b0bd82382da36f"
+    "fwd_fp16_d256_br128_bc64_w8_s2_s_ahead_tma": (
+        "sha256:3b89291063a6df11e4ef5c1bb4dd38248913e0fefe1f64fe07a50fcfa56318a0"
     ),
-    "fwd_fp16_d256_br32_bc32_w4_s3_s_ahead_pointer": (
-        "sha256:e477e374ad3b0c2fb6e921d9dcef3e17d7e84f5e672604b634272832b6da58f4"
+    "fwd_fp16_d256_br32_bc32_w4_s3_s_ahead_ptr": (
+        "sha256:2ab73dce8206cb927796e058854495205ad2fc567d6464657c61eb8ddafb82e6"
     ),
-    "fwd_fp16_d256_br32_bc64_w4_s3_s_ahead_pointer": (
-        "sha256:26b6ef09f5f92b2076cf68313d68e70f54d4dc7afe6f73b6cd0d5c57b7a90b42"
+    "fwd_fp16_d256_br32_bc64_w4_s3_s_ahead_ptr": (
+        "sha256:7b566dc43570380363334e106798b8997243e86b67a51ecc750924824f669312"
     ),
-    "fwd_fp16_d256_br64_bc32_w4_s2_fa2_pointer": (
-        "sha256:5b537ae5ea1f933532ebc3d9de9b51efdc2c68195ec3451cb5d3da48b1e68af3"
+    "fwd_fp16_d256_br64_bc32_w4_s2_fa2_ptr": (
+        "sha256:f9a6f04b1e1395de55db4c066616f7045725aae6b90646c994bbf956b405d33c"
     ),
-    "fwd_fp16_d256_br64_bc64_w4_s2_fa2_pointer": (
-        "sha256:b5a4547b09371af2aa5e0559ed138443c79f7176427f2e0af0169785866b21ed"
+    "fwd_fp16_d256_br64_bc64_w4_s2_fa2_ptr": (
+        "sha256:de01d84fdec6a66f3820d63663d6df5a2f7c9dc7f0aab7d3975882a06c763caf"
     ),
-    "fwd_fp16_d256_br64_bc64_w4_s3_fa2_descriptor": (
-        "sha256:5840da2aca74843168731e58218d2a04c2319d4b301148b82ee643844cb96e04"
+    "fwd_fp16_d256_br64_bc64_w4_s3_fa2_tma": (
+        "sha256:a99ead1cf32ff2a2a955fd7b6c9f5176b2a151c04225e477e25138f4268434e8"
     ),
-    "fwd_fp16_d256_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:8e10c335b65411e7d8ea85bd846fb141ab59c74618e182b7f3c361530dd64fbe"
+    "fwd_fp16_d256_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
+        "sha256:0c95a5cbd109b729167120c8ba8c678a87e9e1d24e7ee3e648730999ec7a3e84"
     ),
-    "fwd_fp16_d256_causal_br128_bc64_w8_s2_s_ahead_descriptor_longest_first": (
-        "sha256:f67d2998a3b1d04446f3eb64ebe87c32fbfb78cb55549e90364864972c0d3a29"
+    "fwd_fp16_d256_causal_br128_bc64_w8_s2_s_ahead_tma_lpt": (
+        "sha256:6645d4e8c10c338f67a4d1406c91aed1f8886099b96c66bfbc4046535371938c"
     ),
-    "fwd_fp16_d256_causal_br32_bc32_w4_s2_fa2_pointer": (
-        "sha256:705488f534e1166b75220b2b5ac5129d0a125d775588cf9d8013d33861dd3536"
+    "fwd_fp16_d256_causal_br32_bc32_w4_s2_fa2_ptr": (
+        "sha256:2431db1c7a77a98e651d635850bf4844adc733b68eb302749fc473f3ae8cbd69"
     ),
-    "fwd_fp16_d256_causal_br32_bc32_w4_s3_s_ahead_pointer_longest_first": (
-        "sha256:48ec3a1ad84f4d6aa105ec286698cb27f759ae59965ad77f4e467621a1e534a2"
+    "fwd_fp16_d256_causal_br32_bc32_w4_s3_s_ahead_ptr_lpt": (
+        "sha256:09b1f35f297c698529e85f78c00e69acf13805bc12a313dfb46e989abdd8e417"
     ),
-    "fwd_fp16_d256_causal_br32_bc64_w4_s3_s_ahead_pointer_longest_first": (
-        "sha256:2fba5246293db966e18b5a92018bb858e99b943cfc2bc87ea5aec271e791cbc0"
+    "fwd_fp16_d256_causal_br32_bc64_w4_s3_s_ahead_ptr_lpt": (
+        "sha256:8590898fb2ac66ecb1f902daf4042b88eb5ce187fe6e95028382909a5360c9d8"
     ),
-    "fwd_fp16_d256_causal_br64_bc64_w4_s2_fa2_pointer_longest_first": (
-        "sha256:f6469499296c88a23e66d9a2d71069866dbd3dfefecb084152d2d8741edc181d"
+    "fwd_fp16_d256_causal_br64_bc64_w4_s2_fa2_ptr_lpt": (
+        "sha256:1c880d62f26146cf054d7507077a80369fb1fedebad0c87a99a942bde9f2c231"
     ),
-    "fwd_fp16_d256_causal_br64_bc64_w4_s3_fa2_descriptor_longest_first": (
-        "sha256:1f10ab38bcfa81b2ae9859cb26486aeac08ae47da2c0fb87067c87a09290163b"
+    "fwd_fp16_d256_causal_br64_bc64_w4_s3_fa2_tma_lpt": (
+        "sha256:01de242815d4fa65e0cbf91232308d5d2f12b9b801b03dcd16126d04080fad00"
     ),
-    "fwd_fp16_d64_br128_bc32_w8_s4_fa2_pointer": (
-        "sha256:349c7f33e489adecd9db7dac161f4edbdc13767d2fc052a39b986c7e92d33253"
+    "fwd_fp16_d64_br128_bc32_w8_s4_fa2_ptr": (
+        "sha256:00b05870e437085186dd9a9a55a35e4b6a53099b27c49a1fe1a4151357b1dafd"
     ),
-    "fwd_fp16_d64_br128_bc64_w4_s3_fa2_pointer": (
-        "sha256:0e936fd6d827a357c7d3571bd5b5159669fa1e9fac1105f988e6a2823ab60902"
+    "fwd_fp16_d64_br128_bc64_w4_s3_fa2_ptr": (
+        "sha256:1c0dff4c2fa96135fcb9d4e93b282b3fe4da43e9f732a2cdc47054942cd311f9"
     ),
-    "fwd_fp16_d64_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:c078ab3f0286b78e7d2769c5c6409e98acf775504a46a1f10e29111e9ad2899d"
+    "fwd_fp16_d64_br128_bc64_w8_s2_fa2_ptr": (
+        "sha256:3923f03190d1a7e1353b047aa1d7eba1c010a95694c3b715f5f44f9bfeaa068a"
     ),
-    "fwd_fp16_d64_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:f14ee4ac5a57b52af5f7374b21290a631af9d0f5c28b31a93073f0473f3788c3"
+    "fwd_fp16_d64_br128_bc64_w8_s3_fa2_ptr": (
+        "sha256:d7197b9a6b3d2d800aba75abf3eb561a8c3a0615dbc856f057ff4b5aa05d011d"
     ),
-    "fwd_fp16_d64_br128_bc64_w8_s3_s_ahead_descriptor": (
-        "sha256:df6625a53b4f70610d289dbdad66878d64f9663385a1dcf270ffb697031d5f66"
+    "fwd_fp16_d64_br128_bc64_w8_s3_s_ahead_tma": (
+        "sha256:3fa9a43668dd0fb8fcdd58b617b2f7024fd8cd3c0a01cce135c4ea9051aa9b18"
     ),
-    "fwd_fp16_d64_br64_bc16_w4_s3_fa2_pointer": (
-        "sha256:01537105c400143ab4c7c94ec12ef86838f154c25850faa20cfd7ba825422a4e"
+    "fwd_fp16_d64_br64_bc16_w4_s3_fa2_ptr": (
+        "sha256:da1cf3db3fa20a3e38732cdafcb0fa2c6f5193477fa7fa29e01b6626f48814bb"
     ),
-    "fwd_fp16_d64_causal_br128_bc64_w4_s3_fa2_pointer_longest_first": (
-        "sha256:1a4a951e82bf34731392ad21ca94192025398d01415aaba9b01e305d733bb06d"
+    "fwd_fp16_d64_causal_br128_bc64_w4_s3_fa2_ptr_lpt": (
+        "sha256:e5addc27e3dff87b1d9bb0f4cb8493c5b3f82365b1b7d5851b7eb4ee54429f19"
     ),
-    "fwd_fp16_d64_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:0171597908548c0e6a25a246eb2793b15a56220851d8f919366f496877b7cb10"
+    "fwd_fp16_d64_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
+        "sha256:af6588a3b02b9f49f6f12c23ac505125a9a896dadb0210292d101aedf348d542"
     ),
-    "fwd_fp16_d64_causal_br128_bc64_w8_s3_fa2_descriptor_longest_first": (
-        "sha256:a604841b48f7115330452a71b91326c781261540cbaee0cb1fc67d56e7eee19e"
+    "fwd_fp16_d64_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
+        "sha256:23e197b6fa6bac9d518d831c18553718626f8a034ad44e73b8f826c45cafb392"
     ),
-    "fwd_fp16_d64_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
-        "sha256:781653f1e55e830d9fc4019e32f48ffab4e6f2713d4e6fd4a6e009a2e1330a30"
+    "fwd_fp16_d64_causal_br128_bc64_w8_s3_fa2_tma_lpt": (
+        "sha256:6385c790caebe9bb2d58ff5dc45d6fca646a60da2372614d625a0ecf8e6b1907"
     ),
-    "fwd_fp16_d64_causal_br64_bc16_w4_s3_fa2_pointer_longest_first": (
-        "sha256:112645d5f23bf126d518f0aa1446b1555d946baca06f806d19c2804e82aac7a1"
+    "fwd_fp16_d64_causal_br64_bc16_w4_s3_fa2_ptr_lpt": (
+        "sha256:2eb2f20199273a758c8eb86c1b4106d4b48a95f4a43ed018498eeb7b2b4a698c"
     ),
-    "fwd_fp16_d64_causal_br64_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:b1cf77266e199453d92808f1847089639abe1ccec3356d07208bb997463a197b"
+    "fwd_fp16_d64_causal_br64_bc32_w4_s3_fa2_ptr_lpt": (
+        "sha256:e6c2165c288be24704e0f909576e38aecbf56e8fd6f1c74c075ba6651719e85f"
     ),
-    "fwd_fp16_d96_br128_bc128_w8_s2_fa2_pointer": (
-        "sha256:e65e56af1dd7e9c8c5fba8cdb0a6cd9f2e557e11263361a679a34641d0cfc14d"
+    "fwd_fp16_d96_br128_bc128_w8_s2_fa2_ptr": (
+        "sha256:d53e75f24246c5b06a46e5b9bbd46ff0598e137c2269e118caf97154413a6d28"
     ),
-    "fwd_fp16_d96_br128_bc128_w8_s2_s_ahead_descriptor": (
-        "sha256:0ecb93a121157eed2c812a37be4c03feaa474e608ea770801c90afe8b7b22cd6"
+    "fwd_fp16_d96_br128_bc128_w8_s2_s_ahead_tma": (
+        "sha256:d711c8fa961510b6327a7c5045b368ef0767593e24579505b9edf5b73cc4f39b"
     ),
-    "fwd_fp16_d96_br128_bc32_w4_s3_fa2_pointer": (
-        "sha256:aeec238b2ad6f25652fda2887d7119762b66861cb40773e80535be652a5881a3"
+    "fwd_fp16_d96_br128_bc32_w4_s3_fa2_ptr": (
+        "sha256:6cc917fee71adeaac7baf79ae7b470fe2a17ce31df2ba42d2d508241f8e609f8"
     ),
-    "fwd_fp16_d96_br128_bc32_w8_s3_fa2_pointer": (
-        "sha256:dde5b3270359be68d2940bf9aae739c59ef1aed5c2d1f8c62f036ce01c58f204"
+    "fwd_fp16_d96_br128_bc32_w8_s3_fa2_ptr": (
+        "sha256:160528a00543b070e2419fcbd0913ee66f29edbebcf47732cb2944536377483d"
     ),
-    "fwd_fp16_d96_br128_bc64_w8_s2_fa2_pointer": (
-        "sha256:646541f2bf9f47db7826cd9b5428c480f72b036c82e763138eff859009bcd78a"
+    "fwd_fp16_d96_br128_bc64_w8_s2_fa2_ptr": (
+        "sha256:3b6f6078c40cbc23f878ab58d4043216fad1e0163f724a7d3df8a43231e5b2ff"
     ),
-    "fwd_fp16_d96_br128_bc64_w8_s3_fa2_descriptor": (
-        "sha256:00bf5b668d18f3364e13897c2eb6610af661e7930dd1bdf8020f6457463f264a"
+    "fwd_fp16_d96_br128_bc64_w8_s3_fa2_ptr": (
+        "sha256:e9ad8dcfa2a63cde8c23356ff277fcce9786d492f24b139feca3b7229e8256f2"
     ),
-    "fwd_fp16_d96_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:448d718440b56a264dedf165eb784525e83052ca7df84d3ac5013a1c33f3f403"
+    "fwd_fp16_d96_br128_bc64_w8_s3_fa2_tma": (
+        "sha256:2bc4785cff70cc73240b04101cedac5b79199cbdeb5e44471071d49b9492e9b5"
     ),
-    "fwd_fp16_d96_causal_br128_bc128_w8_s2_fa2_pointer_longest_first": (
-        "sha256:acdcc2525d1150cde769d9a4e8fe49d3975798bf267cdcfab8abe80087263ad7"
+    "fwd_fp16_d96_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
+        "sha256:c1bbb536464f40b00467b6dc0d3135ac6d6b3e5cc1938fd6b2063a7ef5bd8152"
     ),
-    "fwd_fp16_d96_causal_br128_bc128_w8_s2_s_ahead_descriptor_longest_first": (
-        "sha256:98ee6f99474617081cbfc8ac61fddd95c4580c5ae655a8826668c9c7fdb8d18b"
+    "fwd_fp16_d96_causal_br128_bc128_w8_s2_s_ahead_tma_lpt": (
+        "sha256:e03e06d84ef3eba56442b94bd0eb865508891283d4306fcc9d86bfb62bbaf41f"
     ),
-    "fwd_fp16_d96_causal_br128_bc32_w4_s3_fa2_pointer_longest_first": (
-        "sha256:b67e3ce7b099f248bd95490f198222cdb6be3a199199b6b36dd7a3ea323093c2"
+    "fwd_fp16_d96_causal_br128_bc32_w4_s3_fa2_ptr_lpt": (
+        "sha256:8c5366f27b584db58442adb859133d5739ba659d09032d1e3179776fde9f5214"
     ),
-    "fwd_fp16_d96_causal_br128_bc32_w8_s3_fa2_pointer_longest_first": (
-        "sha256:b14005ce942c532fb919ffccb39430855d13fc5029bad0cefb6f81f55f51207e"
+    "fwd_fp16_d96_causal_br128_bc32_w8_s3_fa2_ptr_lpt": (
+        "sha256:aef3467d67fde52d28f2528c3102ad966ab4fe602946f3289fc439258f7800d7"
     ),
-    "fwd_fp16_d96_causal_br128_bc64_w8_s2_fa2_pointer_longest_first": (
-        "sha256:9c92c49fcb20d7fcefa5506944e797423bfa7683204ddde958ed7b39e310dd9b"
+    "fwd_fp16_d96_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
+        "sha256:86f39ab993b8831db74b65f2e4d4314eab2c3fbb47ec191f1bf0f487353a6baf"
     ),
-    "fwd_fp16_d96_causal_br128_bc64_w8_s3_fa2_descriptor_longest_first": (
-        "sha256:2ba44dd7002302556886934c9ac89830a2b415d480979e585363d52e80e0dcf9"
+    "fwd_fp16_d96_causal_br128_bc64_w8_s3_fa2_ptr": (
+        "sha256:1f6c56ca8a8457d008636a43660966819abe78f724ae19684415c5226b7c4bc4"
     ),
-    "fwd_fp16_d96_causal_br128_bc64_w8_s3_fa2_pointer": (
-        "sha256:988c44c80b683f7ddb7697b71e7b338ad7c4ff9220937de56820d0a54959b7dd"
+    "fwd_fp16_d96_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
+        "sha256:df5736caa144a1e686470ca533ed5aea123acb01753f381019a761ab664ee8c6"
     ),
-    "fwd_fp16_d96_causal_br128_bc64_w8_s3_fa2_pointer_longest_first": (
-        "sha256:b31c96d988863442861beedad05f86ea63f17a1a8073b3ce5c1aa03bcb6b0fa4"
+    "fwd_fp16_d96_causal_br128_bc64_w8_s3_fa2_tma_lpt": (
+        "sha256:b7e52fc76367b72f22f63acd495e528078d3801a185780140ae4316d220e57be"
     ),
 }

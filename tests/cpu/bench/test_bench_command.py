@@ -70,7 +70,7 @@ def test_forward(tmp_path: Path) -> None:
     assert "ladder: hopper" in names(case, "left out")
     details = {line["name"]: line["detail"] for line in case["lines"]}
     assert "fwd_bf16_d64_causal" in details["flashgen"]  # kernels ran, in the interpreter
-    assert "_fa1_pointer" in details["ladder: fa1"]
+    assert "_fa1_ptr" in details["ladder: fa1"]
     assert (out / "forward_causal.png").read_bytes()[:4] == b"\x89PNG"
     assert "## forward, bfloat16, head dim 64, causal" in (out / "bench.md").read_text()
     # The same command goes on: there is nothing left to do.

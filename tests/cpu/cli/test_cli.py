@@ -429,7 +429,7 @@ class TestPrecompiling:
         code, _, errors = run("warmup", "--out", out)
         assert code == 1  # here pointer kernels do not compile, and there are no others
         assert "kernels compiled: the lines above say why" in errors
-        assert all("_any_dim" in name for _, name in built)
+        assert all("_anydim" in name for _, name in built)
 
 
 def test_a_folder_that_is_not_there_holds_no_table(run, tmp_path: Path) -> None:
@@ -633,7 +633,7 @@ class TestExplain:
         assert "exact: the entry of nvidia_h200 for seq_k in [1024, 4096)" in output
         assert "measured, 812.3 us at batch " in output
         assert " on nvidia_h200, stale; from" in output
-        assert "runner-up: br128_bc64_w4_s2_fa2_pointer\n    untimed: " in output
+        assert "runner-up: br128_bc64_w4_s2_fa2_ptr\n    untimed: " in output
         assert "20th to 80th percentile 406.1 to 1624.6 us\n" in output
         assert "what limits it" not in output
         compiled = run(*line.split(), out, "--compile")[1]

@@ -54,9 +54,9 @@ def test_a_name_holds_every_field() -> None:
 
 @pytest.mark.parametrize(
     "label",
-    ["", "br128", "br128_bc64_w8_s2_fa2", "br128_bc64_w8_s2_fa2_pointer_", "br48_bc64_w8_s2_fa2_pointer",
-     "br128_bc64_w8_s2_fa2_pointer_plain", "br0128_bc64_w8_s2_fa2_pointer",
-     "br128_bc64_w8_s2_fa2_pointer_v1", "br128_bc64_w8_s2_fa2_pointer_persistent_grouped"],
+    ["", "br128", "br128_bc64_w8_s2_fa2", "br128_bc64_w8_s2_fa2_ptr_", "br48_bc64_w8_s2_fa2_ptr",
+     "br128_bc64_w8_s2_fa2_ptr_plain", "br0128_bc64_w8_s2_fa2_ptr",
+     "br128_bc64_w8_s2_fa2_ptr_v1", "br128_bc64_w8_s2_fa2_ptr_pers_grp"],
 )  # fmt: skip
 def test_what_is_no_label_is_refused(label: str) -> None:
     with pytest.raises(InvalidArgument):

@@ -60,7 +60,7 @@ def test_two_or_three_consumers() -> None:
 
 
 def test_its_name_and_its_twin() -> None:
-    assert kernel_name(SPEC, CONFIG) == "fwd_bf16_d128_causal_br128_bc128_w8_s2_hopper_descriptor"
+    assert kernel_name(SPEC, CONFIG) == "fwd_bf16_d128_causal_br128_bc128_w8_s2_hopper_tma"
     persistent = replace(CONFIG, order="grouped", persistent=True)
     for config in (CONFIG, replace(THREE, num_stages=3), persistent):
         twin = config.pointer_twin()

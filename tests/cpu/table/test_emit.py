@@ -202,7 +202,7 @@ class TestTheEmittedTable:
 
     def test_an_entry_takes_one_line(self, out: Path) -> None:
         text = (out / "table.py").read_text()
-        row = '            untimed(1, "br128_bc64_w8_s2_fa2_pointer", 98304, 174),\n'
+        row = '            untimed(1, "br128_bc64_w8_s2_fa2_ptr", 98304, 174),\n'
         assert f'        *serve(\n            "fwd_fp16_d192v128",\n{row}        ),\n' in text
 
     def test_it_imports_nothing_of_the_tool(self, out: Path) -> None:

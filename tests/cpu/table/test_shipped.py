@@ -16,7 +16,7 @@ from flashgen.compile.compiler import judge
 from flashgen.estimate.estimate import estimable
 from flashgen.kernels.render import render
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.config import AHEAD, KernelConfig, Order
+from flashgen.spec.config import AHEAD, LONGEST_NAME, KernelConfig, Order, kernel_name
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import Status
 from flashgen.spec.problem import BUCKETS
@@ -195,3 +195,13 @@ def test_compiled_facts_of_every_kernel_shipped_for_hopper(direction: Direction)
         line = sass_facts.line(compiled, spec, config)
         assert line.endswith("| nothing |"), line
         assert line in recorded.splitlines(), f"run make facts, and see why it is now: {line}"
+
+
+def test_names_of_committed_kernels_are_short() -> None:
+    names = {
+        kernel_name(entry.spec, config)
+        for slug in SHIPPED
+        for entry in table_of(slug).entries
+        for config in emit.kernels_of(entry)
+    }
+    assert max(map(len, names)) <= LONGEST_NAME

@@ -101,7 +101,7 @@ def test_unaligned_tensors_take_the_pointer_twin(
     assert_right(dispatcher, q, wide[..., 1:65], v)
     assert_right(dispatcher, q, k[:, :1].expand(1, 2, 90, 64), v)  # a stride of 0
     assert len(names) == 2
-    assert all("_fa2_pointer" in name for name in names)
+    assert all("_fa2_ptr" in name for name in names)
 
 
 def test_layouts_scales_and_copies(
@@ -253,7 +253,7 @@ def test_a_view_of_negatives_is_what_it_says(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_twin_that_does_not_fit_takes_nothing_from_aligned_tensors(
     dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail_with(monkeypatch, "br64_bc32_w4_s2_fa2_pointer", OutOfResources("shared memory"))
+    fail_with(monkeypatch, "br64_bc32_w4_s2_fa2_ptr", OutOfResources("shared memory"))
     q, k, v = draw()
     unaligned = torch.randn(1, 2, 90, 67).bfloat16()[..., 1:65]
     names = names_of_launches(monkeypatch)
@@ -267,7 +267,7 @@ def test_explain_says_what_runs(dispatcher: Dispatcher, monkeypatch: pytest.Monk
     q, k, v = draw()
     unaligned = torch.randn(1, 2, 90, 67).bfloat16()[..., 1:65]
     assert "twin" not in str(dispatcher.explain(q, k, v))
-    assert "br64_bc32_w4_s2_fa2_pointer" in str(dispatcher.explain(q, unaligned, v))
+    assert "br64_bc32_w4_s2_fa2_ptr" in str(dispatcher.explain(q, unaligned, v))
     fail_with(monkeypatch, "descriptor", OutOfResources("shared memory"))
     dispatcher.attention(q, k, v)
     assert dispatcher.explain(q, k, v).selection.choice.config == LONGER  # type: ignore[union-attr]
