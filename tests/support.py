@@ -89,7 +89,7 @@ def page() -> str:
     parts = [
         "# Feature combinations",
         f"<!-- {COMMAND} writes this page. -->",
-        "A number is how many test kernels have that combination. `make test` compares each with float64 in Triton's\n"
+        "A number is how many test kernels have that combination. `make test-all` compares each with float64 in Triton's\n"
         "interpreter (tests/pairs.py). A number in brackets is the sentence with which flashgen refuses the combination.\n"
         "Combinations of more features render as long as no two of them are refused.",
         "## Features by kernel",

@@ -88,7 +88,9 @@ def test_offline_it_is_not_checkable_and_has_no_estimate(tmp_path: Path) -> None
     [(H200, CONFIG), (B200, make_config(128, 128, **AUTO))],
     ids=["sm_90", "sm_100"],
 )
-@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize(
+    "mask", ["causal", pytest.param("none", marks=pytest.mark.slow("make test has the causal one"))]
+)
 def test_triton_deals_the_loop_out(
     gpu: Any, config: KernelConfig, mask: str, tmp_path: Path
 ) -> None:

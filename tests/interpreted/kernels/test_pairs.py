@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import asdict
 
 import pytest
 
@@ -32,7 +33,24 @@ def name_of(value: object) -> str:
     return value.name if isinstance(value, AttentionSpec) else str(getattr(value, "loads", value))
 
 
-@pytest.mark.parametrize(("spec", "config"), alone(), ids=name_of)
+def but_for_mask(spec: AttentionSpec) -> str:
+    fields = asdict(spec)
+    return str([fields[name] for name in fields if name not in ("mask", "dtype", "precision")])
+
+
+MASKED = {but_for_mask(spec) for spec, _ in alone() if spec.causal}
+QUICK = [spec.causal or but_for_mask(spec) not in MASKED for spec, _ in alone()]
+SLOW = pytest.mark.slow("the same with a causal mask is in make test")
+
+
+@pytest.mark.parametrize(
+    ("spec", "config"),
+    [
+        pytest.param(*proven, marks=() if quick else SLOW)
+        for proven, quick in zip(alone(), QUICK, strict=True)
+    ],
+    ids=name_of,
+)
 def test_alone(spec: AttentionSpec, config: KernelConfig, seed: int) -> None:
     prove((spec, config), seed, step=4)
 
