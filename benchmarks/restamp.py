@@ -1,8 +1,8 @@
 """Stamp table entries anew whose kernel's text changed and whose machine code did not. CPU only.
 
-    git worktree add /tmp/before COMMIT        the commit whose kernels the entries name
-    python benchmarks/restamp.py --before /tmp/before            say what would be stamped
-    python benchmarks/restamp.py --before /tmp/before --write    and write configs/*.yaml
+    git worktree add ../before COMMIT        the commit whose kernels the entries name
+    python benchmarks/restamp.py --before ../before            say what would be stamped
+    python benchmarks/restamp.py --before ../before --write    and write configs/*.yaml
 
 An entry carries the digest of the text that was timed. After an edit of the templates that changes
 no instruction (a comment, a name, a step that becomes a function) the figures still hold, and only
