@@ -248,6 +248,19 @@ class _Model:
             return layers - layers // pattern
         return (layers + 1) // 2 if self.type in _EVERY_OTHER else layers
 
+    def chunked(self, layers: int, length: int | None) -> int:
+        """How many of the layers have chunks shorter than the longest sequence (Llama 4)."""
+        size = self.config.get("attention_chunk_size")
+        if not isinstance(size, int) or (length is not None and size >= length):
+            return 0
+        kinds, rotary = self.config.get("layer_types"), self.config.get("no_rope_layers")
+        if isinstance(kinds, list):
+            return sum(kind == "chunked_attention" for kind in kinds[:layers])
+        if isinstance(rotary, list) and rotary:  # 1: a layer with rotary embedding, and chunks
+            return sum(bool(each) for each in rotary[:layers])
+        step = self.config.get("no_rope_layer_interval") or 4
+        return layers - layers // step
+
     def dtype(self, notes: list[str]) -> str:
         named = self.config.get("dtype") or self.config.get("torch_dtype")
         if named in (None, "auto"):
@@ -291,11 +304,16 @@ def _attentions(model: _Model, notes: list[str]) -> list[_AttentionShape]:
             sink=model.type == "gpt_oss",
         )
         windowed = model.windowed(layers, length)
-        for of_kind, number in ((False, layers - windowed), (True, windowed)):
+        chunked = model.chunked(layers, length) if spec.causal else 0
+        for part, number in (
+            (spec, layers - windowed - chunked),
+            (replace(spec, window=True), windowed),
+            (replace(spec, chunk=True) if chunked else spec, chunked),
+        ):
             if number:
                 found.append(
                     _AttentionShape(
-                        spec=replace(spec, window=of_kind),
+                        spec=part,
                         group=model.group(heads, side),
                         layers=number,
                         length=length,

@@ -5,7 +5,9 @@ public calls, and how many tiles the model counts.
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from flashgen.spec.config import KernelConfig
 from flashgen.spec.features import LARGEST_CHUNK
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import Problem, flops
+from flashgen.tune.hf_config import from_hf_config
 from tests.makers import make_config, make_spec
 from tests.serving import serve
 
@@ -382,3 +385,22 @@ def test_a_decode_counts_its_chunk(
     spec = make_spec("bfloat16", 64, "causal", direction="decode", chunk=True)
     blocks = grid(spec, make_config(16, 16), problem, H200, loops=3)
     assert sum(map(sum, blocks)) == 2 * 2 * tiles
+
+
+def test_a_models_layers_with_chunks_are_tuned_as_such(tmp_path: Path) -> None:
+    """Of 8 layers of Llama 4 every fourth sees all keys; of sequences in one chunk, all do."""
+    config = {
+        "model_type": "llama4_text", "num_attention_heads": 40, "num_key_value_heads": 8,
+        "hidden_size": 5120, "head_dim": 128, "num_hidden_layers": 8, "torch_dtype": "bfloat16",
+        "attention_chunk_size": 8192, "max_position_embeddings": 32768,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    for more, chunked in (
+        ({}, 6), ({"no_rope_layers": [1, 0] * 4}, 4), ({"max_position_embeddings": 8192}, 0),
+        ({"layer_types": ["chunked_attention"] * 3 + ["full_attention"] * 5}, 3),
+    ):  # fmt: skip
+        path.write_text(json.dumps(config | more))
+        pieces = from_hf_config(path).pieces
+        seq = pieces[0].problem.seq_k
+        found = {p.spec.chunk: p.weight / seq for p in pieces if p.problem.seq_k == seq}
+        assert found == {k: n for k, n in ((False, 8 - chunked), (True, chunked)) if n}
