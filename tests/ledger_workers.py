@@ -32,7 +32,7 @@ EVALUATION_S = 0.01
 PACE = Pace(beat_s=1, grace_s=4, look_s=0.1)
 """A worker that is not dead beats four times before it would count as dead: enough on a busy machine."""
 
-LIMIT_S = 90.0
+LIMIT_S = 900.0
 Moment = tuple[Stage, KernelConfig]
 
 

@@ -192,7 +192,7 @@ def test_the_whole_walk_without_a_gpu(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "benchmarks" / "gpu_campaign.py", "--smoke", "--minutes", "60",
          "--out", tmp_path / "campaign"],
-        capture_output=True, text=True, timeout=900,
+        capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert set(statuses(tmp_path / "campaign").values()) == {"done"}

@@ -342,7 +342,7 @@ def test_without_numba_the_sentence_says_what_to_install() -> None:
         "try:\n    clock()\nexcept Exception as error:\n    print(type(error).__name__, error)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program_text], capture_output=True, text=True, timeout=100,
+        [sys.executable, "-c", program_text], capture_output=True, text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     assert "ToolchainError" in done.stdout

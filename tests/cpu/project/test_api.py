@@ -62,7 +62,7 @@ def test_faces_load_nothing_of_others() -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-S", "-c", LIGHT],
-        env=environment, capture_output=True, text=True, timeout=60,
+        env=environment, capture_output=True, text=True,
     )  # fmt: skip
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
 

@@ -55,7 +55,7 @@ def folders(*arguments: str, cwd: Path, path: Path | None = None, **more: str) -
     environment["PYTHONPATH"] = "" if path is None else str(path)
     done = subprocess.run(
         [sys.executable, "-S", *arguments],
-        cwd=cwd, env=environment, capture_output=True, text=True, timeout=60,
+        cwd=cwd, env=environment, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return [Path(line) for line in done.stdout.splitlines()]

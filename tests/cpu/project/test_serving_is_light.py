@@ -41,7 +41,7 @@ def test_serving_loads_little_and_does_nothing(module: str, tmp_path: Path) -> N
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(
         [sys.executable, "-c", LIGHT.format(module=module, heavy=TOOLS)],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120,
+        cwd=tmp_path, env=environment, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (done.stdout.strip(), done.stderr) == ("[] False []", "")

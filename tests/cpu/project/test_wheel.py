@@ -66,7 +66,6 @@ def run(*arguments: str, cwd: Path, program: str = sys.executable, **environment
         env=inherited | environment,
         capture_output=True,
         text=True,
-        timeout=300,
     )
     assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
     return done.stdout

@@ -372,7 +372,7 @@ def test_it_loads_nothing_of_attention(sampler: str, others: list[str], tmp_path
     done = subprocess.run(
         [sys.executable, "-c", ALONE, sampler],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     of_samplers = {"auto": ["samplers.auto", "samplers.surrogate"], "tpe": ["samplers.optuna"]}
