@@ -209,7 +209,7 @@ def test_a_table_takes_it_only_as_measured() -> None:
                 config=CONFIG,
                 source=source,  # type: ignore[arg-type]
                 median_us=None if source == "untimed" else 1.0,
-                digest="sha256:" + "0" * 64,
+                digest="sha256:" + "0" * 12,
             )
     assert isinstance(entry, Entry)
 
