@@ -1,8 +1,9 @@
 """Which kernels may serve a call, best first. Pure: no torch, no GPU, no file.
 
 The rungs: the GPU's own entry of the bucket; its entry of the nearest bucket of the same spec; an
-entry of a relative, by alias or by architecture; the spec's default kernel. Head dim and dtype
-never match loosely.
+entry of a relative, by alias or by architecture; the tile of the entry that the spec has without
+its features, in the textbook schedule; the spec's default kernel. Head dim and dtype never match
+loosely.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from flashgen.errors import GeneratedError
 from flashgen.runtime.choice import Choice
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
-from flashgen.spec.defaults import default_configs, default_spec
+from flashgen.spec.defaults import default_configs, default_spec, plain_spec
 from flashgen.spec.gpu import ALIASES, TARGETS, Gpu
-from flashgen.spec.legality import why_illegal
-from flashgen.spec.problem import BUCKETS, bucket_of
+from flashgen.spec.legality import may_spill, why_illegal
+from flashgen.spec.problem import BUCKETS, Bucket, bucket_of
 from flashgen.spec.vocabulary import SHORT_DTYPE
 
-Rung = Literal["exact", "nearest_bucket", "relative", "default"]
+Rung = Literal["exact", "nearest_bucket", "relative", "plain_tile", "default"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,13 @@ class Selection:
     slug: str | None
     reason: str
 
+    @property
+    def has_twin(self) -> bool:
+        """Whether the pointer twin of a descriptor kernel may run in its place. For a tile of the
+        plain spec it is a rung of its own, where it fits.
+        """
+        return self.rung != "plain_tile" or self.choice.config.loads == "pointer"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder:
@@ -59,6 +67,8 @@ def ladder(served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int)
     skipped: list[str] = []
     for selection in _candidates(served, slug, gpu, spec, seq_k):
         reason = why_unfit(selection.choice, gpu)
+        if reason is None and selection.rung == "plain_tile":
+            reason = may_spill(selection.choice.spec, selection.choice.config, gpu)
         if reason is None:
             rungs.append(selection)
         else:
@@ -102,6 +112,7 @@ def _candidates(
             how = "its alias" if ALIASES.get(slug) == other else f"{gpu.arch} too"
             reason = f"no entry for {spec.name} on {slug}; {other} is {how}"
             yield Selection(choice=choice, rung="relative", slug=other, reason=reason)
+    yield from _plain_tiles(served, slug, spec, seq_k)
     # tf32 is permitted, not required: if no tf32 kernel runs, the ieee one does.
     reason = f"no entry for {spec.name} on {slug} or a GPU like it; the default kernel serves"
     asked = default_spec(spec)
@@ -109,6 +120,27 @@ def _candidates(
         for config in default_configs(wanted):
             choice = _without_entry(wanted, config)
             yield Selection(choice=choice, rung="default", slug=None, reason=reason)
+
+
+def _plain_tiles(served: Served, slug: str, spec: AttentionSpec, seq_k: int) -> Iterator[Selection]:
+    """The tiles of the entries that the spec has without its features, nearest bucket first."""
+    plain = plain_spec(spec)
+    # The fused backward is chosen by its time alone, which is not known here.
+    if plain == spec or spec.direction == "backward_fused":
+        return
+    own = ALIASES.get(slug, slug) if slug not in served.archs else slug
+    configs: dict[KernelConfig, Bucket | None] = {}
+    for entry in _by_bucket(served, own, plain, seq_k):
+        config = entry.config.textbook()
+        configs.setdefault(config, entry.bucket)
+        configs.setdefault(config.pointer_twin(), entry.bucket)
+    for config, bucket in configs.items():
+        reason = (
+            f"no entry for {spec.name} on {slug} or a GPU like it; the tile of {plain.name} for "
+            f"seq_k in {bucket} serves, untimed"
+        )
+        choice = _without_entry(spec, config)
+        yield Selection(choice=choice, rung="plain_tile", slug=None, reason=reason)
 
 
 def _without_entry(spec: AttentionSpec, config: KernelConfig) -> Choice:

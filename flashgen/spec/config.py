@@ -176,6 +176,12 @@ class KernelConfig:
         """Registers of a thread that computes and of one that loads; schedule hopper alone."""
         return REGISTER_SPLIT[self.consumers]
 
+    def textbook(self) -> KernelConfig:
+        """The config with the same tile in the textbook schedule, fa2, which has every feature."""
+        if self.schedule == "hopper":
+            return self.pointer_twin()
+        return replace(self, schedule="fa2")
+
     def pointer_twin(self) -> KernelConfig:
         """The config launched instead if a call's tensors cannot have descriptors.
 

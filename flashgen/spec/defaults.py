@@ -214,6 +214,18 @@ def default_configs(spec: AttentionSpec) -> tuple[KernelConfig, ...]:
     return found
 
 
+def plain_spec(spec: AttentionSpec) -> AttentionSpec:
+    """The spec without its features: the same direction, dtype, precision, head dims and mask."""
+    return AttentionSpec(
+        direction=spec.direction,
+        dtype=spec.dtype,
+        head_dim=spec.head_dim,
+        head_dim_v=spec.head_dim_v,
+        mask=spec.mask,
+        precision=spec.precision,
+    )
+
+
 def default_head_dim(spec: AttentionSpec) -> int:
     """The padded head dim whose default kernel serves this spec."""
     least = FP8_DEPTH if spec.fp8 else 0

@@ -97,6 +97,47 @@ def too_much_shared(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str 
     return None
 
 
+PER_SCORE = ("bias", "boolean-mask", "dropout", "fp8")
+"""Features that load or compute a value for each score, or convert each operand."""
+
+
+def may_spill(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
+    """Why the features of a spec may not fit a tile that was chosen for its plain spec; None where
+    they fit.
+
+    A bound on the float32 accumulators of a thread. Of the kernels that the tables' tiles and the
+    features make, compiled with Triton 3.7.1 for sm_80, sm_89, sm_90, sm_100 and sm_120, those
+    within the bound spill in no main loop. tests/cpu/compile/test_plain_tiles.py compiles them.
+    """
+    what, elements = _accumulators(spec, config)
+    held = elements // (config.num_warps * gpu.warp_size)
+    words = spec.feature_words
+    if set(words) & set(PER_SCORE) or len(words) > 2:
+        room = 48
+    elif config.loads == "descriptor":
+        room = 160 if spec.direction == "forward" else 128
+    else:
+        # Other head dims have a mask on every load.
+        exact = (
+            padded(spec.head_dim) == spec.head_dim and padded(spec.head_dim_v) == spec.head_dim_v
+        )
+        room = 96 if exact else 80
+    if held > room:
+        return (
+            f"it may spill: {what} take {held} registers a thread, and with its features "
+            f"{room} are safe"
+        )
+    if spec.bias != "none":  # its tiles are loaded ahead too, in 4 bytes at most
+        ahead = 4 * config.br * config.bc * max(1, config.num_stages - 1)
+        need = shared_bound_bytes(spec, config, gpu) + ahead
+        if need > gpu.shared_per_block:
+            return (
+                f"the tiles of Q, K, V and the bias need {need} bytes of shared memory: "
+                f"{gpu.slug} has {gpu.shared_per_block} a block"
+            )
+    return None
+
+
 def too_many_registers(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
     """Why the config's accumulators cannot fit a thread's registers; None if they may."""
     if config.schedule == "auto" and gpu.arch == "sm_100":

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
+import pytest
+
+from flashgen.runtime.choice import Choice
 from flashgen.runtime.selection import Served, ladder, tune_command
-from flashgen.spec.gpu import TARGETS
+from flashgen.spec.attention import AttentionSpec
+from flashgen.spec.config import kernel_name
+from flashgen.spec.defaults import default_config
+from flashgen.spec.gpu import ALIASES, TARGETS
+from flashgen.spec.legality import may_spill, why_illegal
 from flashgen.spec.problem import BUCKETS
 from tests.makers import make_config, make_spec
 from tests.package import make_choice
@@ -87,3 +95,94 @@ def test_where_no_tf32_kernel_runs_the_ieee_one_does() -> None:
     for slug, precision in (("amd_instinct_mi355x", "ieee"), ("amd_instinct_mi300x", "tf32")):
         found = ladder(table, slug, TARGETS[slug], tf32, 100)
         assert found.rungs[0].choice.spec.precision == precision
+
+
+class TestThePlainTile:
+    """A spec without an entry takes the tile of the entry that it has without its features."""
+
+    WINDOW = make_spec("bfloat16", 64, "causal", window=True)
+    AHEAD = make_config(64, 64, schedule="s_ahead", loads="descriptor", num_stages=3)
+
+    def of(
+        self, spec: AttentionSpec, *choices: Choice, slug: str = H200, seq: int = 5000
+    ) -> list[tuple[str, str]]:
+        found = ladder(served(nvidia_h200=choices), slug, TARGETS[slug], spec, seq)
+        return [(s.rung, s.choice.kernel) for s in found.rungs]
+
+    def test_it_is_textbook_and_its_twin_is_a_rung_of_its_own(self) -> None:
+        textbook = dataclasses.replace(self.AHEAD, schedule="fa2")
+        found = self.of(self.WINDOW, make_choice(SPEC, self.AHEAD, BUCKETS[2]))
+        assert found == [
+            ("plain_tile", kernel_name(self.WINDOW, textbook)),
+            ("plain_tile", kernel_name(self.WINDOW, textbook.pointer_twin())),
+            ("default", kernel_name(self.WINDOW, default_config(self.WINDOW))),
+        ]
+
+    def test_the_nearest_bucket_comes_first(self) -> None:
+        choices = make_choice(SPEC, SMALL, BUCKETS[1]), make_choice(SPEC, BIG, BUCKETS[3])
+        for seq, config in ((2000, SMALL), (20000, BIG)):
+            assert self.of(self.WINDOW, *choices, seq=seq)[0] == (
+                "plain_tile",
+                kernel_name(self.WINDOW, config),
+            )
+
+    def test_an_entry_of_its_own_or_of_a_relative_comes_before(self) -> None:
+        own = make_choice(self.WINDOW, SMALL, BUCKETS[1])
+        plain = make_choice(SPEC, BIG, BUCKETS[2])
+        assert self.of(self.WINDOW, own, plain)[0][0] == "nearest_bucket"
+        table = served(nvidia_h100_80gb_hbm3=(own,), nvidia_h200=(plain,))
+        found = ladder(table, H200, TARGETS[H200], self.WINDOW, 5000)
+        assert [s.rung for s in found.rungs] == ["relative", "plain_tile", "default"]
+
+    def test_another_gpu_another_mask_and_the_fused_backward_have_none(self) -> None:
+        plain = make_choice(SPEC, BIG, BUCKETS[2])
+        assert self.of(self.WINDOW, plain, slug=H100)[0][0] == "default"
+        unmasked = dataclasses.replace(self.WINDOW, mask="none")
+        assert self.of(unmasked, plain)[0][0] == "default"
+        fused = make_choice(SPEC.for_direction("backward_fused"), BIG, BUCKETS[2])
+        assert self.of(self.WINDOW.for_direction("backward_fused"), fused)[0][0] == "default"
+
+    def test_an_alias_takes_the_tiles_of_its_gpu(self) -> None:
+        alias = next(alias for alias, slug in ALIASES.items() if slug == H200)
+        gpu = dataclasses.replace(TARGETS[H200], name=alias)
+        table = served(nvidia_h200=(make_choice(SPEC, BIG, BUCKETS[2]),))
+        assert ladder(table, alias, gpu, self.WINDOW, 5000).rungs[0].rung == "plain_tile"
+
+    def test_a_tile_that_may_spill_is_skipped_with_a_reason(self) -> None:
+        large = make_config(128, 128, num_warps=4)
+        found = ladder(
+            served(nvidia_h200=(make_choice(SPEC, large, BUCKETS[2]),)),
+            H200, TARGETS[H200], self.WINDOW, 5000,
+        )  # fmt: skip
+        assert [s.rung for s in found.rungs] == ["default"]
+        assert "it may spill: O and S take 192 registers a thread" in found.skipped[0]
+
+    @pytest.mark.parametrize(
+        ("words", "registers"),
+        [(["window"], 96), (["bias"], 48), (["window", "softcap", "sink"], 48)],
+    )
+    def test_features_by_their_weight(self, words: list[str], registers: int) -> None:
+        gpu = TARGETS["nvidia_h200"]
+        for bc, num_warps in itertools.product((16, 32, 64, 128), (4, 8)):
+            config = make_config(64, bc, num_warps=num_warps)
+            held = (64 * 64 + 64 * bc) // (32 * num_warps)
+            reason = may_spill(SPEC.with_features(words), config, gpu)
+            assert ("may spill" in (reason or "")) == (held > registers)
+
+    def test_tiles_of_a_bias_take_shared_memory(self) -> None:
+        spec, gpu = make_spec("bfloat16", 16, bias="additive"), TARGETS["nvidia_l4"]
+        config = make_config(64, 64, num_warps=8, num_stages=5)
+        assert why_illegal(spec, config, gpu) is None
+        assert may_spill(spec, config, gpu) is None
+        wider = make_config(64, 128, num_warps=16, num_stages=5)
+        assert "and the bias need" in (may_spill(spec, wider, gpu) or "")
+
+    def test_explain_says_that_it_is_untimed(self) -> None:
+        table = served(nvidia_h200=(make_choice(SPEC, BIG, BUCKETS[2]),))
+        first = ladder(table, H200, TARGETS[H200], self.WINDOW, 5000).rungs[0]
+        assert first.choice.source == "untimed"
+        assert first.choice.median_us is None
+        assert first.reason == (
+            "no entry for fwd_bf16_d64_causal_window on nvidia_h200 or a GPU like it; the tile of "
+            "fwd_bf16_d64_causal for seq_k in [4096, 16384) serves, untimed"
+        )
