@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -61,6 +62,11 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         print(f"{count:5}  {file}: {reason}")
     print(f"{found.total():5}  in all")
     return True
+
+
+def pytest_unconfigure() -> None:
+    if programs := sys.modules.get("tests.programs"):
+        programs.RUNNING.close()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -7,7 +7,6 @@ of how a program starts, uses subprocess.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import json
@@ -25,6 +24,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 INTERPRET = "TRITON_INTERPRET"
 """Triton reads it when it is imported: a program with another value has a process of its own."""
+RUNNING = contextlib.ExitStack()
+"""Closed at the end of a session: the server ends, and its CPU time becomes that of this process."""
 CLIENT = """#!{python} -SE
 import json, os, socket, sys
 arguments = {before!r} + sys.argv[1:]
@@ -91,11 +92,8 @@ def _address() -> str:
     assert server.stdout is not None
     assert server.stdout.readline() == b"ready\n"
 
-    def stop() -> None:
-        server.communicate()
-        folder.cleanup()
-
-    atexit.register(stop)
+    RUNNING.callback(folder.cleanup)
+    RUNNING.callback(server.communicate)
     return address
 
 
