@@ -325,7 +325,7 @@ class Dispatcher:
         return explain_decode(self.resolver, self.decoder, q, k, v, beside, options)
 
     def digest(self) -> str:
-        """sha256 of all that decides which kernel runs: equal on two ranks, they choose alike on
-        equal GPUs.
+        """sha256 of all that decides which kernel runs and what its text is. Two ranks with equal
+        digests run the same text on equal GPUs.
         """
-        return digest(self.served)
+        return digest(self.resolver.package, self.served)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from flashgen import settings
+from flashgen import __version__, paths, settings
 from flashgen.runtime import registry, torch_modes
 from flashgen.runtime.call import check_block_mask, check_plain, check_tensors
 from flashgen.runtime.call_cache import Options
@@ -117,8 +118,26 @@ def explain_decode(
     )  # fmt: skip
 
 
-def digest(served: Served) -> str:
-    """sha256 of all that decides which kernel runs, as Dispatcher.digest."""
-    tables = (sorted(served.archs.items()), sorted(served.choices.items()))
-    text = repr(tables) + repr(settings.served_gpu())
-    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+def digest(package: str, served: Served) -> str:
+    """sha256 of all that decides which kernel runs and what its text is, as Dispatcher.digest: the
+    version, the tables, the kernels of the package, every template, and the modules that hold the
+    rules of the ladder.
+    """
+    files = getattr(importlib.import_module(f"{package}.kernels"), "DIGESTS", {})
+    tables = (sorted(served.archs.items()), sorted(served.choices.items()), sorted(files.items()))
+    text = repr((__version__, tables, settings.served_gpu()))
+    found = hashlib.sha256(text.encode())
+    for path in (*sorted(paths.templates_dir().glob("*.jinja")), *_rules()):
+        content = path.read_bytes()
+        found.update(f"{path.name} {len(content)}\n".encode() + content)
+    return "sha256:" + found.hexdigest()
+
+
+def _rules() -> list[Path]:
+    """The modules from which ladder and text of a kernel follow, beside tables and templates."""
+    spec = sorted((paths.PACKAGE / "spec").glob("*.py"))
+    return [
+        *spec,
+        paths.PACKAGE / "runtime" / "selection.py",
+        paths.PACKAGE / "kernels" / "render.py",
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from flashgen import paths
 from flashgen.errors import InvalidArgument
 from flashgen.reference import attention as reference
-from flashgen.runtime import Dispatcher, torch_modes
+from flashgen.runtime import Dispatcher, explanation, torch_modes
 from flashgen.runtime.block_mask import from_boolean
 from flashgen.spec.features import Features
 from flashgen.spec.problem import BUCKETS
@@ -349,6 +351,33 @@ def test_digest_tells_tables_apart(dispatcher: Dispatcher, tmp_path: Path) -> No
     other = make_dispatcher(tmp_path, "nvidia_h200", "sm_90", [choice])
     assert dispatcher.digest() != other.digest()
     assert dispatcher.digest() == dispatcher.digest()
+
+
+@pytest.mark.parametrize("changed", ["template", "rule", "gpu", "version"])
+def test_digest_tells_templates_and_rules_apart(
+    dispatcher: Dispatcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    monkeypatch.delenv("FLASHGEN_GPU", raising=False)
+    before = dispatcher.digest()
+    if changed == "template":
+        folder = tmp_path / "templates"
+        shutil.copytree(paths.templates_dir(), folder)
+        monkeypatch.setattr(paths, "templates_dir", lambda: folder)
+        assert dispatcher.digest() == before
+        file = folder / "_masks.py.jinja"
+        file.write_text(file.read_text() + "{# another #}\n")
+    elif changed == "rule":
+        rules = [tmp_path / path.name for path in explanation._rules()]
+        for path, copy in zip(explanation._rules(), rules, strict=True):
+            shutil.copy(path, copy)
+        monkeypatch.setattr(explanation, "_rules", lambda: rules)
+        assert dispatcher.digest() == before
+        (tmp_path / "selection.py").write_text("# another ladder\n")
+    elif changed == "gpu":
+        monkeypatch.setenv("FLASHGEN_GPU", "nvidia_l4")
+    else:
+        monkeypatch.setattr(explanation, "__version__", "99")
+    assert dispatcher.digest() != before
 
 
 @pytest.mark.parametrize("scale", [-0.3, 0.0])
