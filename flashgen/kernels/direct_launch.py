@@ -1,11 +1,11 @@
 """Launches a kernel without the work that Triton repeats at every call.
 
 Triton classifies every argument (type, alignment, equal to 1), prints the classes and looks the
-compiled kernel up by that text. A class depends on the argument's value only, so equal arguments,
-with pointers of equal alignment, lead to the same kernel. It is cached under them and passed to the
-driver's launcher as Triton would. Triton still launches what is not known to be safe: the first
-call with new arguments, profiler hooks, debugging, kernels that read globals, drivers other than
-CUDA's (whose classes depend on more than values), and any Triton version that was not tested.
+compiled variant up by that text. Here the classes themselves are the key: a kernel has one entry
+for each variant that Triton compiled, whatever the lengths and strides of the calls. The variant is
+passed to the driver's launcher as Triton would. Triton still launches what is not known to be safe:
+the first call of a variant, profiler hooks, debugging, kernels that read globals, drivers other
+than CUDA's (whose classes depend on more than values), and any Triton version that was not tested.
 
 FLASHGEN_DIRECT=0 leaves every launch to Triton.
 """
@@ -21,15 +21,11 @@ from torch import Tensor
 
 from flashgen import settings
 
-MOST = 512
-"""Kinds of call kept of one kernel: their key holds strides, of which a program may have many."""
-
-_ALIGNMENT = 16
-"""Bytes by which Triton classifies pointers, in 3.6 to 3.9."""
-
+_UNALIGNED = 15
+"""Bits that are 0 in an aligned pointer or a multiple of 16: Triton's classes, in 3.6 to 3.9."""
 
 _UNKNOWN = object()
-"""The kind of an argument of which nobody says what its class follows from."""
+"""The class of an argument for which Triton's rule is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +41,17 @@ class _Ready:
 class Repeated:
     """A kernel's launches with everything fixed but the arguments at some positions."""
 
-    __slots__ = ("arguments", "device", "direct", "function", "grid", "metadata", "places", "run")
+    __slots__ = (
+        "arguments",
+        "device",
+        "direct",
+        "function",
+        "grid",
+        "metadata",
+        "places",
+        "run",
+        "together",
+    )
 
     def __init__(
         self,
@@ -61,6 +67,9 @@ class Repeated:
         self.device = device
         self.grid = blocks
         self.places = tuple(places)
+        first, last = places[0], places[-1] + 1
+        in_a_row = self.places == tuple(range(first, last))
+        self.together = slice(first, last) if in_a_row else None
         self.arguments = list(arguments)
         for place in places:  # keeps no tensor alive
             self.arguments[place] = None
@@ -79,8 +88,11 @@ class Repeated:
     def launch(self, stream: int, *given: Any) -> None:
         """Launch on a stream that stream() gave, with these arguments at the positions."""
         arguments = self.arguments.copy()
-        for place, argument in zip(self.places, given):  # noqa: B905  # strict= takes longer
-            arguments[place] = argument
+        if self.together is not None:
+            arguments[self.together] = given
+        else:
+            for place, argument in zip(self.places, given, strict=True):
+                arguments[place] = argument
         self.run(
             self.grid, 1, 1, stream, self.function, self.metadata, None, None, None, *arguments
         )
@@ -99,6 +111,9 @@ class Direct:
             from triton.runtime import driver
 
             self._knobs, self.driver = knobs.runtime, driver
+            self._specialized = [
+                not getattr(param, "do_not_specialize", False) for param in kernel.params
+            ]
 
     def __call__(self, blocks: int, arguments: Sequence[Any]) -> None:
         """Launch `blocks` programs on the current device and stream. Raises what Triton raises."""
@@ -107,10 +122,10 @@ class Direct:
             return
         driver = self.driver.active
         device = driver.get_current_device()
-        kind = (device, *[_kind(argument) for argument in arguments])
-        ready = self._ready.get(kind)
+        variant = self._variant(device, arguments)
+        ready = self._ready.get(variant)
         if ready is None:
-            self._keep(kind, self._kernel[(blocks,)](*arguments, **self._options))
+            self._keep(variant, self._kernel[(blocks,)](*arguments, **self._options))
             return
         # No hook has anything to do, so none is passed, nor what only hooks read.
         ready.run(
@@ -128,7 +143,7 @@ class Direct:
         if not self.undisturbed():
             return None
         device = self.driver.active.get_current_device()
-        ready = self._ready.get((device, *[_kind(argument) for argument in arguments]))
+        ready = self._ready.get(self._variant(device, arguments))
         return None if ready is None else Repeated(self, ready, device, blocks, arguments, places)
 
     def retire(self) -> None:
@@ -148,18 +163,20 @@ class Direct:
             or ((hook := knobs.launch_exit_hook) is not None and getattr(hook, "calls", True))
         )
 
-    def _keep(self, kind: tuple[object, ...], compiled: Any) -> None:
-        """Keep what a launch of this kind compiled or found."""
-        if compiled is None or self._kernel.used_global_vals or _UNKNOWN in kind:
+    def _variant(self, device: int, arguments: Sequence[Any]) -> tuple[object, ...]:
+        """The key of the compiled variant for these arguments."""
+        return (device, *map(_class, arguments, self._specialized))
+
+    def _keep(self, variant: tuple[object, ...], compiled: Any) -> None:
+        """Keep the variant that a launch compiled or found."""
+        if compiled is None or self._kernel.used_global_vals or _UNKNOWN in variant:
             return
-        if len(kind) - 1 != len(self._kernel.params):  # Triton would fill defaults in
+        if len(variant) - 1 != len(self._kernel.params):  # Triton would fill defaults in
             return
         if self.driver.active.get_current_target().backend != "cuda":
             self._on = False
             return
-        if len(self._ready) >= MOST:
-            self._ready.clear()
-        self._ready[kind] = _Ready(
+        self._ready[variant] = _Ready(
             compiled.run, compiled.function, compiled.packed_metadata, compiled
         )
 
@@ -182,15 +199,19 @@ def _is_known(kernel: Any) -> bool:
     )
 
 
-def _kind(argument: Any) -> object:
-    """All of an argument that its class follows from. Floats are one class whatever their value."""
+def _class(argument: Any, specialized: bool) -> object:
+    """A class that differs wherever Triton's own does. specialized: whether the divisibility of a
+    number matters, too. Floats are one class.
+    """
     kind = type(argument)
     if kind is int:
-        return argument
+        if not specialized or not argument & _UNALIGNED:
+            return argument >> 31  # 0 and -1 are the int32
+        return (argument == 1, argument >> 31)
     if kind is float:
         return float
     if kind is Tensor or isinstance(argument, Tensor):
-        return (argument.dtype, argument.data_ptr() % _ALIGNMENT == 0)
+        return (argument.dtype, not argument.data_ptr() & _UNALIGNED)
     try:  # a descriptor: its type, its elements and its block, and where it has one its layout
         block, layout = tuple(argument.block_shape), getattr(argument, "layout", None)
         return (kind, argument.base.dtype, block, layout)

@@ -61,7 +61,7 @@ class Plan:
         self.rows_of_eight = rows_of_eight(spec, config)
         self.by_descriptor = config.loads == "descriptor"
         described = [x for x in BLOCK_DIMS if f"{x}_desc" in self.names]
-        self._blocks = {x: descriptor_block(spec, config, x) for x in described}
+        self._blocks = {x: (f"{x}_desc", *descriptor_block(spec, config, x)) for x in described}
         self._describe = describe_for_gluon if config.schedule == "hopper" else describe
         self._launch = launch
         self._in_order = operator.itemgetter(*self.names)
@@ -83,16 +83,15 @@ class Plan:
 
     def tensors(self, **named: Tensor) -> Arguments:
         """Arguments of tensors (batch, heads, seq, dim): pointers and strides, or descriptors."""
-        if self.by_descriptor:
-            return {f"{name}_desc": self.descriptor(name, x) for name, x in named.items()}
         arguments: Arguments = {}
+        if self.by_descriptor:
+            for name, x in named.items():
+                argument, rows, dim = self._blocks[name]
+                arguments[argument] = self._describe(x, rows, dim)
+            return arguments
         for name, x in named.items():
             arguments.update(strided(name, x))
         return arguments
-
-    def descriptor(self, name: str, x: Tensor) -> Any:
-        """The descriptor of one of the kernel's tensors."""
-        return self._describe(x, *self._blocks[name])
 
     def in_eights(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The tensors, copied where the kernel needs strides that are multiples of 8 elements."""
