@@ -40,26 +40,18 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TRITON_CACHE_DIR"] = str(Path(os.environ[CACHE]) / "triton")
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m deselects them
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        for mark in item.iter_markers("slow"):
-            if len(mark.args) != 1:
-                raise pytest.UsageError(f"{item.nodeid}: slow needs a reason: mark.slow('...')")
-
-
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     """--why-slow: one line a file and reason."""
     if not session.config.getoption("--why-slow"):
         return None
     found = Counter(
-        (item.nodeid.partition("::")[0], mark.args[0])
+        (item.nodeid.partition("::")[0], *mark.args)
         for item in session.items
         if (mark := item.get_closest_marker("slow"))
     )
     print()
-    for (file, reason), count in sorted(found.items()):
-        print(f"{count:5}  {file}: {reason}")
+    for why, count in sorted(found.items()):
+        print(f"{count:5}  {': '.join(why)}")
     print(f"{found.total():5}  in all")
     return True
 

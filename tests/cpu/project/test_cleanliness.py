@@ -62,3 +62,14 @@ def test_environment_is_read_in_one_place() -> None:
         ("settings.py", f"FLASHGEN_{name}")
         for name in ("AOT", "CONFIGS", "DIRECT", "GENERATED", "GPU", "KEEP_KERNELS", "LOG")
     }
+
+
+def test_every_slow_test_says_why() -> None:
+    """`make slow` lists the reasons."""
+    bare = re.compile(r"mark\.slow(?!\()|mark\.slow\(\s*\)")
+    found = [
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if path != Path(__file__) and bare.search(path.read_text())
+    ]
+    assert found == []
