@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flashgen.cli.options import Jobs, Out, check_least, named_table, tables_of
+from flashgen.cli.options import FeatureNames, Jobs, Out, check_least, named_table, tables_of
 from flashgen.errors import FlashgenError
 
 if TYPE_CHECKING:
@@ -21,7 +21,12 @@ Defaults = Annotated[
 ]
 
 
-def warmup(defaults: Defaults = False, jobs: Jobs = None, out: Out = Path()) -> None:
+def warmup(
+    defaults: Defaults = False,
+    feature: FeatureNames = None,
+    jobs: Jobs = None,
+    out: Out = Path(),
+) -> None:
     """Compile the kernels of this machine's GPU into Triton's cache."""
     from flashgen.kernels.launch import device_gpu
     from flashgen.tune.precompile import kernels_to_build, precompile
@@ -29,7 +34,7 @@ def warmup(defaults: Defaults = False, jobs: Jobs = None, out: Out = Path()) -> 
     check_least("--jobs", jobs, 1)
     gpu = device_gpu(0, instead="flashgen aot --target nvidia_h200 --out DIR")
     table = _table_serving(gpu, out)
-    pairs = kernels_to_build(table, gpu, defaults=defaults or table is None)
+    pairs = kernels_to_build(table, gpu, defaults=defaults or table is None, features=feature or ())
     built = _told(precompile(pairs, gpu, jobs=jobs))
     whose = f"the table of {table.gpu.slug}" if table else "the default kernels: it has no table"
     print(f"{gpu.slug}: {built} kernels are in Triton's cache, from {whose}")
@@ -41,6 +46,7 @@ def aot(
         Path, typer.Option(help="The folder to write to: one folder of binaries per GPU.")
     ],
     defaults: Defaults = False,
+    feature: FeatureNames = None,
     jobs: Jobs = None,
 ) -> None:
     """Compile a GPU's kernels to files, which the runtime loads from the folder in FLASHGEN_AOT."""
@@ -48,9 +54,8 @@ def aot(
 
     check_least("--jobs", jobs, 1)
     table = named_table(target, Path())
-    built = _told(
-        package(table, kernels_to_build(table, table.gpu, defaults=defaults), out, jobs=jobs)
-    )
+    pairs = kernels_to_build(table, table.gpu, defaults=defaults, features=feature or ())
+    built = _told(package(table, pairs, out, jobs=jobs))
     print(f"{out / table.gpu.slug}: {built} kernels. To use them: export FLASHGEN_AOT={out}")
 
 

@@ -78,6 +78,13 @@ def ladder(served: Served, slug: str, gpu: Gpu, spec: AttentionSpec, seq_k: int)
     return Ladder(rungs=tuple(rungs), skipped=tuple(skipped))
 
 
+def first_kernels(found: Ladder) -> tuple[tuple[AttentionSpec, KernelConfig], ...]:
+    """What a ladder launches first: for tensors that can have descriptors, and for others."""
+    first = found.rungs[0].choice
+    pointers = next((rung.choice for rung in found.rungs if rung.has_twin), first)
+    return (first.spec, first.config), (pointers.spec, pointers.config.pointer_twin())
+
+
 def why_unfit(choice: Choice, gpu: Gpu) -> str | None:
     """Why this kernel, as compiled, cannot run on this GPU; None where it may."""
     reason = why_illegal(choice.spec, choice.config, gpu)

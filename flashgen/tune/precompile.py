@@ -13,13 +13,13 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from flashgen.compile.compiler import CompileFailed, source_class, target_of
-from flashgen.errors import FlashgenError
+from flashgen.errors import FlashgenError, GeneratedError, InvalidArgument
 from flashgen.evaluate.build import cpu_count
 from flashgen.evaluate.evaluator import triton_version
 from flashgen.evaluate.tasks import COMPILE_ENV, COMPILE_LIMIT_S, kernel_payload
@@ -29,13 +29,23 @@ from flashgen.files import write_whole
 from flashgen.kernels.loader import load_text
 from flashgen.kernels.render import render
 from flashgen.kernels.signature import compile_signature
+from flashgen.runtime.choice import Choice
+from flashgen.runtime.decode import by_room
 from flashgen.runtime.kernel_files import MANIFEST, SCHEMA
+from flashgen.runtime.selection import Served, first_kernels, ladder
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
-from flashgen.spec.defaults import default_config, plain_specs
+from flashgen.spec.defaults import (
+    WIDEST_DECODE,
+    default_configs,
+    featured_specs,
+    plain_specs,
+)
+from flashgen.spec.features import masks_of
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
-from flashgen.table.emit import kernels_of
+from flashgen.spec.problem import BUCKETS
+from flashgen.table.entry import Entry
 from flashgen.table.table import Table
 
 Pair = tuple[AttentionSpec, KernelConfig]
@@ -50,16 +60,70 @@ class Precompiled:
     failure: str = ""
 
 
-def kernels_to_build(table: Table | None, gpu: Gpu, *, defaults: bool) -> tuple[Pair, ...]:
-    """What calls on `gpu` may launch: the entries of the table that serves it, their pointer
-    twins and optionally the default kernels, as far as they may fit. Without duplicates.
+def kernels_to_build(
+    table: Table | None, gpu: Gpu, *, defaults: bool, features: Sequence[str] = ()
+) -> tuple[Pair, ...]:
+    """What calls on `gpu` launch first, by the ladder that serves them from `table`: of each spec
+    with an entry at every length; with `defaults` the default kernels of specs without features;
+    with `features`, FEATURE_WORDS, those of all these specs with the features on. Pointer twins
+    are included. Without duplicates. Raises InvalidArgument for what is no set of features.
     """
+    next(plain_specs()).with_features(features)  # raises for what is no set of features
     entries = table.entries if table else ()
-    pairs = [(e.spec, config) for e in entries for config in kernels_of(e)]
-    if defaults:
-        pairs += [(spec, default_config(spec)) for spec in plain_specs()]
+    served = Served(archs={}, choices={})
+    if table is not None:
+        slug = table.gpu.slug
+        choices = tuple(map(choice_of, entries))
+        served = Served(archs={slug: table.gpu.arch}, choices={slug: choices})
+    specs = dict.fromkeys(entry.spec for entry in entries)
+    untuned = dict.fromkeys(plain_specs() if defaults else ())
+    if features:
+        with_features = (_with(spec, features) for spec in specs)
+        specs |= dict.fromkeys(spec for spec in with_features if spec is not None)
+        untuned |= dict.fromkeys(featured_specs(features))
+    pairs = [pair for spec in specs for pair in _picked(served, gpu, spec)]
+    pairs += [(spec, config) for spec in untuned for config in default_configs(spec)]
     legal = (pair for pair in pairs if why_illegal(*pair, gpu) is None)
     return tuple(dict.fromkeys(legal))
+
+
+def _with(spec: AttentionSpec, features: Sequence[str]) -> AttentionSpec | None:
+    """The spec with these features on; None where it cannot have them, or would never run: the
+    fused backward is chosen by its time alone.
+    """
+    if spec.direction == "backward_fused" or spec.mask not in masks_of(features):
+        return None
+    try:
+        return spec.with_features(features)
+    except InvalidArgument:
+        return None
+
+
+def _picked(served: Served, gpu: Gpu, spec: AttentionSpec) -> Iterator[Pair]:
+    """The kernels that calls of a spec launch first, at any length and with any rows."""
+    for bucket in BUCKETS:
+        try:
+            found = ladder(served, gpu.slug, gpu, spec, bucket.low)
+        except GeneratedError:  # not even a default kernel is legal there
+            return
+        for rows in (1, WIDEST_DECODE):
+            rungs = sorted(found.rungs, key=lambda rung: by_room(rung, rows))
+            yield from first_kernels(replace(found, rungs=tuple(rungs)))
+
+
+def choice_of(entry: Entry) -> Choice:
+    """The choice that generated/table.py makes of an entry."""
+    return Choice(
+        spec=entry.spec,
+        bucket=entry.bucket,
+        config=entry.config,
+        kernel=kernel_name(entry.spec, entry.config),
+        digest=entry.digest,
+        shared_bytes=entry.shared_bytes,
+        registers=entry.registers,
+        source=entry.result.source,
+        median_us=entry.result.median_us,
+    )
 
 
 def precompile(

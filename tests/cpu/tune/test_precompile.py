@@ -14,6 +14,7 @@ import triton
 from triton import knobs
 from triton.runtime.cache import get_cache_manager
 
+from flashgen import paths
 from flashgen.compile.sass import disassemble
 from flashgen.errors import InvalidArgument
 from flashgen.kernels import launch, launch_backward
@@ -21,12 +22,14 @@ from flashgen.kernels.loader import load_text
 from flashgen.kernels.render import render
 from flashgen.runtime import kernel_files
 from flashgen.runtime.choice import Choice
+from flashgen.runtime.launcher import Launcher
+from flashgen.runtime.selection import Served, ladder
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
 from flashgen.spec.defaults import default_config, default_spec, plain_specs
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS
-from flashgen.table.table import Table
+from flashgen.table.table import Table, load
 from flashgen.tune import precompile
 from tests.cpu.kernels.test_specialization import CompileOnly, CompileOnlyDriver
 from tests.makers import make_config, make_spec
@@ -218,9 +221,47 @@ class TestWhichKernels:
         pairs = precompile.kernels_to_build(self.TABLE, H200, defaults=False)
         assert pairs == ((SPEC, TILE), (SPEC, TILE.pointer_twin()))
 
-    def test_what_another_gpu_cannot_run_is_left_out(self) -> None:
-        pairs = precompile.kernels_to_build(self.TABLE, TARGETS["nvidia_l4"], defaults=False)
-        assert pairs == ((SPEC, TILE.pointer_twin()),)
+    def test_what_the_gpu_cannot_run_is_left_out(self) -> None:
+        large = make_config(128, 128, num_warps=8, num_stages=4)
+        table = Table(gpu=H200).with_entry(made_entry(SPEC, BUCKETS[2], large), made_run())
+        small = replace(H200, name="NVIDIA H200 NVL", shared_per_block=100 << 10)
+        pairs = precompile.kernels_to_build(table, small, defaults=False)
+        assert pairs == ((SPEC, default_config(SPEC)),)
+
+    def test_a_feature_takes_the_tile_of_the_plain_entry(self) -> None:
+        pairs = precompile.kernels_to_build(self.TABLE, H200, defaults=False, features=["window"])
+        window = SPEC.with_features(["window"])
+        default = (window, default_config(window))
+        assert pairs[2:4] == ((window, TILE), (window, TILE.pointer_twin()))
+        assert default in pairs[4:]
+        assert all(spec.window and c.head_dims == "padded" for spec, c in pairs[4:])
+        with pytest.raises(InvalidArgument, match="--feature must be one of"):
+            precompile.kernels_to_build(self.TABLE, H200, defaults=False, features=["no"])
+
+    @pytest.mark.parametrize("slug", ["nvidia_h200", "nvidia_l4", "nvidia_h100_pcie"])
+    @pytest.mark.parametrize("seq", [100, 5000])
+    def test_they_are_what_a_call_launches(self, slug: str, seq: int) -> None:
+        """Of the shipped tables: aligned or not, with features or not, rendered or a file."""
+        from generated.table import ARCHS, CHOICES
+
+        table, gpu = load(paths.shipped_table("nvidia_h200")), TARGETS[slug]
+        if slug == "nvidia_l4":
+            table = load(paths.shipped_table(slug))
+        built = set(
+            precompile.kernels_to_build(table, gpu, defaults=True, features=["window", "softcap"])
+        )
+        served = Served(
+            archs={table.gpu.slug: ARCHS[table.gpu.slug]},
+            choices={table.gpu.slug: CHOICES[table.gpu.slug]},
+        )
+        plain = [make_spec(dtype, dim, mask) for dtype in ("bfloat16", "float16")
+                 for dim in (40, 64, 128, 256) for mask in ("none", "causal")]  # fmt: skip
+        for spec in (*plain, *(spec.with_features(["window", "softcap"]) for spec in plain)):
+            for direction in ("forward", "backward_dkv", "backward_dq", "backward_delta"):
+                found = ladder(served, slug, gpu, spec.for_direction(direction), seq)
+                launcher = Launcher("generated", found.rungs)
+                for steps in (launcher._aligned, launcher._unaligned):
+                    assert (steps.selection.choice.spec, steps.config) in built
 
     def test_defaults_are_those_without_features(self) -> None:
         pairs = precompile.kernels_to_build(None, H200, defaults=True)
