@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from flashgen.evaluate import check
-from flashgen.kernels.launch import device_gpu, takes_descriptor
+from flashgen.kernels.descriptors import takes_descriptor
+from flashgen.kernels.launch import device_gpu
 from flashgen.kernels.render import render
 from flashgen.reference import attention as reference
 from flashgen.reference import cases as reference_cases
