@@ -60,11 +60,6 @@ class BlockMask:
         batch, heads, _, _ = self.shape
         return heads if batch > 1 else 0, 1 if heads > 1 else 0
 
-    def listed(self, *, by_keys: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The tensors of one side, in the order in which kernels take them."""
-        side = self.by_keys if by_keys else self.by_rows
-        return side.counts, side.blocks, side.tiles, self.tiles
-
 
 def check_block_mask(mask: BlockMask, q: Tensor, k: Tensor) -> None:
     """Raise InvalidArgument unless the mask is for these lengths, batches and heads, and beside

@@ -62,7 +62,7 @@ class Sequences:
 
     @property
     def bounds(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The tensors, in the order in which kernels take them."""
+        """The tensors."""
         return self.q_begins, self.q_ends, self.k_begins, self.k_ends
 
     @property
