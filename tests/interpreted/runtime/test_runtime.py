@@ -166,11 +166,11 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, label: str, error: Exception) -> 
 def test_out_of_resources_takes_the_next_rung_and_logs_it(
     dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fail_with(monkeypatch, "descriptor", OutOfResources("shared memory, required: 300000"))
+    fail_with(monkeypatch, BY_DESCRIPTOR.label, OutOfResources("shared memory, required: 300000"))
     names = names_of_launches(monkeypatch)
     for _ in range(2):
         assert_right(dispatcher, *draw())
-    assert ["descriptor" in name for name in names] == [True, False, False]
+    assert [BY_DESCRIPTOR.label in name for name in names] == [True, False, False]
     assert sum("does not fit this GPU" in r.getMessage() for r in caplog.records) == 1
 
 
