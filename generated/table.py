@@ -419,1858 +419,626 @@ def nvidia_a100_sxm4_80gb() -> tuple[Choice, ...]:
     return (
         *serve(
             "fwd_bf16_d64",
-            estimated(
-                1, "br128_bc64_w4_s3_fa2_ptr", 49152, 255, 369.51, digest="sha256:65c20695ab4e"
-            ),
-            estimated(
-                1024, "br128_bc64_w4_s3_fa2_ptr", 49152, 255, 1285.0, digest="sha256:65c20695ab4e"
-            ),
-            estimated(
-                4096, "br128_bc64_w4_s3_fa2_ptr", 49152, 255, 4947.0, digest="sha256:65c20695ab4e"
-            ),
-            estimated(
-                16384, "br128_bc64_w4_s3_fa2_ptr", 49152, 255, 9829.7, digest="sha256:65c20695ab4e"
-            ),
+            estimated(1, "br128_bc64_w4_s3_fa2_ptr", 49152, 255, 369.51),
+            estimated(1024, "br128_bc64_w4_s3_fa2_ptr", 49152, 255, 1285.0),
+            estimated(4096, "br128_bc64_w4_s3_fa2_ptr", 49152, 255, 4947.0),
+            estimated(16384, "br128_bc64_w4_s3_fa2_ptr", 49152, 255, 9829.7),
         ),
         *serve(
             "fwd_bf16_d64_causal",
-            estimated(
-                1, "br128_bc64_w4_s3_fa2_ptr_lpt", 49152, 255, 277.22, digest="sha256:7d1ca501e752"
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w4_s3_fa2_ptr_lpt",
-                49152,
-                255,
-                761.34,
-                digest="sha256:7d1ca501e752",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w4_s3_fa2_ptr_lpt",
-                49152,
-                255,
-                2711.1,
-                digest="sha256:7d1ca501e752",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w4_s3_fa2_ptr_lpt",
-                49152,
-                255,
-                5245.9,
-                digest="sha256:7d1ca501e752",
-            ),
+            estimated(1, "br128_bc64_w4_s3_fa2_ptr_lpt", 49152, 255, 277.22),
+            estimated(1024, "br128_bc64_w4_s3_fa2_ptr_lpt", 49152, 255, 761.34),
+            estimated(4096, "br128_bc64_w4_s3_fa2_ptr_lpt", 49152, 255, 2711.1),
+            estimated(16384, "br128_bc64_w4_s3_fa2_ptr_lpt", 49152, 255, 5245.9),
         ),
         *serve(
             "fwd_bf16_d96",
-            estimated(
-                1, "br128_bc32_w4_s3_fa2_ptr", 65536, 255, 516.14, digest="sha256:e86e29d6dc9d"
-            ),
-            estimated(
-                1024, "br128_bc32_w4_s3_fa2_ptr", 65536, 255, 1905.3, digest="sha256:e86e29d6dc9d"
-            ),
-            estimated(
-                4096, "br128_bc32_w4_s3_fa2_ptr", 65536, 255, 7462.0, digest="sha256:e86e29d6dc9d"
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w4_s3_fa2_ptr",
-                65536,
-                255,
-                14870.9,
-                digest="sha256:e86e29d6dc9d",
-            ),
+            estimated(1, "br128_bc32_w4_s3_fa2_ptr", 65536, 255, 516.14),
+            estimated(1024, "br128_bc32_w4_s3_fa2_ptr", 65536, 255, 1905.3),
+            estimated(4096, "br128_bc32_w4_s3_fa2_ptr", 65536, 255, 7462.0),
+            estimated(16384, "br128_bc32_w4_s3_fa2_ptr", 65536, 255, 14870.9),
         ),
         *serve(
             "fwd_bf16_d96_causal",
-            estimated(
-                1, "br128_bc32_w4_s3_fa2_ptr_lpt", 65536, 255, 343.29, digest="sha256:364350c235aa"
-            ),
-            estimated(
-                1024,
-                "br128_bc32_w4_s3_fa2_ptr_lpt",
-                65536,
-                255,
-                1020.6,
-                digest="sha256:364350c235aa",
-            ),
-            estimated(
-                4096,
-                "br128_bc32_w4_s3_fa2_ptr_lpt",
-                65536,
-                255,
-                3699.2,
-                digest="sha256:364350c235aa",
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w4_s3_fa2_ptr_lpt",
-                65536,
-                255,
-                7293.5,
-                digest="sha256:364350c235aa",
-            ),
+            estimated(1, "br128_bc32_w4_s3_fa2_ptr_lpt", 65536, 255, 343.29),
+            estimated(1024, "br128_bc32_w4_s3_fa2_ptr_lpt", 65536, 255, 1020.6),
+            estimated(4096, "br128_bc32_w4_s3_fa2_ptr_lpt", 65536, 255, 3699.2),
+            estimated(16384, "br128_bc32_w4_s3_fa2_ptr_lpt", 65536, 255, 7293.5),
         ),
         *serve(
             "fwd_bf16_d128",
-            estimated(
-                1, "br128_bc32_w4_s4_fa2_ptr", 81920, 255, 374.91, digest="sha256:73d739dfd534"
-            ),
-            estimated(
-                1024, "br128_bc32_w4_s4_fa2_ptr", 81920, 255, 1373.3, digest="sha256:73d739dfd534"
-            ),
-            estimated(
-                4096, "br128_bc32_w4_s4_fa2_ptr", 81920, 255, 5366.7, digest="sha256:73d739dfd534"
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w4_s4_fa2_ptr",
-                81920,
-                255,
-                10691.2,
-                digest="sha256:73d739dfd534",
-            ),
+            estimated(1, "br128_bc32_w4_s4_fa2_ptr", 81920, 255, 374.91),
+            estimated(1024, "br128_bc32_w4_s4_fa2_ptr", 81920, 255, 1373.3),
+            estimated(4096, "br128_bc32_w4_s4_fa2_ptr", 81920, 255, 5366.7),
+            estimated(16384, "br128_bc32_w4_s4_fa2_ptr", 81920, 255, 10691.2),
         ),
         *serve(
             "fwd_bf16_d128_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
-                98304,
-                255,
-                247.21,
-                digest="sha256:ad75110ed192",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
-                98304,
-                255,
-                798.71,
-                digest="sha256:ad75110ed192",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
-                98304,
-                255,
-                2959.8,
-                digest="sha256:ad75110ed192",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
-                98304,
-                255,
-                5750.1,
-                digest="sha256:ad75110ed192",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_ptr_lpt", 98304, 255, 247.21),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_ptr_lpt", 98304, 255, 798.71),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_ptr_lpt", 98304, 255, 2959.8),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_ptr_lpt", 98304, 255, 5750.1),
         ),
         *serve(
             "fwd_bf16_d192",
-            estimated(
-                1, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, 798.89, digest="sha256:37a9fdf17b35"
-            ),
-            estimated(
-                1024, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, 3036.2, digest="sha256:37a9fdf17b35"
-            ),
-            estimated(
-                4096, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, 11985.3, digest="sha256:37a9fdf17b35"
-            ),
-            estimated(
-                16384, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, 23917.4, digest="sha256:37a9fdf17b35"
-            ),
+            estimated(1, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, 798.89),
+            estimated(1024, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, 3036.2),
+            estimated(4096, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, 11985.3),
+            estimated(16384, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, 23917.4),
         ),
         *serve(
             "fwd_bf16_d192_causal",
-            estimated(
-                1,
-                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
-                151552,
-                255,
-                535.05,
-                digest="sha256:44dac771f3e3",
-            ),
-            estimated(
-                1024,
-                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
-                151552,
-                255,
-                1737.4,
-                digest="sha256:44dac771f3e3",
-            ),
-            estimated(
-                4096,
-                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
-                151552,
-                255,
-                6470.4,
-                digest="sha256:44dac771f3e3",
-            ),
-            estimated(
-                16384,
-                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
-                151552,
-                255,
-                12800.1,
-                digest="sha256:44dac771f3e3",
-            ),
+            estimated(1, "br32_bc64_w4_s3_s_ahead_ptr_lpt", 151552, 255, 535.05),
+            estimated(1024, "br32_bc64_w4_s3_s_ahead_ptr_lpt", 151552, 255, 1737.4),
+            estimated(4096, "br32_bc64_w4_s3_s_ahead_ptr_lpt", 151552, 255, 6470.4),
+            estimated(16384, "br32_bc64_w4_s3_s_ahead_ptr_lpt", 151552, 255, 12800.1),
         ),
         *serve(
             "fwd_bf16_d256",
-            estimated(
-                1, "br32_bc64_w4_s3_s_ahead_ptr", 151552, 255, 645.12, digest="sha256:a55a00bc3cb7"
-            ),
-            estimated(
-                1024,
-                "br32_bc64_w4_s3_s_ahead_ptr",
-                151552,
-                255,
-                2427.7,
-                digest="sha256:a55a00bc3cb7",
-            ),
-            estimated(
-                4096,
-                "br32_bc64_w4_s3_s_ahead_ptr",
-                151552,
-                255,
-                9558.1,
-                digest="sha256:a55a00bc3cb7",
-            ),
-            estimated(
-                16384,
-                "br32_bc64_w4_s3_s_ahead_ptr",
-                151552,
-                255,
-                19065.4,
-                digest="sha256:a55a00bc3cb7",
-            ),
+            estimated(1, "br32_bc64_w4_s3_s_ahead_ptr", 151552, 255, 645.12),
+            estimated(1024, "br32_bc64_w4_s3_s_ahead_ptr", 151552, 255, 2427.7),
+            estimated(4096, "br32_bc64_w4_s3_s_ahead_ptr", 151552, 255, 9558.1),
+            estimated(16384, "br32_bc64_w4_s3_s_ahead_ptr", 151552, 255, 19065.4),
         ),
         *serve(
             "fwd_bf16_d256_causal",
-            estimated(
-                1,
-                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
-                151552,
-                255,
-                409.75,
-                digest="sha256:cde1c487ffe8",
-            ),
-            estimated(
-                1024,
-                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
-                151552,
-                255,
-                1307.4,
-                digest="sha256:cde1c487ffe8",
-            ),
-            estimated(
-                4096,
-                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
-                151552,
-                255,
-                4828.2,
-                digest="sha256:cde1c487ffe8",
-            ),
-            estimated(
-                16384,
-                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
-                151552,
-                255,
-                9540.3,
-                digest="sha256:cde1c487ffe8",
-            ),
+            estimated(1, "br32_bc64_w4_s3_s_ahead_ptr_lpt", 151552, 255, 409.75),
+            estimated(1024, "br32_bc64_w4_s3_s_ahead_ptr_lpt", 151552, 255, 1307.4),
+            estimated(4096, "br32_bc64_w4_s3_s_ahead_ptr_lpt", 151552, 255, 4828.2),
+            estimated(16384, "br32_bc64_w4_s3_s_ahead_ptr_lpt", 151552, 255, 9540.3),
         ),
         *serve(
             "fwd_fp16_d64",
-            estimated(
-                1, "br128_bc64_w4_s3_fa2_ptr", 49152, 255, 369.51, digest="sha256:337ca8faaa52"
-            ),
-            estimated(
-                1024, "br128_bc64_w4_s3_fa2_ptr", 49152, 255, 1285.0, digest="sha256:337ca8faaa52"
-            ),
-            estimated(
-                4096, "br128_bc64_w4_s3_fa2_ptr", 49152, 255, 4947.0, digest="sha256:337ca8faaa52"
-            ),
-            estimated(
-                16384, "br128_bc64_w4_s3_fa2_ptr", 49152, 255, 9829.7, digest="sha256:337ca8faaa52"
-            ),
+            estimated(1, "br128_bc64_w4_s3_fa2_ptr", 49152, 255, 369.51),
+            estimated(1024, "br128_bc64_w4_s3_fa2_ptr", 49152, 255, 1285.0),
+            estimated(4096, "br128_bc64_w4_s3_fa2_ptr", 49152, 255, 4947.0),
+            estimated(16384, "br128_bc64_w4_s3_fa2_ptr", 49152, 255, 9829.7),
         ),
         *serve(
             "fwd_fp16_d64_causal",
-            estimated(
-                1, "br128_bc64_w4_s3_fa2_ptr_lpt", 49152, 255, 277.22, digest="sha256:1e1ab75bdd3a"
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w4_s3_fa2_ptr_lpt",
-                49152,
-                255,
-                761.34,
-                digest="sha256:1e1ab75bdd3a",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w4_s3_fa2_ptr_lpt",
-                49152,
-                255,
-                2711.1,
-                digest="sha256:1e1ab75bdd3a",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w4_s3_fa2_ptr_lpt",
-                49152,
-                255,
-                5245.9,
-                digest="sha256:1e1ab75bdd3a",
-            ),
+            estimated(1, "br128_bc64_w4_s3_fa2_ptr_lpt", 49152, 255, 277.22),
+            estimated(1024, "br128_bc64_w4_s3_fa2_ptr_lpt", 49152, 255, 761.34),
+            estimated(4096, "br128_bc64_w4_s3_fa2_ptr_lpt", 49152, 255, 2711.1),
+            estimated(16384, "br128_bc64_w4_s3_fa2_ptr_lpt", 49152, 255, 5245.9),
         ),
         *serve(
             "fwd_fp16_d96",
-            estimated(
-                1, "br128_bc32_w4_s3_fa2_ptr", 65536, 255, 516.14, digest="sha256:7a037934eff8"
-            ),
-            estimated(
-                1024, "br128_bc32_w4_s3_fa2_ptr", 65536, 255, 1905.3, digest="sha256:7a037934eff8"
-            ),
-            estimated(
-                4096, "br128_bc32_w4_s3_fa2_ptr", 65536, 255, 7462.0, digest="sha256:7a037934eff8"
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w4_s3_fa2_ptr",
-                65536,
-                255,
-                14870.9,
-                digest="sha256:7a037934eff8",
-            ),
+            estimated(1, "br128_bc32_w4_s3_fa2_ptr", 65536, 255, 516.14),
+            estimated(1024, "br128_bc32_w4_s3_fa2_ptr", 65536, 255, 1905.3),
+            estimated(4096, "br128_bc32_w4_s3_fa2_ptr", 65536, 255, 7462.0),
+            estimated(16384, "br128_bc32_w4_s3_fa2_ptr", 65536, 255, 14870.9),
         ),
         *serve(
             "fwd_fp16_d96_causal",
-            estimated(
-                1, "br128_bc32_w4_s3_fa2_ptr_lpt", 65536, 255, 343.29, digest="sha256:9ec532b79438"
-            ),
-            estimated(
-                1024,
-                "br128_bc32_w4_s3_fa2_ptr_lpt",
-                65536,
-                255,
-                1020.6,
-                digest="sha256:9ec532b79438",
-            ),
-            estimated(
-                4096,
-                "br128_bc32_w4_s3_fa2_ptr_lpt",
-                65536,
-                255,
-                3699.2,
-                digest="sha256:9ec532b79438",
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w4_s3_fa2_ptr_lpt",
-                65536,
-                255,
-                7293.5,
-                digest="sha256:9ec532b79438",
-            ),
+            estimated(1, "br128_bc32_w4_s3_fa2_ptr_lpt", 65536, 255, 343.29),
+            estimated(1024, "br128_bc32_w4_s3_fa2_ptr_lpt", 65536, 255, 1020.6),
+            estimated(4096, "br128_bc32_w4_s3_fa2_ptr_lpt", 65536, 255, 3699.2),
+            estimated(16384, "br128_bc32_w4_s3_fa2_ptr_lpt", 65536, 255, 7293.5),
         ),
         *serve(
             "fwd_fp16_d128",
-            estimated(
-                1, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 365.9, digest="sha256:744514c3809e"
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_ptr",
-                98304,
-                255,
-                1429.9,
-                digest="sha256:744514c3809e",
-            ),
-            estimated(
-                4096, "br128_bc32_w4_s4_fa2_ptr", 81920, 255, 5366.7, digest="sha256:19370c525783"
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w4_s4_fa2_ptr",
-                81920,
-                255,
-                10691.2,
-                digest="sha256:19370c525783",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 365.9),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 1429.9),
+            estimated(4096, "br128_bc32_w4_s4_fa2_ptr", 81920, 255, 5366.7),
+            estimated(16384, "br128_bc32_w4_s4_fa2_ptr", 81920, 255, 10691.2),
         ),
         *serve(
             "fwd_fp16_d128_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
-                98304,
-                255,
-                247.21,
-                digest="sha256:f045064eaffe",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
-                98304,
-                255,
-                798.71,
-                digest="sha256:f045064eaffe",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
-                98304,
-                255,
-                2959.8,
-                digest="sha256:f045064eaffe",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
-                98304,
-                255,
-                5750.1,
-                digest="sha256:f045064eaffe",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_ptr_lpt", 98304, 255, 247.21),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_ptr_lpt", 98304, 255, 798.71),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_ptr_lpt", 98304, 255, 2959.8),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_ptr_lpt", 98304, 255, 5750.1),
         ),
         *serve(
             "fwd_fp16_d192",
-            estimated(
-                1, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, 798.89, digest="sha256:ce62f4889cea"
-            ),
-            estimated(
-                1024, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, 3036.2, digest="sha256:ce62f4889cea"
-            ),
-            estimated(
-                4096, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, 11985.3, digest="sha256:ce62f4889cea"
-            ),
-            estimated(
-                16384, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, 23917.4, digest="sha256:ce62f4889cea"
-            ),
+            estimated(1, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, 798.89),
+            estimated(1024, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, 3036.2),
+            estimated(4096, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, 11985.3),
+            estimated(16384, "br64_bc32_w4_s2_fa2_ptr", 69632, 255, 23917.4),
         ),
         *serve(
             "fwd_fp16_d192_causal",
-            estimated(
-                1,
-                "br32_bc64_w4_s1_s_ahead_ptr_lpt",
-                53248,
-                255,
-                504.64,
-                digest="sha256:46f616717d32",
-            ),
-            estimated(
-                1024,
-                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
-                151552,
-                255,
-                1737.4,
-                digest="sha256:ea7a6ce97960",
-            ),
-            estimated(
-                4096,
-                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
-                151552,
-                255,
-                6470.4,
-                digest="sha256:ea7a6ce97960",
-            ),
-            estimated(
-                16384,
-                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
-                151552,
-                255,
-                12800.1,
-                digest="sha256:ea7a6ce97960",
-            ),
+            estimated(1, "br32_bc64_w4_s1_s_ahead_ptr_lpt", 53248, 255, 504.64),
+            estimated(1024, "br32_bc64_w4_s3_s_ahead_ptr_lpt", 151552, 255, 1737.4),
+            estimated(4096, "br32_bc64_w4_s3_s_ahead_ptr_lpt", 151552, 255, 6470.4),
+            estimated(16384, "br32_bc64_w4_s3_s_ahead_ptr_lpt", 151552, 255, 12800.1),
         ),
         *serve(
             "fwd_fp16_d256",
-            estimated(
-                1, "br32_bc64_w4_s3_s_ahead_ptr", 151552, 255, 645.12, digest="sha256:c5bd8fa42752"
-            ),
-            estimated(
-                1024,
-                "br32_bc64_w4_s3_s_ahead_ptr",
-                151552,
-                255,
-                2427.7,
-                digest="sha256:c5bd8fa42752",
-            ),
-            estimated(
-                4096,
-                "br32_bc64_w4_s3_s_ahead_ptr",
-                151552,
-                255,
-                9558.1,
-                digest="sha256:c5bd8fa42752",
-            ),
-            estimated(
-                16384,
-                "br32_bc64_w4_s3_s_ahead_ptr",
-                151552,
-                255,
-                19065.4,
-                digest="sha256:c5bd8fa42752",
-            ),
+            estimated(1, "br32_bc64_w4_s3_s_ahead_ptr", 151552, 255, 645.12),
+            estimated(1024, "br32_bc64_w4_s3_s_ahead_ptr", 151552, 255, 2427.7),
+            estimated(4096, "br32_bc64_w4_s3_s_ahead_ptr", 151552, 255, 9558.1),
+            estimated(16384, "br32_bc64_w4_s3_s_ahead_ptr", 151552, 255, 19065.4),
         ),
         *serve(
             "fwd_fp16_d256_causal",
-            estimated(
-                1,
-                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
-                151552,
-                255,
-                409.75,
-                digest="sha256:42dc8e0c7545",
-            ),
-            estimated(
-                1024,
-                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
-                151552,
-                255,
-                1307.4,
-                digest="sha256:42dc8e0c7545",
-            ),
-            estimated(
-                4096,
-                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
-                151552,
-                255,
-                4828.2,
-                digest="sha256:42dc8e0c7545",
-            ),
-            estimated(
-                16384,
-                "br32_bc64_w4_s3_s_ahead_ptr_lpt",
-                151552,
-                255,
-                9540.3,
-                digest="sha256:42dc8e0c7545",
-            ),
+            estimated(1, "br32_bc64_w4_s3_s_ahead_ptr_lpt", 151552, 255, 409.75),
+            estimated(1024, "br32_bc64_w4_s3_s_ahead_ptr_lpt", 151552, 255, 1307.4),
+            estimated(4096, "br32_bc64_w4_s3_s_ahead_ptr_lpt", 151552, 255, 4828.2),
+            estimated(16384, "br32_bc64_w4_s3_s_ahead_ptr_lpt", 151552, 255, 9540.3),
         ),
         *serve(
             "bwd_delta_bf16_d64",
-            estimated(1, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 69.854, digest="sha256:9a9a5cfb793d"),
-            estimated(
-                1024, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 69.854, digest="sha256:9a9a5cfb793d"
-            ),
-            estimated(
-                4096, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 69.854, digest="sha256:9a9a5cfb793d"
-            ),
-            estimated(
-                16384, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 69.854, digest="sha256:9a9a5cfb793d"
-            ),
+            estimated(1, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 69.854),
+            estimated(1024, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 69.854),
+            estimated(4096, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 69.854),
+            estimated(16384, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 69.854),
         ),
         *serve(
             "bwd_delta_bf16_d96",
-            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 68.472, digest="sha256:cf9e1b3eadf9"),
-            estimated(
-                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 68.472, digest="sha256:cf9e1b3eadf9"
-            ),
-            estimated(
-                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 68.472, digest="sha256:cf9e1b3eadf9"
-            ),
-            estimated(
-                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 68.472, digest="sha256:cf9e1b3eadf9"
-            ),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 68.472),
+            estimated(1024, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 68.472),
+            estimated(4096, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 68.472),
+            estimated(16384, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 68.472),
         ),
         *serve(
             "bwd_delta_bf16_d128",
-            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 69.34, digest="sha256:d6c15554d065"),
-            estimated(
-                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 69.34, digest="sha256:d6c15554d065"
-            ),
-            estimated(
-                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 69.34, digest="sha256:d6c15554d065"
-            ),
-            estimated(
-                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 69.34, digest="sha256:d6c15554d065"
-            ),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 69.34),
+            estimated(1024, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 69.34),
+            estimated(4096, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 69.34),
+            estimated(16384, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 69.34),
         ),
         *serve(
             "bwd_delta_bf16_d192",
-            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 65.033, digest="sha256:1331922c318d"),
-            estimated(
-                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 65.033, digest="sha256:1331922c318d"
-            ),
-            estimated(
-                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 65.033, digest="sha256:1331922c318d"
-            ),
-            estimated(
-                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 65.033, digest="sha256:1331922c318d"
-            ),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 65.033),
+            estimated(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 65.033),
+            estimated(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 65.033),
+            estimated(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 65.033),
         ),
         *serve(
             "bwd_delta_bf16_d256",
-            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 69.082, digest="sha256:e0d2e8c1e1bb"),
-            estimated(
-                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 69.082, digest="sha256:e0d2e8c1e1bb"
-            ),
-            estimated(
-                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 69.082, digest="sha256:e0d2e8c1e1bb"
-            ),
-            estimated(
-                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 69.082, digest="sha256:e0d2e8c1e1bb"
-            ),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 69.082),
+            estimated(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 69.082),
+            estimated(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 69.082),
+            estimated(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 69.082),
         ),
         *serve(
             "bwd_delta_fp16_d64",
-            estimated(1, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 69.854, digest="sha256:95d941f40ad0"),
-            estimated(
-                1024, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 69.854, digest="sha256:95d941f40ad0"
-            ),
-            estimated(
-                4096, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 69.854, digest="sha256:95d941f40ad0"
-            ),
-            estimated(
-                16384, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 69.854, digest="sha256:95d941f40ad0"
-            ),
+            estimated(1, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 69.854),
+            estimated(1024, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 69.854),
+            estimated(4096, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 69.854),
+            estimated(16384, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 69.854),
         ),
         *serve(
             "bwd_delta_fp16_d96",
-            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 68.472, digest="sha256:6f0189f864ba"),
-            estimated(
-                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 68.472, digest="sha256:6f0189f864ba"
-            ),
-            estimated(
-                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 68.472, digest="sha256:6f0189f864ba"
-            ),
-            estimated(
-                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 68.472, digest="sha256:6f0189f864ba"
-            ),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 68.472),
+            estimated(1024, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 68.472),
+            estimated(4096, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 68.472),
+            estimated(16384, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 68.472),
         ),
         *serve(
             "bwd_delta_fp16_d128",
-            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 69.34, digest="sha256:e502ad56704f"),
-            estimated(
-                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 69.34, digest="sha256:e502ad56704f"
-            ),
-            estimated(
-                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 69.34, digest="sha256:e502ad56704f"
-            ),
-            estimated(
-                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 69.34, digest="sha256:e502ad56704f"
-            ),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 69.34),
+            estimated(1024, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 69.34),
+            estimated(4096, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 69.34),
+            estimated(16384, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 69.34),
         ),
         *serve(
             "bwd_delta_fp16_d192",
-            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 65.033, digest="sha256:a065b572ca09"),
-            estimated(
-                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 65.033, digest="sha256:a065b572ca09"
-            ),
-            estimated(
-                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 65.033, digest="sha256:a065b572ca09"
-            ),
-            estimated(
-                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 65.033, digest="sha256:a065b572ca09"
-            ),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 65.033),
+            estimated(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 65.033),
+            estimated(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 65.033),
+            estimated(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 65.033),
         ),
         *serve(
             "bwd_delta_fp16_d256",
-            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 69.082, digest="sha256:010afaaf1d29"),
-            estimated(
-                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 69.082, digest="sha256:010afaaf1d29"
-            ),
-            estimated(
-                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 69.082, digest="sha256:010afaaf1d29"
-            ),
-            estimated(
-                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 69.082, digest="sha256:010afaaf1d29"
-            ),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 69.082),
+            estimated(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 69.082),
+            estimated(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 69.082),
+            estimated(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 69.082),
         ),
         *serve(
             "bwd_dkv_bf16_d64",
-            estimated(
-                1, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 641.26, digest="sha256:02e153ef250e"
-            ),
-            estimated(
-                1024, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 2360.2, digest="sha256:02e153ef250e"
-            ),
-            estimated(
-                4096, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 9236.0, digest="sha256:02e153ef250e"
-            ),
-            estimated(
-                16384,
-                "br32_bc128_w4_s3_fa2_ptr",
-                49664,
-                255,
-                18403.7,
-                digest="sha256:02e153ef250e",
-            ),
+            estimated(1, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 641.26),
+            estimated(1024, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 2360.2),
+            estimated(4096, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 9236.0),
+            estimated(16384, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 18403.7),
         ),
         *serve(
             "bwd_dkv_bf16_d64_causal",
-            estimated(
-                1, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 449.96, digest="sha256:edbaa989f395"
-            ),
-            estimated(
-                1024, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 1350.7, digest="sha256:edbaa989f395"
-            ),
-            estimated(
-                4096, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 4995.7, digest="sha256:edbaa989f395"
-            ),
-            estimated(
-                16384, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 9680.8, digest="sha256:edbaa989f395"
-            ),
+            estimated(1, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 449.96),
+            estimated(1024, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 1350.7),
+            estimated(4096, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 4995.7),
+            estimated(16384, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 9680.8),
         ),
         *serve(
             "bwd_dkv_bf16_d96",
-            estimated(
-                1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 1075.0, digest="sha256:4ee35a2323cf"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 4095.2, digest="sha256:4ee35a2323cf"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 16176.1, digest="sha256:4ee35a2323cf"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s2_fa2_ptr",
-                98816,
-                255,
-                32283.9,
-                digest="sha256:4ee35a2323cf",
-            ),
+            estimated(1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 1075.0),
+            estimated(1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 4095.2),
+            estimated(4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 16176.1),
+            estimated(16384, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 32283.9),
         ),
         *serve(
             "bwd_dkv_bf16_d96_causal",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 755.7, digest="sha256:0f045ac0d85c"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 2485.4, digest="sha256:0f045ac0d85c"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 9307.2, digest="sha256:0f045ac0d85c"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 18273.7, digest="sha256:0f045ac0d85c"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 755.7),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 2485.4),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 9307.2),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 18273.7),
         ),
         *serve(
             "bwd_dkv_bf16_d128",
-            estimated(
-                1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 785.44, digest="sha256:624fa703c44f"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 2983.9, digest="sha256:624fa703c44f"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 11777.9, digest="sha256:624fa703c44f"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s2_fa2_ptr",
-                98816,
-                255,
-                23503.3,
-                digest="sha256:624fa703c44f",
-            ),
+            estimated(1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 785.44),
+            estimated(1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 2983.9),
+            estimated(4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 11777.9),
+            estimated(16384, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 23503.3),
         ),
         *serve(
             "bwd_dkv_bf16_d128_causal",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 579.98, digest="sha256:425142b117e0"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 1939.3, digest="sha256:425142b117e0"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 7295.9, digest="sha256:425142b117e0"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 14246.5, digest="sha256:425142b117e0"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 579.98),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 1939.3),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 7295.9),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 14246.5),
         ),
         *serve(
             "bwd_dkv_bf16_d192",
-            estimated(
-                1, "br64_bc64_w8_s2_fa2_ptr", 139776, 255, 1435.3, digest="sha256:9730f320e778"
-            ),
-            estimated(
-                1024, "br64_bc64_w8_s2_fa2_ptr", 139776, 255, 5540.4, digest="sha256:9730f320e778"
-            ),
-            estimated(
-                4096, "br64_bc64_w8_s2_fa2_ptr", 139776, 255, 21960.9, digest="sha256:9730f320e778"
-            ),
-            estimated(
-                16384,
-                "br64_bc64_w8_s2_fa2_ptr",
-                139776,
-                255,
-                43854.9,
-                digest="sha256:9730f320e778",
-            ),
+            estimated(1, "br64_bc64_w8_s2_fa2_ptr", 139776, 255, 1435.3),
+            estimated(1024, "br64_bc64_w8_s2_fa2_ptr", 139776, 255, 5540.4),
+            estimated(4096, "br64_bc64_w8_s2_fa2_ptr", 139776, 255, 21960.9),
+            estimated(16384, "br64_bc64_w8_s2_fa2_ptr", 139776, 255, 43854.9),
         ),
         *serve(
             "bwd_dkv_bf16_d192_causal",
-            estimated(
-                1, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 905.59, digest="sha256:02e5fcbf0d58"
-            ),
-            estimated(
-                1024, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 3148.3, digest="sha256:02e5fcbf0d58"
-            ),
-            estimated(
-                4096, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 11862.9, digest="sha256:02e5fcbf0d58"
-            ),
-            estimated(
-                16384,
-                "br64_bc64_w8_s1_fa2_ptr",
-                163840,
-                255,
-                23243.5,
-                digest="sha256:02e5fcbf0d58",
-            ),
+            estimated(1, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 905.59),
+            estimated(1024, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 3148.3),
+            estimated(4096, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 11862.9),
+            estimated(16384, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 23243.5),
         ),
         *serve(
             "bwd_dkv_bf16_d256",
-            estimated(
-                1, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 1072.6, digest="sha256:a56191e27c02"
-            ),
-            estimated(
-                1024, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 4139.8, digest="sha256:a56191e27c02"
-            ),
-            estimated(
-                4096, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 16408.5, digest="sha256:a56191e27c02"
-            ),
-            estimated(
-                16384,
-                "br64_bc64_w8_s1_fa2_ptr",
-                163840,
-                255,
-                32766.7,
-                digest="sha256:a56191e27c02",
-            ),
+            estimated(1, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 1072.6),
+            estimated(1024, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 4139.8),
+            estimated(4096, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 16408.5),
+            estimated(16384, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 32766.7),
         ),
         *serve(
             "bwd_dkv_bf16_d256_causal",
-            estimated(
-                1, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 658.09, digest="sha256:bf582dd0f418"
-            ),
-            estimated(
-                1024, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 2251.2, digest="sha256:bf582dd0f418"
-            ),
-            estimated(
-                4096, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 8399.3, digest="sha256:bf582dd0f418"
-            ),
-            estimated(
-                16384,
-                "br64_bc64_w8_s1_fa2_ptr",
-                163840,
-                255,
-                16388.3,
-                digest="sha256:bf582dd0f418",
-            ),
+            estimated(1, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 658.09),
+            estimated(1024, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 2251.2),
+            estimated(4096, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 8399.3),
+            estimated(16384, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 16388.3),
         ),
         *serve(
             "bwd_dkv_fp16_d64",
-            estimated(
-                1, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 641.26, digest="sha256:55f2e96fffd8"
-            ),
-            estimated(
-                1024, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 2360.2, digest="sha256:55f2e96fffd8"
-            ),
-            estimated(
-                4096, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 9236.0, digest="sha256:55f2e96fffd8"
-            ),
-            estimated(
-                16384,
-                "br32_bc128_w4_s3_fa2_ptr",
-                49664,
-                255,
-                18403.7,
-                digest="sha256:55f2e96fffd8",
-            ),
+            estimated(1, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 641.26),
+            estimated(1024, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 2360.2),
+            estimated(4096, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 9236.0),
+            estimated(16384, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 18403.7),
         ),
         *serve(
             "bwd_dkv_fp16_d64_causal",
-            estimated(
-                1, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 449.96, digest="sha256:7f94ff9cef8a"
-            ),
-            estimated(
-                1024, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 1350.7, digest="sha256:7f94ff9cef8a"
-            ),
-            estimated(
-                4096, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 4995.7, digest="sha256:7f94ff9cef8a"
-            ),
-            estimated(
-                16384, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 9680.8, digest="sha256:7f94ff9cef8a"
-            ),
+            estimated(1, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 449.96),
+            estimated(1024, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 1350.7),
+            estimated(4096, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 4995.7),
+            estimated(16384, "br32_bc128_w4_s3_fa2_ptr", 49664, 255, 9680.8),
         ),
         *serve(
             "bwd_dkv_fp16_d96",
-            estimated(
-                1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 1075.0, digest="sha256:264ab30c603f"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 4095.2, digest="sha256:264ab30c603f"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 16176.1, digest="sha256:264ab30c603f"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s2_fa2_ptr",
-                98816,
-                255,
-                32283.9,
-                digest="sha256:264ab30c603f",
-            ),
+            estimated(1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 1075.0),
+            estimated(1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 4095.2),
+            estimated(4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 16176.1),
+            estimated(16384, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 32283.9),
         ),
         *serve(
             "bwd_dkv_fp16_d96_causal",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 755.7, digest="sha256:896e9e0407eb"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 2485.4, digest="sha256:896e9e0407eb"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 9307.2, digest="sha256:896e9e0407eb"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 18273.7, digest="sha256:896e9e0407eb"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 755.7),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 2485.4),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 9307.2),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 18273.7),
         ),
         *serve(
             "bwd_dkv_fp16_d128",
-            estimated(
-                1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 785.44, digest="sha256:82e300a01b0e"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 2983.9, digest="sha256:82e300a01b0e"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 11777.9, digest="sha256:82e300a01b0e"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s2_fa2_ptr",
-                98816,
-                255,
-                23503.3,
-                digest="sha256:82e300a01b0e",
-            ),
+            estimated(1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 785.44),
+            estimated(1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 2983.9),
+            estimated(4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 11777.9),
+            estimated(16384, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 23503.3),
         ),
         *serve(
             "bwd_dkv_fp16_d128_causal",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 579.98, digest="sha256:2259686de8ea"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 1939.3, digest="sha256:2259686de8ea"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 7295.9, digest="sha256:2259686de8ea"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 14246.5, digest="sha256:2259686de8ea"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 579.98),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 1939.3),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 7295.9),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 70144, 255, 14246.5),
         ),
         *serve(
             "bwd_dkv_fp16_d192",
-            estimated(
-                1, "br64_bc64_w8_s2_fa2_ptr", 139776, 255, 1435.3, digest="sha256:7a427f414bb9"
-            ),
-            estimated(
-                1024, "br64_bc64_w8_s2_fa2_ptr", 139776, 255, 5540.4, digest="sha256:7a427f414bb9"
-            ),
-            estimated(
-                4096, "br64_bc64_w8_s2_fa2_ptr", 139776, 255, 21960.9, digest="sha256:7a427f414bb9"
-            ),
-            estimated(
-                16384,
-                "br64_bc64_w8_s2_fa2_ptr",
-                139776,
-                255,
-                43854.9,
-                digest="sha256:7a427f414bb9",
-            ),
+            estimated(1, "br64_bc64_w8_s2_fa2_ptr", 139776, 255, 1435.3),
+            estimated(1024, "br64_bc64_w8_s2_fa2_ptr", 139776, 255, 5540.4),
+            estimated(4096, "br64_bc64_w8_s2_fa2_ptr", 139776, 255, 21960.9),
+            estimated(16384, "br64_bc64_w8_s2_fa2_ptr", 139776, 255, 43854.9),
         ),
         *serve(
             "bwd_dkv_fp16_d192_causal",
-            estimated(
-                1, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 905.59, digest="sha256:878736c91624"
-            ),
-            estimated(
-                1024, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 3148.3, digest="sha256:878736c91624"
-            ),
-            estimated(
-                4096, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 11862.9, digest="sha256:878736c91624"
-            ),
-            estimated(
-                16384,
-                "br64_bc64_w8_s1_fa2_ptr",
-                163840,
-                255,
-                23243.5,
-                digest="sha256:878736c91624",
-            ),
+            estimated(1, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 905.59),
+            estimated(1024, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 3148.3),
+            estimated(4096, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 11862.9),
+            estimated(16384, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 23243.5),
         ),
         *serve(
             "bwd_dkv_fp16_d256",
-            estimated(
-                1, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 1072.6, digest="sha256:b2bfee32d806"
-            ),
-            estimated(
-                1024, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 4139.8, digest="sha256:b2bfee32d806"
-            ),
-            estimated(
-                4096, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 16408.5, digest="sha256:b2bfee32d806"
-            ),
-            estimated(
-                16384,
-                "br64_bc64_w8_s1_fa2_ptr",
-                163840,
-                255,
-                32766.7,
-                digest="sha256:b2bfee32d806",
-            ),
+            estimated(1, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 1072.6),
+            estimated(1024, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 4139.8),
+            estimated(4096, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 16408.5),
+            estimated(16384, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 32766.7),
         ),
         *serve(
             "bwd_dkv_fp16_d256_causal",
-            estimated(
-                1, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 658.09, digest="sha256:1b07aca48887"
-            ),
-            estimated(
-                1024, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 2251.2, digest="sha256:1b07aca48887"
-            ),
-            estimated(
-                4096, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 8399.3, digest="sha256:1b07aca48887"
-            ),
-            estimated(
-                16384,
-                "br64_bc64_w8_s1_fa2_ptr",
-                163840,
-                255,
-                16388.3,
-                digest="sha256:1b07aca48887",
-            ),
+            estimated(1, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 658.09),
+            estimated(1024, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 2251.2),
+            estimated(4096, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 8399.3),
+            estimated(16384, "br64_bc64_w8_s1_fa2_ptr", 163840, 255, 16388.3),
         ),
         *serve(
             "bwd_dq_bf16_d64",
-            estimated(
-                1, "br128_bc32_w4_s3_fa2_ptr", 49152, 244, 497.73, digest="sha256:95211c1bf47d"
-            ),
-            estimated(
-                1024, "br128_bc32_w4_s3_fa2_ptr", 49152, 244, 1810.1, digest="sha256:95211c1bf47d"
-            ),
-            estimated(
-                4096, "br128_bc32_w4_s3_fa2_ptr", 49152, 244, 7059.6, digest="sha256:95211c1bf47d"
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w4_s3_fa2_ptr",
-                49152,
-                244,
-                14058.9,
-                digest="sha256:95211c1bf47d",
-            ),
+            estimated(1, "br128_bc32_w4_s3_fa2_ptr", 49152, 244, 497.73),
+            estimated(1024, "br128_bc32_w4_s3_fa2_ptr", 49152, 244, 1810.1),
+            estimated(4096, "br128_bc32_w4_s3_fa2_ptr", 49152, 244, 7059.6),
+            estimated(16384, "br128_bc32_w4_s3_fa2_ptr", 49152, 244, 14058.9),
         ),
         *serve(
             "bwd_dq_bf16_d64_causal",
-            estimated(
-                1, "br128_bc32_w4_s3_fa2_ptr_lpt", 49152, 244, 336.13, digest="sha256:aca6c31d84b1"
-            ),
-            estimated(
-                1024,
-                "br128_bc32_w4_s3_fa2_ptr_lpt",
-                49152,
-                244,
-                1002.3,
-                digest="sha256:aca6c31d84b1",
-            ),
-            estimated(
-                4096,
-                "br128_bc32_w4_s3_fa2_ptr_lpt",
-                49152,
-                244,
-                3636.2,
-                digest="sha256:aca6c31d84b1",
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w4_s3_fa2_ptr_lpt",
-                49152,
-                244,
-                7166.5,
-                digest="sha256:aca6c31d84b1",
-            ),
+            estimated(1, "br128_bc32_w4_s3_fa2_ptr_lpt", 49152, 244, 336.13),
+            estimated(1024, "br128_bc32_w4_s3_fa2_ptr_lpt", 49152, 244, 1002.3),
+            estimated(4096, "br128_bc32_w4_s3_fa2_ptr_lpt", 49152, 244, 3636.2),
+            estimated(16384, "br128_bc32_w4_s3_fa2_ptr_lpt", 49152, 244, 7166.5),
         ),
         *serve(
             "bwd_dq_bf16_d96",
-            estimated(
-                1, "br64_bc64_w4_s3_fa2_ptr", 106496, 255, 922.04, digest="sha256:a65f342e3152"
-            ),
-            estimated(
-                1024, "br64_bc64_w4_s3_fa2_ptr", 106496, 255, 3275.2, digest="sha256:a65f342e3152"
-            ),
-            estimated(
-                4096, "br64_bc64_w4_s3_fa2_ptr", 106496, 255, 12688.0, digest="sha256:a65f342e3152"
-            ),
-            estimated(
-                16384,
-                "br64_bc64_w4_s3_fa2_ptr",
-                106496,
-                255,
-                25238.4,
-                digest="sha256:a65f342e3152",
-            ),
+            estimated(1, "br64_bc64_w4_s3_fa2_ptr", 106496, 255, 922.04),
+            estimated(1024, "br64_bc64_w4_s3_fa2_ptr", 106496, 255, 3275.2),
+            estimated(4096, "br64_bc64_w4_s3_fa2_ptr", 106496, 255, 12688.0),
+            estimated(16384, "br64_bc64_w4_s3_fa2_ptr", 106496, 255, 25238.4),
         ),
         *serve(
             "bwd_dq_bf16_d96_causal",
-            estimated(
-                1, "br64_bc64_w4_s3_fa2_ptr_lpt", 106496, 255, 602.71, digest="sha256:60846465676f"
-            ),
-            estimated(
-                1024,
-                "br64_bc64_w4_s3_fa2_ptr_lpt",
-                106496,
-                255,
-                1792.8,
-                digest="sha256:60846465676f",
-            ),
-            estimated(
-                4096,
-                "br64_bc64_w4_s3_fa2_ptr_lpt",
-                106496,
-                255,
-                6490.0,
-                digest="sha256:60846465676f",
-            ),
-            estimated(
-                16384,
-                "br64_bc64_w4_s3_fa2_ptr_lpt",
-                106496,
-                255,
-                12691.7,
-                digest="sha256:60846465676f",
-            ),
+            estimated(1, "br64_bc64_w4_s3_fa2_ptr_lpt", 106496, 255, 602.71),
+            estimated(1024, "br64_bc64_w4_s3_fa2_ptr_lpt", 106496, 255, 1792.8),
+            estimated(4096, "br64_bc64_w4_s3_fa2_ptr_lpt", 106496, 255, 6490.0),
+            estimated(16384, "br64_bc64_w4_s3_fa2_ptr_lpt", 106496, 255, 12691.7),
         ),
         *serve(
             "bwd_dq_bf16_d128",
-            estimated(
-                1, "br128_bc64_w8_s3_fa2_ptr", 131072, 255, 548.27, digest="sha256:aa086dcc495c"
-            ),
-            estimated(
-                1024, "br128_bc64_w8_s3_fa2_ptr", 131072, 255, 2044.0, digest="sha256:aa086dcc495c"
-            ),
-            estimated(
-                4096, "br128_bc64_w8_s3_fa2_ptr", 131072, 255, 8027.0, digest="sha256:aa086dcc495c"
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_fa2_ptr",
-                131072,
-                255,
-                16004.3,
-                digest="sha256:aa086dcc495c",
-            ),
+            estimated(1, "br128_bc64_w8_s3_fa2_ptr", 131072, 255, 548.27),
+            estimated(1024, "br128_bc64_w8_s3_fa2_ptr", 131072, 255, 2044.0),
+            estimated(4096, "br128_bc64_w8_s3_fa2_ptr", 131072, 255, 8027.0),
+            estimated(16384, "br128_bc64_w8_s3_fa2_ptr", 131072, 255, 16004.3),
         ),
         *serve(
             "bwd_dq_bf16_d128_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_fa2_ptr_lpt",
-                131072,
-                255,
-                373.43,
-                digest="sha256:e510dfc51822",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_fa2_ptr_lpt",
-                131072,
-                255,
-                1145.0,
-                digest="sha256:e510dfc51822",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_fa2_ptr_lpt",
-                131072,
-                255,
-                4165.0,
-                digest="sha256:e510dfc51822",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_fa2_ptr_lpt",
-                131072,
-                255,
-                8064.5,
-                digest="sha256:e510dfc51822",
-            ),
+            estimated(1, "br128_bc64_w8_s3_fa2_ptr_lpt", 131072, 255, 373.43),
+            estimated(1024, "br128_bc64_w8_s3_fa2_ptr_lpt", 131072, 255, 1145.0),
+            estimated(4096, "br128_bc64_w8_s3_fa2_ptr_lpt", 131072, 255, 4165.0),
+            estimated(16384, "br128_bc64_w8_s3_fa2_ptr_lpt", 131072, 255, 8064.5),
         ),
         *serve(
             "bwd_dq_bf16_d192",
-            estimated(
-                1, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 1358.4, digest="sha256:7053191d776b"
-            ),
-            estimated(
-                1024, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 5208.2, digest="sha256:7053191d776b"
-            ),
-            estimated(
-                4096, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 20607.5, digest="sha256:7053191d776b"
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_fa2_ptr",
-                135168,
-                255,
-                41139.7,
-                digest="sha256:7053191d776b",
-            ),
+            estimated(1, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 1358.4),
+            estimated(1024, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 5208.2),
+            estimated(4096, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 20607.5),
+            estimated(16384, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 41139.7),
         ),
         *serve(
             "bwd_dq_bf16_d192_causal",
-            estimated(
-                1, "br64_bc32_w4_s3_fa2_ptr_lpt", 135168, 255, 834.04, digest="sha256:7cded7f202c9"
-            ),
-            estimated(
-                1024,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                135168,
-                255,
-                2829.2,
-                digest="sha256:7cded7f202c9",
-            ),
-            estimated(
-                4096,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                135168,
-                255,
-                10587.8,
-                digest="sha256:7cded7f202c9",
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                135168,
-                255,
-                20718.5,
-                digest="sha256:7cded7f202c9",
-            ),
+            estimated(1, "br64_bc32_w4_s3_fa2_ptr_lpt", 135168, 255, 834.04),
+            estimated(1024, "br64_bc32_w4_s3_fa2_ptr_lpt", 135168, 255, 2829.2),
+            estimated(4096, "br64_bc32_w4_s3_fa2_ptr_lpt", 135168, 255, 10587.8),
+            estimated(16384, "br64_bc32_w4_s3_fa2_ptr_lpt", 135168, 255, 20718.5),
         ),
         *serve(
             "bwd_dq_bf16_d256",
-            estimated(
-                1, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 1094.1, digest="sha256:b940892a2a63"
-            ),
-            estimated(
-                1024, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 4199.4, digest="sha256:b940892a2a63"
-            ),
-            estimated(
-                4096, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 16620.7, digest="sha256:b940892a2a63"
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_fa2_ptr",
-                135168,
-                255,
-                33182.4,
-                digest="sha256:b940892a2a63",
-            ),
+            estimated(1, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 1094.1),
+            estimated(1024, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 4199.4),
+            estimated(4096, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 16620.7),
+            estimated(16384, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 33182.4),
         ),
         *serve(
             "bwd_dq_bf16_d256_causal",
-            estimated(
-                1, "br64_bc32_w4_s3_fa2_ptr_lpt", 135168, 255, 668.62, digest="sha256:73fcfeb32986"
-            ),
-            estimated(
-                1024,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                135168,
-                255,
-                2282.0,
-                digest="sha256:73fcfeb32986",
-            ),
-            estimated(
-                4096,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                135168,
-                255,
-                8508.7,
-                digest="sha256:73fcfeb32986",
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                135168,
-                255,
-                16600.1,
-                digest="sha256:73fcfeb32986",
-            ),
+            estimated(1, "br64_bc32_w4_s3_fa2_ptr_lpt", 135168, 255, 668.62),
+            estimated(1024, "br64_bc32_w4_s3_fa2_ptr_lpt", 135168, 255, 2282.0),
+            estimated(4096, "br64_bc32_w4_s3_fa2_ptr_lpt", 135168, 255, 8508.7),
+            estimated(16384, "br64_bc32_w4_s3_fa2_ptr_lpt", 135168, 255, 16600.1),
         ),
         *serve(
             "bwd_dq_fp16_d64",
-            estimated(
-                1, "br128_bc32_w4_s3_fa2_ptr", 49152, 244, 497.73, digest="sha256:16af9254605e"
-            ),
-            estimated(
-                1024, "br128_bc32_w4_s3_fa2_ptr", 49152, 244, 1810.1, digest="sha256:16af9254605e"
-            ),
-            estimated(
-                4096, "br128_bc32_w4_s3_fa2_ptr", 49152, 244, 7059.6, digest="sha256:16af9254605e"
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w4_s3_fa2_ptr",
-                49152,
-                244,
-                14058.9,
-                digest="sha256:16af9254605e",
-            ),
+            estimated(1, "br128_bc32_w4_s3_fa2_ptr", 49152, 244, 497.73),
+            estimated(1024, "br128_bc32_w4_s3_fa2_ptr", 49152, 244, 1810.1),
+            estimated(4096, "br128_bc32_w4_s3_fa2_ptr", 49152, 244, 7059.6),
+            estimated(16384, "br128_bc32_w4_s3_fa2_ptr", 49152, 244, 14058.9),
         ),
         *serve(
             "bwd_dq_fp16_d64_causal",
-            estimated(
-                1, "br128_bc32_w4_s3_fa2_ptr_lpt", 49152, 244, 336.13, digest="sha256:878b92dc2807"
-            ),
-            estimated(
-                1024,
-                "br128_bc32_w4_s3_fa2_ptr_lpt",
-                49152,
-                244,
-                1002.3,
-                digest="sha256:878b92dc2807",
-            ),
-            estimated(
-                4096,
-                "br128_bc32_w4_s3_fa2_ptr_lpt",
-                49152,
-                244,
-                3636.2,
-                digest="sha256:878b92dc2807",
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w4_s3_fa2_ptr_lpt",
-                49152,
-                244,
-                7166.5,
-                digest="sha256:878b92dc2807",
-            ),
+            estimated(1, "br128_bc32_w4_s3_fa2_ptr_lpt", 49152, 244, 336.13),
+            estimated(1024, "br128_bc32_w4_s3_fa2_ptr_lpt", 49152, 244, 1002.3),
+            estimated(4096, "br128_bc32_w4_s3_fa2_ptr_lpt", 49152, 244, 3636.2),
+            estimated(16384, "br128_bc32_w4_s3_fa2_ptr_lpt", 49152, 244, 7166.5),
         ),
         *serve(
             "bwd_dq_fp16_d96",
-            estimated(
-                1, "br64_bc64_w4_s3_fa2_ptr", 106496, 255, 922.04, digest="sha256:77ab79477503"
-            ),
-            estimated(
-                1024, "br64_bc64_w4_s3_fa2_ptr", 106496, 255, 3275.2, digest="sha256:77ab79477503"
-            ),
-            estimated(
-                4096, "br64_bc64_w4_s3_fa2_ptr", 106496, 255, 12688.0, digest="sha256:77ab79477503"
-            ),
-            estimated(
-                16384,
-                "br64_bc64_w4_s3_fa2_ptr",
-                106496,
-                255,
-                25238.4,
-                digest="sha256:77ab79477503",
-            ),
+            estimated(1, "br64_bc64_w4_s3_fa2_ptr", 106496, 255, 922.04),
+            estimated(1024, "br64_bc64_w4_s3_fa2_ptr", 106496, 255, 3275.2),
+            estimated(4096, "br64_bc64_w4_s3_fa2_ptr", 106496, 255, 12688.0),
+            estimated(16384, "br64_bc64_w4_s3_fa2_ptr", 106496, 255, 25238.4),
         ),
         *serve(
             "bwd_dq_fp16_d96_causal",
-            estimated(
-                1, "br64_bc64_w4_s3_fa2_ptr_lpt", 106496, 255, 602.71, digest="sha256:cac0dda01a39"
-            ),
-            estimated(
-                1024,
-                "br64_bc64_w4_s3_fa2_ptr_lpt",
-                106496,
-                255,
-                1792.8,
-                digest="sha256:cac0dda01a39",
-            ),
-            estimated(
-                4096,
-                "br64_bc64_w4_s3_fa2_ptr_lpt",
-                106496,
-                255,
-                6490.0,
-                digest="sha256:cac0dda01a39",
-            ),
-            estimated(
-                16384,
-                "br64_bc64_w4_s3_fa2_ptr_lpt",
-                106496,
-                255,
-                12691.7,
-                digest="sha256:cac0dda01a39",
-            ),
+            estimated(1, "br64_bc64_w4_s3_fa2_ptr_lpt", 106496, 255, 602.71),
+            estimated(1024, "br64_bc64_w4_s3_fa2_ptr_lpt", 106496, 255, 1792.8),
+            estimated(4096, "br64_bc64_w4_s3_fa2_ptr_lpt", 106496, 255, 6490.0),
+            estimated(16384, "br64_bc64_w4_s3_fa2_ptr_lpt", 106496, 255, 12691.7),
         ),
         *serve(
             "bwd_dq_fp16_d128",
-            estimated(
-                1, "br128_bc64_w8_s3_fa2_ptr", 131072, 255, 548.27, digest="sha256:abcb4224b46e"
-            ),
-            estimated(
-                1024, "br128_bc64_w8_s3_fa2_ptr", 131072, 255, 2044.0, digest="sha256:abcb4224b46e"
-            ),
-            estimated(
-                4096, "br128_bc64_w8_s3_fa2_ptr", 131072, 255, 8027.0, digest="sha256:abcb4224b46e"
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_fa2_ptr",
-                131072,
-                255,
-                16004.3,
-                digest="sha256:abcb4224b46e",
-            ),
+            estimated(1, "br128_bc64_w8_s3_fa2_ptr", 131072, 255, 548.27),
+            estimated(1024, "br128_bc64_w8_s3_fa2_ptr", 131072, 255, 2044.0),
+            estimated(4096, "br128_bc64_w8_s3_fa2_ptr", 131072, 255, 8027.0),
+            estimated(16384, "br128_bc64_w8_s3_fa2_ptr", 131072, 255, 16004.3),
         ),
         *serve(
             "bwd_dq_fp16_d128_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_fa2_ptr_lpt",
-                131072,
-                255,
-                373.43,
-                digest="sha256:ea66e632600e",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_fa2_ptr_lpt",
-                131072,
-                255,
-                1145.0,
-                digest="sha256:ea66e632600e",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_fa2_ptr_lpt",
-                131072,
-                255,
-                4165.0,
-                digest="sha256:ea66e632600e",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_fa2_ptr_lpt",
-                131072,
-                255,
-                8064.5,
-                digest="sha256:ea66e632600e",
-            ),
+            estimated(1, "br128_bc64_w8_s3_fa2_ptr_lpt", 131072, 255, 373.43),
+            estimated(1024, "br128_bc64_w8_s3_fa2_ptr_lpt", 131072, 255, 1145.0),
+            estimated(4096, "br128_bc64_w8_s3_fa2_ptr_lpt", 131072, 255, 4165.0),
+            estimated(16384, "br128_bc64_w8_s3_fa2_ptr_lpt", 131072, 255, 8064.5),
         ),
         *serve(
             "bwd_dq_fp16_d192",
-            estimated(
-                1, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 1358.4, digest="sha256:a2bd80932ce8"
-            ),
-            estimated(
-                1024, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 5208.2, digest="sha256:a2bd80932ce8"
-            ),
-            estimated(
-                4096, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 20607.5, digest="sha256:a2bd80932ce8"
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_fa2_ptr",
-                135168,
-                255,
-                41139.7,
-                digest="sha256:a2bd80932ce8",
-            ),
+            estimated(1, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 1358.4),
+            estimated(1024, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 5208.2),
+            estimated(4096, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 20607.5),
+            estimated(16384, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 41139.7),
         ),
         *serve(
             "bwd_dq_fp16_d192_causal",
-            estimated(
-                1, "br64_bc32_w4_s3_fa2_ptr_lpt", 135168, 255, 834.04, digest="sha256:10cb099251e9"
-            ),
-            estimated(
-                1024,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                135168,
-                255,
-                2829.2,
-                digest="sha256:10cb099251e9",
-            ),
-            estimated(
-                4096,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                135168,
-                255,
-                10587.8,
-                digest="sha256:10cb099251e9",
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                135168,
-                255,
-                20718.5,
-                digest="sha256:10cb099251e9",
-            ),
+            estimated(1, "br64_bc32_w4_s3_fa2_ptr_lpt", 135168, 255, 834.04),
+            estimated(1024, "br64_bc32_w4_s3_fa2_ptr_lpt", 135168, 255, 2829.2),
+            estimated(4096, "br64_bc32_w4_s3_fa2_ptr_lpt", 135168, 255, 10587.8),
+            estimated(16384, "br64_bc32_w4_s3_fa2_ptr_lpt", 135168, 255, 20718.5),
         ),
         *serve(
             "bwd_dq_fp16_d256",
-            estimated(
-                1, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 1094.1, digest="sha256:24c6da506949"
-            ),
-            estimated(
-                1024, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 4199.4, digest="sha256:24c6da506949"
-            ),
-            estimated(
-                4096, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 16620.7, digest="sha256:24c6da506949"
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_fa2_ptr",
-                135168,
-                255,
-                33182.4,
-                digest="sha256:24c6da506949",
-            ),
+            estimated(1, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 1094.1),
+            estimated(1024, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 4199.4),
+            estimated(4096, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 16620.7),
+            estimated(16384, "br64_bc32_w4_s3_fa2_ptr", 135168, 255, 33182.4),
         ),
         *serve(
             "bwd_dq_fp16_d256_causal",
-            estimated(
-                1, "br64_bc32_w4_s3_fa2_ptr_lpt", 135168, 255, 668.62, digest="sha256:72f093cf11fc"
-            ),
-            estimated(
-                1024,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                135168,
-                255,
-                2282.0,
-                digest="sha256:72f093cf11fc",
-            ),
-            estimated(
-                4096,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                135168,
-                255,
-                8508.7,
-                digest="sha256:72f093cf11fc",
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                135168,
-                255,
-                16600.1,
-                digest="sha256:72f093cf11fc",
-            ),
+            estimated(1, "br64_bc32_w4_s3_fa2_ptr_lpt", 135168, 255, 668.62),
+            estimated(1024, "br64_bc32_w4_s3_fa2_ptr_lpt", 135168, 255, 2282.0),
+            estimated(4096, "br64_bc32_w4_s3_fa2_ptr_lpt", 135168, 255, 8508.7),
+            estimated(16384, "br64_bc32_w4_s3_fa2_ptr_lpt", 135168, 255, 16600.1),
         ),
         *serve(
             "bwd_fused_bf16_d64",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 1088.8, digest="sha256:c1604de46182"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 4070.0, digest="sha256:c1604de46182"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 15994.5, digest="sha256:c1604de46182"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_ptr",
-                82944,
-                255,
-                31893.9,
-                digest="sha256:c1604de46182",
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 1088.8),
+            estimated(1024, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 4070.0),
+            estimated(4096, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 15994.5),
+            estimated(16384, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 31893.9),
         ),
         *serve(
             "bwd_fused_bf16_d64_causal",
-            estimated(
-                1, "br64_bc64_w4_s3_fa2_ptr", 58368, 255, 736.38, digest="sha256:0bf013b9171e"
-            ),
-            estimated(
-                1024, "br64_bc64_w4_s3_fa2_ptr", 58368, 255, 2306.6, digest="sha256:0bf013b9171e"
-            ),
-            estimated(
-                4096, "br64_bc64_w4_s3_fa2_ptr", 58368, 255, 8561.6, digest="sha256:0bf013b9171e"
-            ),
-            estimated(
-                16384, "br64_bc64_w4_s3_fa2_ptr", 58368, 255, 16795.8, digest="sha256:0bf013b9171e"
-            ),
+            estimated(1, "br64_bc64_w4_s3_fa2_ptr", 58368, 255, 730.97),
+            estimated(1024, "br64_bc64_w4_s3_fa2_ptr", 58368, 255, 2303.5),
+            estimated(4096, "br64_bc64_w4_s3_fa2_ptr", 58368, 255, 8524.3),
+            estimated(16384, "br64_bc64_w4_s3_fa2_ptr", 58368, 255, 16765.9),
         ),
         *serve(
             "bwd_fused_bf16_d96",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1656.9, digest="sha256:0dd4a5586e72"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 6344.5, digest="sha256:0dd4a5586e72"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 25095.2, digest="sha256:0dd4a5586e72"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 50096.0, digest="sha256:0dd4a5586e72"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1656.9),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 6344.5),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 25095.2),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 50096.0),
         ),
         *serve(
             "bwd_fused_bf16_d96_causal",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1049.0, digest="sha256:1d8ea23e5d1b"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 3537.7, digest="sha256:1d8ea23e5d1b"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 13424.4, digest="sha256:1d8ea23e5d1b"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 26282.0, digest="sha256:1d8ea23e5d1b"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1035.7),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 3436.2),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 12984.9),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 25464.8),
         ),
         *serve(
             "bwd_fused_bf16_d128",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1302.0, digest="sha256:af3ebb146200"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 4995.6, digest="sha256:af3ebb146200"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 19770.0, digest="sha256:af3ebb146200"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 39469.2, digest="sha256:af3ebb146200"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1302.0),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 4995.6),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 19770.0),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 39469.2),
         ),
         *serve(
             "bwd_fused_bf16_d128_causal",
-            estimated(
-                1, "br32_bc128_w8_s2_fa2_ptr", 90368, 255, 938.5, digest="sha256:b90e131cb3a8"
-            ),
-            estimated(
-                1024, "br32_bc128_w8_s2_fa2_ptr", 90368, 255, 3062.3, digest="sha256:b90e131cb3a8"
-            ),
-            estimated(
-                4096, "br32_bc128_w8_s2_fa2_ptr", 90368, 255, 11390.0, digest="sha256:b90e131cb3a8"
-            ),
-            estimated(
-                16384,
-                "br32_bc128_w8_s2_fa2_ptr",
-                90368,
-                255,
-                22140.7,
-                digest="sha256:b90e131cb3a8",
-            ),
+            estimated(1, "br32_bc128_w8_s2_fa2_ptr", 90368, 255, 938.5),
+            estimated(1024, "br32_bc128_w8_s2_fa2_ptr", 90368, 255, 3062.3),
+            estimated(4096, "br32_bc128_w8_s2_fa2_ptr", 90368, 255, 11390.0),
+            estimated(16384, "br32_bc128_w8_s2_fa2_ptr", 90368, 255, 22140.7),
         ),
         *serve(
             "bwd_fused_bf16_d192",
-            estimated(
-                1, "br16_bc64_w8_s4_fa2_ptr", 131456, 255, 4045.2, digest="sha256:73fca53acfd9"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s4_fa2_ptr", 131456, 255, 15977.0, digest="sha256:73fca53acfd9"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s4_fa2_ptr", 131456, 255, 63704.1, digest="sha256:73fca53acfd9"
-            ),
-            estimated(
-                16384,
-                "br16_bc64_w8_s4_fa2_ptr",
-                131456,
-                255,
-                127340.2,
-                digest="sha256:73fca53acfd9",
-            ),
+            estimated(1, "br16_bc64_w8_s4_fa2_ptr", 131456, 255, 4045.2),
+            estimated(1024, "br16_bc64_w8_s4_fa2_ptr", 131456, 255, 15977.0),
+            estimated(4096, "br16_bc64_w8_s4_fa2_ptr", 131456, 255, 63704.1),
+            estimated(16384, "br16_bc64_w8_s4_fa2_ptr", 131456, 255, 127340.2),
         ),
         *serve(
             "bwd_fused_bf16_d192_causal",
-            estimated(
-                1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 2200.3, digest="sha256:1d5f3d7dcc26"
-            ),
-            estimated(
-                1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 8168.3, digest="sha256:1d5f3d7dcc26"
-            ),
-            estimated(
-                4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 31448.4, digest="sha256:1d5f3d7dcc26"
-            ),
-            estimated(
-                16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 61777.1, digest="sha256:1d5f3d7dcc26"
-            ),
+            estimated(1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 2200.3),
+            estimated(1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 8168.3),
+            estimated(4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 31448.4),
+            estimated(16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 61777.1),
         ),
         *serve(
             "bwd_fused_bf16_d256",
-            estimated(
-                1, "br16_bc32_w4_s1_fa2_ptr", 57344, 255, 2951.4, digest="sha256:9407688c3fad"
-            ),
-            estimated(
-                1024, "br16_bc32_w4_s1_fa2_ptr", 57344, 255, 11612.2, digest="sha256:9407688c3fad"
-            ),
-            estimated(
-                4096, "br16_bc32_w4_s1_fa2_ptr", 57344, 255, 46255.3, digest="sha256:9407688c3fad"
-            ),
-            estimated(
-                16384, "br16_bc32_w4_s1_fa2_ptr", 57344, 255, 92446.0, digest="sha256:9407688c3fad"
-            ),
+            estimated(1, "br16_bc32_w4_s1_fa2_ptr", 57344, 255, 2951.4),
+            estimated(1024, "br16_bc32_w4_s1_fa2_ptr", 57344, 255, 11612.2),
+            estimated(4096, "br16_bc32_w4_s1_fa2_ptr", 57344, 255, 46255.3),
+            estimated(16384, "br16_bc32_w4_s1_fa2_ptr", 57344, 255, 92446.0),
         ),
         *serve(
             "bwd_fused_bf16_d256_causal",
-            estimated(
-                1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 1797.1, digest="sha256:0b55a4fb064a"
-            ),
-            estimated(
-                1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 6601.5, digest="sha256:0b55a4fb064a"
-            ),
-            estimated(
-                4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 25137.7, digest="sha256:0b55a4fb064a"
-            ),
-            estimated(
-                16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 49313.8, digest="sha256:0b55a4fb064a"
-            ),
+            estimated(1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 1797.1),
+            estimated(1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 6601.5),
+            estimated(4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 25137.7),
+            estimated(16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 49313.8),
         ),
         *serve(
             "bwd_fused_fp16_d64",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 1088.8, digest="sha256:aab000e0547a"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 4070.0, digest="sha256:aab000e0547a"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 15994.5, digest="sha256:aab000e0547a"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_ptr",
-                82944,
-                255,
-                31893.9,
-                digest="sha256:aab000e0547a",
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 1088.8),
+            estimated(1024, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 4070.0),
+            estimated(4096, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 15994.5),
+            estimated(16384, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 31893.9),
         ),
         *serve(
             "bwd_fused_fp16_d64_causal",
-            estimated(
-                1, "br64_bc64_w4_s3_fa2_ptr", 58368, 255, 736.38, digest="sha256:5a6fe6e41221"
-            ),
-            estimated(
-                1024, "br64_bc64_w4_s3_fa2_ptr", 58368, 255, 2306.6, digest="sha256:5a6fe6e41221"
-            ),
-            estimated(
-                4096, "br64_bc64_w4_s3_fa2_ptr", 58368, 255, 8561.6, digest="sha256:5a6fe6e41221"
-            ),
-            estimated(
-                16384, "br64_bc64_w4_s3_fa2_ptr", 58368, 255, 16795.8, digest="sha256:5a6fe6e41221"
-            ),
+            estimated(1, "br64_bc64_w4_s3_fa2_ptr", 58368, 255, 730.97),
+            estimated(1024, "br64_bc64_w4_s3_fa2_ptr", 58368, 255, 2303.5),
+            estimated(4096, "br64_bc64_w4_s3_fa2_ptr", 58368, 255, 8524.3),
+            estimated(16384, "br64_bc64_w4_s3_fa2_ptr", 58368, 255, 16765.9),
         ),
         *serve(
             "bwd_fused_fp16_d96",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1656.9, digest="sha256:4b1ade99a9e5"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 6344.5, digest="sha256:4b1ade99a9e5"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 25095.2, digest="sha256:4b1ade99a9e5"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 50096.0, digest="sha256:4b1ade99a9e5"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1656.9),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 6344.5),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 25095.2),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 50096.0),
         ),
         *serve(
             "bwd_fused_fp16_d96_causal",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1049.0, digest="sha256:9a2a9f9c6b08"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 3537.7, digest="sha256:9a2a9f9c6b08"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 13424.4, digest="sha256:9a2a9f9c6b08"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 26282.0, digest="sha256:9a2a9f9c6b08"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1035.7),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 3436.2),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 12984.9),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 25464.8),
         ),
         *serve(
             "bwd_fused_fp16_d128",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1302.0, digest="sha256:f836e8898efc"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 4995.6, digest="sha256:f836e8898efc"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 19770.0, digest="sha256:f836e8898efc"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 39469.2, digest="sha256:f836e8898efc"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1302.0),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 4995.6),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 19770.0),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 39469.2),
         ),
         *serve(
             "bwd_fused_fp16_d128_causal",
-            estimated(
-                1, "br32_bc128_w8_s2_fa2_ptr", 90368, 255, 938.5, digest="sha256:7abf57b29623"
-            ),
-            estimated(
-                1024, "br32_bc128_w8_s2_fa2_ptr", 90368, 255, 3062.3, digest="sha256:7abf57b29623"
-            ),
-            estimated(
-                4096, "br32_bc128_w8_s2_fa2_ptr", 90368, 255, 11390.0, digest="sha256:7abf57b29623"
-            ),
-            estimated(
-                16384,
-                "br32_bc128_w8_s2_fa2_ptr",
-                90368,
-                255,
-                22140.7,
-                digest="sha256:7abf57b29623",
-            ),
+            estimated(1, "br32_bc128_w8_s2_fa2_ptr", 90368, 255, 938.5),
+            estimated(1024, "br32_bc128_w8_s2_fa2_ptr", 90368, 255, 3062.3),
+            estimated(4096, "br32_bc128_w8_s2_fa2_ptr", 90368, 255, 11390.0),
+            estimated(16384, "br32_bc128_w8_s2_fa2_ptr", 90368, 255, 22140.7),
         ),
         *serve(
             "bwd_fused_fp16_d192",
-            estimated(
-                1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 3173.3, digest="sha256:80b4f2c32c9d"
-            ),
-            estimated(
-                1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 12435.9, digest="sha256:80b4f2c32c9d"
-            ),
-            estimated(
-                4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 49486.2, digest="sha256:80b4f2c32c9d"
-            ),
-            estimated(
-                16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 98886.5, digest="sha256:80b4f2c32c9d"
-            ),
+            estimated(1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 3173.3),
+            estimated(1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 12435.9),
+            estimated(4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 49486.2),
+            estimated(16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 98886.5),
         ),
         *serve(
             "bwd_fused_fp16_d192_causal",
-            estimated(
-                1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 2200.3, digest="sha256:04b07886c4de"
-            ),
-            estimated(
-                1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 8168.3, digest="sha256:04b07886c4de"
-            ),
-            estimated(
-                4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 31448.4, digest="sha256:04b07886c4de"
-            ),
-            estimated(
-                16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 61777.1, digest="sha256:04b07886c4de"
-            ),
+            estimated(1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 2200.3),
+            estimated(1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 8168.3),
+            estimated(4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 31448.4),
+            estimated(16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 61777.1),
         ),
         *serve(
             "bwd_fused_fp16_d256",
-            estimated(
-                1, "br16_bc32_w4_s1_fa2_ptr", 57344, 255, 2951.4, digest="sha256:a705090c4503"
-            ),
-            estimated(
-                1024, "br16_bc32_w4_s1_fa2_ptr", 57344, 255, 11612.2, digest="sha256:a705090c4503"
-            ),
-            estimated(
-                4096, "br16_bc32_w4_s1_fa2_ptr", 57344, 255, 46255.3, digest="sha256:a705090c4503"
-            ),
-            estimated(
-                16384, "br16_bc32_w4_s1_fa2_ptr", 57344, 255, 92446.0, digest="sha256:a705090c4503"
-            ),
+            estimated(1, "br16_bc32_w4_s1_fa2_ptr", 57344, 255, 2951.4),
+            estimated(1024, "br16_bc32_w4_s1_fa2_ptr", 57344, 255, 11612.2),
+            estimated(4096, "br16_bc32_w4_s1_fa2_ptr", 57344, 255, 46255.3),
+            estimated(16384, "br16_bc32_w4_s1_fa2_ptr", 57344, 255, 92446.0),
         ),
         *serve(
             "bwd_fused_fp16_d256_causal",
@@ -3019,1828 +1787,633 @@ def nvidia_geforce_rtx_4090() -> tuple[Choice, ...]:
     return (
         *serve(
             "fwd_bf16_d64",
-            estimated(
-                1, "br128_bc32_w8_s2_fa2_ptr", 24576, 128, 442.31, digest="sha256:9eb58f3186ad"
-            ),
-            estimated(
-                1024, "br128_bc32_w8_s2_fa2_ptr", 24576, 128, 1690.6, digest="sha256:9eb58f3186ad"
-            ),
-            estimated(
-                4096, "br128_bc32_w8_s2_fa2_ptr", 24576, 128, 6683.8, digest="sha256:9eb58f3186ad"
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w8_s2_fa2_ptr",
-                24576,
-                128,
-                13341.5,
-                digest="sha256:9eb58f3186ad",
-            ),
+            estimated(1, "br128_bc32_w8_s2_fa2_ptr", 24576, 128, 442.31),
+            estimated(1024, "br128_bc32_w8_s2_fa2_ptr", 24576, 128, 1690.6),
+            estimated(4096, "br128_bc32_w8_s2_fa2_ptr", 24576, 128, 6683.8),
+            estimated(16384, "br128_bc32_w8_s2_fa2_ptr", 24576, 128, 13341.5),
         ),
         *serve(
             "fwd_bf16_d64_causal",
-            estimated(
-                1, "br64_bc16_w4_s3_fa2_ptr_lpt", 16384, 96, 279.59, digest="sha256:c0680787b734"
-            ),
-            estimated(
-                1024,
-                "br64_bc16_w4_s3_fa2_ptr_lpt",
-                16384,
-                96,
-                926.98,
-                digest="sha256:c0680787b734",
-            ),
-            estimated(
-                4096,
-                "br64_bc16_w4_s3_fa2_ptr_lpt",
-                16384,
-                96,
-                3558.0,
-                digest="sha256:c0680787b734",
-            ),
-            estimated(
-                16384,
-                "br64_bc16_w4_s3_fa2_ptr_lpt",
-                16384,
-                96,
-                6977.5,
-                digest="sha256:c0680787b734",
-            ),
+            estimated(1, "br64_bc16_w4_s3_fa2_ptr_lpt", 16384, 96, 279.59),
+            estimated(1024, "br64_bc16_w4_s3_fa2_ptr_lpt", 16384, 96, 926.98),
+            estimated(4096, "br64_bc16_w4_s3_fa2_ptr_lpt", 16384, 96, 3558.0),
+            estimated(16384, "br64_bc16_w4_s3_fa2_ptr_lpt", 16384, 96, 6977.5),
         ),
         *serve(
             "fwd_bf16_d96",
-            estimated(
-                1, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 636.86, digest="sha256:4b14e1c22aef"
-            ),
-            estimated(
-                1024, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 2454.5, digest="sha256:4b14e1c22aef"
-            ),
-            estimated(
-                4096, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 9724.9, digest="sha256:4b14e1c22aef"
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w8_s3_fa2_ptr",
-                65536,
-                194,
-                19418.7,
-                digest="sha256:4b14e1c22aef",
-            ),
+            estimated(1, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 636.86),
+            estimated(1024, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 2454.5),
+            estimated(4096, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 9724.9),
+            estimated(16384, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 19418.7),
         ),
         *serve(
             "fwd_bf16_d96_causal",
-            estimated(
-                1, "br128_bc64_w8_s3_fa2_ptr", 98304, 213, 408.97, digest="sha256:01ad32569059"
-            ),
-            estimated(
-                1024, "br128_bc64_w8_s3_fa2_ptr", 98304, 213, 1314.1, digest="sha256:01ad32569059"
-            ),
-            estimated(
-                4096, "br128_bc64_w8_s3_fa2_ptr", 98304, 213, 4918.7, digest="sha256:01ad32569059"
-            ),
-            estimated(
-                16384, "br128_bc64_w8_s3_fa2_ptr", 98304, 213, 9692.2, digest="sha256:01ad32569059"
-            ),
+            estimated(1, "br128_bc64_w8_s3_fa2_ptr", 98304, 213, 408.97),
+            estimated(1024, "br128_bc64_w8_s3_fa2_ptr", 98304, 213, 1314.1),
+            estimated(4096, "br128_bc64_w8_s3_fa2_ptr", 98304, 213, 4918.7),
+            estimated(16384, "br128_bc64_w8_s3_fa2_ptr", 98304, 213, 9692.2),
         ),
         *serve(
             "fwd_bf16_d128",
-            estimated(
-                1, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 416.1, digest="sha256:55429256e2f1"
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_ptr",
-                98304,
-                255,
-                1701.4,
-                digest="sha256:55429256e2f1",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_ptr",
-                98304,
-                255,
-                6884.2,
-                digest="sha256:55429256e2f1",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_ptr",
-                98304,
-                255,
-                13794.5,
-                digest="sha256:55429256e2f1",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 416.1),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 1701.4),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 6884.2),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 13794.5),
         ),
         *serve(
             "fwd_bf16_d128_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
-                98304,
-                255,
-                270.35,
-                digest="sha256:ad75110ed192",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
-                98304,
-                255,
-                964.28,
-                digest="sha256:ad75110ed192",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
-                98304,
-                255,
-                3706.5,
-                digest="sha256:ad75110ed192",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
-                98304,
-                255,
-                6989.0,
-                digest="sha256:ad75110ed192",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_ptr_lpt", 98304, 255, 270.35),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_ptr_lpt", 98304, 255, 964.28),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_ptr_lpt", 98304, 255, 3706.5),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_ptr_lpt", 98304, 255, 6989.0),
         ),
         *serve(
             "fwd_bf16_d192",
-            estimated(
-                1, "br32_bc32_w4_s1_s_ahead_ptr", 34816, 214, 773.73, digest="sha256:13b3492717a3"
-            ),
-            estimated(
-                1024,
-                "br32_bc32_w4_s1_s_ahead_ptr",
-                34816,
-                214,
-                3107.6,
-                digest="sha256:13b3492717a3",
-            ),
-            estimated(
-                4096,
-                "br32_bc32_w4_s1_s_ahead_ptr",
-                34816,
-                214,
-                12443.1,
-                digest="sha256:13b3492717a3",
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s1_s_ahead_ptr",
-                34816,
-                214,
-                24890.4,
-                digest="sha256:13b3492717a3",
-            ),
+            estimated(1, "br32_bc32_w4_s1_s_ahead_ptr", 34816, 214, 773.73),
+            estimated(1024, "br32_bc32_w4_s1_s_ahead_ptr", 34816, 214, 3107.6),
+            estimated(4096, "br32_bc32_w4_s1_s_ahead_ptr", 34816, 214, 12443.1),
+            estimated(16384, "br32_bc32_w4_s1_s_ahead_ptr", 34816, 214, 24890.4),
         ),
         *serve(
             "fwd_bf16_d192_causal",
-            estimated(
-                1, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 238, 459.06, digest="sha256:71988064b48b"
-            ),
-            estimated(
-                1024,
-                "br32_bc32_w4_s3_s_ahead_ptr",
-                83968,
-                238,
-                1691.1,
-                digest="sha256:71988064b48b",
-            ),
-            estimated(
-                4096,
-                "br32_bc32_w4_s3_s_ahead_ptr",
-                83968,
-                238,
-                6582.2,
-                digest="sha256:71988064b48b",
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_s_ahead_ptr",
-                83968,
-                238,
-                13135.6,
-                digest="sha256:71988064b48b",
-            ),
+            estimated(1, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 238, 459.06),
+            estimated(1024, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 238, 1691.1),
+            estimated(4096, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 238, 6582.2),
+            estimated(16384, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 238, 13135.6),
         ),
         *serve(
             "fwd_bf16_d256",
-            estimated(
-                1, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 195, 621.4, digest="sha256:4817f9e995ab"
-            ),
-            estimated(
-                1024,
-                "br32_bc32_w4_s3_s_ahead_ptr",
-                83968,
-                195,
-                2437.2,
-                digest="sha256:4817f9e995ab",
-            ),
-            estimated(
-                4096,
-                "br32_bc32_w4_s3_s_ahead_ptr",
-                83968,
-                195,
-                9700.3,
-                digest="sha256:4817f9e995ab",
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_s_ahead_ptr",
-                83968,
-                195,
-                19384.4,
-                digest="sha256:4817f9e995ab",
-            ),
+            estimated(1, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 195, 621.4),
+            estimated(1024, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 195, 2437.2),
+            estimated(4096, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 195, 9700.3),
+            estimated(16384, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 195, 19384.4),
         ),
         *serve(
             "fwd_bf16_d256_causal",
-            estimated(
-                1,
-                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
-                83968,
-                213,
-                363.41,
-                digest="sha256:f1646d6b20ed",
-            ),
-            estimated(
-                1024,
-                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
-                83968,
-                213,
-                1325.4,
-                digest="sha256:f1646d6b20ed",
-            ),
-            estimated(
-                4096,
-                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
-                83968,
-                213,
-                5041.7,
-                digest="sha256:f1646d6b20ed",
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
-                83968,
-                213,
-                10044.7,
-                digest="sha256:f1646d6b20ed",
-            ),
+            estimated(1, "br32_bc32_w4_s3_s_ahead_ptr_lpt", 83968, 213, 363.41),
+            estimated(1024, "br32_bc32_w4_s3_s_ahead_ptr_lpt", 83968, 213, 1325.4),
+            estimated(4096, "br32_bc32_w4_s3_s_ahead_ptr_lpt", 83968, 213, 5041.7),
+            estimated(16384, "br32_bc32_w4_s3_s_ahead_ptr_lpt", 83968, 213, 10044.7),
         ),
         *serve(
             "fwd_fp16_d64",
-            estimated(
-                1, "br64_bc16_w4_s3_fa2_ptr", 16384, 120, 450.34, digest="sha256:f51e624566c0"
-            ),
-            estimated(
-                1024, "br64_bc16_w4_s3_fa2_ptr", 16384, 120, 1698.6, digest="sha256:f51e624566c0"
-            ),
-            estimated(
-                4096, "br64_bc16_w4_s3_fa2_ptr", 16384, 120, 6691.9, digest="sha256:f51e624566c0"
-            ),
-            estimated(
-                16384, "br64_bc16_w4_s3_fa2_ptr", 16384, 120, 13349.5, digest="sha256:f51e624566c0"
-            ),
+            estimated(1, "br64_bc16_w4_s3_fa2_ptr", 16384, 120, 450.34),
+            estimated(1024, "br64_bc16_w4_s3_fa2_ptr", 16384, 120, 1698.6),
+            estimated(4096, "br64_bc16_w4_s3_fa2_ptr", 16384, 120, 6691.9),
+            estimated(16384, "br64_bc16_w4_s3_fa2_ptr", 16384, 120, 13349.5),
         ),
         *serve(
             "fwd_fp16_d64_causal",
-            estimated(
-                1, "br64_bc16_w4_s3_fa2_ptr_lpt", 16384, 96, 279.59, digest="sha256:824ea0b4dcb2"
-            ),
-            estimated(
-                1024,
-                "br64_bc16_w4_s3_fa2_ptr_lpt",
-                16384,
-                96,
-                926.98,
-                digest="sha256:824ea0b4dcb2",
-            ),
-            estimated(
-                4096,
-                "br64_bc16_w4_s3_fa2_ptr_lpt",
-                16384,
-                96,
-                3558.0,
-                digest="sha256:824ea0b4dcb2",
-            ),
-            estimated(
-                16384,
-                "br64_bc16_w4_s3_fa2_ptr_lpt",
-                16384,
-                96,
-                6977.5,
-                digest="sha256:824ea0b4dcb2",
-            ),
+            estimated(1, "br64_bc16_w4_s3_fa2_ptr_lpt", 16384, 96, 279.59),
+            estimated(1024, "br64_bc16_w4_s3_fa2_ptr_lpt", 16384, 96, 926.98),
+            estimated(4096, "br64_bc16_w4_s3_fa2_ptr_lpt", 16384, 96, 3558.0),
+            estimated(16384, "br64_bc16_w4_s3_fa2_ptr_lpt", 16384, 96, 6977.5),
         ),
         *serve(
             "fwd_fp16_d96",
-            estimated(
-                1, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 636.86, digest="sha256:0901662b2e75"
-            ),
-            estimated(
-                1024, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 2454.5, digest="sha256:0901662b2e75"
-            ),
-            estimated(
-                4096, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 9724.9, digest="sha256:0901662b2e75"
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w8_s3_fa2_ptr",
-                65536,
-                194,
-                19418.7,
-                digest="sha256:0901662b2e75",
-            ),
+            estimated(1, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 636.86),
+            estimated(1024, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 2454.5),
+            estimated(4096, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 9724.9),
+            estimated(16384, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 19418.7),
         ),
         *serve(
             "fwd_fp16_d96_causal",
-            estimated(
-                1, "br128_bc64_w8_s3_fa2_ptr", 98304, 213, 408.97, digest="sha256:16b872f949ce"
-            ),
-            estimated(
-                1024, "br128_bc64_w8_s3_fa2_ptr", 98304, 213, 1314.1, digest="sha256:16b872f949ce"
-            ),
-            estimated(
-                4096, "br128_bc64_w8_s3_fa2_ptr", 98304, 213, 4918.7, digest="sha256:16b872f949ce"
-            ),
-            estimated(
-                16384, "br128_bc64_w8_s3_fa2_ptr", 98304, 213, 9692.2, digest="sha256:16b872f949ce"
-            ),
+            estimated(1, "br128_bc64_w8_s3_fa2_ptr", 98304, 213, 408.97),
+            estimated(1024, "br128_bc64_w8_s3_fa2_ptr", 98304, 213, 1314.1),
+            estimated(4096, "br128_bc64_w8_s3_fa2_ptr", 98304, 213, 4918.7),
+            estimated(16384, "br128_bc64_w8_s3_fa2_ptr", 98304, 213, 9692.2),
         ),
         *serve(
             "fwd_fp16_d128",
-            estimated(
-                1, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 416.1, digest="sha256:744514c3809e"
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_ptr",
-                98304,
-                255,
-                1701.4,
-                digest="sha256:744514c3809e",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_ptr",
-                98304,
-                255,
-                6884.2,
-                digest="sha256:744514c3809e",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_ptr",
-                98304,
-                255,
-                13794.5,
-                digest="sha256:744514c3809e",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 416.1),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 1701.4),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 6884.2),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 13794.5),
         ),
         *serve(
             "fwd_fp16_d128_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
-                98304,
-                255,
-                270.35,
-                digest="sha256:f045064eaffe",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
-                98304,
-                255,
-                964.28,
-                digest="sha256:f045064eaffe",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
-                98304,
-                255,
-                3706.5,
-                digest="sha256:f045064eaffe",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
-                98304,
-                255,
-                6989.0,
-                digest="sha256:f045064eaffe",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_ptr_lpt", 98304, 255, 270.35),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_ptr_lpt", 98304, 255, 964.28),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_ptr_lpt", 98304, 255, 3706.5),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_ptr_lpt", 98304, 255, 6989.0),
         ),
         *serve(
             "fwd_fp16_d192",
-            estimated(
-                1, "br32_bc32_w4_s1_s_ahead_ptr", 34816, 214, 773.73, digest="sha256:7ee7592e602a"
-            ),
-            estimated(
-                1024,
-                "br32_bc32_w4_s1_s_ahead_ptr",
-                34816,
-                214,
-                3107.6,
-                digest="sha256:7ee7592e602a",
-            ),
-            estimated(
-                4096,
-                "br32_bc32_w4_s1_s_ahead_ptr",
-                34816,
-                214,
-                12443.1,
-                digest="sha256:7ee7592e602a",
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s1_s_ahead_ptr",
-                34816,
-                214,
-                24890.4,
-                digest="sha256:7ee7592e602a",
-            ),
+            estimated(1, "br32_bc32_w4_s1_s_ahead_ptr", 34816, 214, 773.73),
+            estimated(1024, "br32_bc32_w4_s1_s_ahead_ptr", 34816, 214, 3107.6),
+            estimated(4096, "br32_bc32_w4_s1_s_ahead_ptr", 34816, 214, 12443.1),
+            estimated(16384, "br32_bc32_w4_s1_s_ahead_ptr", 34816, 214, 24890.4),
         ),
         *serve(
             "fwd_fp16_d192_causal",
-            estimated(
-                1, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 238, 459.06, digest="sha256:50ad180c1ecb"
-            ),
-            estimated(
-                1024,
-                "br32_bc32_w4_s3_s_ahead_ptr",
-                83968,
-                238,
-                1691.1,
-                digest="sha256:50ad180c1ecb",
-            ),
-            estimated(
-                4096,
-                "br32_bc32_w4_s3_s_ahead_ptr",
-                83968,
-                238,
-                6582.2,
-                digest="sha256:50ad180c1ecb",
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_s_ahead_ptr",
-                83968,
-                238,
-                13135.6,
-                digest="sha256:50ad180c1ecb",
-            ),
+            estimated(1, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 238, 459.06),
+            estimated(1024, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 238, 1691.1),
+            estimated(4096, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 238, 6582.2),
+            estimated(16384, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 238, 13135.6),
         ),
         *serve(
             "fwd_fp16_d256",
-            estimated(
-                1, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 195, 621.4, digest="sha256:6ef885f6c3f9"
-            ),
-            estimated(
-                1024,
-                "br32_bc32_w4_s3_s_ahead_ptr",
-                83968,
-                195,
-                2437.2,
-                digest="sha256:6ef885f6c3f9",
-            ),
-            estimated(
-                4096,
-                "br32_bc32_w4_s3_s_ahead_ptr",
-                83968,
-                195,
-                9700.3,
-                digest="sha256:6ef885f6c3f9",
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_s_ahead_ptr",
-                83968,
-                195,
-                19384.4,
-                digest="sha256:6ef885f6c3f9",
-            ),
+            estimated(1, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 195, 621.4),
+            estimated(1024, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 195, 2437.2),
+            estimated(4096, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 195, 9700.3),
+            estimated(16384, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 195, 19384.4),
         ),
         *serve(
             "fwd_fp16_d256_causal",
-            estimated(
-                1,
-                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
-                83968,
-                213,
-                363.41,
-                digest="sha256:5919bcfe917d",
-            ),
-            estimated(
-                1024,
-                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
-                83968,
-                213,
-                1325.4,
-                digest="sha256:5919bcfe917d",
-            ),
-            estimated(
-                4096,
-                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
-                83968,
-                213,
-                5041.7,
-                digest="sha256:5919bcfe917d",
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
-                83968,
-                213,
-                10044.7,
-                digest="sha256:5919bcfe917d",
-            ),
+            estimated(1, "br32_bc32_w4_s3_s_ahead_ptr_lpt", 83968, 213, 363.41),
+            estimated(1024, "br32_bc32_w4_s3_s_ahead_ptr_lpt", 83968, 213, 1325.4),
+            estimated(4096, "br32_bc32_w4_s3_s_ahead_ptr_lpt", 83968, 213, 5041.7),
+            estimated(16384, "br32_bc32_w4_s3_s_ahead_ptr_lpt", 83968, 213, 10044.7),
         ),
         *serve(
             "bwd_delta_bf16_d64",
-            estimated(1, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 138.23, digest="sha256:80be66806bb2"),
-            estimated(
-                1024, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 138.23, digest="sha256:80be66806bb2"
-            ),
-            estimated(
-                4096, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 138.23, digest="sha256:80be66806bb2"
-            ),
-            estimated(
-                16384, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 138.23, digest="sha256:80be66806bb2"
-            ),
+            estimated(1, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 138.23),
+            estimated(1024, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 138.23),
+            estimated(4096, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 138.23),
+            estimated(16384, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 138.23),
         ),
         *serve(
             "bwd_delta_bf16_d96",
-            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 135.44, digest="sha256:cf9e1b3eadf9"),
-            estimated(
-                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 135.44, digest="sha256:cf9e1b3eadf9"
-            ),
-            estimated(
-                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 135.44, digest="sha256:cf9e1b3eadf9"
-            ),
-            estimated(
-                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 135.44, digest="sha256:cf9e1b3eadf9"
-            ),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 135.44),
+            estimated(1024, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 135.44),
+            estimated(4096, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 135.44),
+            estimated(16384, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 135.44),
         ),
         *serve(
             "bwd_delta_bf16_d128",
-            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 137.19, digest="sha256:d6c15554d065"),
-            estimated(
-                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 137.19, digest="sha256:d6c15554d065"
-            ),
-            estimated(
-                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 137.19, digest="sha256:d6c15554d065"
-            ),
-            estimated(
-                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 137.19, digest="sha256:d6c15554d065"
-            ),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 137.19),
+            estimated(1024, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 137.19),
+            estimated(4096, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 137.19),
+            estimated(16384, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 137.19),
         ),
         *serve(
             "bwd_delta_bf16_d192",
-            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 128.48, digest="sha256:1331922c318d"),
-            estimated(
-                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 128.48, digest="sha256:1331922c318d"
-            ),
-            estimated(
-                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 128.48, digest="sha256:1331922c318d"
-            ),
-            estimated(
-                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 128.48, digest="sha256:1331922c318d"
-            ),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 128.48),
+            estimated(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 128.48),
+            estimated(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 128.48),
+            estimated(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 128.48),
         ),
         *serve(
             "bwd_delta_bf16_d256",
-            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 136.67, digest="sha256:e0d2e8c1e1bb"),
-            estimated(
-                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 136.67, digest="sha256:e0d2e8c1e1bb"
-            ),
-            estimated(
-                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 136.67, digest="sha256:e0d2e8c1e1bb"
-            ),
-            estimated(
-                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 136.67, digest="sha256:e0d2e8c1e1bb"
-            ),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 136.67),
+            estimated(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 136.67),
+            estimated(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 136.67),
+            estimated(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 136.67),
         ),
         *serve(
             "bwd_delta_fp16_d64",
-            estimated(1, "br16_bc16_w2_s1_fa2_ptr", 64, 40, 138.23, digest="sha256:e40a80c0c0fe"),
-            estimated(
-                1024, "br16_bc16_w2_s1_fa2_ptr", 64, 40, 138.23, digest="sha256:e40a80c0c0fe"
-            ),
-            estimated(
-                4096, "br16_bc16_w2_s1_fa2_ptr", 64, 40, 138.23, digest="sha256:e40a80c0c0fe"
-            ),
-            estimated(
-                16384, "br16_bc16_w2_s1_fa2_ptr", 64, 40, 138.23, digest="sha256:e40a80c0c0fe"
-            ),
+            estimated(1, "br16_bc16_w2_s1_fa2_ptr", 64, 40, 138.23),
+            estimated(1024, "br16_bc16_w2_s1_fa2_ptr", 64, 40, 138.23),
+            estimated(4096, "br16_bc16_w2_s1_fa2_ptr", 64, 40, 138.23),
+            estimated(16384, "br16_bc16_w2_s1_fa2_ptr", 64, 40, 138.23),
         ),
         *serve(
             "bwd_delta_fp16_d96",
-            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 135.44, digest="sha256:6f0189f864ba"),
-            estimated(
-                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 135.44, digest="sha256:6f0189f864ba"
-            ),
-            estimated(
-                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 135.44, digest="sha256:6f0189f864ba"
-            ),
-            estimated(
-                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 135.44, digest="sha256:6f0189f864ba"
-            ),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 135.44),
+            estimated(1024, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 135.44),
+            estimated(4096, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 135.44),
+            estimated(16384, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 135.44),
         ),
         *serve(
             "bwd_delta_fp16_d128",
-            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 137.19, digest="sha256:e502ad56704f"),
-            estimated(
-                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 137.19, digest="sha256:e502ad56704f"
-            ),
-            estimated(
-                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 137.19, digest="sha256:e502ad56704f"
-            ),
-            estimated(
-                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 137.19, digest="sha256:e502ad56704f"
-            ),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 137.19),
+            estimated(1024, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 137.19),
+            estimated(4096, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 137.19),
+            estimated(16384, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 137.19),
         ),
         *serve(
             "bwd_delta_fp16_d192",
-            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 128.48, digest="sha256:a065b572ca09"),
-            estimated(
-                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 128.48, digest="sha256:a065b572ca09"
-            ),
-            estimated(
-                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 128.48, digest="sha256:a065b572ca09"
-            ),
-            estimated(
-                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 128.48, digest="sha256:a065b572ca09"
-            ),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 128.48),
+            estimated(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 128.48),
+            estimated(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 128.48),
+            estimated(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 128.48),
         ),
         *serve(
             "bwd_delta_fp16_d256",
-            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 136.67, digest="sha256:010afaaf1d29"),
-            estimated(
-                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 136.67, digest="sha256:010afaaf1d29"
-            ),
-            estimated(
-                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 136.67, digest="sha256:010afaaf1d29"
-            ),
-            estimated(
-                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 136.67, digest="sha256:010afaaf1d29"
-            ),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 136.67),
+            estimated(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 136.67),
+            estimated(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 136.67),
+            estimated(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 136.67),
         ),
         *serve(
             "bwd_dkv_bf16_d64",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 886.96, digest="sha256:09276484aa2c"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 3383.6, digest="sha256:09276484aa2c"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 13370.0, digest="sha256:09276484aa2c"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 26685.3, digest="sha256:09276484aa2c"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 886.96),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 3383.6),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 13370.0),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 26685.3),
         ),
         *serve(
             "bwd_dkv_bf16_d64_causal",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 546.58, digest="sha256:668c9fcc07de"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 1817.9, digest="sha256:668c9fcc07de"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 6949.7, digest="sha256:668c9fcc07de"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 13430.2, digest="sha256:668c9fcc07de"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 546.58),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 1817.9),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 6949.7),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 13430.2),
         ),
         *serve(
             "bwd_dkv_bf16_d96",
-            estimated(
-                1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 1221.7, digest="sha256:4ee35a2323cf"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 4786.2, digest="sha256:4ee35a2323cf"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 19044.2, digest="sha256:4ee35a2323cf"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s2_fa2_ptr",
-                98816,
-                255,
-                38054.8,
-                digest="sha256:4ee35a2323cf",
-            ),
+            estimated(1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 1221.7),
+            estimated(1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 4786.2),
+            estimated(4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 19044.2),
+            estimated(16384, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 38054.8),
         ),
         *serve(
             "bwd_dkv_bf16_d96_causal",
-            estimated(
-                1, "br32_bc32_w4_s2_fa2_ptr", 35072, 255, 756.92, digest="sha256:53600dd48dba"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s2_fa2_ptr", 35072, 255, 2604.0, digest="sha256:53600dd48dba"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s2_fa2_ptr", 35072, 255, 9763.6, digest="sha256:53600dd48dba"
-            ),
-            estimated(
-                16384, "br32_bc32_w4_s2_fa2_ptr", 35072, 255, 19386.2, digest="sha256:53600dd48dba"
-            ),
+            estimated(1, "br32_bc32_w4_s2_fa2_ptr", 35072, 255, 756.92),
+            estimated(1024, "br32_bc32_w4_s2_fa2_ptr", 35072, 255, 2604.0),
+            estimated(4096, "br32_bc32_w4_s2_fa2_ptr", 35072, 255, 9763.6),
+            estimated(16384, "br32_bc32_w4_s2_fa2_ptr", 35072, 255, 19386.2),
         ),
         *serve(
             "bwd_dkv_bf16_d128",
-            estimated(
-                1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 926.98, digest="sha256:624fa703c44f"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 3629.8, digest="sha256:624fa703c44f"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 14440.9, digest="sha256:624fa703c44f"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s2_fa2_ptr",
-                98816,
-                255,
-                28855.7,
-                digest="sha256:624fa703c44f",
-            ),
+            estimated(1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 926.98),
+            estimated(1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 3629.8),
+            estimated(4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 14440.9),
+            estimated(16384, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 28855.7),
         ),
         *serve(
             "bwd_dkv_bf16_d128_causal",
-            estimated(
-                1, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 634.22, digest="sha256:7a010f3c0027"
-            ),
-            estimated(
-                1024, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 2128.9, digest="sha256:7a010f3c0027"
-            ),
-            estimated(
-                4096, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 7955.8, digest="sha256:7a010f3c0027"
-            ),
-            estimated(
-                16384,
-                "br32_bc128_w8_s2_fa2_ptr",
-                82176,
-                255,
-                14931.9,
-                digest="sha256:7a010f3c0027",
-            ),
+            estimated(1, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 634.22),
+            estimated(1024, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 2128.9),
+            estimated(4096, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 7955.8),
+            estimated(16384, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 14931.9),
         ),
         *serve(
             "bwd_dkv_bf16_d192",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1356.7, digest="sha256:115d1de50d8b"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 5232.5, digest="sha256:115d1de50d8b"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 20735.7, digest="sha256:115d1de50d8b"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                41406.7,
-                digest="sha256:115d1de50d8b",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1356.7),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 5232.5),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 20735.7),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 41406.7),
         ),
         *serve(
             "bwd_dkv_bf16_d192_causal",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 783.42, digest="sha256:74b29c1ec6e5"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2759.3, digest="sha256:74b29c1ec6e5"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10450.7, digest="sha256:74b29c1ec6e5"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                20784.1,
-                digest="sha256:74b29c1ec6e5",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 783.42),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2759.3),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10450.7),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 20784.1),
         ),
         *serve(
             "bwd_dkv_bf16_d256",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1069.3, digest="sha256:e5a466b51dff"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 4122.5, digest="sha256:e5a466b51dff"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 16334.9, digest="sha256:e5a466b51dff"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                32618.1,
-                digest="sha256:e5a466b51dff",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1069.3),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 4122.5),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 16334.9),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 32618.1),
         ),
         *serve(
             "bwd_dkv_bf16_d256_causal",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 606.33, digest="sha256:292758245972"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2137.9, digest="sha256:292758245972"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 8059.4, digest="sha256:292758245972"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                16030.3,
-                digest="sha256:292758245972",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 606.33),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2137.9),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 8059.4),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 16030.3),
         ),
         *serve(
             "bwd_dkv_fp16_d64",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 886.96, digest="sha256:a16bc5daec77"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 3383.6, digest="sha256:a16bc5daec77"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 13370.0, digest="sha256:a16bc5daec77"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 26685.3, digest="sha256:a16bc5daec77"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 886.96),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 3383.6),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 13370.0),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 26685.3),
         ),
         *serve(
             "bwd_dkv_fp16_d64_causal",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 546.58, digest="sha256:af1a9b85bc17"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 1817.9, digest="sha256:af1a9b85bc17"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 6949.7, digest="sha256:af1a9b85bc17"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 13430.2, digest="sha256:af1a9b85bc17"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 546.58),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 1817.9),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 6949.7),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 13430.2),
         ),
         *serve(
             "bwd_dkv_fp16_d96",
-            estimated(
-                1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 1221.7, digest="sha256:264ab30c603f"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 4786.2, digest="sha256:264ab30c603f"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 19044.2, digest="sha256:264ab30c603f"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s2_fa2_ptr",
-                98816,
-                255,
-                38054.8,
-                digest="sha256:264ab30c603f",
-            ),
+            estimated(1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 1221.7),
+            estimated(1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 4786.2),
+            estimated(4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 19044.2),
+            estimated(16384, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 38054.8),
         ),
         *serve(
             "bwd_dkv_fp16_d96_causal",
-            estimated(
-                1, "br32_bc32_w4_s2_fa2_ptr", 35072, 255, 756.92, digest="sha256:8ba57cafd2b6"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s2_fa2_ptr", 35072, 255, 2604.0, digest="sha256:8ba57cafd2b6"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s2_fa2_ptr", 35072, 255, 9763.6, digest="sha256:8ba57cafd2b6"
-            ),
-            estimated(
-                16384, "br32_bc32_w4_s2_fa2_ptr", 35072, 255, 19386.2, digest="sha256:8ba57cafd2b6"
-            ),
+            estimated(1, "br32_bc32_w4_s2_fa2_ptr", 35072, 255, 756.92),
+            estimated(1024, "br32_bc32_w4_s2_fa2_ptr", 35072, 255, 2604.0),
+            estimated(4096, "br32_bc32_w4_s2_fa2_ptr", 35072, 255, 9763.6),
+            estimated(16384, "br32_bc32_w4_s2_fa2_ptr", 35072, 255, 19386.2),
         ),
         *serve(
             "bwd_dkv_fp16_d128",
-            estimated(
-                1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 926.98, digest="sha256:82e300a01b0e"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 3629.8, digest="sha256:82e300a01b0e"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 14440.9, digest="sha256:82e300a01b0e"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s2_fa2_ptr",
-                98816,
-                255,
-                28855.7,
-                digest="sha256:82e300a01b0e",
-            ),
+            estimated(1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 926.98),
+            estimated(1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 3629.8),
+            estimated(4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 14440.9),
+            estimated(16384, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 28855.7),
         ),
         *serve(
             "bwd_dkv_fp16_d128_causal",
-            estimated(
-                1, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 634.22, digest="sha256:dd3830cd8cf1"
-            ),
-            estimated(
-                1024, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 2128.9, digest="sha256:dd3830cd8cf1"
-            ),
-            estimated(
-                4096, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 7955.8, digest="sha256:dd3830cd8cf1"
-            ),
-            estimated(
-                16384,
-                "br32_bc128_w8_s2_fa2_ptr",
-                82176,
-                255,
-                14931.9,
-                digest="sha256:dd3830cd8cf1",
-            ),
+            estimated(1, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 634.22),
+            estimated(1024, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 2128.9),
+            estimated(4096, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 7955.8),
+            estimated(16384, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 14931.9),
         ),
         *serve(
             "bwd_dkv_fp16_d192",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1356.7, digest="sha256:63103d8a4f02"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 5232.5, digest="sha256:63103d8a4f02"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 20735.7, digest="sha256:63103d8a4f02"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                41406.7,
-                digest="sha256:63103d8a4f02",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1356.7),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 5232.5),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 20735.7),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 41406.7),
         ),
         *serve(
             "bwd_dkv_fp16_d192_causal",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 783.42, digest="sha256:ba6affd7e6df"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2759.3, digest="sha256:ba6affd7e6df"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10450.7, digest="sha256:ba6affd7e6df"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                20784.1,
-                digest="sha256:ba6affd7e6df",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 783.42),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2759.3),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10450.7),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 20784.1),
         ),
         *serve(
             "bwd_dkv_fp16_d256",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1069.3, digest="sha256:536abc5ac781"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 4122.5, digest="sha256:536abc5ac781"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 16334.9, digest="sha256:536abc5ac781"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                32618.1,
-                digest="sha256:536abc5ac781",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1069.3),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 4122.5),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 16334.9),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 32618.1),
         ),
         *serve(
             "bwd_dkv_fp16_d256_causal",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 606.33, digest="sha256:08ba27c1fc66"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2137.9, digest="sha256:08ba27c1fc66"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 8059.4, digest="sha256:08ba27c1fc66"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                16030.3,
-                digest="sha256:08ba27c1fc66",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 606.33),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2137.9),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 8059.4),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 16030.3),
         ),
         *serve(
             "bwd_dq_bf16_d64",
-            estimated(
-                1, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 684.85, digest="sha256:b5337dfdc22a"
-            ),
-            estimated(
-                1024, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 2615.8, digest="sha256:b5337dfdc22a"
-            ),
-            estimated(
-                4096, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 10339.7, digest="sha256:b5337dfdc22a"
-            ),
-            estimated(
-                16384, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 20638.2, digest="sha256:b5337dfdc22a"
-            ),
+            estimated(1, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 684.85),
+            estimated(1024, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 2615.8),
+            estimated(4096, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 10339.7),
+            estimated(16384, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 20638.2),
         ),
         *serve(
             "bwd_dq_bf16_d64_causal",
-            estimated(
-                1, "br64_bc32_w4_s3_fa2_ptr_lpt", 32768, 167, 402.33, digest="sha256:19c5c01c0f9c"
-            ),
-            estimated(
-                1024,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                32768,
-                167,
-                1363.6,
-                digest="sha256:19c5c01c0f9c",
-            ),
-            estimated(
-                4096,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                32768,
-                167,
-                5201.6,
-                digest="sha256:19c5c01c0f9c",
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                32768,
-                167,
-                10319.5,
-                digest="sha256:19c5c01c0f9c",
-            ),
+            estimated(1, "br64_bc32_w4_s3_fa2_ptr_lpt", 32768, 167, 402.33),
+            estimated(1024, "br64_bc32_w4_s3_fa2_ptr_lpt", 32768, 167, 1363.6),
+            estimated(4096, "br64_bc32_w4_s3_fa2_ptr_lpt", 32768, 167, 5201.6),
+            estimated(16384, "br64_bc32_w4_s3_fa2_ptr_lpt", 32768, 167, 10319.5),
         ),
         *serve(
             "bwd_dq_bf16_d96",
-            estimated(
-                1, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 915.71, digest="sha256:8adf265d6a4c"
-            ),
-            estimated(
-                1024, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 3570.9, digest="sha256:8adf265d6a4c"
-            ),
-            estimated(
-                4096, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 14191.7, digest="sha256:8adf265d6a4c"
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w8_s2_fa2_ptr",
-                81920,
-                202,
-                28352.8,
-                digest="sha256:8adf265d6a4c",
-            ),
+            estimated(1, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 915.71),
+            estimated(1024, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 3570.9),
+            estimated(4096, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 14191.7),
+            estimated(16384, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 28352.8),
         ),
         *serve(
             "bwd_dq_bf16_d96_causal",
-            estimated(
-                1, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 204, 622.69, digest="sha256:5f5f059724fd"
-            ),
-            estimated(
-                1024,
-                "br128_bc32_w8_s2_fa2_ptr_lpt",
-                81920,
-                204,
-                2052.7,
-                digest="sha256:5f5f059724fd",
-            ),
-            estimated(
-                4096,
-                "br128_bc32_w8_s2_fa2_ptr_lpt",
-                81920,
-                204,
-                7675.9,
-                digest="sha256:5f5f059724fd",
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w8_s2_fa2_ptr_lpt",
-                81920,
-                204,
-                15263.0,
-                digest="sha256:5f5f059724fd",
-            ),
+            estimated(1, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 204, 622.69),
+            estimated(1024, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 204, 2052.7),
+            estimated(4096, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 204, 7675.9),
+            estimated(16384, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 204, 15263.0),
         ),
         *serve(
             "bwd_dq_bf16_d128",
-            estimated(
-                1, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 725.36, digest="sha256:fcb7f85aec0b"
-            ),
-            estimated(
-                1024, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 2829.7, digest="sha256:fcb7f85aec0b"
-            ),
-            estimated(
-                4096, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 11247.3, digest="sha256:fcb7f85aec0b"
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w8_s2_fa2_ptr",
-                81920,
-                192,
-                22470.6,
-                digest="sha256:fcb7f85aec0b",
-            ),
+            estimated(1, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 725.36),
+            estimated(1024, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 2829.7),
+            estimated(4096, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 11247.3),
+            estimated(16384, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 22470.6),
         ),
         *serve(
             "bwd_dq_bf16_d128_causal",
-            estimated(
-                1, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 192, 487.45, digest="sha256:3ea6ea35801d"
-            ),
-            estimated(
-                1024,
-                "br128_bc32_w8_s2_fa2_ptr_lpt",
-                81920,
-                192,
-                1606.7,
-                digest="sha256:3ea6ea35801d",
-            ),
-            estimated(
-                4096,
-                "br128_bc32_w8_s2_fa2_ptr_lpt",
-                81920,
-                192,
-                5971.2,
-                digest="sha256:3ea6ea35801d",
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w8_s2_fa2_ptr_lpt",
-                81920,
-                192,
-                11196.7,
-                digest="sha256:3ea6ea35801d",
-            ),
+            estimated(1, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 192, 487.45),
+            estimated(1024, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 192, 1606.7),
+            estimated(4096, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 192, 5971.2),
+            estimated(16384, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 192, 11196.7),
         ),
         *serve(
             "bwd_dq_bf16_d192",
-            estimated(
-                1, "br32_bc16_w2_s1_fa2_ptr", 49152, 254, 1330.9, digest="sha256:1287ca04be84"
-            ),
-            estimated(
-                1024, "br32_bc16_w2_s1_fa2_ptr", 49152, 254, 5195.3, digest="sha256:1287ca04be84"
-            ),
-            estimated(
-                4096, "br32_bc16_w2_s1_fa2_ptr", 49152, 254, 20652.8, digest="sha256:1287ca04be84"
-            ),
-            estimated(
-                16384, "br32_bc16_w2_s1_fa2_ptr", 49152, 254, 41262.8, digest="sha256:1287ca04be84"
-            ),
+            estimated(1, "br32_bc16_w2_s1_fa2_ptr", 49152, 254, 1330.9),
+            estimated(1024, "br32_bc16_w2_s1_fa2_ptr", 49152, 254, 5195.3),
+            estimated(4096, "br32_bc16_w2_s1_fa2_ptr", 49152, 254, 20652.8),
+            estimated(16384, "br32_bc16_w2_s1_fa2_ptr", 49152, 254, 41262.8),
         ),
         *serve(
             "bwd_dq_bf16_d192_causal",
-            estimated(
-                1, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 761.05, digest="sha256:3b8eb82b5121"
-            ),
-            estimated(
-                1024,
-                "br32_bc16_w2_s1_fa2_ptr_lpt",
-                49152,
-                255,
-                2765.8,
-                digest="sha256:3b8eb82b5121",
-            ),
-            estimated(
-                4096,
-                "br32_bc16_w2_s1_fa2_ptr_lpt",
-                49152,
-                255,
-                10243.8,
-                digest="sha256:3b8eb82b5121",
-            ),
-            estimated(
-                16384,
-                "br32_bc16_w2_s1_fa2_ptr_lpt",
-                49152,
-                255,
-                20402.5,
-                digest="sha256:3b8eb82b5121",
-            ),
+            estimated(1, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 761.05),
+            estimated(1024, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 2765.8),
+            estimated(4096, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 10243.8),
+            estimated(16384, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 20402.5),
         ),
         *serve(
             "bwd_dq_bf16_d256",
-            estimated(
-                1, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 1052.3, digest="sha256:f095c5cdf77a"
-            ),
-            estimated(
-                1024, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 4107.3, digest="sha256:f095c5cdf77a"
-            ),
-            estimated(
-                4096, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 16327.0, digest="sha256:f095c5cdf77a"
-            ),
-            estimated(
-                16384, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 32620.0, digest="sha256:f095c5cdf77a"
-            ),
+            estimated(1, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 1052.3),
+            estimated(1024, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 4107.3),
+            estimated(4096, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 16327.0),
+            estimated(16384, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 32620.0),
         ),
         *serve(
             "bwd_dq_bf16_d256_causal",
-            estimated(
-                1, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 620.24, digest="sha256:80beab26942a"
-            ),
-            estimated(
-                1024,
-                "br32_bc16_w2_s1_fa2_ptr_lpt",
-                49152,
-                255,
-                2258.0,
-                digest="sha256:80beab26942a",
-            ),
-            estimated(
-                4096,
-                "br32_bc16_w2_s1_fa2_ptr_lpt",
-                49152,
-                255,
-                8258.7,
-                digest="sha256:80beab26942a",
-            ),
-            estimated(
-                16384,
-                "br32_bc16_w2_s1_fa2_ptr_lpt",
-                49152,
-                255,
-                16450.7,
-                digest="sha256:80beab26942a",
-            ),
+            estimated(1, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 620.24),
+            estimated(1024, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 2258.0),
+            estimated(4096, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 8258.7),
+            estimated(16384, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 16450.7),
         ),
         *serve(
             "bwd_dq_fp16_d64",
-            estimated(
-                1, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 684.85, digest="sha256:1d981b752293"
-            ),
-            estimated(
-                1024, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 2615.8, digest="sha256:1d981b752293"
-            ),
-            estimated(
-                4096, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 10339.7, digest="sha256:1d981b752293"
-            ),
-            estimated(
-                16384, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 20638.2, digest="sha256:1d981b752293"
-            ),
+            estimated(1, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 684.85),
+            estimated(1024, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 2615.8),
+            estimated(4096, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 10339.7),
+            estimated(16384, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 20638.2),
         ),
         *serve(
             "bwd_dq_fp16_d64_causal",
-            estimated(
-                1, "br64_bc32_w4_s3_fa2_ptr_lpt", 32768, 167, 402.33, digest="sha256:5912eb9b0559"
-            ),
-            estimated(
-                1024,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                32768,
-                167,
-                1363.6,
-                digest="sha256:5912eb9b0559",
-            ),
-            estimated(
-                4096,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                32768,
-                167,
-                5201.6,
-                digest="sha256:5912eb9b0559",
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                32768,
-                167,
-                10319.5,
-                digest="sha256:5912eb9b0559",
-            ),
+            estimated(1, "br64_bc32_w4_s3_fa2_ptr_lpt", 32768, 167, 402.33),
+            estimated(1024, "br64_bc32_w4_s3_fa2_ptr_lpt", 32768, 167, 1363.6),
+            estimated(4096, "br64_bc32_w4_s3_fa2_ptr_lpt", 32768, 167, 5201.6),
+            estimated(16384, "br64_bc32_w4_s3_fa2_ptr_lpt", 32768, 167, 10319.5),
         ),
         *serve(
             "bwd_dq_fp16_d96",
-            estimated(
-                1, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 915.71, digest="sha256:20d319d3b2b4"
-            ),
-            estimated(
-                1024, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 3570.9, digest="sha256:20d319d3b2b4"
-            ),
-            estimated(
-                4096, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 14191.7, digest="sha256:20d319d3b2b4"
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w8_s2_fa2_ptr",
-                81920,
-                202,
-                28352.8,
-                digest="sha256:20d319d3b2b4",
-            ),
+            estimated(1, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 915.71),
+            estimated(1024, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 3570.9),
+            estimated(4096, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 14191.7),
+            estimated(16384, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 28352.8),
         ),
         *serve(
             "bwd_dq_fp16_d96_causal",
-            estimated(
-                1, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 204, 622.69, digest="sha256:3ea37fe4a44d"
-            ),
-            estimated(
-                1024,
-                "br128_bc32_w8_s2_fa2_ptr_lpt",
-                81920,
-                204,
-                2052.7,
-                digest="sha256:3ea37fe4a44d",
-            ),
-            estimated(
-                4096,
-                "br128_bc32_w8_s2_fa2_ptr_lpt",
-                81920,
-                204,
-                7675.9,
-                digest="sha256:3ea37fe4a44d",
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w8_s2_fa2_ptr_lpt",
-                81920,
-                204,
-                15263.0,
-                digest="sha256:3ea37fe4a44d",
-            ),
+            estimated(1, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 204, 622.69),
+            estimated(1024, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 204, 2052.7),
+            estimated(4096, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 204, 7675.9),
+            estimated(16384, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 204, 15263.0),
         ),
         *serve(
             "bwd_dq_fp16_d128",
-            estimated(
-                1, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 725.36, digest="sha256:69b38b9e0fde"
-            ),
-            estimated(
-                1024, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 2829.7, digest="sha256:69b38b9e0fde"
-            ),
-            estimated(
-                4096, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 11247.3, digest="sha256:69b38b9e0fde"
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w8_s2_fa2_ptr",
-                81920,
-                192,
-                22470.6,
-                digest="sha256:69b38b9e0fde",
-            ),
+            estimated(1, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 725.36),
+            estimated(1024, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 2829.7),
+            estimated(4096, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 11247.3),
+            estimated(16384, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 22470.6),
         ),
         *serve(
             "bwd_dq_fp16_d128_causal",
-            estimated(
-                1, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 192, 487.45, digest="sha256:b2a18d735aa4"
-            ),
-            estimated(
-                1024,
-                "br128_bc32_w8_s2_fa2_ptr_lpt",
-                81920,
-                192,
-                1606.7,
-                digest="sha256:b2a18d735aa4",
-            ),
-            estimated(
-                4096,
-                "br128_bc32_w8_s2_fa2_ptr_lpt",
-                81920,
-                192,
-                5971.2,
-                digest="sha256:b2a18d735aa4",
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w8_s2_fa2_ptr_lpt",
-                81920,
-                192,
-                11196.7,
-                digest="sha256:b2a18d735aa4",
-            ),
+            estimated(1, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 192, 487.45),
+            estimated(1024, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 192, 1606.7),
+            estimated(4096, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 192, 5971.2),
+            estimated(16384, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 192, 11196.7),
         ),
         *serve(
             "bwd_dq_fp16_d192",
-            estimated(
-                1, "br32_bc16_w2_s1_fa2_ptr", 49152, 254, 1330.9, digest="sha256:7817e890a34b"
-            ),
-            estimated(
-                1024, "br32_bc16_w2_s1_fa2_ptr", 49152, 254, 5195.3, digest="sha256:7817e890a34b"
-            ),
-            estimated(
-                4096, "br32_bc16_w2_s1_fa2_ptr", 49152, 254, 20652.8, digest="sha256:7817e890a34b"
-            ),
-            estimated(
-                16384, "br32_bc16_w2_s1_fa2_ptr", 49152, 254, 41262.8, digest="sha256:7817e890a34b"
-            ),
+            estimated(1, "br32_bc16_w2_s1_fa2_ptr", 49152, 254, 1330.9),
+            estimated(1024, "br32_bc16_w2_s1_fa2_ptr", 49152, 254, 5195.3),
+            estimated(4096, "br32_bc16_w2_s1_fa2_ptr", 49152, 254, 20652.8),
+            estimated(16384, "br32_bc16_w2_s1_fa2_ptr", 49152, 254, 41262.8),
         ),
         *serve(
             "bwd_dq_fp16_d192_causal",
-            estimated(
-                1, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 761.05, digest="sha256:1f06cc206f7d"
-            ),
-            estimated(
-                1024,
-                "br32_bc16_w2_s1_fa2_ptr_lpt",
-                49152,
-                255,
-                2765.8,
-                digest="sha256:1f06cc206f7d",
-            ),
-            estimated(
-                4096,
-                "br32_bc16_w2_s1_fa2_ptr_lpt",
-                49152,
-                255,
-                10243.8,
-                digest="sha256:1f06cc206f7d",
-            ),
-            estimated(
-                16384,
-                "br32_bc16_w2_s1_fa2_ptr_lpt",
-                49152,
-                255,
-                20402.5,
-                digest="sha256:1f06cc206f7d",
-            ),
+            estimated(1, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 761.05),
+            estimated(1024, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 2765.8),
+            estimated(4096, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 10243.8),
+            estimated(16384, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 20402.5),
         ),
         *serve(
             "bwd_dq_fp16_d256",
-            estimated(
-                1, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 1052.3, digest="sha256:43b976117073"
-            ),
-            estimated(
-                1024, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 4107.3, digest="sha256:43b976117073"
-            ),
-            estimated(
-                4096, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 16327.0, digest="sha256:43b976117073"
-            ),
-            estimated(
-                16384, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 32620.0, digest="sha256:43b976117073"
-            ),
+            estimated(1, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 1052.3),
+            estimated(1024, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 4107.3),
+            estimated(4096, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 16327.0),
+            estimated(16384, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 32620.0),
         ),
         *serve(
             "bwd_dq_fp16_d256_causal",
-            estimated(
-                1, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 620.24, digest="sha256:2ab91e66abb7"
-            ),
-            estimated(
-                1024,
-                "br32_bc16_w2_s1_fa2_ptr_lpt",
-                49152,
-                255,
-                2258.0,
-                digest="sha256:2ab91e66abb7",
-            ),
-            estimated(
-                4096,
-                "br32_bc16_w2_s1_fa2_ptr_lpt",
-                49152,
-                255,
-                8258.7,
-                digest="sha256:2ab91e66abb7",
-            ),
-            estimated(
-                16384,
-                "br32_bc16_w2_s1_fa2_ptr_lpt",
-                49152,
-                255,
-                16450.7,
-                digest="sha256:2ab91e66abb7",
-            ),
+            estimated(1, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 620.24),
+            estimated(1024, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 2258.0),
+            estimated(4096, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 8258.7),
+            estimated(16384, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 16450.7),
         ),
         *serve(
             "bwd_fused_bf16_d64",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 37376, 238, 1253.5, digest="sha256:79dac864a057"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 37376, 238, 4845.7, digest="sha256:79dac864a057"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 37376, 238, 19214.6, digest="sha256:79dac864a057"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 37376, 238, 38373.2, digest="sha256:79dac864a057"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 37376, 238, 1253.5),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 37376, 238, 4845.7),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 37376, 238, 19214.6),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 37376, 238, 38373.2),
         ),
         *serve(
             "bwd_fused_bf16_d64_causal",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 37376, 255, 735.02, digest="sha256:0898bbe1b970"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 37376, 255, 2506.1, digest="sha256:0898bbe1b970"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 37376, 255, 9611.1, digest="sha256:0898bbe1b970"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 37376, 255, 18636.8, digest="sha256:0898bbe1b970"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 37376, 255, 735.02),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 37376, 255, 2506.1),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 37376, 255, 9611.1),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 37376, 255, 18636.8),
         ),
         *serve(
             "bwd_fused_bf16_d96",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1877.3, digest="sha256:0dd4a5586e72"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 7309.3, digest="sha256:0dd4a5586e72"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 29037.3, digest="sha256:0dd4a5586e72"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 58008.0, digest="sha256:0dd4a5586e72"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1877.3),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 7309.3),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 29037.3),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 58008.0),
         ),
         *serve(
             "bwd_fused_bf16_d96_causal",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1132.6, digest="sha256:1d8ea23e5d1b"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 3938.7, digest="sha256:1d8ea23e5d1b"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 14783.4, digest="sha256:1d8ea23e5d1b"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 29373.3, digest="sha256:1d8ea23e5d1b"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1132.6),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 3938.7),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 14783.4),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 29373.3),
         ),
         *serve(
             "bwd_fused_bf16_d128",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1414.8, digest="sha256:af3ebb146200"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 5506.5, digest="sha256:af3ebb146200"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 21873.4, digest="sha256:af3ebb146200"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 43696.0, digest="sha256:af3ebb146200"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1414.8),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 5506.5),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 21873.4),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 43696.0),
         ),
         *serve(
             "bwd_fused_bf16_d128_causal",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 868.51, digest="sha256:fcb3e92b1402"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 3022.9, digest="sha256:fcb3e92b1402"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 11261.1, digest="sha256:fcb3e92b1402"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 22375.5, digest="sha256:fcb3e92b1402"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 868.51),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 3022.9),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 11261.1),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 22375.5),
         ),
         *serve(
             "bwd_fused_bf16_d192",
-            estimated(
-                1, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 4161.4, digest="sha256:484021444253"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 16550.8, digest="sha256:484021444253"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 66108.1, digest="sha256:484021444253"
-            ),
-            estimated(
-                16384,
-                "br16_bc64_w8_s1_fa2_ptr",
-                90112,
-                254,
-                132184.5,
-                digest="sha256:484021444253",
-            ),
+            estimated(1, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 4161.4),
+            estimated(1024, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 16550.8),
+            estimated(4096, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 66108.1),
+            estimated(16384, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 132184.5),
         ),
         *serve(
             "bwd_fused_bf16_d192_causal",
-            estimated(
-                1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 2314.7, digest="sha256:1d5f3d7dcc26"
-            ),
-            estimated(
-                1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 8608.4, digest="sha256:1d5f3d7dcc26"
-            ),
-            estimated(
-                4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 33094.0, digest="sha256:1d5f3d7dcc26"
-            ),
-            estimated(
-                16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 65992.0, digest="sha256:1d5f3d7dcc26"
-            ),
+            estimated(1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 2314.7),
+            estimated(1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 8608.4),
+            estimated(4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 33094.0),
+            estimated(16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 65992.0),
         ),
         *serve(
             "bwd_fused_bf16_d256",
-            estimated(
-                1, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 3144.3, digest="sha256:405c5c19ba67"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 12498.0, digest="sha256:405c5c19ba67"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 49913.0, digest="sha256:405c5c19ba67"
-            ),
-            estimated(
-                16384, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 99799.7, digest="sha256:405c5c19ba67"
-            ),
+            estimated(1, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 3144.3),
+            estimated(1024, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 12498.0),
+            estimated(4096, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 49913.0),
+            estimated(16384, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 99799.7),
         ),
         *serve(
             "bwd_fused_bf16_d256_causal",
-            estimated(
-                1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 1854.9, digest="sha256:0b55a4fb064a"
-            ),
-            estimated(
-                1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 6896.5, digest="sha256:0b55a4fb064a"
-            ),
-            estimated(
-                4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 26377.5, digest="sha256:0b55a4fb064a"
-            ),
-            estimated(
-                16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 52601.6, digest="sha256:0b55a4fb064a"
-            ),
+            estimated(1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 1854.9),
+            estimated(1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 6896.5),
+            estimated(4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 26377.5),
+            estimated(16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 52601.6),
         ),
         *serve(
             "bwd_fused_fp16_d64",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 37376, 238, 1253.5, digest="sha256:fa448a064d8c"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 37376, 238, 4845.7, digest="sha256:fa448a064d8c"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 37376, 238, 19214.6, digest="sha256:fa448a064d8c"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 37376, 238, 38373.2, digest="sha256:fa448a064d8c"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 37376, 238, 1253.5),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 37376, 238, 4845.7),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 37376, 238, 19214.6),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 37376, 238, 38373.2),
         ),
         *serve(
             "bwd_fused_fp16_d64_causal",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 37376, 255, 735.02, digest="sha256:0f2bb7a6410d"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 37376, 255, 2506.1, digest="sha256:0f2bb7a6410d"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 37376, 255, 9611.1, digest="sha256:0f2bb7a6410d"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 37376, 255, 18636.8, digest="sha256:0f2bb7a6410d"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 37376, 255, 735.02),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 37376, 255, 2506.1),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 37376, 255, 9611.1),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 37376, 255, 18636.8),
         ),
         *serve(
             "bwd_fused_fp16_d96",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1877.3, digest="sha256:4b1ade99a9e5"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 7309.3, digest="sha256:4b1ade99a9e5"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 29037.3, digest="sha256:4b1ade99a9e5"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 58008.0, digest="sha256:4b1ade99a9e5"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1877.3),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 7309.3),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 29037.3),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 58008.0),
         ),
         *serve(
             "bwd_fused_fp16_d96_causal",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1132.6, digest="sha256:9a2a9f9c6b08"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 3938.7, digest="sha256:9a2a9f9c6b08"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 14783.4, digest="sha256:9a2a9f9c6b08"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 29373.3, digest="sha256:9a2a9f9c6b08"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1132.6),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 3938.7),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 14783.4),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 29373.3),
         ),
         *serve(
             "bwd_fused_fp16_d128",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1414.8, digest="sha256:f836e8898efc"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 5506.5, digest="sha256:f836e8898efc"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 21873.4, digest="sha256:f836e8898efc"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 43696.0, digest="sha256:f836e8898efc"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1414.8),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 5506.5),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 21873.4),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 43696.0),
         ),
         *serve(
             "bwd_fused_fp16_d128_causal",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 868.51, digest="sha256:f213b0b298a3"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 3022.9, digest="sha256:f213b0b298a3"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 11261.1, digest="sha256:f213b0b298a3"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 22375.5, digest="sha256:f213b0b298a3"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 868.51),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 3022.9),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 11261.1),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 22375.5),
         ),
         *serve(
             "bwd_fused_fp16_d192",
-            estimated(
-                1, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 4161.4, digest="sha256:43397b9c560b"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 16550.8, digest="sha256:43397b9c560b"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 66108.1, digest="sha256:43397b9c560b"
-            ),
-            estimated(
-                16384,
-                "br16_bc64_w8_s1_fa2_ptr",
-                90112,
-                254,
-                132184.5,
-                digest="sha256:43397b9c560b",
-            ),
+            estimated(1, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 4161.4),
+            estimated(1024, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 16550.8),
+            estimated(4096, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 66108.1),
+            estimated(16384, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 132184.5),
         ),
         *serve(
             "bwd_fused_fp16_d192_causal",
-            estimated(
-                1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 2314.7, digest="sha256:04b07886c4de"
-            ),
-            estimated(
-                1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 8608.4, digest="sha256:04b07886c4de"
-            ),
-            estimated(
-                4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 33094.0, digest="sha256:04b07886c4de"
-            ),
-            estimated(
-                16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 65992.0, digest="sha256:04b07886c4de"
-            ),
+            estimated(1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 2314.7),
+            estimated(1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 8608.4),
+            estimated(4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 33094.0),
+            estimated(16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 65992.0),
         ),
         *serve(
             "bwd_fused_fp16_d256",
-            estimated(
-                1, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 3144.3, digest="sha256:d51f523d3c7f"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 12498.0, digest="sha256:d51f523d3c7f"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 49913.0, digest="sha256:d51f523d3c7f"
-            ),
-            estimated(
-                16384, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 99799.7, digest="sha256:d51f523d3c7f"
-            ),
+            estimated(1, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 3144.3),
+            estimated(1024, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 12498.0),
+            estimated(4096, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 49913.0),
+            estimated(16384, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 99799.7),
         ),
         *serve(
             "bwd_fused_fp16_d256_causal",
-            estimated(
-                1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 1854.9, digest="sha256:cdd85cd1ff44"
-            ),
-            estimated(
-                1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 6896.5, digest="sha256:cdd85cd1ff44"
-            ),
-            estimated(
-                4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 26377.5, digest="sha256:cdd85cd1ff44"
-            ),
-            estimated(
-                16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 52601.6, digest="sha256:cdd85cd1ff44"
-            ),
+            estimated(1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 1854.9),
+            estimated(1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 6896.5),
+            estimated(4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 26377.5),
+            estimated(16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 52601.6),
         ),
     )
 
@@ -5502,2243 +3075,633 @@ def nvidia_h100_80gb_hbm3() -> tuple[Choice, ...]:
     return (
         *serve(
             "fwd_bf16_d64",
-            estimated(
-                1, "br128_bc64_w8_s3_s_ahead_tma", 73784, 128, 162.26, digest="sha256:8cfd668d3335"
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                73784,
-                128,
-                565.07,
-                digest="sha256:8cfd668d3335",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                73784,
-                128,
-                2176.3,
-                digest="sha256:8cfd668d3335",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                73784,
-                128,
-                4324.6,
-                digest="sha256:8cfd668d3335",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma", 73784, 128, 162.26),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma", 73784, 128, 565.07),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma", 73784, 128, 2176.3),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma", 73784, 128, 4324.6),
         ),
         *serve(
             "fwd_bf16_d64_causal",
-            estimated(
-                1, "br128_bc64_w8_s3_fa2_tma_lpt", 66560, 107, 132.55, digest="sha256:6582adf15abf"
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_fa2_tma_lpt",
-                66560,
-                107,
-                337.63,
-                digest="sha256:6582adf15abf",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_fa2_tma_lpt",
-                66560,
-                107,
-                1153.5,
-                digest="sha256:6582adf15abf",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_fa2_tma_lpt",
-                66560,
-                107,
-                2232.3,
-                digest="sha256:6582adf15abf",
-            ),
+            estimated(1, "br128_bc64_w8_s3_fa2_tma_lpt", 66560, 107, 132.55),
+            estimated(1024, "br128_bc64_w8_s3_fa2_tma_lpt", 66560, 107, 337.63),
+            estimated(4096, "br128_bc64_w8_s3_fa2_tma_lpt", 66560, 107, 1153.5),
+            estimated(16384, "br128_bc64_w8_s3_fa2_tma_lpt", 66560, 107, 2232.3),
         ),
         *serve(
             "fwd_bf16_d96",
-            estimated(
-                1,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                163.15,
-                digest="sha256:8ab5659a0acb",
-            ),
-            estimated(
-                1024,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                618.46,
-                digest="sha256:8ab5659a0acb",
-            ),
-            estimated(
-                4096,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                2439.7,
-                digest="sha256:8ab5659a0acb",
-            ),
-            estimated(
-                16384,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                4868.1,
-                digest="sha256:8ab5659a0acb",
-            ),
+            estimated(1, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 163.15),
+            estimated(1024, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 618.46),
+            estimated(4096, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 2439.7),
+            estimated(16384, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 4868.1),
         ),
         *serve(
             "fwd_bf16_d96_causal",
-            estimated(
-                1,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                112.62,
-                digest="sha256:5b12b15cbb66",
-            ),
-            estimated(
-                1024,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                347.43,
-                digest="sha256:5b12b15cbb66",
-            ),
-            estimated(
-                4096,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                1271.0,
-                digest="sha256:5b12b15cbb66",
-            ),
-            estimated(
-                16384,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                2517.1,
-                digest="sha256:5b12b15cbb66",
-            ),
+            estimated(1, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 112.62),
+            estimated(1024, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 347.43),
+            estimated(4096, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 1271.0),
+            estimated(16384, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 2517.1),
         ),
         *serve(
             "fwd_bf16_d128",
-            estimated(
-                1,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                125.02,
-                digest="sha256:af160b53aa1d",
-            ),
-            estimated(
-                1024,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                471.93,
-                digest="sha256:af160b53aa1d",
-            ),
-            estimated(
-                4096,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                1859.6,
-                digest="sha256:af160b53aa1d",
-            ),
-            estimated(
-                16384,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                3709.7,
-                digest="sha256:af160b53aa1d",
-            ),
+            estimated(1, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 125.02),
+            estimated(1024, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 471.93),
+            estimated(4096, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 1859.6),
+            estimated(16384, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 3709.7),
         ),
         *serve(
             "fwd_bf16_d128_causal",
-            estimated(
-                1,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                87.778,
-                digest="sha256:2e5ce37d2a20",
-            ),
-            estimated(
-                1024,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                269.95,
-                digest="sha256:2e5ce37d2a20",
-            ),
-            estimated(
-                4096,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                981.67,
-                digest="sha256:2e5ce37d2a20",
-            ),
-            estimated(
-                16384,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                1844.1,
-                digest="sha256:2e5ce37d2a20",
-            ),
+            estimated(1, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 87.778),
+            estimated(1024, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 269.95),
+            estimated(4096, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 981.67),
+            estimated(16384, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 1844.1),
         ),
         *serve(
             "fwd_bf16_d192",
-            estimated(
-                1,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                140.56,
-                digest="sha256:3fd8f4479278",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                535.13,
-                digest="sha256:3fd8f4479278",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                2113.4,
-                digest="sha256:3fd8f4479278",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                4217.8,
-                digest="sha256:3fd8f4479278",
-            ),
+            estimated(1, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 140.56),
+            estimated(1024, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 535.13),
+            estimated(4096, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 2113.4),
+            estimated(16384, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 4217.8),
         ),
         *serve(
             "fwd_bf16_d192_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                101.2,
-                digest="sha256:fafb7fe93ef7",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                316.62,
-                digest="sha256:fafb7fe93ef7",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                1145.1,
-                digest="sha256:fafb7fe93ef7",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                2087.4,
-                digest="sha256:fafb7fe93ef7",
-            ),
+            estimated(1, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 101.2),
+            estimated(1024, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 316.62),
+            estimated(4096, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 1145.1),
+            estimated(16384, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 2087.4),
         ),
         *serve(
             "fwd_bf16_d256",
-            estimated(
-                1,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                113.05,
-                digest="sha256:7a813c4d206d",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                428.7,
-                digest="sha256:7a813c4d206d",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                1691.3,
-                digest="sha256:7a813c4d206d",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                3374.8,
-                digest="sha256:7a813c4d206d",
-            ),
+            estimated(1, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 113.05),
+            estimated(1024, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 428.7),
+            estimated(4096, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 1691.3),
+            estimated(16384, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 3374.8),
         ),
         *serve(
             "fwd_bf16_d256_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                83.727,
-                digest="sha256:e8af498780dd",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                259.94,
-                digest="sha256:e8af498780dd",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                936.19,
-                digest="sha256:e8af498780dd",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                1672.7,
-                digest="sha256:e8af498780dd",
-            ),
+            estimated(1, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 83.727),
+            estimated(1024, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 259.94),
+            estimated(4096, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 936.19),
+            estimated(16384, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 1672.7),
         ),
         *serve(
             "fwd_fp16_d64",
-            estimated(
-                1, "br128_bc64_w8_s3_s_ahead_tma", 73784, 128, 162.26, digest="sha256:ced2e5040c44"
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                73784,
-                128,
-                565.07,
-                digest="sha256:ced2e5040c44",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                73784,
-                128,
-                2176.3,
-                digest="sha256:ced2e5040c44",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                73784,
-                128,
-                4324.6,
-                digest="sha256:ced2e5040c44",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma", 73784, 128, 162.26),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma", 73784, 128, 565.07),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma", 73784, 128, 2176.3),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma", 73784, 128, 4324.6),
         ),
         *serve(
             "fwd_fp16_d64_causal",
-            estimated(
-                1, "br128_bc64_w8_s3_fa2_tma_lpt", 66560, 107, 132.55, digest="sha256:74d3a78e5acf"
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_fa2_tma_lpt",
-                66560,
-                107,
-                337.63,
-                digest="sha256:74d3a78e5acf",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_fa2_tma_lpt",
-                66560,
-                107,
-                1153.5,
-                digest="sha256:74d3a78e5acf",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_fa2_tma_lpt",
-                66560,
-                107,
-                2232.3,
-                digest="sha256:74d3a78e5acf",
-            ),
+            estimated(1, "br128_bc64_w8_s3_fa2_tma_lpt", 66560, 107, 132.55),
+            estimated(1024, "br128_bc64_w8_s3_fa2_tma_lpt", 66560, 107, 337.63),
+            estimated(4096, "br128_bc64_w8_s3_fa2_tma_lpt", 66560, 107, 1153.5),
+            estimated(16384, "br128_bc64_w8_s3_fa2_tma_lpt", 66560, 107, 2232.3),
         ),
         *serve(
             "fwd_fp16_d96",
-            estimated(
-                1,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                163.15,
-                digest="sha256:a37eda997289",
-            ),
-            estimated(
-                1024,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                618.46,
-                digest="sha256:a37eda997289",
-            ),
-            estimated(
-                4096,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                2439.7,
-                digest="sha256:a37eda997289",
-            ),
-            estimated(
-                16384,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                4868.1,
-                digest="sha256:a37eda997289",
-            ),
+            estimated(1, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 163.15),
+            estimated(1024, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 618.46),
+            estimated(4096, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 2439.7),
+            estimated(16384, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 4868.1),
         ),
         *serve(
             "fwd_fp16_d96_causal",
-            estimated(
-                1,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                112.62,
-                digest="sha256:e6ee3904fbfa",
-            ),
-            estimated(
-                1024,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                347.43,
-                digest="sha256:e6ee3904fbfa",
-            ),
-            estimated(
-                4096,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                1271.0,
-                digest="sha256:e6ee3904fbfa",
-            ),
-            estimated(
-                16384,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                2517.1,
-                digest="sha256:e6ee3904fbfa",
-            ),
+            estimated(1, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 112.62),
+            estimated(1024, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 347.43),
+            estimated(4096, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 1271.0),
+            estimated(16384, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 2517.1),
         ),
         *serve(
             "fwd_fp16_d128",
-            estimated(
-                1,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                125.02,
-                digest="sha256:95ff9793e0ed",
-            ),
-            estimated(
-                1024,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                471.93,
-                digest="sha256:95ff9793e0ed",
-            ),
-            estimated(
-                4096,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                1859.6,
-                digest="sha256:95ff9793e0ed",
-            ),
-            estimated(
-                16384,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                3709.7,
-                digest="sha256:95ff9793e0ed",
-            ),
+            estimated(1, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 125.02),
+            estimated(1024, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 471.93),
+            estimated(4096, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 1859.6),
+            estimated(16384, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 3709.7),
         ),
         *serve(
             "fwd_fp16_d128_causal",
-            estimated(
-                1,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                87.778,
-                digest="sha256:d065cfa03ff4",
-            ),
-            estimated(
-                1024,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                269.95,
-                digest="sha256:d065cfa03ff4",
-            ),
-            estimated(
-                4096,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                981.67,
-                digest="sha256:d065cfa03ff4",
-            ),
-            estimated(
-                16384,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                1844.1,
-                digest="sha256:d065cfa03ff4",
-            ),
+            estimated(1, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 87.778),
+            estimated(1024, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 269.95),
+            estimated(4096, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 981.67),
+            estimated(16384, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 1844.1),
         ),
         *serve(
             "fwd_fp16_d192",
-            estimated(
-                1,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                140.56,
-                digest="sha256:34271632ffd7",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                535.13,
-                digest="sha256:34271632ffd7",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                2113.4,
-                digest="sha256:34271632ffd7",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                4217.8,
-                digest="sha256:34271632ffd7",
-            ),
+            estimated(1, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 140.56),
+            estimated(1024, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 535.13),
+            estimated(4096, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 2113.4),
+            estimated(16384, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 4217.8),
         ),
         *serve(
             "fwd_fp16_d192_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                101.2,
-                digest="sha256:3607573bc8a0",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                316.62,
-                digest="sha256:3607573bc8a0",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                1145.1,
-                digest="sha256:3607573bc8a0",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                2087.4,
-                digest="sha256:3607573bc8a0",
-            ),
+            estimated(1, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 101.2),
+            estimated(1024, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 316.62),
+            estimated(4096, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 1145.1),
+            estimated(16384, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 2087.4),
         ),
         *serve(
             "fwd_fp16_d256",
-            estimated(
-                1,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                113.05,
-                digest="sha256:a1ae63053134",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                428.7,
-                digest="sha256:a1ae63053134",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                1691.3,
-                digest="sha256:a1ae63053134",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                3374.8,
-                digest="sha256:a1ae63053134",
-            ),
+            estimated(1, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 113.05),
+            estimated(1024, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 428.7),
+            estimated(4096, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 1691.3),
+            estimated(16384, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 3374.8),
         ),
         *serve(
             "fwd_fp16_d256_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                83.727,
-                digest="sha256:f9fa11a2a544",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                259.94,
-                digest="sha256:f9fa11a2a544",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                936.19,
-                digest="sha256:f9fa11a2a544",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                1672.7,
-                digest="sha256:f9fa11a2a544",
-            ),
+            estimated(1, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 83.727),
+            estimated(1024, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 259.94),
+            estimated(4096, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 936.19),
+            estimated(16384, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 1672.7),
         ),
         *serve(
             "bwd_delta_bf16_d64",
-            estimated(1, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 43.667, digest="sha256:9a9a5cfb793d"),
-            estimated(
-                1024, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 43.667, digest="sha256:9a9a5cfb793d"
-            ),
-            estimated(
-                4096, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 43.667, digest="sha256:9a9a5cfb793d"
-            ),
-            estimated(
-                16384, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 43.667, digest="sha256:9a9a5cfb793d"
-            ),
+            estimated(1, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 43.667),
+            estimated(1024, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 43.667),
+            estimated(4096, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 43.667),
+            estimated(16384, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 43.667),
         ),
         *serve(
             "bwd_delta_bf16_d96",
-            estimated(1, "br16_bc16_w2_s1_fa2_ptr", 64, 34, 42.826, digest="sha256:5814e909812a"),
-            estimated(
-                1024, "br16_bc16_w2_s1_fa2_ptr", 64, 34, 42.826, digest="sha256:5814e909812a"
-            ),
-            estimated(
-                4096, "br16_bc16_w2_s1_fa2_ptr", 64, 34, 42.826, digest="sha256:5814e909812a"
-            ),
-            estimated(
-                16384, "br16_bc16_w2_s1_fa2_ptr", 64, 34, 42.826, digest="sha256:5814e909812a"
-            ),
+            estimated(1, "br16_bc16_w2_s1_fa2_ptr", 64, 34, 42.826),
+            estimated(1024, "br16_bc16_w2_s1_fa2_ptr", 64, 34, 42.826),
+            estimated(4096, "br16_bc16_w2_s1_fa2_ptr", 64, 34, 42.826),
+            estimated(16384, "br16_bc16_w2_s1_fa2_ptr", 64, 34, 42.826),
         ),
         *serve(
             "bwd_delta_bf16_d128",
-            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 43.354, digest="sha256:d6c15554d065"),
-            estimated(
-                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 43.354, digest="sha256:d6c15554d065"
-            ),
-            estimated(
-                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 43.354, digest="sha256:d6c15554d065"
-            ),
-            estimated(
-                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 43.354, digest="sha256:d6c15554d065"
-            ),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 43.354),
+            estimated(1024, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 43.354),
+            estimated(4096, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 43.354),
+            estimated(16384, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 43.354),
         ),
         *serve(
             "bwd_delta_bf16_d192",
-            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 38, 40.734, digest="sha256:1331922c318d"),
-            estimated(
-                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 38, 40.734, digest="sha256:1331922c318d"
-            ),
-            estimated(
-                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 38, 40.734, digest="sha256:1331922c318d"
-            ),
-            estimated(
-                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 38, 40.734, digest="sha256:1331922c318d"
-            ),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 38, 40.734),
+            estimated(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 38, 40.734),
+            estimated(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 38, 40.734),
+            estimated(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 38, 40.734),
         ),
         *serve(
             "bwd_delta_bf16_d256",
-            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 43.197, digest="sha256:e0d2e8c1e1bb"),
-            estimated(
-                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 43.197, digest="sha256:e0d2e8c1e1bb"
-            ),
-            estimated(
-                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 43.197, digest="sha256:e0d2e8c1e1bb"
-            ),
-            estimated(
-                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 43.197, digest="sha256:e0d2e8c1e1bb"
-            ),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 43.197),
+            estimated(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 43.197),
+            estimated(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 43.197),
+            estimated(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 43.197),
         ),
         *serve(
             "bwd_delta_fp16_d64",
-            estimated(1, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 43.667, digest="sha256:95d941f40ad0"),
-            estimated(
-                1024, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 43.667, digest="sha256:95d941f40ad0"
-            ),
-            estimated(
-                4096, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 43.667, digest="sha256:95d941f40ad0"
-            ),
-            estimated(
-                16384, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 43.667, digest="sha256:95d941f40ad0"
-            ),
+            estimated(1, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 43.667),
+            estimated(1024, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 43.667),
+            estimated(4096, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 43.667),
+            estimated(16384, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 43.667),
         ),
         *serve(
             "bwd_delta_fp16_d96",
-            estimated(1, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 42.826, digest="sha256:60a58ec704de"),
-            estimated(
-                1024, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 42.826, digest="sha256:60a58ec704de"
-            ),
-            estimated(
-                4096, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 42.826, digest="sha256:60a58ec704de"
-            ),
-            estimated(
-                16384, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 42.826, digest="sha256:60a58ec704de"
-            ),
+            estimated(1, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 42.826),
+            estimated(1024, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 42.826),
+            estimated(4096, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 42.826),
+            estimated(16384, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 42.826),
         ),
         *serve(
             "bwd_delta_fp16_d128",
-            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 43.354, digest="sha256:e502ad56704f"),
-            estimated(
-                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 43.354, digest="sha256:e502ad56704f"
-            ),
-            estimated(
-                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 43.354, digest="sha256:e502ad56704f"
-            ),
-            estimated(
-                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 43.354, digest="sha256:e502ad56704f"
-            ),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 43.354),
+            estimated(1024, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 43.354),
+            estimated(4096, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 43.354),
+            estimated(16384, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 43.354),
         ),
         *serve(
             "bwd_delta_fp16_d192",
-            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 40.734, digest="sha256:a065b572ca09"),
-            estimated(
-                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 40.734, digest="sha256:a065b572ca09"
-            ),
-            estimated(
-                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 40.734, digest="sha256:a065b572ca09"
-            ),
-            estimated(
-                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 40.734, digest="sha256:a065b572ca09"
-            ),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 40.734),
+            estimated(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 40.734),
+            estimated(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 40.734),
+            estimated(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 40.734),
         ),
         *serve(
             "bwd_delta_fp16_d256",
-            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 43.197, digest="sha256:010afaaf1d29"),
-            estimated(
-                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 43.197, digest="sha256:010afaaf1d29"
-            ),
-            estimated(
-                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 43.197, digest="sha256:010afaaf1d29"
-            ),
-            estimated(
-                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 43.197, digest="sha256:010afaaf1d29"
-            ),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 43.197),
+            estimated(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 43.197),
+            estimated(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 43.197),
+            estimated(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 43.197),
         ),
         *serve(
             "bwd_dkv_bf16_d64",
-            estimated(
-                1, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 335.95, digest="sha256:9b67aa2b89b3"
-            ),
-            estimated(
-                1024, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 1109.4, digest="sha256:9b67aa2b89b3"
-            ),
-            estimated(
-                4096, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 4203.3, digest="sha256:9b67aa2b89b3"
-            ),
-            estimated(
-                16384, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 8328.4, digest="sha256:9b67aa2b89b3"
-            ),
+            estimated(1, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 335.95),
+            estimated(1024, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 1109.4),
+            estimated(4096, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 4203.3),
+            estimated(16384, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 8328.4),
         ),
         *serve(
             "bwd_dkv_bf16_d64_causal",
-            estimated(
-                1, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 253.73, digest="sha256:93f16b00ad24"
-            ),
-            estimated(
-                1024, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 662.78, digest="sha256:93f16b00ad24"
-            ),
-            estimated(
-                4096, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 2294.2, digest="sha256:93f16b00ad24"
-            ),
-            estimated(
-                16384, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 4366.1, digest="sha256:93f16b00ad24"
-            ),
+            estimated(1, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 253.73),
+            estimated(1024, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 662.78),
+            estimated(4096, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 2294.2),
+            estimated(16384, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 4366.1),
         ),
         *serve(
             "bwd_dkv_bf16_d96",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 306.09, digest="sha256:e837ad87fa7d"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 1092.0, digest="sha256:e837ad87fa7d"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 4235.9, digest="sha256:e837ad87fa7d"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_tma",
-                164920,
-                255,
-                8427.6,
-                digest="sha256:e837ad87fa7d",
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 306.09),
+            estimated(1024, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 1092.0),
+            estimated(4096, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 4235.9),
+            estimated(16384, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 8427.6),
         ),
         *serve(
             "bwd_dkv_bf16_d96_causal",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 281.41, digest="sha256:e000899854e8"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 801.76, digest="sha256:e000899854e8"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 2843.7, digest="sha256:e000899854e8"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_ptr",
-                164864,
-                255,
-                5602.6,
-                digest="sha256:e000899854e8",
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 281.41),
+            estimated(1024, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 801.76),
+            estimated(4096, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 2843.7),
+            estimated(16384, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 5602.6),
         ),
         *serve(
             "bwd_dkv_bf16_d128",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 233.92, digest="sha256:a8321a01e68c"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 832.75, digest="sha256:a8321a01e68c"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 3228.0, digest="sha256:a8321a01e68c"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_tma",
-                164920,
-                255,
-                6421.8,
-                digest="sha256:a8321a01e68c",
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 233.92),
+            estimated(1024, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 832.75),
+            estimated(4096, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 3228.0),
+            estimated(16384, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 6421.8),
         ),
         *serve(
             "bwd_dkv_bf16_d128_causal",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 199.86, digest="sha256:d1c458c5286b"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 578.46, digest="sha256:d1c458c5286b"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 2056.7, digest="sha256:d1c458c5286b"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_ptr",
-                164864,
-                255,
-                3843.9,
-                digest="sha256:d1c458c5286b",
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 199.86),
+            estimated(1024, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 578.46),
+            estimated(4096, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 2056.7),
+            estimated(16384, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 3843.9),
         ),
         *serve(
             "bwd_dkv_bf16_d192",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 913.32, digest="sha256:115d1de50d8b"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 3457.3, digest="sha256:115d1de50d8b"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 13633.2, digest="sha256:115d1de50d8b"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                27201.1,
-                digest="sha256:115d1de50d8b",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 913.32),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 3457.3),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 13633.2),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 27201.1),
         ),
         *serve(
             "bwd_dkv_bf16_d192_causal",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 521.4, digest="sha256:74b29c1ec6e5"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1775.2, digest="sha256:74b29c1ec6e5"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 6494.8, digest="sha256:74b29c1ec6e5"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                12846.9,
-                digest="sha256:74b29c1ec6e5",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 521.4),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1775.2),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 6494.8),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 12846.9),
         ),
         *serve(
             "bwd_dkv_bf16_d256",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 727.03, digest="sha256:e5a466b51dff"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2753.0, digest="sha256:e5a466b51dff"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10856.7, digest="sha256:e5a466b51dff"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                21661.7,
-                digest="sha256:e5a466b51dff",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 727.03),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2753.0),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10856.7),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 21661.7),
         ),
         *serve(
             "bwd_dkv_bf16_d256_causal",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 417.33, digest="sha256:292758245972"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1423.0, digest="sha256:292758245972"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 5169.4, digest="sha256:292758245972"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                10214.9,
-                digest="sha256:292758245972",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 417.33),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1423.0),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 5169.4),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10214.9),
         ),
         *serve(
             "bwd_dkv_fp16_d64",
-            estimated(
-                1, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 341.82, digest="sha256:7fe753aa2711"
-            ),
-            estimated(
-                1024, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 1132.9, digest="sha256:7fe753aa2711"
-            ),
-            estimated(
-                4096, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 4297.1, digest="sha256:7fe753aa2711"
-            ),
-            estimated(
-                16384, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 8516.1, digest="sha256:7fe753aa2711"
-            ),
+            estimated(1, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 341.82),
+            estimated(1024, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 1132.9),
+            estimated(4096, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 4297.1),
+            estimated(16384, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 8516.1),
         ),
         *serve(
             "bwd_dkv_fp16_d64_causal",
-            estimated(
-                1, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 253.73, digest="sha256:38cd1684985b"
-            ),
-            estimated(
-                1024, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 662.78, digest="sha256:38cd1684985b"
-            ),
-            estimated(
-                4096, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 2294.2, digest="sha256:38cd1684985b"
-            ),
-            estimated(
-                16384, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 4366.1, digest="sha256:38cd1684985b"
-            ),
+            estimated(1, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 253.73),
+            estimated(1024, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 662.78),
+            estimated(4096, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 2294.2),
+            estimated(16384, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 4366.1),
         ),
         *serve(
             "bwd_dkv_fp16_d96",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 306.09, digest="sha256:95ab2934521f"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 1092.0, digest="sha256:95ab2934521f"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 4235.9, digest="sha256:95ab2934521f"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_tma",
-                164920,
-                255,
-                8427.6,
-                digest="sha256:95ab2934521f",
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 306.09),
+            estimated(1024, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 1092.0),
+            estimated(4096, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 4235.9),
+            estimated(16384, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 8427.6),
         ),
         *serve(
             "bwd_dkv_fp16_d96_causal",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 281.41, digest="sha256:db61bd2a162a"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 801.76, digest="sha256:db61bd2a162a"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 2843.7, digest="sha256:db61bd2a162a"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_ptr",
-                164864,
-                255,
-                5602.6,
-                digest="sha256:db61bd2a162a",
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 281.41),
+            estimated(1024, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 801.76),
+            estimated(4096, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 2843.7),
+            estimated(16384, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 5602.6),
         ),
         *serve(
             "bwd_dkv_fp16_d128",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 233.92, digest="sha256:2a9e750aeaf5"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 832.75, digest="sha256:2a9e750aeaf5"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 3228.0, digest="sha256:2a9e750aeaf5"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_tma",
-                164920,
-                255,
-                6421.8,
-                digest="sha256:2a9e750aeaf5",
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 233.92),
+            estimated(1024, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 832.75),
+            estimated(4096, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 3228.0),
+            estimated(16384, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 6421.8),
         ),
         *serve(
             "bwd_dkv_fp16_d128_causal",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 199.86, digest="sha256:d73939ae8887"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 578.46, digest="sha256:d73939ae8887"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 2056.7, digest="sha256:d73939ae8887"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_ptr",
-                164864,
-                255,
-                3843.9,
-                digest="sha256:d73939ae8887",
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 199.86),
+            estimated(1024, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 578.46),
+            estimated(4096, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 2056.7),
+            estimated(16384, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 3843.9),
         ),
         *serve(
             "bwd_dkv_fp16_d192",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 913.32, digest="sha256:63103d8a4f02"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 3457.3, digest="sha256:63103d8a4f02"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 13633.2, digest="sha256:63103d8a4f02"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                27201.1,
-                digest="sha256:63103d8a4f02",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 913.32),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 3457.3),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 13633.2),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 27201.1),
         ),
         *serve(
             "bwd_dkv_fp16_d192_causal",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 521.4, digest="sha256:ba6affd7e6df"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1775.2, digest="sha256:ba6affd7e6df"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 6494.8, digest="sha256:ba6affd7e6df"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                12846.9,
-                digest="sha256:ba6affd7e6df",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 521.4),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1775.2),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 6494.8),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 12846.9),
         ),
         *serve(
             "bwd_dkv_fp16_d256",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 727.03, digest="sha256:536abc5ac781"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2753.0, digest="sha256:536abc5ac781"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10856.7, digest="sha256:536abc5ac781"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                21661.7,
-                digest="sha256:536abc5ac781",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 727.03),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2753.0),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10856.7),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 21661.7),
         ),
         *serve(
             "bwd_dkv_fp16_d256_causal",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 417.33, digest="sha256:08ba27c1fc66"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1423.0, digest="sha256:08ba27c1fc66"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 5169.4, digest="sha256:08ba27c1fc66"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                10214.9,
-                digest="sha256:08ba27c1fc66",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 417.33),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1423.0),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 5169.4),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10214.9),
         ),
         *serve(
             "bwd_dq_bf16_d64",
-            estimated(
-                1, "br128_bc64_w8_s3_s_ahead_tma", 82944, 122, 174.17, digest="sha256:ebc3a6d05f68"
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                82944,
-                122,
-                576.85,
-                digest="sha256:ebc3a6d05f68",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                82944,
-                122,
-                2187.5,
-                digest="sha256:ebc3a6d05f68",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                82944,
-                122,
-                4335.1,
-                digest="sha256:ebc3a6d05f68",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma", 82944, 122, 174.17),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma", 82944, 122, 576.85),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma", 82944, 122, 2187.5),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma", 82944, 122, 4335.1),
         ),
         *serve(
             "bwd_dq_bf16_d64_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                82944,
-                122,
-                125.71,
-                digest="sha256:ecba83c292ef",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                82944,
-                122,
-                332.32,
-                digest="sha256:ecba83c292ef",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                82944,
-                122,
-                1159.1,
-                digest="sha256:ecba83c292ef",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                82944,
-                122,
-                2228.6,
-                digest="sha256:ecba83c292ef",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma_lpt", 82944, 122, 125.71),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma_lpt", 82944, 122, 332.32),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma_lpt", 82944, 122, 1159.1),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma_lpt", 82944, 122, 2228.6),
         ),
         *serve(
             "bwd_dq_bf16_d96",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                231.56,
-                digest="sha256:273cca3f6313",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                790.97,
-                digest="sha256:273cca3f6313",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                3028.6,
-                digest="sha256:273cca3f6313",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                6012.1,
-                digest="sha256:273cca3f6313",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 231.56),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 790.97),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 3028.6),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 6012.1),
         ),
         *serve(
             "bwd_dq_bf16_d96_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                163.45,
-                digest="sha256:25f210d86e2d",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                451.46,
-                digest="sha256:25f210d86e2d",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                1579.3,
-                digest="sha256:25f210d86e2d",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                3102.6,
-                digest="sha256:25f210d86e2d",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 163.45),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 451.46),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 1579.3),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 3102.6),
         ),
         *serve(
             "bwd_dq_bf16_d128",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                177.14,
-                digest="sha256:91e0edf50424",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                603.35,
-                digest="sha256:91e0edf50424",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                2308.2,
-                digest="sha256:91e0edf50424",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                4581.4,
-                digest="sha256:91e0edf50424",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 177.14),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 603.35),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 2308.2),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 4581.4),
         ),
         *serve(
             "bwd_dq_bf16_d128_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                126.67,
-                digest="sha256:61a46a2ebda5",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                350.11,
-                digest="sha256:61a46a2ebda5",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                1219.0,
-                digest="sha256:61a46a2ebda5",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                2267.6,
-                digest="sha256:61a46a2ebda5",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 126.67),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 350.11),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 1219.0),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 2267.6),
         ),
         *serve(
             "bwd_dq_bf16_d192",
-            estimated(
-                1, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 295.1, digest="sha256:9a31874ce27b"
-            ),
-            estimated(
-                1024,
-                "br64_bc32_w4_s3_s_ahead_tma",
-                164864,
-                242,
-                1038.5,
-                digest="sha256:9a31874ce27b",
-            ),
-            estimated(
-                4096,
-                "br64_bc32_w4_s3_s_ahead_tma",
-                164864,
-                242,
-                4012.4,
-                digest="sha256:9a31874ce27b",
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_s_ahead_tma",
-                164864,
-                242,
-                7977.4,
-                digest="sha256:9a31874ce27b",
-            ),
+            estimated(1, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 295.1),
+            estimated(1024, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 1038.5),
+            estimated(4096, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 4012.4),
+            estimated(16384, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 7977.4),
         ),
         *serve(
             "bwd_dq_bf16_d192_causal",
-            estimated(
-                1,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                189.71,
-                digest="sha256:77796431d552",
-            ),
-            estimated(
-                1024,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                565.59,
-                digest="sha256:77796431d552",
-            ),
-            estimated(
-                4096,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                1966.0,
-                digest="sha256:77796431d552",
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                3870.0,
-                digest="sha256:77796431d552",
-            ),
+            estimated(1, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 189.71),
+            estimated(1024, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 565.59),
+            estimated(4096, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 1966.0),
+            estimated(16384, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 3870.0),
         ),
         *serve(
             "bwd_dq_bf16_d256",
-            estimated(
-                1, "br128_bc32_w8_s2_fa2_ptr", 196608, 228, 230.02, digest="sha256:fa1a5cf379dd"
-            ),
-            estimated(
-                1024, "br128_bc32_w8_s2_fa2_ptr", 196608, 228, 858.4, digest="sha256:fa1a5cf379dd"
-            ),
-            estimated(
-                4096,
-                "br64_bc32_w4_s3_s_ahead_tma",
-                164864,
-                242,
-                3210.5,
-                digest="sha256:fb46f025d113",
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_s_ahead_tma",
-                164864,
-                242,
-                6382.5,
-                digest="sha256:fb46f025d113",
-            ),
+            estimated(1, "br128_bc32_w8_s2_fa2_ptr", 196608, 228, 230.02),
+            estimated(1024, "br128_bc32_w8_s2_fa2_ptr", 196608, 228, 858.4),
+            estimated(4096, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 3210.5),
+            estimated(16384, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 6382.5),
         ),
         *serve(
             "bwd_dq_bf16_d256_causal",
-            estimated(
-                1,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                154.5,
-                digest="sha256:1fe415869c53",
-            ),
-            estimated(
-                1024,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                458.46,
-                digest="sha256:1fe415869c53",
-            ),
-            estimated(
-                4096,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                1574.0,
-                digest="sha256:1fe415869c53",
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                3098.3,
-                digest="sha256:1fe415869c53",
-            ),
+            estimated(1, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 154.5),
+            estimated(1024, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 458.46),
+            estimated(4096, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 1574.0),
+            estimated(16384, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 3098.3),
         ),
         *serve(
             "bwd_dq_fp16_d64",
-            estimated(
-                1, "br128_bc64_w8_s3_s_ahead_tma", 82944, 122, 174.17, digest="sha256:7313757f4a46"
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                82944,
-                122,
-                576.85,
-                digest="sha256:7313757f4a46",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                82944,
-                122,
-                2187.5,
-                digest="sha256:7313757f4a46",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                82944,
-                122,
-                4335.1,
-                digest="sha256:7313757f4a46",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma", 82944, 122, 174.17),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma", 82944, 122, 576.85),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma", 82944, 122, 2187.5),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma", 82944, 122, 4335.1),
         ),
         *serve(
             "bwd_dq_fp16_d64_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                82944,
-                122,
-                125.71,
-                digest="sha256:5eb65771b6db",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                82944,
-                122,
-                332.32,
-                digest="sha256:5eb65771b6db",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                82944,
-                122,
-                1159.1,
-                digest="sha256:5eb65771b6db",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                82944,
-                122,
-                2228.6,
-                digest="sha256:5eb65771b6db",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma_lpt", 82944, 122, 125.71),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma_lpt", 82944, 122, 332.32),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma_lpt", 82944, 122, 1159.1),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma_lpt", 82944, 122, 2228.6),
         ),
         *serve(
             "bwd_dq_fp16_d96",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                231.56,
-                digest="sha256:583ceca16edf",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                790.97,
-                digest="sha256:583ceca16edf",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                3028.6,
-                digest="sha256:583ceca16edf",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                6012.1,
-                digest="sha256:583ceca16edf",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 231.56),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 790.97),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 3028.6),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 6012.1),
         ),
         *serve(
             "bwd_dq_fp16_d96_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                163.45,
-                digest="sha256:64a12fc0a862",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                451.46,
-                digest="sha256:64a12fc0a862",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                1579.3,
-                digest="sha256:64a12fc0a862",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                3102.6,
-                digest="sha256:64a12fc0a862",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 163.45),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 451.46),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 1579.3),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 3102.6),
         ),
         *serve(
             "bwd_dq_fp16_d128",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                177.14,
-                digest="sha256:8fd2c1b93bcf",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                603.35,
-                digest="sha256:8fd2c1b93bcf",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                2308.2,
-                digest="sha256:8fd2c1b93bcf",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                4581.4,
-                digest="sha256:8fd2c1b93bcf",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 177.14),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 603.35),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 2308.2),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 4581.4),
         ),
         *serve(
             "bwd_dq_fp16_d128_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                126.67,
-                digest="sha256:3fddf36dc7b5",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                350.11,
-                digest="sha256:3fddf36dc7b5",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                1219.0,
-                digest="sha256:3fddf36dc7b5",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                2267.6,
-                digest="sha256:3fddf36dc7b5",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 126.67),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 350.11),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 1219.0),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 2267.6),
         ),
         *serve(
             "bwd_dq_fp16_d192",
-            estimated(
-                1, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 295.1, digest="sha256:86676fad4aae"
-            ),
-            estimated(
-                1024,
-                "br64_bc32_w4_s3_s_ahead_tma",
-                164864,
-                242,
-                1038.5,
-                digest="sha256:86676fad4aae",
-            ),
-            estimated(
-                4096,
-                "br64_bc32_w4_s3_s_ahead_tma",
-                164864,
-                242,
-                4012.4,
-                digest="sha256:86676fad4aae",
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_s_ahead_tma",
-                164864,
-                242,
-                7977.4,
-                digest="sha256:86676fad4aae",
-            ),
+            estimated(1, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 295.1),
+            estimated(1024, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 1038.5),
+            estimated(4096, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 4012.4),
+            estimated(16384, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 7977.4),
         ),
         *serve(
             "bwd_dq_fp16_d192_causal",
-            estimated(
-                1,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                189.71,
-                digest="sha256:6e7c526ccb5a",
-            ),
-            estimated(
-                1024,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                565.59,
-                digest="sha256:6e7c526ccb5a",
-            ),
-            estimated(
-                4096,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                1966.0,
-                digest="sha256:6e7c526ccb5a",
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                3870.0,
-                digest="sha256:6e7c526ccb5a",
-            ),
+            estimated(1, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 189.71),
+            estimated(1024, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 565.59),
+            estimated(4096, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 1966.0),
+            estimated(16384, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 3870.0),
         ),
         *serve(
             "bwd_dq_fp16_d256",
-            estimated(
-                1, "br128_bc32_w8_s2_fa2_ptr", 196608, 228, 230.02, digest="sha256:84851c1a9f14"
-            ),
-            estimated(
-                1024, "br128_bc32_w8_s2_fa2_ptr", 196608, 228, 858.4, digest="sha256:84851c1a9f14"
-            ),
-            estimated(
-                4096,
-                "br64_bc32_w4_s3_s_ahead_tma",
-                164864,
-                242,
-                3210.5,
-                digest="sha256:41883a634ebb",
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_s_ahead_tma",
-                164864,
-                242,
-                6382.5,
-                digest="sha256:41883a634ebb",
-            ),
+            estimated(1, "br128_bc32_w8_s2_fa2_ptr", 196608, 228, 230.02),
+            estimated(1024, "br128_bc32_w8_s2_fa2_ptr", 196608, 228, 858.4),
+            estimated(4096, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 3210.5),
+            estimated(16384, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 6382.5),
         ),
         *serve(
             "bwd_dq_fp16_d256_causal",
-            estimated(
-                1,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                154.5,
-                digest="sha256:d5f9d7d07af6",
-            ),
-            estimated(
-                1024,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                458.46,
-                digest="sha256:d5f9d7d07af6",
-            ),
-            estimated(
-                4096,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                1574.0,
-                digest="sha256:d5f9d7d07af6",
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                3098.3,
-                digest="sha256:d5f9d7d07af6",
-            ),
+            estimated(1, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 154.5),
+            estimated(1024, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 458.46),
+            estimated(4096, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 1574.0),
+            estimated(16384, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 3098.3),
         ),
         *serve(
             "bwd_fused_bf16_d64",
-            estimated(
-                1, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 528.49, digest="sha256:135babce6b54"
-            ),
-            estimated(
-                1024, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 1877.3, digest="sha256:135babce6b54"
-            ),
-            estimated(
-                4096, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 7272.6, digest="sha256:135babce6b54"
-            ),
-            estimated(
-                16384, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 14466.3, digest="sha256:135babce6b54"
-            ),
+            estimated(1, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 528.49),
+            estimated(1024, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 1877.3),
+            estimated(4096, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 7272.6),
+            estimated(16384, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 14466.3),
         ),
         *serve(
             "bwd_fused_bf16_d64_causal",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 384.04, digest="sha256:25eab3dbd272"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 1120.1, digest="sha256:25eab3dbd272"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 4025.8, digest="sha256:25eab3dbd272"
-            ),
-            estimated(
-                16384, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 7725.4, digest="sha256:25eab3dbd272"
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 384.04),
+            estimated(1024, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 1120.1),
+            estimated(4096, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 4025.8),
+            estimated(16384, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 7725.4),
         ),
         *serve(
             "bwd_fused_bf16_d96",
-            estimated(
-                1, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 799.64, digest="sha256:e3a2dde00cc2"
-            ),
-            estimated(
-                1024, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 3067.2, digest="sha256:e3a2dde00cc2"
-            ),
-            estimated(
-                4096,
-                "br32_bc128_w8_s2_fa2_tma",
-                106784,
-                220,
-                12137.3,
-                digest="sha256:e3a2dde00cc2",
-            ),
-            estimated(
-                16384,
-                "br32_bc128_w8_s2_fa2_tma",
-                106784,
-                220,
-                24230.9,
-                digest="sha256:e3a2dde00cc2",
-            ),
+            estimated(1, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 799.64),
+            estimated(1024, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 3067.2),
+            estimated(4096, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 12137.3),
+            estimated(16384, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 24230.9),
         ),
         *serve(
             "bwd_fused_bf16_d96_causal",
-            estimated(
-                1, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 551.19, digest="sha256:f6f212691486"
-            ),
-            estimated(
-                1024, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 1776.3, digest="sha256:f6f212691486"
-            ),
-            estimated(
-                4096, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 6588.5, digest="sha256:f6f212691486"
-            ),
-            estimated(
-                16384,
-                "br32_bc128_w8_s2_fa2_tma",
-                106784,
-                255,
-                13086.6,
-                digest="sha256:f6f212691486",
-            ),
+            estimated(1, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 551.19),
+            estimated(1024, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 1776.3),
+            estimated(4096, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 6588.5),
+            estimated(16384, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 13086.6),
         ),
         *serve(
             "bwd_fused_bf16_d128",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 411.99, digest="sha256:f128d9275990"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 1532.2, digest="sha256:f128d9275990"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 6013.3, digest="sha256:f128d9275990"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_ptr",
-                197632,
-                255,
-                11987.9,
-                digest="sha256:f128d9275990",
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 411.99),
+            estimated(1024, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 1532.2),
+            estimated(4096, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 6013.3),
+            estimated(16384, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 11987.9),
         ),
         *serve(
             "bwd_fused_bf16_d128_causal",
-            estimated(
-                1, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 415.53, digest="sha256:01d1ffb1869e"
-            ),
-            estimated(
-                1024, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 1359.1, digest="sha256:01d1ffb1869e"
-            ),
-            estimated(
-                4096, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 5048.3, digest="sha256:01d1ffb1869e"
-            ),
-            estimated(
-                16384,
-                "br32_bc128_w8_s2_fa2_tma",
-                106784,
-                255,
-                9519.7,
-                digest="sha256:01d1ffb1869e",
-            ),
+            estimated(1, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 415.53),
+            estimated(1024, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 1359.1),
+            estimated(4096, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 5048.3),
+            estimated(16384, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 9519.7),
         ),
         *serve(
             "bwd_fused_bf16_d192",
-            estimated(
-                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 1671.9, digest="sha256:73fca53acfd9"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 6546.1, digest="sha256:73fca53acfd9"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 26042.8, digest="sha256:73fca53acfd9"
-            ),
-            estimated(
-                16384,
-                "br16_bc64_w8_s4_fa2_ptr",
-                180608,
-                255,
-                52038.4,
-                digest="sha256:73fca53acfd9",
-            ),
+            estimated(1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 1671.9),
+            estimated(1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 6546.1),
+            estimated(4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 26042.8),
+            estimated(16384, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 52038.4),
         ),
         *serve(
             "bwd_fused_bf16_d192_causal",
-            estimated(
-                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 988.08, digest="sha256:2de1972e6886"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 3479.5, digest="sha256:2de1972e6886"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 12841.0, digest="sha256:2de1972e6886"
-            ),
-            estimated(
-                16384,
-                "br16_bc64_w8_s4_fa2_ptr",
-                180608,
-                255,
-                25387.9,
-                digest="sha256:2de1972e6886",
-            ),
+            estimated(1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 988.08),
+            estimated(1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 3479.5),
+            estimated(4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 12841.0),
+            estimated(16384, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 25387.9),
         ),
         *serve(
             "bwd_fused_bf16_d256",
-            estimated(
-                1, "br16_bc64_w8_s2_fa2_ptr", 147584, 255, 1432.6, digest="sha256:405c5c19ba67"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s2_fa2_ptr", 147584, 255, 5619.8, digest="sha256:405c5c19ba67"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s2_fa2_ptr", 147584, 255, 22368.8, digest="sha256:405c5c19ba67"
-            ),
-            estimated(
-                16384,
-                "br16_bc64_w8_s2_fa2_ptr",
-                147584,
-                255,
-                44700.8,
-                digest="sha256:405c5c19ba67",
-            ),
+            estimated(1, "br16_bc64_w8_s2_fa2_ptr", 147584, 255, 1432.6),
+            estimated(1024, "br16_bc64_w8_s2_fa2_ptr", 147584, 255, 5619.8),
+            estimated(4096, "br16_bc64_w8_s2_fa2_ptr", 147584, 255, 22368.8),
+            estimated(16384, "br16_bc64_w8_s2_fa2_ptr", 147584, 255, 44700.8),
         ),
         *serve(
             "bwd_fused_bf16_d256_causal",
-            estimated(
-                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 779.74, digest="sha256:502c68b7001d"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 2751.6, digest="sha256:502c68b7001d"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 10037.9, digest="sha256:502c68b7001d"
-            ),
-            estimated(
-                16384,
-                "br16_bc64_w8_s4_fa2_ptr",
-                180608,
-                255,
-                19844.5,
-                digest="sha256:502c68b7001d",
-            ),
+            estimated(1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 779.74),
+            estimated(1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 2751.6),
+            estimated(4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 10037.9),
+            estimated(16384, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 19844.5),
         ),
         *serve(
             "bwd_fused_fp16_d64",
-            estimated(
-                1, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 528.49, digest="sha256:17e6f5cf8a61"
-            ),
-            estimated(
-                1024, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 1877.3, digest="sha256:17e6f5cf8a61"
-            ),
-            estimated(
-                4096, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 7272.6, digest="sha256:17e6f5cf8a61"
-            ),
-            estimated(
-                16384, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 14466.3, digest="sha256:17e6f5cf8a61"
-            ),
+            estimated(1, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 528.49),
+            estimated(1024, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 1877.3),
+            estimated(4096, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 7272.6),
+            estimated(16384, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 14466.3),
         ),
         *serve(
             "bwd_fused_fp16_d64_causal",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 384.04, digest="sha256:085f52fd74ad"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 1120.1, digest="sha256:085f52fd74ad"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 4025.8, digest="sha256:085f52fd74ad"
-            ),
-            estimated(
-                16384, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 7725.4, digest="sha256:085f52fd74ad"
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 384.04),
+            estimated(1024, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 1120.1),
+            estimated(4096, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 4025.8),
+            estimated(16384, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 7725.4),
         ),
         *serve(
             "bwd_fused_fp16_d96",
-            estimated(
-                1, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 799.64, digest="sha256:d85e88a88479"
-            ),
-            estimated(
-                1024, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 3067.2, digest="sha256:d85e88a88479"
-            ),
-            estimated(
-                4096,
-                "br32_bc128_w8_s2_fa2_tma",
-                106784,
-                220,
-                12137.3,
-                digest="sha256:d85e88a88479",
-            ),
-            estimated(
-                16384,
-                "br32_bc128_w8_s2_fa2_tma",
-                106784,
-                220,
-                24230.9,
-                digest="sha256:d85e88a88479",
-            ),
+            estimated(1, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 799.64),
+            estimated(1024, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 3067.2),
+            estimated(4096, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 12137.3),
+            estimated(16384, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 24230.9),
         ),
         *serve(
             "bwd_fused_fp16_d96_causal",
-            estimated(
-                1, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 551.19, digest="sha256:07036c257c56"
-            ),
-            estimated(
-                1024, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 1776.3, digest="sha256:07036c257c56"
-            ),
-            estimated(
-                4096, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 6588.5, digest="sha256:07036c257c56"
-            ),
-            estimated(
-                16384,
-                "br32_bc128_w8_s2_fa2_tma",
-                106784,
-                255,
-                13086.6,
-                digest="sha256:07036c257c56",
-            ),
+            estimated(1, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 551.19),
+            estimated(1024, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 1776.3),
+            estimated(4096, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 6588.5),
+            estimated(16384, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 13086.6),
         ),
         *serve(
             "bwd_fused_fp16_d128",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 411.99, digest="sha256:2e67437bbbf6"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 1532.2, digest="sha256:2e67437bbbf6"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 6013.3, digest="sha256:2e67437bbbf6"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_ptr",
-                197632,
-                255,
-                11987.9,
-                digest="sha256:2e67437bbbf6",
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 411.99),
+            estimated(1024, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 1532.2),
+            estimated(4096, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 6013.3),
+            estimated(16384, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 11987.9),
         ),
         *serve(
             "bwd_fused_fp16_d128_causal",
-            estimated(
-                1, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 415.53, digest="sha256:02c57f421ad7"
-            ),
-            estimated(
-                1024, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 1359.1, digest="sha256:02c57f421ad7"
-            ),
-            estimated(
-                4096, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 5048.3, digest="sha256:02c57f421ad7"
-            ),
-            estimated(
-                16384,
-                "br32_bc128_w8_s2_fa2_tma",
-                106784,
-                255,
-                9519.7,
-                digest="sha256:02c57f421ad7",
-            ),
+            estimated(1, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 415.53),
+            estimated(1024, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 1359.1),
+            estimated(4096, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 5048.3),
+            estimated(16384, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 9519.7),
         ),
         *serve(
             "bwd_fused_fp16_d192",
-            estimated(
-                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 1671.9, digest="sha256:e6a940b521ed"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 6546.1, digest="sha256:e6a940b521ed"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 26042.8, digest="sha256:e6a940b521ed"
-            ),
-            estimated(
-                16384,
-                "br16_bc64_w8_s4_fa2_ptr",
-                180608,
-                255,
-                52038.4,
-                digest="sha256:e6a940b521ed",
-            ),
+            estimated(1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 1671.9),
+            estimated(1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 6546.1),
+            estimated(4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 26042.8),
+            estimated(16384, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 52038.4),
         ),
         *serve(
             "bwd_fused_fp16_d192_causal",
-            estimated(
-                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 988.08, digest="sha256:dca7a3ee09bf"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 3479.5, digest="sha256:dca7a3ee09bf"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 12841.0, digest="sha256:dca7a3ee09bf"
-            ),
-            estimated(
-                16384,
-                "br16_bc64_w8_s4_fa2_ptr",
-                180608,
-                255,
-                25387.9,
-                digest="sha256:dca7a3ee09bf",
-            ),
+            estimated(1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 988.08),
+            estimated(1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 3479.5),
+            estimated(4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 12841.0),
+            estimated(16384, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 25387.9),
         ),
         *serve(
             "bwd_fused_fp16_d256",
-            estimated(
-                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 1302.3, digest="sha256:f444252bc988"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 5095.6, digest="sha256:f444252bc988"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 20268.8, digest="sha256:f444252bc988"
-            ),
-            estimated(
-                16384,
-                "br16_bc64_w8_s4_fa2_ptr",
-                180608,
-                255,
-                40499.7,
-                digest="sha256:f444252bc988",
-            ),
+            estimated(1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 1302.3),
+            estimated(1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 5095.6),
+            estimated(4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 20268.8),
+            estimated(16384, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 40499.7),
         ),
         *serve(
             "bwd_fused_fp16_d256_causal",
-            estimated(
-                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 779.74, digest="sha256:9e7aa46d2a3b"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 2751.6, digest="sha256:9e7aa46d2a3b"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 10037.9, digest="sha256:9e7aa46d2a3b"
-            ),
-            estimated(
-                16384,
-                "br16_bc64_w8_s4_fa2_ptr",
-                180608,
-                255,
-                19844.5,
-                digest="sha256:9e7aa46d2a3b",
-            ),
+            estimated(1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 779.74),
+            estimated(1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 2751.6),
+            estimated(4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 10037.9),
+            estimated(16384, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 19844.5),
         ),
     )
 
@@ -7748,2238 +3711,633 @@ def nvidia_h200() -> tuple[Choice, ...]:
     return (
         *serve(
             "fwd_bf16_d64",
-            estimated(
-                1, "br128_bc64_w8_s3_s_ahead_tma", 73784, 128, 162.26, digest="sha256:8cfd668d3335"
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                73784,
-                128,
-                565.07,
-                digest="sha256:8cfd668d3335",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                73784,
-                128,
-                2176.3,
-                digest="sha256:8cfd668d3335",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                73784,
-                128,
-                4324.6,
-                digest="sha256:8cfd668d3335",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma", 73784, 128, 162.26),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma", 73784, 128, 565.07),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma", 73784, 128, 2176.3),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma", 73784, 128, 4324.6),
         ),
         *serve(
             "fwd_bf16_d64_causal",
-            estimated(
-                1, "br128_bc64_w8_s3_fa2_tma_lpt", 66560, 107, 132.55, digest="sha256:6582adf15abf"
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_fa2_tma_lpt",
-                66560,
-                107,
-                337.63,
-                digest="sha256:6582adf15abf",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_fa2_tma_lpt",
-                66560,
-                107,
-                1153.5,
-                digest="sha256:6582adf15abf",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_fa2_tma_lpt",
-                66560,
-                107,
-                2232.3,
-                digest="sha256:6582adf15abf",
-            ),
+            estimated(1, "br128_bc64_w8_s3_fa2_tma_lpt", 66560, 107, 132.55),
+            estimated(1024, "br128_bc64_w8_s3_fa2_tma_lpt", 66560, 107, 337.63),
+            estimated(4096, "br128_bc64_w8_s3_fa2_tma_lpt", 66560, 107, 1153.5),
+            estimated(16384, "br128_bc64_w8_s3_fa2_tma_lpt", 66560, 107, 2232.3),
         ),
         *serve(
             "fwd_bf16_d96",
-            estimated(
-                1,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                163.15,
-                digest="sha256:8ab5659a0acb",
-            ),
-            estimated(
-                1024,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                618.46,
-                digest="sha256:8ab5659a0acb",
-            ),
-            estimated(
-                4096,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                2439.7,
-                digest="sha256:8ab5659a0acb",
-            ),
-            estimated(
-                16384,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                4868.1,
-                digest="sha256:8ab5659a0acb",
-            ),
+            estimated(1, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 163.15),
+            estimated(1024, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 618.46),
+            estimated(4096, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 2439.7),
+            estimated(16384, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 4868.1),
         ),
         *serve(
             "fwd_bf16_d96_causal",
-            estimated(
-                1,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                112.62,
-                digest="sha256:5b12b15cbb66",
-            ),
-            estimated(
-                1024,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                347.43,
-                digest="sha256:5b12b15cbb66",
-            ),
-            estimated(
-                4096,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                1271.0,
-                digest="sha256:5b12b15cbb66",
-            ),
-            estimated(
-                16384,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                2517.1,
-                digest="sha256:5b12b15cbb66",
-            ),
+            estimated(1, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 112.62),
+            estimated(1024, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 347.43),
+            estimated(4096, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 1271.0),
+            estimated(16384, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 2517.1),
         ),
         *serve(
             "fwd_bf16_d128",
-            estimated(
-                1,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                125.02,
-                digest="sha256:af160b53aa1d",
-            ),
-            estimated(
-                1024,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                471.93,
-                digest="sha256:af160b53aa1d",
-            ),
-            estimated(
-                4096,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                1859.6,
-                digest="sha256:af160b53aa1d",
-            ),
-            estimated(
-                16384,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                3709.7,
-                digest="sha256:af160b53aa1d",
-            ),
+            estimated(1, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 125.02),
+            estimated(1024, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 471.93),
+            estimated(4096, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 1859.6),
+            estimated(16384, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 3709.7),
         ),
         *serve(
             "fwd_bf16_d128_causal",
-            estimated(
-                1,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                87.778,
-                digest="sha256:2e5ce37d2a20",
-            ),
-            estimated(
-                1024,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                269.95,
-                digest="sha256:2e5ce37d2a20",
-            ),
-            estimated(
-                4096,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                981.67,
-                digest="sha256:2e5ce37d2a20",
-            ),
-            estimated(
-                16384,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                1844.1,
-                digest="sha256:2e5ce37d2a20",
-            ),
+            estimated(1, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 87.778),
+            estimated(1024, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 269.95),
+            estimated(4096, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 981.67),
+            estimated(16384, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 1844.1),
         ),
         *serve(
             "fwd_bf16_d192",
-            estimated(
-                1,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                140.56,
-                digest="sha256:3fd8f4479278",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                535.13,
-                digest="sha256:3fd8f4479278",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                2113.4,
-                digest="sha256:3fd8f4479278",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                4217.8,
-                digest="sha256:3fd8f4479278",
-            ),
+            estimated(1, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 140.56),
+            estimated(1024, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 535.13),
+            estimated(4096, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 2113.4),
+            estimated(16384, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 4217.8),
         ),
         *serve(
             "fwd_bf16_d192_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                101.2,
-                digest="sha256:fafb7fe93ef7",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                316.62,
-                digest="sha256:fafb7fe93ef7",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                1145.1,
-                digest="sha256:fafb7fe93ef7",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                2087.4,
-                digest="sha256:fafb7fe93ef7",
-            ),
+            estimated(1, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 101.2),
+            estimated(1024, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 316.62),
+            estimated(4096, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 1145.1),
+            estimated(16384, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 2087.4),
         ),
         *serve(
             "fwd_bf16_d256",
-            estimated(
-                1,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                113.05,
-                digest="sha256:7a813c4d206d",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                428.7,
-                digest="sha256:7a813c4d206d",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                1691.3,
-                digest="sha256:7a813c4d206d",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                3374.8,
-                digest="sha256:7a813c4d206d",
-            ),
+            estimated(1, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 113.05),
+            estimated(1024, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 428.7),
+            estimated(4096, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 1691.3),
+            estimated(16384, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 3374.8),
         ),
         *serve(
             "fwd_bf16_d256_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                83.727,
-                digest="sha256:e8af498780dd",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                259.94,
-                digest="sha256:e8af498780dd",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                936.19,
-                digest="sha256:e8af498780dd",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                1672.7,
-                digest="sha256:e8af498780dd",
-            ),
+            estimated(1, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 83.727),
+            estimated(1024, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 259.94),
+            estimated(4096, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 936.19),
+            estimated(16384, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 1672.7),
         ),
         *serve(
             "fwd_fp16_d64",
-            estimated(
-                1, "br128_bc64_w8_s3_s_ahead_tma", 73784, 128, 162.26, digest="sha256:ced2e5040c44"
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                73784,
-                128,
-                565.07,
-                digest="sha256:ced2e5040c44",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                73784,
-                128,
-                2176.3,
-                digest="sha256:ced2e5040c44",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                73784,
-                128,
-                4324.6,
-                digest="sha256:ced2e5040c44",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma", 73784, 128, 162.26),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma", 73784, 128, 565.07),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma", 73784, 128, 2176.3),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma", 73784, 128, 4324.6),
         ),
         *serve(
             "fwd_fp16_d64_causal",
-            estimated(
-                1, "br128_bc64_w8_s3_fa2_tma_lpt", 66560, 107, 132.55, digest="sha256:74d3a78e5acf"
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_fa2_tma_lpt",
-                66560,
-                107,
-                337.63,
-                digest="sha256:74d3a78e5acf",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_fa2_tma_lpt",
-                66560,
-                107,
-                1153.5,
-                digest="sha256:74d3a78e5acf",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_fa2_tma_lpt",
-                66560,
-                107,
-                2232.3,
-                digest="sha256:74d3a78e5acf",
-            ),
+            estimated(1, "br128_bc64_w8_s3_fa2_tma_lpt", 66560, 107, 132.55),
+            estimated(1024, "br128_bc64_w8_s3_fa2_tma_lpt", 66560, 107, 337.63),
+            estimated(4096, "br128_bc64_w8_s3_fa2_tma_lpt", 66560, 107, 1153.5),
+            estimated(16384, "br128_bc64_w8_s3_fa2_tma_lpt", 66560, 107, 2232.3),
         ),
         *serve(
             "fwd_fp16_d96",
-            estimated(
-                1,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                163.15,
-                digest="sha256:a37eda997289",
-            ),
-            estimated(
-                1024,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                618.46,
-                digest="sha256:a37eda997289",
-            ),
-            estimated(
-                4096,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                2439.7,
-                digest="sha256:a37eda997289",
-            ),
-            estimated(
-                16384,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                4868.1,
-                digest="sha256:a37eda997289",
-            ),
+            estimated(1, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 163.15),
+            estimated(1024, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 618.46),
+            estimated(4096, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 2439.7),
+            estimated(16384, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 4868.1),
         ),
         *serve(
             "fwd_fp16_d96_causal",
-            estimated(
-                1,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                112.62,
-                digest="sha256:e6ee3904fbfa",
-            ),
-            estimated(
-                1024,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                347.43,
-                digest="sha256:e6ee3904fbfa",
-            ),
-            estimated(
-                4096,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                1271.0,
-                digest="sha256:e6ee3904fbfa",
-            ),
-            estimated(
-                16384,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                2517.1,
-                digest="sha256:e6ee3904fbfa",
-            ),
+            estimated(1, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 112.62),
+            estimated(1024, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 347.43),
+            estimated(4096, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 1271.0),
+            estimated(16384, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 2517.1),
         ),
         *serve(
             "fwd_fp16_d128",
-            estimated(
-                1,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                125.02,
-                digest="sha256:95ff9793e0ed",
-            ),
-            estimated(
-                1024,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                471.93,
-                digest="sha256:95ff9793e0ed",
-            ),
-            estimated(
-                4096,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                1859.6,
-                digest="sha256:95ff9793e0ed",
-            ),
-            estimated(
-                16384,
-                "br128_bc128_w8_s2_s_ahead_tma",
-                196640,
-                250,
-                3709.7,
-                digest="sha256:95ff9793e0ed",
-            ),
+            estimated(1, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 125.02),
+            estimated(1024, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 471.93),
+            estimated(4096, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 1859.6),
+            estimated(16384, "br128_bc128_w8_s2_s_ahead_tma", 196640, 250, 3709.7),
         ),
         *serve(
             "fwd_fp16_d128_causal",
-            estimated(
-                1,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                87.778,
-                digest="sha256:d065cfa03ff4",
-            ),
-            estimated(
-                1024,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                269.95,
-                digest="sha256:d065cfa03ff4",
-            ),
-            estimated(
-                4096,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                981.67,
-                digest="sha256:d065cfa03ff4",
-            ),
-            estimated(
-                16384,
-                "br128_bc128_w8_s2_s_ahead_tma_lpt",
-                197632,
-                255,
-                1844.1,
-                digest="sha256:d065cfa03ff4",
-            ),
+            estimated(1, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 87.778),
+            estimated(1024, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 269.95),
+            estimated(4096, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 981.67),
+            estimated(16384, "br128_bc128_w8_s2_s_ahead_tma_lpt", 197632, 255, 1844.1),
         ),
         *serve(
             "fwd_fp16_d192",
-            estimated(
-                1,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                140.56,
-                digest="sha256:34271632ffd7",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                535.13,
-                digest="sha256:34271632ffd7",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                2113.4,
-                digest="sha256:34271632ffd7",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                4217.8,
-                digest="sha256:34271632ffd7",
-            ),
+            estimated(1, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 140.56),
+            estimated(1024, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 535.13),
+            estimated(4096, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 2113.4),
+            estimated(16384, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 4217.8),
         ),
         *serve(
             "fwd_fp16_d192_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                101.2,
-                digest="sha256:3607573bc8a0",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                316.62,
-                digest="sha256:3607573bc8a0",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                1145.1,
-                digest="sha256:3607573bc8a0",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                2087.4,
-                digest="sha256:3607573bc8a0",
-            ),
+            estimated(1, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 101.2),
+            estimated(1024, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 316.62),
+            estimated(4096, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 1145.1),
+            estimated(16384, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 2087.4),
         ),
         *serve(
             "fwd_fp16_d256",
-            estimated(
-                1,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                113.05,
-                digest="sha256:a1ae63053134",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                428.7,
-                digest="sha256:a1ae63053134",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                1691.3,
-                digest="sha256:a1ae63053134",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s2_s_ahead_tma",
-                229408,
-                236,
-                3374.8,
-                digest="sha256:a1ae63053134",
-            ),
+            estimated(1, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 113.05),
+            estimated(1024, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 428.7),
+            estimated(4096, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 1691.3),
+            estimated(16384, "br128_bc64_w8_s2_s_ahead_tma", 229408, 236, 3374.8),
         ),
         *serve(
             "fwd_fp16_d256_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                83.727,
-                digest="sha256:f9fa11a2a544",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                259.94,
-                digest="sha256:f9fa11a2a544",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                936.19,
-                digest="sha256:f9fa11a2a544",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s2_s_ahead_tma_lpt",
-                230400,
-                239,
-                1672.7,
-                digest="sha256:f9fa11a2a544",
-            ),
+            estimated(1, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 83.727),
+            estimated(1024, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 259.94),
+            estimated(4096, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 936.19),
+            estimated(16384, "br128_bc64_w8_s2_s_ahead_tma_lpt", 230400, 239, 1672.7),
         ),
         *serve(
             "bwd_delta_bf16_d64",
-            estimated(1, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 31.399, digest="sha256:9a9a5cfb793d"),
-            estimated(
-                1024, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 31.399, digest="sha256:9a9a5cfb793d"
-            ),
-            estimated(
-                4096, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 31.399, digest="sha256:9a9a5cfb793d"
-            ),
-            estimated(
-                16384, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 31.399, digest="sha256:9a9a5cfb793d"
-            ),
+            estimated(1, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 31.399),
+            estimated(1024, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 31.399),
+            estimated(4096, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 31.399),
+            estimated(16384, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 31.399),
         ),
         *serve(
             "bwd_delta_bf16_d96",
-            estimated(1, "br16_bc16_w2_s1_fa2_ptr", 64, 34, 30.812, digest="sha256:5814e909812a"),
-            estimated(
-                1024, "br16_bc16_w2_s1_fa2_ptr", 64, 34, 30.812, digest="sha256:5814e909812a"
-            ),
-            estimated(
-                4096, "br16_bc16_w2_s1_fa2_ptr", 64, 34, 30.812, digest="sha256:5814e909812a"
-            ),
-            estimated(
-                16384, "br16_bc16_w2_s1_fa2_ptr", 64, 34, 30.812, digest="sha256:5814e909812a"
-            ),
+            estimated(1, "br16_bc16_w2_s1_fa2_ptr", 64, 34, 30.812),
+            estimated(1024, "br16_bc16_w2_s1_fa2_ptr", 64, 34, 30.812),
+            estimated(4096, "br16_bc16_w2_s1_fa2_ptr", 64, 34, 30.812),
+            estimated(16384, "br16_bc16_w2_s1_fa2_ptr", 64, 34, 30.812),
         ),
         *serve(
             "bwd_delta_bf16_d128",
-            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 31.18, digest="sha256:d6c15554d065"),
-            estimated(
-                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 31.18, digest="sha256:d6c15554d065"
-            ),
-            estimated(
-                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 31.18, digest="sha256:d6c15554d065"
-            ),
-            estimated(
-                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 31.18, digest="sha256:d6c15554d065"
-            ),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 31.18),
+            estimated(1024, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 31.18),
+            estimated(4096, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 31.18),
+            estimated(16384, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 31.18),
         ),
         *serve(
             "bwd_delta_bf16_d192",
-            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 38, 29.351, digest="sha256:1331922c318d"),
-            estimated(
-                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 38, 29.351, digest="sha256:1331922c318d"
-            ),
-            estimated(
-                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 38, 29.351, digest="sha256:1331922c318d"
-            ),
-            estimated(
-                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 38, 29.351, digest="sha256:1331922c318d"
-            ),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 38, 29.351),
+            estimated(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 38, 29.351),
+            estimated(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 38, 29.351),
+            estimated(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 38, 29.351),
         ),
         *serve(
             "bwd_delta_bf16_d256",
-            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 31.071, digest="sha256:e0d2e8c1e1bb"),
-            estimated(
-                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 31.071, digest="sha256:e0d2e8c1e1bb"
-            ),
-            estimated(
-                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 31.071, digest="sha256:e0d2e8c1e1bb"
-            ),
-            estimated(
-                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 31.071, digest="sha256:e0d2e8c1e1bb"
-            ),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 31.071),
+            estimated(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 31.071),
+            estimated(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 31.071),
+            estimated(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 31.071),
         ),
         *serve(
             "bwd_delta_fp16_d64",
-            estimated(1, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 31.399, digest="sha256:95d941f40ad0"),
-            estimated(
-                1024, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 31.399, digest="sha256:95d941f40ad0"
-            ),
-            estimated(
-                4096, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 31.399, digest="sha256:95d941f40ad0"
-            ),
-            estimated(
-                16384, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 31.399, digest="sha256:95d941f40ad0"
-            ),
+            estimated(1, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 31.399),
+            estimated(1024, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 31.399),
+            estimated(4096, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 31.399),
+            estimated(16384, "br64_bc16_w8_s1_fa2_ptr", 256, 32, 31.399),
         ),
         *serve(
             "bwd_delta_fp16_d96",
-            estimated(1, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 30.812, digest="sha256:60a58ec704de"),
-            estimated(
-                1024, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 30.812, digest="sha256:60a58ec704de"
-            ),
-            estimated(
-                4096, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 30.812, digest="sha256:60a58ec704de"
-            ),
-            estimated(
-                16384, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 30.812, digest="sha256:60a58ec704de"
-            ),
+            estimated(1, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 30.812),
+            estimated(1024, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 30.812),
+            estimated(4096, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 30.812),
+            estimated(16384, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 30.812),
         ),
         *serve(
             "bwd_delta_fp16_d128",
-            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 31.18, digest="sha256:e502ad56704f"),
-            estimated(
-                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 31.18, digest="sha256:e502ad56704f"
-            ),
-            estimated(
-                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 31.18, digest="sha256:e502ad56704f"
-            ),
-            estimated(
-                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 31.18, digest="sha256:e502ad56704f"
-            ),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 31.18),
+            estimated(1024, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 31.18),
+            estimated(4096, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 31.18),
+            estimated(16384, "br32_bc16_w4_s1_fa2_ptr", 128, 34, 31.18),
         ),
         *serve(
             "bwd_delta_fp16_d192",
-            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 29.351, digest="sha256:a065b572ca09"),
-            estimated(
-                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 29.351, digest="sha256:a065b572ca09"
-            ),
-            estimated(
-                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 29.351, digest="sha256:a065b572ca09"
-            ),
-            estimated(
-                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 29.351, digest="sha256:a065b572ca09"
-            ),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 29.351),
+            estimated(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 29.351),
+            estimated(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 29.351),
+            estimated(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 29.351),
         ),
         *serve(
             "bwd_delta_fp16_d256",
-            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 31.071, digest="sha256:010afaaf1d29"),
-            estimated(
-                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 31.071, digest="sha256:010afaaf1d29"
-            ),
-            estimated(
-                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 31.071, digest="sha256:010afaaf1d29"
-            ),
-            estimated(
-                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 31.071, digest="sha256:010afaaf1d29"
-            ),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 31.071),
+            estimated(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 31.071),
+            estimated(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 31.071),
+            estimated(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 34, 31.071),
         ),
         *serve(
             "bwd_dkv_bf16_d64",
-            estimated(
-                1, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 335.95, digest="sha256:9b67aa2b89b3"
-            ),
-            estimated(
-                1024, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 1109.4, digest="sha256:9b67aa2b89b3"
-            ),
-            estimated(
-                4096, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 4203.3, digest="sha256:9b67aa2b89b3"
-            ),
-            estimated(
-                16384, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 8328.4, digest="sha256:9b67aa2b89b3"
-            ),
+            estimated(1, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 335.95),
+            estimated(1024, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 1109.4),
+            estimated(4096, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 4203.3),
+            estimated(16384, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 8328.4),
         ),
         *serve(
             "bwd_dkv_bf16_d64_causal",
-            estimated(
-                1, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 253.73, digest="sha256:93f16b00ad24"
-            ),
-            estimated(
-                1024, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 662.78, digest="sha256:93f16b00ad24"
-            ),
-            estimated(
-                4096, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 2294.2, digest="sha256:93f16b00ad24"
-            ),
-            estimated(
-                16384, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 4366.1, digest="sha256:93f16b00ad24"
-            ),
+            estimated(1, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 253.73),
+            estimated(1024, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 662.78),
+            estimated(4096, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 2294.2),
+            estimated(16384, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 4366.1),
         ),
         *serve(
             "bwd_dkv_bf16_d96",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 306.09, digest="sha256:e837ad87fa7d"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 1092.0, digest="sha256:e837ad87fa7d"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 4235.9, digest="sha256:e837ad87fa7d"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_tma",
-                164920,
-                255,
-                8427.6,
-                digest="sha256:e837ad87fa7d",
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 306.09),
+            estimated(1024, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 1092.0),
+            estimated(4096, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 4235.9),
+            estimated(16384, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 8427.6),
         ),
         *serve(
             "bwd_dkv_bf16_d96_causal",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 281.41, digest="sha256:e000899854e8"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 801.76, digest="sha256:e000899854e8"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 2843.7, digest="sha256:e000899854e8"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_ptr",
-                164864,
-                255,
-                5602.6,
-                digest="sha256:e000899854e8",
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 281.41),
+            estimated(1024, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 801.76),
+            estimated(4096, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 2843.7),
+            estimated(16384, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 5602.6),
         ),
         *serve(
             "bwd_dkv_bf16_d128",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 233.92, digest="sha256:a8321a01e68c"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 832.75, digest="sha256:a8321a01e68c"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 3228.0, digest="sha256:a8321a01e68c"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_tma",
-                164920,
-                255,
-                6421.8,
-                digest="sha256:a8321a01e68c",
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 233.92),
+            estimated(1024, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 832.75),
+            estimated(4096, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 3228.0),
+            estimated(16384, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 6421.8),
         ),
         *serve(
             "bwd_dkv_bf16_d128_causal",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 199.86, digest="sha256:d1c458c5286b"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 578.46, digest="sha256:d1c458c5286b"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 2056.7, digest="sha256:d1c458c5286b"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_ptr",
-                164864,
-                255,
-                3843.9,
-                digest="sha256:d1c458c5286b",
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 199.86),
+            estimated(1024, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 578.46),
+            estimated(4096, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 2056.7),
+            estimated(16384, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 3843.9),
         ),
         *serve(
             "bwd_dkv_bf16_d192",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 913.32, digest="sha256:115d1de50d8b"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 3457.3, digest="sha256:115d1de50d8b"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 13633.2, digest="sha256:115d1de50d8b"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                27201.1,
-                digest="sha256:115d1de50d8b",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 913.32),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 3457.3),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 13633.2),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 27201.1),
         ),
         *serve(
             "bwd_dkv_bf16_d192_causal",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 521.4, digest="sha256:74b29c1ec6e5"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1775.2, digest="sha256:74b29c1ec6e5"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 6494.8, digest="sha256:74b29c1ec6e5"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                12846.9,
-                digest="sha256:74b29c1ec6e5",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 521.4),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1775.2),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 6494.8),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 12846.9),
         ),
         *serve(
             "bwd_dkv_bf16_d256",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 727.03, digest="sha256:e5a466b51dff"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2753.0, digest="sha256:e5a466b51dff"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10856.7, digest="sha256:e5a466b51dff"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                21661.7,
-                digest="sha256:e5a466b51dff",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 727.03),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2753.0),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10856.7),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 21661.7),
         ),
         *serve(
             "bwd_dkv_bf16_d256_causal",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 417.33, digest="sha256:292758245972"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1423.0, digest="sha256:292758245972"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 5169.4, digest="sha256:292758245972"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                10214.9,
-                digest="sha256:292758245972",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 417.33),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1423.0),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 5169.4),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10214.9),
         ),
         *serve(
             "bwd_dkv_fp16_d64",
-            estimated(
-                1, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 341.82, digest="sha256:7fe753aa2711"
-            ),
-            estimated(
-                1024, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 1132.9, digest="sha256:7fe753aa2711"
-            ),
-            estimated(
-                4096, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 4297.1, digest="sha256:7fe753aa2711"
-            ),
-            estimated(
-                16384, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 8516.1, digest="sha256:7fe753aa2711"
-            ),
+            estimated(1, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 341.82),
+            estimated(1024, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 1132.9),
+            estimated(4096, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 4297.1),
+            estimated(16384, "br64_bc64_w4_s3_fa2_tma", 66616, 219, 8516.1),
         ),
         *serve(
             "bwd_dkv_fp16_d64_causal",
-            estimated(
-                1, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 253.73, digest="sha256:38cd1684985b"
-            ),
-            estimated(
-                1024, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 662.78, digest="sha256:38cd1684985b"
-            ),
-            estimated(
-                4096, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 2294.2, digest="sha256:38cd1684985b"
-            ),
-            estimated(
-                16384, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 4366.1, digest="sha256:38cd1684985b"
-            ),
+            estimated(1, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 253.73),
+            estimated(1024, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 662.78),
+            estimated(4096, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 2294.2),
+            estimated(16384, "br64_bc64_w4_s3_fa2_ptr", 66560, 253, 4366.1),
         ),
         *serve(
             "bwd_dkv_fp16_d96",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 306.09, digest="sha256:95ab2934521f"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 1092.0, digest="sha256:95ab2934521f"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 4235.9, digest="sha256:95ab2934521f"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_tma",
-                164920,
-                255,
-                8427.6,
-                digest="sha256:95ab2934521f",
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 306.09),
+            estimated(1024, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 1092.0),
+            estimated(4096, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 4235.9),
+            estimated(16384, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 8427.6),
         ),
         *serve(
             "bwd_dkv_fp16_d96_causal",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 281.41, digest="sha256:db61bd2a162a"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 801.76, digest="sha256:db61bd2a162a"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 2843.7, digest="sha256:db61bd2a162a"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_ptr",
-                164864,
-                255,
-                5602.6,
-                digest="sha256:db61bd2a162a",
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 281.41),
+            estimated(1024, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 801.76),
+            estimated(4096, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 2843.7),
+            estimated(16384, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 5602.6),
         ),
         *serve(
             "bwd_dkv_fp16_d128",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 233.92, digest="sha256:2a9e750aeaf5"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 832.75, digest="sha256:2a9e750aeaf5"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 3228.0, digest="sha256:2a9e750aeaf5"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_tma",
-                164920,
-                255,
-                6421.8,
-                digest="sha256:2a9e750aeaf5",
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 233.92),
+            estimated(1024, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 832.75),
+            estimated(4096, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 3228.0),
+            estimated(16384, "br64_bc128_w8_s3_fa2_tma", 164920, 255, 6421.8),
         ),
         *serve(
             "bwd_dkv_fp16_d128_causal",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 199.86, digest="sha256:d73939ae8887"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 578.46, digest="sha256:d73939ae8887"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 2056.7, digest="sha256:d73939ae8887"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_ptr",
-                164864,
-                255,
-                3843.9,
-                digest="sha256:d73939ae8887",
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 199.86),
+            estimated(1024, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 578.46),
+            estimated(4096, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 2056.7),
+            estimated(16384, "br64_bc128_w8_s3_fa2_ptr", 164864, 255, 3843.9),
         ),
         *serve(
             "bwd_dkv_fp16_d192",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 913.32, digest="sha256:63103d8a4f02"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 3457.3, digest="sha256:63103d8a4f02"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 13633.2, digest="sha256:63103d8a4f02"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                27201.1,
-                digest="sha256:63103d8a4f02",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 913.32),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 3457.3),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 13633.2),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 27201.1),
         ),
         *serve(
             "bwd_dkv_fp16_d192_causal",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 521.4, digest="sha256:ba6affd7e6df"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1775.2, digest="sha256:ba6affd7e6df"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 6494.8, digest="sha256:ba6affd7e6df"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                12846.9,
-                digest="sha256:ba6affd7e6df",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 521.4),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1775.2),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 6494.8),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 12846.9),
         ),
         *serve(
             "bwd_dkv_fp16_d256",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 727.03, digest="sha256:536abc5ac781"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2753.0, digest="sha256:536abc5ac781"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10856.7, digest="sha256:536abc5ac781"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                21661.7,
-                digest="sha256:536abc5ac781",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 727.03),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2753.0),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10856.7),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 21661.7),
         ),
         *serve(
             "bwd_dkv_fp16_d256_causal",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 417.33, digest="sha256:08ba27c1fc66"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1423.0, digest="sha256:08ba27c1fc66"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 5169.4, digest="sha256:08ba27c1fc66"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                10214.9,
-                digest="sha256:08ba27c1fc66",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 417.33),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1423.0),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 5169.4),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10214.9),
         ),
         *serve(
             "bwd_dq_bf16_d64",
-            estimated(
-                1, "br128_bc64_w8_s3_s_ahead_tma", 82944, 122, 174.17, digest="sha256:ebc3a6d05f68"
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                82944,
-                122,
-                576.85,
-                digest="sha256:ebc3a6d05f68",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                82944,
-                122,
-                2187.5,
-                digest="sha256:ebc3a6d05f68",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                82944,
-                122,
-                4335.1,
-                digest="sha256:ebc3a6d05f68",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma", 82944, 122, 174.17),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma", 82944, 122, 576.85),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma", 82944, 122, 2187.5),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma", 82944, 122, 4335.1),
         ),
         *serve(
             "bwd_dq_bf16_d64_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                82944,
-                122,
-                125.71,
-                digest="sha256:ecba83c292ef",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                82944,
-                122,
-                332.32,
-                digest="sha256:ecba83c292ef",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                82944,
-                122,
-                1159.1,
-                digest="sha256:ecba83c292ef",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                82944,
-                122,
-                2228.6,
-                digest="sha256:ecba83c292ef",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma_lpt", 82944, 122, 125.71),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma_lpt", 82944, 122, 332.32),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma_lpt", 82944, 122, 1159.1),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma_lpt", 82944, 122, 2228.6),
         ),
         *serve(
             "bwd_dq_bf16_d96",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                231.56,
-                digest="sha256:273cca3f6313",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                790.97,
-                digest="sha256:273cca3f6313",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                3028.6,
-                digest="sha256:273cca3f6313",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                6012.1,
-                digest="sha256:273cca3f6313",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 231.56),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 790.97),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 3028.6),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 6012.1),
         ),
         *serve(
             "bwd_dq_bf16_d96_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                163.45,
-                digest="sha256:25f210d86e2d",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                451.46,
-                digest="sha256:25f210d86e2d",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                1579.3,
-                digest="sha256:25f210d86e2d",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                3102.6,
-                digest="sha256:25f210d86e2d",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 163.45),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 451.46),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 1579.3),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 3102.6),
         ),
         *serve(
             "bwd_dq_bf16_d128",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                177.14,
-                digest="sha256:91e0edf50424",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                603.35,
-                digest="sha256:91e0edf50424",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                2308.2,
-                digest="sha256:91e0edf50424",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                4581.4,
-                digest="sha256:91e0edf50424",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 177.14),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 603.35),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 2308.2),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 4581.4),
         ),
         *serve(
             "bwd_dq_bf16_d128_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                126.67,
-                digest="sha256:61a46a2ebda5",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                350.11,
-                digest="sha256:61a46a2ebda5",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                1219.0,
-                digest="sha256:61a46a2ebda5",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                2267.6,
-                digest="sha256:61a46a2ebda5",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 126.67),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 350.11),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 1219.0),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 2267.6),
         ),
         *serve(
             "bwd_dq_bf16_d192",
-            estimated(
-                1, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 295.1, digest="sha256:9a31874ce27b"
-            ),
-            estimated(
-                1024,
-                "br64_bc32_w4_s3_s_ahead_tma",
-                164864,
-                242,
-                1038.5,
-                digest="sha256:9a31874ce27b",
-            ),
-            estimated(
-                4096,
-                "br64_bc32_w4_s3_s_ahead_tma",
-                164864,
-                242,
-                4012.4,
-                digest="sha256:9a31874ce27b",
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_s_ahead_tma",
-                164864,
-                242,
-                7977.4,
-                digest="sha256:9a31874ce27b",
-            ),
+            estimated(1, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 295.1),
+            estimated(1024, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 1038.5),
+            estimated(4096, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 4012.4),
+            estimated(16384, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 7977.4),
         ),
         *serve(
             "bwd_dq_bf16_d192_causal",
-            estimated(
-                1,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                189.71,
-                digest="sha256:77796431d552",
-            ),
-            estimated(
-                1024,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                565.59,
-                digest="sha256:77796431d552",
-            ),
-            estimated(
-                4096,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                1966.0,
-                digest="sha256:77796431d552",
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                3870.0,
-                digest="sha256:77796431d552",
-            ),
+            estimated(1, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 189.71),
+            estimated(1024, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 565.59),
+            estimated(4096, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 1966.0),
+            estimated(16384, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 3870.0),
         ),
         *serve(
             "bwd_dq_bf16_d256",
-            estimated(
-                1, "br128_bc32_w8_s2_fa2_ptr", 196608, 228, 230.02, digest="sha256:fa1a5cf379dd"
-            ),
-            estimated(
-                1024, "br128_bc32_w8_s2_fa2_ptr", 196608, 228, 858.4, digest="sha256:fa1a5cf379dd"
-            ),
-            estimated(
-                4096,
-                "br64_bc32_w4_s3_s_ahead_tma",
-                164864,
-                242,
-                3210.5,
-                digest="sha256:fb46f025d113",
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_s_ahead_tma",
-                164864,
-                242,
-                6382.5,
-                digest="sha256:fb46f025d113",
-            ),
+            estimated(1, "br128_bc32_w8_s2_fa2_ptr", 196608, 228, 230.02),
+            estimated(1024, "br128_bc32_w8_s2_fa2_ptr", 196608, 228, 858.4),
+            estimated(4096, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 3210.5),
+            estimated(16384, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 6382.5),
         ),
         *serve(
             "bwd_dq_bf16_d256_causal",
-            estimated(
-                1,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                154.5,
-                digest="sha256:1fe415869c53",
-            ),
-            estimated(
-                1024,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                458.46,
-                digest="sha256:1fe415869c53",
-            ),
-            estimated(
-                4096,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                1574.0,
-                digest="sha256:1fe415869c53",
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                3098.3,
-                digest="sha256:1fe415869c53",
-            ),
+            estimated(1, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 154.5),
+            estimated(1024, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 458.46),
+            estimated(4096, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 1574.0),
+            estimated(16384, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 3098.3),
         ),
         *serve(
             "bwd_dq_fp16_d64",
-            estimated(
-                1, "br128_bc64_w8_s3_s_ahead_tma", 82944, 122, 174.17, digest="sha256:7313757f4a46"
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                82944,
-                122,
-                576.85,
-                digest="sha256:7313757f4a46",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                82944,
-                122,
-                2187.5,
-                digest="sha256:7313757f4a46",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                82944,
-                122,
-                4335.1,
-                digest="sha256:7313757f4a46",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma", 82944, 122, 174.17),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma", 82944, 122, 576.85),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma", 82944, 122, 2187.5),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma", 82944, 122, 4335.1),
         ),
         *serve(
             "bwd_dq_fp16_d64_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                82944,
-                122,
-                125.71,
-                digest="sha256:5eb65771b6db",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                82944,
-                122,
-                332.32,
-                digest="sha256:5eb65771b6db",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                82944,
-                122,
-                1159.1,
-                digest="sha256:5eb65771b6db",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                82944,
-                122,
-                2228.6,
-                digest="sha256:5eb65771b6db",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma_lpt", 82944, 122, 125.71),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma_lpt", 82944, 122, 332.32),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma_lpt", 82944, 122, 1159.1),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma_lpt", 82944, 122, 2228.6),
         ),
         *serve(
             "bwd_dq_fp16_d96",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                231.56,
-                digest="sha256:583ceca16edf",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                790.97,
-                digest="sha256:583ceca16edf",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                3028.6,
-                digest="sha256:583ceca16edf",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                6012.1,
-                digest="sha256:583ceca16edf",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 231.56),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 790.97),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 3028.6),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 6012.1),
         ),
         *serve(
             "bwd_dq_fp16_d96_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                163.45,
-                digest="sha256:64a12fc0a862",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                451.46,
-                digest="sha256:64a12fc0a862",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                1579.3,
-                digest="sha256:64a12fc0a862",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                3102.6,
-                digest="sha256:64a12fc0a862",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 163.45),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 451.46),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 1579.3),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 3102.6),
         ),
         *serve(
             "bwd_dq_fp16_d128",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                177.14,
-                digest="sha256:8fd2c1b93bcf",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                603.35,
-                digest="sha256:8fd2c1b93bcf",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                2308.2,
-                digest="sha256:8fd2c1b93bcf",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma",
-                164864,
-                174,
-                4581.4,
-                digest="sha256:8fd2c1b93bcf",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 177.14),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 603.35),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 2308.2),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma", 164864, 174, 4581.4),
         ),
         *serve(
             "bwd_dq_fp16_d128_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                126.67,
-                digest="sha256:3fddf36dc7b5",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                350.11,
-                digest="sha256:3fddf36dc7b5",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                1219.0,
-                digest="sha256:3fddf36dc7b5",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_tma_lpt",
-                164864,
-                175,
-                2267.6,
-                digest="sha256:3fddf36dc7b5",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 126.67),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 350.11),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 1219.0),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_tma_lpt", 164864, 175, 2267.6),
         ),
         *serve(
             "bwd_dq_fp16_d192",
-            estimated(
-                1, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 295.1, digest="sha256:86676fad4aae"
-            ),
-            estimated(
-                1024,
-                "br64_bc32_w4_s3_s_ahead_tma",
-                164864,
-                242,
-                1038.5,
-                digest="sha256:86676fad4aae",
-            ),
-            estimated(
-                4096,
-                "br64_bc32_w4_s3_s_ahead_tma",
-                164864,
-                242,
-                4012.4,
-                digest="sha256:86676fad4aae",
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_s_ahead_tma",
-                164864,
-                242,
-                7977.4,
-                digest="sha256:86676fad4aae",
-            ),
+            estimated(1, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 295.1),
+            estimated(1024, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 1038.5),
+            estimated(4096, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 4012.4),
+            estimated(16384, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 7977.4),
         ),
         *serve(
             "bwd_dq_fp16_d192_causal",
-            estimated(
-                1,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                189.71,
-                digest="sha256:6e7c526ccb5a",
-            ),
-            estimated(
-                1024,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                565.59,
-                digest="sha256:6e7c526ccb5a",
-            ),
-            estimated(
-                4096,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                1966.0,
-                digest="sha256:6e7c526ccb5a",
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                3870.0,
-                digest="sha256:6e7c526ccb5a",
-            ),
+            estimated(1, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 189.71),
+            estimated(1024, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 565.59),
+            estimated(4096, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 1966.0),
+            estimated(16384, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 3870.0),
         ),
         *serve(
             "bwd_dq_fp16_d256",
-            estimated(
-                1, "br128_bc32_w8_s2_fa2_ptr", 196608, 228, 230.02, digest="sha256:84851c1a9f14"
-            ),
-            estimated(
-                1024, "br128_bc32_w8_s2_fa2_ptr", 196608, 228, 858.4, digest="sha256:84851c1a9f14"
-            ),
-            estimated(
-                4096,
-                "br64_bc32_w4_s3_s_ahead_tma",
-                164864,
-                242,
-                3210.5,
-                digest="sha256:41883a634ebb",
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_s_ahead_tma",
-                164864,
-                242,
-                6382.5,
-                digest="sha256:41883a634ebb",
-            ),
+            estimated(1, "br128_bc32_w8_s2_fa2_ptr", 196608, 228, 230.02),
+            estimated(1024, "br128_bc32_w8_s2_fa2_ptr", 196608, 228, 858.4),
+            estimated(4096, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 3210.5),
+            estimated(16384, "br64_bc32_w4_s3_s_ahead_tma", 164864, 242, 6382.5),
         ),
         *serve(
             "bwd_dq_fp16_d256_causal",
-            estimated(
-                1,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                154.5,
-                digest="sha256:d5f9d7d07af6",
-            ),
-            estimated(
-                1024,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                458.46,
-                digest="sha256:d5f9d7d07af6",
-            ),
-            estimated(
-                4096,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                1574.0,
-                digest="sha256:d5f9d7d07af6",
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_s_ahead_tma_lpt",
-                164864,
-                245,
-                3098.3,
-                digest="sha256:d5f9d7d07af6",
-            ),
+            estimated(1, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 154.5),
+            estimated(1024, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 458.46),
+            estimated(4096, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 1574.0),
+            estimated(16384, "br64_bc32_w4_s3_s_ahead_tma_lpt", 164864, 245, 3098.3),
         ),
         *serve(
             "bwd_fused_bf16_d64",
-            estimated(
-                1, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 528.49, digest="sha256:135babce6b54"
-            ),
-            estimated(
-                1024, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 1877.3, digest="sha256:135babce6b54"
-            ),
-            estimated(
-                4096, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 7272.6, digest="sha256:135babce6b54"
-            ),
-            estimated(
-                16384, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 14466.3, digest="sha256:135babce6b54"
-            ),
+            estimated(1, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 528.49),
+            estimated(1024, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 1877.3),
+            estimated(4096, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 7272.6),
+            estimated(16384, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 14466.3),
         ),
         *serve(
             "bwd_fused_bf16_d64_causal",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 384.04, digest="sha256:25eab3dbd272"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 1120.1, digest="sha256:25eab3dbd272"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 4025.8, digest="sha256:25eab3dbd272"
-            ),
-            estimated(
-                16384, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 7725.4, digest="sha256:25eab3dbd272"
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 384.04),
+            estimated(1024, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 1120.1),
+            estimated(4096, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 4025.8),
+            estimated(16384, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 7725.4),
         ),
         *serve(
             "bwd_fused_bf16_d96",
-            estimated(
-                1, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 799.64, digest="sha256:e3a2dde00cc2"
-            ),
-            estimated(
-                1024, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 3067.2, digest="sha256:e3a2dde00cc2"
-            ),
-            estimated(
-                4096,
-                "br32_bc128_w8_s2_fa2_tma",
-                106784,
-                220,
-                12137.3,
-                digest="sha256:e3a2dde00cc2",
-            ),
-            estimated(
-                16384,
-                "br32_bc128_w8_s2_fa2_tma",
-                106784,
-                220,
-                24230.9,
-                digest="sha256:e3a2dde00cc2",
-            ),
+            estimated(1, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 799.64),
+            estimated(1024, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 3067.2),
+            estimated(4096, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 12137.3),
+            estimated(16384, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 24230.9),
         ),
         *serve(
             "bwd_fused_bf16_d96_causal",
-            estimated(
-                1, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 551.19, digest="sha256:f6f212691486"
-            ),
-            estimated(
-                1024, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 1776.3, digest="sha256:f6f212691486"
-            ),
-            estimated(
-                4096, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 6588.5, digest="sha256:f6f212691486"
-            ),
-            estimated(
-                16384,
-                "br32_bc128_w8_s2_fa2_tma",
-                106784,
-                255,
-                13086.6,
-                digest="sha256:f6f212691486",
-            ),
+            estimated(1, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 551.19),
+            estimated(1024, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 1776.3),
+            estimated(4096, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 6588.5),
+            estimated(16384, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 13086.6),
         ),
         *serve(
             "bwd_fused_bf16_d128",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 411.99, digest="sha256:f128d9275990"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 1532.2, digest="sha256:f128d9275990"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 6013.3, digest="sha256:f128d9275990"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_ptr",
-                197632,
-                255,
-                11987.9,
-                digest="sha256:f128d9275990",
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 411.99),
+            estimated(1024, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 1532.2),
+            estimated(4096, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 6013.3),
+            estimated(16384, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 11987.9),
         ),
         *serve(
             "bwd_fused_bf16_d128_causal",
-            estimated(
-                1, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 415.53, digest="sha256:01d1ffb1869e"
-            ),
-            estimated(
-                1024, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 1359.1, digest="sha256:01d1ffb1869e"
-            ),
-            estimated(
-                4096, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 5048.3, digest="sha256:01d1ffb1869e"
-            ),
-            estimated(
-                16384,
-                "br32_bc128_w8_s2_fa2_tma",
-                106784,
-                255,
-                9519.7,
-                digest="sha256:01d1ffb1869e",
-            ),
+            estimated(1, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 415.53),
+            estimated(1024, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 1359.1),
+            estimated(4096, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 5048.3),
+            estimated(16384, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 9519.7),
         ),
         *serve(
             "bwd_fused_bf16_d192",
-            estimated(
-                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 1671.9, digest="sha256:73fca53acfd9"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 6546.1, digest="sha256:73fca53acfd9"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 26042.8, digest="sha256:73fca53acfd9"
-            ),
-            estimated(
-                16384,
-                "br16_bc64_w8_s4_fa2_ptr",
-                180608,
-                255,
-                52038.4,
-                digest="sha256:73fca53acfd9",
-            ),
+            estimated(1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 1671.9),
+            estimated(1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 6546.1),
+            estimated(4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 26042.8),
+            estimated(16384, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 52038.4),
         ),
         *serve(
             "bwd_fused_bf16_d192_causal",
-            estimated(
-                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 988.08, digest="sha256:2de1972e6886"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 3479.5, digest="sha256:2de1972e6886"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 12841.0, digest="sha256:2de1972e6886"
-            ),
-            estimated(
-                16384,
-                "br16_bc64_w8_s4_fa2_ptr",
-                180608,
-                255,
-                25387.9,
-                digest="sha256:2de1972e6886",
-            ),
+            estimated(1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 988.08),
+            estimated(1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 3479.5),
+            estimated(4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 12841.0),
+            estimated(16384, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 25387.9),
         ),
         *serve(
             "bwd_fused_bf16_d256",
-            estimated(
-                1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 1537.7, digest="sha256:5fd0877af04d"
-            ),
-            estimated(
-                1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 6006.9, digest="sha256:5fd0877af04d"
-            ),
-            estimated(
-                4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 23883.4, digest="sha256:5fd0877af04d"
-            ),
-            estimated(
-                16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 47718.8, digest="sha256:5fd0877af04d"
-            ),
+            estimated(1, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 1537.7),
+            estimated(1024, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 6006.9),
+            estimated(4096, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 23883.4),
+            estimated(16384, "br16_bc32_w4_s2_fa2_ptr", 65664, 255, 47718.8),
         ),
         *serve(
             "bwd_fused_bf16_d256_causal",
-            estimated(
-                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 779.74, digest="sha256:502c68b7001d"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 2751.6, digest="sha256:502c68b7001d"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 10037.9, digest="sha256:502c68b7001d"
-            ),
-            estimated(
-                16384,
-                "br16_bc64_w8_s4_fa2_ptr",
-                180608,
-                255,
-                19844.5,
-                digest="sha256:502c68b7001d",
-            ),
+            estimated(1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 779.74),
+            estimated(1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 2751.6),
+            estimated(4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 10037.9),
+            estimated(16384, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 19844.5),
         ),
         *serve(
             "bwd_fused_fp16_d64",
-            estimated(
-                1, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 528.49, digest="sha256:17e6f5cf8a61"
-            ),
-            estimated(
-                1024, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 1877.3, digest="sha256:17e6f5cf8a61"
-            ),
-            estimated(
-                4096, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 7272.6, digest="sha256:17e6f5cf8a61"
-            ),
-            estimated(
-                16384, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 14466.3, digest="sha256:17e6f5cf8a61"
-            ),
+            estimated(1, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 528.49),
+            estimated(1024, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 1877.3),
+            estimated(4096, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 7272.6),
+            estimated(16384, "br64_bc64_w4_s3_fa2_tma", 83000, 237, 14466.3),
         ),
         *serve(
             "bwd_fused_fp16_d64_causal",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 384.04, digest="sha256:085f52fd74ad"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 1120.1, digest="sha256:085f52fd74ad"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 4025.8, digest="sha256:085f52fd74ad"
-            ),
-            estimated(
-                16384, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 7725.4, digest="sha256:085f52fd74ad"
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 384.04),
+            estimated(1024, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 1120.1),
+            estimated(4096, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 4025.8),
+            estimated(16384, "br64_bc128_w8_s3_fa2_ptr", 99328, 248, 7725.4),
         ),
         *serve(
             "bwd_fused_fp16_d96",
-            estimated(
-                1, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 799.64, digest="sha256:d85e88a88479"
-            ),
-            estimated(
-                1024, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 3067.2, digest="sha256:d85e88a88479"
-            ),
-            estimated(
-                4096,
-                "br32_bc128_w8_s2_fa2_tma",
-                106784,
-                220,
-                12137.3,
-                digest="sha256:d85e88a88479",
-            ),
-            estimated(
-                16384,
-                "br32_bc128_w8_s2_fa2_tma",
-                106784,
-                220,
-                24230.9,
-                digest="sha256:d85e88a88479",
-            ),
+            estimated(1, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 799.64),
+            estimated(1024, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 3067.2),
+            estimated(4096, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 12137.3),
+            estimated(16384, "br32_bc128_w8_s2_fa2_tma", 106784, 220, 24230.9),
         ),
         *serve(
             "bwd_fused_fp16_d96_causal",
-            estimated(
-                1, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 551.19, digest="sha256:07036c257c56"
-            ),
-            estimated(
-                1024, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 1776.3, digest="sha256:07036c257c56"
-            ),
-            estimated(
-                4096, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 6588.5, digest="sha256:07036c257c56"
-            ),
-            estimated(
-                16384,
-                "br32_bc128_w8_s2_fa2_tma",
-                106784,
-                255,
-                13086.6,
-                digest="sha256:07036c257c56",
-            ),
+            estimated(1, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 551.19),
+            estimated(1024, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 1776.3),
+            estimated(4096, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 6588.5),
+            estimated(16384, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 13086.6),
         ),
         *serve(
             "bwd_fused_fp16_d128",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 411.99, digest="sha256:2e67437bbbf6"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 1532.2, digest="sha256:2e67437bbbf6"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 6013.3, digest="sha256:2e67437bbbf6"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_ptr",
-                197632,
-                255,
-                11987.9,
-                digest="sha256:2e67437bbbf6",
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 411.99),
+            estimated(1024, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 1532.2),
+            estimated(4096, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 6013.3),
+            estimated(16384, "br64_bc128_w8_s3_fa2_ptr", 197632, 255, 11987.9),
         ),
         *serve(
             "bwd_fused_fp16_d128_causal",
-            estimated(
-                1, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 415.53, digest="sha256:02c57f421ad7"
-            ),
-            estimated(
-                1024, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 1359.1, digest="sha256:02c57f421ad7"
-            ),
-            estimated(
-                4096, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 5048.3, digest="sha256:02c57f421ad7"
-            ),
-            estimated(
-                16384,
-                "br32_bc128_w8_s2_fa2_tma",
-                106784,
-                255,
-                9519.7,
-                digest="sha256:02c57f421ad7",
-            ),
+            estimated(1, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 415.53),
+            estimated(1024, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 1359.1),
+            estimated(4096, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 5048.3),
+            estimated(16384, "br32_bc128_w8_s2_fa2_tma", 106784, 255, 9519.7),
         ),
         *serve(
             "bwd_fused_fp16_d192",
-            estimated(
-                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 1671.9, digest="sha256:e6a940b521ed"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 6546.1, digest="sha256:e6a940b521ed"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 26042.8, digest="sha256:e6a940b521ed"
-            ),
-            estimated(
-                16384,
-                "br16_bc64_w8_s4_fa2_ptr",
-                180608,
-                255,
-                52038.4,
-                digest="sha256:e6a940b521ed",
-            ),
+            estimated(1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 1671.9),
+            estimated(1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 6546.1),
+            estimated(4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 26042.8),
+            estimated(16384, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 52038.4),
         ),
         *serve(
             "bwd_fused_fp16_d192_causal",
-            estimated(
-                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 988.08, digest="sha256:dca7a3ee09bf"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 3479.5, digest="sha256:dca7a3ee09bf"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 12841.0, digest="sha256:dca7a3ee09bf"
-            ),
-            estimated(
-                16384,
-                "br16_bc64_w8_s4_fa2_ptr",
-                180608,
-                255,
-                25387.9,
-                digest="sha256:dca7a3ee09bf",
-            ),
+            estimated(1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 988.08),
+            estimated(1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 3479.5),
+            estimated(4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 12841.0),
+            estimated(16384, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 25387.9),
         ),
         *serve(
             "bwd_fused_fp16_d256",
-            estimated(
-                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 1302.3, digest="sha256:f444252bc988"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 5095.6, digest="sha256:f444252bc988"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 20268.8, digest="sha256:f444252bc988"
-            ),
-            estimated(
-                16384,
-                "br16_bc64_w8_s4_fa2_ptr",
-                180608,
-                255,
-                40499.7,
-                digest="sha256:f444252bc988",
-            ),
+            estimated(1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 1302.3),
+            estimated(1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 5095.6),
+            estimated(4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 20268.8),
+            estimated(16384, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 40499.7),
         ),
         *serve(
             "bwd_fused_fp16_d256_causal",
-            estimated(
-                1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 779.74, digest="sha256:9e7aa46d2a3b"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 2751.6, digest="sha256:9e7aa46d2a3b"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 10037.9, digest="sha256:9e7aa46d2a3b"
-            ),
-            estimated(
-                16384,
-                "br16_bc64_w8_s4_fa2_ptr",
-                180608,
-                255,
-                19844.5,
-                digest="sha256:9e7aa46d2a3b",
-            ),
+            estimated(1, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 779.74),
+            estimated(1024, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 2751.6),
+            estimated(4096, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 10037.9),
+            estimated(16384, "br16_bc64_w8_s4_fa2_ptr", 180608, 255, 19844.5),
         ),
     )
 
@@ -9989,1933 +4347,633 @@ def nvidia_l4() -> tuple[Choice, ...]:
     return (
         *serve(
             "fwd_bf16_d64",
-            estimated(
-                1, "br128_bc32_w8_s4_fa2_ptr", 40960, 128, 904.78, digest="sha256:f245fe020b73"
-            ),
-            estimated(
-                1024, "br128_bc32_w8_s4_fa2_ptr", 40960, 128, 2383.4, digest="sha256:f245fe020b73"
-            ),
-            estimated(
-                4096, "br128_bc32_w8_s4_fa2_ptr", 40960, 128, 9322.6, digest="sha256:f245fe020b73"
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w8_s4_fa2_ptr",
-                40960,
-                128,
-                18574.7,
-                digest="sha256:f245fe020b73",
-            ),
+            estimated(1, "br128_bc32_w8_s4_fa2_ptr", 40960, 128, 904.78),
+            estimated(1024, "br128_bc32_w8_s4_fa2_ptr", 40960, 128, 2383.4),
+            estimated(4096, "br128_bc32_w8_s4_fa2_ptr", 40960, 128, 9322.6),
+            estimated(16384, "br128_bc32_w8_s4_fa2_ptr", 40960, 128, 18574.7),
         ),
         *serve(
             "fwd_bf16_d64_causal",
-            estimated(
-                1, "br64_bc32_w4_s3_fa2_ptr_lpt", 24576, 136, 904.78, digest="sha256:3336afeeb465"
-            ),
-            estimated(
-                1024,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                24576,
-                136,
-                1363.5,
-                digest="sha256:3336afeeb465",
-            ),
-            estimated(
-                4096,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                24576,
-                136,
-                4993.1,
-                digest="sha256:3336afeeb465",
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                24576,
-                136,
-                9755.7,
-                digest="sha256:3336afeeb465",
-            ),
+            estimated(1, "br64_bc32_w4_s3_fa2_ptr_lpt", 24576, 136, 904.78),
+            estimated(1024, "br64_bc32_w4_s3_fa2_ptr_lpt", 24576, 136, 1363.5),
+            estimated(4096, "br64_bc32_w4_s3_fa2_ptr_lpt", 24576, 136, 4993.1),
+            estimated(16384, "br64_bc32_w4_s3_fa2_ptr_lpt", 24576, 136, 9755.7),
         ),
         *serve(
             "fwd_bf16_d96",
-            estimated(
-                1, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 1025.5, digest="sha256:4b14e1c22aef"
-            ),
-            estimated(
-                1024, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 3861.0, digest="sha256:4b14e1c22aef"
-            ),
-            estimated(
-                4096, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 15203.0, digest="sha256:4b14e1c22aef"
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w8_s3_fa2_ptr",
-                65536,
-                194,
-                30325.5,
-                digest="sha256:4b14e1c22aef",
-            ),
+            estimated(1, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 1025.5),
+            estimated(1024, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 3861.0),
+            estimated(4096, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 15203.0),
+            estimated(16384, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 30325.5),
         ),
         *serve(
             "fwd_bf16_d96_causal",
-            estimated(
-                1, "br128_bc32_w8_s3_fa2_ptr_lpt", 65536, 197, 888.39, digest="sha256:467122412020"
-            ),
-            estimated(
-                1024,
-                "br128_bc32_w8_s3_fa2_ptr_lpt",
-                65536,
-                197,
-                2096.2,
-                digest="sha256:467122412020",
-            ),
-            estimated(
-                4096,
-                "br128_bc32_w8_s3_fa2_ptr_lpt",
-                65536,
-                197,
-                7683.6,
-                digest="sha256:467122412020",
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w8_s3_fa2_ptr_lpt",
-                65536,
-                197,
-                15022.4,
-                digest="sha256:467122412020",
-            ),
+            estimated(1, "br128_bc32_w8_s3_fa2_ptr_lpt", 65536, 197, 888.39),
+            estimated(1024, "br128_bc32_w8_s3_fa2_ptr_lpt", 65536, 197, 2096.2),
+            estimated(4096, "br128_bc32_w8_s3_fa2_ptr_lpt", 65536, 197, 7683.6),
+            estimated(16384, "br128_bc32_w8_s3_fa2_ptr_lpt", 65536, 197, 15022.4),
         ),
         *serve(
             "fwd_bf16_d128",
-            estimated(
-                1, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 901.28, digest="sha256:55429256e2f1"
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_ptr",
-                98304,
-                255,
-                2540.7,
-                digest="sha256:55429256e2f1",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_ptr",
-                98304,
-                255,
-                10186.3,
-                digest="sha256:55429256e2f1",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_ptr",
-                98304,
-                255,
-                20380.3,
-                digest="sha256:55429256e2f1",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 901.28),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 2540.7),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 10186.3),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 20380.3),
         ),
         *serve(
             "fwd_bf16_d128_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
-                98304,
-                255,
-                901.28,
-                digest="sha256:ad75110ed192",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
-                98304,
-                255,
-                1376.5,
-                digest="sha256:ad75110ed192",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
-                98304,
-                255,
-                5183.5,
-                digest="sha256:ad75110ed192",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
-                98304,
-                255,
-                10170.2,
-                digest="sha256:ad75110ed192",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_ptr_lpt", 98304, 255, 901.28),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_ptr_lpt", 98304, 255, 1376.5),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_ptr_lpt", 98304, 255, 5183.5),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_ptr_lpt", 98304, 255, 10170.2),
         ),
         *serve(
             "fwd_bf16_d192",
-            estimated(
-                1, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 224, 1704.8, digest="sha256:29595411231f"
-            ),
-            estimated(
-                1024,
-                "br32_bc32_w4_s3_s_ahead_ptr",
-                83968,
-                224,
-                6584.1,
-                digest="sha256:29595411231f",
-            ),
-            estimated(
-                4096,
-                "br32_bc32_w4_s3_s_ahead_ptr",
-                83968,
-                224,
-                26101.3,
-                digest="sha256:29595411231f",
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_s_ahead_ptr",
-                83968,
-                224,
-                52124.2,
-                digest="sha256:29595411231f",
-            ),
+            estimated(1, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 224, 1704.8),
+            estimated(1024, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 224, 6584.1),
+            estimated(4096, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 224, 26101.3),
+            estimated(16384, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 224, 52124.2),
         ),
         *serve(
             "fwd_bf16_d192_causal",
-            estimated(
-                1,
-                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
-                83968,
-                240,
-                970.01,
-                digest="sha256:830aeb2c720c",
-            ),
-            estimated(
-                1024,
-                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
-                83968,
-                240,
-                3438.3,
-                digest="sha256:830aeb2c720c",
-            ),
-            estimated(
-                4096,
-                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
-                83968,
-                240,
-                13259.3,
-                digest="sha256:830aeb2c720c",
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
-                83968,
-                240,
-                26366.2,
-                digest="sha256:830aeb2c720c",
-            ),
+            estimated(1, "br32_bc32_w4_s3_s_ahead_ptr_lpt", 83968, 240, 970.01),
+            estimated(1024, "br32_bc32_w4_s3_s_ahead_ptr_lpt", 83968, 240, 3438.3),
+            estimated(4096, "br32_bc32_w4_s3_s_ahead_ptr_lpt", 83968, 240, 13259.3),
+            estimated(16384, "br32_bc32_w4_s3_s_ahead_ptr_lpt", 83968, 240, 26366.2),
         ),
         *serve(
             "fwd_bf16_d256",
-            estimated(
-                1, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 195, 1316.3, digest="sha256:4817f9e995ab"
-            ),
-            estimated(
-                1024,
-                "br32_bc32_w4_s3_s_ahead_ptr",
-                83968,
-                195,
-                5071.8,
-                digest="sha256:4817f9e995ab",
-            ),
-            estimated(
-                4096,
-                "br32_bc32_w4_s3_s_ahead_ptr",
-                83968,
-                195,
-                20093.7,
-                digest="sha256:4817f9e995ab",
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_s_ahead_ptr",
-                83968,
-                195,
-                40122.9,
-                digest="sha256:4817f9e995ab",
-            ),
+            estimated(1, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 195, 1316.3),
+            estimated(1024, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 195, 5071.8),
+            estimated(4096, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 195, 20093.7),
+            estimated(16384, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 195, 40122.9),
         ),
         *serve(
             "fwd_bf16_d256_causal",
-            estimated(
-                1,
-                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
-                83968,
-                213,
-                899.53,
-                digest="sha256:f1646d6b20ed",
-            ),
-            estimated(
-                1024,
-                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
-                83968,
-                213,
-                2681.1,
-                digest="sha256:f1646d6b20ed",
-            ),
-            estimated(
-                4096,
-                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
-                83968,
-                213,
-                10314.0,
-                digest="sha256:f1646d6b20ed",
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
-                83968,
-                213,
-                20501.9,
-                digest="sha256:f1646d6b20ed",
-            ),
+            estimated(1, "br32_bc32_w4_s3_s_ahead_ptr_lpt", 83968, 213, 899.53),
+            estimated(1024, "br32_bc32_w4_s3_s_ahead_ptr_lpt", 83968, 213, 2681.1),
+            estimated(4096, "br32_bc32_w4_s3_s_ahead_ptr_lpt", 83968, 213, 10314.0),
+            estimated(16384, "br32_bc32_w4_s3_s_ahead_ptr_lpt", 83968, 213, 20501.9),
         ),
         *serve(
             "fwd_fp16_d64",
-            estimated(
-                1, "br128_bc32_w8_s4_fa2_ptr", 40960, 128, 904.78, digest="sha256:1f003a43d51e"
-            ),
-            estimated(
-                1024, "br128_bc32_w8_s4_fa2_ptr", 40960, 128, 2383.4, digest="sha256:1f003a43d51e"
-            ),
-            estimated(
-                4096, "br128_bc32_w8_s4_fa2_ptr", 40960, 128, 9322.6, digest="sha256:1f003a43d51e"
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w8_s4_fa2_ptr",
-                40960,
-                128,
-                18574.7,
-                digest="sha256:1f003a43d51e",
-            ),
+            estimated(1, "br128_bc32_w8_s4_fa2_ptr", 40960, 128, 904.78),
+            estimated(1024, "br128_bc32_w8_s4_fa2_ptr", 40960, 128, 2383.4),
+            estimated(4096, "br128_bc32_w8_s4_fa2_ptr", 40960, 128, 9322.6),
+            estimated(16384, "br128_bc32_w8_s4_fa2_ptr", 40960, 128, 18574.7),
         ),
         *serve(
             "fwd_fp16_d64_causal",
-            estimated(
-                1, "br64_bc32_w4_s3_fa2_ptr_lpt", 24576, 136, 904.78, digest="sha256:baf6fad811eb"
-            ),
-            estimated(
-                1024,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                24576,
-                136,
-                1363.5,
-                digest="sha256:baf6fad811eb",
-            ),
-            estimated(
-                4096,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                24576,
-                136,
-                4993.1,
-                digest="sha256:baf6fad811eb",
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                24576,
-                136,
-                9755.7,
-                digest="sha256:baf6fad811eb",
-            ),
+            estimated(1, "br64_bc32_w4_s3_fa2_ptr_lpt", 24576, 136, 904.78),
+            estimated(1024, "br64_bc32_w4_s3_fa2_ptr_lpt", 24576, 136, 1363.5),
+            estimated(4096, "br64_bc32_w4_s3_fa2_ptr_lpt", 24576, 136, 4993.1),
+            estimated(16384, "br64_bc32_w4_s3_fa2_ptr_lpt", 24576, 136, 9755.7),
         ),
         *serve(
             "fwd_fp16_d96",
-            estimated(
-                1, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 1025.5, digest="sha256:0901662b2e75"
-            ),
-            estimated(
-                1024, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 3861.0, digest="sha256:0901662b2e75"
-            ),
-            estimated(
-                4096, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 15203.0, digest="sha256:0901662b2e75"
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w8_s3_fa2_ptr",
-                65536,
-                194,
-                30325.5,
-                digest="sha256:0901662b2e75",
-            ),
+            estimated(1, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 1025.5),
+            estimated(1024, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 3861.0),
+            estimated(4096, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 15203.0),
+            estimated(16384, "br128_bc32_w8_s3_fa2_ptr", 65536, 194, 30325.5),
         ),
         *serve(
             "fwd_fp16_d96_causal",
-            estimated(
-                1, "br128_bc32_w8_s3_fa2_ptr_lpt", 65536, 197, 888.39, digest="sha256:0647f3992d73"
-            ),
-            estimated(
-                1024,
-                "br128_bc32_w8_s3_fa2_ptr_lpt",
-                65536,
-                197,
-                2096.2,
-                digest="sha256:0647f3992d73",
-            ),
-            estimated(
-                4096,
-                "br128_bc32_w8_s3_fa2_ptr_lpt",
-                65536,
-                197,
-                7683.6,
-                digest="sha256:0647f3992d73",
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w8_s3_fa2_ptr_lpt",
-                65536,
-                197,
-                15022.4,
-                digest="sha256:0647f3992d73",
-            ),
+            estimated(1, "br128_bc32_w8_s3_fa2_ptr_lpt", 65536, 197, 888.39),
+            estimated(1024, "br128_bc32_w8_s3_fa2_ptr_lpt", 65536, 197, 2096.2),
+            estimated(4096, "br128_bc32_w8_s3_fa2_ptr_lpt", 65536, 197, 7683.6),
+            estimated(16384, "br128_bc32_w8_s3_fa2_ptr_lpt", 65536, 197, 15022.4),
         ),
         *serve(
             "fwd_fp16_d128",
-            estimated(
-                1, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 901.28, digest="sha256:744514c3809e"
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_ptr",
-                98304,
-                255,
-                2540.7,
-                digest="sha256:744514c3809e",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_ptr",
-                98304,
-                255,
-                10186.3,
-                digest="sha256:744514c3809e",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_ptr",
-                98304,
-                255,
-                20380.3,
-                digest="sha256:744514c3809e",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 901.28),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 2540.7),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 10186.3),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_ptr", 98304, 255, 20380.3),
         ),
         *serve(
             "fwd_fp16_d128_causal",
-            estimated(
-                1,
-                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
-                98304,
-                255,
-                901.28,
-                digest="sha256:f045064eaffe",
-            ),
-            estimated(
-                1024,
-                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
-                98304,
-                255,
-                1376.5,
-                digest="sha256:f045064eaffe",
-            ),
-            estimated(
-                4096,
-                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
-                98304,
-                255,
-                5183.5,
-                digest="sha256:f045064eaffe",
-            ),
-            estimated(
-                16384,
-                "br128_bc64_w8_s3_s_ahead_ptr_lpt",
-                98304,
-                255,
-                10170.2,
-                digest="sha256:f045064eaffe",
-            ),
+            estimated(1, "br128_bc64_w8_s3_s_ahead_ptr_lpt", 98304, 255, 901.28),
+            estimated(1024, "br128_bc64_w8_s3_s_ahead_ptr_lpt", 98304, 255, 1376.5),
+            estimated(4096, "br128_bc64_w8_s3_s_ahead_ptr_lpt", 98304, 255, 5183.5),
+            estimated(16384, "br128_bc64_w8_s3_s_ahead_ptr_lpt", 98304, 255, 10170.2),
         ),
         *serve(
             "fwd_fp16_d192",
-            estimated(
-                1, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 224, 1704.8, digest="sha256:64a2f8dff94d"
-            ),
-            estimated(
-                1024,
-                "br32_bc32_w4_s3_s_ahead_ptr",
-                83968,
-                224,
-                6584.1,
-                digest="sha256:64a2f8dff94d",
-            ),
-            estimated(
-                4096,
-                "br32_bc32_w4_s3_s_ahead_ptr",
-                83968,
-                224,
-                26101.3,
-                digest="sha256:64a2f8dff94d",
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_s_ahead_ptr",
-                83968,
-                224,
-                52124.2,
-                digest="sha256:64a2f8dff94d",
-            ),
+            estimated(1, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 224, 1704.8),
+            estimated(1024, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 224, 6584.1),
+            estimated(4096, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 224, 26101.3),
+            estimated(16384, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 224, 52124.2),
         ),
         *serve(
             "fwd_fp16_d192_causal",
-            estimated(
-                1,
-                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
-                83968,
-                240,
-                970.01,
-                digest="sha256:f5cb9f4c18e1",
-            ),
-            estimated(
-                1024,
-                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
-                83968,
-                240,
-                3438.3,
-                digest="sha256:f5cb9f4c18e1",
-            ),
-            estimated(
-                4096,
-                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
-                83968,
-                240,
-                13259.3,
-                digest="sha256:f5cb9f4c18e1",
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
-                83968,
-                240,
-                26366.2,
-                digest="sha256:f5cb9f4c18e1",
-            ),
+            estimated(1, "br32_bc32_w4_s3_s_ahead_ptr_lpt", 83968, 240, 970.01),
+            estimated(1024, "br32_bc32_w4_s3_s_ahead_ptr_lpt", 83968, 240, 3438.3),
+            estimated(4096, "br32_bc32_w4_s3_s_ahead_ptr_lpt", 83968, 240, 13259.3),
+            estimated(16384, "br32_bc32_w4_s3_s_ahead_ptr_lpt", 83968, 240, 26366.2),
         ),
         *serve(
             "fwd_fp16_d256",
-            estimated(
-                1, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 195, 1316.3, digest="sha256:6ef885f6c3f9"
-            ),
-            estimated(
-                1024,
-                "br32_bc32_w4_s3_s_ahead_ptr",
-                83968,
-                195,
-                5071.8,
-                digest="sha256:6ef885f6c3f9",
-            ),
-            estimated(
-                4096,
-                "br32_bc32_w4_s3_s_ahead_ptr",
-                83968,
-                195,
-                20093.7,
-                digest="sha256:6ef885f6c3f9",
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_s_ahead_ptr",
-                83968,
-                195,
-                40122.9,
-                digest="sha256:6ef885f6c3f9",
-            ),
+            estimated(1, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 195, 1316.3),
+            estimated(1024, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 195, 5071.8),
+            estimated(4096, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 195, 20093.7),
+            estimated(16384, "br32_bc32_w4_s3_s_ahead_ptr", 83968, 195, 40122.9),
         ),
         *serve(
             "fwd_fp16_d256_causal",
-            estimated(
-                1,
-                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
-                83968,
-                213,
-                899.53,
-                digest="sha256:5919bcfe917d",
-            ),
-            estimated(
-                1024,
-                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
-                83968,
-                213,
-                2681.1,
-                digest="sha256:5919bcfe917d",
-            ),
-            estimated(
-                4096,
-                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
-                83968,
-                213,
-                10314.0,
-                digest="sha256:5919bcfe917d",
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_s_ahead_ptr_lpt",
-                83968,
-                213,
-                20501.9,
-                digest="sha256:5919bcfe917d",
-            ),
+            estimated(1, "br32_bc32_w4_s3_s_ahead_ptr_lpt", 83968, 213, 899.53),
+            estimated(1024, "br32_bc32_w4_s3_s_ahead_ptr_lpt", 83968, 213, 2681.1),
+            estimated(4096, "br32_bc32_w4_s3_s_ahead_ptr_lpt", 83968, 213, 10314.0),
+            estimated(16384, "br32_bc32_w4_s3_s_ahead_ptr_lpt", 83968, 213, 20501.9),
         ),
         *serve(
             "bwd_delta_bf16_d64",
-            estimated(1, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 457.38, digest="sha256:80be66806bb2"),
-            estimated(
-                1024, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 457.38, digest="sha256:80be66806bb2"
-            ),
-            estimated(
-                4096, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 457.38, digest="sha256:80be66806bb2"
-            ),
-            estimated(
-                16384, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 457.38, digest="sha256:80be66806bb2"
-            ),
+            estimated(1, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 457.38),
+            estimated(1024, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 457.38),
+            estimated(4096, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 457.38),
+            estimated(16384, "br16_bc16_w2_s1_fa2_ptr", 64, 38, 457.38),
         ),
         *serve(
             "bwd_delta_bf16_d96",
-            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 447.99, digest="sha256:cf9e1b3eadf9"),
-            estimated(
-                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 447.99, digest="sha256:cf9e1b3eadf9"
-            ),
-            estimated(
-                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 447.99, digest="sha256:cf9e1b3eadf9"
-            ),
-            estimated(
-                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 447.99, digest="sha256:cf9e1b3eadf9"
-            ),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 447.99),
+            estimated(1024, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 447.99),
+            estimated(4096, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 447.99),
+            estimated(16384, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 447.99),
         ),
         *serve(
             "bwd_delta_bf16_d128",
-            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 453.89, digest="sha256:d6c15554d065"),
-            estimated(
-                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 453.89, digest="sha256:d6c15554d065"
-            ),
-            estimated(
-                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 453.89, digest="sha256:d6c15554d065"
-            ),
-            estimated(
-                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 453.89, digest="sha256:d6c15554d065"
-            ),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 453.89),
+            estimated(1024, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 453.89),
+            estimated(4096, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 453.89),
+            estimated(16384, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 453.89),
         ),
         *serve(
             "bwd_delta_bf16_d192",
-            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 424.61, digest="sha256:1331922c318d"),
-            estimated(
-                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 424.61, digest="sha256:1331922c318d"
-            ),
-            estimated(
-                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 424.61, digest="sha256:1331922c318d"
-            ),
-            estimated(
-                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 424.61, digest="sha256:1331922c318d"
-            ),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 424.61),
+            estimated(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 424.61),
+            estimated(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 424.61),
+            estimated(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 424.61),
         ),
         *serve(
             "bwd_delta_bf16_d256",
-            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 452.14, digest="sha256:e0d2e8c1e1bb"),
-            estimated(
-                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 452.14, digest="sha256:e0d2e8c1e1bb"
-            ),
-            estimated(
-                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 452.14, digest="sha256:e0d2e8c1e1bb"
-            ),
-            estimated(
-                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 452.14, digest="sha256:e0d2e8c1e1bb"
-            ),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 452.14),
+            estimated(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 452.14),
+            estimated(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 452.14),
+            estimated(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 452.14),
         ),
         *serve(
             "bwd_delta_fp16_d64",
-            estimated(1, "br16_bc16_w2_s1_fa2_ptr", 64, 40, 457.38, digest="sha256:e40a80c0c0fe"),
-            estimated(
-                1024, "br16_bc16_w2_s1_fa2_ptr", 64, 40, 457.38, digest="sha256:e40a80c0c0fe"
-            ),
-            estimated(
-                4096, "br16_bc16_w2_s1_fa2_ptr", 64, 40, 457.38, digest="sha256:e40a80c0c0fe"
-            ),
-            estimated(
-                16384, "br16_bc16_w2_s1_fa2_ptr", 64, 40, 457.38, digest="sha256:e40a80c0c0fe"
-            ),
+            estimated(1, "br16_bc16_w2_s1_fa2_ptr", 64, 40, 457.38),
+            estimated(1024, "br16_bc16_w2_s1_fa2_ptr", 64, 40, 457.38),
+            estimated(4096, "br16_bc16_w2_s1_fa2_ptr", 64, 40, 457.38),
+            estimated(16384, "br16_bc16_w2_s1_fa2_ptr", 64, 40, 457.38),
         ),
         *serve(
             "bwd_delta_fp16_d96",
-            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 447.99, digest="sha256:6f0189f864ba"),
-            estimated(
-                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 447.99, digest="sha256:6f0189f864ba"
-            ),
-            estimated(
-                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 447.99, digest="sha256:6f0189f864ba"
-            ),
-            estimated(
-                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 447.99, digest="sha256:6f0189f864ba"
-            ),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 447.99),
+            estimated(1024, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 447.99),
+            estimated(4096, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 447.99),
+            estimated(16384, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 447.99),
         ),
         *serve(
             "bwd_delta_fp16_d128",
-            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 453.89, digest="sha256:e502ad56704f"),
-            estimated(
-                1024, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 453.89, digest="sha256:e502ad56704f"
-            ),
-            estimated(
-                4096, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 453.89, digest="sha256:e502ad56704f"
-            ),
-            estimated(
-                16384, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 453.89, digest="sha256:e502ad56704f"
-            ),
+            estimated(1, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 453.89),
+            estimated(1024, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 453.89),
+            estimated(4096, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 453.89),
+            estimated(16384, "br32_bc16_w4_s1_fa2_ptr", 128, 44, 453.89),
         ),
         *serve(
             "bwd_delta_fp16_d192",
-            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 424.61, digest="sha256:a065b572ca09"),
-            estimated(
-                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 424.61, digest="sha256:a065b572ca09"
-            ),
-            estimated(
-                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 424.61, digest="sha256:a065b572ca09"
-            ),
-            estimated(
-                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 424.61, digest="sha256:a065b572ca09"
-            ),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 424.61),
+            estimated(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 424.61),
+            estimated(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 424.61),
+            estimated(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 424.61),
         ),
         *serve(
             "bwd_delta_fp16_d256",
-            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 452.14, digest="sha256:010afaaf1d29"),
-            estimated(
-                1024, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 452.14, digest="sha256:010afaaf1d29"
-            ),
-            estimated(
-                4096, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 452.14, digest="sha256:010afaaf1d29"
-            ),
-            estimated(
-                16384, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 452.14, digest="sha256:010afaaf1d29"
-            ),
+            estimated(1, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 452.14),
+            estimated(1024, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 452.14),
+            estimated(4096, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 452.14),
+            estimated(16384, "br16_bc16_w4_s1_fa2_ptr", 64, 44, 452.14),
         ),
         *serve(
             "bwd_dkv_bf16_d64",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 1359.2, digest="sha256:09276484aa2c"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 4717.8, digest="sha256:09276484aa2c"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 18436.7, digest="sha256:09276484aa2c"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 36728.5, digest="sha256:09276484aa2c"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 1359.2),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 4717.8),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 18436.7),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 36728.5),
         ),
         *serve(
             "bwd_dkv_bf16_d64_causal",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 1359.2, digest="sha256:668c9fcc07de"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 2687.0, digest="sha256:668c9fcc07de"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 9994.5, digest="sha256:668c9fcc07de"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 19666.6, digest="sha256:668c9fcc07de"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 1359.2),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 2687.0),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 9994.5),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 19666.6),
         ),
         *serve(
             "bwd_dkv_bf16_d96",
-            estimated(
-                1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 2073.8, digest="sha256:4ee35a2323cf"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 8033.1, digest="sha256:4ee35a2323cf"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 31870.4, digest="sha256:4ee35a2323cf"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s2_fa2_ptr",
-                98816,
-                255,
-                63653.4,
-                digest="sha256:4ee35a2323cf",
-            ),
+            estimated(1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 2073.8),
+            estimated(1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 8033.1),
+            estimated(4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 31870.4),
+            estimated(16384, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 63653.4),
         ),
         *serve(
             "bwd_dkv_bf16_d96_causal",
-            estimated(
-                1, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 1406.1, digest="sha256:cd2dc75d5afb"
-            ),
-            estimated(
-                1024, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 4529.9, digest="sha256:cd2dc75d5afb"
-            ),
-            estimated(
-                4096, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 16851.3, digest="sha256:cd2dc75d5afb"
-            ),
-            estimated(
-                16384,
-                "br32_bc128_w8_s2_fa2_ptr",
-                82176,
-                255,
-                33035.2,
-                digest="sha256:cd2dc75d5afb",
-            ),
+            estimated(1, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 1406.1),
+            estimated(1024, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 4529.9),
+            estimated(4096, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 16851.3),
+            estimated(16384, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 33035.2),
         ),
         *serve(
             "bwd_dkv_bf16_d128",
-            estimated(
-                1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 1556.5, digest="sha256:624fa703c44f"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 6024.7, digest="sha256:624fa703c44f"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 23897.7, digest="sha256:624fa703c44f"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s2_fa2_ptr",
-                98816,
-                255,
-                47728.3,
-                digest="sha256:624fa703c44f",
-            ),
+            estimated(1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 1556.5),
+            estimated(1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 6024.7),
+            estimated(4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 23897.7),
+            estimated(16384, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 47728.3),
         ),
         *serve(
             "bwd_dkv_bf16_d128_causal",
-            estimated(
-                1, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 1352.2, digest="sha256:7a010f3c0027"
-            ),
-            estimated(
-                1024, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 3587.3, digest="sha256:7a010f3c0027"
-            ),
-            estimated(
-                4096, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 13382.1, digest="sha256:7a010f3c0027"
-            ),
-            estimated(
-                16384,
-                "br32_bc128_w8_s2_fa2_ptr",
-                82176,
-                255,
-                26209.9,
-                digest="sha256:7a010f3c0027",
-            ),
+            estimated(1, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 1352.2),
+            estimated(1024, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 3587.3),
+            estimated(4096, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 13382.1),
+            estimated(16384, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 26209.9),
         ),
         *serve(
             "bwd_dkv_bf16_d192",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2654.9, digest="sha256:115d1de50d8b"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10101.5, digest="sha256:115d1de50d8b"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 39888.3, digest="sha256:115d1de50d8b"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                79603.9,
-                digest="sha256:115d1de50d8b",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2654.9),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10101.5),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 39888.3),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 79603.9),
         ),
         *serve(
             "bwd_dkv_bf16_d192_causal",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1538.1, digest="sha256:74b29c1ec6e5"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 5263.7, digest="sha256:74b29c1ec6e5"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 20091.0, digest="sha256:74b29c1ec6e5"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                39877.1,
-                digest="sha256:74b29c1ec6e5",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1538.1),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 5263.7),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 20091.0),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 39877.1),
         ),
         *serve(
             "bwd_dkv_bf16_d256",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2114.9, digest="sha256:e5a466b51dff"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 8050.5, digest="sha256:e5a466b51dff"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 31792.9, digest="sha256:e5a466b51dff"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                63449.4,
-                digest="sha256:e5a466b51dff",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2114.9),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 8050.5),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 31792.9),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 63449.4),
         ),
         *serve(
             "bwd_dkv_bf16_d256_causal",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1348.7, digest="sha256:292758245972"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 4012.7, digest="sha256:292758245972"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 15317.6, digest="sha256:292758245972"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                30405.2,
-                digest="sha256:292758245972",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1348.7),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 4012.7),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 15317.6),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 30405.2),
         ),
         *serve(
             "bwd_dkv_fp16_d64",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 1359.2, digest="sha256:a16bc5daec77"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 4717.8, digest="sha256:a16bc5daec77"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 18436.7, digest="sha256:a16bc5daec77"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 36728.5, digest="sha256:a16bc5daec77"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 1359.2),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 4717.8),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 18436.7),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 33280, 234, 36728.5),
         ),
         *serve(
             "bwd_dkv_fp16_d64_causal",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 1359.2, digest="sha256:af1a9b85bc17"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 2687.0, digest="sha256:af1a9b85bc17"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 9994.5, digest="sha256:af1a9b85bc17"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 19666.6, digest="sha256:af1a9b85bc17"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 1359.2),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 2687.0),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 9994.5),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 33280, 220, 19666.6),
         ),
         *serve(
             "bwd_dkv_fp16_d96",
-            estimated(
-                1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 2073.8, digest="sha256:264ab30c603f"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 8033.1, digest="sha256:264ab30c603f"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 31870.4, digest="sha256:264ab30c603f"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s2_fa2_ptr",
-                98816,
-                255,
-                63653.4,
-                digest="sha256:264ab30c603f",
-            ),
+            estimated(1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 2073.8),
+            estimated(1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 8033.1),
+            estimated(4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 31870.4),
+            estimated(16384, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 63653.4),
         ),
         *serve(
             "bwd_dkv_fp16_d96_causal",
-            estimated(
-                1, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 1406.1, digest="sha256:33a2f264e707"
-            ),
-            estimated(
-                1024, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 4529.9, digest="sha256:33a2f264e707"
-            ),
-            estimated(
-                4096, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 16851.3, digest="sha256:33a2f264e707"
-            ),
-            estimated(
-                16384,
-                "br32_bc128_w8_s2_fa2_ptr",
-                82176,
-                255,
-                33035.2,
-                digest="sha256:33a2f264e707",
-            ),
+            estimated(1, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 1406.1),
+            estimated(1024, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 4529.9),
+            estimated(4096, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 16851.3),
+            estimated(16384, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 33035.2),
         ),
         *serve(
             "bwd_dkv_fp16_d128",
-            estimated(
-                1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 1556.5, digest="sha256:82e300a01b0e"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 6024.7, digest="sha256:82e300a01b0e"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 23897.7, digest="sha256:82e300a01b0e"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s2_fa2_ptr",
-                98816,
-                255,
-                47728.3,
-                digest="sha256:82e300a01b0e",
-            ),
+            estimated(1, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 1556.5),
+            estimated(1024, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 6024.7),
+            estimated(4096, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 23897.7),
+            estimated(16384, "br64_bc128_w8_s2_fa2_ptr", 98816, 255, 47728.3),
         ),
         *serve(
             "bwd_dkv_fp16_d128_causal",
-            estimated(
-                1, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 1352.2, digest="sha256:dd3830cd8cf1"
-            ),
-            estimated(
-                1024, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 3587.3, digest="sha256:dd3830cd8cf1"
-            ),
-            estimated(
-                4096, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 13382.1, digest="sha256:dd3830cd8cf1"
-            ),
-            estimated(
-                16384,
-                "br32_bc128_w8_s2_fa2_ptr",
-                82176,
-                255,
-                26209.9,
-                digest="sha256:dd3830cd8cf1",
-            ),
+            estimated(1, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 1352.2),
+            estimated(1024, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 3587.3),
+            estimated(4096, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 13382.1),
+            estimated(16384, "br32_bc128_w8_s2_fa2_ptr", 82176, 255, 26209.9),
         ),
         *serve(
             "bwd_dkv_fp16_d192",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2654.9, digest="sha256:63103d8a4f02"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10101.5, digest="sha256:63103d8a4f02"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 39888.3, digest="sha256:63103d8a4f02"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                79603.9,
-                digest="sha256:63103d8a4f02",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2654.9),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 10101.5),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 39888.3),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 79603.9),
         ),
         *serve(
             "bwd_dkv_fp16_d192_causal",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1538.1, digest="sha256:ba6affd7e6df"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 5263.7, digest="sha256:ba6affd7e6df"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 20091.0, digest="sha256:ba6affd7e6df"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                39877.1,
-                digest="sha256:ba6affd7e6df",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1538.1),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 5263.7),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 20091.0),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 39877.1),
         ),
         *serve(
             "bwd_dkv_fp16_d256",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2114.9, digest="sha256:536abc5ac781"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 8050.5, digest="sha256:536abc5ac781"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 31792.9, digest="sha256:536abc5ac781"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                63449.4,
-                digest="sha256:536abc5ac781",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 2114.9),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 8050.5),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 31792.9),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 63449.4),
         ),
         *serve(
             "bwd_dkv_fp16_d256_causal",
-            estimated(
-                1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1348.7, digest="sha256:08ba27c1fc66"
-            ),
-            estimated(
-                1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 4012.7, digest="sha256:08ba27c1fc66"
-            ),
-            estimated(
-                4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 15317.6, digest="sha256:08ba27c1fc66"
-            ),
-            estimated(
-                16384,
-                "br32_bc32_w4_s3_fa2_ptr",
-                100864,
-                255,
-                30405.2,
-                digest="sha256:08ba27c1fc66",
-            ),
+            estimated(1, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 1348.7),
+            estimated(1024, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 4012.7),
+            estimated(4096, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 15317.6),
+            estimated(16384, "br32_bc32_w4_s3_fa2_ptr", 100864, 255, 30405.2),
         ),
         *serve(
             "bwd_dq_bf16_d64",
-            estimated(
-                1, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 1135.5, digest="sha256:b5337dfdc22a"
-            ),
-            estimated(
-                1024, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 3575.5, digest="sha256:b5337dfdc22a"
-            ),
-            estimated(
-                4096, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 13984.2, digest="sha256:b5337dfdc22a"
-            ),
-            estimated(
-                16384, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 27862.4, digest="sha256:b5337dfdc22a"
-            ),
+            estimated(1, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 1135.5),
+            estimated(1024, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 3575.5),
+            estimated(4096, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 13984.2),
+            estimated(16384, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 27862.4),
         ),
         *serve(
             "bwd_dq_bf16_d64_causal",
-            estimated(
-                1, "br64_bc32_w4_s3_fa2_ptr_lpt", 32768, 167, 1135.5, digest="sha256:19c5c01c0f9c"
-            ),
-            estimated(
-                1024,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                32768,
-                167,
-                1882.0,
-                digest="sha256:19c5c01c0f9c",
-            ),
-            estimated(
-                4096,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                32768,
-                167,
-                7028.3,
-                digest="sha256:19c5c01c0f9c",
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                32768,
-                167,
-                13841.4,
-                digest="sha256:19c5c01c0f9c",
-            ),
+            estimated(1, "br64_bc32_w4_s3_fa2_ptr_lpt", 32768, 167, 1135.5),
+            estimated(1024, "br64_bc32_w4_s3_fa2_ptr_lpt", 32768, 167, 1882.0),
+            estimated(4096, "br64_bc32_w4_s3_fa2_ptr_lpt", 32768, 167, 7028.3),
+            estimated(16384, "br64_bc32_w4_s3_fa2_ptr_lpt", 32768, 167, 13841.4),
         ),
         *serve(
             "bwd_dq_bf16_d96",
-            estimated(
-                1, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 1617.7, digest="sha256:8adf265d6a4c"
-            ),
-            estimated(
-                1024, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 6232.6, digest="sha256:8adf265d6a4c"
-            ),
-            estimated(
-                4096, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 24691.9, digest="sha256:8adf265d6a4c"
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w8_s2_fa2_ptr",
-                81920,
-                202,
-                49304.5,
-                digest="sha256:8adf265d6a4c",
-            ),
+            estimated(1, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 1617.7),
+            estimated(1024, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 6232.6),
+            estimated(4096, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 24691.9),
+            estimated(16384, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 49304.5),
         ),
         *serve(
             "bwd_dq_bf16_d96_causal",
-            estimated(
-                1, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 204, 1114.4, digest="sha256:5f5f059724fd"
-            ),
-            estimated(
-                1024,
-                "br128_bc32_w8_s2_fa2_ptr_lpt",
-                81920,
-                204,
-                3552.2,
-                digest="sha256:5f5f059724fd",
-            ),
-            estimated(
-                4096,
-                "br128_bc32_w8_s2_fa2_ptr_lpt",
-                81920,
-                204,
-                13166.4,
-                digest="sha256:5f5f059724fd",
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w8_s2_fa2_ptr_lpt",
-                81920,
-                204,
-                25793.4,
-                digest="sha256:5f5f059724fd",
-            ),
+            estimated(1, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 204, 1114.4),
+            estimated(1024, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 204, 3552.2),
+            estimated(4096, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 204, 13166.4),
+            estimated(16384, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 204, 25793.4),
         ),
         *serve(
             "bwd_dq_bf16_d128",
-            estimated(
-                1, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 1289.8, digest="sha256:fcb7f85aec0b"
-            ),
-            estimated(
-                1024, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 4976.1, digest="sha256:fcb7f85aec0b"
-            ),
-            estimated(
-                4096, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 19721.1, digest="sha256:fcb7f85aec0b"
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w8_s2_fa2_ptr",
-                81920,
-                192,
-                39381.2,
-                digest="sha256:fcb7f85aec0b",
-            ),
+            estimated(1, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 1289.8),
+            estimated(1024, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 4976.1),
+            estimated(4096, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 19721.1),
+            estimated(16384, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 39381.2),
         ),
         *serve(
             "bwd_dq_bf16_d128_causal",
-            estimated(
-                1, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 192, 1128.5, digest="sha256:3ea6ea35801d"
-            ),
-            estimated(
-                1024,
-                "br128_bc32_w8_s2_fa2_ptr_lpt",
-                81920,
-                192,
-                2723.7,
-                digest="sha256:3ea6ea35801d",
-            ),
-            estimated(
-                4096,
-                "br128_bc32_w8_s2_fa2_ptr_lpt",
-                81920,
-                192,
-                10070.8,
-                digest="sha256:3ea6ea35801d",
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w8_s2_fa2_ptr_lpt",
-                81920,
-                192,
-                19690.8,
-                digest="sha256:3ea6ea35801d",
-            ),
+            estimated(1, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 192, 1128.5),
+            estimated(1024, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 192, 2723.7),
+            estimated(4096, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 192, 10070.8),
+            estimated(16384, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 192, 19690.8),
         ),
         *serve(
             "bwd_dq_bf16_d192",
-            estimated(
-                1, "br64_bc32_w8_s1_fa2_ptr", 98304, 194, 2936.8, digest="sha256:c5dd01b8063c"
-            ),
-            estimated(
-                1024, "br64_bc32_w8_s1_fa2_ptr", 98304, 194, 11517.6, digest="sha256:c5dd01b8063c"
-            ),
-            estimated(
-                4096, "br64_bc32_w8_s1_fa2_ptr", 98304, 194, 45840.4, digest="sha256:c5dd01b8063c"
-            ),
-            estimated(
-                16384, "br64_bc32_w8_s1_fa2_ptr", 98304, 194, 91604.1, digest="sha256:c5dd01b8063c"
-            ),
+            estimated(1, "br64_bc32_w8_s1_fa2_ptr", 98304, 194, 2936.8),
+            estimated(1024, "br64_bc32_w8_s1_fa2_ptr", 98304, 194, 11517.6),
+            estimated(4096, "br64_bc32_w8_s1_fa2_ptr", 98304, 194, 45840.4),
+            estimated(16384, "br64_bc32_w8_s1_fa2_ptr", 98304, 194, 91604.1),
         ),
         *serve(
             "bwd_dq_bf16_d192_causal",
-            estimated(
-                1, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 1598.4, digest="sha256:3b8eb82b5121"
-            ),
-            estimated(
-                1024,
-                "br32_bc16_w2_s1_fa2_ptr_lpt",
-                49152,
-                255,
-                5728.2,
-                digest="sha256:3b8eb82b5121",
-            ),
-            estimated(
-                4096,
-                "br32_bc16_w2_s1_fa2_ptr_lpt",
-                49152,
-                255,
-                21917.0,
-                digest="sha256:3b8eb82b5121",
-            ),
-            estimated(
-                16384,
-                "br32_bc16_w2_s1_fa2_ptr_lpt",
-                49152,
-                255,
-                43610.1,
-                digest="sha256:3b8eb82b5121",
-            ),
+            estimated(1, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 1598.4),
+            estimated(1024, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 5728.2),
+            estimated(4096, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 21917.0),
+            estimated(16384, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 43610.1),
         ),
         *serve(
             "bwd_dq_bf16_d256",
-            estimated(
-                1, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 2293.8, digest="sha256:f095c5cdf77a"
-            ),
-            estimated(
-                1024, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 8907.6, digest="sha256:f095c5cdf77a"
-            ),
-            estimated(
-                4096, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 35363.0, digest="sha256:f095c5cdf77a"
-            ),
-            estimated(
-                16384, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 70636.8, digest="sha256:f095c5cdf77a"
-            ),
+            estimated(1, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 2293.8),
+            estimated(1024, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 8907.6),
+            estimated(4096, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 35363.0),
+            estimated(16384, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 70636.8),
         ),
         *serve(
             "bwd_dq_bf16_d256_causal",
-            estimated(
-                1, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 1284.7, digest="sha256:80beab26942a"
-            ),
-            estimated(
-                1024,
-                "br32_bc16_w2_s1_fa2_ptr_lpt",
-                49152,
-                255,
-                4632.8,
-                digest="sha256:80beab26942a",
-            ),
-            estimated(
-                4096,
-                "br32_bc16_w2_s1_fa2_ptr_lpt",
-                49152,
-                255,
-                17697.7,
-                digest="sha256:80beab26942a",
-            ),
-            estimated(
-                16384,
-                "br32_bc16_w2_s1_fa2_ptr_lpt",
-                49152,
-                255,
-                35222.1,
-                digest="sha256:80beab26942a",
-            ),
+            estimated(1, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 1284.7),
+            estimated(1024, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 4632.8),
+            estimated(4096, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 17697.7),
+            estimated(16384, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 35222.1),
         ),
         *serve(
             "bwd_dq_fp16_d64",
-            estimated(
-                1, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 1135.5, digest="sha256:1d981b752293"
-            ),
-            estimated(
-                1024, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 3575.5, digest="sha256:1d981b752293"
-            ),
-            estimated(
-                4096, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 13984.2, digest="sha256:1d981b752293"
-            ),
-            estimated(
-                16384, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 27862.4, digest="sha256:1d981b752293"
-            ),
+            estimated(1, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 1135.5),
+            estimated(1024, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 3575.5),
+            estimated(4096, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 13984.2),
+            estimated(16384, "br64_bc32_w4_s3_fa2_ptr", 32768, 142, 27862.4),
         ),
         *serve(
             "bwd_dq_fp16_d64_causal",
-            estimated(
-                1, "br64_bc32_w4_s3_fa2_ptr_lpt", 32768, 167, 1135.5, digest="sha256:5912eb9b0559"
-            ),
-            estimated(
-                1024,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                32768,
-                167,
-                1882.0,
-                digest="sha256:5912eb9b0559",
-            ),
-            estimated(
-                4096,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                32768,
-                167,
-                7028.3,
-                digest="sha256:5912eb9b0559",
-            ),
-            estimated(
-                16384,
-                "br64_bc32_w4_s3_fa2_ptr_lpt",
-                32768,
-                167,
-                13841.4,
-                digest="sha256:5912eb9b0559",
-            ),
+            estimated(1, "br64_bc32_w4_s3_fa2_ptr_lpt", 32768, 167, 1135.5),
+            estimated(1024, "br64_bc32_w4_s3_fa2_ptr_lpt", 32768, 167, 1882.0),
+            estimated(4096, "br64_bc32_w4_s3_fa2_ptr_lpt", 32768, 167, 7028.3),
+            estimated(16384, "br64_bc32_w4_s3_fa2_ptr_lpt", 32768, 167, 13841.4),
         ),
         *serve(
             "bwd_dq_fp16_d96",
-            estimated(
-                1, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 1617.7, digest="sha256:20d319d3b2b4"
-            ),
-            estimated(
-                1024, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 6232.6, digest="sha256:20d319d3b2b4"
-            ),
-            estimated(
-                4096, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 24691.9, digest="sha256:20d319d3b2b4"
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w8_s2_fa2_ptr",
-                81920,
-                202,
-                49304.5,
-                digest="sha256:20d319d3b2b4",
-            ),
+            estimated(1, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 1617.7),
+            estimated(1024, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 6232.6),
+            estimated(4096, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 24691.9),
+            estimated(16384, "br128_bc32_w8_s2_fa2_ptr", 81920, 202, 49304.5),
         ),
         *serve(
             "bwd_dq_fp16_d96_causal",
-            estimated(
-                1, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 204, 1114.4, digest="sha256:3ea37fe4a44d"
-            ),
-            estimated(
-                1024,
-                "br128_bc32_w8_s2_fa2_ptr_lpt",
-                81920,
-                204,
-                3552.2,
-                digest="sha256:3ea37fe4a44d",
-            ),
-            estimated(
-                4096,
-                "br128_bc32_w8_s2_fa2_ptr_lpt",
-                81920,
-                204,
-                13166.4,
-                digest="sha256:3ea37fe4a44d",
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w8_s2_fa2_ptr_lpt",
-                81920,
-                204,
-                25793.4,
-                digest="sha256:3ea37fe4a44d",
-            ),
+            estimated(1, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 204, 1114.4),
+            estimated(1024, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 204, 3552.2),
+            estimated(4096, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 204, 13166.4),
+            estimated(16384, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 204, 25793.4),
         ),
         *serve(
             "bwd_dq_fp16_d128",
-            estimated(
-                1, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 1289.8, digest="sha256:69b38b9e0fde"
-            ),
-            estimated(
-                1024, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 4976.1, digest="sha256:69b38b9e0fde"
-            ),
-            estimated(
-                4096, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 19721.1, digest="sha256:69b38b9e0fde"
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w8_s2_fa2_ptr",
-                81920,
-                192,
-                39381.2,
-                digest="sha256:69b38b9e0fde",
-            ),
+            estimated(1, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 1289.8),
+            estimated(1024, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 4976.1),
+            estimated(4096, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 19721.1),
+            estimated(16384, "br128_bc32_w8_s2_fa2_ptr", 81920, 192, 39381.2),
         ),
         *serve(
             "bwd_dq_fp16_d128_causal",
-            estimated(
-                1, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 192, 1128.5, digest="sha256:b2a18d735aa4"
-            ),
-            estimated(
-                1024,
-                "br128_bc32_w8_s2_fa2_ptr_lpt",
-                81920,
-                192,
-                2723.7,
-                digest="sha256:b2a18d735aa4",
-            ),
-            estimated(
-                4096,
-                "br128_bc32_w8_s2_fa2_ptr_lpt",
-                81920,
-                192,
-                10070.8,
-                digest="sha256:b2a18d735aa4",
-            ),
-            estimated(
-                16384,
-                "br128_bc32_w8_s2_fa2_ptr_lpt",
-                81920,
-                192,
-                19690.8,
-                digest="sha256:b2a18d735aa4",
-            ),
+            estimated(1, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 192, 1128.5),
+            estimated(1024, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 192, 2723.7),
+            estimated(4096, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 192, 10070.8),
+            estimated(16384, "br128_bc32_w8_s2_fa2_ptr_lpt", 81920, 192, 19690.8),
         ),
         *serve(
             "bwd_dq_fp16_d192",
-            estimated(
-                1, "br64_bc32_w8_s1_fa2_ptr", 98304, 194, 2936.8, digest="sha256:454e12595d2b"
-            ),
-            estimated(
-                1024, "br64_bc32_w8_s1_fa2_ptr", 98304, 194, 11517.6, digest="sha256:454e12595d2b"
-            ),
-            estimated(
-                4096, "br64_bc32_w8_s1_fa2_ptr", 98304, 194, 45840.4, digest="sha256:454e12595d2b"
-            ),
-            estimated(
-                16384, "br64_bc32_w8_s1_fa2_ptr", 98304, 194, 91604.1, digest="sha256:454e12595d2b"
-            ),
+            estimated(1, "br64_bc32_w8_s1_fa2_ptr", 98304, 194, 2936.8),
+            estimated(1024, "br64_bc32_w8_s1_fa2_ptr", 98304, 194, 11517.6),
+            estimated(4096, "br64_bc32_w8_s1_fa2_ptr", 98304, 194, 45840.4),
+            estimated(16384, "br64_bc32_w8_s1_fa2_ptr", 98304, 194, 91604.1),
         ),
         *serve(
             "bwd_dq_fp16_d192_causal",
-            estimated(
-                1, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 1598.4, digest="sha256:1f06cc206f7d"
-            ),
-            estimated(
-                1024,
-                "br32_bc16_w2_s1_fa2_ptr_lpt",
-                49152,
-                255,
-                5728.2,
-                digest="sha256:1f06cc206f7d",
-            ),
-            estimated(
-                4096,
-                "br32_bc16_w2_s1_fa2_ptr_lpt",
-                49152,
-                255,
-                21917.0,
-                digest="sha256:1f06cc206f7d",
-            ),
-            estimated(
-                16384,
-                "br32_bc16_w2_s1_fa2_ptr_lpt",
-                49152,
-                255,
-                43610.1,
-                digest="sha256:1f06cc206f7d",
-            ),
+            estimated(1, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 1598.4),
+            estimated(1024, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 5728.2),
+            estimated(4096, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 21917.0),
+            estimated(16384, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 43610.1),
         ),
         *serve(
             "bwd_dq_fp16_d256",
-            estimated(
-                1, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 2293.8, digest="sha256:43b976117073"
-            ),
-            estimated(
-                1024, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 8907.6, digest="sha256:43b976117073"
-            ),
-            estimated(
-                4096, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 35363.0, digest="sha256:43b976117073"
-            ),
-            estimated(
-                16384, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 70636.8, digest="sha256:43b976117073"
-            ),
+            estimated(1, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 2293.8),
+            estimated(1024, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 8907.6),
+            estimated(4096, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 35363.0),
+            estimated(16384, "br32_bc16_w2_s1_fa2_ptr", 49152, 253, 70636.8),
         ),
         *serve(
             "bwd_dq_fp16_d256_causal",
-            estimated(
-                1, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 1284.7, digest="sha256:2ab91e66abb7"
-            ),
-            estimated(
-                1024,
-                "br32_bc16_w2_s1_fa2_ptr_lpt",
-                49152,
-                255,
-                4632.8,
-                digest="sha256:2ab91e66abb7",
-            ),
-            estimated(
-                4096,
-                "br32_bc16_w2_s1_fa2_ptr_lpt",
-                49152,
-                255,
-                17697.7,
-                digest="sha256:2ab91e66abb7",
-            ),
-            estimated(
-                16384,
-                "br32_bc16_w2_s1_fa2_ptr_lpt",
-                49152,
-                255,
-                35222.1,
-                digest="sha256:2ab91e66abb7",
-            ),
+            estimated(1, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 1284.7),
+            estimated(1024, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 4632.8),
+            estimated(4096, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 17697.7),
+            estimated(16384, "br32_bc16_w2_s1_fa2_ptr_lpt", 49152, 255, 35222.1),
         ),
         *serve(
             "bwd_fused_bf16_d64",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 1889.7, digest="sha256:c1604de46182"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 7194.6, digest="sha256:c1604de46182"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 28414.5, digest="sha256:c1604de46182"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_ptr",
-                82944,
-                255,
-                56707.5,
-                digest="sha256:c1604de46182",
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 1889.7),
+            estimated(1024, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 7194.6),
+            estimated(4096, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 28414.5),
+            estimated(16384, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 56707.5),
         ),
         *serve(
             "bwd_fused_bf16_d64_causal",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 1806.6, digest="sha256:25eab3dbd272"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 3949.4, digest="sha256:25eab3dbd272"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 14653.0, digest="sha256:25eab3dbd272"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_ptr",
-                82944,
-                255,
-                28769.4,
-                digest="sha256:25eab3dbd272",
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 1806.6),
+            estimated(1024, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 3949.4),
+            estimated(4096, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 14653.0),
+            estimated(16384, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 28769.4),
         ),
         *serve(
             "bwd_fused_bf16_d96",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 3591.4, digest="sha256:0dd4a5586e72"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 13834.6, digest="sha256:0dd4a5586e72"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 54807.1, digest="sha256:0dd4a5586e72"
-            ),
-            estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_ptr",
-                74240,
-                255,
-                109437.1,
-                digest="sha256:0dd4a5586e72",
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 3591.4),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 13834.6),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 54807.1),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 109437.1),
         ),
         *serve(
             "bwd_fused_bf16_d96_causal",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 2173.8, digest="sha256:1d8ea23e5d1b"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 7299.8, digest="sha256:1d8ea23e5d1b"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 27608.0, digest="sha256:1d8ea23e5d1b"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 54749.4, digest="sha256:1d8ea23e5d1b"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 2173.8),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 7299.8),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 27608.0),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 54749.4),
         ),
         *serve(
             "bwd_fused_bf16_d128",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 2635.0, digest="sha256:af3ebb146200"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 10137.6, digest="sha256:af3ebb146200"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 40148.1, digest="sha256:af3ebb146200"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 80162.0, digest="sha256:af3ebb146200"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 2635.0),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 10137.6),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 40148.1),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 80162.0),
         ),
         *serve(
             "bwd_fused_bf16_d128_causal",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1799.6, digest="sha256:fcb3e92b1402"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 5468.1, digest="sha256:fcb3e92b1402"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 20662.1, digest="sha256:fcb3e92b1402"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 40980.2, digest="sha256:fcb3e92b1402"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1799.6),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 5468.1),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 20662.1),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 40980.2),
         ),
         *serve(
             "bwd_fused_bf16_d192",
-            estimated(
-                1, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 8114.2, digest="sha256:484021444253"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 32208.8, digest="sha256:484021444253"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 128587.1, digest="sha256:484021444253"
-            ),
-            estimated(
-                16384,
-                "br16_bc64_w8_s1_fa2_ptr",
-                90112,
-                254,
-                257091.6,
-                digest="sha256:484021444253",
-            ),
+            estimated(1, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 8114.2),
+            estimated(1024, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 32208.8),
+            estimated(4096, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 128587.1),
+            estimated(16384, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 257091.6),
         ),
         *serve(
             "bwd_fused_bf16_d192_causal",
-            estimated(
-                1, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 4524.5, digest="sha256:d13248a8c79d"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 16211.8, digest="sha256:d13248a8c79d"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 61988.8, digest="sha256:d13248a8c79d"
-            ),
-            estimated(
-                16384,
-                "br16_bc64_w8_s2_fa2_ptr",
-                98432,
-                255,
-                123319.7,
-                digest="sha256:d13248a8c79d",
-            ),
+            estimated(1, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 4524.5),
+            estimated(1024, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 16211.8),
+            estimated(4096, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 61988.8),
+            estimated(16384, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 123319.7),
         ),
         *serve(
             "bwd_fused_bf16_d256",
-            estimated(
-                1, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 6115.9, digest="sha256:405c5c19ba67"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 24259.9, digest="sha256:405c5c19ba67"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 96835.9, digest="sha256:405c5c19ba67"
-            ),
-            estimated(
-                16384,
-                "br16_bc64_w8_s2_fa2_ptr",
-                98432,
-                255,
-                193603.9,
-                digest="sha256:405c5c19ba67",
-            ),
+            estimated(1, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 6115.9),
+            estimated(1024, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 24259.9),
+            estimated(4096, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 96835.9),
+            estimated(16384, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 193603.9),
         ),
         *serve(
             "bwd_fused_bf16_d256_causal",
-            estimated(
-                1, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 3679.2, digest="sha256:b306c4ad8fc0"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 13192.7, digest="sha256:b306c4ad8fc0"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 50254.2, digest="sha256:b306c4ad8fc0"
-            ),
-            estimated(
-                16384, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 99992.8, digest="sha256:b306c4ad8fc0"
-            ),
+            estimated(1, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 3679.2),
+            estimated(1024, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 13192.7),
+            estimated(4096, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 50254.2),
+            estimated(16384, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 99992.8),
         ),
         *serve(
             "bwd_fused_fp16_d64",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 1889.7, digest="sha256:aab000e0547a"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 7194.6, digest="sha256:aab000e0547a"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 28414.5, digest="sha256:aab000e0547a"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_ptr",
-                82944,
-                255,
-                56707.5,
-                digest="sha256:aab000e0547a",
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 1889.7),
+            estimated(1024, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 7194.6),
+            estimated(4096, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 28414.5),
+            estimated(16384, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 56707.5),
         ),
         *serve(
             "bwd_fused_fp16_d64_causal",
-            estimated(
-                1, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 1806.6, digest="sha256:085f52fd74ad"
-            ),
-            estimated(
-                1024, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 3949.4, digest="sha256:085f52fd74ad"
-            ),
-            estimated(
-                4096, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 14653.0, digest="sha256:085f52fd74ad"
-            ),
-            estimated(
-                16384,
-                "br64_bc128_w8_s3_fa2_ptr",
-                82944,
-                255,
-                28769.4,
-                digest="sha256:085f52fd74ad",
-            ),
+            estimated(1, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 1806.6),
+            estimated(1024, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 3949.4),
+            estimated(4096, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 14653.0),
+            estimated(16384, "br64_bc128_w8_s3_fa2_ptr", 82944, 255, 28769.4),
         ),
         *serve(
             "bwd_fused_fp16_d96",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 3591.4, digest="sha256:4b1ade99a9e5"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 13834.6, digest="sha256:4b1ade99a9e5"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 54807.1, digest="sha256:4b1ade99a9e5"
-            ),
-            estimated(
-                16384,
-                "br32_bc64_w4_s3_fa2_ptr",
-                74240,
-                255,
-                109437.1,
-                digest="sha256:4b1ade99a9e5",
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 3591.4),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 13834.6),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 54807.1),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 109437.1),
         ),
         *serve(
             "bwd_fused_fp16_d96_causal",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 2173.8, digest="sha256:9a2a9f9c6b08"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 7299.8, digest="sha256:9a2a9f9c6b08"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 27608.0, digest="sha256:9a2a9f9c6b08"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 54749.4, digest="sha256:9a2a9f9c6b08"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 2173.8),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 7299.8),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 27608.0),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 54749.4),
         ),
         *serve(
             "bwd_fused_fp16_d128",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 2635.0, digest="sha256:f836e8898efc"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 10137.6, digest="sha256:f836e8898efc"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 40148.1, digest="sha256:f836e8898efc"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 80162.0, digest="sha256:f836e8898efc"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 2635.0),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 10137.6),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 40148.1),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 80162.0),
         ),
         *serve(
             "bwd_fused_fp16_d128_causal",
-            estimated(
-                1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1799.6, digest="sha256:f213b0b298a3"
-            ),
-            estimated(
-                1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 5468.1, digest="sha256:f213b0b298a3"
-            ),
-            estimated(
-                4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 20662.1, digest="sha256:f213b0b298a3"
-            ),
-            estimated(
-                16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 40980.2, digest="sha256:f213b0b298a3"
-            ),
+            estimated(1, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 1799.6),
+            estimated(1024, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 5468.1),
+            estimated(4096, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 20662.1),
+            estimated(16384, "br32_bc64_w4_s3_fa2_ptr", 74240, 255, 40980.2),
         ),
         *serve(
             "bwd_fused_fp16_d192",
-            estimated(
-                1, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 8114.2, digest="sha256:43397b9c560b"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 32208.8, digest="sha256:43397b9c560b"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 128587.1, digest="sha256:43397b9c560b"
-            ),
-            estimated(
-                16384,
-                "br16_bc64_w8_s1_fa2_ptr",
-                90112,
-                254,
-                257091.6,
-                digest="sha256:43397b9c560b",
-            ),
+            estimated(1, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 8114.2),
+            estimated(1024, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 32208.8),
+            estimated(4096, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 128587.1),
+            estimated(16384, "br16_bc64_w8_s1_fa2_ptr", 90112, 254, 257091.6),
         ),
         *serve(
             "bwd_fused_fp16_d192_causal",
-            estimated(
-                1, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 4524.5, digest="sha256:94a822164c1e"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 16211.8, digest="sha256:94a822164c1e"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 61988.8, digest="sha256:94a822164c1e"
-            ),
-            estimated(
-                16384,
-                "br16_bc64_w8_s2_fa2_ptr",
-                98432,
-                255,
-                123319.7,
-                digest="sha256:94a822164c1e",
-            ),
+            estimated(1, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 4524.5),
+            estimated(1024, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 16211.8),
+            estimated(4096, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 61988.8),
+            estimated(16384, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 123319.7),
         ),
         *serve(
             "bwd_fused_fp16_d256",
-            estimated(
-                1, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 6115.9, digest="sha256:d51f523d3c7f"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 24259.9, digest="sha256:d51f523d3c7f"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 96835.9, digest="sha256:d51f523d3c7f"
-            ),
-            estimated(
-                16384,
-                "br16_bc64_w8_s2_fa2_ptr",
-                98432,
-                255,
-                193603.9,
-                digest="sha256:d51f523d3c7f",
-            ),
+            estimated(1, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 6115.9),
+            estimated(1024, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 24259.9),
+            estimated(4096, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 96835.9),
+            estimated(16384, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 193603.9),
         ),
         *serve(
             "bwd_fused_fp16_d256_causal",
-            estimated(
-                1, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 3679.2, digest="sha256:d0d76c5f27c8"
-            ),
-            estimated(
-                1024, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 13192.7, digest="sha256:d0d76c5f27c8"
-            ),
-            estimated(
-                4096, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 50254.2, digest="sha256:d0d76c5f27c8"
-            ),
-            estimated(
-                16384, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 99992.8, digest="sha256:d0d76c5f27c8"
-            ),
+            estimated(1, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 3679.2),
+            estimated(1024, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 13192.7),
+            estimated(4096, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 50254.2),
+            estimated(16384, "br16_bc64_w8_s2_fa2_ptr", 98432, 255, 99992.8),
         ),
     )
 
