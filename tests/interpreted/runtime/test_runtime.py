@@ -259,7 +259,7 @@ def test_a_twin_that_does_not_fit_takes_nothing_from_aligned_tensors(
     names = names_of_launches(monkeypatch)
     assert_right(dispatcher, q, unaligned, v)
     assert_right(dispatcher, q, k, v)
-    assert "descriptor" in names[-1]
+    assert BY_DESCRIPTOR.label in names[-1]
     assert "br32_bc32" in names[-2]
 
 
@@ -268,7 +268,7 @@ def test_explain_says_what_runs(dispatcher: Dispatcher, monkeypatch: pytest.Monk
     unaligned = torch.randn(1, 2, 90, 67).bfloat16()[..., 1:65]
     assert "twin" not in str(dispatcher.explain(q, k, v))
     assert "br64_bc32_w4_s2_fa2_ptr" in str(dispatcher.explain(q, unaligned, v))
-    fail_with(monkeypatch, "descriptor", OutOfResources("shared memory"))
+    fail_with(monkeypatch, BY_DESCRIPTOR.label, OutOfResources("shared memory"))
     dispatcher.attention(q, k, v)
     assert dispatcher.explain(q, k, v).selection.choice.config == LONGER  # type: ignore[union-attr]
 
