@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
+import flashgen.runtime.operators  # noqa: F401  # registers them
 from flashgen.errors import InvalidArgument, NotDifferentiable
 from flashgen.runtime import Dispatcher
 from flashgen.spec.features import Features, numbers_of, tensors_of

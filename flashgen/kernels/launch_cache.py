@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,10 +24,12 @@ from flashgen.kernels.arguments import (
     strided,
 )
 from flashgen.kernels.plan import KernelCall, Plan
-from flashgen.reference.cache import Cache
 from flashgen.spec.features import PLAIN, Features
 from flashgen.spec.grid_rules import splits_of, streamed
 from flashgen.spec.problem import Problem
+
+if TYPE_CHECKING:
+    from flashgen.reference.cache import Cache
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

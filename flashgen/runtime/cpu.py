@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from flashgen.kernels.arguments import empty_like_layout
-from flashgen.reference import attention as reference
 from flashgen.runtime.call import Call, Gradients, Saved, Wanted
 from flashgen.spec.features import PLAIN, Features
 
@@ -34,6 +33,8 @@ def attention(
                 q, k, v, is_causal=causal is not False, scale=scale, enable_gqa=grouped
             )
             return o, None
+        from flashgen.reference import attention as reference
+
         o, lse = reference.attention(
             q, k, v, scale=scale, diagonal=call.diagonal(q, k), features=features
         )

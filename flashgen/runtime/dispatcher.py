@@ -7,8 +7,9 @@ strides, options and alignment (runtime/call_cache.py), and of launchers, by dev
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Tensor
@@ -18,15 +19,17 @@ from flashgen.runtime.autograd import Passes
 from flashgen.runtime.call import Call, Causal
 from flashgen.runtime.call_cache import CallCache, attention_key
 from flashgen.runtime.choice import Choice
-from flashgen.runtime.decode import Beside, Decoder
-from flashgen.runtime.explanation import Explanation, digest, explain, explain_decode
 from flashgen.runtime.general_path import Asked, Featured
-from flashgen.runtime.kv_cache import Appender
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Served
 from flashgen.spec.block_mask import BlockMask
 from flashgen.spec.features import NOTHING_GIVEN, Features, Given, Window, limits_of
 from flashgen.spec.vocabulary import Direction
+
+if TYPE_CHECKING:
+    from flashgen.runtime.decode import Decoder
+    from flashgen.runtime.explanation import Explanation
+    from flashgen.runtime.kv_cache import Appender
 
 
 class Dispatcher:
@@ -44,8 +47,22 @@ class Dispatcher:
         self.passes = Passes(self.resolver)
         self.calls = CallCache()
         self.featured = Featured(package, self.resolver, self.passes, self.calls)
-        self.decoder = Decoder(self.resolver, self.calls)
-        self.appender = Appender(self.resolver)
+
+    # Decoding, explanations and the digest are loaded when first used: attention() needs none.
+
+    @functools.cached_property
+    def decoder(self) -> Decoder:
+        """Serves decode()."""
+        from flashgen.runtime.decode import Decoder
+
+        return Decoder(self.resolver, self.calls)
+
+    @functools.cached_property
+    def appender(self) -> Appender:
+        """Writes new keys and values into a cache."""
+        from flashgen.runtime.kv_cache import Appender
+
+        return Appender(self.resolver)
 
     @overload
     def attention(
@@ -229,6 +246,8 @@ class Dispatcher:
             found = self.decoder.again((q, k, v, *where), (causal, scale, precision))
             if found is not None:
                 return found if return_lse else found[0]
+        from flashgen.runtime.decode import Beside
+
         o, lse = self.decoder.decode(
             q, k, v,
             Beside(
@@ -284,6 +303,8 @@ class Dispatcher:
                 block_mask=block_mask,
             ),
         )  # fmt: skip
+        from flashgen.runtime.explanation import explain
+
         return explain(self.resolver, q, k, v, asked, direction)
 
     def explain_decode(
@@ -313,6 +334,9 @@ class Dispatcher:
         """Which split kernel decode() would run for these tensors and arguments, from where, and
         why. Launches nothing. Raises InvalidArgument.
         """
+        from flashgen.runtime.decode import Beside
+        from flashgen.runtime.explanation import explain_decode
+
         beside = Beside(
             lengths=lengths, block_table=block_table, cache_batch_idx=cache_batch_idx,
             cache_leftpad=cache_leftpad, k_scale=k_scale, v_scale=v_scale,
@@ -328,4 +352,6 @@ class Dispatcher:
         """sha256 of all that decides which kernel runs and what its text is. Two ranks with equal
         digests run the same text on equal GPUs.
         """
+        from flashgen.runtime.explanation import digest
+
         return digest(self.resolver.package, self.served)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flashgen.errors import InvalidArgument
 from flashgen.kernels.launch_forward import Forward
-from flashgen.runtime import autograd, cpu, operators, torch_modes
+from flashgen.runtime import autograd, cpu, torch_modes
 from flashgen.runtime.autograd import Passes
 from flashgen.runtime.call import (
     Call,
@@ -134,7 +134,9 @@ class Featured:
     def _traced(
         self, q: Tensor, k: Tensor, v: Tensor, asked: Asked, rng: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """By the registered operators."""
+        """By the registered operators, which are registered here, at the first call."""
+        from flashgen.runtime import operators
+
         causal, features = asked.causal, asked.features(rng)
         word = "none" if causal is False else "bottom_right" if causal is True else causal
         o, lse = operators.attention_forward(
