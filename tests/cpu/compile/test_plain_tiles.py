@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 
 from flashgen.compile.compiler import compile_kernel, judge
+from flashgen.errors import InvalidArgument
 from flashgen.kernels.render import render
 from flashgen.report.kernel_limits import dissect
 from flashgen.runtime.selection import Served, ladder
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
+from flashgen.spec.defaults import default_config
 from flashgen.spec.features import FEATURE_WORDS, masks_of
 from flashgen.spec.gpu import TARGETS
+from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import Status
 from flashgen.spec.problem import BUCKETS, workload
 from generated.table import ARCHS, CHOICES
@@ -30,9 +33,12 @@ Pair = tuple[AttentionSpec, KernelConfig]
 def featured(plain: AttentionSpec) -> Iterator[AttentionSpec]:
     """The spec with each feature that its direction has, and with some together."""
     for words in (*((word,) for word in FEATURE_WORDS), *TOGETHER):
-        if plain.mask not in masks_of(words) or ("fp8" in words and plain.direction != "forward"):
+        if plain.mask not in masks_of(words):
             continue
-        spec = plain.with_features(word for word in FEATURE_WORDS if word in words)
+        try:
+            spec = plain.with_features(word for word in FEATURE_WORDS if word in words)
+        except InvalidArgument:  # another direction's
+            continue
         if (spec := spec.for_direction(plain.direction)).featured:
             yield spec
 
@@ -46,6 +52,8 @@ def tiles(slugs: Iterable[str]) -> dict[tuple[str, Pair], str]:
         gpu = TARGETS[slug]
         plains = dict.fromkeys(c.spec for c in CHOICES[slug] if c.spec.dtype == "bfloat16")
         for spec in (s for plain in plains if not plain.featured for s in featured(plain)):
+            if why_illegal(spec, default_config(spec), gpu) is not None:  # fp8 on sm_80
+                continue
             for bucket in BUCKETS:
                 for rung in ladder(SERVED, slug, gpu, spec, bucket.low).rungs:
                     if rung.rung == "plain_tile":
