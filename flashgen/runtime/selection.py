@@ -131,9 +131,12 @@ def _candidates(
 
 def _plain_tiles(served: Served, slug: str, spec: AttentionSpec, seq_k: int) -> Iterator[Selection]:
     """The tiles of the entries that the spec has without its features, nearest bucket first."""
+    # The gradient of a bias has no plain spec. The fused backward is chosen by its time alone,
+    # which is not known here.
+    if spec.direction in ("backward_dbias", "backward_fused"):
+        return
     plain = plain_spec(spec)
-    # The fused backward is chosen by its time alone, which is not known here.
-    if plain == spec or spec.direction == "backward_fused":
+    if plain == spec:
         return
     own = ALIASES.get(slug, slug) if slug not in served.archs else slug
     configs: dict[KernelConfig, Bucket | None] = {}

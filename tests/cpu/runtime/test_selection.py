@@ -11,7 +11,7 @@ from flashgen.runtime.choice import Choice
 from flashgen.runtime.selection import Served, ladder, tune_command
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import kernel_name
-from flashgen.spec.defaults import default_config
+from flashgen.spec.defaults import default_config, specs_with_default
 from flashgen.spec.gpu import ALIASES, TARGETS
 from flashgen.spec.legality import may_spill, why_illegal
 from flashgen.spec.problem import BUCKETS
@@ -141,6 +141,12 @@ class TestThePlainTile:
         assert self.of(unmasked, plain)[0][0] == "default"
         fused = make_choice(SPEC.for_direction("backward_fused"), BIG, BUCKETS[2])
         assert self.of(self.WINDOW.for_direction("backward_fused"), fused)[0][0] == "default"
+
+    def test_every_listed_spec_has_a_ladder(self) -> None:
+        """Of every direction, a cache's and the gradient of a bias among them."""
+        table, gpu = served(nvidia_h200=(make_choice(SPEC, BIG, BUCKETS[2]),)), TARGETS[H200]
+        for spec in specs_with_default():
+            assert ladder(table, H200, gpu, spec, 5000).rungs[-1].rung == "default"
 
     def test_an_alias_takes_the_tiles_of_its_gpu(self) -> None:
         alias = next(alias for alias, slug in ALIASES.items() if slug == H200)
