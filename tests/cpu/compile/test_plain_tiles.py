@@ -11,6 +11,7 @@ from flashgen.compile.compiler import compile_kernel, judge
 from flashgen.errors import InvalidArgument
 from flashgen.kernels.render import render
 from flashgen.report.kernel_limits import dissect
+from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.selection import Served, ladder
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
@@ -75,6 +76,10 @@ def test_the_layer_of_gemma_2_takes_the_plain_tile() -> None:
     assert [rung.rung for rung in rungs] == ["plain_tile", "default"]
     config = rungs[0].choice.config
     assert (config.loads, config.br, config.bc) == ("descriptor", 128, 64)
+    # Its pointer twin would spill, so tensors that cannot have descriptors take the next rung.
+    launcher = Launcher("generated", rungs)
+    assert launcher._aligned.config == config
+    assert launcher._unaligned.selection.rung == "default"
     assert_fits(GEMMA, config, H200.slug)
 
 
