@@ -37,7 +37,7 @@ from flashgen.errors import FlashgenError, NoGpuError
 LATE = 4
 """The exit status of a step whose own time was over: the same command goes on."""
 
-LEFT = "cases are left, for the time is over"
+LEFT = "cases are left, because the time is over"
 """What flashgen bench says where its --time-budget ended before its cases."""
 
 LEAST_S = 20.0
