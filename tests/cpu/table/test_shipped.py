@@ -75,7 +75,8 @@ def test_every_entry_is_legal_current_checked_and_honest(slug: str) -> None:
         assert (result.median_us is None) == (result.source == "untimed")
         if entry.tflops is not None:
             assert gpu.peak_tflops is not None
-            assert entry.tflops < gpu.peak_tflops
+            # us has five digits: an estimate at the peak may round to just above it
+            assert entry.tflops < gpu.peak_tflops * (1 + 5e-5)
 
 
 def test_tables_are_short_enough_to_be_read() -> None:
