@@ -250,7 +250,7 @@ ROW, ROW_2 = "  1024:  {", "  16384: {"
         ("tried: 60/98, ", "", ROW, "'tried' is missing; add it"),
         ("br128_bc64", "br48_bc64", ROW, "br must be one of 16, 32, 64"),
         ("_s_ahead_", "_fastest_", ROW, "config must be a label like br128"),
-        ("_descriptor_longest", "_longest", ROW, "config must be a label like br128"),
+        ("_tma_lpt", "_lpt", ROW, "config must be a label like br128"),
         ("problem: b8_h16_s2048", "problem: b8_s2048", ROW, "problem must be like b8_h32_s2048"),
         ("  1024:  {", "  1025:  {", "1025", "unknown key '1025'; remove it"),
         ("  16384: {", "  1024:  {", ROW, "the key '1024' is here twice; remove one"),
