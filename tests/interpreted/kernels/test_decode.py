@@ -148,7 +148,7 @@ MUTANTS = {
     "turned backwards": (APPEND, "tl.where(dims < half, -1.0, 1.0)", "tl.where(dims < half, 1.0, -1.0)"),
     "pairs of halves": (PAIRS, "partners = dims ^ 1", "partners = (dims + rotary_dim // 2) % rotary_dim"),
     "queries turned by one place": (APPEND, "length + rows * q_step", "length + rows * 0"),
-    "queries not turned": (PAIRS, "q = q.to(tl.float32) * cos + partner.to(tl.float32) * sign[None, :] * sin", "q = q.to(tl.float32)"),
+    "queries not turned": (PAIRS, "q = load_rotated(q_rows, q_mask, at, dims, turned, pairs, table)", "q = tl.load(q_rows + dims[None, :], mask=q_mask, other=0.0).to(tl.float32)"),
     "V of another head": (APPEND, "slot * stride_vh", "0 * stride_vh"),
     "LSE without the maximum": (COMBINE, "row_max + tl.log2(row_sum)", "tl.log2(row_sum)"),
 }  # fmt: skip
