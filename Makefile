@@ -23,7 +23,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 TEST_CPU_SECONDS := 800
 
 .NOTPARALLEL:
-.PHONY: help install tune test test-all slow test-gpu lint format generate check facts docs-output clean
+.PHONY: help install tune test test-all slow test-gpu test-driver lint format generate check facts docs-output clean
 
 help:
 	@echo 'make install    install what development needs, into .venv'
@@ -33,6 +33,7 @@ help:
 	@echo 'make test-all   the same with the slow tests'
 	@echo 'make slow       list those, with the reasons'
 	@echo 'make test-gpu   the tests that need a GPU'
+	@echo 'make test-driver  the path of a GPU on a driver that records; 3 GB for the CUDA build of torch'
 	@echo 'make lint       ruff, mypy and import-linter'
 	@echo 'make generate   write generated/ from configs/ and templates/'
 	@echo 'make facts      what the compiler makes of the kernels for Hopper; TRITON=3.8.0 for another one'
@@ -54,9 +55,34 @@ test: $(FOR_ALL)
 test-all: $(FOR_ALL)
 	$(PYTEST) tests/cpu
 	TRITON_INTERPRET=1 $(PYTEST) tests/interpreted
+	$(MAKE) test-driver
 
 slow: $(FOR_ALL)
 	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -q --why-slow tests/cpu tests/interpreted
+
+# The CUDA build of torch, without the libraries that it is linked against: tests/driver/recording
+# stands in for them. Three equals signs, or pip takes the CPU build, whose version has a suffix.
+TORCH_CUDA := $(VENV)/torch-cuda
+CUDA_HEADERS := $(VENV)/cuda-headers
+RECORDING := $(CURDIR)/build/driver
+DRIVER_ENV := PYTHONPATH=$(CURDIR)/$(TORCH_CUDA) LD_LIBRARY_PATH=$(RECORDING) \
+TRITON_LIBCUDA_PATH=$(RECORDING) RECORDING_CUDA_LOG=$(RECORDING)/events/log
+
+test-driver: $(FOR_ALL) $(RECORDING)/libcudart.so.13
+	@rm -rf $(RECORDING)/events && mkdir -p $(RECORDING)/events
+	$(DRIVER_ENV) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/driver
+
+$(RECORDING)/libcudart.so.13: $(wildcard tests/driver/recording/*) | $(TORCH_CUDA) $(CUDA_HEADERS)
+	CXX='$(CXX)' $(BIN)/python tests/driver/recording/build.py \
+	$(TORCH_CUDA)/torch $(CUDA_HEADERS)/nvidia/cu13/include $(RECORDING)
+
+$(TORCH_CUDA): | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ \
+	"torch===$$(sed -n 's/^torch==//p' constraints.txt)"
+
+$(CUDA_HEADERS): | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ \
+	nvidia-cuda-runtime==13.0.96
 
 # One process: what is timed and what fills the memory must be alone on the GPU.
 test-gpu: $(FOR_ALL)

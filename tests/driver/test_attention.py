@@ -1,0 +1,35 @@
+"""flashgen.attention() on the recording driver, from the call to the launch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flashgen
+from tests.driver.events import Launch, Load, Recording, TensorMap
+
+
+def test_torch_and_triton_run_on_the_recording_driver() -> None:
+    assert torch.version.cuda is not None
+    assert torch.cuda.get_device_name(0) == "NVIDIA H200"
+    assert torch.zeros(8, device="cuda").sum().item() == 0
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_attention_launches_one_kernel_of_as_many_parameters_as_its_cubin_declares(
+    recording: Recording, head_dim: int
+) -> None:
+    q = torch.empty(2, 8, 512, head_dim, device="cuda", dtype=torch.bfloat16)
+    k, v = torch.empty_like(q), torch.empty_like(q)
+    for _ in range(4):  # by Triton, then directly, then the bound launch
+        flashgen.attention(q, k, v, causal=True)
+    loaded, launches = recording.of(Load), recording.of(Launch)
+    assert len(loaded) == 1
+    assert len(launches) == 4
+    for launch in launches:
+        assert launch.kernel == loaded[0].kernel
+        assert tuple(len(each) // 2 for each in launch.parameters) == loaded[0].parameter_sizes
+        assert launch.broken == ""
+    maps = recording.of(TensorMap)
+    assert {each.sizes for each in maps} == {(head_dim, 512, 8, 2)}
+    assert {q.data_ptr(), k.data_ptr(), v.data_ptr()} < {each.address for each in maps}
