@@ -111,6 +111,33 @@ def test_the_language_is_patched_once_and_no_overflow_is_looked_for(
     assert not checked
 
 
+def test_equal_types_are_one_object_and_are_checked_as_before() -> None:
+    import triton.language as tl
+    from triton.runtime.interpreter import interpreter_semantic as semantic
+
+    interpreter.prepare()
+    tile = tl.block_type(tl.int32, [16, tl.constexpr(32)])
+    assert tile is tl.block_type(tl.int32, tl.core.tuple([16, 32]))
+    others = [(tl.int32, [32, 16]), (tl.int32, [16]), (tl.uint32, [16, 32])]
+    pointers = [tl.pointer_type(tl.int32, address_space=space) for space in (1, 3)]
+    others += [(pointer, [16, 32]) for pointer in pointers]
+    assert len({id(tl.block_type(*other)) for other in others} | {id(tile)}) == 6
+    for _ in range(2):  # an illegal one is kept neither
+        with pytest.raises(ValueError, match="power of 2"):
+            tl.block_type(tl.int32, [16, 24])
+
+    row, column = semantic.full([1, 32], 3, tl.int32), semantic.full([16, 1], 4, tl.int32)
+    added = semantic.add(row, column, False)
+    assert added.type is tile
+    assert added.shape.values == [16, 32]
+    assert added.numel.value == 512
+    assert added.handle.data.tolist() == [[7] * 32] * 16
+    with pytest.raises(ValueError, match="incompatible dimensions"):
+        semantic.add(added, semantic.full([16, 16], 1, tl.int32), False)
+    halves = semantic.full([16], 1.5, tl.float16)  # a quotient of halves is a float32
+    assert semantic.truediv(halves, halves).dtype == tl.float32
+
+
 def test_rounding_matches_torch_on_the_odd_values() -> None:
     values = np.array(
         [0.0, -0.0, 1.0, 1.00390625, 1.01171875, 3.3e38, 3.4e38, -3.4e38, 1e-40, np.inf, -np.inf],
