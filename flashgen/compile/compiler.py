@@ -65,6 +65,7 @@ class Compiled:
     shared_bytes dynamic shared memory per block. loop has the facts of the steady main loop and
     other_loops those of the others, such as the masked one; None and () without a disassembler
     (AMD). advisories are ptxas' remarks that it serialized wgmma or did not hand registers over.
+    whole: compiled as a decode of one split.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Compiled:
     loop: LoopFacts | None
     advisories: tuple[str, ...]
     other_loops: tuple[LoopFacts, ...] = ()
+    whole: bool = False
 
     @property
     def loops(self) -> tuple[LoopFacts, ...]:
@@ -105,10 +107,11 @@ def compile_kernel(
     config: KernelConfig,
     arch: str,
     *,
+    whole: bool = False,
     cache: Path | None = None,
 ) -> Compiled:
     """Compile for `arch` (sm_90, gfx942, ...), or read the result of an earlier call from folder
-    `cache`.
+    `cache`. whole: as signature.compile_signature has it.
 
     Raises CompileFailed if the compiler refuses, ToolchainError if TRITON_INTERPRET is set, a tool
     is missing or the cache cannot be written.
@@ -119,18 +122,21 @@ def compile_kernel(
         raise ToolchainError(
             "TRITON_INTERPRET must not be set in a process that compiles: unset it"
         )
+    version = str(triton.__version__)
     if cache is None:
         with tempfile.TemporaryDirectory(prefix="flashgen-") as folder:
-            return _compile(rendered, spec, config, arch, Path(folder), str(triton.__version__))
-    found = recall(rendered.digest, arch, str(triton.__version__), cache)
-    return found or _compile(rendered, spec, config, arch, cache, str(triton.__version__))
+            return _compile(rendered, spec, config, arch, Path(folder), version, whole)
+    found = recall(rendered.digest, arch, version, cache, whole=whole)
+    return found or _compile(rendered, spec, config, arch, cache, version, whole)
 
 
-def recall(digest: str, arch: str, triton: str, cache: Path) -> Compiled | None:
+def recall(
+    digest: str, arch: str, triton: str, cache: Path, *, whole: bool = False
+) -> Compiled | None:
     """The cached result of a kernel; None if there is none, or it is incomplete or has other
     FACTS.
     """
-    path = cache_file(digest, arch, triton, cache, "json")
+    path = cache_file(digest, arch, triton, cache, "json", whole=whole)
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         if record.pop("facts") != FACTS:
@@ -138,14 +144,19 @@ def recall(digest: str, arch: str, triton: str, cache: Path) -> Compiled | None:
         found = Compiled.from_json(record)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    asked_for = (found.digest, found.arch, found.triton) == (digest, arch, triton)
-    binary = cache_file(digest, arch, triton, cache, "cubin")
+    asked_for = (found.digest, found.arch, found.triton, found.whole) == (
+        digest, arch, triton, whole,
+    )  # fmt: skip
+    binary = cache_file(digest, arch, triton, cache, "cubin", whole=whole)
     return found if asked_for and binary.is_file() else None
 
 
-def cache_file(digest: str, arch: str, triton: str, cache: Path, suffix: str) -> Path:
+def cache_file(
+    digest: str, arch: str, triton: str, cache: Path, suffix: str, *, whole: bool = False
+) -> Path:
     """The cache file of a kernel's facts ("json") or binary ("cubin", for AMD as well)."""
-    return cache / f"{digest.removeprefix('sha256:')[:32]}-{arch}-triton{triton}.{suffix}"
+    variant = "-whole" if whole else ""
+    return cache / f"{digest.removeprefix('sha256:')[:32]}-{arch}-triton{triton}{variant}.{suffix}"
 
 
 def judge(
@@ -214,10 +225,11 @@ def _compile(
     arch: str,
     folder: Path,
     triton: str,
+    whole: bool,
 ) -> Compiled:
     source = folder / f"{rendered.name}-{rendered.digest.removeprefix('sha256:')[:12]}.py"
     write_whole(source, rendered.source)
-    built, log = build(source, rendered, spec, config, arch)
+    built, log = build(source, rendered, spec, config, arch, whole=whole)
     if arch.startswith("sm_"):
         binary = built.asm["cubin"]
         listing = sass.disassemble(binary)
@@ -241,22 +253,30 @@ def _compile(
         loop=loops[0] if loops else None,
         advisories=tuple(dict.fromkeys(_ADVISORY.findall(log))),
         other_loops=loops[1:],
+        whole=whole,
     )
     facts = json.dumps({"facts": FACTS, **compiled.to_json()}, indent=1)
     # The facts are written last: if they exist, so does the binary.
-    write_whole(cache_file(rendered.digest, arch, triton, folder, "cubin"), binary)
-    write_whole(cache_file(rendered.digest, arch, triton, folder, "json"), facts)
+    for suffix, content in (("cubin", binary), ("json", facts)):
+        path = cache_file(rendered.digest, arch, triton, folder, suffix, whole=whole)
+        write_whole(path, content)
     return compiled
 
 
 def build(
-    source: Path, rendered: Rendered, spec: AttentionSpec, config: KernelConfig, arch: str
+    source: Path,
+    rendered: Rendered,
+    spec: AttentionSpec,
+    config: KernelConfig,
+    arch: str,
+    *,
+    whole: bool = False,
 ) -> tuple[Any, str]:
     """Triton's CompiledKernel and the output of ptxas."""
     import triton
 
     kernel = load_kernel(source, rendered.name)
-    signature = compile_signature(spec, config, kernel.arg_names)
+    signature = compile_signature(spec, config, kernel.arg_names, whole=whole)
     ast = source_class(config)(
         fn=kernel,
         signature=signature.types,

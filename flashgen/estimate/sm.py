@@ -370,7 +370,7 @@ def cached_replay(compiled: Compiled, gpu: Gpu, cache: Path, *, streams: bool = 
     found = recall_replay(compiled, gpu, cache, streams=streams)
     if found is not None:
         return found
-    binary = cache_file(compiled.digest, compiled.arch, compiled.triton, cache, "cubin")
+    binary = _file_of(compiled, cache, "cubin")
     if not gpu.is_nvidia:
         machine_of(gpu)
     try:
@@ -413,4 +413,9 @@ def _made_by(gpu: Gpu) -> dict[str, Any]:
 
 def _replay_file(compiled: Compiled, gpu: Gpu, cache: Path, streams: bool) -> Path:
     suffix = f"{gpu.slug}.{'stream' if streams else 'replay'}.json"
-    return cache_file(compiled.digest, compiled.arch, compiled.triton, cache, suffix)
+    return _file_of(compiled, cache, suffix)
+
+
+def _file_of(compiled: Compiled, cache: Path, suffix: str) -> Path:
+    digest, whole = compiled.digest, compiled.whole
+    return cache_file(digest, compiled.arch, compiled.triton, cache, suffix, whole=whole)

@@ -15,6 +15,7 @@ from flashgen.compile.compiler import Compiled, judge, recall
 from flashgen.errors import InvalidArgument, NoEstimate
 from flashgen.estimate.estimate import estimate, estimate_streaming
 from flashgen.estimate.sm import Replay, recall_replay, streams
+from flashgen.estimate.trip_counts import tuned_stream
 from flashgen.evaluate.evaluator import Request, triton_version
 from flashgen.evaluate.tasks import COMPILE_ENV, COMPILE_LIMIT_S, Tasks, kernel_payload
 from flashgen.evaluate.workers.answers import Answer, Done, Failure, Raised, Task, TimedOut, finite
@@ -24,8 +25,10 @@ from flashgen.kernels.render import Rendered, render
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
+from flashgen.spec.grid_rules import splits_of
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import Status, Timing
+from flashgen.spec.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,22 +105,38 @@ def draft(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> BuildResult:
         return BuildResult(status=Status.ILLEGAL, detail=str(error))
 
 
+Key = tuple[str, bool]
+"""The digest of a kernel, and whether it is compiled as a decode of one split."""
+
+
 class Build:
-    """One config in progress."""
+    """One config in progress. whole: it serves a decode of one split."""
 
     def __init__(
-        self, builder: Builder, spec: AttentionSpec, config: KernelConfig, drafted: BuildResult
+        self,
+        builder: Builder,
+        spec: AttentionSpec,
+        config: KernelConfig,
+        drafted: BuildResult,
+        *,
+        whole: bool,
     ) -> None:
         self._builder = builder
         self._spec = spec
         self.config = config
         self.drafted = drafted
+        self.whole = whole
+
+    @property
+    def key(self) -> Key:
+        """What is compiled once."""
+        return self.drafted.digest, self.whole
 
     def verdict(self) -> BuildResult:
         """Wait for the compiler and judge its result. Raises ToolchainError."""
         if self.drafted.rendered is None:
             return self.drafted
-        return self._builder.verdict(self._spec, self.config, self.drafted.rendered)
+        return self._builder.verdict(self._spec, self)
 
 
 class Builder:
@@ -128,42 +147,50 @@ class Builder:
         self._cache = cache
         self._tasks = tasks
         self._workers = Workers(jobs, env=COMPILE_ENV)
-        self._built: dict[str, Built] = {}
-        self._answers: dict[str, Future[Answer]] = {}
+        self._built: dict[Key, Built] = {}
+        self._answers: dict[Key, Future[Answer]] = {}
 
-    def start(self, spec: AttentionSpec, config: KernelConfig) -> Build:
-        """Draft a config and, if it is legal and not compiled yet, queue it for the compiler."""
-        drafted = draft(spec, config, self._gpu)
-        if drafted.rendered is not None:
-            self._queue(spec, config, drafted.rendered)
-        return Build(self, spec, config, drafted)
+    def start(self, spec: AttentionSpec, config: KernelConfig, problem: Problem) -> Build:
+        """Draft a config and, if it is legal and not compiled yet for this problem, queue it for
+        the compiler.
+        """
+        whole = (
+            spec.direction == "decode"
+            and splits_of(config, tuned_stream(spec, problem), self._gpu.sms) == 1
+        )
+        build = Build(self, spec, config, draft(spec, config, self._gpu), whole=whole)
+        if build.drafted.rendered is not None:
+            self._queue(spec, build)
+        return build
 
-    def _queue(self, spec: AttentionSpec, config: KernelConfig, rendered: Rendered) -> None:
-        digest = rendered.digest
-        known = self._answers.get(digest)
-        if digest in self._built or (known is not None and not known.cancelled()):
+    def _queue(self, spec: AttentionSpec, build: Build) -> None:
+        known = self._answers.get(build.key)
+        if build.key in self._built or (known is not None and not known.cancelled()):
             return
-        folder = self._cache / "compiled"
-        compiled = recall(digest, self._gpu.arch, triton_version(), folder)
+        folder, (digest, whole) = self._cache / "compiled", build.key
+        compiled = recall(digest, self._gpu.arch, triton_version(), folder, whole=whole)
         if compiled is not None:
             replayed = recall_replay(compiled, self._gpu, folder, streams=streams(spec))
             if replayed is not None:
-                self._built[digest] = Built(compiled, replayed)
+                self._built[build.key] = Built(compiled, replayed)
                 return
-        payload = kernel_payload(spec, config) | {"gpu": asdict(self._gpu), "cache": str(folder)}
-        self._answers[digest] = self._workers.submit(
+        payload = kernel_payload(spec, build.config)
+        payload |= {"gpu": asdict(self._gpu), "cache": str(folder), "whole": whole}
+        self._answers[build.key] = self._workers.submit(
             Task(function=self._tasks.compile, payload=payload, limit_s=COMPILE_LIMIT_S)
         )
 
-    def verdict(self, spec: AttentionSpec, config: KernelConfig, rendered: Rendered) -> BuildResult:
-        """Wait for a queued kernel. Raises ToolchainError."""
-        if rendered.digest not in self._built:
-            answer = finite(self._answers[rendered.digest].result())
+    def verdict(self, spec: AttentionSpec, build: Build) -> BuildResult:
+        """Wait for a queued kernel, which was rendered. Raises ToolchainError."""
+        rendered = build.drafted.rendered
+        assert rendered is not None
+        if build.key not in self._built:
+            answer = finite(self._answers[build.key].result())
             if not isinstance(answer, Done):
                 return _failed(answer, rendered, self._cache)
-            self._built[rendered.digest] = Built.from_json(answer.value)
-        built = self._built[rendered.digest]
-        status, detail = judge(built.compiled, spec, config, self._gpu)
+            self._built[build.key] = Built.from_json(answer.value)
+        built = self._built[build.key]
+        status, detail = judge(built.compiled, spec, build.config, self._gpu)
         return BuildResult(
             status=status,
             detail=detail,
@@ -176,7 +203,7 @@ class Builder:
     def drop(self, builds: list[Build]) -> None:
         """Remove these from the queue, if they are still queued."""
         for build in builds:
-            future = self._answers.get(build.drafted.digest)
+            future = self._answers.get(build.key)
             if future is not None:
                 future.cancel()
 

@@ -62,7 +62,7 @@ class OfflineEvaluator:
         if stage == "check":
             yield from self._check(request, configs)
             return
-        builds = [self._builder.start(spec, config) for config in configs]
+        builds = [self._builder.start(spec, config, problem) for config in configs]
         try:
             for config, build in zip(configs, builds, strict=True):
                 yield self._estimated(request, config, build.verdict())

@@ -77,7 +77,7 @@ class GpuEvaluator:
         request = Request(
             stage=stage, spec=spec, problem=problem, gpu=self.gpu.slug, source=self.source
         )
-        builds = [self._builder.start(spec, config) for config in configs]
+        builds = [self._builder.start(spec, config, problem) for config in configs]
         try:
             if stage == "final":
                 yield from self._final(request, configs, [build.verdict() for build in builds])

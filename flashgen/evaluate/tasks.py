@@ -80,8 +80,8 @@ def kernel_payload(spec: AttentionSpec, config: KernelConfig) -> dict[str, Any]:
 
 
 def compile_one(payload: dict[str, Any]) -> dict[str, Any]:
-    """{spec, config, gpu, cache} -> {compiled, replay, no_estimate}: Compiled; Replay, or null and
-    the reason.
+    """{spec, config, gpu, cache, whole} -> {compiled, replay, no_estimate}: Compiled; Replay, or
+    null and the reason.
 
     Raises the errors of compile_kernel.
     """
@@ -92,7 +92,8 @@ def compile_one(payload: dict[str, Any]) -> dict[str, Any]:
 
     spec, config = _kernel(payload)
     gpu, cache = Gpu(**payload["gpu"]), Path(payload["cache"])
-    compiled = compile_kernel(render(spec, config), spec, config, gpu.arch, cache=cache)
+    rendered, whole = render(spec, config), payload["whole"]
+    compiled = compile_kernel(rendered, spec, config, gpu.arch, whole=whole, cache=cache)
     made: dict[str, Any] = {"compiled": compiled.to_json(), "replay": None, "no_estimate": ""}
     try:
         made["replay"] = cached_replay(compiled, gpu, cache, streams=streams(spec)).to_json()

@@ -31,17 +31,23 @@ class Signature:
     attrs: dict[tuple[int, ...], list[list[object]]]
 
 
+def variants(spec: AttentionSpec) -> tuple[bool, ...]:
+    """The values of `whole` for which a kernel of this spec is compiled."""
+    return (False, True) if spec.direction == "decode" else (False,)
+
+
 def compile_signature(
-    spec: AttentionSpec, config: KernelConfig, arg_names: Sequence[str]
+    spec: AttentionSpec, config: KernelConfig, arg_names: Sequence[str], *, whole: bool = False
 ) -> Signature:
     """The signature that Triton gives a launch with aligned, contiguous tensors; no tensor and no
     GPU is needed. arg_names: those of the kernel.
 
     Strides are multiples of 16 elements where the head dim is one, and so are the head dims that a
     padded kernel takes. The keys of a bias are contiguous. Lengths, head counts and the diagonal
-    are never specialized. Raises FlashgenError for an argument without a type.
+    are never specialized. whole: a decode whose keys are one split. Raises FlashgenError for an
+    argument without a type.
     """
-    patterns = argument_types(spec, config)
+    patterns = argument_types(spec, config, whole=whole)
     kinds = {name: _kind_of(name, patterns) for name in arg_names}
     aligned = [i for i, kind in enumerate(kinds.values()) if kind.endswith(_ALIGNED)]
     return Signature(
@@ -58,23 +64,25 @@ def _kind_of(name: str, patterns: dict[str, str]) -> str:
     raise FlashgenError(f"kernels/signature.py has no type for the argument {name}")
 
 
-def argument_types(spec: AttentionSpec, config: KernelConfig) -> dict[str, str]:
+def argument_types(
+    spec: AttentionSpec, config: KernelConfig, *, whole: bool = False
+) -> dict[str, str]:
     """The types of arguments by pattern of their names; the first pattern that matches holds.
 
-    A decode kernel is compiled as one of several splits, whose O is float32.
+    A decode of several splits writes a float32 O of each; of one split, where `whole`, the result.
     """
     out = SHORT_DTYPE[spec.dtype]
     element = "fp8e4nv" if spec.fp8 else out
     cached = element if spec.kv_dtype == "same" else _byte(config)
     of_q = "i32" + _ALIGNED * (spec.head_dim % 16 == 0)
     of_v = "i32" + _ALIGNED * (spec.head_dim_v % 16 == 0)
-    fused, decodes = spec.direction == "backward_fused", spec.direction == "decode"
+    fused, in_parts = spec.direction == "backward_fused", spec.direction == "decode" and not whole
     return {
         **{argument.name: _feature_type(argument, out) for argument in spec.feature_arguments},
         "stride_bias_k": "constexpr",
         **{f"{x}_desc": _descriptor(spec, config, x, element) for x in BLOCK_DIMS},
         "o_desc": _descriptor(spec, config, "o", out),
-        "o_ptr": "*fp32:16" if decodes else f"*{out}:16",
+        "o_ptr": "*fp32:16" if in_parts else f"*{out}:16",
         "dq_ptr": "*fp32:16" if fused else f"*{element}:16",
         "[kv]_ptr": f"*{cached}:16",
         **dict.fromkeys(("q_ptr", "do_ptr", "d[kv]_ptr", "new_[kv]_ptr"), f"*{element}:16"),

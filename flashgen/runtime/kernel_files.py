@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import json
 import logging
 import os
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flashgen.runtime")
 
 MANIFEST = "manifest.json"
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +81,10 @@ def binaries(folder: Path) -> dict[str, list[Binary]]:
                 triton.__version__,
             )
             continue
-        for name, kernel in manifest["kernels"].items():
-            files = tuple(path.parent / kernel["key"] / file for file in kernel["files"])
-            found.setdefault(name, []).append(Binary(key=kernel["key"], files=files))
+        for name, kernels in manifest["kernels"].items():
+            for kernel in kernels:
+                files = tuple(path.parent / kernel["key"] / file for file in kernel["files"])
+                found.setdefault(name, []).append(Binary(key=kernel["key"], files=files))
     return found
 
 
@@ -90,7 +92,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if manifest["schema"] == SCHEMA and isinstance(manifest["triton"], str):
-            for kernel in manifest["kernels"].values():
+            for kernel in itertools.chain.from_iterable(manifest["kernels"].values()):
                 bytes.fromhex(kernel["key"]), tuple(kernel["files"])
             return manifest
         problem = f"schema {manifest['schema']}"

@@ -28,7 +28,7 @@ from flashgen.evaluate.workers.pool import Workers
 from flashgen.files import write_whole
 from flashgen.kernels.loader import load_text
 from flashgen.kernels.render import render
-from flashgen.kernels.signature import compile_signature
+from flashgen.kernels.signature import compile_signature, variants
 from flashgen.runtime.choice import Choice
 from flashgen.runtime.decode import by_room
 from flashgen.runtime.kernel_files import MANIFEST, SCHEMA
@@ -53,10 +53,13 @@ Pair = tuple[AttentionSpec, KernelConfig]
 
 @dataclass(frozen=True, kw_only=True)
 class Precompiled:
-    """One kernel: Triton's key, or why it has none. A default may not fit a small GPU."""
+    """One kernel: Triton's keys, or why it has none. A default may not fit a small GPU.
+
+    A decode kernel has two: for one split, O has another dtype than for several.
+    """
 
     name: str
-    key: str
+    keys: tuple[str, ...]
     failure: str = ""
 
 
@@ -150,31 +153,33 @@ def precompile(
         for pair, waiting in zip(pairs, answers, strict=True):
             answer, name = waiting.result(), kernel_name(*pair)
             if isinstance(answer, Done):
-                yield Precompiled(name=name, key=answer.value["key"])
+                yield Precompiled(name=name, keys=tuple(answer.value["keys"]))
             else:
-                yield Precompiled(name=name, key="", failure=str(answer))
+                yield Precompiled(name=name, keys=(), failure=str(answer))
 
 
 def build_one(payload: dict[str, Any]) -> dict[str, Any]:
-    """{spec, config, arch} -> {key}. Raises CompileFailed. Runs in a child process."""
+    """{spec, config, arch} -> {keys}. Raises CompileFailed. Runs in a child process."""
     import triton
 
     spec, config = AttentionSpec(**payload["spec"]), KernelConfig(**payload["config"])
     rendered = render(spec, config)
     kernel = load_text(rendered.source, rendered.name, rendered.digest)
-    signature = compile_signature(spec, config, kernel.arg_names)
-    source = source_class(config)(
-        fn=kernel,
-        signature=signature.types,
-        constexprs=signature.constexprs,
-        attrs=signature.attrs,
-    )
-    options = config.launch_options
-    try:
-        built = triton.compile(source, target=target_of(payload["arch"]), options=options)
-    except Exception as error:  # Triton, LLVM and ptxas each raise classes of their own
-        raise CompileFailed(f"{rendered.name}: {error}".splitlines()[0]) from error
-    return {"key": str(built.metadata.hash)}
+    target, options, keys = target_of(payload["arch"]), config.launch_options, []
+    for whole in variants(spec):
+        signature = compile_signature(spec, config, kernel.arg_names, whole=whole)
+        source = source_class(config)(
+            fn=kernel,
+            signature=signature.types,
+            constexprs=signature.constexprs,
+            attrs=signature.attrs,
+        )
+        try:
+            built = triton.compile(source, target=target, options=options)
+        except Exception as error:  # Triton, LLVM and ptxas each raise classes of their own
+            raise CompileFailed(f"{rendered.name}: {error}".splitlines()[0]) from error
+        keys.append(str(built.metadata.hash))
+    return {"keys": keys}
 
 
 def package(
@@ -189,8 +194,11 @@ def package(
     folder, kernels = out / table.gpu.slug, {}
     with tempfile.TemporaryDirectory(prefix="flashgen-aot-") as cache:
         for made in precompile(pairs, table.gpu, cache=Path(cache), jobs=jobs):
-            if made.key:
-                kernels[made.name] = {"key": made.key, "files": _kept(Path(cache), made, folder)}
+            if made.keys:
+                kernels[made.name] = [
+                    {"key": key, "files": _kept(Path(cache), made.name, key, folder)}
+                    for key in made.keys
+                ]
             yield made
     manifest = {
         "schema": SCHEMA,
@@ -202,21 +210,21 @@ def package(
     write_whole(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
 
-def _kept(cache: Path, made: Precompiled, folder: Path) -> list[str]:
-    """Copy a kernel's metadata and binary out of Triton's cache; returns their names."""
+def _kept(cache: Path, name: str, key: str, folder: Path) -> list[str]:
+    """Copy metadata and binary of a kernel's key out of Triton's cache; returns their names."""
     found = [
         path
-        for path in cache.rglob(f"{made.name[:150]}*")  # where Triton cuts a name
+        for path in cache.rglob(f"{name[:150]}*")  # where Triton cuts a name
         if path.suffix in (".json", ".cubin", ".hsaco") and not path.name.startswith("__grp__")
     ]
     keys = {path: json.loads(path.read_text())["hash"] for path in found if path.suffix == ".json"}
-    (home,) = {path.parent for path, key in keys.items() if key == made.key}
+    (home,) = {path.parent for path, of in keys.items() if of == key}
     files = sorted(path for path in found if path.parent == home)
     if len(files) != 2:
         raise FlashgenError(
-            f"Triton must leave metadata and one binary of {made.name}: "
+            f"Triton must leave metadata and one binary of {name}: "
             f"got {', '.join(path.name for path in files)}"
         )
     for path in files:
-        write_whole(folder / made.key / path.name, path.read_bytes())
+        write_whole(folder / key / path.name, path.read_bytes())
     return [os.fspath(path.name) for path in files]

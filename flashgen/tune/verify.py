@@ -48,16 +48,16 @@ def verify(table: Table, evaluator: Evaluator) -> Iterator[Proof]:
     for _, group in groupby(table.entries, key=lambda entry: entry.spec):
         entries = tuple(group)
         kernels = tuple(dict.fromkeys(config for e in entries for config in kernels_of(e)))
-        compiled = _ask(evaluator, "compile", entries[0], kernels)
         checked = _ask(evaluator, "check", entries[0], kernels)
         for entry in entries:
+            compiled = _ask(evaluator, "compile", entry, kernels_of(entry))
             yield _proof(table, entry, compiled, checked)
 
 
 def _ask(
     evaluator: Evaluator, stage: str, entry: Entry, configs: tuple[KernelConfig, ...]
 ) -> dict[KernelConfig, Outcome]:
-    """One stage's outcomes by config; compiling and checking do not depend on lengths."""
+    """One stage's outcomes by config; checking does not depend on lengths."""
     outcomes = evaluator.evaluate(
         stage,  # type: ignore[arg-type]
         entry.spec,

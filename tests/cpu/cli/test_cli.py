@@ -402,7 +402,7 @@ class TestPrecompiling:
             for spec, config in pairs:
                 asked.append((gpu.slug, kernel_name(spec, config)))
                 failure = "no room" if config.loads == "pointer" else ""
-                yield precompile.Precompiled(name=asked[-1][1], key="00", failure=failure)
+                yield precompile.Precompiled(name=asked[-1][1], keys=("00",), failure=failure)
 
         monkeypatch.setattr(precompile, "precompile", made)
         return asked

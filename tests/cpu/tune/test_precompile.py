@@ -182,17 +182,17 @@ def test_without_the_variable_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -
     ("change", "said"),
     [
         (None, "must name a folder that `flashgen aot` made"),
-        ({"schema": 2}, r"schema 1 \(schema 2\): run flashgen aot again"),
-        ({"triton": 3}, "schema 1"),
-        ({"kernels": {"a": {"key": "not hex", "files": []}}}, "ValueError"),
-        ({"kernels": {"a": {}}}, "KeyError"),
+        ({"schema": 1}, r"schema 2 \(schema 1\): run flashgen aot again"),
+        ({"triton": 3}, "schema 2"),
+        ({"kernels": {"a": [{"key": "not hex", "files": []}]}}, "ValueError"),
+        ({"kernels": {"a": [{}]}}, "KeyError"),
     ],
 )
 def test_a_folder_that_is_none_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, said: str
 ) -> None:
     (tmp_path / "x").mkdir()
-    good = {"schema": 1, "triton": triton.__version__, "kernels": {}}
+    good = {"schema": 2, "triton": triton.__version__, "kernels": {}}
     if change is not None:
         (tmp_path / "x" / kernel_files.MANIFEST).write_text(json.dumps(good | change))
     monkeypatch.setenv("FLASHGEN_AOT", str(tmp_path))
@@ -273,16 +273,16 @@ class TestWhichKernels:
 def test_what_does_not_compile_is_told_and_left_out(tmp_path: Path) -> None:
     bad = replace(H200, arch="sm_1")
     (made,) = precompile.package(Table(gpu=bad), KERNELS[1:2], tmp_path, jobs=1)
-    assert made.key == ""
+    assert made.keys == ()
     assert made.failure
     assert json.loads((tmp_path / bad.slug / kernel_files.MANIFEST).read_text())["kernels"] == {}
 
 
 def test_what_triton_has_is_not_compiled_again(fresh_cache: Path) -> None:
     (first,) = precompile.precompile(KERNELS[1:2], H200, cache=fresh_cache, jobs=1)
-    group = get_cache_manager(first.key).get_group(f"{first.name}.json")
+    group = get_cache_manager(first.keys[0]).get_group(f"{first.name}.json")
     assert group
     before = Path(group[f"{first.name}.cubin"]).stat().st_mtime_ns
     (again,) = precompile.precompile(KERNELS[1:2], H200, cache=fresh_cache, jobs=1)
-    assert again.key == first.key
+    assert again.keys == first.keys
     assert Path(group[f"{first.name}.cubin"]).stat().st_mtime_ns == before
