@@ -21,15 +21,17 @@ from flashgen.errors import FlashgenError
 
 SMI_LIMIT_S = 20.0
 
-_SMI_FIELDS = {
-    "driver": "driver_version",
-    "sm_mhz": "clocks.sm",
-    "memory_mhz": "clocks.mem",
-    "power_w": "power.draw",
-    "power_limit_w": "enforced.power.limit",
-    "temperature_c": "temperature.gpu",
-}
-"""What nvidia-smi calls the fields of Conditions."""
+_SMI_FIELDS = (
+    "driver_version",
+    "clocks.sm",
+    "clocks.mem",
+    "enforced.power.limit",
+    "temperature.gpu",
+)
+"""What nvidia-smi is asked for; power last."""
+
+_SMI_POWER = ("power.draw.instant", "power.draw")
+"""The power of now, and what drivers have that do not know it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,7 @@ def _by_nvml(nvml: Any, handle: Any) -> Conditions:
         return None
 
     driver = ask("nvmlSystemGetDriverVersion")
-    power_mw = ask("nvmlDeviceGetPowerUsage", handle)
+    power_mw = _instant_power_mw(nvml, handle) or ask("nvmlDeviceGetPowerUsage", handle)
     limit_mw = ask("nvmlDeviceGetEnforcedPowerLimit", handle)
     return Conditions(
         driver=driver.decode() if isinstance(driver, bytes) else driver,
@@ -105,25 +107,25 @@ def _by_nvml(nvml: Any, handle: Any) -> Conditions:
     )
 
 
+def _instant_power_mw(nvml: Any, handle: Any) -> int | None:
+    """The power of now: nvmlDeviceGetPowerUsage is the mean of the last second on Ampere (GA100
+    excepted) and newer GPUs (NVML API reference), longer than a round's load. None where the driver
+    does not report it.
+    """
+    try:
+        (field,) = nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_POWER_INSTANT])
+    except (nvml.NVMLError, AttributeError):
+        return None
+    return int(field.value.uiVal) if field.nvmlReturn == 0 else None
+
+
 def _by_smi(index: int) -> Conditions:
     """The same by nvidia-smi, which comes with the driver."""
-    try:
-        asked = [
-            "nvidia-smi",
-            f"--id={_uuid(index)}",
-            f"--query-gpu={','.join(_SMI_FIELDS.values())}",
-            "--format=csv,noheader,nounits",
-        ]
-        done = subprocess.run(
-            asked, capture_output=True, text=True, timeout=SMI_LIMIT_S, check=True
-        )
-    except (OSError, subprocess.SubprocessError, RuntimeError, AssertionError):
-        return Conditions()  # no program, or no answer; torch raises either of the last two
-    told = [word.strip() for word in done.stdout.strip().split(",")]
-    if len(told) != len(_SMI_FIELDS):
+    told = next((told for name in _SMI_POWER if (told := _smi(index, name))), None)
+    if told is None:
         return Conditions()
     driver, *numbers = told
-    sm, memory, power, limit, temperature = map(_number, numbers)
+    sm, memory, limit, temperature, power = map(_number, numbers)
     return Conditions(
         driver=driver,
         sm_mhz=_whole(sm),
@@ -132,6 +134,28 @@ def _by_smi(index: int) -> Conditions:
         power_limit_w=limit,
         temperature_c=_whole(temperature),
     )
+
+
+def _smi(index: int, power: str) -> list[str] | None:
+    """The values of _SMI_FIELDS and of `power`; None if there is no such program or field."""
+    fields = (*_SMI_FIELDS, power)
+    try:
+        done = subprocess.run(
+            [
+                "nvidia-smi",
+                f"--id={_uuid(index)}",
+                f"--query-gpu={','.join(fields)}",
+                "--format=csv,noheader,nounits",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=SMI_LIMIT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError, RuntimeError, AssertionError):
+        return None  # no program, or no answer; torch raises either of the last two
+    told = [word.strip() for word in done.stdout.strip().split(",")]
+    return told if len(told) == len(fields) else None
 
 
 def _number(word: str) -> float | None:

@@ -1,12 +1,13 @@
 """A kernel on a GPU -> Timing: the protocol and its reasons. Two protocols' figures do not compare.
 
-PROTOCOL 2
+PROTOCOL 3
 - Inputs are random normal numbers. Never zeros: a matrix product of zeros draws less power, clocks
   higher, and seems faster than it is.
 - Warm first: launches until three batches in a row agree within 2 %, or the time for it is over.
   The first launch compiles, and clocks take a while to rise, then to fall under load.
-- Every sample finds a cold L2: a buffer of twice its size is written before. A tuned kernel runs
-  between others, whose data fill the cache; and no length fits it by luck.
+- Every sample finds a cold L2: a buffer of twice its size is written before, then a second one is
+  read, which replaces the written lines, or their write-back would fall into short samples. A tuned
+  kernel runs between others, whose data fill the cache; and no length fits it by luck.
 - A sample is one launch between two events of the device. Batches are queued behind a kernel that
   waits, so that no sample holds the host's time to launch.
 - Median, 20th and 80th percentile: means follow the outliers of clock changes and of other users.
@@ -107,7 +108,10 @@ class CudaStopwatch:
         self._torch = torch
         self._device = torch.device("cuda", index)
         # Twice the L2: a write as large as the cache leaves some of the old lines in it.
-        self._flush = torch.empty(2 * max(l2_bytes, 1 << 20), dtype=torch.int8, device=self._device)
+        words = 2 * max(l2_bytes, 1 << 20) // 4
+        self._written = torch.empty(words, dtype=torch.float32, device=self._device)
+        self._read = torch.zeros(words, dtype=torch.float32, device=self._device)
+        self._sum = torch.empty((), dtype=torch.float32, device=self._device)
         self._enqueue_s = 0.001  # of one launch, as last seen; the first one's is a guess
         self._highest_mhz = 0.0
 
@@ -126,13 +130,18 @@ class CudaStopwatch:
             cuda._sleep(int(wait_s * self.SPIN_CYCLES_PER_S))
             began = time.perf_counter()
             for start, end in pairs:
-                self._flush.zero_()
+                self._flush()
                 start.record()
                 run()
                 end.record()
             self._enqueue_s = (time.perf_counter() - began) / count
             cuda.synchronize()
         return [start.elapsed_time(end) * 1e3 for start, end in pairs]
+
+    def _flush(self) -> None:
+        """Leave the L2 without lines of the next launch, and without lines to write back."""
+        self._written.zero_()
+        self._torch.sum(self._read, dim=0, out=self._sum)
 
     def now(self) -> float:
         """As Stopwatch says."""
@@ -165,7 +174,7 @@ class CudaStopwatch:
         return float(start.elapsed_time(end) * 1e3)
 
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of the protocol above; every outcome and every table records it."""
 
 Effort = Literal["rough", "timed", "final"]
@@ -174,7 +183,7 @@ Effort = Literal["rough", "timed", "final"]
 BATCH_US = (
     20_000.0  # long compared with the pause between batches, short compared with the least budget
 )
-LARGEST_BATCH = 16  # four entries of the launch queue each: the queue holds 1024
+LARGEST_BATCH = 16  # some six entries of the launch queue each: the queue holds 1024
 STEADY_BATCHES = 3
 STEADY_WITHIN = 0.02  # the spread of medians of a GPU at rest clocks; final winners differ by more
 LOAD_US = 200_000.0  # queued while clocks and power are read, which takes milliseconds

@@ -95,6 +95,9 @@ def device_gpu(index: int = 0, *, instead: str = "flashgen tune --target nvidia_
         raise NoGpuError(f"torch sees no GPU here; without one, type: {instead}")
     from triton.runtime import driver
 
+    # With PYTORCH_NVML_BASED_CUDA_CHECK=1, is_available() leaves CUDA uninitialized, and Triton
+    # asks the driver without initializing it.
+    torch.cuda.init()  # type: ignore[no-untyped-call]
     try:
         # The first use of the driver builds it, with a C compiler.
         limits = driver.active.utils.get_device_properties(index)

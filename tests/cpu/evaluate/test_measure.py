@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -370,10 +372,15 @@ def fake_nvml(**answers: Any) -> SimpleNamespace:
 
     names = (
         "nvmlSystemGetDriverVersion nvmlDeviceGetPowerUsage nvmlDeviceGetEnforcedPowerLimit "
-        "nvmlDeviceGetClockInfo nvmlDeviceGetTemperature nvmlInit nvmlShutdown"
+        "nvmlDeviceGetClockInfo nvmlDeviceGetTemperature nvmlDeviceGetFieldValues nvmlInit "
+        "nvmlShutdown"
     ).split()
     module = SimpleNamespace(
-        NVMLError=NvmlError, NVML_CLOCK_SM=1, NVML_CLOCK_MEM=2, NVML_TEMPERATURE_GPU=0
+        NVMLError=NvmlError,
+        NVML_CLOCK_SM=1,
+        NVML_CLOCK_MEM=2,
+        NVML_TEMPERATURE_GPU=0,
+        NVML_FI_DEV_POWER_INSTANT=186,
     )
     for name in names:
         setattr(module, name, answers.get(name, refuse))
@@ -399,6 +406,49 @@ def test_conditions_hold_what_the_driver_tells(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(gpu_state, "_nvml_handle", lambda nvml, index: index)
     assert measure.clocks_and_power(0) == Conditions(
         driver="580.1", sm_mhz=1755, memory_mhz=3201, power_w=651.2
+    )
+
+
+def test_power_is_that_of_now_where_the_driver_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nvmlDeviceGetPowerUsage gives is the mean of a second, most of it before the load."""
+    now = SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=690_100))
+    nvml = fake_nvml(
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetPowerUsage=lambda handle: 301_000,
+        nvmlDeviceGetFieldValues=lambda handle, fields: [now] if fields == [186] else None,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(gpu_state, "_nvml_handle", lambda nvml, index: index)
+    assert measure.clocks_and_power(0).power_w == 690.1
+    now.nvmlReturn = 3  # not supported
+    assert measure.clocks_and_power(0).power_w == 301.0
+
+
+@pytest.mark.parametrize(("knows", "power"), [(True, 690.1), (False, 301.0)])
+def test_nvidia_smi_is_asked_for_the_power_of_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knows: bool, power: float
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    refusal = "" if knows else 'case "$*" in *instant*) echo "no valid field"; exit 2;; esac'
+    program.write_text(
+        f"""#!/bin/sh
+{refusal}
+case "$*" in *instant*) power=690.10;; *) power=301.00;; esac
+echo "580.1, 1755, 3201, 700.00, 61, $power"
+"""
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(gpu_state, "_uuid", lambda index: "GPU-0")
+    assert measure.clocks_and_power(0) == Conditions(
+        driver="580.1",
+        sm_mhz=1755,
+        memory_mhz=3201,
+        power_w=power,
+        power_limit_w=700.0,
+        temperature_c=61,
     )
 
 
@@ -498,7 +548,7 @@ def test_a_sample_holds_the_launch_alone(monkeypatch: pytest.MonkeyPatch) -> Non
         cuda.journal.append("launch")
 
     stopwatch = stopwatch_on(cuda)
-    stopwatch._flush = SimpleNamespace(zero_=flush)  # type: ignore[assignment]
+    stopwatch._flush = flush  # type: ignore[method-assign]
     assert stopwatch.time(run, 3) == pytest.approx([123.0] * 3)
     sample = ["flush", "event", "launch", "event"]
     assert cuda.journal == ["synchronize", "wait", *sample * 3, "synchronize"]

@@ -56,6 +56,7 @@ def test_without_a_c_compiler_the_device_says_so(monkeypatch: pytest.MonkeyPatch
             )
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(triton.runtime.driver, "_active", NoCompiler())
     with pytest.raises(ToolchainError, match="install gcc or clang"):
         launch.device_gpu(0)

@@ -4,6 +4,7 @@
 #include "recorder.h"
 #include "tensor_map.h"
 
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
@@ -17,6 +18,7 @@ std::mutex mutex;
 std::set<Module *> modules;
 std::set<Kernel *> kernels;
 
+std::atomic<bool> initialized{false};
 thread_local bool has_context = false;
 
 // The primary context of a device is a number above this.
@@ -36,14 +38,20 @@ Kernel *kernel_of(CUfunction handle) {
 
 }  // namespace
 
+void recording::initialize() { initialized = true; }
+
 void recording::make_current(int device) {
+  initialize();
   current_device = device;
   has_context = true;
 }
 
 // ---- errors, version, devices
 
-API CUresult cuInit(unsigned) { return result(device_is_gone() ? NO_DEVICE : OK); }
+API CUresult cuInit(unsigned) {
+  initialize();
+  return result(device_is_gone() ? NO_DEVICE : OK);
+}
 
 API CUresult cuDriverGetVersion(int *version) {
   *version = 13000;
@@ -63,17 +71,20 @@ API CUresult cuGetErrorString(CUresult error, const char **text) {
 API CUresult cuGetErrorName(CUresult error, const char **text) { return cuGetErrorString(error, text); }
 
 API CUresult cuDeviceGetCount(int *count) {
+  if (!initialized) return CUDA_ERROR_NOT_INITIALIZED;
   *count = device_is_gone() ? 0 : static_cast<int>(devices().size());
   return CUDA_SUCCESS;
 }
 
 API CUresult cuDeviceGet(CUdevice *device, int index) {
+  if (!initialized) return CUDA_ERROR_NOT_INITIALIZED;
   if (index < 0 || index >= static_cast<int>(devices().size())) return CUDA_ERROR_INVALID_DEVICE;
   *device = index;
   return CUDA_SUCCESS;
 }
 
 API CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice number) {
+  if (!initialized) return CUDA_ERROR_NOT_INITIALIZED;
   const Device &device = devices().at(number);
   switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK: *value = 49152; break;

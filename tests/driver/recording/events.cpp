@@ -80,6 +80,7 @@ const char *sentence(int error) {
     case OK: return "no error";
     case INVALID_VALUE: return "invalid argument";
     case OUT_OF_MEMORY: return "out of memory";
+    case NOT_INITIALIZED: return "initialization error";
     case NO_DEVICE: return "no CUDA-capable device is detected";
     case INVALID_DEVICE: return "invalid device ordinal";
     case INVALID_IMAGE: return "device kernel image is invalid";

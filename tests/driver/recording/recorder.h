@@ -19,6 +19,7 @@ enum Error {
   OK = 0,
   INVALID_VALUE = 1,
   OUT_OF_MEMORY = 2,
+  NOT_INITIALIZED = 3,
   NO_DEVICE = 100,
   INVALID_DEVICE = 101,
   INVALID_IMAGE = 200,
@@ -73,6 +74,7 @@ const std::vector<Device> &devices();  // those that CUDA_VISIBLE_DEVICES leaves
 int physical(int index);               // the number of a visible device among all
 extern thread_local int current_device;
 void make_current(int device);  // and its primary context, for this thread
+void initialize();              // what cuInit does, and every call of the runtime API
 
 // ---- memory: host code cannot touch it, and it ends. One address range for each device.
 

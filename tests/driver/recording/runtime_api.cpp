@@ -69,6 +69,7 @@ API cudaError_t cudaRuntimeGetVersion(int *version) { return cudaDriverGetVersio
 // ---- devices
 
 API cudaError_t cudaGetDeviceCount(int *count) {
+  initialize();
   *count = device_is_gone() ? 0 : static_cast<int>(devices().size());
   return *count ? cudaSuccess : result(cudaErrorNoDevice);
 }

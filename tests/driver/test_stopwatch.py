@@ -1,0 +1,54 @@
+"""evaluate/measure.py's stopwatch and kernels/launch.py's device_gpu() on the recording driver."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from flashgen.evaluate.measure import CudaStopwatch
+from flashgen.kernels.launch import device_gpu
+from tests.driver.events import Recording, TorchKernel
+
+L2 = 60 << 20
+
+
+def test_a_sample_follows_a_write_and_a_read_of_buffers_larger_than_the_l2(
+    recording: Recording,
+) -> None:
+    stopwatch = CudaStopwatch(0, L2)
+    assert stopwatch._written.nbytes == stopwatch._read.nbytes == 2 * L2
+    begin = len(recording.of(TorchKernel))
+    times = stopwatch.time(lambda: torch.cuda._sleep(198_000), 3)  # 100 us at 1980 MHz
+    kernels = [each.name for each in recording.of(TorchKernel)[begin:]]
+    spins = [i for i, name in enumerate(kernels) if "spin_kernel" in name]
+    for spin in spins[1:]:  # the first makes the device wait for the batch
+        assert "FillFunctor" in kernels[spin - 2]
+        assert "reduce_kernel" in kernels[spin - 1]
+    assert times == pytest.approx([100.0] * 3, rel=0.05)
+
+
+def test_the_clock_is_that_of_the_device() -> None:
+    assert CudaStopwatch(0, L2).clock_mhz() == pytest.approx(1980, rel=0.01)
+
+
+def test_a_device_is_read_where_torch_did_not_initialize_cuda() -> None:
+    """PYTORCH_NVML_BASED_CUDA_CHECK makes is_available() ask NVML, where it is there."""
+    program = """
+import torch
+torch.cuda.is_available = lambda: True
+from flashgen.kernels.launch import device_gpu
+gpu = device_gpu(0)
+print(gpu.slug, gpu.sms, gpu.shared_per_block, gpu.registers_per_sm, gpu.l2_bytes)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=os.environ.copy()
+    )
+    assert done.stdout == f"nvidia_h200 132 232448 65536 {L2}\n", done.stderr
+
+
+def test_the_gpu_that_is_read_is_the_known_target() -> None:
+    assert device_gpu(0).slug == "nvidia_h200"
