@@ -1,14 +1,17 @@
 """Runs everything that needs a GPU, most valuable first, within some minutes, into one folder.
 
-    python benchmarks/gpu_campaign.py --minutes 27 --out campaign
+    python benchmarks/gpu_campaign.py --minutes 9 --out campaign
 
-Correctness comes first, because a fast wrong kernel is worth nothing; then each step of the ladder;
-then comparisons with other implementations, forward, backward and decode. Then it tunes and times
-again with the tuned table; then it measures the landscape that validates the estimates, and
-training. A step is a separate command, killed with all it started when its share of the time is
-over; what it has written stays. campaign.json records the result of each step, and the GPU. The
-same command resumes: finished steps are skipped, interrupted ones are repeated, and tuning and the
-benchmark continue from their results. A folder of another GPU is refused.
+Three minutes of correctness come first, because a fast wrong kernel is worth nothing; then the
+ladder, which shows what each optimization brings; then tuning, and the same comparison with the
+tuned table; then the backward, decode, all other tests, and the landscape that validates the
+estimates. Meanwhile all cores but one compile what the next steps will launch, at low priority.
+
+Each step may take its own number of seconds, of all runs together. It is a separate command, killed
+with all it started when these or the run's minutes are over; what it has written stays. What time
+remains goes to the steps that were cut off, in order. campaign.json records each step, and the GPU.
+The same command resumes: every step continues from its own results. A folder of another GPU is
+refused.
 
 --smoke runs the steps with tiny sizes on a CPU and measures nothing; its folder is separate. Exit
 codes: 0 all is done, 1 steps are open, 2 usage, 3 no GPU.
@@ -17,6 +20,7 @@ codes: 0 all is done, 1 steps are open, 2 usage, 3 no GPU.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -25,14 +29,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.campaign_steps import STEPS, Step
 from flashgen.errors import FlashgenError, NoGpuError
+from flashgen.evaluate.build import cpu_count
+from flashgen.files import write_whole
+from flashgen.spec.gpu import Gpu
 
 LATE = 4
 """The exit status of a step whose own time was over: the same command goes on."""
@@ -40,151 +49,26 @@ LATE = 4
 LEFT = "cases are left, because the time is over"
 """What flashgen bench says where its --time-budget ended before its cases."""
 
-LEAST_S = 20.0
-"""A step that would get less is left for the next run."""
+GRACE_S = 20.0
+"""From SIGINT, at which a step saves what it has, to SIGKILL at its limit."""
 
-GRACE_S = 10.0
-"""From SIGINT, at which the tuner saves what it has, to SIGKILL."""
+FINAL_S = 60.0
+"""What a tuner takes after its time budget: the final round of the last search, and the kernels."""
 
+TURNS = 2
+"""Of a step in one run: one within its own seconds, one in what time remains."""
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """A command. share: of the remaining time when it starts; needs: steps that must be done.
-
-    Words {out} and {seconds} stand for the folder and the limit of the step. proof: a regular
-    expression that its output must contain for exit status 0 to count as done; not required in a
-    smoke run.
-    """
-
-    name: str
-    command: str
-    smoke: str
-    share: float
-    needs: tuple[str, ...] = ()
-    proof: str = ""
-
-
-BENCH = "python -m flashgen bench"
-PEERS = "--contender flashgen --contender default --contender sdpa"
-LADDER = f"{PEERS} --contender ladder"
-
-STEPS = (
-    Step(
-        name="correct",
-        command="python -m pytest -q -p no:cacheprovider tests/gpu -k 'not fifth_longer'",
-        smoke="python -m pytest -q -p no:cacheprovider tests/gpu/test_forward_gpu.py",
-        share=0.3,
-        proof=r"\b[1-9]\d* passed\b",  # pytest exits with 0 where all tests are skipped
-    ),
-    Step(
-        name="ladder_d128",
-        command=f"{BENCH} --head-dim 128 --seq 8192 {LADDER} --time-budget {{seconds}} "
-        "--out {out}/ladder_d128",
-        smoke=f"{BENCH} --smoke --head-dim 128 --no-causal {LADDER} --out {{out}}/ladder_d128",
-        share=0.2,
-    ),
-    Step(
-        name="ladder_d64",
-        command=f"{BENCH} --head-dim 64 --seq 8192 {LADDER} --time-budget {{seconds}} "
-        "--out {out}/ladder_d64",
-        smoke=f"{BENCH} --smoke --head-dim 64 --no-causal {LADDER} --out {{out}}/ladder_d64",
-        share=0.2,
-    ),
-    Step(
-        name="forward",
-        command=f"{BENCH} --head-dim 128 --head-dim 64 --seq 4096 --seq 16384 --seq 1024 "
-        f"{PEERS} --time-budget {{seconds}} --out {{out}}/forward",
-        smoke=f"{BENCH} --smoke --seq 33 --no-causal {PEERS} --out {{out}}/forward",
-        share=0.2,
-    ),
-    Step(
-        name="backward",
-        command=f"{BENCH} --direction backward --direction both --head-dim 128 --head-dim 64 "
-        "--seq 4096 --seq 16384 --time-budget {seconds} --out {out}/backward",
-        smoke=f"{BENCH} --direction backward --smoke --seq 33 --no-causal --out {{out}}/backward",
-        share=0.25,
-    ),
-    Step(
-        name="decode",
-        command=f"{BENCH} --direction decode --head-dim 128 --batch 1 --batch 64 --seq 4096 "
-        "--seq 32768 --time-budget {seconds} --out {out}/decode",
-        smoke=f"{BENCH} --direction decode --smoke --batch 2 --out {{out}}/decode",
-        share=0.25,
-    ),
-    Step(
-        name="tune",
-        command="python -m flashgen tune --gpu --dtype bf16 --head-dim 128 --head-dim 64 "
-        "--seq 4096 --seq 16384 --seq 2048 --trials 40 --time-budget {seconds} --out {out}/tuned",
-        smoke="python -m flashgen tune --target nvidia_l4 --head-dim 64 --no-causal --trials 1 "
-        "--jobs 1 --out {out}/tuned",
-        share=0.35,
-    ),
-    Step(
-        name="forward_tuned",
-        command=f"{BENCH} --tuned {{out}}/tuned --head-dim 128 --head-dim 64 --seq 4096 "
-        "--seq 16384 --time-budget {seconds} --out {out}/forward_tuned",
-        smoke=f"{BENCH} --smoke --tuned {{out}}/tuned --seq 33 --no-causal --contender flashgen "
-        "--out {out}/forward_tuned",
-        share=0.3,
-        needs=("tune",),
-    ),
-    Step(
-        name="freeze",
-        command="python benchmarks/landscape.py freeze --state {out}/landscape "
-        "--out {out}/landscape_estimates.json",
-        smoke="python benchmarks/landscape.py freeze --smoke --state {out}/landscape "
-        "--out {out}/landscape_estimates.json",
-        share=0.3,
-    ),
-    Step(
-        name="landscape",
-        command="python benchmarks/landscape.py measure --state {out}/landscape "
-        "--estimates {out}/landscape_estimates.json --time-budget {seconds} "
-        "--out {out}/landscape_forward.json",
-        smoke="python benchmarks/landscape.py measure --smoke --state {out}/landscape "
-        "--estimates {out}/landscape_estimates.json --out {out}/landscape_forward.json",
-        share=0.5,
-        needs=("freeze",),
-    ),
-    Step(
-        name="tune_backward",
-        command="python -m flashgen tune --gpu --direction backward --dtype bf16 --head-dim 128 "
-        "--head-dim 64 --seq 4096 --trials 24 --time-budget {seconds} --out {out}/tuned",
-        smoke="python -m flashgen tune --target nvidia_l4 --direction backward_delta "
-        "--head-dim 64 --no-causal --trials 1 --jobs 1 --out {out}/tuned",
-        share=0.4,
-    ),
-    Step(
-        name="overhead",
-        command="python benchmarks/dispatch_overhead.py --json {out}/overhead.json",
-        smoke="python benchmarks/dispatch_overhead.py --json {out}/overhead.json",
-        share=0.5,
-    ),
-    Step(
-        name="gpt2",
-        command="python examples/gpt2/train.py --attention eager sdpa flashgen "
-        "--json {out}/gpt2.json --plot {out}/gpt2.png",
-        smoke="python examples/gpt2/train.py --attention eager sdpa flashgen --device cpu "
-        "--layers 1 --heads 2 --width 32 --length 32 --batch 1 --steps 2 --warm 1 "
-        "--json {out}/gpt2.json",
-        share=0.7,
-    ),
-    Step(
-        name="memory",
-        command="python benchmarks/memory.py --out {out}/memory.json",
-        smoke="python benchmarks/memory.py --smoke --out {out}/memory.json",
-        share=0.9,
-    ),
-)
-
-
-USABLE = ("done", "cut off")
-"""A tuner that was cut off has saved what it found."""
+MOST_JOBS = 8
+"""Test processes that share the GPU: each holds a CUDA context."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """The result of a step: done, failed (its exit status), or cut off at its limit."""
+    """The result of a step: done, failed (its exit status), cut off at its limit, or running.
+
+    seconds: of all its turns so far. A step that is still "running" when a record is read was
+    killed together with the campaign.
+    """
 
     name: str
     status: str
@@ -192,9 +76,19 @@ class Done:
     command: str
 
 
-def run_step(step: Step, out: Path, limit_s: float, *, smoke: bool) -> Done:
+Clock = Callable[[], float]
+Run = Callable[[Step, float, float], Done]
+"""A step, the limit of its turn and its budget in seconds -> how the turn ended."""
+
+
+def run_step(step: Step, out: Path, limit_s: float, budget_s: float, *, smoke: bool) -> Done:
     """Run a step with its output in OUT/<name>.log, its whole process group ended at limit_s."""
-    words = {"out": str(out), "seconds": f"{max(1.0, limit_s - 2 * GRACE_S):.0f}"}
+    words = {
+        "out": str(out),
+        "seconds": f"{max(1.0, limit_s - GRACE_S):.0f}",
+        "budget": f"{max(1.0, budget_s - FINAL_S):.0f}",
+        "jobs": str(min(MOST_JOBS, max(1, cpu_count() // 2))),
+    }
     line = (step.smoke if smoke else step.command).format_map(words)
     command = shlex.split(line)
     command[0] = sys.executable
@@ -225,9 +119,10 @@ def _read(said: str, proof: str) -> str:
 
 
 def _ended(child: subprocess.Popen[bytes], limit_s: float) -> str:
-    """Wait for a child to end, then for it to save its results, then kill it."""
+    """Wait for a child to end, then for it to save its results, then kill it, at limit_s."""
+    grace_s = min(GRACE_S, limit_s / 2)
     try:
-        for signal_, wait_s in ((signal.SIGINT, limit_s), (signal.SIGKILL, GRACE_S)):
+        for signal_, wait_s in ((signal.SIGINT, limit_s - grace_s), (signal.SIGKILL, grace_s)):
             try:
                 code = child.wait(wait_s)
             except subprocess.TimeoutExpired:
@@ -247,17 +142,20 @@ def _status(code: int, *, cut: bool) -> str:
     return {0: "done", LATE: "cut off"}.get(code, f"failed ({code})")
 
 
-def gpu_at_hand() -> str:
-    """The slug of the first GPU, from a child process: this one must not occupy the GPU.
+def gpu_at_hand() -> Gpu:
+    """The first GPU, from a child process: this one must not occupy it.
 
     Raises NoGpuError if torch sees none, FlashgenError if it cannot be used.
     """
-    code = "from flashgen.kernels.launch import device_gpu; print(device_gpu().slug)"
+    code = (
+        "import dataclasses, json; from flashgen.kernels.launch import device_gpu; "
+        "print(json.dumps(dataclasses.asdict(device_gpu())))"
+    )
     asked = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
     if asked.returncode == 0:
-        return asked.stdout.split()[-1]
+        return Gpu(**json.loads(asked.stdout.strip().rpartition("\n")[2]))
     kind, _, why = asked.stderr.strip().rpartition("\n")[2].partition(": ")
     if kind.endswith("NoGpuError"):
         raise NoGpuError("a campaign needs a GPU, and torch sees none here: --smoke walks it")
@@ -290,41 +188,109 @@ class Record:
                 "name another --out, or delete it"
             )
 
+    def used_s(self, step: Step) -> float:
+        """The seconds that a step took of all runs so far."""
+        known = self.steps.get(step.name)
+        return known.seconds if known else 0.0
+
+    def has_results(self, step: Step) -> bool:
+        """Whether a step has begun, and has not failed."""
+        known = self.steps.get(step.name)
+        return known is not None and not known.status.startswith("failed")
+
+    def is_over(self, step: Step) -> bool:
+        """Whether a step is done, failed, or has used up its own seconds."""
+        known = self.steps.get(step.name)
+        if known is None:
+            return False
+        running = known.status in ("cut off", "running")
+        return not running or step.seconds - known.seconds < step.least
+
     def add(self, done: Done) -> None:
-        """Record the result of a step."""
+        """Record the result of a step; it is on disk when this returns."""
         self.steps[done.name] = done
         record = self._kind | {"steps": [asdict(each) for each in self.steps.values()]}
-        self._path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        write_whole(self._path, json.dumps(record, indent=1) + "\n", durable=True)
 
 
 def _said(*, smoke: bool, gpu: str | None) -> str:
     return "a smoke run" if smoke else f"a run on {gpu}"
 
 
-def campaign(
-    steps: Sequence[Step], out: Path, seconds: float, *, smoke: bool, gpu: str | None = None
-) -> list[Done]:
-    """Run what is not done yet, in order, while there is time; returns the results of all so far.
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """The step to run next, the limit of this turn, and what the step may take in all runs."""
 
-    gpu: the slug of the measured GPU, None in a smoke run. Raises the errors of Record.
+    step: Step
+    limit_s: float
+    budget_s: float
+
+
+def next_turn(
+    steps: Sequence[Step], record: Record, left_s: float, turns: Counter[str]
+) -> Turn | None:
+    """The first step that has own seconds left, else the first that was cut off; None if no open
+    step fits into the time that is left. turns: those of this run, by step.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    record, end = Record(out, smoke=smoke, gpu=gpu), time.monotonic() + seconds
-    found = record.steps
-    for step in steps:
-        if step.name in found and found[step.name].status == "done":
-            continue
-        if not all(need in found and found[need].status in USABLE for need in step.needs):
-            continue
-        left = end - time.monotonic()
-        limit_s = step.share * left
-        if limit_s < LEAST_S:
-            continue
-        print(f"{step.name}: up to {limit_s:.0f} s of {left:.0f} s left", flush=True)
-        done = run_step(step, out, limit_s, smoke=smoke)
+    names = {step.name: step for step in steps}
+    used_by = {need for step in steps if record.has_results(step) for need in step.after}
+    opened = [
+        step
+        for step in steps
+        if (step.name not in record.steps or record.steps[step.name].status != "done")
+        and turns[step.name] < TURNS
+        and step.name not in used_by  # another result would spoil what was made with this one
+        and all(record.is_over(names[need]) for need in step.after if need in names)
+    ]
+    for step in opened:
+        own_s = step.seconds - record.used_s(step)
+        if not turns[step.name] and min(left_s, own_s) >= step.least:
+            return Turn(step=step, limit_s=min(left_s, own_s), budget_s=own_s)
+    for step in opened:
+        if left_s >= step.least and step.seconds - record.used_s(step) < step.least:
+            return Turn(step=step, limit_s=left_s, budget_s=left_s)
+    return None
+
+
+def campaign(
+    steps: Sequence[Step], record: Record, seconds: float, run: Run, clock: Clock = time.monotonic
+) -> None:
+    """Run what is not done yet, in order, while there is time, and record it."""
+    end, turns = clock() + seconds, Counter[str]()
+    while turn := next_turn(steps, record, end - clock(), turns):
+        step, used_s = turn.step, record.used_s(turn.step)
+        print(f"{step.name}: up to {turn.limit_s:.0f} s of {end - clock():.0f} s left", flush=True)
+        record.add(Done(name=step.name, status="running", seconds=used_s, command=step.command))
+        turns[step.name] += 1
+        done = run(step, turn.limit_s, turn.budget_s)
         print(f"{step.name}: {done.status}, {done.seconds:.0f} s", flush=True)
-        record.add(done)
-    return list(found.values())
+        record.add(replace(done, seconds=round(used_s + done.seconds, 1)))
+        if done.status.startswith("failed"):
+            turns[step.name] = TURNS  # once a run: the next one may have mended it
+
+
+@contextlib.contextmanager
+def compiling_ahead(out: Path, gpu: Gpu | None) -> Iterator[None]:
+    """Meanwhile benchmarks/compile_ahead.py runs; its whole process group ends with this block.
+
+    gpu None: nothing is compiled.
+    """
+    if gpu is None:
+        yield
+        return
+    write_whole(out / "gpu.json", json.dumps(asdict(gpu)) + "\n")
+    with (out / "compile_ahead.log").open("a") as log:
+        child = subprocess.Popen(
+            [sys.executable, "benchmarks/compile_ahead.py", "--gpu", out / "gpu.json",
+             "--state", out / ".flashgen"],
+            cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -337,15 +303,24 @@ def main(arguments: Sequence[str]) -> int:
     asked = parser.parse_args(arguments)
     if not asked.minutes > 0:
         parser.error("--minutes must be more than 0")
+    end = time.monotonic() + 60 * asked.minutes
     steps = [step for step in STEPS if not asked.step or step.name in asked.step]
+    out = asked.out.resolve()
     try:
         gpu = None if asked.smoke else gpu_at_hand()
-        seconds = 60 * asked.minutes
-        done = campaign(steps, asked.out.resolve(), seconds, smoke=asked.smoke, gpu=gpu)
+        out.mkdir(parents=True, exist_ok=True)
+        record = Record(out, smoke=asked.smoke, gpu=gpu.slug if gpu else None)
+        with compiling_ahead(out, gpu):
+            campaign(
+                steps,
+                record,
+                end - time.monotonic(),
+                lambda *turn: run_step(turn[0], out, *turn[1:], smoke=asked.smoke),
+            )
     except FlashgenError as error:
         print(error, file=sys.stderr)
         return 3 if isinstance(error, NoGpuError) else 2
-    finished = {each.name for each in done if each.status == "done"}
+    finished = {each.name for each in record.steps.values() if each.status == "done"}
     rest = [step.name for step in steps if step.name not in finished]
     print(f"done: {', '.join(sorted(finished)) or 'nothing'}; open: {', '.join(rest) or 'nothing'}")
     return bool(rest)

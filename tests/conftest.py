@@ -30,6 +30,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run nothing; list the slow tests with their reasons",
     )
+    parser.addoption(
+        "--passed",
+        type=Path,
+        metavar="FILE",
+        help="leave out the tests that FILE names, and add those that pass: a run that is cut off resumes",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[CACHE] = tempfile.mkdtemp(prefix="flashgen-tests-")
         config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(CACHE), ignore_errors=True))
     os.environ["TRITON_CACHE_DIR"] = str(Path(os.environ[CACHE]) / "triton")
+    if (file := config.getoption("--passed")) is not None:
+        config.pluginmanager.register(Passed(file, writes=not hasattr(config, "workerinput")))
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
@@ -54,6 +62,34 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         print(f"{count:5}  {': '.join(why)}")
     print(f"{found.total():5}  in all")
     return True
+
+
+class Passed:
+    """--passed FILE: one line per test that has passed. A line is written when its test ends."""
+
+    def __init__(self, path: Path, *, writes: bool) -> None:
+        self.path = path
+        self.known = set(path.read_text().splitlines()) if path.exists() else set()
+        self.writes = writes  # with xdist, the process that hears of all tests
+
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        before = [item for item in items if item.nodeid in self.known]
+        items[:] = [item for item in items if item.nodeid not in self.known]
+        config.hook.pytest_deselected(items=before)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if self.writes and report.when == "call" and report.passed:
+            with self.path.open("a") as file:
+                print(report.nodeid, file=file)
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self.known:
+            session.exitstatus = pytest.ExitCode.OK
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        terminalreporter.write_line(f"passed in earlier runs: {len(self.known)}")
 
 
 def pytest_unconfigure() -> None:
