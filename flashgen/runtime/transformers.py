@@ -13,7 +13,6 @@ come as the position of the first one: no mask is made, and other chunks are not
 from __future__ import annotations
 
 import functools
-import sys
 from typing import Any
 
 import torch
@@ -21,24 +20,29 @@ from torch import Tensor, nn
 
 from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.runtime import registry, torch_modes
+from flashgen.runtime import transformers_models as models
 from flashgen.runtime.sdpa import scaled_dot_product_attention
+from flashgen.runtime.transformers_models import NAMES
 from flashgen.runtime.varlen import attention_varlen
 
-NAMES = ("flashgen", "FlashGen")
-"""Both are registered. transformers 5 takes every name with "flash" in it for a build of the
-package flash-attn, which it imports before the first call, for which some models pack their
-batches, and for which others (gpt-oss) take a build of their own. The import is spared it; models
-that pack or take their own need the second name.
+BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+"""Where the sequences of a packed batch are."""
+
+IGNORED = (
+    "position_ids", "sliding_window", "seq_idx", "num_items_in_batch", "logits_to_keep",
+    "use_cache", "output_hidden_states", "output_router_logits", "deterministic",
+)  # fmt: skip
+"""Arguments that change no score: masks have the positions and the window, models do the rest."""
+
+NEEDS_MASK = ("num_kv_shared_layers", "use_bidirectional_attention")
+"""Fields of a configuration with which no causal flag replaces a mask. Before layers that share
+keys Gemma 4 drops all queries but the last ones (logits_to_keep), and the flag would take the first
+that is left for the first of all. Layers of a bidirectional Gemma say is_causal=False even where
+PaliGemma makes its mask causal.
 """
 
-UNSUPPORTED = {
-    "position_bias": "adds a position bias",
-    "head_mask": "masks its heads",
-    "output_attentions": "returns its attention weights",
-    "cache": "reads a paged cache",
-}
-"""Arguments that models may pass on and that change the result, and what a model does that passes
-them."""
+INSTEAD = {"cache": "sdpa"}
+"""The implementation that has an argument that is refused, where "eager" has not."""
 
 
 def register() -> None:
@@ -47,32 +51,85 @@ def register() -> None:
     """
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
-        from transformers.masking_utils import sdpa_mask
+        from transformers.masking_utils import eager_mask, sdpa_mask
     except ImportError as error:
         raise ToolchainError(
             "transformers with AttentionMaskInterface is needed: pip install 'transformers>=4.57'"
         ) from error
 
     def mask(*arguments: Any, config: Any = None, **options: Any) -> Tensor | None:
-        """Boolean masks, True where a query may attend; none where is_causal says it all; or, of
-        chunked attention, where chunk 0 of each sequence begins, int32 (batch, 1, 1, 1).
+        """Boolean masks, True where a query may attend; none where is_causal says it all; of
+        chunked attention, where chunk 0 of each sequence begins, int32 (batch, 1, 1, 1); and what
+        eager takes for models that are written for nothing else.
         """
-        own = _attends_by_itself(type(config))
-        if own is not None:
-            raise InvalidArgument(
-                f'attn_implementation must be "eager" for {own}, which asks no attention of '
-                "transformers but computes its own: it would add up flashgen's boolean mask"
-            )
+        models.check_mask(type(config))
+        made: Tensor | None
+        if models.needs_eager_mask(type(config)):
+            made = eager_mask(*arguments, config=config, **options)
+            return made
+        if any(getattr(config, name, False) for name in NEEDS_MASK):
+            options["allow_is_causal_skip"] = False
         if not arguments and (start := _chunk_start(**options)) is not None:
             return start
-        made: Tensor | None = sdpa_mask(*arguments, config=config, **options)
+        made = sdpa_mask(*arguments, config=config, **options)
         return made
 
     for name in NAMES:
         AttentionInterface.register(name, attention_forward)
         AttentionMaskInterface.register(name, mask)
-    _spare_the_import()
-    _admit_chunks()
+    _be_no_flash_attn()
+    _check_models()
+
+
+def _be_no_flash_attn() -> None:
+    """Have transformers 5 load and check "flashgen" as any other implementation. For every name
+    with "flash" in it, it imports a build of flash-attn, replaces it by the builds that a model
+    lists, and refuses chunked masks of more keys than a chunk has.
+    """
+    from transformers import masking_utils, modeling_utils
+
+    for module in (masking_utils, modeling_utils):
+        requested = getattr(module, "is_flash_attention_requested", None)
+        if requested is not None and not hasattr(requested, "knows_flashgen"):
+            module.is_flash_attention_requested = _without_flashgen(requested)  # type: ignore[attr-defined]
+
+
+def _without_flashgen(asks: Any) -> Any:
+    """The function is_flash_attention_requested, which then answers no for "flashgen"."""
+
+    @functools.wraps(asks)
+    def requested(
+        config: Any = None, requested_attention_implementation: str | None = None, **options: Any
+    ) -> bool:
+        named = requested_attention_implementation
+        if named in NAMES or getattr(config, "_attn_implementation", None) in NAMES:
+            return False
+        return bool(asks(config, named, **options))
+
+    requested.knows_flashgen = True  # type: ignore[attr-defined]
+    return requested
+
+
+def _check_models() -> None:
+    """Have each model that is made with an implementation of ours be checked, and refuse to return
+    attention weights.
+    """
+    import transformers
+
+    every: Any = transformers.PreTrainedModel
+    chooses = every.get_correct_attn_implementation
+    if hasattr(chooses, "knows_flashgen"):
+        return
+
+    @functools.wraps(chooses)
+    def chosen(self: Any, requested: str | None, *arguments: Any, **options: Any) -> str:
+        if requested in NAMES:
+            models.check_class(type(self))
+            models.refuse_weights(self)
+        return str(chooses(self, requested, *arguments, **options))
+
+    chosen.knows_flashgen = True  # type: ignore[attr-defined]
+    every.get_correct_attn_implementation = chosen
 
 
 def _chunk_start(
@@ -120,65 +177,6 @@ def _captured(function: Any) -> dict[str, Any]:
     return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
 
 
-def _admit_chunks() -> None:
-    """Have transformers 5 make chunked masks for "flashgen", which it refuses names with "flash" in
-    them where there are more keys than a chunk has.
-    """
-    from transformers import masking_utils
-
-    modules: Any = masking_utils
-    asks = getattr(modules, "is_flash_attention_requested", None)
-    if asks is None or getattr(asks, "knows_flashgen", False):
-        return
-
-    @functools.wraps(asks)
-    def requested(config: Any = None, *arguments: Any, **options: Any) -> bool:
-        if getattr(config, "_attn_implementation", None) in NAMES:
-            return False
-        return bool(asks(config, *arguments, **options))
-
-    requested.knows_flashgen = True  # type: ignore[attr-defined]
-    modules.is_flash_attention_requested = requested
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _attends_by_itself(config: type) -> str | None:
-    """The name of the model that a class of configurations belongs to, if it calls no attention
-    that is registered. transformers refuses such a model "sdpa", but no name that it does not know.
-    """
-    from transformers import MODEL_MAPPING
-
-    model = MODEL_MAPPING.get(config, None)
-    if not isinstance(model, type):
-        return None
-    kinds = ("sdpa", "flash_attn", "flex_attn", "attention_backend")
-    supports = any(getattr(model, f"_supports_{kind}", False) for kind in kinds)
-    calls = hasattr(sys.modules[model.__module__], "ALL_ATTENTION_FUNCTIONS")
-    return None if supports or calls else model.__name__
-
-
-def _spare_the_import() -> None:
-    """Have transformers 5 take the functions of "flashgen" for imported: there is no build of
-    flash-attn behind the name, and none is called.
-    """
-    from transformers import modeling_flash_attention_utils as flash
-
-    lazy_import = getattr(flash, "lazy_import_flash_attention", None)
-    if lazy_import is None or getattr(lazy_import, "knows_flashgen", False):
-        return  # transformers 4 imports nothing by that rule
-
-    @functools.wraps(lazy_import)
-    def imported(implementation: str | None, *arguments: Any, **options: Any) -> Any:
-        if implementation in NAMES:
-            return None
-        return lazy_import(implementation, *arguments, **options)
-
-    imported.knows_flashgen = True  # type: ignore[attr-defined]
-    for module in (flash, sys.modules.get("transformers.modeling_utils")):
-        if getattr(module, "lazy_import_flash_attention", None) is lazy_import:
-            module.lazy_import_flash_attention = imported  # type: ignore[union-attr]
-
-
 def attention_forward(
     module: nn.Module,
     query: Tensor,
@@ -190,68 +188,108 @@ def attention_forward(
     is_causal: bool | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """What a model's attention layer calls. query (batch, heads, seq_q, head_dim), key and value
-    (batch, kv_heads, seq_k, head_dim); attention_mask as the mask function made it, or None: of
-    chunks, where chunk 0 begins, their size being module.config.attention_chunk_size.
-    softcap caps the scores (Gemma 2); s_aux (heads,) are attention sinks (gpt-oss). Of a packed
-    batch cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k say where its sequences are,
-    as DataCollatorWithFlattening(return_flash_attn_kwargs=True) makes them: then the causal mask
-    and sliding_window are those of each sequence, and attention_mask is not read.
+    (batch, kv_heads, seq_k, head_dim); attention_mask (batch or 1, heads or 1, seq_q, seq_k) as the
+    mask function made it, or None: of chunks, where chunk 0 begins, their size being
+    module.config.attention_chunk_size. softcap caps the scores (Gemma 2); s_aux (heads,) are
+    attention sinks (gpt-oss); position_bias, broadcastable to (batch, heads, seq_q, seq_k), is
+    added to them, and differentiable (T5). Of a packed batch cu_seq_lens_q, cu_seq_lens_k,
+    max_length_q and max_length_k say where its sequences are, as
+    DataCollatorWithFlattening(return_flash_attn_kwargs=True) makes them: then the causal mask and
+    sliding_window are those of each sequence, and attention_mask is not read.
 
-    Returns O (batch, seq_q, heads, head_dim) and no weights. Raises InvalidArgument for a model
-    that needs what no kernel computes, naming the argument.
+    Returns O (batch, seq_q, heads, head_dim) and no weights. Raises InvalidArgument, naming the
+    argument, for every other one that is not None, unless it is one of IGNORED.
     """
-    for name, does in UNSUPPORTED.items():
-        if others.get(name) is not None and others[name] is not False:
-            raise InvalidArgument(
-                f"{name} must not be given: this model {does}, which flashgen does not compute; "
-                'use attn_implementation="eager"'
-            )
+    packed = others.get("cu_seq_lens_q") is not None
+    _check_others(others, packed)
+    sinks = None if s_aux is None else s_aux.float()
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
-    if others.get("cu_seq_lens_q") is not None:
+    if packed:
+        if position_bias is not None:
+            raise _refused("position_bias", "with cu_seq_lens_q")
         o = _packed(
             query, key, value, others, causal=bool(is_causal), scale=scaling, dropout_p=dropout,
-            softcap=softcap, sinks=None if s_aux is None else s_aux.float(),
+            softcap=softcap, sinks=sinks,
         )  # fmt: skip
         return o, None
+    if attention_mask is not None and attention_mask.ndim != 4:
+        raise InvalidArgument(
+            "attention_mask must have 4 dimensions, (batch, heads, seq_q, seq_k), as masks of "
+            f"transformers have: got {tuple(attention_mask.shape)}; "
+            'use attn_implementation="eager"'
+        )
     if attention_mask is not None and attention_mask.dtype == torch.int32:
         config: Any = module.config
         o = registry.dispatcher_of().attention(
             query, key, value, causal=True, scale=scaling, dropout_p=dropout,
             chunk=config.attention_chunk_size, chunk_start=attention_mask.flatten(),
-            softcap=softcap, sinks=None if s_aux is None else s_aux.float(),
+            softcap=softcap, sinks=sinks, bias=position_bias,
         )  # fmt: skip
         return o.transpose(1, 2).contiguous(), None
     # A mask says all; a single query, of decoding, sees every key.
     causal = bool(is_causal) and attention_mask is None and query.shape[2] > 1
-    if softcap or s_aux is not None:
-        # torch has no function of either, so that these go to kernels, or to the reference.
+    if causal and models.follows_mask_alone(type(module)):
+        causal = False
+    bias = _biased(position_bias, attention_mask)
+    if softcap or sinks is not None or (causal and bias is not None):
+        # torch has no function of these, so that they go to kernels, or to the reference.
         o = registry.current().attention(
             query,
             key,
             value,
             causal="top_left" if causal else False,
             scale=scaling,
-            bias=None if attention_mask is None else torch_modes.autocast(attention_mask),
+            bias=None if bias is None else torch_modes.autocast(bias),
             dropout_p=dropout,
             softcap=softcap,
-            sinks=None if s_aux is None else s_aux.float(),
+            sinks=sinks,
         )
         return o.transpose(1, 2).contiguous(), None
     o = scaled_dot_product_attention(
         query,
         key,
         value,
-        attn_mask=attention_mask,
+        attn_mask=bias,
         dropout_p=dropout,
         is_causal=causal,
         scale=scaling,
         enable_gqa=True,
     )
     return o.transpose(1, 2).contiguous(), None
+
+
+def _check_others(others: dict[str, Any], packed: bool) -> None:
+    """Raise InvalidArgument for an argument that is not understood and not None."""
+    for name, given in others.items():
+        if given is None or name in IGNORED or (packed and name in BOUNDS):
+            continue
+        if name == "output_attentions":
+            if given is False:
+                continue
+            raise InvalidArgument(models.WEIGHTS)
+        raise _refused(name)
+
+
+def _refused(name: str, where: str = "") -> InvalidArgument:
+    return InvalidArgument(
+        f"{name} must not be given{where and ' '}{where}: this model passes it to its attention, "
+        "and flashgen does not know what it changes; "
+        f'use attn_implementation="{INSTEAD.get(name, "eager")}"'
+    )
+
+
+def _biased(position_bias: Tensor | None, mask: Tensor | None) -> Tensor | None:
+    """What is added to the scores, or the mask alone. Gradients flow to the position bias."""
+    if position_bias is None or mask is None:
+        return mask if position_bias is None else position_bias
+    if mask.dtype is not torch.bool:
+        return position_bias + mask
+    return torch.where(mask, position_bias, -torch.inf)
 
 
 def _packed(
@@ -264,13 +302,12 @@ def _packed(
     **options: Any,
 ) -> Tensor:
     """attention_varlen of a packed batch: O (batch, seq_q, heads, head_dim)."""
-    names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-    for name in names:
+    for name in BOUNDS:
         if others.get(name) is None:
             raise InvalidArgument(f"{name} must be given with cu_seq_lens_q: got None")
     window = others.get("sliding_window")
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-    cu_q, cu_k, max_q, max_k = (others[name] for name in names)
+    cu_q, cu_k, max_q, max_k = (others[name] for name in BOUNDS)
     o: Tensor = attention_varlen(
         q,
         k,

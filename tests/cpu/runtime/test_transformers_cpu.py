@@ -4,12 +4,15 @@ tests/interpreted.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 from flashgen.errors import InvalidArgument
 from flashgen.runtime import transformers as backend
-from tests.language_models import batch, generated, make_model, trained
+from tests.language_models import CONFIGS, batch, generated, make_model, trained, transformers
 from tests.serving import serve
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -36,13 +39,128 @@ def test_a_model_trains_as_with_eager(name: str, padding: str) -> None:
         )
 
 
-@pytest.mark.parametrize("name", backend.UNSUPPORTED)
-def test_what_no_kernel_computes_is_refused_by_name(name: str) -> None:
-    assert "head_mask" in backend.UNSUPPORTED
-    x = torch.zeros(1, 2, 4, 16)
-    with pytest.raises(InvalidArgument, match=f"{name} must not be given: this model"):
-        backend.attention_forward(torch.nn.Module(), x, x, x, None, **{name: torch.ones(2)})
-    backend.attention_forward(torch.nn.Module(), x, x, x, None, **{name: None})
+X = torch.zeros(1, 2, 4, 16)
+
+
+def attend(mask: Tensor | None = None, **arguments: Any) -> Tensor:
+    return backend.attention_forward(torch.nn.Module(), X, X, X, mask, **arguments)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("head_mask", "eager"),
+        ("indices", "eager"),
+        ("block_indices", "eager"),
+        ("cache", "sdpa"),
+        ("new", "eager"),
+    ],
+)
+def test_an_argument_that_is_not_understood_is_refused_by_name(name: str, instead: str) -> None:
+    with pytest.raises(
+        InvalidArgument, match=f'^{name} must not be given.*use attn_.*="{instead}"'
+    ):
+        attend(**{name: torch.ones(2)})
+    attend(**{name: None})
+
+
+def test_arguments_that_change_no_score_are_ignored() -> None:
+    wanted = attend()
+    for name in backend.IGNORED:
+        assert torch.equal(attend(**{name: 1}), wanted)
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (4, 4), (1, 4, 4)])
+def test_masks_of_other_than_four_dimensions_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidArgument, match="attention_mask must have 4 dimensions"):
+        attend(torch.ones(shape, dtype=torch.bool))
+
+
+def test_a_position_bias_of_a_packed_batch_is_refused() -> None:
+    bounds = {name: torch.tensor([0, 4]) for name in backend.BOUNDS}
+    with pytest.raises(InvalidArgument, match="position_bias must not be given with cu_seq_lens_q"):
+        attend(position_bias=torch.zeros(1, 2, 4, 4), **bounds)
+
+
+@pytest.mark.parametrize("mask", ["none", "bool", "float", "causal"])
+def test_a_position_bias_is_added_and_has_a_gradient(mask: str) -> None:
+    q, k, v = (torch.randn(2, 2, 5, 16) for _ in range(3))
+    bias = torch.randn(1, 2, 5, 5, requires_grad=True)
+    visible = torch.rand(2, 1, 5, 5) > 0.4
+    visible[..., 0] = True
+    if mask in ("none", "causal"):
+        visible = torch.ones(2, 1, 5, 5, dtype=torch.bool).tril(0 if mask == "causal" else 9)
+    hidden = torch.zeros(2, 1, 5, 5).masked_fill(~visible, torch.finfo(torch.float32).min)
+    given = {"bool": visible, "float": hidden}.get(mask)
+    found = backend.attention_forward(
+        torch.nn.Module(), q, k, v, given, position_bias=bias, is_causal=mask == "causal"
+    )[0]
+    scores = q @ k.transpose(2, 3) / 4 + bias + hidden
+    wanted = (scores.softmax(3) @ v).transpose(1, 2)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    grads = [torch.autograd.grad(o.square().sum(), bias)[0] for o in (found, wanted)]
+    assert grads[1].abs().max() > 0.01
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-5)
+
+
+def bert(**options: Any) -> Any:
+    config = transformers.BertConfig(
+        vocab_size=60, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, **options,
+    )  # fmt: skip
+    return transformers.AutoModel.from_config(config, attn_implementation="flashgen")
+
+
+def test_attention_weights_are_refused_however_they_are_wanted() -> None:
+    tokens = batch("none")["input_ids"]
+    for name in (*CONFIGS, "bert"):
+        model = bert() if name == "bert" else make_model(name, backend.NAMES[0])
+        model(input_ids=tokens, output_attentions=False)
+        with pytest.raises(InvalidArgument, match="output_attentions must not be True"):
+            model(input_ids=tokens, output_attentions=True)
+    with pytest.raises(InvalidArgument, match="output_attentions must not be True"):
+        attend(output_attentions=True)
+    with pytest.raises(InvalidArgument, match="output_attentions must not be True"):
+        bert(output_attentions=True)(input_ids=tokens)
+    with pytest.raises(InvalidArgument, match="output_attentions must not be True"):
+        make_model("llama", "FlashGen").generate(  # type: ignore[operator]
+            tokens, max_new_tokens=1, output_attentions=True, return_dict_in_generate=True
+        )
+
+
+def test_attention_weights_of_other_implementations_are_theirs() -> None:
+    model = bert()
+    model.set_attn_implementation("eager")
+    given = {"input_ids": batch("none")["input_ids"], "output_attentions": True}
+    assert model(**given).attentions[0].shape == (2, 2, 18, 18)
+    model.set_attn_implementation("FlashGen")
+    with pytest.raises(InvalidArgument, match="output_attentions must not be True"):
+        model(**given)
+
+
+def test_attention_weights_are_refused_by_position() -> None:
+    """As models of older design take them, whose forward names the argument."""
+
+    class Old(transformers.BertModel):  # type: ignore[misc]
+        def forward(self, tokens: Tensor, output_attentions: bool = False) -> Any:
+            return super().forward(tokens)
+
+    config = bert().config
+    config._attn_implementation = "flashgen"
+    tokens = batch("none")["input_ids"]
+    Old(config)(tokens, False)
+    with pytest.raises(InvalidArgument, match="output_attentions must not be True"):
+        Old(config)(tokens, True)
+
+
+def test_registering_twice_changes_nothing() -> None:
+    chooses = transformers.PreTrainedModel.get_correct_attn_implementation
+    backend.register()
+    assert transformers.PreTrainedModel.get_correct_attn_implementation is chooses
+    model = bert()
+    model.set_attn_implementation("eager")
+    model.set_attn_implementation("flashgen")
+    assert len(model._forward_pre_hooks) == 1
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])

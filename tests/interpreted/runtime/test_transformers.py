@@ -206,18 +206,30 @@ def test_32_tokens_are_eagers(launched: list[str], name: str, cache: str) -> Non
     assert launched.count("forward") == 2 * 32
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("position_bias", torch.zeros(1, 2, 4, 4)),
-        ("output_attentions", True),
-        ("cache", object()),
-    ],
-)
-def test_what_no_kernel_computes_is_refused_by_name(
-    launched: list[str], name: str, value: object
-) -> None:
-    q = torch.randn(1, 2, 4, 16)
-    with pytest.raises(InvalidArgument, match=name):
-        backend.attention_forward(nn.Module(), q, q, q, None, **{name: value})
-    assert set(backend.UNSUPPORTED) >= {name}
+def test_t5_trains_by_kernels_as_with_eager(launched: list[str]) -> None:
+    """Its position bias is folded into the masks, and kernels compute its gradient."""
+    config = transformers.T5Config(
+        vocab_size=60, d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2, dropout_rate=0.0,
+        relative_attention_num_buckets=8, relative_attention_max_distance=20,
+    )  # fmt: skip
+    given = batch("right") | {"decoder_input_ids": batch("none")["input_ids"][:, :9]}
+    given["labels"] = given["labels"][:, :9].contiguous()
+    found = []
+    for attention in ("FlashGen", "eager"):
+        torch.manual_seed(0)
+        model = transformers.AutoModelForSeq2SeqLM.from_config(
+            config, attn_implementation=attention
+        )
+        for name, x in model.named_parameters():
+            if "relative_attention_bias" in name:
+                nn.init.normal_(x)
+        model(**given).loss.backward()
+        found.append({name: x.grad for name, x in model.named_parameters()})
+    assert launched.count("forward") == launched.count("backward_dkv") == 3
+    assert launched.count("backward_dbias") == 2  # a cross attention has none
+    for name, wanted in found[1].items():
+        if "relative_attention_bias" in name:
+            assert wanted.abs().max() > 1e-4
+        torch.testing.assert_close(
+            found[0][name], wanted, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+        )

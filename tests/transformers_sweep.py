@@ -1,0 +1,433 @@
+"""Every model type of the installed transformers, tiny, with our two names and with "eager".
+
+    python -m tests.transformers_sweep                      the list that docs/training.md shows
+    python -m tests.transformers_sweep --types llama t5     what became of these
+    python -m tests.transformers_sweep --out FILE           appends each result to FILE, and leaves out
+                                                            what is there; sweeps may share one
+
+Outputs, gradients of all parameters and padded generation agree with eager's, or the model is
+refused by name; everything else is a difference, and the exit code is 1. Models run in a process of
+their own: one that crashes or hangs takes none with it. On CPU tensors torch computes, so this is
+about masks and arguments; the kernels are in tests/interpreted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import os
+import resource
+import select
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashgen.errors import InvalidArgument
+from flashgen.runtime import transformers as backend
+from tests import tiny_models
+
+EQUAL = "equal"
+AS_SDPA = "as sdpa"  # of transformers, whose own eager attention differs from it
+UNREACHED = "unreached"  # equal, but no registered attention was called
+REFUSED = "refused"
+DIFFERS = "differs"
+NOT_BUILT = "not built"
+
+RTOL = 1e-4
+"""Allowed between float32 results, of the largest element of a tensor. Of gradients, also 1e-6 of
+the largest of all: that of a key's bias is 0 but for rounding errors."""
+
+TOKENS = 6
+TIMEOUT_S = 120
+MEMORY_BYTES = 10 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What became of a model type with one of our names; detail: why."""
+
+    model_type: str
+    attention: str
+    outcome: str
+    detail: str = ""
+    cpu_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a model computed of one input, by name."""
+
+    outputs: dict[str, Tensor]
+    grads: dict[str, Tensor]
+
+
+def compare(model_type: str, names: Sequence[str] = backend.NAMES) -> list[Result]:
+    """What becomes of a model of this type with each name of ours. Raises nothing."""
+    began = time.process_time()
+    try:
+        config = tiny_models.make_config(model_type)
+        model = tiny_models.make_model(config, "eager")
+        choice = _first_that_runs(model)
+        eager = dict(_runs(model, choice))
+        found = [(name, *_outcome(config, choice, name, eager)) for name in names]
+    except Exception as error:  # whatever a model may raise
+        found = [(name, NOT_BUILT, _said(error)) for name in names]
+    spent = (time.process_time() - began) / len(found)
+    return [
+        Result(model_type=model_type, attention=name, outcome=outcome, detail=detail, cpu_s=spent)
+        for name, outcome, detail in found
+    ]
+
+
+def _outcome(config: Any, choice: int, attention: str, eager: dict[str, Run]) -> tuple[str, str]:
+    """One of the words above, and why."""
+    with _counted_calls() as calls:
+        try:
+            model = tiny_models.make_model(config, attention)
+            runs = dict(_runs(model, choice, eager))
+        except InvalidArgument as error:
+            return REFUSED, str(error)
+        except Exception as error:
+            refused = f"attn_implementation='{attention}'` is not supported" in str(error)
+            return (REFUSED if refused else DIFFERS), _said(error)
+    different = differences(runs, eager)
+    if not different:
+        return (EQUAL if calls else UNREACHED), ""
+    try:
+        sdpa = dict(_runs(tiny_models.make_model(config, "sdpa"), choice, eager))
+    except Exception:
+        return DIFFERS, different
+    return (DIFFERS if differences(runs, sdpa) else AS_SDPA), different
+
+
+class _counted_calls:
+    """Counts the calls of the attention function: the list it gives grows by one with each."""
+
+    def __enter__(self) -> list[None]:
+        from transformers import AttentionInterface
+
+        calls: list[None] = []
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            calls.append(None)
+            return backend.attention_forward(*arguments, **options)
+
+        for name in backend.NAMES:
+            AttentionInterface.register(name, counted)
+        return calls
+
+    def __exit__(self, *_: object) -> None:
+        backend.register()
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+
+
+def _first_that_runs(model: Any) -> int:
+    """The number of the input that the model can be called with. Raises ValueError."""
+    errors = []
+    for choice, given in enumerate(tiny_models.inputs(model, "none")):
+        try:
+            with torch.no_grad():
+                model(**given)
+        except Exception as error:
+            errors.append(_said(error))
+        else:
+            return choice
+    raise ValueError(" | ".join(errors))
+
+
+def _runs(model: Any, choice: int, like: dict[str, Run] | None = None) -> Iterator[tuple[str, Run]]:
+    """What a model computes in each way that makes sense for it; without `like`, that of eager, in
+    each that it can. Raises what the model raises.
+    """
+    for name, run in _ways(model, choice):
+        if like is not None and name not in like:
+            continue
+        try:
+            made = run()
+        except Exception:
+            if like is not None or name == "plain":
+                raise
+        else:
+            yield name, made
+
+
+def _ways(model: Any, choice: int) -> Iterator[tuple[str, Callable[[], Run]]]:
+    def given(padding: str) -> dict[str, Tensor]:
+        return list(tiny_models.inputs(model, padding))[choice]
+
+    plain = {name: x for name, x in given("none").items() if name != "attention_mask"}
+    yield "plain", lambda: _trained(model, plain)
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        yield "last logits", lambda: _trained(model, plain, logits_to_keep=3)
+    if "attention_mask" in given("right"):
+        yield "padded right", lambda: _trained(model, given("right"))
+        # Pads on the left see nothing; no output but theirs may be made of theirs.
+        if model.can_generate():
+            yield "padded left", lambda: _trained(model, given("left"))
+            yield "generation", lambda: _generated(model, given("left"))
+
+
+def _trained(model: Any, given: dict[str, Tensor], **options: Any) -> Run:
+    """Outputs of real tokens, and the gradients of a random sum of them."""
+    model.zero_grad()
+    torch.manual_seed(3)
+    real = given.get("attention_mask", torch.ones(0, 0)).bool()
+    outputs = dict(_floating("", model(**given, **options)))
+    weights = torch.Generator().manual_seed(4)
+    loss = torch.zeros(())
+    for name, x in outputs.items():
+        kept = x[real] if x.shape[:2] == real.shape else x
+        outputs[name] = kept.detach()
+        if kept.requires_grad:
+            finite = torch.where(torch.isfinite(kept), kept, 0)
+            loss = loss + (finite * torch.randn(kept.shape, generator=weights)).mean()
+    if loss.requires_grad:
+        loss.backward()
+    parameters = model.named_parameters()
+    return Run(
+        outputs=outputs,
+        grads={name: x.grad.clone() for name, x in parameters if x.grad is not None},
+    )
+
+
+def _floating(name: str, x: Any) -> Iterator[tuple[str, Tensor]]:
+    """The floating tensors of a model's output, by name: no caches, no losses, and no attention
+    weights, which BridgeTower returns unasked.
+    """
+    if isinstance(x, Tensor) and x.is_floating_point():
+        yield name, x
+    elif isinstance(x, (list, tuple)):
+        for index, part in enumerate(x):
+            yield from _floating(f"{name}.{index}", part)
+    elif hasattr(x, "items"):
+        for part_name, part in x.items():
+            if part_name not in ("past_key_values", "loss") and "attentions" not in part_name:
+                yield from _floating(f"{name}.{part_name}", part)
+
+
+@torch.no_grad()
+def _generated(model: Any, given: dict[str, Tensor]) -> Run:
+    """Tokens of a greedy continuation, and the scores they were chosen by."""
+    made = model.generate(
+        **{name: x for name, x in given.items() if name != "decoder_input_ids"},
+        max_new_tokens=TOKENS,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=None,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    scores = {f"score {index}": x for index, x in enumerate(made.scores)}
+    return Run(outputs={"tokens": made.sequences.double(), **scores}, grads={})
+
+
+def differences(runs: dict[str, Run], wanted: dict[str, Run]) -> str:
+    """What differs, each in a few words; "" if nothing does."""
+    found = []
+    for name, run in wanted.items():
+        outputs = _first_difference(runs[name].outputs, run.outputs, 0.0)
+        largest = max((float(x.abs().max()) for x in run.grads.values() if x.numel()), default=0.0)
+        grads = _first_difference(runs[name].grads, run.grads, 1e-6 * largest)
+        found += [f"{name}: {what}" for what in (outputs, grads) if what]
+    return "; ".join(found)
+
+
+def _first_difference(found: dict[str, Tensor], wanted: dict[str, Tensor], atol: float) -> str:
+    if found.keys() != wanted.keys():
+        return f"other tensors: {sorted(found.keys() ^ wanted.keys())[:3]}"
+    for name, x in wanted.items():
+        if found[name].shape != x.shape:
+            return f"{name} has another shape"
+        finite = torch.isfinite(x)
+        if not torch.equal(finite, torch.isfinite(found[name])):
+            return f"{name} has other infinities"
+        if not finite.any():
+            continue
+        error = float((found[name] - x)[finite].abs().max())
+        limit = RTOL * float(x[finite].abs().max()) + atol
+        if not error <= limit:
+            return f"{name} by {error:.2g}, of which {limit:.2g} is allowed"
+    return ""
+
+
+# ---- one process for many models, another where it dies ----------------------------------------
+
+
+def sweep(model_types: Sequence[str], out: Path | None = None) -> Iterator[Result]:
+    """What becomes of each type, those first that `out` has."""
+    known: dict[str, list[Result]] = defaultdict(list)
+    if out is not None and out.exists():
+        for line in out.read_text().splitlines():
+            result = Result(**json.loads(line))
+            known[result.model_type].append(result)
+    worker: subprocess.Popen[str] | None = None
+    try:
+        for model_type in model_types:
+            if model_type in known:
+                yield from known[model_type]
+                continue
+            worker = worker if worker is not None and worker.poll() is None else _worker()
+            results = _answer(worker, model_type)
+            if out is not None:
+                with out.open("a") as file:  # one write: no other sweep's lines come between
+                    file.write("".join(json.dumps(asdict(result)) + "\n" for result in results))
+            yield from results
+    finally:
+        if worker is not None:
+            worker.kill()
+            worker.wait()
+
+
+def _worker() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.transformers_sweep", "--worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def _answer(worker: subprocess.Popen[str], model_type: str) -> list[Result]:
+    """A worker's results; those of one that dies or is killed after TIMEOUT_S are differences."""
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    line = ""
+    try:
+        worker.stdin.write(f"{model_type}\n")
+        worker.stdin.flush()
+        if select.select([worker.stdout], [], [], TIMEOUT_S)[0]:
+            line = worker.stdout.readline()
+    except BrokenPipeError:
+        pass
+    if line:
+        return [Result(**result) for result in json.loads(line)]
+    worker.kill()
+    code = worker.wait()
+    detail = f"the process ended with exit code {code}, or took {TIMEOUT_S} seconds"
+    return [
+        Result(model_type=model_type, attention=name, outcome=DIFFERS, detail=detail)
+        for name in backend.NAMES
+    ]
+
+
+def _work() -> None:
+    """Answer each line of the input, a model type, by one of JSON; what models print is dropped."""
+    prepare()
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        answers.write(json.dumps([asdict(result) for result in compare(line.strip())]) + "\n")
+        answers.flush()
+
+
+def prepare() -> None:
+    """Register our names, and silence transformers."""
+    import transformers
+
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    torch.set_num_threads(1)
+    backend.register()
+
+
+# ---- the list ----------------------------------------------------------------------------------
+
+
+def model_types() -> list[str]:
+    from transformers import CONFIG_MAPPING
+
+    return sorted(CONFIG_MAPPING)
+
+
+def table(results: Iterable[Result]) -> str:
+    """The list of docs/training.md."""
+    import transformers
+
+    by_type: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        by_type[result.model_type].append(result)
+    groups: dict[str, list[str]] = defaultdict(list)
+    for model_type, found in sorted(by_type.items()):
+        for title, names in titles(found).items():
+            only = "" if len(names) == len(found) else f' (as "{names[0]}")'
+            groups[title].append(model_type + only)
+    built = sum(found[0].outcome != NOT_BUILT for found in by_type.values())
+    lines = [
+        f"transformers {transformers.__version__}: {len(by_type)} model types, of which {built} were "
+        "built tiny and compared with eager"
+    ]
+    for title in sorted(groups, key=lambda title: (TITLES.index(title.partition(":")[0]), title)):
+        names = textwrap.fill(", ".join(groups[title]), 116, break_on_hyphens=False)
+        lines += ["", f"{title} ({len(groups[title])})", textwrap.indent(names, "    ")]
+    return "\n".join(lines)
+
+
+TITLES = [DIFFERS, EQUAL, AS_SDPA, REFUSED, UNREACHED]
+
+
+def titles(found: Sequence[Result]) -> dict[str, list[str]]:
+    """The groups that a type belongs to, with the names of ours that put it there."""
+    titles: dict[str, list[str]] = defaultdict(list)
+    for result in found:
+        if result.outcome == NOT_BUILT:
+            continue
+        title = result.outcome
+        if title == REFUSED:
+            title += f": {reason(result.detail)}"
+        titles[title].append(result.attention)
+    return titles
+
+
+def reason(message: str) -> str:
+    """Why a model was refused, in a few words of the message."""
+    if "table of its own" in message:
+        return "takes its attention from a table of its own"
+    if "computes its own" in message:
+        return "computes its own attention, and would add up a boolean mask"
+    if " must not be given" in message:
+        return f"passes {message.partition(' must')[0]}"
+    return "by transformers" if "is not supported" in message else message
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="tests.transformers_sweep")
+    parser.add_argument("--types", nargs="+", help="these alone, one line each")
+    parser.add_argument("--out", type=Path, help="a file of results to go on from")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.worker:
+        _work()
+        return 0
+    results = []
+    for result in sweep(given.types or model_types(), given.out):
+        results.append(result)
+        if given.types:
+            print(result.model_type, result.attention, result.outcome, result.detail)
+    if not given.types:
+        print(table(results))
+    print(f"{sum(result.cpu_s for result in results):.0f} CPU-seconds", file=sys.stderr)
+    different = [result for result in results if result.outcome == DIFFERS]
+    for result in different:
+        print(f"{result.model_type} {result.attention}: {result.detail}", file=sys.stderr)
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
