@@ -12,6 +12,7 @@ FLASHGEN_DIRECT=0 leaves every launch to Triton.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from flashgen import settings
+from flashgen.kernels.inner_launch import inner_launch
 
 _UNALIGNED = 15
 """Bits that are 0 in an aligned pointer or a multiple of 16: Triton's classes, in 3.6 to 3.9."""
@@ -39,17 +41,21 @@ class _Ready:
 
 
 class Repeated:
-    """A kernel's launches with everything fixed but the arguments at some positions."""
+    """A kernel's launches with everything fixed but the arguments at some positions.
+
+    encoders: for each of those that is a descriptor and is to be given as a tensor map, the
+    function that makes the map of a descriptor; None if descriptors are given as they are.
+    """
 
     __slots__ = (
         "arguments",
+        "call",
+        "current_device",
+        "current_stream",
         "device",
         "direct",
-        "function",
-        "grid",
-        "metadata",
+        "encoders",
         "places",
-        "run",
         "together",
     )
 
@@ -63,27 +69,34 @@ class Repeated:
         places: Sequence[int],
     ) -> None:
         self.direct = direct
-        self.run, self.function, self.metadata = ready.run, ready.function, ready.packed_metadata
         self.device = device
-        self.grid = blocks
-        self.places = tuple(places)
-        first, last = places[0], places[-1] + 1
+        self.current_device, self.current_stream = _device_and_stream(direct.driver)
+        self.call: Callable[[int, list[Any]], object]
+        run, function, metadata = ready.run, ready.function, ready.packed_metadata
+        inner = inner_launch(run, function, metadata, blocks, arguments)
+        self.encoders: list[Callable[[Any], Any]] | None = None
+        if inner is None:
+            self.arguments = list(arguments)
+            self.places = tuple(places)
+            self.call = functools.partial(_by_triton, run, function, metadata, blocks)
+        else:
+            self.arguments = inner.flat
+            self.places = tuple(inner.places[place] for place in places)
+            self.call = inner.call
+            self.encoders = [inner.encoders[place] for place in places if place in inner.encoders]
+        first, last = self.places[0], self.places[-1] + 1
         in_a_row = self.places == tuple(range(first, last))
         self.together = slice(first, last) if in_a_row else None
-        self.arguments = list(arguments)
-        for place in places:  # keeps no tensor alive
+        for place in self.places:  # keeps no tensor alive
             self.arguments[place] = None
 
     def stream(self) -> int | None:
         """The current stream to launch on; None if the launch must be made by Triton, because
         another device is current or a hook is active.
         """
-        direct = self.direct
-        driver = direct.driver.active
-        if driver.get_current_device() != self.device or not direct.undisturbed():
+        if self.current_device() != self.device or not self.direct.undisturbed():
             return None
-        stream: int = driver.get_current_stream(self.device)
-        return stream
+        return self.current_stream(self.device)
 
     def launch(self, stream: int, *given: Any) -> None:
         """Launch on a stream that stream() gave, with these arguments at the positions."""
@@ -93,9 +106,19 @@ class Repeated:
         else:
             for place, argument in zip(self.places, given, strict=True):
                 arguments[place] = argument
-        self.run(
-            self.grid, 1, 1, stream, self.function, self.metadata, None, None, None, *arguments
-        )
+        self.call(stream, arguments)
+
+
+def _by_triton(
+    run: Callable[..., object],
+    function: object,
+    metadata: object,
+    blocks: int,
+    stream: int,
+    arguments: list[Any],
+) -> None:
+    """Launch by Triton's CudaLauncher, with no hook and nothing that only hooks read."""
+    run(blocks, 1, 1, stream, function, metadata, None, None, None, *arguments)
 
 
 class Direct:
@@ -179,6 +202,21 @@ class Direct:
         self._ready[variant] = _Ready(
             compiled.run, compiled.function, compiled.packed_metadata, compiled
         )
+
+
+def _device_and_stream(driver: Any) -> tuple[Callable[[], int], Callable[[int], int]]:
+    """The functions of Triton's driver for the current device and stream.
+
+    That of the device is torch's, which initializes CUDA first. A launch is repeated after that,
+    so the function below it is enough, which takes a third of the time.
+    """
+    import torch
+
+    active = driver.active
+    device, stream = active.get_current_device, active.get_current_stream
+    if device is torch.cuda.current_device:
+        device = getattr(torch._C, "_cuda_getDevice", device)
+    return device, stream
 
 
 TESTED = (3, 6), (3, 9)

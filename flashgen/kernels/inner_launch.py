@@ -1,0 +1,119 @@
+"""Triton's C launcher, without the Python around it.
+
+Triton's CudaLauncher allocates scratch, encodes a tensor map for each descriptor and flattens the
+arguments at every launch. A launch that is repeated with fixed sizes needs only new pointers and
+new tensor maps, and a tensor map depends on nothing but its address and its layout. So the flat
+list of arguments is made once, the maps are cached by address, and the C function below
+CudaLauncher is called.
+
+The attributes read here are those of Triton 3.6 and 3.7. With any other version, and where a
+kernel needs scratch, launches are left to CudaLauncher.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any
+
+KNOWN = (3, 6), (3, 7)
+"""The versions of Triton whose launcher is known."""
+
+MOST_MAPS = 512
+"""Tensor maps of an argument that are kept: each is 128 bytes, and serves one address."""
+
+
+class Inner:
+    """The C launcher of one compiled kernel, for one grid.
+
+    call: launches on a stream, with a flat list of arguments; flat: such a list; places: where an
+    argument of the kernel stands in it; encoders: for each descriptor, by its place among the
+    kernel's arguments, the function from another descriptor of its layout to a tensor map.
+    """
+
+    __slots__ = ("call", "encoders", "flat", "places")
+
+    def __init__(
+        self,
+        call: Callable[[int, list[Any]], object],
+        flat: list[Any],
+        places: list[int],
+        encoders: dict[int, Callable[[Any], Any]],
+    ) -> None:
+        self.call = call
+        self.flat = flat
+        self.places = places
+        self.encoders = encoders
+
+
+def inner_launch(
+    run: Any, function: object, metadata: object, blocks: int, arguments: Sequence[Any]
+) -> Inner | None:
+    """The C launcher below `run`, a compiled kernel's CudaLauncher, for `blocks` programs and these
+    arguments, all of the kernel's in their order. None where it is not known.
+    """
+    import triton
+    from triton.backends.nvidia import driver as nvidia
+
+    version = tuple(map(int, triton.__version__.split(".")[:2]))
+    if version not in KNOWN or type(run) is not nvidia.CudaLauncher:
+        return None
+    if run.global_scratch_size or run.profile_scratch_size:
+        return None
+    launch, described = _unwrapped(run.launch)
+    if launch is None or None in described.values():
+        return None
+    flat: list[Any] = []
+    places: list[int] = []
+    encoders: dict[int, Callable[[Any], Any]] = {}
+    for place, argument in enumerate(arguments):
+        places.append(len(flat))
+        if place in described:
+            flat += nvidia.make_tensordesc_arg(argument, described[place])
+            encoders[place] = _encoder(nvidia.make_tensordesc_arg, described[place])
+        else:
+            flat.append(argument)
+    return Inner(_call(launch, run, function, metadata, blocks), flat, places, encoders)
+
+
+def _unwrapped(launch: Any) -> tuple[Any, dict[int, Any]]:
+    """The C function, and the metadata of each descriptor by its place; None for an unknown one."""
+    if not isinstance(launch, FunctionType):
+        return launch, {}
+    wrapped = inspect.getclosurevars(launch).nonlocals
+    try:
+        places, metadata = sorted(wrapped["tensordesc_indices"]), wrapped["tensordesc_meta"]
+        return wrapped["launcher"], dict(zip(places, metadata, strict=True))
+    except (KeyError, TypeError, ValueError):
+        return None, {}
+
+
+def _encoder(encode: Callable[[Any, Any], list[Any]], metadata: Any) -> Callable[[Any], Any]:
+    """From a descriptor to its tensor map, which Triton puts before sizes and strides."""
+    return lambda descriptor: encode(descriptor, metadata)[0]
+
+
+def _call(
+    launch: Any, run: Any, function: object, metadata: object, blocks: int
+) -> Callable[[int, list[Any]], object]:
+    """The C function with everything fixed but stream and arguments: no hooks and no scratch."""
+    cooperative, overlapped = run.launch_cooperative_grid, run.launch_pdl
+    if not hasattr(run, "kernel_signature"):  # 3.6 compiles a launcher for each signature
+
+        def call(stream: int, arguments: list[Any]) -> object:
+            return launch(
+                blocks, 1, 1, stream, function, cooperative, overlapped, None, None, metadata,
+                None, None, None, *arguments,
+            )  # fmt: skip
+
+        return call
+    annotations, signature = run.arg_annotations, run.kernel_signature
+
+    def call_flat(stream: int, arguments: list[Any]) -> object:
+        return launch(
+            blocks, 1, 1, stream, function, cooperative, overlapped, metadata, None, None, None,
+            None, None, annotations, signature, arguments,
+        )  # fmt: skip
+
+    return call_flat
