@@ -67,6 +67,9 @@ run() {
     python3 benchmarks/gpu_campaign.py --minutes "$1" --out campaign || code=$?
     kill "$packing" 2> /dev/null || true
     wait "$packing" 2> /dev/null || true
+    if [ ! -s campaign/doctor.json ]; then
+        python3 -m flashgen doctor --json > campaign/doctor.json || true
+    fi
     pack "$2"
     return "$code"
 }

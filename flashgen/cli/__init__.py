@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from flashgen import __version__
-from flashgen.cli import bench, build, explain, prove, tables, tune
+from flashgen.cli import bench, build, doctor, explain, prove, tables, tune
 from flashgen.cli.options import COMMAND_LINE
 from flashgen.errors import FlashgenError
 
@@ -64,6 +64,7 @@ for _command in (
     build.warmup,
     build.aot,
     bench.bench,
+    doctor.doctor,
 ):
     app.command()(_command)
 

@@ -1,0 +1,180 @@
+"""Facts of this machine for `flashgen doctor`: versions, compiler, folders, tables."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shlex
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import flashgen
+from flashgen import paths, settings
+from flashgen.runtime import registry
+from flashgen.runtime.selection import relatives
+from flashgen.spec.gpu import Gpu
+
+PACKAGES = ("torch", "triton", "numpy", "numba", "optuna", "nvidia-ml-py")
+"""Their versions decide what compiles, is estimated, searched and read from the driver."""
+
+VARIABLES = ("FLASHGEN_", "TRITON_", "CUDA_VISIBLE_DEVICES", "CC", "LD_LIBRARY_PATH")
+"""Beginnings of the environment variables that change what flashgen does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """One line: a name and a value. remedy: what to do where the value is a problem, else ""."""
+
+    section: str
+    name: str
+    value: str
+    remedy: str = ""
+
+
+def versions() -> Iterator[Fact]:
+    """Of flashgen, Python, the system and the packages that matter."""
+    python = f"{platform.python_version()}, {sys.executable}"
+    yield Fact(section="versions", name="flashgen", value=f"{flashgen.__version__}, {_place()}")
+    yield Fact(section="versions", name="python", value=python)
+    yield Fact(section="versions", name="system", value=platform.platform())
+    for name in PACKAGES:
+        yield Fact(section="versions", name=name, value=_version(name))
+
+
+def _place() -> str:
+    return "wheel" if (paths.PACKAGE / "_templates").is_dir() else f"checkout {paths.ROOT}"
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except Exception:  # also a broken installation, which raises other errors
+        return "not installed"
+
+
+def environment() -> Iterator[Fact]:
+    """The variables that are set."""
+    for name in sorted(os.environ):
+        if name.startswith(VARIABLES[:2]) or name in VARIABLES[2:]:
+            yield Fact(section="environment", name=name, value=os.environ[name])
+
+
+KERNEL_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def driver() -> str:
+    """The version of NVIDIA's kernel driver; "" if none is loaded."""
+    try:
+        return KERNEL_DRIVER.read_text().splitlines()[0].partition(":")[2].strip()
+    except (OSError, IndexError):
+        return ""
+
+
+def toolchain() -> Iterator[Fact]:
+    """The C compiler and the headers with which Triton builds its launcher."""
+    named = os.environ.get("CC")
+    command = (shlex.split(named) or [""])[0] if named else "gcc"
+    found = shutil.which(command) or (None if named else shutil.which("clang"))
+    if found is None:
+        yield Fact(
+            section="toolchain",
+            name="C compiler",
+            value=f"none: CC is {named}" if named else "none",
+            remedy="install gcc or clang, or set CC: Triton needs it at a kernel's first launch",
+        )
+    else:
+        yield Fact(section="toolchain", name="C compiler", value=found)
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    missing = "" if header.is_file() else "install the headers of Python (python3-dev)"
+    value = f"{'' if header.is_file() else 'no '}{header}"
+    yield Fact(section="toolchain", name="headers", value=value, remedy=missing)
+
+
+def folders(out: Path) -> Iterator[Fact]:
+    """The folders that are written: Triton's cache, this folder's state, temporary files."""
+    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
+    cache = os.environ.get("TRITON_CACHE_DIR") or os.path.join(home, ".triton", "cache")
+    yield _folder("Triton's cache", Path(cache), "set TRITON_CACHE_DIR to")
+    yield _folder("results", paths.state_dir(out), "name with --out")
+    try:
+        yield _folder("temporary", Path(tempfile.gettempdir()), "set TMPDIR to", private=False)
+    except OSError as error:
+        yield Fact(
+            section="folders",
+            name="temporary",
+            value=f"none ({error.strerror})",
+            remedy="set TMPDIR to a folder that can be written",
+        )
+
+
+def _folder(name: str, path: Path, how: str, *, private: bool = True) -> Fact:
+    """Whether a folder can be written, and is written by nobody else: Triton loads libraries from
+    its cache.
+    """
+    remedy, words = "", [str(path)]
+    try:
+        there = next(each for each in (path, *path.parents) if each.exists())
+        if there != path:
+            words.append("not there yet")
+        if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+            words.append("cannot be written")
+            remedy = f"{how} a folder that can be written"
+        elif there == path and private and (why := _shared(path)):
+            words.append(why)
+            remedy = f"{how} a folder that is yours alone: chmod go-w, or another one"
+    except OSError as error:
+        words.append(f"cannot be read ({error.strerror})")
+        remedy = f"{how} a folder that can be read and written"
+    return Fact(section="folders", name=name, value=", ".join(words), remedy=remedy)
+
+
+def _shared(path: Path) -> str:
+    """Who else may write to a folder; "" for nobody."""
+    found = path.stat()
+    if found.st_uid not in (os.getuid(), 0):
+        return "belongs to another user"
+    return "others may write to it" if found.st_mode & 0o022 else ""
+
+
+def tables(gpu: Gpu | None) -> Iterator[Fact]:
+    """The tables in use, and which of them serve `gpu`."""
+    from flashgen.table.table import load_folders
+
+    folder = settings.generated_override() or paths.shipped_generated_dir()
+    problem = registry.why_not_generated(folder)
+    yield Fact(
+        section="tables",
+        name="serves",
+        value=problem or str(folder),
+        remedy="run flashgen generate" if problem else "",
+    )
+    found = load_folders(paths.shipped_configs_dir())
+    slug = settings.served_gpu() or (gpu.slug if gpu else None)
+    if slug is None:
+        yield Fact(section="tables", name="shipped", value=", ".join(found) or "none")
+        return
+    archs = {name: table.gpu.arch for name, table in found.items()}
+    served = gpu or (found[slug].gpu if slug in found else None)
+    order = [slug] if slug in found else []
+    order += relatives(archs, slug, served) if served else []
+    remedy = "" if slug in found else "tune for it: flashgen tune --gpu"
+    applied = ", then ".join(order) or "none: default kernels"
+    yield Fact(section="tables", name=f"for {slug}", value=applied, remedy=remedy)
+    for name in order[:1]:
+        yield Fact(section="tables", name=name, value=_contents(found[name]))
+
+
+def _contents(table: Any) -> str:
+    """The entries of a table by source, and the versions that made them."""
+    sources = Counter(entry.result.source for entry in table.entries)
+    counts = ", ".join(f"{count} {source}" for source, count in sources.items())
+    triton = ", ".join(dict.fromkeys(run.triton for run in table.runs))
+    return f"{len(table.entries)} entries ({counts}), Triton {triton or 'unknown'}"
