@@ -1,0 +1,107 @@
+"""Every direction, schedule and load: the launch hands over the arguments of the call, as many as the cubin declares,
+within the limits of CUDA and of the device.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+import torch
+
+from flashgen.kernels import launch
+from flashgen.kernels.plan import Plan
+from flashgen.runtime import kernel_files
+from flashgen.spec.config import KernelConfig
+from tests.driver.cases import H200, Kernel, call_of, kernels
+from tests.driver.events import Launch, Load, Recording, TensorMap
+
+KERNELS = kernels()
+MAP_BYTES, POINTER_BYTES = 128, 8
+
+
+def handed(plan: Plan, arguments: tuple[Any, ...]) -> list[object]:
+    """What a launch must hand over, in order: addresses and numbers, and of a descriptor the address, sizes and strides.
+    Arguments that Triton compiles in (None, constants, and 1 where it may be) are left out.
+    """
+    found: list[object] = []
+    for param, value in zip(plan.direct._kernel.params, arguments, strict=True):
+        if param.is_constexpr or value is None:
+            continue
+        if type(value) is int and value == 1 and not param.do_not_specialize:
+            continue
+        if isinstance(value, torch.Tensor):
+            found.append(value.data_ptr())
+        elif hasattr(value, "block_shape"):
+            found += [("map", value.base.data_ptr()), *value.shape, *value.strides]
+        else:
+            found.append(value)
+    return [*found, 0, 0]  # no scratch, neither of the kernel nor of a profiler
+
+
+def received(launched: Launch, wanted: list[object]) -> list[object]:
+    """The parameters of a launch, each read as the wanted one is."""
+    found: list[object] = []
+    for text, value in zip(launched.parameters, wanted, strict=True):
+        data = bytes.fromhex(text)
+        if isinstance(value, tuple):
+            assert len(data) == MAP_BYTES
+            found.append(("map", int.from_bytes(data[:POINTER_BYTES], "little")))
+        elif isinstance(value, float):
+            assert len(data) == 4
+            (single,) = struct.unpack("<f", data)
+            found.append(
+                value if single == struct.unpack("<f", struct.pack("<f", value))[0] else single
+            )
+        else:
+            found.append(int.from_bytes(data, "little", signed=data[-1] >= 128 and len(data) < 8))
+    return found
+
+
+def boxes(config: KernelConfig) -> set[int]:
+    """The rows that a descriptor's block may have."""
+    return {config.br, config.bc, 64}
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+def test_it_hands_over_what_the_cubin_declares(
+    recording: Recording, monkeypatch: pytest.MonkeyPatch, kernel: Kernel
+) -> None:
+    spec, config = kernel
+    plan = launch.bind(kernel_files.rendered(spec, config), spec, config)
+    started: list[tuple[int, tuple[Any, ...]]] = []
+    direct = type(plan.direct).__call__
+
+    def noted(self: Any, blocks: int, arguments: Any) -> None:
+        started.append((blocks, tuple(arguments)))
+        direct(self, blocks, arguments)
+
+    monkeypatch.setattr(type(plan.direct), "__call__", noted)
+    call = call_of(spec)
+    for _ in range(3):  # by Triton, then directly
+        plan(call)
+    monkeypatch.setenv("FLASHGEN_DIRECT", "0")
+    launch.bind(kernel_files.rendered(spec, config), spec, config)(call)
+
+    (loaded,) = {each.kernel: each for each in recording.of(Load)}.values()
+    launches = recording.of(Launch)
+    assert len(launches) == len(started) == 4
+    for launched, (blocks, arguments) in zip(launches, started, strict=True):
+        wanted = handed(plan, arguments)
+        assert tuple(len(each) // 2 for each in launched.parameters) == loaded.parameter_sizes
+        assert len(loaded.parameter_sizes) == len(wanted)
+        assert received(launched, wanted) == wanted
+        assert launched.broken == ""
+        assert launched.grid == (blocks, 1, 1)
+        assert launched.threads == 32 * config.block_warps <= loaded.threads_that_fit
+        assert launched.dynamic_shared <= H200.shared_per_block
+        assert launched.cluster == 0
+    if config.persistent:
+        assert launches[0].grid[0] <= H200.sms
+    maps = recording.of(TensorMap)
+    assert bool(maps) == (config.loads == "descriptor")
+    for each in maps:
+        assert each.broken == ""
+        assert each.box[1] in boxes(config)
+        assert each.box[0] * 2 <= 128  # bytes of a row of bfloat16: what the swizzle covers
