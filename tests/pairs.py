@@ -87,11 +87,14 @@ def spec_of(row: Row) -> AttentionSpec:
 
 
 def config_of(row: Row) -> KernelConfig:
-    """A small tile: the interpreter pays for every one."""
+    """A small tile for short sequences; the interpreter pays for every tile, and a block mask's
+    sequences are long.
+    """
     copies = row["direction"] == "append"  # no product, no loop
+    blocks = row.get("block_mask", False)
     return KernelConfig(
-        br=16,
-        bc=16 if copies else 32,
+        br=64 if blocks else 16,
+        bc=64 if blocks else 16 if copies else 32,
         num_warps=4,
         num_stages=1 if copies else 2,
         loads=row.get("loads", "pointer"),

@@ -43,21 +43,33 @@ def prove(spec: AttentionSpec, config: KernelConfig, seed: int, cases: Any = Non
     assert result.passed, f"{config.label}: {result}"
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("way", WAYS, ids="-".join)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def in_turn(values: tuple[Any, ...]) -> list[Any]:
+    """Each of these values with each way and mask. Every pair of two of the three is in make test;
+    the other half is slow.
+    """
+    slow = pytest.mark.slow("make test has every pair of value, way and mask")
+    return [
+        pytest.param(value, way, mask, marks=() if (v + w + m) % 2 == 0 else slow)
+        for (v, value), (w, way), (m, mask) in itertools.product(
+            enumerate(values), enumerate(WAYS), enumerate(MASKS)
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "way", "mask"), in_turn(("float16", "bfloat16", "float32")), ids=str
+)
 def test_nasty_shapes(dtype: str, way: tuple[str, str], mask: str, seed: int) -> None:
     spec = make_spec(dtype, 64, mask)
     config = make_config(64, 32, schedule=way[0], loads=way[1])
     prove(spec, config, seed, nasty_cases(config.br, config.bc))
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("way", WAYS, ids="-".join)
-@pytest.mark.parametrize(("br", "bc"), [(32, 64), (16, 16)])
+@pytest.mark.parametrize(("tile", "way", "mask"), in_turn(((32, 64), (16, 16))), ids=str)
 def test_tiles_of_other_shapes(
-    br: int, bc: int, way: tuple[str, str], mask: str, seed: int
+    tile: tuple[int, int], way: tuple[str, str], mask: str, seed: int
 ) -> None:
+    br, bc = tile
     order = "longest_first" if mask == "causal" and way[0] != "fa1" else "plain"
     config = make_config(br, bc, schedule=way[0], loads=way[1], order=order)
     prove(make_spec("bfloat16", 32, mask), config, seed, nasty_cases(br, bc))

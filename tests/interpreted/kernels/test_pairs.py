@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from flashgen.evaluate.check import cases_of, check_kernel
 from flashgen.kernels.render import render
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
+from flashgen.spec.vocabulary import DECODING
 from tests.pairs import Proven, alone, in_pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -22,9 +24,18 @@ def seed() -> int:
     return random.SystemRandom().randrange(1 << 30)
 
 
+def narrow(case: Any) -> Any:
+    """The case with two query heads for each head of keys, where it has three: a third cheaper."""
+    if case.problem.heads != 3 * case.problem.kv_heads:
+        return case
+    return replace(case, problem=replace(case.problem, heads=2 * case.problem.kv_heads))
+
+
 def prove(proven: Proven, seed: int, step: int) -> None:
     spec, config = proven
     cases = cases_of(spec, config)[::step]
+    if spec.direction not in DECODING and not spec.varlen:
+        cases = tuple(map(narrow, cases))
     result = check_kernel(render(spec, config), spec, config, seed=seed, cases=cases)
     assert result.passed, f"{spec.name}_{config.label}: {result}"
 
