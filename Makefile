@@ -12,9 +12,9 @@ FOR_TUNING := $(VENV)/.installed-tune
 FOR_ALL := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-# Compiled anew by make check, for their facts. make test compares those of the forward kernels, and
-# make test-all those of all.
-CHECKED := bwd_*_bf16_d64_* bwd_*_bf16_d128_*
+# Compiled anew by make check, for their facts: every direction and schedule, one head dim with a mask
+# and one without. make test compares those of half the forward kernels, and make test-all of all.
+CHECKED := bwd_*_bf16_d64_causal_* bwd_*_bf16_d128_br*
 
 # One thread a process: there are as many processes as cores. --dist says that tests/conftest.py deals the tests out.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup

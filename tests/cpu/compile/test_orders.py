@@ -205,9 +205,21 @@ def test_they_compile_everywhere(arch: str) -> None:
 
 
 @pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")
-@pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize(
-    ("order", "persistent"), [("grouped", False), ("grouped", True), ("head_reversal", False)]
+    ("order", "persistent", "head_dim"),
+    [
+        ("grouped", True, 128),
+        ("head_reversal", False, 64),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow("make test has each order, each head dim"))
+            for each in (
+                ("grouped", False, 64),
+                ("grouped", False, 128),
+                ("grouped", True, 64),
+                ("head_reversal", False, 128),
+            )
+        ),
+    ],
 )
 def test_s_ahead_keeps_its_overlap(order: str, persistent: bool, head_dim: int) -> None:
     """The loop over tiles around the loops over keys does not undo it, and takes room for O."""

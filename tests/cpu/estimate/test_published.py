@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
@@ -45,21 +45,37 @@ LEAST_CORRELATION, TOP = 0.80, 0.20
 DRAWS, OFF = 20, 0.3
 
 
+HALVES = [{**landscape, "rows_ms": landscape["rows_ms"][1::2]} for landscape in LANDSCAPES]
+"""Every other config, the best one of each landscape among them."""
+SHARED = pytest.mark.slow("make test has every other config")
+BOTH_SIZES = [
+    *(pytest.param(half, id=f"half of {half['id']}") for half in HALVES),
+    *(pytest.param(landscape, id=landscape["id"], marks=SHARED) for landscape in LANDSCAPES),
+]
+
+
+class Kernels(dict[Tile, cubins.Cubin]):
+    """The stand-in, compiled once for each config that is needed; both landscapes have the same."""
+
+    def __missing__(self, tile: Tile) -> cubins.Cubin:
+        self[tile] = cubins.single_phase(*tile)
+        return self[tile]
+
+
 @pytest.fixture(scope="module")
 def kernels() -> dict[Tile, cubins.Cubin]:
-    """The stand-in, once for each config; both landscapes have the same."""
-    return {tile: cubins.single_phase(*tile) for tile in tiles_of(LANDSCAPES[0])}
+    return Kernels()
 
 
 @pytest.fixture(scope="module")
-def listings(kernels: dict[Tile, cubins.Cubin]) -> dict[bytes, Listing]:
-    return {cubin.code: disassemble(cubin.code) for cubin in kernels.values()}
+def listing() -> Callable[[bytes], Listing]:
+    return functools.cache(disassemble)
 
 
 @pytest.fixture
-def quick(listings: dict[bytes, Listing], monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(listing: Callable[[bytes], Listing], monkeypatch: pytest.MonkeyPatch) -> None:
     """estimate_cubin, but that no kernel is disassembled a second time."""
-    monkeypatch.setattr(sm, "disassemble", listings.__getitem__)
+    monkeypatch.setattr(sm, "disassemble", listing)
 
 
 def tiles_of(landscape: dict[str, Any]) -> list[Tile]:
@@ -102,7 +118,7 @@ def faults(landscape: dict[str, Any], times: list[float]) -> list[str]:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("landscape", LANDSCAPES, ids=lambda landscape: landscape["id"])
+@pytest.mark.parametrize("landscape", BOTH_SIZES)
 class TestLandscapes:
     def test_the_order_is_right(
         self, landscape: dict[str, Any], kernels: dict[Tile, cubins.Cubin]
@@ -116,13 +132,13 @@ class TestLandscapes:
     def test_the_band_holds_most_of_them(
         self, landscape: dict[str, Any], kernels: dict[Tile, cubins.Cubin]
     ) -> None:
-        """29 and 35 of 36 were seen; the published times hold a launch gap that no estimate has."""
+        """Of 36, 29 and 35 were seen; the published times hold a launch gap that no estimate has."""
         ratios = [
             truth / time
             for truth, time in zip(measured(landscape), estimated(landscape, kernels), strict=True)
         ]
         low, high = estimate.BAND
-        assert sum(low <= ratio <= high for ratio in ratios) >= 28
+        assert sum(low <= ratio <= high for ratio in ratios) >= 28 / 36 * len(ratios)
         assert min(ratios) > 0.6
         assert max(ratios) < 2.3
 
@@ -186,21 +202,22 @@ def test_all_latencies_and_bandwidths_are_drawn() -> None:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
-    "seed",
+    ("seed", "landscapes"),
     [
-        seed
-        if seed < 5
-        else pytest.param(seed, marks=pytest.mark.slow("make test has 5 of 20 draws"))
-        for seed in range(DRAWS)
+        *(pytest.param(seed, HALVES, id=f"half-{seed}") for seed in range(4)),
+        *(pytest.param(seed, LANDSCAPES, id=str(seed), marks=SHARED) for seed in range(DRAWS)),
     ],
 )
 def test_ranks_do_not_hang_on_latencies_and_bandwidths(
-    seed: int, kernels: dict[Tile, cubins.Cubin], monkeypatch: pytest.MonkeyPatch
+    seed: int,
+    landscapes: list[dict[str, Any]],
+    kernels: dict[Tile, cubins.Cubin],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(machines.MACHINES, "sm_80", drawn(MACHINES["sm_80"], seed))
     # A kernel's replay is the same for both landscapes; without this it would be made twice.
     monkeypatch.setattr(estimate, "replay_cubin", functools.cache(replay_cubin))
-    found = [fault for each in LANDSCAPES for fault in faults(each, estimated(each, kernels))]
+    found = [fault for each in landscapes for fault in faults(each, estimated(each, kernels))]
     assert found == []
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ from flashgen.estimate import loop_program, machines, sm, sm_clock
 from flashgen.estimate.machines import MACHINES
 from flashgen.estimate.sm import Scoreboard
 from flashgen.spec.gpu import TARGETS, Gpu
-from tests import cubins
+from tests import cubins, programs
 from tests.listings import Line, line, listing, loop
 from tests.makers import make_config, make_spec
 
@@ -341,10 +338,7 @@ def test_without_numba_the_sentence_says_what_to_install() -> None:
         "from flashgen.estimate.sm import clock\n"
         "try:\n    clock()\nexcept Exception as error:\n    print(type(error).__name__, error)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program_text], capture_output=True, text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+    done = programs.run(["-c", program_text])
     assert "ToolchainError" in done.stdout
     assert "pip install 'flashgen[offline]'" in done.stdout
     assert issubclass(ToolchainError, RuntimeError)
