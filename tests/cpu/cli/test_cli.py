@@ -35,6 +35,7 @@ from flashgen.tune import precompile, workloads
 from flashgen.tune import verify as verifying
 from flashgen.tune.progress import explain_options
 from flashgen.tune.tune import TuneOptions
+from tests import programs
 from tests.makers import make_config, make_spec
 from tests.tables import AHEAD, FA2, H200, SPEC, made_entry, made_table
 
@@ -867,10 +868,12 @@ def test_an_interrupted_tune_is_whole_on_disk_and_goes_on(tmp_path: Path, monkey
     assert found_dims() == [24]
     assert generating.check(generating.tables_for(out), out / "generated") == []
 
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+    done = programs.run(line[1:], cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert found_dims() == [24, 40]
-    bin_first = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    (tmp_path / "bin").mkdir()
+    programs.link(tmp_path / "bin" / "python")
+    bin_first = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     tried = subprocess.run(
         done.stdout.rstrip().splitlines()[-1],
         shell=True,

@@ -60,13 +60,13 @@ MOST_MS, NOISE_MS = 30, 30
 caches of a core, and process_time counts the waiting for memory."""
 
 
-def test_the_dispatcher_adds_little_to_torch_and_triton(tmp_path: Path) -> None:
-    """In CPU time, the least of several new processes that read bytecode."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONPYCACHEPREFIX": str(tmp_path)}
+def test_the_dispatcher_adds_little_to_torch_and_triton() -> None:
+    """In CPU time, the least of several new processes that read bytecode: the first may write it."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     environment.pop("TRITON_INTERPRET", None)
-    found = []
-    for _ in range(4):
+    found: list[float] = []
+    while len(found) < 2 or (min(found[1:]) >= MOST_MS + NOISE_MS and len(found) < 4):
         done = subprocess.run(
             [sys.executable, "-c", IMPORT],
             env=environment, capture_output=True, text=True, timeout=300, check=True,
