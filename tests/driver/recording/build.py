@@ -33,12 +33,12 @@ UNVERSIONED = {
 }
 """The library of symbols without a version, by how they begin."""
 
-CUDNN = {"cudnnGetVersion": "return 91900;", "cudnnGetCudartVersion": "return 13000;"}
-"""torch looks at cuDNN's version: 9.19."""
+CUDNN = {"cudnnGetVersion": "return 99000;", "cudnnGetCudartVersion": "return 13000;"}
+"""torch wants a cuDNN as new as the one it was compiled with: 9.19 in 2.11, 9.20 in 2.13."""
 
 CUDNN_PROPERTY = """\
 extern "C" int cudnnGetProperty(int which, int *value) {
-  *value = which == 0 ? 9 : which == 1 ? 19 : 0;
+  *value = which == 0 ? 9 : which == 1 ? 90 : 0;
   return 0;
 }
 """
