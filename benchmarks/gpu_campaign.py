@@ -49,14 +49,18 @@ LATE = 4
 LEFT = "cases are left, because the time is over"
 """What flashgen bench says where its --time-budget ended before its cases."""
 
+AGAIN = "the same command resumes"
+"""What a failed step says if it goes on when it is started again, as flashgen bench after a
+contender that has broken the GPU's context."""
+
 GRACE_S = 20.0
 """From SIGINT, at which a step saves what it has, to SIGKILL at its limit."""
 
 FINAL_S = 60.0
 """What a tuner takes after its time budget: the final round of the last search, and the kernels."""
 
-TURNS = 2
-"""Of a step in one run: one within its own seconds, one in what time remains."""
+TURNS = 3
+"""Of a step in one run: within its own seconds, again if it stopped, and in what time remains."""
 
 MOST_JOBS = 8
 """Test processes that share the GPU: each holds a CUDA context."""
@@ -64,7 +68,8 @@ MOST_JOBS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """The result of a step: done, failed (its exit status), cut off at its limit, or running.
+    """The result of a step: done, failed (its exit status), stopped (it failed, and goes on when
+    started again), cut off at its limit, or running.
 
     seconds: of all its turns so far. A step that is still "running" when a record is read was
     killed together with the campaign.
@@ -105,14 +110,15 @@ def run_step(step: Step, out: Path, limit_s: float, budget_s: float, *, smoke: b
         )
         status = _ended(child, limit_s)
         log.seek(start)
-        if status == "done":
-            status = _read(log.read(), step.proof if not smoke else "")
+        status = _read(log.read(), status, step.proof if not smoke else "")
     seconds = round(time.monotonic() - began, 1)
     return Done(name=step.name, status=status, seconds=seconds, command=line)
 
 
-def _read(said: str, proof: str) -> str:
-    """What a step's own words make of its exit status 0."""
+def _read(said: str, status: str, proof: str) -> str:
+    """What a step's own words make of its status."""
+    if status != "done":
+        return "stopped" if status.startswith("failed") and AGAIN in said else status
     if not re.search(proof, said):
         return "failed (nothing was run)"
     return "cut off" if LEFT in said else "done"
@@ -203,7 +209,7 @@ class Record:
         known = self.steps.get(step.name)
         if known is None:
             return False
-        running = known.status in ("cut off", "running")
+        running = known.status in ("cut off", "stopped", "running")
         return not running or step.seconds - known.seconds < step.least
 
     def add(self, done: Done) -> None:
@@ -244,7 +250,8 @@ def next_turn(
     ]
     for step in opened:
         own_s = step.seconds - record.used_s(step)
-        if not turns[step.name] and min(left_s, own_s) >= step.least:
+        stopped = step.name in record.steps and record.steps[step.name].status == "stopped"
+        if (stopped or not turns[step.name]) and min(left_s, own_s) >= step.least:
             return Turn(step=step, limit_s=min(left_s, own_s), budget_s=own_s)
     for step in opened:
         if left_s >= step.least and step.seconds - record.used_s(step) < step.least:
@@ -266,7 +273,7 @@ def campaign(
         print(f"{step.name}: {done.status}, {done.seconds:.0f} s", flush=True)
         record.add(replace(done, seconds=round(used_s + done.seconds, 1)))
         if done.status.startswith("failed"):
-            turns[step.name] = TURNS  # once a run: the next one may have mended it
+            turns[step.name] = TURNS  # the next run may bring what it lacked
 
 
 @contextlib.contextmanager

@@ -232,6 +232,22 @@ def test_what_failed_is_tried_once_a_run_and_what_needs_it_may_fail(tmp_path: Pa
     assert statuses(tmp_path) == {"tune": "done", "tuned": "done"}
 
 
+def test_a_step_that_stopped_goes_on_at_once_but_not_for_ever(tmp_path: Path) -> None:
+    """As flashgen bench, which leaves out the contender that has broken the GPU's context."""
+    mark = tmp_path / "mark"
+    file = tmp_path / "step.py"
+    file.write_text(
+        f'open("{mark}", "a").write("x")\n'
+        f'if len(open("{mark}").read()) < LEAST: raise SystemExit("{gpu_campaign.AGAIN}")'
+    )
+    for least, marks, status in ((9, "xxx", "stopped"), (5, "xxxxx", "done")):
+        file.write_text(file.read_text().replace("LEAST", str(least)))
+        run([Step(name="bench", command=f"python {file}", smoke="", seconds=60)], tmp_path)
+        file.write_text(file.read_text().replace(f"< {least}", "< LEAST"))
+        assert (mark.read_text(), statuses(tmp_path)) == (marks, {"bench": status})
+    assert gpu_campaign.AGAIN in (ROOT / "flashgen" / "bench" / "run.py").read_text()
+
+
 def test_a_step_that_ends_early_without_results_does_not_fill_the_run(tmp_path: Path) -> None:
     class Idle(Virtual):
         def __call__(self, step: Step, limit_s: float, budget_s: float) -> Done:
