@@ -24,6 +24,10 @@ LOG2_E = 1.4426950408889634
 Arguments = dict[str, Any]
 """A kernel's arguments by name."""
 
+FAR_STRIDE = (1 << 31) // 256
+"""Within a tile of at most 256 rows or keys, kernels count elements in 32 bits: rows of this stride
+are too far apart."""
+
 
 def strided(name: str, x: Tensor, dims: str | tuple[str, ...] = "bhs") -> Arguments:
     """The pointer and the strides of a tensor: q_ptr, stride_qb, stride_qh, stride_qs.
@@ -59,7 +63,7 @@ def sizes(
         arguments["seq_q"], arguments["seq_k"] = seq_q, seq_k
         arguments["diagonal"] = seq_k - seq_q if diagonal is None else diagonal
         return arguments
-    arguments["total_q"], arguments["total_k"] = seq_q, seq_k
+    arguments["total_q"], arguments["total_k"] = seq_q, packed.most_keys(seq_k)
     arguments["max_seq_q"], arguments["max_seq_k"] = max(1, packed.max_q), max(1, packed.max_k)
     arguments["bottom_right"] = int(diagonal is None or packed.bottom_right)
     return arguments
@@ -79,11 +83,13 @@ def feature_arguments(
     batch, heads, seq_q, seq_k = shape
     arguments: Arguments = {}
     if features.bias is not None:
-        bias = features.bias.resolve_neg().expand(shape)
+        bias = features.bias.resolve_neg()
+        bias = bias if bias.stride(3) < FAR_STRIDE else bias.contiguous()
+        bias = bias.expand(shape)
         bias = bias.view(torch.uint8) if bias.dtype is torch.bool else bias
         arguments |= strided("bias", bias, ("_b", "_h", "_q", "_k"))
     if features.slopes is not None:
-        slopes = features.slopes.resolve_neg().expand(batch, heads)
+        slopes = near(features.slopes.resolve_neg()).expand(batch, heads)
         arguments |= strided("slopes", slopes, ("_b", "_h"))
     if features.rng is not None:
         arguments["rng_ptr"] = features.rng
@@ -103,12 +109,18 @@ def feature_arguments(
         arguments["sinks_ptr"] = features.sinks.resolve_neg().contiguous()
     if features.fp8 is not None:
         for x, factor in zip("qkv", features.fp8.factors, strict=True):
-            arguments |= strided(f"{x}_descale", factor.resolve_neg(), ("_b", "_h"))
+            arguments |= strided(f"{x}_descale", near(factor.resolve_neg()), ("_b", "_h"))
     if features.sequences is not None:
         arguments |= _sequence_arguments(features.sequences)
     if features.block_mask is not None:
         arguments |= _block_mask_arguments(features.block_mask, by_keys=by_keys)
     return arguments
+
+
+def near(x: Tensor) -> Tensor:
+    """x, copied where a kernel's 32 bits would not hold the offset of its last element."""
+    last = sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))
+    return x.contiguous() if last >= 1 << 31 else x
 
 
 def _sequence_arguments(packed: Sequences) -> Arguments:

@@ -7,11 +7,13 @@ nothing of the size of S is stored.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from flashgen.errors import InvalidArgument
 from flashgen.kernels.arguments import (
     Arguments,
     empty_like_layout,
@@ -140,6 +142,11 @@ def dbias(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
         count = -(-length // tile)
         tiles.append(count if own == length else 1)
         steps.append(1 if own == length else count)
+    if math.prod(steps) >= 1 << 31:
+        raise InvalidArgument(
+            f"bias of shape {tuple(bias.shape)} has too many scores an element for its gradient, "
+            f"{tuple(lengths)}: expand it"
+        )
     rows = lengths[2] if bias.shape[2] == lengths[2] else br
     keys = lengths[3] if bias.shape[3] == lengths[3] else bc
     whole = bias.shape[2:] == lengths[2:]  # else these are parts of sums, not to be rounded yet

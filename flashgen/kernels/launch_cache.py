@@ -20,6 +20,7 @@ from flashgen.kernels.arguments import (
     Arguments,
     empty_like_layout,
     feature_arguments,
+    near,
     positive_scale,
     strided,
 )
@@ -156,7 +157,7 @@ def _cache_arguments(plan: Plan, cache: Cache, k: Tensor, v: Tensor) -> Argument
         arguments["leftpad_ptr"] = cache.leftpad
     for name, scale in (("k_scale", cache.k_scale), ("v_scale", cache.v_scale)):
         if scale is not None:
-            arguments |= strided(name, scale, ("_p", "_h") if scale.ndim == 2 else ("_h",))
+            arguments |= strided(name, near(scale), ("_p", "_h") if scale.ndim == 2 else ("_h",))
     arguments |= strided("k", k, dims) | strided("v", v, dims)
     if cache.k_scale is not None and plan.config.widening != "native":
         arguments |= {"k_ptr": k.view(torch.int8), "v_ptr": v.view(torch.int8)}
@@ -224,6 +225,7 @@ def append(plan: Plan, call: Append) -> Tensor | None:
     arguments = strided("new_k", k) | strided("new_v", v)
     arguments |= _cache_arguments(plan, call.cache, call.cache.k, call.cache.v)
     arguments |= {"heads": 0, "kv_heads": kv_heads, "new_keys": rows}
+    arguments |= dict.fromkeys(("pool_pages", "cache_rows"), call.cache.k.shape[0])
     arguments |= {"head_dim": head_dim, "head_dim_v": v.shape[3]}
     rotated, heads = None, 0
     if rotation is not None:

@@ -129,13 +129,15 @@ def _softmax_parts(
         p, row_max = s, s.new_zeros((*s.shape[:-1], 1))
     else:
         row_max = s.amax(-1, keepdim=True)
-        row_max = torch.where(torch.isinf(row_max), 0.0, row_max)
+        row_max = torch.where(row_max == float("-inf"), 0.0, row_max)
         p = torch.exp(s - row_max)
     row_sum = p.sum(-1, keepdim=True)
-    seen = row_sum > 0
-    lse = torch.where(seen, row_max + torch.where(seen, row_sum, 1.0).log(), float("-inf"))
+    unseen = row_sum == 0
+    lse = torch.where(unseen, float("-inf"), row_max + torch.where(unseen, 1.0, row_sum).log())
     if features.sinks is not None:
         sinks = features.sinks.to(s.dtype)[:, None, None]
+        # As a softmax with the sink among the scores: inf minus inf.
+        sinks = sinks.masked_fill(sinks == float("inf"), float("nan"))
         row_sum = row_sum + torch.exp(sinks - row_max)
         lse = torch.logaddexp(lse, sinks)
         if features.sequences is not None:  # a row of no sequence has no sink either

@@ -184,7 +184,7 @@ def merge(o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     ...), natural logarithm, in their own dtypes; a part of LSE -inf saw no key.
     """
     largest = lse.amax(0)
-    largest = torch.where(torch.isinf(largest), 0.0, largest)
+    largest = torch.where(largest == float("-inf"), 0.0, largest)
     weights = torch.exp(lse - largest)
     total = weights.sum(0)
     # 0 * NaN is NaN: the contents of an empty part must not count.

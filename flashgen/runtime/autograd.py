@@ -65,6 +65,28 @@ def refuse_second_derivative() -> NoReturn:
     )
 
 
+def without_backward(o: Tensor, lse: Tensor, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+    """O and LSE of inputs that require gradients, which a backward refuses: of pages no kernel has
+    them.
+    """
+    return _WithoutBackward.apply(o, lse, *inputs)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _WithoutBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        _: FunctionCtx, o: Tensor, lse: Tensor, *__: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        return o, lse
+
+    @staticmethod
+    def backward(_: Any, *__: Tensor | None) -> NoReturn:
+        raise NotDifferentiable(
+            "attention over pages, with block_table, has no gradient: "
+            "gather the keys of each sequence, and leave block_table out"
+        )
+
+
 _FIRST = 6
 """Where TENSORS begin among the arguments of a Function that has features."""
 

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from flashgen.kernels.arguments import empty_like_layout
+from flashgen.runtime import torch_modes
 from flashgen.runtime.call import Call, Gradients, Saved, Wanted
-from flashgen.spec.features import PLAIN, Features
+from flashgen.spec.features import FLOAT32_MAX, PLAIN, Features
 
 
 def attention(
@@ -20,14 +21,15 @@ def attention(
     checked.
 
     SDPA supports only the top-left diagonal, returns no LSE, and has no rule for empty keys; a
-    scale that is not above 0 meets its mask of -inf and gives NaN. Under autocast both compute in
-    the dtype of q all the same.
+    scale that is not above 0 meets its mask of -inf and gives NaN; and of scores that are NaN or
+    infinite it loses some. Under autocast both compute in the dtype of q all the same.
     """
     seq_q, seq_k = q.shape[2], k.shape[2]
     causal, scale = call.causal, call.scale
     plain = features is PLAIN and (causal is False or causal == "top_left" or seq_q == seq_k)
     with torch.autocast("cpu", enabled=False):
-        if plain and not return_lse and scale > 0 and seq_k > 0 and q.numel() > 0:
+        sizes_fit = not return_lse and scale > 0 and seq_k > 0 and q.numel() > 0
+        if plain and sizes_fit and _scores_are_finite(q, k, scale):
             grouped = q.shape[1] != k.shape[1]
             o = scaled_dot_product_attention(
                 q, k, v, is_causal=causal is not False, scale=scale, enable_gqa=grouped
@@ -39,6 +41,16 @@ def attention(
             q, k, v, scale=scale, diagonal=call.diagonal(q, k), features=features
         )
     return o.to(q.dtype), lse.float() if return_lse else None
+
+
+def _scores_are_finite(q: Tensor, k: Tensor, scale: float) -> bool:
+    """Whether no score can be NaN or infinite, by the largest elements of q and k. True under a
+    transform of torch.func, where no value can be read.
+    """
+    if torch_modes.transformed():
+        return True
+    largest_q, largest_k = (max(map(abs, map(float, x.detach().aminmax()))) for x in (q, k))
+    return largest_q * largest_k * q.shape[3] * max(scale, 1.0) < FLOAT32_MAX
 
 
 def forward(

@@ -26,7 +26,7 @@ from flashgen.runtime.selection import Ladder, Selection
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.defaults import WIDEST_DECODE
 from flashgen.spec.features import NOTHING_GIVEN, PLAIN, Features, Given, check_for_keys, fields_of
-from flashgen.spec.from_call import check_heads, check_precision, check_scale
+from flashgen.spec.from_call import check_heads, check_lengths, check_precision, check_scale
 from flashgen.spec.problem import bucket_of
 from flashgen.spec.vocabulary import DTYPE_BYTES, Mask, check_head_dim
 
@@ -273,6 +273,7 @@ def check_call(q: Tensor, k: Tensor, v: Tensor, called: Beside, names: Names = N
     rows = None if rows is None else _told(rows)
     lengths = _told(lengths)
     cache = Cache(k=k, v=v, lengths=lengths, block_table=block_table, rows=rows, leftpad=leftpad)
+    check_lengths(**{names[0]: q.shape[2], names[1]: cache.capacity})
     return replace(cache, k_scale=scales[0], v_scale=scales[1]) if scales else cache
 
 

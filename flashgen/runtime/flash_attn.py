@@ -11,6 +11,8 @@ causal mask is aligned at the bottom right, and a query that sees no key has O =
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -56,13 +58,32 @@ def check_probabilities(asked: bool, dropout_p: float) -> None:
         )
 
 
-def window_within(window: Window | None, keys: int) -> Window | None:
+def sides_of(window_size: Window | None) -> Window | None:
+    """window_size as attention() takes a window. As FlashAttention 2 has it, a side is anything
+    that is an integer, an element of numpy or a tensor too, and a negative one has no end.
+    """
+    if window_size is None:
+        return None
+    try:
+        left, right = map(_side, window_size)
+    except (TypeError, ValueError, RuntimeError):  # of torch: a tensor of several elements
+        return window_size  # window_of() says what is wrong
+    return left, right
+
+
+def _side(side: int | None) -> int | None:
+    if side is None or isinstance(side, bool):
+        return side
+    return max(UNBOUNDED, operator.index(side))
+
+
+def window_within(window_size: Window | None, keys: int) -> Window | None:
     """A window over so many keys: a side that reaches as far has no end, as FlashAttention 2 has
     it, and None is a window without any. Raises InvalidArgument.
     """
-    if type(window) is tuple and window == (-1, -1):
+    if type(window_size) is tuple and window_size == (-1, -1):
         return None
-    sides = window_of(window)
+    sides = window_of(sides_of(window_size))
     if sides is None:
         return None
     left, right = (UNBOUNDED if side >= keys else side for side in sides)
@@ -136,7 +157,8 @@ def flash_attn_varlen_func(
     o, lse = attention_varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table=block_table,
         causal=bool(causal), scale=scale, dropout_p=dropout_p, alibi_slopes=alibi_slopes,
-        window=window_size, softcap=softcap, deterministic=deterministic, return_lse=True,
+        window=sides_of(window_size), softcap=softcap, deterministic=deterministic,
+        return_lse=True,
     )  # fmt: skip
     o = o if dim_v in (None, o.shape[2]) else o[..., :dim_v]
     return (o, lse, None) if return_attn_probs else o
@@ -299,7 +321,8 @@ def flash_attn_with_kvcache(
 
     k_cache and v_cache (batch, capacity, kv_heads, d); or, with block_table int32 (batch, pages of
     a sequence), pools (pages, page_size, kv_heads, d), page_size any power of two. cache_seqlens,
-    an int or int32 (batch,): the keys each sequence has; None: all of the cache. cache_batch_idx,
+    an int or int32 (batch,): the keys each sequence has; None: all of the cache. With block_table a
+    length beyond the pages is refused, for which the host waits for the GPU. cache_batch_idx,
     int32 (batch,): sequence b has row cache_batch_idx[b] of the caches, whose batch may be another;
     it goes without block_table. cache_leftpad, int32 (batch,): the place of each sequence's first
     key, which cache_seqlens and the places of rotary count in. k and v (batch, new, kv_heads, d)
@@ -318,7 +341,8 @@ def flash_attn_with_kvcache(
     keys, values = k_cache, v_cache
     if block_table is None:
         keys, values = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
-    window = window_within(window_size, _capacity(k_cache, block_table))
+    capacity = _capacity(k_cache, block_table)
+    window = window_within(window_size, capacity)
     cap, lengths = cap_of(softcap), _lengths(cache_seqlens, q)
     queries = q.transpose(1, 2)
     if k is None or v is None:
@@ -327,6 +351,10 @@ def flash_attn_with_kvcache(
         if lengths is None:
             raise InvalidArgument("cache_seqlens must be given with k and v: got None")
         check_dimensions("four", 4, k=k, v=v)
+    if block_table is not None:
+        _check_pages_hold(lengths, 0 if k is None else k.shape[1], capacity)
+    if k is not None and v is not None:
+        assert lengths is not None  # see above
         rotated = kv_cache.append(
             keys, values, k.transpose(1, 2), v.transpose(1, 2), lengths,
             block_table=block_table, cache_batch_idx=cache_batch_idx, q=queries, cos=rotary_cos,
@@ -334,7 +362,7 @@ def flash_attn_with_kvcache(
             advance=bool(causal) or window is not None,
         )  # fmt: skip
         assert rotated is not None  # a q was given
-        queries, lengths = rotated, lengths + k.shape[1]
+        queries, lengths = rotated, lengths.clamp(0, capacity) + k.shape[1]
     decoder, scale = registry.current().decoder, check_scale(softmax_scale, q.shape[3])
     found = None
     if num_splits == 0 and lengths is not None and not (
@@ -364,6 +392,22 @@ def _check_nothing_new(
         raise InvalidArgument("k and v go together: give both or neither")
     if cos is not None or sin is not None:
         raise InvalidArgument("rotary_cos and rotary_sin go with new k and v: give those too")
+
+
+def _check_pages_hold(lengths: Tensor | None, new: int, capacity: int) -> None:
+    """Raise InvalidArgument for a length that is beyond the pages with its new keys, as
+    FlashAttention does. It waits for the device, but not in the capture of a CUDA graph. Lengths
+    that are none are decode()'s to judge.
+    """
+    if not isinstance(lengths, Tensor) or lengths.dtype != torch.int32 or lengths.numel() == 0:
+        return
+    if lengths.is_cuda and torch.cuda.is_current_stream_capturing():
+        return
+    if int(lengths.max()) + new > capacity:
+        raise InvalidArgument(
+            f"cache_seqlens must be at most {capacity - new}, for a row of block_table has pages "
+            f"for {capacity} keys and {new} are new: got {int(lengths.max())}"
+        )
 
 
 def _capacity(k_cache: Tensor, block_table: Tensor | None) -> int:

@@ -212,9 +212,10 @@ def _check_queries(q: Tensor, k: Tensor) -> None:
 
 def _check_rotary(cos: Tensor, sin: Tensor, k: Tensor, cache: Cache) -> None:
     check_tensors(cos=cos, sin=sin)
-    if cos.ndim != 2 or cos.shape[0] < cache.capacity or 2 * cos.shape[1] > k.shape[3]:
+    positions = max(1, cache.capacity)
+    if cos.ndim != 2 or cos.shape[0] < positions or 2 * cos.shape[1] > k.shape[3]:
         raise InvalidArgument(
-            f"cos must have shape (positions, rotary_dim / 2), of at least {cache.capacity} "
+            f"cos must have shape (positions, rotary_dim / 2), of at least {positions} "
             f"positions and a rotary_dim of {k.shape[3]} at most: got {tuple(cos.shape)}"
         )
     if sin.shape != cos.shape or sin.dtype != cos.dtype:

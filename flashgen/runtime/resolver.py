@@ -15,7 +15,7 @@ from torch import Tensor
 from flashgen import settings
 from flashgen.errors import InvalidArgument
 from flashgen.kernels import interpreter, launch
-from flashgen.kernels.arguments import empty_like_layout
+from flashgen.kernels.arguments import FAR_STRIDE, empty_like_layout
 from flashgen.runtime.call import Call
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.selection import (
@@ -201,11 +201,9 @@ class Resolver:
 def addressable(x: Tensor) -> bool:
     """Whether the kernels can address x: a contiguous last dimension, rows near enough, and no lazy
     negation.
-
-    Within a tile of at most 256 rows they count elements in 32 bits.
     """
     strides = x.stride()
-    return strides[3] == 1 and strides[2] < (1 << 31) // 256 and not x.is_neg()
+    return strides[3] == 1 and strides[2] < FAR_STRIDE and not x.is_neg()
 
 
 def key(

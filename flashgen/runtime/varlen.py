@@ -90,8 +90,8 @@ def attention_varlen(
     With block_table, int32 (sequences, pages of a sequence), k and v are pools (pages, page_size,
     kv_heads, dim), page_size a power of two: key j of sequence b is in slot j % page_size of page
     block_table[b, j // page_size]. It has seqused_k[b] keys, and cu_seqlens_k may be None; or
-    without seqused_k cu_seqlens_k[b + 1] - cu_seqlens_k[b]. There are neither gradients nor dropout
-    then.
+    without seqused_k cu_seqlens_k[b + 1] - cu_seqlens_k[b]; of either no more than its row of pages
+    holds. There is no dropout then, and the backward raises NotDifferentiable.
 
     Dropout draws by the index of an element in S of all places, (heads, places, places of keys), so
     neither the longest lengths nor the tiles change which are dropped.
@@ -124,7 +124,7 @@ def attention_varlen(
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=seqused_q,
         seqused_k=seqused_k, block_table=block_table,
         page_size=1 if block_table is None else k.shape[1], bottom_right=causal != "top_left",
-    ).within(q.shape[0], None if block_table is not None else k.shape[0])  # fmt: skip
+    ).within(q.shape[0], k.shape[0])  # fmt: skip
     if torch_modes.autocasts():
         q, k, v = torch_modes.autocast(q), torch_modes.autocast(k), torch_modes.autocast(v)
     features = given.features(
@@ -167,11 +167,6 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, beside: dict[str, Tensor]) -
         return
     if "alibi_slopes" in beside and beside["alibi_slopes"].requires_grad:
         raise InvalidArgument("alibi_slopes have no gradient: detach them")
-    differentiated = [x for x in (q, k, v, *beside.values()) if x.requires_grad]
-    if "block_table" in beside and differentiated:
-        raise InvalidArgument(
-            "q, k, v and sinks must not require gradients with block_table: detach them"
-        )
 
 
 def _attention(
@@ -179,11 +174,15 @@ def _attention(
 ) -> tuple[Tensor, Tensor]:
     """O (1, H, Tq, d_v) and LSE (1, H, Tq) of packed q (1, H, Tq, d), k and v."""
     dispatcher.check(q, k, v, call, features)
-    if dispatcher.serves_by_torch(q.device):
-        return _by_torch(q, k, v, call, features)
     differentiated = torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in (q, k, v, features.sinks)
     )
+    if differentiated and features.sequences is not None and features.sequences.paged:
+        with torch.no_grad():
+            found = _attention(dispatcher, q, k, v, call, features)
+        return autograd.without_backward(*found, q, k, v, features.sinks)
+    if dispatcher.serves_by_torch(q.device):
+        return _by_torch(q, k, v, call, features)
     if differentiated:
         return autograd.attention(dispatcher.passes, call, q, k, v, features)
     return dispatcher.passes.forward(q, k, v, call, features)
@@ -195,6 +194,7 @@ def _by_torch(
     """The same for CPU tensors: sequence by sequence, but with dropout, which counts all places."""
     packed = features.sequences
     assert packed is not None
+    packed.check_places(q.shape[2], k.shape[2])
     if features.dropout_p > 0.0:
         with torch.autocast("cpu", enabled=False):
             diagonal = None if call.causal is False else 0

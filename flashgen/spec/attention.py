@@ -229,13 +229,6 @@ class AttentionSpec:
         return self.causal or any(row.diagonal for row in features_on(self))
 
     @property
-    def counts_keys(self) -> bool:
-        """Whether a kernel of packed sequences gets the number of all keys: dropout counts them,
-        and a program that owns keys zeroes those of no sequence.
-        """
-        return self.dropout or self.direction in ("backward_dkv", "backward_fused")
-
-    @property
     def cache_options(self) -> str:
         """The command-line options of a cache: " --paged --kv fp8", or ""."""
         kv = (self.kv_dtype, self.kv_scales)

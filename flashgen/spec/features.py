@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any, get_args
 from flashgen.errors import InvalidArgument
 from flashgen.spec.block_mask import BlockMask, check_block_mask
 from flashgen.spec.packed import Sequences, check_sequences
-from flashgen.spec.vocabulary import BACKWARD, Bias, Direction, DType, KvDType, KvScales, Mask
+from flashgen.spec.vocabulary import (
+    BACKWARD,
+    LONGEST,
+    Bias,
+    Direction,
+    DType,
+    KvDType,
+    KvScales,
+    Mask,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -284,9 +293,10 @@ def masks_of(words: Iterable[str]) -> tuple[Mask, ...]:
     return tuple(mask for mask in get_args(Mask) if needed <= {mask})
 
 
-MASKED_BELOW = -1.0e30 / 1.4426950408889634
-"""A bias at or below this masks its element, as -inf does: times log2(e) it is where the kernels'
-maximum starts. Masks made of the most negative finite bfloat16 or float32 are such."""
+FLOAT32_MAX = 3.4028234663852886e38
+MASKED_BELOW = -FLOAT32_MAX / 1.4426950408889634
+"""A bias at or below this masks its element, as -inf does: times log2(e), as the kernels add it, it
+is beyond float32. Masks made of the most negative finite bfloat16 or float32 are such."""
 
 FLOAT_BIAS = ("float16", "bfloat16", "float32")
 
@@ -408,7 +418,7 @@ class Features:
         """The most keys that a query sees to the left and right, clamped to these lengths: never
         UNBOUNDED.
         """
-        far = seq_q + seq_k
+        far = min(seq_q + seq_k, 2 * LONGEST)
         left, right = self.window or (self.chunk - 1 if self.chunk else UNBOUNDED, UNBOUNDED)
         return far if left < 0 else min(left, far), far if right < 0 else min(right, far)
 

@@ -12,7 +12,7 @@ from flashgen.errors import InvalidArgument
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import PLAIN, Features, check_features, fields_of
 from flashgen.spec.problem import Problem
-from flashgen.spec.vocabulary import DTYPE_BYTES, Precision, check_head_dim
+from flashgen.spec.vocabulary import DTYPE_BYTES, LONGEST, Precision, check_head_dim
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,6 +63,15 @@ def check_heads(heads: int, kv_heads: int, q: str = "q", kv: str = "k and v") ->
         )
 
 
+def check_lengths(**lengths: int) -> None:
+    """Raise InvalidArgument, naming the argument, for a sequence of more than LONGEST."""
+    for name, length in lengths.items():
+        if length > LONGEST:
+            raise InvalidArgument(
+                f"{name} must have at most {LONGEST} queries or keys a sequence: got {length}"
+            )
+
+
 def check_precision(precision: object) -> None:
     """Raise InvalidArgument for an unknown precision."""
     if not isinstance(precision, str) or precision not in get_args(Precision):
@@ -81,8 +90,9 @@ def from_tensors(
     """The forward spec and the problem of tensors of shape (batch, heads, seq, head_dim).
 
     Raises InvalidArgument, naming the argument, for wrong ranks, sizes that disagree, mixed dtypes
-    or devices, head counts that do not divide, unsupported head dims or dtypes, and features that
-    do not fit. The sizes of packed sequences are their number and longest lengths.
+    or devices, head counts that do not divide, unsupported head dims or dtypes, sequences longer
+    than LONGEST, and features that do not fit. The sizes of packed sequences are their number and
+    longest lengths.
     """
     packed = features.sequences
     _check_shapes(q, k, v, paged=packed is not None and packed.paged)
@@ -112,6 +122,7 @@ def from_tensors(
     )
     if packed is not None:
         batch, seq_q, seq_k = packed.count, packed.max_q, packed.max_k
+    check_lengths(q=seq_q, k=seq_k)
     problem = Problem(batch=batch, heads=heads, kv_heads=kv_heads, seq_q=seq_q, seq_k=seq_k)
     return spec, problem
 

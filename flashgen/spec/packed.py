@@ -77,12 +77,26 @@ class Sequences:
         table = self.block_table
         return places if table is None else table.shape[1] * self.page_size
 
-    def within(self, places_q: int, places_k: int | None) -> Sequences:
-        """The same, max_q and max_k no more than the places of the packed tensors, which bound what
-        a kernel is launched for; places_k None: of pages, the lengths are in nobody's shape.
+    def within(self, places_q: int, places_k: int) -> Sequences:
+        """The same with max_q and max_k no more than the places of the packed tensors, or the keys
+        of a row of the block table.
         """
-        max_k = self.max_k if places_k is None else min(self.max_k, places_k)
+        max_k = min(self.max_k, self.most_keys(places_k))
         return replace(self, max_q=min(self.max_q, places_q), max_k=max_k)
+
+    def check_places(self, places_q: int, places_k: int) -> None:
+        """Raise InvalidArgument unless the sequences lie in packed tensors of so many places, one
+        behind the other. Synchronizes with the device, as lengths() does.
+        """
+        sides = {"cu_seqlens_q": (self.q_begins, places_q)}
+        if not self.paged:
+            sides["cu_seqlens_k"] = self.k_begins, places_k
+        for name, (begins, places) in sides.items():
+            bounds = begins.tolist()
+            if bounds != sorted(bounds) or bounds[0] < 0 or bounds[-1] > places:
+                raise InvalidArgument(
+                    f"{name} must ascend within 0 and {places}, the places there are: got {bounds}"
+                )
 
     def lengths(self) -> list[tuple[int, int, int, int]]:
         """For each sequence the index of its first query, its queries, the index of its first
@@ -91,7 +105,11 @@ class Sequences:
         """
         columns = (self.q_begins[:-1], self.q_ends, self.k_begins[:-1], self.k_ends)
         rows = zip(*(column.tolist() for column in columns), strict=True)
-        return [(q0, max(q1 - q0, 0), k0, max(k1 - k0, 0)) for q0, q1, k0, k1 in rows]
+        most = None if self.block_table is None else self.most_keys(0)
+        return [
+            (q0, max(q1 - q0, 0), k0, max(k1 - k0 if most is None else min(k1 - k0, most), 0))
+            for q0, q1, k0, k1 in rows
+        ]
 
 
 def from_bounds(
@@ -110,10 +128,10 @@ def from_bounds(
     cu_seqlens[b] to cu_seqlens[b + 1]. It uses the first seqused[b] of them, (B,), or all.
 
     seqused is clamped to that range. With a block_table, (B, pages of a sequence) int32, the keys
-    are in pages of page_size, and the row is the range. seqused_k, if given, is the number of keys,
-    and cu_seqlens_k may be None then; without it cu_seqlens_k must not exceed the pages, which
-    nothing checks. Nothing is read from the device. Raises InvalidArgument, naming the argument,
-    for shapes, types and devices that do not fit, and negative lengths.
+    are in pages of page_size, and the row is the range: keys beyond it do not exist. seqused_k, if
+    given, is the number of keys, and cu_seqlens_k may be None then. Nothing is read from the
+    device. Raises InvalidArgument, naming the argument, for shapes, types and devices that do not
+    fit, and negative lengths.
     """
     _check_indices("cu_seqlens_q", cu_seqlens_q, None)
     count = cu_seqlens_q.shape[0] - 1
@@ -126,19 +144,18 @@ def from_bounds(
             _check_indices(name, x, size)
     if block_table is not None:
         _check_pages(block_table, page_size, count)
-    if cu_seqlens_k is None:
-        if block_table is None or seqused_k is None:
-            raise InvalidArgument(
-                "cu_seqlens_k must be given, but with block_table and seqused_k: got None"
-            )
-        cu_seqlens_k = cu_seqlens_q.new_zeros(count + 1)
     if seqused_k is not None and block_table is not None:
-        seqused_k = seqused_k.clamp(max=block_table.shape[1] * page_size)
-    k_ends = _ends(cu_seqlens_k, seqused_k, room=block_table is None)
+        k_begins, k_ends = seqused_k.new_zeros(count + 1), seqused_k.contiguous()
+    elif cu_seqlens_k is not None:
+        k_begins, k_ends = cu_seqlens_k.contiguous(), _ends(cu_seqlens_k, seqused_k)
+    else:
+        raise InvalidArgument(
+            "cu_seqlens_k must be given, but with block_table and seqused_k: got None"
+        )
     return Sequences(
         q_begins=cu_seqlens_q.contiguous(),
-        q_ends=_ends(cu_seqlens_q, seqused_q, room=True),
-        k_begins=cu_seqlens_k.contiguous(),
+        q_ends=_ends(cu_seqlens_q, seqused_q),
+        k_begins=k_begins,
         k_ends=k_ends,
         max_q=_length("max_seqlen_q", max_seqlen_q),
         max_k=_length("max_seqlen_k", max_seqlen_k),
@@ -183,12 +200,13 @@ def _length(name: str, value: object) -> int:
     return length
 
 
-def _ends(cu: Tensor, used: Tensor | None, *, room: bool) -> Tensor:
-    """The end of what each sequence uses; room: clamped to the start of the next."""
+def _ends(cu: Tensor, used: Tensor | None) -> Tensor:
+    """The end of what each sequence uses, clamped to its range before it is added to the start:
+    near 2^31 the sum would be negative.
+    """
     if used is None:
         return cu[1:].contiguous()
-    ends = cu[:-1] + used.clamp(min=0)
-    return ends.minimum(cu[1:]) if room else ends
+    return cu[:-1] + used.clamp(min=0).minimum(cu.diff())
 
 
 def check_sequences(sequences: Sequences, q: Tensor, k: Tensor) -> None:

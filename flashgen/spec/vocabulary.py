@@ -52,6 +52,8 @@ PREFIX: dict[str, str] = {
 _DTYPE_NAMES = {short: name for name, short in SHORT_DTYPE.items()} | {n: n for n in SHORT_DTYPE}
 
 MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_STEP = 16, 512, 8
+LONGEST = 1 << 29
+"""Queries or keys of a sequence at most: kernels add positions, windows and chunks in 32 bits."""
 MAX_BACKWARD_HEAD_DIM = 256
 """The largest head dim that has gradients: beyond, dK and dV of a tile fill the registers."""
 

@@ -842,402 +842,402 @@ DIGESTS: dict[str, str] = {
         "sha256:a6dd49ade2034f1a69b0f630e43c7db01c90bbb28756cc0f69cdec22024e076c"
     ),
     "fwd_bf16_d128_br128_bc128_w8_s2_fa2_ptr": (
-        "sha256:767ea2da55c7148e30b0f0e8401e816eb2288980c8faca570d616551b1cab624"
+        "sha256:00807bf95f4a33ca56d458f3401ea010d769e70f22157a94ecfc6c3792bdc3ec"
     ),
     "fwd_bf16_d128_br128_bc128_w8_s2_s_ahead_tma": (
-        "sha256:73e4cb61042ab5c0339a6c489d2331ec2dbaa69a434716022fd8cc64907f1f9e"
+        "sha256:8c6924dd40a2628e01243a2ea86f2e8133c566b163cb7d9cd5bf95559d8d9e38"
     ),
     "fwd_bf16_d128_br128_bc32_w4_s4_fa2_ptr": (
-        "sha256:37bba2d6d38f352fdee0b0b018d93c75e5acbb1afb44ca54821fadcd7feb35c8"
+        "sha256:e1cb691c12d299cd2a0dc0c2ba210bf3804f340ed9d4ffee2a61d06248fda401"
     ),
     "fwd_bf16_d128_br128_bc64_w8_s3_fa2_ptr": (
-        "sha256:8fe9133b944fe252a39a40c8c98abc8f025ddae4e6f589f912629d4de36df2cd"
+        "sha256:d89d17e0bde621a9045c61331efe7bbe7df6eb58cd6f041fe7aab2ae04b9cbc3"
     ),
     "fwd_bf16_d128_br128_bc64_w8_s3_s_ahead_ptr": (
-        "sha256:1b26a177ef08bea39b258e51d72ab81e95dff502f8c92401e679fdeab1ce352c"
+        "sha256:83f7a9a3fc96418c91c986b8dc513aa926108338ee9f8b2909f5b95458f17e4e"
     ),
     "fwd_bf16_d128_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
-        "sha256:253a705348bba9477bc158db5e9b10ea8beabf77e6e093ad482abe82c141d525"
+        "sha256:b9ee07d65b5b9c079c4d6f285a7f30ddce5c1b0ba85b4bf8e4e848f5a90a75e0"
     ),
     "fwd_bf16_d128_causal_br128_bc128_w8_s2_s_ahead_tma_lpt": (
-        "sha256:ce1606a224d8c3101a7088c59454bbaef78f63adb2ca5a5436bf783c6a59d9a3"
+        "sha256:c56a71d97f7c4271bbc911cae311087ecd2393b987281a252154e209763981a6"
     ),
     "fwd_bf16_d128_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
-        "sha256:a8c6ea0a92cea84d6989902f2b09e0f3dac47546c580dc4ba769758c8bdaa912"
+        "sha256:ce948e4d13b5ce5a6335c3e3cb0b08e6663be13f0a17cfbac085f912ec203b4e"
     ),
     "fwd_bf16_d128_causal_br128_bc64_w8_s3_s_ahead_ptr_lpt": (
-        "sha256:2fc8fd430a40abccd96c2d1e189595898a23a3b37e88970ef13d8249d585170c"
+        "sha256:36dccf6abd5d2f933378fedaddd82a0cd04fa86979eaad88355afe2cca51d50d"
     ),
     "fwd_bf16_d192_br128_bc64_w8_s2_fa2_ptr": (
-        "sha256:bc488a62c250f66da6b9f43a82c738ab64fc2e9a6e45a0ab3d1e1b2cfcf1784a"
+        "sha256:6a9f0a820a0c37b0d151d1365995ee2b779ceffe91985541f30b17582965c9d7"
     ),
     "fwd_bf16_d192_br128_bc64_w8_s2_s_ahead_tma": (
-        "sha256:2043bad89175af227c050b592a018c95ea9a6f7efd1f44822204d9336da878c9"
+        "sha256:53078791c46460ba8f17957c9017a80dfb2793fa92991c10ad2d5a3e36f5c632"
     ),
     "fwd_bf16_d192_br32_bc32_w4_s1_s_ahead_ptr": (
-        "sha256:687ab0684fbf503142a0f3820a17a4d4e527c822713c5eeb06265e6120a3a81a"
+        "sha256:f1f6fbc5d63a442efc74b078156dc5c7519edce06d192472061c7ed46465ce54"
     ),
     "fwd_bf16_d192_br32_bc32_w4_s3_s_ahead_ptr": (
-        "sha256:d16e7be0e3059aae63ee8c9aaf54aa110e722c42426de176e3d1a9d6a5623345"
+        "sha256:aac20dd53ddbe2429b1caece4e7c95123ef7ae86e531c30dfe3224015718271f"
     ),
     "fwd_bf16_d192_br32_bc32_w8_s2_fa2_ptr": (
-        "sha256:c7b0751ad4aa6cdbc780711308bd1e4aaebf3f92835dfb6ec81de0c00c1f014d"
+        "sha256:6afc8e432bbdb2a2cb9ae9e84c2fb6d1bb5ce2e04b9ca03e4f45f8127b90cded"
     ),
     "fwd_bf16_d192_br64_bc32_w4_s2_fa2_ptr": (
-        "sha256:fc3bc905887690bdfd7dc601437c26f42d2fa5d26d957f0cdaa884420d493db4"
+        "sha256:52daecce1cfaf0f9e1b607d4b2cbf9f4249a05f742f852c4edb42f2d73b500da"
     ),
     "fwd_bf16_d192_br64_bc64_w4_s2_fa2_ptr": (
-        "sha256:db3b94f4e8e9b540c9e48d3f94d7731d71a2cd6ce858524ebfbb8795e406a3bc"
+        "sha256:8712ab24be86197af9a6e18460bb767557b31058e8b580d2e1b76a3440abac82"
     ),
     "fwd_bf16_d192_br64_bc64_w4_s3_fa2_tma": (
-        "sha256:f0992e81e2096938450c88bbc117bc243f461ff860165e4bf76b004ff3652f11"
+        "sha256:1fd7ad3e5559b1cf9a502986e3e89cce33760f7163ce6cfbb3cf0ee1a9da244e"
     ),
     "fwd_bf16_d192_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
-        "sha256:1ee909a171338f4b5a44b1d1aedc94d909dad8abf70f25afa580f2f348de2d40"
+        "sha256:b546764c40105c9cc4a5148cd2e3515585a58290418c5e43535dbdacdc8751f2"
     ),
     "fwd_bf16_d192_causal_br128_bc64_w8_s2_s_ahead_tma_lpt": (
-        "sha256:b59aecbd130432c226a797acc63d720406561c52699083a0df6b75c30a93dc6f"
+        "sha256:3bdd1091a3f2d3e2c37ad831fab0a1cdc1bd483967db8ea74fc6f3dfeb11e7f8"
     ),
     "fwd_bf16_d192_causal_br32_bc32_w4_s3_s_ahead_ptr": (
-        "sha256:cfb8336ab63dc2b85f867d396b18630b7e767e8aa046ba6d50c0cc174f6edde1"
+        "sha256:c29c460305c8bca2bc6d34754dfec84c2ec83de028b5fa05d369d34ada48a5af"
     ),
     "fwd_bf16_d192_causal_br32_bc32_w4_s3_s_ahead_ptr_lpt": (
-        "sha256:67283bb8e0f9cd391d83974dba5c99a866a6736830a4543d85567d3140172159"
+        "sha256:4393e427a3264a0ae6413eda3cf5b3efff1d927e9a83afa41e306afbd39fe344"
     ),
     "fwd_bf16_d192_causal_br32_bc32_w8_s2_fa2_ptr": (
-        "sha256:f5d962db7421e0fbf82a17b22a901ad4582daa6e6e0387d580080004020bc5cb"
+        "sha256:547a0a8a4f8ed6bc3297f6efa3edc2014cca759c262e9391a319f5cf7e8dcf4a"
     ),
     "fwd_bf16_d192_causal_br32_bc64_w4_s3_s_ahead_ptr_lpt": (
-        "sha256:72b4121f2c878455db2ab537d89659720ab6cec6d1c15940853bcd3ba3b32576"
+        "sha256:bfb4964a7fa358c0e7302140d7018ff555fec7206fd5dd3ec80ba8c889ae16c0"
     ),
     "fwd_bf16_d192_causal_br64_bc64_w4_s2_fa2_ptr_lpt": (
-        "sha256:69741be6c057f93e2c48d2fc8eacbb6dc09253b672f80da835bacdca59968285"
+        "sha256:27772aea5fc7757ee5e017a24e61283fa15cd18ffdbcab0931c8ea0ef001138b"
     ),
     "fwd_bf16_d192_causal_br64_bc64_w4_s3_fa2_tma_lpt": (
-        "sha256:f21f2cd96eb50eea4c2b1fbbe87b77d844898af6cde4752c8e6d219574d7d703"
+        "sha256:7688a95cffd0c23da61dc4f8cf7e448d4e2adeda87a4a91aa2354ecfceee2618"
     ),
     "fwd_bf16_d256_br128_bc64_w8_s2_fa2_ptr": (
-        "sha256:6b02e5835d2fc61e5eca8cb6638f0acd3485b21da72dd98c72ffd80628bb6d21"
+        "sha256:87ce4d6c523c367464452d6153317528af88a867465020df81ab1d37df7df4c1"
     ),
     "fwd_bf16_d256_br128_bc64_w8_s2_s_ahead_tma": (
-        "sha256:890d93b9c280c76cb75e973029f04ae713ca4df85bed1691fa827220c427ca7f"
+        "sha256:707ee74b74f85e4601f0aaa9de01aa5d98dde6b49107b514ffc9930cf67234d6"
     ),
     "fwd_bf16_d256_br32_bc32_w4_s3_s_ahead_ptr": (
-        "sha256:f401127479116571dc57d33f34feb7f02cbe320a6386b9b82daf8c61c22648ab"
+        "sha256:73ff36ffdc84f84d9e2e6f76210567b609bfcd61ca9145321ce797d62473d25f"
     ),
     "fwd_bf16_d256_br32_bc64_w4_s3_s_ahead_ptr": (
-        "sha256:8fc9111d9f4475fe27b706e5f73dbcd730fd93a15c81b9c1226c9d9dc8a25ebc"
+        "sha256:dd7b3cd7966199a3566551b9f740db1d02d5a52788996207915e346154db262d"
     ),
     "fwd_bf16_d256_br64_bc32_w4_s2_fa2_ptr": (
-        "sha256:1133b179e92f0a7638c4b90da8c14d02650d97420b2c3d3085e75fed8cec664b"
+        "sha256:abb22cee8bd77540644cff96102c28f17c67dd7c7f2935ea74545c28ef087d9c"
     ),
     "fwd_bf16_d256_br64_bc64_w4_s2_fa2_ptr": (
-        "sha256:c956089de7e076b5e99cd47701eb47d46b8530c29f99e607256e34728c1d66e5"
+        "sha256:7c95c57ef277b4213544c116096aa01a0ab62e767b9afab835c3a2427e7706ac"
     ),
     "fwd_bf16_d256_br64_bc64_w4_s3_fa2_tma": (
-        "sha256:03507cd4c0adaba4a19554c3ca1fb81e8f8b0d0f6050d97be904640d565192e2"
+        "sha256:c2b64dd8a609ddda5cc7bec45a7b0e3b34d8544a45f9224f797abb9fd9c99720"
     ),
     "fwd_bf16_d256_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
-        "sha256:a77c5a54fb06f32fc5e47e044bd724c03d49dfc90134b8a3f38244fc1f30c23a"
+        "sha256:ed1af1197008cb9fdc6e13453f0210d0b67a1e51d71cbce2cf21551011f3bfe1"
     ),
     "fwd_bf16_d256_causal_br128_bc64_w8_s2_s_ahead_tma_lpt": (
-        "sha256:5a4d4bbb09f8970f1fb1f5b7d05d281a2c3b9836736bf076f8c38bc8e4cc440f"
+        "sha256:07e7fa4c9ac7ba16ad794a65c5666067bfbb5ae9561e2a168fda85e4784e1464"
     ),
     "fwd_bf16_d256_causal_br32_bc32_w4_s2_fa2_ptr": (
-        "sha256:87771c79f80e69f9c97d0e98b95f36ce61d0327a7984d743f304a4a6083fea79"
+        "sha256:4e6842bba3f84794200f4460221620ed181a755cab62d7713db62a6feadbb8da"
     ),
     "fwd_bf16_d256_causal_br32_bc32_w4_s3_s_ahead_ptr_lpt": (
-        "sha256:e4bbde9fd6eeb69235329e28d42430cf3f7214a3abe06952a74a79f60c446516"
+        "sha256:edd1012ee2ec7def4363b18f5cb4f9a8faec3b66e8880828c39cd73c904aadc1"
     ),
     "fwd_bf16_d256_causal_br32_bc64_w4_s3_s_ahead_ptr_lpt": (
-        "sha256:8809ced294ac6ba78cfd3c73c1645d1d8b041edf1d7cbf0555d553ad031d5c66"
+        "sha256:baa30ef4ea19f916d2e2acce5b8be5259bcb3c25563a3b1094f7c3d1a21e30eb"
     ),
     "fwd_bf16_d256_causal_br64_bc64_w4_s2_fa2_ptr_lpt": (
-        "sha256:c557241e223158deb687f0162f65a7cc457804aabdb93d9b00a360fcc1ad0cda"
+        "sha256:13f461010b17f4f7aed35f66fa1599343bf714996e1c1b194bb3cf604a9dc16e"
     ),
     "fwd_bf16_d256_causal_br64_bc64_w4_s3_fa2_tma_lpt": (
-        "sha256:7f8226fd4356fbdb3cc0508b2ad4a062da2524a8ae4d34d3c8d1a030b1742915"
+        "sha256:196e6450ba51475a78f0627af044378dadbd285e95f39d3336c5ea961e4c554d"
     ),
     "fwd_bf16_d64_br128_bc32_w8_s2_fa2_ptr": (
-        "sha256:cd9712f0a6bb24e8a69e22248226aea8ab1b19ec9d02d69bdb5ed69cb0ad6f48"
+        "sha256:ff6146c2f4769b3dbbe6ecc1285540ae6bc2c5f6651aaf39f6b4ebc4dc255c29"
     ),
     "fwd_bf16_d64_br128_bc32_w8_s4_fa2_ptr": (
-        "sha256:9882bf4802bbb12cce2fedfbaf1ceee3e583a42c07c51acf5b82a3a8ad36a3bb"
+        "sha256:198901d3de21349229d1857d1bf223b170874247857f1f2004e58f56f463fdb9"
     ),
     "fwd_bf16_d64_br128_bc64_w4_s3_fa2_ptr": (
-        "sha256:65aec96ba8da74686b05c82f54dceeaab86194fc65068b7c10d2069adb61b04f"
+        "sha256:862bc7dcf2467dedda06c7971e7071feedbab4790560e7e1f6d0f9426bff6dac"
     ),
     "fwd_bf16_d64_br128_bc64_w8_s2_fa2_ptr": (
-        "sha256:17ff314dfb16381eb1d772e2a1f1585a51d4d91e1f449cffce08d4ac24e4ad50"
+        "sha256:3a4611adf3990bc9dcbf626a5dcc19b539ffdd819d7937a49554e83e6e2aed44"
     ),
     "fwd_bf16_d64_br128_bc64_w8_s3_fa2_ptr": (
-        "sha256:9e67aeff040f39e492ab71e7a536e67549073d5642cb50014ed63b9809642462"
+        "sha256:0bf1deea450df8b3df3e2ea260afbade4f377a4f5e56050ecd5b5eb44f8697e1"
     ),
     "fwd_bf16_d64_br128_bc64_w8_s3_s_ahead_tma": (
-        "sha256:efb29cfba7774b03ce01aa6fe984790ef0c6f5f1bbba893c372a9d3def42fdeb"
+        "sha256:0fd59812abe22728f9d052ea9fe7200954ce1c7165a6365228c56646433d551b"
     ),
     "fwd_bf16_d64_causal_br128_bc64_w4_s3_fa2_ptr_lpt": (
-        "sha256:dedd8b672566a3c398689b4bb95b548235d6685f503a5005ccae469f677ea41a"
+        "sha256:da9172c2f530f94af9fba9f2e74334c3cbace25ccd6d46a8228fa7c230e83f8b"
     ),
     "fwd_bf16_d64_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
-        "sha256:f6d601ceb52b3a4cdae1c2b96e77361b2f8575792dc694102b323366c2ca00f8"
+        "sha256:8521752062f946f523b4403e9a91b3c69d3da55d097491c7b3d710d1aaaf4653"
     ),
     "fwd_bf16_d64_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
-        "sha256:1f35206813fb9b9db42989389d237cb080cab76b5187ec09bb400b4162d5f2f6"
+        "sha256:6e8b1ea3c88a32dbd92b4b9c5bfe3e62ebfba76322e0a9803e82d5a78d90a407"
     ),
     "fwd_bf16_d64_causal_br128_bc64_w8_s3_fa2_tma_lpt": (
-        "sha256:bad88c89a4f39cd61d0381b3bce86760c417771abfffb835777e882777a9d34b"
+        "sha256:21191c19b90288237db34ab890d80b40ba054fdbf3ddaaae557c45f881ed084e"
     ),
     "fwd_bf16_d64_causal_br64_bc16_w4_s3_fa2_ptr_lpt": (
-        "sha256:e969479766a3c6882aa9bc3e1a3a06d7f10e6a403811f3b7339c43e83ba95011"
+        "sha256:8fe255218f9cc772bf9177385895efdb0f1c97b0fecc3b772b314ae8a4d53eb4"
     ),
     "fwd_bf16_d64_causal_br64_bc32_w4_s3_fa2_ptr_lpt": (
-        "sha256:2086c0e0be99ae2dedd0fa10886dfbd8b7c428703188c1d7e748850ad6d867a6"
+        "sha256:b8e075979da83b0d8f64f000b12055766cfa518013498da82ddd021bd236d31d"
     ),
     "fwd_bf16_d96_br128_bc128_w8_s2_fa2_ptr": (
-        "sha256:504726b3532e9b73ba78d0023b4f3ac45fc0e4c9ed0fa4028e49a613fad9b02d"
+        "sha256:1edb1f048cb242e5f581bb03770066381568a5452d6b2d98cd0dcacf136aad16"
     ),
     "fwd_bf16_d96_br128_bc128_w8_s2_s_ahead_tma": (
-        "sha256:ff680f02b89229a5a534a31a0c1035f54760a03f9499c2d25ff19150478c6f79"
+        "sha256:ee9a6384ad1c74c68914e78753436dd9da0e9976d0c45fabf34e0f50f11214f0"
     ),
     "fwd_bf16_d96_br128_bc32_w4_s3_fa2_ptr": (
-        "sha256:f8f8d6344b414e4b9bb93c0588cbc03fca4d1c386d47b37ec5e54a6bdbad3891"
+        "sha256:939fd759c9b6771204542767af1d4488018f783ba596f3f3ae8155bd5922bf0a"
     ),
     "fwd_bf16_d96_br128_bc32_w8_s3_fa2_ptr": (
-        "sha256:c58aca37421787b4311edb9e3d15ad2f72a8a5d3347a1d901e50fd96c27a5f5e"
+        "sha256:cfc5028b4578aec53ad98a8ca851ab15e939799631a623dc7632395e9546b22d"
     ),
     "fwd_bf16_d96_br128_bc64_w8_s2_fa2_ptr": (
-        "sha256:822ef2339fe7f1b9291d4722dadf9f4cd22532f3d1e4b88c511abf29892b41a0"
+        "sha256:3e2b74870eabb5a85afb6a2c0a1f87b9d729885f5141775ccd5b622d5eaa9f87"
     ),
     "fwd_bf16_d96_br128_bc64_w8_s3_fa2_ptr": (
-        "sha256:0029929e6c91d31e1639a6559900de359938989d8d8a807f79f81e82e3b3724b"
+        "sha256:8f8de748ad379491d87091367aa70ff42515dafbf9c9eb38beb12ece2c52e8ca"
     ),
     "fwd_bf16_d96_br128_bc64_w8_s3_fa2_tma": (
-        "sha256:7e0508e2aded32dd91e4e781f2114ec8585fadacdc2b94fa802e9313e879d587"
+        "sha256:1e7ecf7522a12a9bc1ed6091fb5f81b8e6d7a789f151c1d15eb2e9aa7e2c4e72"
     ),
     "fwd_bf16_d96_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
-        "sha256:b1297bacf8f7e1bd1876f047d5bd3e5ffb82dd39900640876b93fda4cd02c153"
+        "sha256:ed6982d8eb8aa0907af666b5e05e9a210fbd6e7e92d52c62c2e23c69b28b2de9"
     ),
     "fwd_bf16_d96_causal_br128_bc128_w8_s2_s_ahead_tma_lpt": (
-        "sha256:346159aa92a0bc56612b3dc93cdac39f290df03ea87eeb0285e1a4bd45b669ed"
+        "sha256:77aedecbfd0f723469fa36a9dd2d7e5c55227d3a8ffc63e9f6d02b2ac06218ce"
     ),
     "fwd_bf16_d96_causal_br128_bc32_w4_s3_fa2_ptr_lpt": (
-        "sha256:e40d65d5d48da73977fffdff887ea2bd15e13920182e06779bad759e18db23eb"
+        "sha256:65e6cbb3d8eced0c973aa0c6ea7c7b18f8d4a390d16c9a5b5897dfe67ea4d171"
     ),
     "fwd_bf16_d96_causal_br128_bc32_w8_s3_fa2_ptr_lpt": (
-        "sha256:986818184aefbddf31cb362bb45814dc77c9a8bf51c1b3c587632ef2afb39da9"
+        "sha256:b6971fd9f60d083c63d654569685e50802f9663e876bc972e563eeb18632d380"
     ),
     "fwd_bf16_d96_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
-        "sha256:a3840a43f70d87e0570c9ce8046593cf9383e7acc2906f578da546d97e9b2d30"
+        "sha256:72209c679c97bbfe6b1d6a5938b30cac640f5318b9da950f351fa779553aa20c"
     ),
     "fwd_bf16_d96_causal_br128_bc64_w8_s3_fa2_ptr": (
-        "sha256:53ee448b22045c9f153a8d42f9536142d8cdbfea08df55602913a1e3dc9fc1ae"
+        "sha256:cf2090653b893acd9629bf04f92e61a7894cd86afb9edbef0028adad70951232"
     ),
     "fwd_bf16_d96_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
-        "sha256:67afb98f5f6b025ace799a2858d409cb65da8e73da4c469b1c8c8114beb377b4"
+        "sha256:70e3f735a079073245d47cf33f9abaef3a6ca30175c94891973d5e9755974581"
     ),
     "fwd_bf16_d96_causal_br128_bc64_w8_s3_fa2_tma_lpt": (
-        "sha256:a1b2671a10b7f6c7fd7e98077be31a29d612cb0787acede905d853d1e32a3ff9"
+        "sha256:f8bbabdbb266670d89c854c758ff00216c92cc22d845e633c53207e619f28de2"
     ),
     "fwd_fp16_d128_br128_bc128_w8_s2_fa2_ptr": (
-        "sha256:23bf93d79f481383e2c2cc136cb22fca4f01d0181a772222af08572e03a77612"
+        "sha256:1e69f6b087acd224140dd6a7742ba8dcfd4759ae1053e0470edb23f9858ff92e"
     ),
     "fwd_fp16_d128_br128_bc128_w8_s2_s_ahead_tma": (
-        "sha256:189c71ec341238b5cd50164c3d4fd937e28f84403f5b6d2e515811f86e988c85"
+        "sha256:b7fd186133978a69e01b7ff6c665417de24415584640ef6bc60f3a48bd484da9"
     ),
     "fwd_fp16_d128_br128_bc32_w4_s4_fa2_ptr": (
-        "sha256:1dd57c982b687adeff047dd16daf29db3be1f7737064e318765ccfac0093d866"
+        "sha256:8dad3caa80958bfc6267b333bdbdaa0a026359d265961b22c741ab5292e322e2"
     ),
     "fwd_fp16_d128_br128_bc64_w8_s3_fa2_ptr": (
-        "sha256:54818cca1a4db0e007f0c32b84c204aef85c167b3bda9e86d5da914abfcd8484"
+        "sha256:80d35d0f4905c26417f3c672a848705a78d508f18edcf9ecae04e015c4a5f873"
     ),
     "fwd_fp16_d128_br128_bc64_w8_s3_s_ahead_ptr": (
-        "sha256:0718242dda38dfafaa53ec904bd76cb0d9b4de0cd5b4bd9a9d376de06c676b3d"
+        "sha256:6eb6f9292b1448036a04c499bb66f5c89ae136eb5135e2421f74211ba73442ab"
     ),
     "fwd_fp16_d128_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
-        "sha256:7be77fd6d2d358257839cc49793ace445fda80c85c287af4bb98d8acc9c6e2d9"
+        "sha256:f055bf9a48452e3b3c87cc16bf648d5100a9c0ed2d5c24e327a86c2f01685628"
     ),
     "fwd_fp16_d128_causal_br128_bc128_w8_s2_s_ahead_tma_lpt": (
-        "sha256:0b8d2fd08d69441f989952ab602a693eea0555851ef9e83190bb60a9898d14cc"
+        "sha256:005d5841d4880d347031d15629bdcb252dabe5a7e787c0541efa55e3b7655608"
     ),
     "fwd_fp16_d128_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
-        "sha256:03ce1259a339f71e3fca4d206b71da45b76b072d983881c977eab24db0cd424b"
+        "sha256:f3982fe7b143cf6e8d789cad46fb8bcec1349c72f8b8e7318b2c177419aa8b05"
     ),
     "fwd_fp16_d128_causal_br128_bc64_w8_s3_s_ahead_ptr_lpt": (
-        "sha256:19e4a1a74f3379420284a1316b03634be511dc1c836d6b0fe3fcb54e6ae38cd3"
+        "sha256:3a8a21888bfafe12d16b2286625d1ba2c78df28d6e6c7b9f3a41a9d6fcddc5f0"
     ),
     "fwd_fp16_d192_br128_bc64_w8_s2_fa2_ptr": (
-        "sha256:a7364b32895c48ef736e65d0753b2e910aaa9dbaf33834ef3c1e1ab52f9f4d62"
+        "sha256:3faf293419fb748cfb3ec35bb54f944bbedc31990f689dbef441cc2a53641385"
     ),
     "fwd_fp16_d192_br128_bc64_w8_s2_s_ahead_tma": (
-        "sha256:aa62ac1db13d70f5b1939bb266f5df133d8497e5d4714ba21d09ff78e5c24fb4"
+        "sha256:a86f176427f0d8841f763adbeb206ac170359530757b5ad18cc3337865398aaf"
     ),
     "fwd_fp16_d192_br32_bc32_w4_s1_s_ahead_ptr": (
-        "sha256:0812eecd5707c77c5b0fdad5c3a51c18e4331f490cbf9cad397927d1ad476284"
+        "sha256:6e21a1d4239ec197b209fcf061b3aa39257e6a46f0f46462b45a3fb1b32c987e"
     ),
     "fwd_fp16_d192_br32_bc32_w4_s3_s_ahead_ptr": (
-        "sha256:8c9aaa80d85fc78f992475f13e957819d30fd30402cb8f19d918f8505adc581a"
+        "sha256:d985d00430c878209e41760c16d7ba27aaaf9cddd385c4239831aabd6aea9902"
     ),
     "fwd_fp16_d192_br32_bc32_w8_s2_fa2_ptr": (
-        "sha256:50a3a77380fcd58e55ef525bc3bdf2839d07ffbca4363beb9ade256a8e2305fe"
+        "sha256:24c7f39adce22f7874810075e8cf3dda9c8bfbdead28c5fbe39c0c6ac26c0821"
     ),
     "fwd_fp16_d192_br64_bc32_w4_s2_fa2_ptr": (
-        "sha256:87891f500f41c4d2c6c815d6ab662c3312d9d3a1e35731ae23bb90cf65ef9a1f"
+        "sha256:161fdbb4836251fb47a15b38091c8419db4f4eb22d3b89d0227a7af46a8bc0d6"
     ),
     "fwd_fp16_d192_br64_bc64_w4_s2_fa2_ptr": (
-        "sha256:406a6bfee3412c0c99a60a8728d195b4802119e95f425ff393844944ad987940"
+        "sha256:d799525494c521ab2e4cf5d9625642c1e14911661c16132ae290279c25af7672"
     ),
     "fwd_fp16_d192_br64_bc64_w4_s3_fa2_tma": (
-        "sha256:6c1aadd482b99bdb48ba29bae6897a67295796ff66ce8d23281a4e5da7006c98"
+        "sha256:8fddd434eff2d3e0416ef9cb72cc8326a7107e7421ec751f0b40ec23b76c58ff"
     ),
     "fwd_fp16_d192_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
-        "sha256:26c425206137ed947522b27b698d1b67076dd6ea3ce6223603d36e89dd94a391"
+        "sha256:116fe6fa3f7ccb5c29bdb1b468bcb5ae7a4fd4328a4a77b1d3107ff3203f80cc"
     ),
     "fwd_fp16_d192_causal_br128_bc64_w8_s2_s_ahead_tma_lpt": (
-        "sha256:9bf60086226c68dbd7188fdc2c5e56906ebbba7e8083049e8403e3be1f7ccda0"
+        "sha256:6f39381f37088fe76b3b9559c187fffa4bab7efc947647b58040816488e23c95"
     ),
     "fwd_fp16_d192_causal_br32_bc32_w4_s3_s_ahead_ptr": (
-        "sha256:fc53b77cbb125de73141b260c2f5a3670d3505c2688a2c5ace674c4ad8bbc2cc"
+        "sha256:6e5fe89cf3a16e38a61450a8f5664df243be556afc3f69debb722de5434b2a06"
     ),
     "fwd_fp16_d192_causal_br32_bc32_w4_s3_s_ahead_ptr_lpt": (
-        "sha256:cd0fe9e8c997838a77e06c4145edba30020fa98e26cbf439e26f4e0a57cbab95"
+        "sha256:76ad86b46278ff380960bcd7a749eaefb45a6dac51127d85eb055c3469a7ac35"
     ),
     "fwd_fp16_d192_causal_br32_bc32_w8_s2_fa2_ptr": (
-        "sha256:8b48d782201d323dd0f59e67605abc887e75f3ca600db2b4a94acdc700599a10"
+        "sha256:538a0d56be162783588c976d08045d278395193d898bebaaeb0c4c340391c459"
     ),
     "fwd_fp16_d192_causal_br32_bc64_w4_s1_s_ahead_ptr_lpt": (
-        "sha256:1cd8d17c6a2696ec4283ba8f687b63f84cd2fbdf4f3d5c4fb2221d25a5a9b9ea"
+        "sha256:cc78c6bb4e556ad37c08f14f921e3136ab08e3aef41d649090de479defe0432e"
     ),
     "fwd_fp16_d192_causal_br32_bc64_w4_s3_s_ahead_ptr_lpt": (
-        "sha256:d938333187f07e77a978421974add120948ed554585941e2c517c7ef47615c1e"
+        "sha256:ad6f8768961679e30bcdddb6625e3aa63085b3a50d9d554123769bdc91aeb83b"
     ),
     "fwd_fp16_d192_causal_br64_bc64_w4_s2_fa2_ptr_lpt": (
-        "sha256:04c9e4f646ab596589897863224655926c98cf24fecbb95536bc46d11e7fcc90"
+        "sha256:c4b2656fb3bb1f3a7da3555be1656c0bc8b939428af7746fc4bf65d76f24d445"
     ),
     "fwd_fp16_d192_causal_br64_bc64_w4_s3_fa2_tma_lpt": (
-        "sha256:5cd81896045783a1adffb1bf2cc093c41368f32834625a644db1992e77e30513"
+        "sha256:a25fcafdceb98ad47c1a0a13e52fa152e911164e7e32b555a659103941d6252b"
     ),
     "fwd_fp16_d256_br128_bc64_w8_s2_fa2_ptr": (
-        "sha256:3364d2e59e29e0464d071d46b1e4daba7061d98bc83453d18b2d68bc65632276"
+        "sha256:a07cb6d7899c7406701e30ae7a1c061368b54a5457985c68c1013b4502f409a0"
     ),
     "fwd_fp16_d256_br128_bc64_w8_s2_s_ahead_tma": (
-        "sha256:3b89291063a6df11e4ef5c1bb4dd38248913e0fefe1f64fe07a50fcfa56318a0"
+        "sha256:7b41af1912851cc9de491f10334c4720151a5a8096a061dcad63238572826f13"
     ),
     "fwd_fp16_d256_br32_bc32_w4_s3_s_ahead_ptr": (
-        "sha256:2ab73dce8206cb927796e058854495205ad2fc567d6464657c61eb8ddafb82e6"
+        "sha256:9aa0e5c1d99df525747412444e4e203ecdcb2827dd5603c3d82c945e3bb72813"
     ),
     "fwd_fp16_d256_br32_bc64_w4_s3_s_ahead_ptr": (
-        "sha256:7b566dc43570380363334e106798b8997243e86b67a51ecc750924824f669312"
+        "sha256:c9e4250c993774b11a0e860081c50fe02e966ee644446fc938ad100e5115e719"
     ),
     "fwd_fp16_d256_br64_bc32_w4_s2_fa2_ptr": (
-        "sha256:f9a6f04b1e1395de55db4c066616f7045725aae6b90646c994bbf956b405d33c"
+        "sha256:dbad8b7fae1f7adb8bfd5cc84398e177050ca5e9e88b91a9280e4096e6e1b430"
     ),
     "fwd_fp16_d256_br64_bc64_w4_s2_fa2_ptr": (
-        "sha256:de01d84fdec6a66f3820d63663d6df5a2f7c9dc7f0aab7d3975882a06c763caf"
+        "sha256:9b622914d779dbe63fe4cfb1601536cad42ed127eb607492f559b1431febc729"
     ),
     "fwd_fp16_d256_br64_bc64_w4_s3_fa2_tma": (
-        "sha256:a99ead1cf32ff2a2a955fd7b6c9f5176b2a151c04225e477e25138f4268434e8"
+        "sha256:4ca27666cb9d65dbc75ddd1760cc2098d565605cd7ceb4246f8a95f8cacd54c0"
     ),
     "fwd_fp16_d256_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
-        "sha256:0c95a5cbd109b729167120c8ba8c678a87e9e1d24e7ee3e648730999ec7a3e84"
+        "sha256:0359b4eb78a5e4d5fdf8bdc3babeaa402e8d53e7d8c634f798082c7cfb18274d"
     ),
     "fwd_fp16_d256_causal_br128_bc64_w8_s2_s_ahead_tma_lpt": (
-        "sha256:6645d4e8c10c338f67a4d1406c91aed1f8886099b96c66bfbc4046535371938c"
+        "sha256:2371979d492b1d19b09864b8be4a82b93469815eac442119dc52daf54d9c5d46"
     ),
     "fwd_fp16_d256_causal_br32_bc32_w4_s2_fa2_ptr": (
-        "sha256:2431db1c7a77a98e651d635850bf4844adc733b68eb302749fc473f3ae8cbd69"
+        "sha256:d6576ef80b3c641ed6e9d8c5705bf6c73638f74a8a5effb8b1ffa969969c2287"
     ),
     "fwd_fp16_d256_causal_br32_bc32_w4_s3_s_ahead_ptr_lpt": (
-        "sha256:09b1f35f297c698529e85f78c00e69acf13805bc12a313dfb46e989abdd8e417"
+        "sha256:ab35109ff2be4d5be1f8fb007b7ef490ee268ae127eb1a7bf2b8084072115bf7"
     ),
     "fwd_fp16_d256_causal_br32_bc64_w4_s3_s_ahead_ptr_lpt": (
-        "sha256:8590898fb2ac66ecb1f902daf4042b88eb5ce187fe6e95028382909a5360c9d8"
+        "sha256:7de0e143b91416553aeb107e2e1f337ee5cc4ab0c8ef31ca6fb8207ee68f28c6"
     ),
     "fwd_fp16_d256_causal_br64_bc64_w4_s2_fa2_ptr_lpt": (
-        "sha256:1c880d62f26146cf054d7507077a80369fb1fedebad0c87a99a942bde9f2c231"
+        "sha256:86a630b4d56bd4ab1e93d9020105f6dd9d0dc328c5fe17fd7f261a4c3d313927"
     ),
     "fwd_fp16_d256_causal_br64_bc64_w4_s3_fa2_tma_lpt": (
-        "sha256:01de242815d4fa65e0cbf91232308d5d2f12b9b801b03dcd16126d04080fad00"
+        "sha256:5eb1745d3f9d47935fd87f2bb1c4067eeb13c54a7bca13670cb3004a087a2e40"
     ),
     "fwd_fp16_d64_br128_bc32_w8_s4_fa2_ptr": (
-        "sha256:00b05870e437085186dd9a9a55a35e4b6a53099b27c49a1fe1a4151357b1dafd"
+        "sha256:0d36ebff40374bc60d03a437c0b0c43cb468a652321a434b089334c91d8591aa"
     ),
     "fwd_fp16_d64_br128_bc64_w4_s3_fa2_ptr": (
-        "sha256:1c0dff4c2fa96135fcb9d4e93b282b3fe4da43e9f732a2cdc47054942cd311f9"
+        "sha256:448b2e816a8f6d8a32566cd5802a7c8e494b2840ea1a1e22ca19ed952c2932ac"
     ),
     "fwd_fp16_d64_br128_bc64_w8_s2_fa2_ptr": (
-        "sha256:3923f03190d1a7e1353b047aa1d7eba1c010a95694c3b715f5f44f9bfeaa068a"
+        "sha256:7ff669b7316a18ec1e128234323a73524b94c6a394b6c2c69696ac7582dce3cd"
     ),
     "fwd_fp16_d64_br128_bc64_w8_s3_fa2_ptr": (
-        "sha256:d7197b9a6b3d2d800aba75abf3eb561a8c3a0615dbc856f057ff4b5aa05d011d"
+        "sha256:1981a822a1900722d0f878ada118878eaa37b8855b26270ba664e9d8e995c385"
     ),
     "fwd_fp16_d64_br128_bc64_w8_s3_s_ahead_tma": (
-        "sha256:3fa9a43668dd0fb8fcdd58b617b2f7024fd8cd3c0a01cce135c4ea9051aa9b18"
+        "sha256:5311d4129bc79bf1da2c88e375d768c2e21456406d2804ef1139f84f13529fc2"
     ),
     "fwd_fp16_d64_br64_bc16_w4_s3_fa2_ptr": (
-        "sha256:da1cf3db3fa20a3e38732cdafcb0fa2c6f5193477fa7fa29e01b6626f48814bb"
+        "sha256:36d75a3cbf2c9e2edbf1b060cb90b9112fd00544a55ea04f0e3b11cd96ab3a54"
     ),
     "fwd_fp16_d64_causal_br128_bc64_w4_s3_fa2_ptr_lpt": (
-        "sha256:e5addc27e3dff87b1d9bb0f4cb8493c5b3f82365b1b7d5851b7eb4ee54429f19"
+        "sha256:40592d06a0862b22fa343486205877c3b957830c06e2fc4cce8aa7d98858fde0"
     ),
     "fwd_fp16_d64_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
-        "sha256:af6588a3b02b9f49f6f12c23ac505125a9a896dadb0210292d101aedf348d542"
+        "sha256:aef7c2aaf15cc78d37f53a8bc74306ce9be1ad125c398bbe42d5fe8119e3d339"
     ),
     "fwd_fp16_d64_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
-        "sha256:23e197b6fa6bac9d518d831c18553718626f8a034ad44e73b8f826c45cafb392"
+        "sha256:378085fbd066482ccb5f6d5059fd118026b694790b6b76dc7f2922ec28a8ef2c"
     ),
     "fwd_fp16_d64_causal_br128_bc64_w8_s3_fa2_tma_lpt": (
-        "sha256:6385c790caebe9bb2d58ff5dc45d6fca646a60da2372614d625a0ecf8e6b1907"
+        "sha256:264edb7466ddc7d161b0e4888d037a55e76df5ab0d22ad8813227df21ff4ce44"
     ),
     "fwd_fp16_d64_causal_br64_bc16_w4_s3_fa2_ptr_lpt": (
-        "sha256:2eb2f20199273a758c8eb86c1b4106d4b48a95f4a43ed018498eeb7b2b4a698c"
+        "sha256:1bcd43ea59aab3312bfa499d69f24cb4390d5d5453bc355dd0de71a9cfb80dd2"
     ),
     "fwd_fp16_d64_causal_br64_bc32_w4_s3_fa2_ptr_lpt": (
-        "sha256:e6c2165c288be24704e0f909576e38aecbf56e8fd6f1c74c075ba6651719e85f"
+        "sha256:d8ee4e337c4b2fb3ca55e4358ab1758d1523d25fc3f05fb4241d024778d74b34"
     ),
     "fwd_fp16_d96_br128_bc128_w8_s2_fa2_ptr": (
-        "sha256:d53e75f24246c5b06a46e5b9bbd46ff0598e137c2269e118caf97154413a6d28"
+        "sha256:865ed2551d3a532c5c0e5ea88893ad96dcafb2f93810f9e3920db585563c113f"
     ),
     "fwd_fp16_d96_br128_bc128_w8_s2_s_ahead_tma": (
-        "sha256:d711c8fa961510b6327a7c5045b368ef0767593e24579505b9edf5b73cc4f39b"
+        "sha256:806d2e9914ee200ae0a647bd4cd69cacf06cb00a02c398a2baf2c63d2ca6da91"
     ),
     "fwd_fp16_d96_br128_bc32_w4_s3_fa2_ptr": (
-        "sha256:6cc917fee71adeaac7baf79ae7b470fe2a17ce31df2ba42d2d508241f8e609f8"
+        "sha256:3a99f8cd5184d70d918a2ab514435f817e0a4951373c829d07b54811a3c4b216"
     ),
     "fwd_fp16_d96_br128_bc32_w8_s3_fa2_ptr": (
-        "sha256:160528a00543b070e2419fcbd0913ee66f29edbebcf47732cb2944536377483d"
+        "sha256:8337c6700ee264f9d3d502b6236283daf32f77f307fc3d9eab4d88afb804fc18"
     ),
     "fwd_fp16_d96_br128_bc64_w8_s2_fa2_ptr": (
-        "sha256:3b6f6078c40cbc23f878ab58d4043216fad1e0163f724a7d3df8a43231e5b2ff"
+        "sha256:16ee071a6e3c34b0ec25d6c2e5b878fa3c22776d8a5aa0bfbb55bc4744de1524"
     ),
     "fwd_fp16_d96_br128_bc64_w8_s3_fa2_ptr": (
-        "sha256:e9ad8dcfa2a63cde8c23356ff277fcce9786d492f24b139feca3b7229e8256f2"
+        "sha256:1f21f09d0d357d3bb75cb6d45d6608435b990b6f54ce38f74675a4275dad12ad"
     ),
     "fwd_fp16_d96_br128_bc64_w8_s3_fa2_tma": (
-        "sha256:2bc4785cff70cc73240b04101cedac5b79199cbdeb5e44471071d49b9492e9b5"
+        "sha256:d8d4946f68cc2c00c727e5b6a79c3e2ca4bd06b36770b25a1f5bb7e5444af960"
     ),
     "fwd_fp16_d96_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
-        "sha256:c1bbb536464f40b00467b6dc0d3135ac6d6b3e5cc1938fd6b2063a7ef5bd8152"
+        "sha256:666596da1964b6ca17038067c4d941cf83518b0dbeb09d6b43ecae8b75df5c67"
     ),
     "fwd_fp16_d96_causal_br128_bc128_w8_s2_s_ahead_tma_lpt": (
-        "sha256:e03e06d84ef3eba56442b94bd0eb865508891283d4306fcc9d86bfb62bbaf41f"
+        "sha256:428b638a15785b4975e54c8cbe7f7291f11289cfcc75aa0164fb45ebf8dfadc5"
     ),
     "fwd_fp16_d96_causal_br128_bc32_w4_s3_fa2_ptr_lpt": (
-        "sha256:8c5366f27b584db58442adb859133d5739ba659d09032d1e3179776fde9f5214"
+        "sha256:74a630c8ba6cf7338cde69d142ef04a7ecd63018cb2678081d8eb18b39c7b12a"
     ),
     "fwd_fp16_d96_causal_br128_bc32_w8_s3_fa2_ptr_lpt": (
-        "sha256:aef3467d67fde52d28f2528c3102ad966ab4fe602946f3289fc439258f7800d7"
+        "sha256:273faef42aa202e615d7cb4ce3fedae5df1e59968996a33d811f4517e1396f70"
     ),
     "fwd_fp16_d96_causal_br128_bc64_w8_s2_fa2_ptr_lpt": (
-        "sha256:86f39ab993b8831db74b65f2e4d4314eab2c3fbb47ec191f1bf0f487353a6baf"
+        "sha256:6746fd37c695aa90884fe5ecaf323ab5846af1a525c2f8a4f0e0a429fadacf87"
     ),
     "fwd_fp16_d96_causal_br128_bc64_w8_s3_fa2_ptr": (
-        "sha256:1f6c56ca8a8457d008636a43660966819abe78f724ae19684415c5226b7c4bc4"
+        "sha256:b0f2962ae5b7b6787d91c921321a4ec9544790f7e44d290eacb12796fa3c47a6"
     ),
     "fwd_fp16_d96_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
-        "sha256:df5736caa144a1e686470ca533ed5aea123acb01753f381019a761ab664ee8c6"
+        "sha256:67573df82c2ebffef4d0a48a691a8d7736f5cc4c94f3827b5e5c335dc0cfe26d"
     ),
     "fwd_fp16_d96_causal_br128_bc64_w8_s3_fa2_tma_lpt": (
-        "sha256:b7e52fc76367b72f22f63acd495e528078d3801a185780140ae4316d220e57be"
+        "sha256:71efa066ada76c43450bb7eb159771bffbc8c4c7f1a27cc3216cdd3903151a63"
     ),
 }

@@ -141,7 +141,7 @@ MUTANTS = {
         "masked_tiles = gl.maximum(key_tiles - full_tiles, 1)",
         "masked_tiles = gl.maximum(key_tiles - full_tiles - 1, 1)"),
     "one tile too few": ("gl.cdiv(key_end, BC), 1)", "key_end // BC, 1)"),
-    "the maximum starts infinite": ("-1.0e30", 'float("-inf")'),
+    "the maximum starts infinite": ("-3.4028234663852886e38", 'float("-inf")'),
     "O of another warpgroup": ("o_smem.index(WARPGROUP)", "o_smem.index(0)"),
     "a sum that is not rescaled": ("row_sum = row_sum * rescale", "row_sum = row_sum"),
 }  # fmt: skip

@@ -6,13 +6,14 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import flashgen.runtime.flash_attn as flash_attn
-from flashgen.errors import InvalidArgument
+from flashgen.errors import InvalidArgument, NotDifferentiable
 from flashgen.runtime.kv_cache import append
 
 COMMON = "dropout_p=0.0 softmax_scale=None causal=False window_size=(-1, -1) softcap=0.0 alibi_slopes=None deterministic=False return_attn_probs=False"
@@ -242,6 +243,50 @@ def test_a_cache_has_no_gradients() -> None:
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.parametrize("side", [np.int32, np.int64, torch.tensor, int], ids=str)
+@pytest.mark.parametrize("window", [(2, 1), (2, -7), (-(2**40), 0), (-2, -3)])
+def test_a_side_of_a_window_is_any_integer(window: tuple[int, int], side: Any) -> None:
+    """A negative one has no end, as FlashAttention has it."""
+    q, k, v = draw(1, 6, 2, 16), draw(1, 6, 2, 16, seed=1), draw(1, 6, 2, 16, seed=2)
+    known = tuple(max(-1, x) for x in window)
+    given = [side(x) for x in window] if side is not np.int32 else np.array(known, np.int32)
+    cu = torch.tensor([0, 6], dtype=torch.int32)
+    want = flash_attn.flash_attn_func(q, k, v, window_size=known)  # type: ignore[arg-type]
+    calls = (
+        flash_attn.flash_attn_func(q, k, v, window_size=given),  # type: ignore[arg-type]
+        flash_attn.flash_attn_with_kvcache(q, k, v, window_size=given),  # type: ignore[arg-type]
+        flash_attn.flash_attn_varlen_func(q[0], k[0], v[0], cu, cu, 6, 6, window_size=given)[None],  # type: ignore[arg-type,index]
+    )
+    for o in calls:
+        torch.testing.assert_close(o, want)
+
+
+@pytest.mark.parametrize("length", [-5, 9, 2**31 - 1, -(2**31)])
+def test_a_length_beyond_the_cache_is_the_cache(length: int) -> None:
+    """Also where the sum with the new keys is beyond int32."""
+    q, cache, new = draw(1, 1, 2, 16), draw(1, 9, 2, 16, seed=1), draw(1, 2, 2, 16, seed=2)
+    within = min(max(length, 0), 9)
+    k, same = cache.clone(), cache.clone()
+    o = with_cache(q, k, k.clone(), new, new, cache_seqlens=length)
+    torch.testing.assert_close(o, with_cache(q, same, same.clone(), new, new, cache_seqlens=within))
+    assert torch.equal(k, same)
+    assert o.abs().sum() > 0  # type: ignore[union-attr]
+
+
+def test_pages_have_no_gradient_and_say_so_in_the_backward() -> None:
+    q = draw(3, 2, 16).requires_grad_()
+    cu = torch.tensor([0, 3], dtype=torch.int32)
+    arguments = (POOLS["k_cache"], POOLS["v_cache"], cu, cu, 3, 3)
+    o = flash_attn.flash_attn_varlen_func(q, *arguments, block_table=IN_PAGES[:1])
+    with torch.no_grad():
+        assert torch.equal(
+            flash_attn.flash_attn_varlen_func(q, *arguments, block_table=IN_PAGES[:1]), o
+        )  # type: ignore[arg-type]
+    assert o.requires_grad  # type: ignore[union-attr]
+    with pytest.raises(NotDifferentiable, match="with block_table, has no gradient"):
+        o.sum().backward()  # type: ignore[union-attr]
+
+
 def test_keys_beyond_the_capacity_are_dropped() -> None:
     cache, new = torch.zeros(1, 1, 4, 16), draw(1, 1, 3, 16)
     append(cache, cache.clone(), new, new, torch.tensor([2], dtype=torch.int32))
@@ -250,6 +295,8 @@ def test_keys_beyond_the_capacity_are_dropped() -> None:
 
 Q, K = draw(2, 1, 4, 16), draw(2, 9, 2, 16)
 NEW, N, TURNS = draw(2, 1, 2, 16), torch.zeros(2, dtype=torch.int32), torch.zeros(9, 8)
+POOLS = {"k_cache": draw(3, 8, 2, 16), "v_cache": draw(3, 8, 2, 16)}
+IN_PAGES = torch.tensor([[0, 1], [2, 0]], dtype=torch.int32)
 func, with_cache = flash_attn.flash_attn_func, flash_attn.flash_attn_with_kvcache
 
 
@@ -259,12 +306,12 @@ def append_one(q: Any, k: Any, v: Any) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
-    "window": (func, {"window_size": (3, -2)}, r"window must be \(left, right\)"),
+    "window": (func, {"window_size": (3, 2.5)}, r"window must be \(left, right\)"),
     "softcap": (func, {"softcap": -30.0}, "softcap must be"),
     "softcap of a cache": (with_cache, {"softcap": -30.0}, "softcap must be finite"),
     "probabilities": (func, {"dropout_p": 0.1, "return_attn_probs": True}, "return_attn_probs must be False"),
     "rank": (func, {"q": Q[0]}, "q must have four dimensions"),
-    "window of a cache": (with_cache, {"window_size": [0, -2]}, r"window must be \(left, right\)"),
+    "window of a cache": (with_cache, {"window_size": [0, True]}, r"window must be \(left, right\)"),
     "batch index": (with_cache, {"cache_batch_idx": N.long()}, r"cache_batch_idx must be int32 of shape \(2,\)"),
     "batch index of pages": (with_cache, {"cache_batch_idx": N, "cache_seqlens": N, "block_table": N[:, None], "k_cache": draw(3, 8, 2, 16), "v_cache": draw(3, 8, 2, 16)}, "cache_batch_idx must be None with block_table"),
     "left padding": (with_cache, {"cache_leftpad": N[:1]}, r"cache_leftpad must be int32 of shape \(2,\)"),
@@ -272,6 +319,9 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "splits": (with_cache, {"num_splits": -1}, "num_splits must be 0 or more"),
     "half of what is new": (with_cache, {"k": NEW}, "k and v go together"),
     "rotary alone": (with_cache, {"rotary_cos": TURNS, "rotary_sin": TURNS}, "go with new k and v"),
+    "window of three": (func, {"window_size": (3, 2, 1)}, r"window must be \(left, right\)"),
+    "length beyond the pages": (with_cache, {"cache_seqlens": 17, "block_table": IN_PAGES, **POOLS}, "cache_seqlens must be at most 16, .* 16 keys and 0 are new: got 17"),
+    "new keys beyond the pages": (with_cache, {"cache_seqlens": N + 16, "block_table": IN_PAGES, "k": NEW, "v": NEW, **POOLS}, "cache_seqlens must be at most 15, .* 16 keys and 1 are new: got 16"),
     "lengths beyond int32": (with_cache, {"cache_seqlens": 2**40}, "cache_seqlens must be a number of keys, within int32"),
     "rows that are not there": (with_cache, {"cache_seqlens": N, "cache_batch_idx": N + 7}, "cache_batch_idx must name rows of the cache, 0 to 1: got 7"),
     "head dim of a cache": (with_cache, {"q": Q[..., :12], "k_cache": K[..., :12], "v_cache": K[..., :12]}, "the head_dim of q must be a multiple of 8"),

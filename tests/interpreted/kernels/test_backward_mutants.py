@@ -68,7 +68,7 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
     "dQ of another head": (FUSED, "dq_base = dq_ptr + batch_head", "dq_base = dq_ptr + 0 * batch_head"),
     "bias not added": (of("backward_dkv", bias="additive"), " + bias.to(tl.float32) * LOG2_E", ""),
     "bias of the wrong base": (of("forward", bias="additive"), "bias.to(tl.float32) * LOG2_E", "bias.to(tl.float32)"),
-    "bias not advanced": (of("backward_dkv", bias="additive"), "bias_base += BR * stride_bias_q", "bias_base += 0 * stride_bias_q"),
+    "bias not advanced": (of("backward_dkv", bias="additive"), "bias_base += bias_step", "bias_base += 0 * bias_step"),
     "bias of the first head": (of("backward_dq", bias="additive"), "head.to(tl.int64) * stride_bias_h", "0 * stride_bias_h"),
     "mask turned around": (of("backward_dq", bias="boolean"), "bias != 0", "bias == 0"),
     "dBias of one batch": (DBIAS, "steps = batch_steps * head_steps", "steps = head_steps"),

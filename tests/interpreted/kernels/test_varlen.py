@@ -170,7 +170,7 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
     "offset of K not applied": (of(FORWARD, "none"), "k_ptr + k_begin * stride_ks", "k_ptr + q_begin * stride_ks"),
     "offset of O not applied": (of(FORWARD, "none"), "o_ptr + q_begin * stride_os", "o_ptr + 0 * stride_os"),
     "rows of LSE of another sequence": (of(FORWARD, "none"), "lse_ptr + head_rows + rows", "lse_ptr + head_rows - q_begin + rows"),
-    "lengths of the next": (of(FORWARD, "none"), "seq_k = (tl.load(k_ends_ptr + batch)", "seq_k = (tl.load(k_ends_ptr + 0)"),
+    "lengths of the next": (of(FORWARD, "none"), "tl.load(k_ends_ptr + batch) - k_begin", "tl.load(k_ends_ptr + 0) - k_begin"),
     "room taken for use": (of(FORWARD, "none"), "tl.load(k_ends_ptr + batch)", "tl.load(k_begins_ptr + batch + 1)"),
     "rows of the room": (of(FORWARD, "none"), "tl.load(q_ends_ptr + batch)", "tl.load(q_begins_ptr + batch + 1)"),
     "early return a tile early": (of(FORWARD, "none"), "if row_start >= seq_q:", "if row_start + BR >= seq_q:"),
@@ -191,7 +191,7 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
     "page of another sequence": (of(FORWARD, "none", paged=True), "batch.to(tl.int64) * stride_table", "0 * stride_table"),
     "page index not applied": (of(FORWARD, "none", paged=True), "(pages * stride_kp +", "(0 * pages * stride_kp +"),
     "page of V not applied": (of(FORWARD, "none", paged=True), "(pages * stride_vp +", "(0 * pages * stride_vp +"),
-    "slots not applied": (of(FORWARD, "none", paged=True), "slots = (start + keys) & page_mask", "slots = 0 * keys"),
+    "slots not applied": (of(FORWARD, "none", paged=True), "slots = ((start + keys) & page_mask)", "slots = (0 * keys)"),
 }  # fmt: skip
 
 

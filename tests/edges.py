@@ -1,0 +1,96 @@
+"""Numerics at the edge, as docs/numerics.md states them: calls of attention() with what their first row must be. The
+CPU path and the kernels are held to the same table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from flashgen import attention
+
+NAN, INF = float("nan"), float("inf")
+SCALE = 0.25
+LOWEST = torch.finfo(torch.float32).min
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edge:
+    """first_q: the first query, ones elsewhere and in K; keys: what keys 0 and 1 are multiplied by. o: the first row
+    of O, "torch" for that of scaled_dot_product_attention; lse: its LSE; options: of the call, as a function of S.
+    """
+
+    o: float | str
+    lse: float | None = None
+    first_q: float = 1.0
+    keys: tuple[float, float] = (1.0, 1.0)
+    options: Callable[[int], dict[str, Any]] = lambda _: {}
+
+
+def _bias(first: float) -> Callable[[int], dict[str, Any]]:
+    """A bias of this in the first row, 0 in the others."""
+
+    def options(size: int) -> dict[str, Any]:
+        bias = torch.zeros(size, size)
+        bias[0] = first
+        return {"bias": bias}
+
+    return options
+
+
+def _sink(value: float) -> Callable[[int], dict[str, Any]]:
+    return lambda _: {"sinks": torch.tensor([value])}
+
+
+EDGES = {
+    "NaN in a query": Edge(first_q=NAN, o=NAN, lse=NAN),
+    "NaN in a key": Edge(keys=(NAN, 1.0), o=NAN, lse=NAN),
+    "scores below -7e29": Edge(first_q=-1e30, o="torch"),
+    "scores about -7e37": Edge(first_q=-2e37, keys=(1.0, 0.875), o="torch"),
+    "scores about 7e37": Edge(first_q=2e37, keys=(1.0, 0.875), o="torch"),
+    "all scores -inf": Edge(first_q=-INF, o="torch", lse=-INF),
+    "all scores inf": Edge(first_q=INF, o="torch", lse=NAN),
+    "a score of inf": Edge(first_q=1e38, keys=(1e10, 1.0), o=NAN, lse=NAN),
+    "a score of -inf": Edge(first_q=1e38, keys=(-1e10, 1.0), o="torch"),
+    "a row of finfo.min": Edge(options=_bias(LOWEST), o=0.0, lse=-INF),
+    "a row of -inf": Edge(options=_bias(-INF), o=0.0, lse=-INF),
+    "a row of -1e30": Edge(options=_bias(-1e30), o="torch"),
+    "a row of float16's least": Edge(options=_bias(-65504.0), o="torch"),
+    "a row of NaN": Edge(options=_bias(NAN), o=NAN, lse=NAN),
+    "a sink of inf": Edge(options=_sink(INF), o=NAN, lse=NAN),
+    "a sink of NaN": Edge(options=_sink(NAN), o=NAN, lse=NAN),
+    "a sink of -inf": Edge(options=_sink(-INF), o="torch"),
+}
+"""By what is at the edge."""
+
+
+def check(name: str, dtype: torch.dtype, size: int) -> None:
+    """O and LSE of a call, and O of the call without LSE, which the CPU serves in another way."""
+    edge = EDGES[name]
+    v = torch.randn(1, 1, size, 16, generator=torch.Generator().manual_seed(size)).to(dtype)
+    q, k = torch.ones_like(v), torch.ones_like(v)
+    q[0, 0, 0] = edge.first_q
+    for number, factor in enumerate(edge.keys):
+        k[0, 0, number] *= factor
+    options = edge.options(size)
+    want = _torch(q, k, v, options.get("bias")) if edge.o == "torch" else None
+    o, lse = attention(q, k, v, scale=SCALE, return_lse=True, **options)
+    for found in (o, attention(q, k, v, scale=SCALE, **options)):
+        row = found[0, 0, 0].float()
+        expected = torch.full((16,), float(edge.o)) if want is None else want
+        torch.testing.assert_close(row, expected, atol=2e-2, rtol=0, equal_nan=True)
+    if edge.lse is not None:
+        torch.testing.assert_close(lse[0, 0, 0].item(), edge.lse, equal_nan=True)
+    if "key" not in name:
+        assert o[0, 0, 1:].isfinite().all() == ("sink" not in name or edge.o == "torch")
+
+
+def _torch(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """The first row of O by torch, in one piece: its kernel for short rows loses NaN."""
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        mask = None if bias is None else bias.to(q.dtype)
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=SCALE)[0, 0, 0].float()
