@@ -196,9 +196,6 @@ def empty_like_layout(q: Tensor, head_dim_v: int, dtype: torch.dtype | None = No
     order; of q's dtype unless another is given.
     """
     batch, heads, seq, _ = q.shape
-    dtype = dtype or q.dtype
-    if q.stride(1) < q.stride(2) and heads > 1:  # (batch, seq, heads, head_dim) in memory
-        return torch.empty((batch, seq, heads, head_dim_v), dtype=dtype, device=q.device).transpose(
-            1, 2
-        )
-    return torch.empty((batch, heads, seq, head_dim_v), dtype=dtype, device=q.device)
+    if heads > 1 and q.stride(1) < q.stride(2):  # (batch, seq, heads, head_dim) in memory
+        return q.new_empty((batch, seq, heads, head_dim_v), dtype=dtype).transpose(1, 2)
+    return q.new_empty((batch, heads, seq, head_dim_v), dtype=dtype)

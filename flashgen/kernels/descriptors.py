@@ -20,12 +20,15 @@ def takes_descriptor(tensor: Tensor) -> bool:
     """Whether the TMA unit can address this 4-D tensor: aligned base, aligned strides, none of them
     0.
     """
-    return tensor.data_ptr() % DESCRIPTOR_ALIGNMENT == 0 and _strides_fit(
-        tensor.shape, tensor.stride(), tensor.element_size()
-    )
+    if tensor.data_ptr() % DESCRIPTOR_ALIGNMENT:
+        return False
+    strides, size = tensor.stride(), tensor.element_size()
+    b, h, s, d = strides
+    if d == 1 and b > 0 and h > 0 and s > 0 and (b | h | s) * size % DESCRIPTOR_ALIGNMENT == 0:
+        return True
+    return _strides_fit(tensor.shape, strides, size)
 
 
-@functools.lru_cache(maxsize=1024)
 def _strides_fit(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> bool:
     if strides[3] != 1:
         return False
@@ -51,7 +54,7 @@ def describe_for_gluon(tensor: Tensor, rows: int, dim: int) -> Any:
 
 
 _Layout = tuple[object, ...]
-_DESCRIBED: dict[_Layout, tuple[type, dict[str, Any]]] = {}
+_DESCRIBED: dict[_Layout, Callable[[Tensor], Any]] = {}
 _MOST_DESCRIBED = 1024
 
 
@@ -60,18 +63,28 @@ def _described(tensor: Tensor, rows: int, dim: int, make: Callable[[Tensor, int,
     Triton's checks of it run once.
     """
     layout = (make, tensor.shape, tensor.stride(), tensor.dtype, rows, dim)
-    kept = _DESCRIBED.get(layout)
-    if kept is None or tensor.data_ptr() % DESCRIPTOR_ALIGNMENT:
+    twin = _DESCRIBED.get(layout)
+    if twin is None or tensor.data_ptr() % DESCRIPTOR_ALIGNMENT:
         made = make(tensor, rows, dim)
+        block, of_block = tuple(made.block_shape), getattr(made, "layout", None)
+        made.compiled_for = (type(made), tensor.dtype, block, of_block)  # for direct_launch.py
         if len(_DESCRIBED) >= _MOST_DESCRIBED:
             _DESCRIBED.clear()
-        # Without the tensor, whose memory would be kept alive.
-        fields = {name: value for name, value in vars(made).items() if name != "base"}
-        _DESCRIBED[layout] = type(made), fields
+        _DESCRIBED[layout] = twin_maker(made)
         return made
-    kind, fields = kept
-    twin: Any = object.__new__(kind)
-    vars(twin).update(fields, base=tensor)
+    return twin(tensor)
+
+
+def twin_maker(descriptor: Any) -> Callable[[Tensor], Any]:
+    """Makes descriptors like this one of tensors like its own. It keeps no tensor alive."""
+    kind, new = type(descriptor), object.__new__
+    fields = {name: value for name, value in vars(descriptor).items() if name != "base"}
+
+    def twin(tensor: Tensor) -> Any:
+        made = new(kind)
+        made.__dict__ = {**fields, "base": tensor}
+        return made
+
     return twin
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -30,14 +29,9 @@ _UNKNOWN = object()
 """The class of an argument for which Triton's rule is not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """A compiled kernel in the form that its launcher takes."""
-
-    run: Callable[..., object]
-    function: object
-    packed_metadata: object
-    compiled: object  # which, from Triton 3.8 on, unloads the function when nobody holds it
+_Ready = tuple[Callable[..., object], object, object, object]
+"""A compiled kernel in the form that its launcher takes: what runs it, function, packed metadata;
+and the kernel itself, which from Triton 3.8 on unloads the function when nobody holds it."""
 
 
 class Repeated:
@@ -72,7 +66,7 @@ class Repeated:
         self.device = device
         self.current_device, self.current_stream = _device_and_stream(direct.driver)
         self.call: Callable[[int, list[Any]], object]
-        run, function, metadata = ready.run, ready.function, ready.packed_metadata
+        run, function, metadata, _ = ready
         inner = inner_launch(run, function, metadata, blocks, arguments)
         self.encoders: list[Callable[[Any], Any]] | None = None
         if inner is None:
@@ -134,8 +128,9 @@ class Direct:
             from triton.runtime import driver
 
             self._knobs, self.driver = knobs.runtime, driver
-            self._specialized = [
-                not getattr(param, "do_not_specialize", False) for param in kernel.params
+            self._bits = [
+                0 if getattr(param, "do_not_specialize", False) else _UNALIGNED
+                for param in kernel.params
             ]
 
     def __call__(self, blocks: int, arguments: Sequence[Any]) -> None:
@@ -151,9 +146,10 @@ class Direct:
             self._keep(variant, self._kernel[(blocks,)](*arguments, **self._options))
             return
         # No hook has anything to do, so none is passed, nor what only hooks read.
-        ready.run(
-            blocks, 1, 1, driver.get_current_stream(device), ready.function, ready.packed_metadata,
-            None, None, None, *arguments,
+        run, function, metadata, _ = ready
+        run(
+            blocks, 1, 1, driver.get_current_stream(device), function, metadata, None, None, None,
+            *arguments,
         )  # fmt: skip
 
     def repeated(
@@ -188,7 +184,7 @@ class Direct:
 
     def _variant(self, device: int, arguments: Sequence[Any]) -> tuple[object, ...]:
         """The key of the compiled variant for these arguments."""
-        return (device, *map(_class, arguments, self._specialized))
+        return (device, *map(_class, arguments, self._bits))
 
     def _keep(self, variant: tuple[object, ...], compiled: Any) -> None:
         """Keep the variant that a launch compiled or found."""
@@ -199,9 +195,9 @@ class Direct:
         if self.driver.active.get_current_target().backend != "cuda":
             self._on = False
             return
-        self._ready[variant] = _Ready(
-            compiled.run, compiled.function, compiled.packed_metadata, compiled
-        )
+        self._ready[variant] = (
+            compiled.run, compiled.function, compiled.packed_metadata, compiled,
+        )  # fmt: skip
 
 
 def _device_and_stream(driver: Any) -> tuple[Callable[[], int], Callable[[int], int]]:
@@ -237,21 +233,21 @@ def _is_known(kernel: Any) -> bool:
     )
 
 
-def _class(argument: Any, specialized: bool) -> object:
-    """A class that differs wherever Triton's own does. specialized: whether the divisibility of a
-    number matters, too. Floats are one class.
+def _class(argument: Any, bits: int) -> object:
+    """A class that differs wherever Triton's own does. bits: those of a number that matter, too.
+    Floats are one class.
     """
     kind = type(argument)
     if kind is int:
-        if not specialized or not argument & _UNALIGNED:
-            return argument >> 31  # 0 and -1 are the int32
-        return (argument == 1, argument >> 31)
+        if argument & bits:
+            return argument == 1, argument >> 31
+        return argument >> 31  # 0 and -1 are the int32
+    if kind is Tensor or isinstance(argument, Tensor):
+        return (argument.dtype, False) if argument.data_ptr() & _UNALIGNED else argument.dtype
     if kind is float:
         return float
-    if kind is Tensor or isinstance(argument, Tensor):
-        return (argument.dtype, not argument.data_ptr() & _UNALIGNED)
-    try:  # a descriptor: its type, its elements and its block, and where it has one its layout
-        block, layout = tuple(argument.block_shape), getattr(argument, "layout", None)
-        return (kind, argument.base.dtype, block, layout)
+    try:
+        found: object = argument.compiled_for  # a descriptor that descriptors.py made
     except AttributeError:
         return _UNKNOWN
+    return found

@@ -25,7 +25,7 @@ from flashgen.kernels.plan import KernelCall, Plan
 from flashgen.spec.features import PLAIN, Features
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Delta(KernelCall[Tensor]):
     """o and do (B, H, Sq, d_v) and dlse (B, H, Sq) in any strides; dlse None is a gradient of 0.
 
@@ -37,7 +37,7 @@ class Delta(KernelCall[Tensor]):
     dlse: Tensor | None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Backward(KernelCall[tuple[Tensor, ...]]):
     """The inputs of the backward kernels: the forward's arguments and LSE, dO, and delta.
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from flashgen.reference.cache import Cache
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Decode(KernelCall["Parts"]):
     """One call of decode: q (B, H, Sq, d) in any strides with a contiguous last dimension, a cache
     of the same dtype, the softmax scale. splits None: as many as spec/grid_rules.py gives for `sms`
@@ -67,7 +67,7 @@ class Decode(KernelCall["Parts"]):
         return streamed(problem, left)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Parts:
     """The result of decode. For one split, o (B, H, Sq, d_v) of q's dtype and lse (B, H, Sq).
     For several, o (splits, B, H, Sq, d_v) and lse (splits, B, H, Sq), float32.
@@ -82,7 +82,7 @@ class Parts:
         return self.lse.ndim == 3
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Combine(KernelCall[tuple[Tensor, Tensor]]):
     """Parts of several splits, and the q that they are of.
 
@@ -204,7 +204,7 @@ class Rotation:
     q_step: int
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Append(KernelCall[Tensor | None]):
     """New k (B, Hkv, S, d) and v (B, Hkv, S, d_v) for a cache of the same dtype or of 8 bits, whose
     lengths are those before.

@@ -23,7 +23,7 @@ from flashgen.spec.features import PLAIN, Features
 from flashgen.spec.vocabulary import padded
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Forward(KernelCall[tuple[Tensor, Tensor]]):
     """q (B, H, Sq, d), k (B, Hkv, Sk, d), v (B, Hkv, Sk, d_v) in any strides with a contiguous last
     dimension; diagonal as spec.diagonal_of gives it; the features that the spec names.
@@ -50,7 +50,8 @@ def forward(plan: Plan, call: Forward) -> tuple[Tensor, Tensor]:
     q, k, v, features = call.q, call.k, call.v, call.features
     of_o = None if features.fp8 is None else getattr(torch, features.fp8.dtype)
     o = empty_like_layout(q, v.shape[3], of_o)
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    batch, heads, seq_q, _ = q.shape
+    lse = q.new_empty((batch, heads, seq_q), dtype=torch.float32)
     if o.numel() == 0:
         return o, lse
     packed = features.sequences

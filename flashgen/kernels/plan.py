@@ -24,7 +24,11 @@ Result = TypeVar("Result", covariant=True)
 
 
 class KernelCall(Generic[Result]):
-    """The tensors and numbers of one launch, and what it returns."""
+    """The tensors and numbers of one launch, and what it returns.
+
+    Nobody changes the dataclasses below it. They are not frozen, because one is made at every
+    launch, and a frozen one takes three times as long.
+    """
 
     __slots__ = ()
 

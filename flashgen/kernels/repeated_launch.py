@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flashgen.kernels.arguments import Arguments, lies_in_eights
+from flashgen.kernels.descriptors import twin_maker
 from flashgen.kernels.direct_launch import Repeated
 from flashgen.kernels.inner_launch import MOST_MAPS
 from flashgen.kernels.launch_cache import Decode, Parts, combine_arguments, decode_arguments
@@ -40,22 +41,25 @@ def forward(plan: Plan, call: Forward, o: Tensor, lse: Tensor) -> ForwardAgain |
         return None
     if not _repeatable(plan, q, k, v, call.scale) or _misaligned(q, k, v, o, lse):
         return None
-    kind = "desc" if plan.by_descriptor else "ptr"
-    names = [f"{x}_{kind}" for x in "qkvo"]
+    names = _DESCRIPTORS if plan.by_descriptor else _POINTERS
     blocks, arguments = forward_arguments(plan, call, o, lse)
-    repeated = _repeated(plan, q, blocks, arguments, [*names, "lse_ptr"])
+    repeated = _repeated(plan, q, blocks, arguments, names)
     if repeated is None:
         return None
     if not plan.by_descriptor:
         return _by_pointer(repeated, o, lse)
-    twins = [twin_maker(arguments[name]) for name in names]
+    twins = [twin_maker(arguments[name]) for name in names[:4]]
     if repeated.encoders is None:
         return _by_descriptor(repeated, o, lse, twins)
     return _by_map(repeated, o, lse, twins, repeated.encoders)
 
 
+_POINTERS = ("q_ptr", "k_ptr", "v_ptr", "o_ptr", "lse_ptr")
+_DESCRIPTORS = ("q_desc", "k_desc", "v_desc", "o_desc", "lse_ptr")
+
+
 def _repeated(
-    plan: Plan, beside: Tensor, blocks: int, arguments: Arguments, given: list[str]
+    plan: Plan, beside: Tensor, blocks: int, arguments: Arguments, given: Sequence[str]
 ) -> Repeated | None:
     """The launch of a plan, with the arguments of these names given anew each time."""
     places = [plan.names.index(name) for name in given]
@@ -253,24 +257,16 @@ def _repeatable(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float) -> bo
     return (
         plan.direct.undisturbed()
         and scale > 0
-        and all(x.numel() > 0 for x in (q, k, v))
+        and q.numel() > 0
+        and k.numel() > 0
+        and v.numel() > 0
         and (not plan.rows_of_eight or all(map(lies_in_eights, (q, k, v))))
     )
 
 
 def _misaligned(*tensors: Tensor) -> bool:
     """Whether one of them begins where a launch cannot be repeated."""
-    return any(x.data_ptr() & ALIGNED for x in tensors)
-
-
-def twin_maker(descriptor: Any) -> Callable[[Tensor], Any]:
-    """Makes descriptors like this one of tensors like its own. It keeps no tensor alive."""
-    kind, new = type(descriptor), object.__new__
-    fields = {name: value for name, value in vars(descriptor).items() if name != "base"}
-
-    def twin(tensor: Tensor) -> Any:
-        made = new(kind)
-        made.__dict__ = {**fields, "base": tensor}
-        return made
-
-    return twin
+    bits = 0
+    for x in tensors:
+        bits |= x.data_ptr()
+    return bits & ALIGNED != 0

@@ -79,13 +79,12 @@ class CallCache:
 class BoundAttention:
     """attention() for calls that equal an earlier one; for autograd, their passes."""
 
-    __slots__ = ("_call", "_forward", "_passes", "_undetermined")
+    __slots__ = ("_call", "_forward", "_passes")
 
     def __init__(self, forward: repeated_launch.ForwardAgain, passes: Passes, call: Call) -> None:
         self._forward = forward
         self._passes = passes
-        self._call = replace(call, deterministic=True)
-        self._undetermined = replace(call, deterministic=False)
+        self._call = call
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, deterministic: bool
@@ -94,7 +93,9 @@ class BoundAttention:
         the state of torch differs after all.
         """
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            call = self._call if deterministic else self._undetermined
+            call = self._call
+            if call.deterministic is not deterministic:
+                call = replace(call, deterministic=deterministic)
             return autograd.attention(self, call, q, k, v, PLAIN)
         return self._forward(q, k, v)
 

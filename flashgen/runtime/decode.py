@@ -7,6 +7,7 @@ known on the device only.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -163,7 +164,7 @@ class Decoder:
     ) -> tuple[Launcher, Launcher, int]:
         """The launchers of decode and combine, and the SMs of the device."""
         resolver, device, capacity = self._resolver, q.device, cache.capacity
-        merging = spec.for_direction("combine")
+        merging = _combine_of(spec)
         rows = rows_together(q.shape[1] // max(1, cache.k.shape[1]) * q.shape[2])
 
         def make() -> Launcher:
@@ -177,6 +178,12 @@ class Decoder:
         decode = resolver.kept(spec, device, (bucket_of(capacity), rows), make)
         combine = resolver.kept(merging, device, None, make_combine)
         return decode, combine, resolver.served_as(device)[1].sms
+
+
+@functools.lru_cache(maxsize=1024)
+def _combine_of(spec: AttentionSpec) -> AttentionSpec:
+    """The spec that merges the splits of a decode; cached, because all specs are validated."""
+    return spec.for_direction("combine")
 
 
 def spec_of(

@@ -35,7 +35,7 @@ from flashgen.spec.features import (
 from flashgen.spec.from_call import from_tensors
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Asked:
     """The arguments of a call besides q, k and v, as Dispatcher.attention describes them."""
 

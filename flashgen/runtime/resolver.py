@@ -27,7 +27,7 @@ from flashgen.runtime.selection import (
     tune_command,
 )
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.features import PLAIN, Features, key_of
+from flashgen.spec.features import PLAIN, Features
 from flashgen.spec.from_call import from_tensors
 from flashgen.spec.gpu import Gpu, known_target
 from flashgen.spec.problem import BUCKETS, bucket_of
@@ -226,4 +226,4 @@ def key(
     if features is PLAIN:
         return found
     packed = features.sequences
-    return (*found, *key_of(features), None if packed is None else bucket_of(packed.max_k))
+    return (*found, *features.key, None if packed is None else bucket_of(packed.max_k))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -370,6 +370,8 @@ class Features:
     sequences: Sequences | None = None
     fp8: Fp8 | None = None
     block_mask: BlockMask | None = None
+    key: tuple[object, ...] = field(init=False, repr=False)
+    """What decides the spec of a call, as a key of dictionaries."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.dropout_p <= 1.0:
@@ -380,6 +382,8 @@ class Features:
         if self.chunk_start is not None and not self.chunk:
             raise InvalidArgument("chunk_start goes with chunk: got no chunk")
         check_softcap(self.softcap)
+        of_o = None if self.fp8 is None else self.fp8.dtype
+        object.__setattr__(self, "key", (*[row.given(self) for row in _OF_CALLS], of_o))
 
     @property
     def bias_kind(self) -> Bias:
@@ -460,8 +464,11 @@ def check_softcap(softcap: object) -> float:
     """The cap as Features holds it; None is 0, no cap. Raises InvalidArgument for what is no number
     of 0 or more.
     """
-    cap = 0.0 if softcap is None else softcap
-    number = float(cap) if isinstance(cap, Real) and not isinstance(cap, bool) else math.nan
+    if softcap is None:
+        return 0.0
+    number = math.nan
+    if type(softcap) is float or (isinstance(softcap, Real) and not isinstance(softcap, bool)):
+        number = float(softcap)
     if not 0.0 <= number < math.inf:
         raise InvalidArgument(f"softcap must be finite and 0 or more, 0 for none: got {softcap!r}")
     return number
@@ -527,7 +534,7 @@ def from_parts(tensors: Sequence[Tensor | None], numbers: Sequence[float]) -> Fe
         softcap=softcap,
         chunk=int(chunk),
     )
-    return found if any(key_of(found)) else PLAIN
+    return found if any(found.key) else PLAIN
 
 
 def without_tensors(features: Features) -> Features:
@@ -553,9 +560,7 @@ class Given:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The tensors by argument, but for the block mask."""
-        named = {_ARGUMENT.get(name, name): name for name in TENSORS if name != "rng"}
-        found = {name: getattr(self, name) for name in named}
-        return {name: x for name, x in found.items() if x is not None}
+        return {name: x for name in _GIVEN_TENSORS if (x := getattr(self, name)) is not None}
 
     @property
     def nothing(self) -> bool:
@@ -586,8 +591,10 @@ class Given:
             block_mask=self.block_mask,
             sequences=sequences,
         )
-        return found if any(key_of(found)) else PLAIN
+        return found if any(found.key) else PLAIN
 
+
+_GIVEN_TENSORS = tuple(_ARGUMENT.get(name, name) for name in TENSORS if name != "rng")
 
 NOTHING_GIVEN = Given()
 """No argument of a feature."""
@@ -596,17 +603,6 @@ NOTHING_GIVEN = Given()
 def fields_of(features: Features) -> dict[str, bool | str]:
     """The fields of a spec that a call's features turn on."""
     return {row.field: row.value for row in _OF_CALLS if row.given(features)}
-
-
-def key_of(features: Features) -> tuple[object, ...]:
-    """The part of a call's features that decides its spec, as a key of dictionaries."""
-    if features is PLAIN:
-        return _PLAIN_KEY
-    of_o = None if features.fp8 is None else features.fp8.dtype
-    return (*(row.given(features) for row in _OF_CALLS), of_o)
-
-
-_PLAIN_KEY = (*(False for _ in _OF_CALLS), None)
 
 
 def check_features(features: Features, q: Tensor, k: Tensor) -> None:

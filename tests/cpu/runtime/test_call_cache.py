@@ -70,7 +70,7 @@ def last(driver: Written, results: tuple[Tensor, ...]) -> Any:
     where = {x.data_ptr(): ("result", i) for i, x in enumerate(results)}
 
     def named(argument: Any) -> Any:
-        if isinstance(argument, tuple):
+        if isinstance(argument, tuple) and isinstance(argument[-1], dict):  # a descriptor
             kind, fields = argument
             return kind, {name: named(value) for name, value in fields.items()}
         return where.get(argument, argument) if isinstance(argument, int) else argument
