@@ -80,7 +80,12 @@ def compile_all(
     """Compile kernels into the cache of STATE, and yield a line for each."""
     builder = Builder(gpu, state, jobs, tasks or Tasks())
     try:
-        for build, (spec, config) in [(builder.start(*pair), pair) for pair in wanted]:
+        # The problem decides which variant of a decode is compiled, and nothing of these.
+        started = [
+            (builder.start(spec, config, workload(spec, TUNED_SEQ)), spec, config)
+            for spec, config in wanted
+        ]
+        for build, spec, config in started:
             yield f"{spec.name} {config.label} {build.verdict().status.value}"
     finally:
         builder.close()
