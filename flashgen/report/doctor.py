@@ -10,12 +10,13 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flashgen.errors import FlashgenError
-from flashgen.evaluate.tasks import COMPILE_ENV, DEVICE_ENV, Tasks, kernel_payload
+from flashgen.evaluate.tasks import DEVICE_ENV
 from flashgen.evaluate.workers.answers import Answer, Died, Done, Task
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.report.gpu_probe import CLOCKS_SET, SLOWED
@@ -31,8 +32,11 @@ from flashgen.report.machine import (
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.defaults import default_config
 from flashgen.spec.gpu import Gpu, known_target
-from flashgen.spec.outcome import Timing
+from flashgen.spec.outcome import Outcome, Stage, Status
 from flashgen.spec.problem import workload
+
+if TYPE_CHECKING:  # its modules import torch, which may be missing
+    from flashgen.evaluate.evaluator import Evaluator
 
 SCHEMA = 1
 """Of --json."""
@@ -40,13 +44,45 @@ SCHEMA = 1
 TARGET = "nvidia_h200"
 """What is compiled for where there is no GPU."""
 
-LOOK_LIMIT_S, TRY_LIMIT_S = 60.0, 120.0
+LOOK_LIMIT_S = 60.0
 SEQ = 1024
 
 SPEC = AttentionSpec(dtype="float16", head_dim=64, head_dim_v=64, mask="none")
 
-Ask = Callable[[str, Mapping[str, Any], float, Mapping[str, str | None]], Answer]
-"""A function of a child process, its payload, the limit in seconds, and the environment."""
+Opened = AbstractContextManager["Evaluator"]
+
+
+def look(index: int) -> Answer:
+    """gpu_probe.look in a child process; Died if none can start."""
+    task = Task(
+        function="flashgen.report.gpu_probe:look", payload={"index": index}, limit_s=LOOK_LIMIT_S
+    )
+    try:
+        with Workers(1, env=DEVICE_ENV) as workers:
+            return workers.submit(task).result()
+    except (FlashgenError, OSError) as error:
+        return Died(str(error))
+
+
+def _offline(gpu: Gpu, folder: Path) -> Opened:
+    from flashgen.evaluate.offline import OfflineEvaluator
+
+    return OfflineEvaluator(gpu, folder, 1)
+
+
+def _present(gpu: Gpu, index: int, folder: Path) -> Opened:
+    from flashgen.evaluate.on_gpu import GpuEvaluator
+
+    return GpuEvaluator(gpu, index, folder, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tools:
+    """What looks at the GPU of an index, and the evaluators without and with it, in a folder."""
+
+    look: Callable[[int], Answer] = look
+    offline: Callable[[Gpu, Path], Opened] = _offline
+    on_gpu: Callable[[Gpu, int, Path], Opened] = _present
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,21 +131,10 @@ class Diagnosis:
             yield from (f"- {remedy}" for remedy in self.remedies)
 
 
-def in_child(
-    function: str, payload: Mapping[str, Any], limit_s: float, env: Mapping[str, str | None]
-) -> Answer:
-    """The answer of a function in a child process; Died if no child can start."""
-    try:
-        with Workers(1, env=env) as workers:
-            task = Task(function=function, payload=dict(payload), limit_s=limit_s)
-            return workers.submit(task).result()
-    except (FlashgenError, OSError) as error:
-        return Died(str(error))
-
-
-def diagnose(out: Path, index: int = 0, ask: Ask = in_child) -> Diagnosis:
+def diagnose(out: Path, index: int = 0, tools: Tools | None = None) -> Diagnosis:
     """Read this machine and try its abilities. out: the folder that a tuner would write to."""
-    looked = ask("flashgen.report.gpu_probe:look", {"index": index}, LOOK_LIMIT_S, DEVICE_ENV)
+    tools = tools or Tools()
+    looked = tools.look(index)
     nothing: dict[str, Any] = {"gpu": None, "why": str(looked)}
     seen = looked.value if isinstance(looked, Done) else nothing
     gpu = None if seen["gpu"] is None else Gpu(**seen["gpu"])
@@ -122,7 +147,7 @@ def diagnose(out: Path, index: int = 0, ask: Ask = in_child) -> Diagnosis:
         "tables": tables(gpu),
     }
     facts = [fact for name, section in sections.items() for fact in _read(name, section)]
-    return Diagnosis(facts=tuple(facts), abilities=tuple(_abilities(gpu, seen, index, ask)))
+    return Diagnosis(facts=tuple(facts), abilities=tuple(_abilities(gpu, seen, index, tools)))
 
 
 def _read(name: str, section: Iterator[Fact]) -> Iterator[Fact]:
@@ -185,97 +210,97 @@ def _clocks(nvml: Mapping[str, Any], conditions: Mapping[str, Any]) -> Fact:
     return Fact(section="gpu", name="clocks", value=", ".join(words), remedy=remedy)
 
 
-def _abilities(gpu: Gpu | None, seen: Mapping[str, Any], index: int, ask: Ask) -> Iterator[Ability]:
+def _abilities(
+    gpu: Gpu | None, seen: Mapping[str, Any], index: int, tools: Tools
+) -> Iterator[Ability]:
     """Compile, then launch, then measure: each needs the one before."""
     try:
         with tempfile.TemporaryDirectory(prefix="flashgen-doctor-") as folder:
-            compiled = _compiles(gpu or known_target(TARGET), Path(folder), ask)
+            compiled = _compiles(gpu or known_target(TARGET), Path(folder), tools)
             yield compiled
-            launched = _launches(gpu, seen, index, compiled, ask)
-            yield launched
-            yield _measures(gpu, seen, index, launched, Path(folder), ask)
+            if gpu is None or not compiled.able:
+                yield from _without_launch(gpu, seen)
+            else:
+                yield from _on_gpu(lambda: tools.on_gpu(gpu, index, Path(folder)))
     except OSError as error:
         why = f"no temporary folder ({error.strerror})"
         for name in ("compile", "launch", "measure"):
-            yield Ability(name=name, able=False, why=why, remedy="set TMPDIR")
+            yield _no(name, why, "set TMPDIR to a folder that can be written")
 
 
-def _kernel() -> dict[str, Any]:
-    return kernel_payload(SPEC, default_config(SPEC))
+def _no(name: str, why: str, remedy: str = "") -> Ability:
+    return Ability(name=name, able=False, why=why, remedy=remedy or _remedy(why))
 
 
-def _compiles(gpu: Gpu, folder: Path, ask: Ask) -> Ability:
-    payload = _kernel() | {"gpu": asdict(gpu), "cache": str(folder)}
+def _try(opened: Callable[[], Opened], *stages: Stage) -> Iterator[Outcome | str]:
+    """The outcome of the default kernel at each stage, or why there is none; ends with the first
+    that fails.
+    """
+    try:
+        with opened() as evaluator:
+            for stage in stages:
+                (outcome,) = evaluator.evaluate(
+                    stage, SPEC, workload(SPEC, SEQ), (default_config(SPEC),)
+                )
+                yield outcome
+                if not outcome.ok:
+                    return
+    except Exception as error:  # of torch or Triton, whose installation may be broken in any way
+        yield str(error) if isinstance(error, FlashgenError) else f"{type(error).__name__}: {error}"
+
+
+def _compiles(gpu: Gpu, folder: Path, tools: Tools) -> Ability:
     began = time.monotonic()
-    answer = ask(Tasks().compile, payload, TRY_LIMIT_S, COMPILE_ENV)
-    if not isinstance(answer, Done):
-        return Ability(name="compile", able=False, why=str(answer), remedy=_remedy(str(answer)))
-    built, missing = answer.value["compiled"], answer.value["no_estimate"]
-    why = f"{built['name']} for {gpu.arch} in {time.monotonic() - began:.1f} s"
-    remedy = "for estimates: pip install 'flashgen[offline]'" if missing else ""
-    return Ability(
-        name="compile",
-        able=True,
-        why=f"{why}, without an estimate ({missing})" if missing else why,
-        remedy=remedy,
-    )
+    (found,) = _try(lambda: tools.offline(gpu, folder), "timed")
+    if isinstance(found, str):
+        return _no("compile", found)
+    why = f"a kernel for {gpu.arch} in {time.monotonic() - began:.1f} s"
+    if found.status is Status.NO_ESTIMATE:
+        why = f"{why}, without an estimate ({found.detail})"
+        remedy = "for estimates: pip install 'flashgen[offline]'"
+        return Ability(name="compile", able=True, why=why, remedy=remedy)
+    return Ability(name="compile", able=True, why=why) if found.ok else _failed("compile", found)
 
 
-def _launches(
-    gpu: Gpu | None, seen: Mapping[str, Any], index: int, compiled: Ability, ask: Ask
-) -> Ability:
-    def no(why: str, remedy: str) -> Ability:
-        return Ability(name="launch", able=False, why=why, remedy=remedy)
-
-    if gpu is None:
-        if "name" not in seen and not driver():
-            instead = "without a GPU, kernels run in Triton's interpreter: TRITON_INTERPRET=1"
-            return no(f"no GPU driver is loaded ({seen['why']})", instead)
-        return no(seen["why"], _remedy(seen["why"]))
-    if not compiled.able:
-        return no("nothing compiles", "")
-    payload = _kernel() | {"device": f"cuda:{index}", "seed": 0}
-    answer = ask(Tasks().check, payload, TRY_LIMIT_S, DEVICE_ENV)
-    if not isinstance(answer, Done):
-        return no(str(answer), _remedy(str(answer)))
-    found = answer.value
-    if not found["passed"]:
-        return no(f"the result is wrong: {found['detail']}", "report this as a bug")
-    why = f"right, {found['floors']:.2f} of 2 floors from float64"
-    return Ability(name="launch", able=True, why=why)
+def _failed(name: str, outcome: Outcome) -> Ability:
+    why = f"{outcome.status.value}: {outcome.detail}"
+    return _no(name, why, _remedy(why) or "report this as a bug")
 
 
-def _measures(
-    gpu: Gpu | None,
-    seen: Mapping[str, Any],
-    index: int,
-    launched: Ability,
-    folder: Path,
-    ask: Ask,
-) -> Ability:
-    if gpu is None or not launched.able:
-        return Ability(
-            name="measure",
-            able=False,
-            why="nothing can be launched",
-            remedy="" if gpu else f"estimates need no GPU: flashgen tune --target {TARGET}",
-        )
-    payload = _kernel() | {
-        "problem": asdict(workload(SPEC, SEQ)),
-        "device": f"cuda:{index}",
-        "seed": 0,
-        "effort": "rough",
-        "l2_bytes": gpu.l2_bytes,
-        "peak_tflops": gpu.peak_tflops,
-        "cache": str(folder),
-    }
-    answer = ask(Tasks().measure, payload, TRY_LIMIT_S, DEVICE_ENV)
-    if not isinstance(answer, Done):
-        return Ability(name="measure", able=False, why=str(answer), remedy=_remedy(str(answer)))
-    timing = Timing(**answer.value)
-    spread = (timing.high_us - timing.low_us) / timing.median_us
-    why = f"{timing.median_us:.1f} us, 60 % of samples within {spread:.0%}"
-    return Ability(name="measure", able=True, why=why)
+def _without_launch(gpu: Gpu | None, seen: Mapping[str, Any]) -> Iterator[Ability]:
+    why, remedy = seen["why"], ""
+    if gpu is not None:
+        why = "nothing compiles"
+    elif "name" not in seen and not driver():
+        why = f"no GPU driver is loaded ({why})"
+        remedy = "without a GPU, kernels run in Triton's interpreter: TRITON_INTERPRET=1"
+    yield _no("launch", why, remedy)
+    instead = "" if gpu else f"estimates need no GPU: flashgen tune --target {TARGET}"
+    yield _no("measure", "nothing can be launched", instead)
+
+
+def _on_gpu(opened: Callable[[], Opened]) -> Iterator[Ability]:
+    """Launch, and measure what was launched."""
+    yielded = 0
+    for name, found in zip(("launch", "measure"), _try(opened, "check", "rough"), strict=False):
+        yielded += 1
+        if isinstance(found, str):
+            yield _no(name, found)
+        else:
+            yield _worked(name, found) if found.ok else _failed(name, found)
+    if yielded < 2:
+        yield _no("measure", "nothing can be launched")
+
+
+def _worked(name: str, outcome: Outcome) -> Ability:
+    why = "done"
+    if outcome.check is not None:
+        why = f"right, {outcome.check.floors:.2f} of 2 floors from float64"
+    elif outcome.timing is not None:
+        timing = outcome.timing
+        spread = (timing.high_us - timing.low_us) / timing.median_us
+        why = f"{timing.median_us:.1f} us, 60 % of samples within {spread:.0%}"
+    return Ability(name=name, able=True, why=why)
 
 
 _REMEDIES = (
@@ -284,6 +309,7 @@ _REMEDIES = (
     ("No module named 'yaml'", "install the tuner's packages: pip install 'flashgen[tune]'"),
     (".yaml", "mend or delete this table, or unset FLASHGEN_CONFIGS"),
     ("FLASHGEN_CONFIGS", "let FLASHGEN_CONFIGS name a folder of tables, or unset it"),
+    ("No module named 'torch'", "install torch: pip install torch"),
     ("No module named 'triton'", "install Triton: pip install triton"),
     ("package torch is missing", "install torch: pip install torch"),
     ("package triton is missing", "install Triton: pip install triton"),
@@ -292,6 +318,7 @@ _REMEDIES = (
     ("0 devices", "CUDA_VISIBLE_DEVICES hides the GPUs: unset it"),
     ("Permission denied", "set TRITON_CACHE_DIR and TMPDIR to folders that can be written"),
     ("Read-only file system", "set TRITON_CACHE_DIR and TMPDIR to folders that can be written"),
+    ("Not a directory", "set TRITON_CACHE_DIR and TMPDIR to folders that can be written"),
     ("out of memory", "end other programs on this GPU"),
     ("no answer within", "look for a hung GPU: nvidia-smi"),
 )

@@ -7,17 +7,19 @@ import os
 import subprocess
 import sys
 import types
-from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flashgen.evaluate.workers.answers import Answer, Died, Done, Raised, TimedOut
+from flashgen.errors import ToolchainError
+from flashgen.evaluate.workers.answers import Answer, Died, Done
 from flashgen.report import doctor, gpu_probe, machine
-from flashgen.report.doctor import Diagnosis, diagnose
-from flashgen.spec.gpu import TARGETS
+from flashgen.report.doctor import Diagnosis, Tools, diagnose
+from flashgen.spec.gpu import TARGETS, Gpu
+from flashgen.spec.outcome import Source, Stage, Status
+from tests.fakes import Failing, FakeEvaluator
 
 ROOT = Path(__file__).resolve().parents[3]
 H200 = TARGETS["nvidia_h200"]
@@ -36,30 +38,33 @@ SEEN = {
 }  # fmt: skip
 NONE = {"cuda": None, "hip": None, "gpu": None, "why": "torch is a build for the CPU", "nvml": {}}
 
-COMPILED = Done({"compiled": {"name": "fwd_x"}, "replay": {}, "no_estimate": ""})
-CHECKED = Done({"passed": True, "floors": 0.7, "detail": ""})
-TIMED = Done({"median_us": 20.0, "low_us": 19.5, "high_us": 20.5, "samples": 9, "clock_mhz": 1980})
-
 
 class Machine:
-    """Answers in the place of child processes, and keeps what it was asked."""
+    """A machine that looks like `seen`, and whose kernels fail at a stage as `failing` says."""
 
-    def __init__(self, **answers: Answer) -> None:
-        self.answers = {
-            "look": Done(SEEN), "compile_one": COMPILED, "check_one": CHECKED, "measure_one": TIMED,
-        } | answers  # fmt: skip
-        self.asked: dict[str, Mapping[str, Any]] = {}
+    def __init__(self, seen: Answer | None = None, failing: Failing | None = None) -> None:
+        self.seen = seen or Done(SEEN)
+        self.failing = failing or (lambda stage, config: None)
+        self.opened: list[tuple[Any, ...]] = []
+        self.error: Exception | None = None
 
-    def __call__(
-        self,
-        function: str,
-        payload: Mapping[str, Any],
-        limit_s: float,
-        env: Mapping[str, str | None],
-    ) -> Answer:
-        name = function.partition(":")[2]
-        self.asked[name] = payload
-        return self.answers[name]
+    def evaluator(self, source: Source, gpu: Gpu, *place: Any) -> FakeEvaluator:
+        self.opened.append((source, gpu.slug, *place[:-1]))
+        if self.error is not None:
+            raise self.error
+        return FakeEvaluator(us=lambda config: 20.0, gpu=gpu, failing=self.failing, source=source)
+
+    @property
+    def tools(self) -> Tools:
+        return Tools(
+            look=lambda index: self.seen,
+            offline=lambda gpu, folder: self.evaluator("estimated", gpu, folder),
+            on_gpu=lambda gpu, index, folder: self.evaluator("measured", gpu, index, folder),
+        )
+
+
+def at(stage: Stage, status: Status) -> Failing:
+    return lambda found, config: status if found == stage else None
 
 
 def seen(**changes: Any) -> Done:
@@ -67,8 +72,8 @@ def seen(**changes: Any) -> Done:
     return Done(SEEN | {"nvml": nvml} | changes)
 
 
-def found(folder: Path, **answers: Answer) -> Diagnosis:
-    return diagnose(folder, ask=Machine(**answers))
+def found(folder: Path, look: Answer | None = None, failing: Failing | None = None) -> Diagnosis:
+    return diagnose(folder, tools=Machine(look, failing).tools)
 
 
 def value(diagnosis: Diagnosis, name: str) -> str:
@@ -103,44 +108,40 @@ def test_a_machine_in_order_has_nothing_to_do(tmp_path: Path) -> None:
     lines = list(good.lines())
     assert lines[-3:] == [
         lines[-3],
-        "can launch    yes: right, 0.70 of 2 floors from float64",
+        "can launch    yes: right, 1.00 of 2 floors from float64",
         "can measure   yes: 20.0 us, 60 % of samples within 5%",
     ]
-    assert lines[-3].startswith("can compile   yes: fwd_x for sm_90 in ")
+    assert lines[-3].startswith("can compile   yes: a kernel for sm_90 in ")
     assert len(lines) <= 40
 
 
 def test_each_ability_is_tried_on_the_gpu_that_is_named(tmp_path: Path) -> None:
     made = Machine()
-    diagnose(tmp_path, 3, made)
-    assert made.asked["look"] == {"index": 3}
-    assert made.asked["compile_one"]["gpu"] == asdict(H200)
-    assert made.asked["check_one"]["device"] == made.asked["measure_one"]["device"] == "cuda:3"
-    assert made.asked["measure_one"]["l2_bytes"] == H200.l2_bytes
+    diagnose(tmp_path, 3, made.tools)
+    assert made.opened == [("estimated", "nvidia_h200"), ("measured", "nvidia_h200", 3)]
 
 
 def test_json_has_what_the_screen_has(tmp_path: Path) -> None:
-    bad = found(tmp_path, check_one=TimedOut(120.0))
+    bad = found(tmp_path, failing=at("check", Status.TIMEOUT))
     record = json.loads(json.dumps(bad.to_json()))
     assert record["schema"] == 1
     assert record["facts"]["gpu"]["driver"] == "580.1"
     assert record["can"]["compile"]["able"] is True
     assert record["can"]["launch"] == {
-        "able": False, "why": "no answer within 120 s",
-        "remedy": "look for a hung GPU: nvidia-smi",
+        "able": False, "why": "timeout: made to fail", "remedy": "report this as a bug",
     }  # fmt: skip
-    assert record["remedies"] == ["look for a hung GPU: nvidia-smi"]
+    assert record["can"]["measure"]["why"] == "nothing can be launched"
+    assert record["remedies"] == ["report this as a bug"]
 
 
 def test_without_a_gpu_it_compiles_for_an_h200(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "KERNEL_DRIVER", tmp_path / "none")
-    made = Machine(look=Done(NONE))
-    bare = diagnose(tmp_path, ask=made)
+    made = Machine(Done(NONE))
+    bare = diagnose(tmp_path, tools=made.tools)
     assert able(bare) == [True, False, False]
-    assert made.asked["compile_one"]["gpu"] == asdict(H200)
-    assert "check_one" not in made.asked
+    assert made.opened == [("estimated", "nvidia_h200")]
     assert value(bare, "GPU") == "none: torch is a build for the CPU"
     assert any("TRITON_INTERPRET=1" in each for each in bare.remedies)
     assert "nvidia_l4" in value(bare, "shipped")
@@ -196,25 +197,51 @@ def test_mig_other_programs_and_missing_rights_are_told(tmp_path: Path) -> None:
         ("ModuleNotFoundError: No module named 'triton'", "pip install triton"),
         ("PermissionError: [Errno 13] Permission denied: '/.triton'", "TRITON_CACHE_DIR"),
         ("OSError: [Errno 30] Read-only file system: '/.triton'", "TRITON_CACHE_DIR"),
+        ("no answer within 120 s", "nvidia-smi"),
     ],
 )
 def test_what_does_not_compile_is_not_launched(error: str, to_do: str, tmp_path: Path) -> None:
-    kind, _, text = error.partition(": ")
-    one = found(tmp_path, compile_one=Raised(kind, text, "x.py:1"))
+    made = Machine()
+    made.error = ToolchainError(error)
+    one = diagnose(tmp_path, tools=made.tools)
     assert able(one) == [False, False, False]
     assert to_do in one.abilities[0].remedy
+    assert [source for source, *_ in made.opened] == ["estimated"]
 
 
-def test_a_wrong_result_is_a_bug_of_flashgens(tmp_path: Path) -> None:
-    one = found(tmp_path, check_one=Done({"passed": False, "floors": 9.0, "detail": "O is off"}))
-    assert able(one) == [True, False, False]
+def test_a_kernel_without_an_estimate_compiles(tmp_path: Path) -> None:
+    one = found(tmp_path, failing=at("timed", Status.NO_ESTIMATE))
+    assert able(one) == [True, True, True]
+    assert "without an estimate (made to fail)" in one.abilities[0].why
+    assert one.remedies == ("for estimates: pip install 'flashgen[offline]'",)
+
+
+@pytest.mark.parametrize(
+    ("stage", "can"),
+    [
+        ("timed", [False, False, False]),
+        ("check", [True, False, False]),
+        ("rough", [True, True, False]),
+    ],
+)
+def test_a_kernel_that_fails_is_a_bug_of_flashgens(
+    stage: Stage, can: list[bool], tmp_path: Path
+) -> None:
+    one = found(tmp_path, failing=at(stage, Status.WRONG))
+    assert able(one) == can
     assert one.remedies == ("report this as a bug",)
 
 
-def test_a_device_that_cannot_be_measured(tmp_path: Path) -> None:
-    one = found(tmp_path, measure_one=Died("it was killed by SIGSEGV"))
-    assert able(one) == [True, True, False]
-    assert one.abilities[2].why == "it was killed by SIGSEGV"
+def test_a_device_whose_children_cannot_start(tmp_path: Path) -> None:
+    made = Machine()
+    tools = replace(made.tools, on_gpu=_no_children)
+    one = diagnose(tmp_path, tools=tools)
+    assert able(one) == [True, False, False]
+    assert one.abilities[1].why == "no child process starts"
+
+
+def _no_children(gpu: Gpu, index: int, folder: Path) -> FakeEvaluator:
+    raise ToolchainError("no child process starts")
 
 
 def test_a_probe_that_dies_leaves_the_rest(tmp_path: Path) -> None:
@@ -389,3 +416,16 @@ def test_the_command_without_torch_triton_nvml_and_a_home(tmp_path: Path) -> Non
     assert any(
         "pip install torch" in each or "pip install triton" in each for each in record["remedies"]
     )
+
+
+@pytest.mark.slow("compiles a kernel in a process that imports torch")
+def test_the_command_on_this_machine(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "flashgen", "doctor", "--json", "--out", tmp_path],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    can = json.loads(done.stdout)["can"]
+    assert can["compile"]["able"] is True, can
+    torch = pytest.importorskip("torch")
+    assert can["launch"]["able"] is can["measure"]["able"] is torch.cuda.is_available(), can
