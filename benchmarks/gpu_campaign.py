@@ -44,7 +44,7 @@ from flashgen.files import write_whole
 from flashgen.spec.gpu import Gpu
 
 LATE = 4
-"""The exit status of a step whose own time was over: the same command goes on."""
+"""The exit status of our programs whose own time was over; pytest's of a wrong option."""
 
 LEFT = "cases are left, because the time is over"
 """What flashgen bench says where its --time-budget ended before its cases."""
@@ -108,7 +108,7 @@ def run_step(step: Step, out: Path, limit_s: float, budget_s: float, *, smoke: b
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        status = _ended(child, limit_s)
+        status = _ended(child, limit_s, late=LATE if not step.proof else None)
         log.seek(start)
         status = _read(log.read(), status, step.proof if not smoke else "")
     seconds = round(time.monotonic() - began, 1)
@@ -124,8 +124,10 @@ def _read(said: str, status: str, proof: str) -> str:
     return "cut off" if LEFT in said else "done"
 
 
-def _ended(child: subprocess.Popen[bytes], limit_s: float) -> str:
-    """Wait for a child to end, then for it to save its results, then kill it, at limit_s."""
+def _ended(child: subprocess.Popen[bytes], limit_s: float, late: int | None) -> str:
+    """Wait for a child to end, then for it to save its results, then kill it, at limit_s. late:
+    the exit status that says that its own time was over.
+    """
     grace_s = min(GRACE_S, limit_s / 2)
     try:
         for signal_, wait_s in ((signal.SIGINT, limit_s - grace_s), (signal.SIGKILL, grace_s)):
@@ -134,18 +136,14 @@ def _ended(child: subprocess.Popen[bytes], limit_s: float) -> str:
             except subprocess.TimeoutExpired:
                 os.killpg(child.pid, signal_)
                 continue
-            return _status(code, cut=signal_ is signal.SIGKILL)
+            if signal_ is signal.SIGKILL or code == late:
+                return "cut off"
+            return f"failed ({code})" if code else "done"
         child.wait()
         return "cut off"
     except BaseException:
         os.killpg(child.pid, signal.SIGKILL)
         raise
-
-
-def _status(code: int, *, cut: bool) -> str:
-    if cut:
-        return "cut off"
-    return {0: "done", LATE: "cut off"}.get(code, f"failed ({code})")
 
 
 def gpu_at_hand() -> Gpu:

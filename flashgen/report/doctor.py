@@ -263,7 +263,8 @@ def _compiles(gpu: Gpu, folder: Path, tools: Tools) -> Ability:
 
 
 def _failed(name: str, outcome: Outcome) -> Ability:
-    why = f"{outcome.status.value}: {outcome.detail}"
+    said, _, _ = outcome.detail.partition("; kernel kept in ")  # a folder that ends with doctor
+    why = f"{outcome.status.value}: {said}"
     return _no(name, why, _remedy(why) or "report this as a bug")
 
 

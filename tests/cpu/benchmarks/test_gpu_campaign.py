@@ -178,6 +178,14 @@ def test_where_all_tests_were_skipped_nothing_is_proven(
     assert statuses(tmp_path) == {"tests": status}
 
 
+def test_an_option_that_pytest_does_not_know_is_a_failure(tmp_path: Path) -> None:
+    """Without pytest-xdist or pytest-timeout it ends with 4, as our programs do when time is over."""
+    (tests,) = (each for each in STEPS if each.name == "tests")
+    line = "python -c 'raise SystemExit(4)'"
+    run([replace(tests, command=line)], tmp_path, 1000.0)
+    assert statuses(tmp_path) == {"tests": "failed (4)"}
+
+
 @pytest.mark.parametrize("ends", [f'print("3 {gpu_campaign.LEFT}: go on")', "raise SystemExit(4)"])
 def test_what_its_own_time_cut_off_goes_on(ends: str, tmp_path: Path) -> None:
     """A step keeps its budget by itself, and says what is left; its status may be 0."""
