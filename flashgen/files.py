@@ -9,6 +9,9 @@ from pathlib import Path
 
 from flashgen.errors import FlashgenError, ToolchainError
 
+MOST_BYTES = 16 << 20
+"""Larger files are refused: a table of all kernels that ship has less than 1 % of that."""
+
 
 def write_whole(path: Path, content: str | bytes, *, durable: bool = False) -> None:
     """Write a file by renaming a temporary one: other processes see the new content or the old.
@@ -38,6 +41,22 @@ def write_whole(path: Path, content: str | bytes, *, durable: bool = False) -> N
     finally:
         with contextlib.suppress(OSError):  # an unreachable folder holds no temporary file either
             temporary.unlink(missing_ok=True)
+
+
+def content_of(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The content of a file. Raises OSError, and ValueError where it is larger than `most`."""
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"files over {most >> 20} MB are refused")
+    return content
+
+
+def open_own(path: Path, flags: int = os.O_RDWR) -> int:
+    """A descriptor of a lock or a record of flashgen's own, created if necessary. Children do not
+    inherit it. Raises OSError, also for a symbolic link, which somebody may have planted.
+    """
+    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
 
 
 def append_whole(descriptor: int, content: bytes) -> None:

@@ -8,6 +8,7 @@ the first sequence as fit in memory, or, for a decode, the first and last sequen
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -236,6 +237,8 @@ def judged(contender: Contender, case: BenchCase, x: BenchInputs) -> tuple[Line,
             torch.cuda.empty_cache()
         return replace(line, detail=_first_line(error_)), None
     status = "ok" if error <= reference.FLOORS_ACCEPTED else "wrong"
+    if not math.isfinite(error):
+        return replace(line, detail=f"{made.detail} (not finite)".strip(), status=status), ready
     return replace(line, detail=made.detail, status=status, floors=error), ready
 
 

@@ -24,9 +24,9 @@ from flashgen.errors import FlashgenError
 from flashgen.evaluate import measure
 from flashgen.evaluate.evaluator import triton_version
 from flashgen.evaluate.gpu_state import Conditions
-from flashgen.files import write_whole
+from flashgen.files import content_of, write_whole
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.outcome import Timing
+from flashgen.spec.records import parsed, record_of, value_of
 
 SCHEMA = 1
 SAME = ("measured", "gpu", "protocol", "seed", "dtype", "flashgen", "torch", "triton", "tables")
@@ -84,12 +84,19 @@ class Measured:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Measured:
-        """What asdict made of one. Raises KeyError, TypeError."""
-        lines = []
-        for each in record["lines"]:
-            timing = each["timing"] and Timing(**each["timing"])
-            lines.append(Line(**(each | {"timing": timing})))
-        return cls(**(record | {"lines": tuple(lines)}))
+        """What asdict made of one. Raises InvalidArgument."""
+        return record_of(cls, record)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """What bench.json holds."""
+
+    benchmark: str
+    schema: int
+    runs: tuple[dict[str, Any], ...]
+    struck: tuple[tuple[str, str], ...]
+    cases: tuple[Measured, ...]
 
 
 class BenchRecord:
@@ -102,28 +109,36 @@ class BenchRecord:
         self.path = folder / "bench.json"
         self._mark = folder / "in_flight.json"
         self._runs: list[dict[str, Any]] = []
-        self._struck: list[list[str]] = []
+        self._struck: list[tuple[str, str]] = []
         self.cases: dict[str, Measured] = {}
         if self.path.exists():
             self._read(run)
         self._runs.append(run)
         if self._mark.exists():
-            self._struck.append(json.loads(self._mark.read_text(encoding="utf-8")))
+            self._struck += self._marked()
             self.at_work(None, "")
+
+    def _marked(self) -> list[tuple[str, str]]:
+        """The contender that was running when an earlier run was killed. A mark that cannot be
+        read says of none.
+        """
+        try:
+            return [value_of(tuple[str, str], parsed(content_of(self._mark)), "the mark")]
+        except (OSError, ValueError):
+            return []
 
     def _read(self, run: dict[str, Any]) -> None:
         try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-            if found["schema"] != SCHEMA:
-                raise ValueError(f"schema {found['schema']}, not {SCHEMA}")
-            self._runs = list(found["runs"])
-            self._struck = list(found["struck"])
-            cases = [Measured.from_json(each) for each in found["cases"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            record = value_of(dict[str, Any], parsed(content_of(self.path)), "the file")
+            if record.get("schema") != SCHEMA:
+                raise ValueError(f"schema {record.get('schema')!r}, not {SCHEMA}")
+            found = record_of(_File, record, "the file")
+        except (OSError, ValueError) as error:
             raise FlashgenError(
                 f"{self.path} is no record of flashgen bench ({error}): name another --out"
             ) from error
-        self.cases = {case.key: case for case in cases}
+        self._runs, self._struck = list(found.runs), list(found.struck)
+        self.cases = {case.key: case for case in found.cases}
         now = json.loads(json.dumps(run))
         for name in SAME if self._runs else ():
             if self._runs[-1].get(name) != now.get(name):
@@ -144,7 +159,7 @@ class BenchRecord:
 
     def strike(self, case: BenchCase, name: str) -> None:
         """Exclude this contender from the case from now on."""
-        self._struck.append([case.key, name])
+        self._struck.append((case.key, name))
         self._write()
 
     def at_work(self, case: BenchCase | None, name: str) -> None:
@@ -172,7 +187,7 @@ class BenchRecord:
             "benchmark": "flashgen bench", "schema": SCHEMA, "runs": self._runs,
             "struck": self._struck, "cases": used,
         }  # fmt: skip
-        write_whole(self.path, json.dumps(record, indent=1) + "\n", durable=True)
+        write_whole(self.path, json.dumps(record, indent=1, allow_nan=False) + "\n", durable=True)
 
 
 def _short(value: Any) -> str:

@@ -22,7 +22,7 @@ from flashgen.compile import sass
 from flashgen.compile.loops import LoopFacts, main_loops
 from flashgen.compile.occupancy import resident_blocks
 from flashgen.errors import FlashgenError, ToolchainError
-from flashgen.files import write_whole
+from flashgen.files import content_of, write_whole
 from flashgen.kernels.launch import load_kernel
 from flashgen.kernels.render import Rendered
 from flashgen.kernels.signature import compile_signature
@@ -30,6 +30,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.outcome import Status
+from flashgen.spec.records import parsed, record_of, value_of
 
 FACTS = 2
 """Version of the facts in a cache file; raise it whenever their computation changes."""
@@ -92,13 +93,8 @@ class Compiled:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Compiled:
-        """The Compiled of a record that to_json made. Raises KeyError, TypeError or ValueError."""
-        fields = dict(record)
-        loop = fields["loop"]
-        fields["loop"] = None if loop is None else LoopFacts(**loop)
-        fields["other_loops"] = tuple(LoopFacts(**loop) for loop in fields["other_loops"])
-        fields["advisories"] = tuple(fields["advisories"])
-        return cls(**fields)
+        """The Compiled of a record that to_json made. Raises InvalidArgument."""
+        return record_of(cls, record)
 
 
 def compile_kernel(
@@ -138,11 +134,11 @@ def recall(
     """
     path = cache_file(digest, arch, triton, cache, "json", whole=whole)
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if record.pop("facts") != FACTS:
+        record = value_of(dict[str, Any], parsed(content_of(path)), "the record")
+        if record.pop("facts", None) != FACTS:
             return None
         found = Compiled.from_json(record)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError):
         return None
     asked_for = (found.digest, found.arch, found.triton, found.whole) == (
         digest, arch, triton, whole,

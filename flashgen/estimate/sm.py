@@ -31,9 +31,10 @@ from flashgen.estimate.machines import (
     hmma_cycles,
     machine_of,
 )
-from flashgen.files import write_whole
+from flashgen.files import content_of, write_whole
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu
+from flashgen.spec.records import parsed, record_of, value_of
 
 TRIPS, FROM_TRIP = 10, 3
 """Trips of a loop that are replayed, and from which on they count as steady."""
@@ -310,14 +311,8 @@ class Replay:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Replay:
-        """The Replay of a record that to_json made. Raises KeyError, TypeError or ValueError."""
-        fields = dict(record)
-        fields["phases"] = tuple(tuple(phase) for phase in fields["phases"])
-        fields["cycles"] = tuple(tuple(row) for row in fields["cycles"])
-        fields["usage"] = tuple(Usage(**usage) for usage in fields["usage"])
-        fields["block_flops"] = tuple(fields["block_flops"])
-        fields["least_cycles"] = tuple(fields["least_cycles"])
-        return cls(**fields)
+        """The Replay of a record that to_json made. Raises InvalidArgument."""
+        return record_of(cls, record)
 
 
 def streams(spec: AttentionSpec) -> bool:
@@ -397,11 +392,11 @@ def recall_replay(
     """
     try:
         file = _replay_file(compiled, gpu, cache, streams)
-        record = json.loads(file.read_text(encoding="utf-8"))
-        if record["made_by"] != _made_by(gpu):
+        record = value_of(dict[str, Any], parsed(content_of(file)), "the record")
+        if record.get("made_by") != _made_by(gpu):
             return None
-        return Replay.from_json(record["replay"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return record_of(Replay, record.get("replay"))
+    except (OSError, ValueError):
         return None
 
 

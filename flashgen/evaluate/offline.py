@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from flashgen.errors import NoEstimate
 from flashgen.evaluate import check
@@ -19,13 +19,14 @@ from flashgen.evaluate.evaluator import Request, triton_version
 from flashgen.evaluate.tasks import CHECK_LIMIT_S, INTERPRET_ENV, Tasks, kernel_payload
 from flashgen.evaluate.workers.answers import Answer, Died, Done, Failure, Raised, Task, TimedOut
 from flashgen.evaluate.workers.pool import Workers
-from flashgen.files import write_whole
+from flashgen.files import content_of, write_whole
 from flashgen.kernels.render import Rendered
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.outcome import CheckResult, Outcome, Source, Stage, Status
 from flashgen.spec.problem import Problem
+from flashgen.spec.records import parsed, record_of, value_of
 
 CHECK_SEED = 0
 """One seed for all: results are shared between runs, buckets and GPUs by the kernel's digest."""
@@ -143,9 +144,10 @@ class OfflineEvaluator:
     def _recall(self, digest: str) -> CheckResult | None:
         """A result of this digest, seed and Triton, if there is one."""
         try:
-            record = json.loads(self._check_file(digest).read_text(encoding="utf-8"))
-            result = CheckResult(**record["check"])
-        except (OSError, ValueError, TypeError, KeyError):
+            record = parsed(content_of(self._check_file(digest)))
+            record = value_of(dict[str, Any], record, "the record")
+            result = record_of(CheckResult, record.get("check"))
+        except (OSError, ValueError):
             return None
         same = record.get("triton") == triton_version() and result.seed == CHECK_SEED
         return result if same else None

@@ -22,11 +22,12 @@ from typing import Any, Self
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.build import draft
 from flashgen.evaluate.evaluator import Evaluator, Request
-from flashgen.files import append_whole, disk_errors, whole_lines
+from flashgen.files import append_whole, disk_errors, open_own, whole_lines
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
 from flashgen.spec.outcome import KILLERS, PASSING, Outcome, Source, Stage, Status
 from flashgen.spec.problem import Problem
+from flashgen.spec.records import parsed, record_of
 
 Key = tuple[str, str]
 
@@ -63,13 +64,8 @@ class QuarantineRecord:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> QuarantineRecord:
-        """The QuarantineRecord of a line. Raises KeyError, TypeError or ValueError."""
-        fields = dict(record)
-        fields["spec"] = AttentionSpec(**fields["spec"])
-        fields["problem"] = Problem(**fields["problem"])
-        fields["config"] = KernelConfig(**fields["config"])
-        fields["status"] = Status(fields["status"])
-        return cls(**fields)
+        """The QuarantineRecord of a line. Raises InvalidArgument."""
+        return record_of(cls, record)
 
 
 class Quarantine:
@@ -152,10 +148,10 @@ class Quarantine:
 
     def _read(self, notice: Callable[[str], None]) -> Iterator[QuarantineRecord]:
         """The records; an incomplete last line is cut off."""
-        if not self.path.exists():
+        if not os.path.lexists(self.path):
             return
         with _locked(self.path) as descriptor:
-            content = self.path.read_bytes()
+            content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
             lines, whole = whole_lines(content)
             for number, line in enumerate(lines, start=1):
                 yield self._parse(line, number)
@@ -168,8 +164,8 @@ class Quarantine:
 
     def _parse(self, line: bytes, number: int) -> QuarantineRecord:
         try:
-            return QuarantineRecord.from_json(json.loads(line))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return QuarantineRecord.from_json(parsed(line))
+        except ValueError as error:
             raise FlashgenError(
                 f"{self.path}, line {number}: this is no record of a quarantined kernel ({error}); "
                 f"delete the line, or the file to have all kernels tried again"
@@ -196,7 +192,7 @@ def _record(outcome: Outcome, status: Status) -> QuarantineRecord:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[int]:
     """The file, open for appending and locked: the workers of one host share it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    descriptor = open_own(path, os.O_RDWR | os.O_APPEND)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor

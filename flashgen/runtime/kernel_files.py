@@ -6,17 +6,18 @@ are first needed.
 Binaries: FLASHGEN_AOT names a folder written by `flashgen aot`, with one folder per GPU. When a
 kernel is first bound, its binaries are copied into Triton's cache under Triton's own key: text,
 types, options, architecture and version. If anything differs, the binary is not found, and the
-kernel is compiled as usual.
+kernel is compiled as usual. Each file must have the sha256 in the manifest: a damaged one is left
+out. That finds damage and no malice: whoever writes the folder decides what runs.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
-import itertools
-import json
 import logging
 import os
+import re
 import stat
 import threading
 from dataclasses import dataclass
@@ -25,13 +26,14 @@ from typing import TYPE_CHECKING, Any
 
 from flashgen import settings
 from flashgen.errors import GeneratedError, InvalidArgument
-from flashgen.files import write_whole
+from flashgen.files import content_of, write_whole
 from flashgen.kernels import interpreter, launch
 from flashgen.kernels.loader import load_text
 from flashgen.runtime import registry
 from flashgen.runtime.choice import Choice
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig, kernel_name
+from flashgen.spec.records import parsed, record_of, value_of
 
 if TYPE_CHECKING:
     from flashgen.kernels.render import Rendered
@@ -40,14 +42,48 @@ logger = logging.getLogger("flashgen.runtime")
 
 MANIFEST = "manifest.json"
 SCHEMA = 2
+"""Of the manifest; those of schema 1 had no sha256 and are refused."""
+
+_FILE = re.compile(r"\w[\w.-]{0,250}\.(json|cubin|hsaco)", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Binary:
-    """One kernel in a GPU's folder: Triton's key, and the files it stores under it."""
+    """One kernel in a GPU's folder: Triton's key, and the sha256 of each file that Triton stores
+    under it.
+    """
 
     key: str
-    files: tuple[Path, ...]
+    files: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        suffixes = sorted(Path(name).suffix for name in self.files)
+        named = all(_FILE.fullmatch(name) for name in self.files)
+        if not named or len(suffixes) != 2 or ".json" not in suffixes:
+            raise InvalidArgument("files must be metadata (.json) and one binary")
+        if not all(_SHA256.fullmatch(str(each)) for each in (self.key, *self.files.values())):
+            raise InvalidArgument("the key and each file must have a sha256 of 64 hex digits")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a GPU's folder holds: the binaries by the names of their kernels."""
+
+    schema: int
+    gpu: str
+    arch: str
+    triton: str
+    kernels: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if not self.triton.isprintable():
+            raise InvalidArgument(f"triton must be printable text on one line: got {self.triton!r}")
+
+    def binaries(self) -> dict[str, tuple[Binary, ...]]:
+        """The binaries. Raises InvalidArgument."""
+        several = tuple[Binary, ...]
+        return {name: value_of(several, each, "a kernel") for name, each in self.kernels.items()}
 
 
 def offer(name: str) -> int:
@@ -59,65 +95,70 @@ def offer(name: str) -> int:
     folder = settings.aot_folder()
     if folder is None:
         return 0
-    return sum(_install(binary) for binary in binaries(folder).get(name, ()))
+    return sum(_install(*binary) for binary in binaries(folder).get(name, ()))
 
 
 @functools.cache
-def binaries(folder: Path) -> dict[str, list[Binary]]:
-    """The binaries of a folder that this Triton can run, by kernel, whatever the architecture."""
+def binaries(folder: Path) -> dict[str, list[tuple[Path, Binary]]]:
+    """The binaries of a folder that this Triton can run, by kernel, whatever the architecture; each
+    with the folder of its files.
+    """
     import triton
 
-    found: dict[str, list[Binary]] = {}
+    found: dict[str, list[tuple[Path, Binary]]] = {}
     paths = sorted(folder.glob(f"*/{MANIFEST}"))
     if not paths:
         raise InvalidArgument(f"FLASHGEN_AOT must name a folder that `flashgen aot` made: {folder}")
     for path in paths:
         manifest = _read(path)
-        if manifest["triton"] != triton.__version__:
+        if manifest.triton != triton.__version__:
             logger.warning(
                 "%s is of Triton %s, and this is %s: kernels are compiled when first called",
                 path.parent,
-                manifest["triton"],
+                manifest.triton,
                 triton.__version__,
             )
             continue
-        for name, kernels in manifest["kernels"].items():
-            for kernel in kernels:
-                files = tuple(path.parent / kernel["key"] / file for file in kernel["files"])
-                found.setdefault(name, []).append(Binary(key=kernel["key"], files=files))
+        for name, held in manifest.binaries().items():
+            found.setdefault(name, []).extend((path.parent / each.key, each) for each in held)
     return found
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> Manifest:
+    """The manifest of a file. Raises InvalidArgument."""
     try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if manifest["schema"] == SCHEMA and isinstance(manifest["triton"], str):
-            for kernel in itertools.chain.from_iterable(manifest["kernels"].values()):
-                bytes.fromhex(kernel["key"]), tuple(kernel["files"])
-            return manifest
-        problem = f"schema {manifest['schema']}"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        problem = f"{type(error).__name__}: {error}"
-    raise InvalidArgument(
-        f"{path} must be a manifest of schema {SCHEMA} ({problem}): run flashgen aot again"
-    )
+        record = value_of(dict[str, Any], parsed(content_of(path)), "the manifest")
+        if record.get("schema") != SCHEMA:
+            raise ValueError(f"schema {record.get('schema')!r}")
+        manifest = record_of(Manifest, record, "the manifest")
+        manifest.binaries()
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(
+            f"{path} must be a manifest of schema {SCHEMA} ({error}): run flashgen aot again"
+        ) from None
+    return manifest
 
 
-def _install(binary: Binary) -> bool:
-    """Put a binary where Triton's cache manager stores that key. A missing file is a notice."""
+def _install(folder: Path, binary: Binary) -> bool:
+    """Put a binary where Triton's cache manager stores that key. Whole or not at all: a file that
+    is missing or damaged is a warning, and so is a cache that cannot be written.
+    """
     from triton.runtime.cache import get_cache_manager
 
-    manager = get_cache_manager(binary.key)
-    metadata = next(path.name for path in binary.files if path.suffix == ".json")
-    if metadata in (manager.get_group(metadata) or {}):
-        return False
+    metadata = next(name for name in binary.files if name.endswith(".json"))
     try:
-        contents = {path.name: path.read_bytes() for path in binary.files}
+        manager = get_cache_manager(binary.key)
+        if metadata in (manager.get_group(metadata) or {}):
+            return False
+        contents = {name: (folder / name).read_bytes() for name in binary.files}
+        for name, content in contents.items():
+            if hashlib.sha256(content).hexdigest() != binary.files[name]:
+                raise OSError(f"{folder / name} is damaged, its sha256 is not the manifest's")
+        group = {name: manager.put(content, name) for name, content in contents.items()}
+        manager.put_group(metadata, group)
     except OSError as error:
         logger.warning("%s; the kernel is compiled when first called", error)
         return False
-    group = {name: manager.put(content, name) for name, content in contents.items()}
-    manager.put_group(metadata, group)
     return True
 
 

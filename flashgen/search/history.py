@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.evaluate.evaluator import SLOW
@@ -17,6 +17,7 @@ from flashgen.search.evidence import ALL_STAGES, RIGHT_ALL_THE_SAME
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import Outcome, Stage, Status, Timing
+from flashgen.spec.records import parsed, value_of
 from flashgen.table.entry import Entry, Run
 
 TIMED_STAGES: tuple[Stage, ...] = ("final", "timed", "rough")
@@ -198,8 +199,8 @@ def outcomes_of(path: Path, notice: Callable[[str], None]) -> list[Outcome]:
 
 def _parsed(line: bytes, path: Path, number: int) -> Outcome:
     try:
-        return Outcome.from_json(json.loads(line))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return Outcome.from_json(parsed(line))
+    except ValueError as error:
         raise FlashgenError(
             f"{path}, line {number}: this is no record of an outcome ({error}); "
             f"name a log that flashgen tune wrote, or delete the line"
@@ -208,9 +209,10 @@ def _parsed(line: bytes, path: Path, number: int) -> Outcome:
 
 def _of_landscape(content: bytes, path: Path) -> list[Outcome]:
     try:
-        return [Outcome.from_json(record) for record in json.loads(content)["outcomes"]]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        found = value_of(dict[str, Any], parsed(content), "the file")
+        return list(value_of(tuple[Outcome, ...], found.get("outcomes"), "outcomes"))
+    except ValueError as error:
         raise FlashgenError(
-            f"{path} is no file of outcomes ({type(error).__name__}: {error}): name one that "
+            f"{path} is no file of outcomes ({error}): name one that "
             "benchmarks/landscape.py wrote, or a log of flashgen tune"
         ) from None

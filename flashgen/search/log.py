@@ -20,11 +20,12 @@ from typing import Self
 
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.evaluator import protocol_of
-from flashgen.files import append_whole, disk_errors, whole_lines
+from flashgen.files import append_whole, disk_errors, open_own, whole_lines
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import PASSING, Outcome, Source, Stage
 from flashgen.spec.problem import Problem
+from flashgen.spec.records import parsed
 
 Key = tuple[object, ...]
 Notice = Callable[[str], None]
@@ -228,8 +229,8 @@ class Log:
     def _parse(self, line: bytes, number: int) -> Outcome:
         where = f"{self.path}, line {number}"
         try:
-            outcome = Outcome.from_json(json.loads(line))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            outcome = Outcome.from_json(parsed(line))
+        except ValueError as error:
             raise FlashgenError(
                 f"{where}: this is no record of an outcome ({error}); "
                 f"delete the line, or the file to begin anew"
@@ -294,7 +295,7 @@ def _lacks_estimate(outcome: Outcome, problem: Problem) -> bool:
 
 def _open(path: Path, flags: int, opened: contextlib.ExitStack) -> int:
     """An open descriptor that `opened` closes. Children of this process do not inherit it."""
-    descriptor = os.open(path, flags | os.O_CREAT, 0o644)
+    descriptor = open_own(path, flags)
     opened.callback(os.close, descriptor)
     return descriptor
 

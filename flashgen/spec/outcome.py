@@ -4,13 +4,16 @@ JSON form.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
+from flashgen.errors import InvalidArgument
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.problem import Problem
+from flashgen.spec.records import record_of
 from flashgen.spec.vocabulary import Source as Source
 
 
@@ -54,7 +57,7 @@ class Timing:
     """Microseconds of one launch. Measured: median and 20th and 80th percentile of the samples.
 
     Estimated: low and high are the band of the estimate, and samples is 0. clock_mhz is the clock
-    of the SMs right after the samples; None if unknown.
+    of the SMs right after the samples; None if unknown. Raises InvalidArgument.
     """
 
     median_us: float
@@ -62,6 +65,12 @@ class Timing:
     high_us: float
     samples: int = 0
     clock_mhz: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("median_us", "low_us", "high_us", "clock_mhz"):
+            value = getattr(self, field)
+            if value is not None and not 0 < value < math.inf:
+                raise InvalidArgument(f"{field} must be finite and > 0: got {value}")
 
     def tflops(self, operations: float) -> float:
         """TFLOP/s of a launch that does so many floating-point operations."""
@@ -125,19 +134,8 @@ class Outcome:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Outcome:
-        """The Outcome of a record that to_json made. Raises KeyError, TypeError or ValueError.
+        """The Outcome of a record that to_json made. Raises InvalidArgument.
 
         A key that has a default may be missing: an older flashgen wrote the record.
         """
-        fields = dict(record)
-        fields["spec"] = AttentionSpec(**fields["spec"])
-        fields["problem"] = Problem(**fields["problem"])
-        fields["config"] = KernelConfig(**fields["config"])
-        fields["status"] = Status(fields["status"])
-        for name in ("timing", "estimate"):
-            if fields.get(name) is not None:
-                fields[name] = Timing(**fields[name])
-        if fields.get("check") is not None:
-            fields["check"] = CheckResult(**fields["check"])
-        fields["passes_us"] = tuple(fields.get("passes_us", ()))
-        return cls(**fields)
+        return record_of(cls, record)

@@ -17,9 +17,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 import yaml
 
 from flashgen.errors import FlashgenError, InvalidArgument
-
-MOST_BYTES = 16 << 20
-"""Larger files are refused: a table of all kernels that ship has less than 1 % of that."""
+from flashgen.files import content_of
 
 DEEPEST = 64
 """Collections within collections; deeper ones are refused. A table has 4."""
@@ -27,11 +25,12 @@ DEEPEST = 64
 
 def text_of(path: Path, error: type[FlashgenError]) -> str:
     """The text of a file. Raises `error` where it is too large, OSError, UnicodeDecodeError."""
-    with path.open("rb") as file:
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise error(f"{path}: files over {MOST_BYTES >> 20} MB are refused; name another file")
-    return content.decode()
+    try:
+        return content_of(path).decode()
+    except UnicodeDecodeError:
+        raise
+    except ValueError as problem:
+        raise error(f"{path}: {problem}; name another file") from None
 
 
 class Nodes:

@@ -33,6 +33,7 @@ from flashgen.evaluate.build import cpu_count
 from flashgen.evaluate.tasks import DEVICE_ENV, FINAL_LIMIT_PER_CONFIG_S, MEASURE_LIMIT_S
 from flashgen.evaluate.workers.answers import Done, Task
 from flashgen.evaluate.workers.pool import Workers, child_environment
+from flashgen.files import open_own
 from flashgen.spec.gpu import slug_of
 
 LIST_LIMIT_S = 60.0
@@ -262,7 +263,7 @@ def _storage(options: FleetOptions) -> Iterator[str]:
     state = paths.state_dir(options.out)
     try:
         state.mkdir(parents=True, exist_ok=True)
-        lock = os.open(state / "fleet.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        lock = open_own(state / "fleet.lock")
     except OSError as error:
         raise FlashgenError(
             f"{state} cannot be written ({error.strerror}): name another folder with --out"

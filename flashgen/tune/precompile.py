@@ -10,8 +10,8 @@ the binary is not found and Triton compiles as usual: nothing wrong is ever run.
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -210,8 +210,10 @@ def package(
     write_whole(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
 
-def _kept(cache: Path, name: str, key: str, folder: Path) -> list[str]:
-    """Copy metadata and binary of a kernel's key out of Triton's cache; returns their names."""
+def _kept(cache: Path, name: str, key: str, folder: Path) -> dict[str, str]:
+    """Copy metadata and binary of a kernel's key out of Triton's cache; returns the sha256 of each
+    file by its name.
+    """
     found = [
         path
         for path in cache.rglob(f"{name[:150]}*")  # where Triton cuts a name
@@ -225,6 +227,9 @@ def _kept(cache: Path, name: str, key: str, folder: Path) -> list[str]:
             f"Triton must leave metadata and one binary of {name}: "
             f"got {', '.join(path.name for path in files)}"
         )
+    kept = {}
     for path in files:
-        write_whole(folder / key / path.name, path.read_bytes())
-    return [os.fspath(path.name) for path in files]
+        content = path.read_bytes()
+        write_whole(folder / key / path.name, content)
+        kept[path.name] = hashlib.sha256(content).hexdigest()
+    return kept

@@ -19,7 +19,8 @@ from typing import Any, Self
 import flashgen
 from flashgen.evaluate.evaluator import Evaluator, protocol_of, triton_version
 from flashgen.evaluate.measure import Conditions
-from flashgen.files import write_whole
+from flashgen.files import content_of, write_whole
+from flashgen.spec.records import parsed, record_of, value_of
 from flashgen.table.entry import Run
 from flashgen.table.evidence import evidence_text, with_lines
 from flashgen.table.table import Table, dump, parse
@@ -57,48 +58,67 @@ class Session:
         starts now. A file that cannot be read is ignored with a notice: only the order of finalists
         depends on it. Raises FlashgenError if the file cannot be written.
         """
+        begin = _Kept(
+            request=json.loads(json.dumps(request)),
+            run=run,
+            table=dump(table),
+            evidence=evidence_text(table.entries),
+        )
         kept = _kept(path, table.gpu.slug, notice)
-        resumed = kept is not None and kept["request"] == json.loads(json.dumps(request))
-        begin: dict[str, Any] = {
-            "run": asdict(run),
-            "table": dump(table),
-            "evidence": evidence_text(table.entries),
-        }
+        resumed = kept is not None and kept.request == begin.request
         if kept is not None and resumed:
-            begin = {name: kept[name] for name in begin}
+            begin = kept
         if ledger is not None:
-            begin = ledger.agree("session", begin)
-        if kept is None or not resumed:
-            record = {"request": request, **begin}
-            write_whole(path, json.dumps(record, indent=1) + "\n", durable=True)
+            begin = _agreed(ledger, begin)
+        if not resumed:
+            write_whole(path, json.dumps(asdict(begin), indent=1) + "\n", durable=True)
         found = _parsed(begin, table.gpu.slug)
-        begun = Run(**begin["run"])
-        return cls(path=path, run=begun, found=replace(found, gpu=table.gpu), resumed=resumed)
+        return cls(path=path, run=begin.run, found=replace(found, gpu=table.gpu), resumed=resumed)
 
     def end(self) -> None:
         """Delete the session: the table has all results. May be called again."""
         self.path.unlink(missing_ok=True)
 
 
-def _kept(path: Path, slug: str, notice: Callable[[str], None]) -> dict[str, Any] | None:
+def _agreed(ledger: Ledger, begin: _Kept) -> _Kept:
+    """What all workers start from. Raises StorageError if the storage holds something else."""
+    record = asdict(begin)
+    request = record.pop("request")
+    said = ledger.agree("session", record)
+    try:
+        shared = value_of(dict[str, Any], said, "session")
+        return record_of(_Kept, shared | {"request": request}, "session")
+    except ValueError as error:
+        raise ledger.spoiled(error) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """What the file holds: the request, and what a run starts from, which its workers share."""
+
+    request: dict[str, Any]
+    run: Run
+    table: str
+    evidence: str = ""
+
+
+def _kept(path: Path, slug: str, notice: Callable[[str], None]) -> _Kept | None:
     """The record of an unfinished run, if there is one."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        Run(**record["run"])
-        record.setdefault("evidence", "")
+        record = record_of(_Kept, parsed(content_of(path)))
         _parsed(record, slug)
-        return {name: record[name] for name in ("request", "run", "table", "evidence")}
+        return record
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError) as error:
         notice(f"{path}: this is no record of a run ({error}); the run begins anew")
         return None
 
 
-def _parsed(record: Mapping[str, Any], slug: str) -> Table:
+def _parsed(kept: _Kept, slug: str) -> Table:
     """The table of a record, and its evidence."""
-    table = parse(record["table"], Path(f"{slug}.yaml"))
-    entries = with_lines(table.entries, table.gpu, record["evidence"], Path(f"{slug}.jsonl"))
+    table = parse(kept.table, Path(f"{slug}.yaml"))
+    entries = with_lines(table.entries, table.gpu, kept.evidence, Path(f"{slug}.jsonl"))
     return replace(table, entries=entries)
 
 

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import Outcome
+from flashgen.spec.records import record_of
 from flashgen.tune.shared.storage import Storage, StorageError
 
 if TYPE_CHECKING:
@@ -73,10 +74,9 @@ class Answer:
         return {"outcomes": [o.to_json() for o in self.outcomes], "conditions": conditions}
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """The Answer of a record that to_json made. Raises as Outcome.from_json."""
-        outcomes = tuple(Outcome.from_json(outcome) for outcome in record["outcomes"])
-        return cls(outcomes=outcomes, conditions=record["conditions"])
+    def from_json(cls, record: object) -> Self:
+        """The Answer of a record that to_json made. Raises InvalidArgument."""
+        return record_of(cls, record)
 
     @property
     def best_us(self) -> float | None:
@@ -100,9 +100,9 @@ class State:
     rank: int
 
     def answer(self, key: str) -> Answer | None:
-        """The answer of a key, if it has one."""
+        """The answer of a key, if it has one. Raises InvalidArgument if it cannot be read."""
         trial = self.answered.get(key)
-        return Answer.from_json(trial.user_attrs["answer"]) if trial else None
+        return Answer.from_json(trial.user_attrs.get("answer")) if trial else None
 
 
 class Page:
@@ -131,14 +131,14 @@ class Page:
             self._announce(unit, mark)
         wanted = {unit.key: unit for unit in units}
         trials, state = self._look()
-        while orphans := [o for o in state.orphans if o.user_attrs["key"] in wanted]:
+        while orphans := [o for o in state.orphans if self._key(o) in wanted]:
             for orphan in orphans:
                 self._bury(orphan)
             trials, state = self._look()
         claims = []
         for trial in trials:
-            if trial.state is self._states.RUNNING and trial.user_attrs["claim"].endswith(mark):
-                key = trial.user_attrs["key"]
+            if trial.state is self._states.RUNNING and self._claim(trial).endswith(mark):
+                key = self._key(trial)
                 if key not in state.answered and state.held.get(key) == trial.number:
                     deaths = state.deaths.get(key, 0)
                     claims.append(Claim(unit=wanted[key], trial=trial, deaths=deaths))
@@ -165,20 +165,30 @@ class Page:
     def _look(self) -> tuple[list[FrozenTrial], State]:
         trials = self._storage.trials(self._study)
         running = [trial for trial in trials if trial.state is self._states.RUNNING]
-        living, me = self._alive(set(map(_owner, running)))
+        living, me = self._alive(set(map(self._owner, running)))
         held: dict[str, int] = {}
         for trial in running:
-            if _owner(trial) in living:
-                held.setdefault(trial.user_attrs["key"], trial.number)
+            if self._owner(trial) in living:
+                held.setdefault(self._key(trial), trial.number)
         died = [trial for trial in trials if trial.user_attrs.get("died")]
         return trials, State(
-            answered={t.user_attrs["key"]: t for t in reversed(trials) if self._has_answer(t)},
+            answered={self._key(t): t for t in reversed(trials) if self._has_answer(t)},
             held=held,
-            deaths=Counter(trial.user_attrs["key"] for trial in died),
-            orphans=tuple(trial for trial in running if _owner(trial) not in living),
+            deaths=Counter(map(self._key, died)),
+            orphans=tuple(trial for trial in running if self._owner(trial) not in living),
             workers=len(living),
             rank=living.index(me),
         )
+
+    def _key(self, trial: FrozenTrial) -> str:
+        return str(self._storage.said(trial, "key"))
+
+    def _claim(self, trial: FrozenTrial) -> str:
+        return str(self._storage.said(trial, "claim"))
+
+    def _owner(self, trial: FrozenTrial) -> str:
+        """The token of the worker that made a claim."""
+        return self._claim(trial).partition(" ")[0]
 
     def _has_answer(self, trial: FrozenTrial) -> bool:
         return trial.state in (self._states.COMPLETE, self._states.PRUNED)
@@ -198,7 +208,11 @@ class Page:
         """End the trials of a dead worker: as it would have, if they have an answer."""
         record = orphan.user_attrs.get("answer")
         if record is not None:
-            self._end(orphan, Answer.from_json(record))
+            try:
+                answer = Answer.from_json(record)
+            except ValueError as error:
+                raise self._storage.spoiled(error) from None
+            self._end(orphan, answer)
         elif self._storage.put(orphan, "died", True):
             self._storage.finish(orphan, self._states.FAIL)
 
@@ -206,11 +220,6 @@ class Page:
         value = answer.best_us
         state = self._states.PRUNED if value is None else self._states.COMPLETE
         return self._storage.finish(trial, state, value)
-
-
-def _owner(trial: FrozenTrial) -> str:
-    """The token of the worker that made a claim."""
-    return str(trial.user_attrs["claim"].split()[0])
 
 
 def fields_of_configs() -> dict[str, list[str]]:

@@ -27,6 +27,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import Outcome, Source, Stage, Status
 from flashgen.spec.problem import Problem
+from flashgen.spec.records import record_of
 from flashgen.tune.shared import Answer, Claim, Ledger, Page, State, Unit
 
 MOST_AT_ONCE = 4
@@ -73,6 +74,16 @@ def rendered_digest(spec: AttentionSpec, config: KernelConfig) -> str:
         return render(spec, config).digest
     except InvalidArgument:
         return ""
+
+
+def _checked(answer: Answer, unit: Unit) -> Answer:
+    """The answer. Raises InvalidArgument if it is not of the configs of this unit."""
+    if tuple(outcome.config for outcome in answer.outcomes) != unit.configs:
+        raise InvalidArgument(
+            f"the answer to {unit.key} in the storage must be of its configs, in their order: "
+            "begin with an empty storage"
+        )
+    return answer
 
 
 class SharedEvaluator:
@@ -157,7 +168,7 @@ class SharedEvaluator:
         else:
             self.others += len(answer.outcomes)
         if answer.conditions is not None:
-            self.conditions = Conditions(**answer.conditions)
+            self.conditions = record_of(Conditions, answer.conditions, "conditions")
         if any(outcome.status is Status.UNSTEADY for outcome in answer.outcomes):
             name, _, times = unit.key.partition(AGAIN)
             self._times[request, name] = int(times or 0) + 1
@@ -253,7 +264,7 @@ class _Batch:
             for other in self._open():
                 found = state.answer(other)
                 if found is not None:
-                    self._answers[other] = found
+                    self._answers[other] = _checked(found, self._units[other])
             if key not in self._answers:
                 self._take(state)
         return self._answers[key]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import socket
 import threading
 import uuid
@@ -34,6 +35,7 @@ from typing import Any, Self
 
 import flashgen
 from flashgen.errors import FlashgenError
+from flashgen.files import open_own
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.outcome import Stage
 from flashgen.spec.problem import Problem
@@ -61,12 +63,12 @@ class Roster:
         self.token = uuid.uuid4().hex
         if self._storage.journal is not None:
             path = self._lock_of(self.token)
-            self._lock = path, os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            self._lock = path, open_own(path)
             fcntl.flock(self._lock[1], fcntl.LOCK_EX)
         card = {"worker": self.token, "host": socket.gethostname(), "process": os.getpid()}
         self._storage.add(self._study, self._states.RUNNING, card)
         # If a reply of the storage was lost, the request was repeated: there may be two.
-        self._trial, *more = (t for t in self._running() if t.user_attrs["worker"] == self.token)
+        self._trial, *more = (t for t in self._running() if self._token(t) == self.token)
         for trial in more:
             self._storage.finish(trial, self._states.FAIL)
         if self._storage.beats:
@@ -86,9 +88,9 @@ class Roster:
             self._storage.fail_stale(self._study)
         else:
             for trial in self._running():
-                if self._has_ended(trial.user_attrs["worker"]):
+                if self._has_ended(self._token(trial)):
                     self._storage.finish(trial, self._states.FAIL)
-        tokens = [trial.user_attrs["worker"] for trial in self._running()]
+        tokens = list(map(self._token, self._running()))
         if self.token not in tokens:
             self.join()
             tokens.append(self.token)
@@ -112,6 +114,13 @@ class Roster:
         trials = self._storage.trials(self._study)
         return [trial for trial in trials if trial.state is self._states.RUNNING]
 
+    def _token(self, trial: FrozenTrial) -> str:
+        """The token of a worker, which names its lock."""
+        token = str(self._storage.said(trial, "worker"))
+        if not re.fullmatch(r"[0-9a-f]{32}", token):
+            raise self._storage.spoiled(ValueError(f"a worker is called {token[:SHORT]!r}"))
+        return token
+
     def _lock_of(self, token: str) -> Path:
         assert self._storage.journal is not None
         return self._storage.journal.with_name(f"{self._storage.journal.name}.{token}")
@@ -122,7 +131,7 @@ class Roster:
             return False
         path = self._lock_of(token)
         try:
-            descriptor = os.open(path, os.O_RDWR)
+            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
         except FileNotFoundError:
             return True
         try:
@@ -225,12 +234,19 @@ class Ledger:
 
     def _said(self, name: str) -> list[Any]:
         trials = self._storage.trials(self._run)
-        return [t.user_attrs["value"] for t in trials if t.user_attrs["name"] == name]
+        named = [t for t in trials if self._storage.said(t, "name") == name]
+        return [trial.user_attrs.get("value") for trial in named]
+
+    def spoiled(self, error: Exception) -> StorageError:
+        """As Storage.spoiled."""
+        return self._storage.spoiled(error)
 
     def _demand(self, request: Mapping[str, Any]) -> None:
         """Make sure that the run in the storage is this one. Raises FlashgenError."""
         here = json.loads(json.dumps({**request, "configs": fields_of_configs()}))
         there = self.agree("request", here)
+        if not isinstance(there, dict):
+            raise self.spoiled(ValueError("its request must be an object"))
         for name in [*here, *there]:
             if here.get(name) != there.get(name):
                 raise FlashgenError(

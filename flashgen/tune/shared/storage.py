@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import random
@@ -31,6 +30,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flashgen.errors import FlashgenError, ToolchainError
+from flashgen.spec.records import parsed, value_of
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -127,13 +127,14 @@ def _end_of_records(file: int) -> int:
 
 def demand_journal(path: Path) -> None:
     """Check that a file, if it exists, starts as a journal: no other file may be written to.
-    Raises OSError, ValueError, TypeError or KeyError.
+    Raises OSError, ValueError.
     """
     if path.exists():
         with path.open("rb") as file:
             first = file.readline()
         if first:
-            json.loads(first)["op_code"]
+            record = value_of(dict[str, Any], parsed(first), "line 1")
+            value_of(int, record.get("op_code"), "op_code")
 
 
 Notice = Callable[[str], None]
@@ -257,6 +258,13 @@ class Storage:
         )
         self._ask(lambda: study.add_trial(trial))
 
+    def said(self, trial: FrozenTrial, name: str, kind: Any = str) -> Any:
+        """The attribute of a trial, of this type. Raises StorageError if it has no such one."""
+        try:
+            return value_of(kind, trial.user_attrs.get(name), name)
+        except ValueError as error:
+            raise self.spoiled(error) from None
+
     def put(self, trial: FrozenTrial, name: str, value: Any) -> bool:
         """Set an attribute of a running trial; False if it no longer runs."""
         return self._unless_finished(
@@ -354,14 +362,22 @@ class Storage:
                 f"{self.shown} cannot be used ({error.strerror}): free some space there, or "
                 f"make it readable and writable; {_KEPT}"
             ) from None
-        except (KeyError, ValueError) as error:
-            raise StorageError(
-                f"{self.shown} is not as this run left it "
-                f"({type(error).__name__}: {_first_line(error)}): leave its studies alone "
-                f"while the run lasts, or begin with an empty storage; {_KEPT}"
-            ) from None
+        except RuntimeError as error:
+            if not isinstance(error, RecursionError):
+                raise  # Optuna says so of a trial that has ended
+            raise self.spoiled(error) from None
+        except Exception as error:  # a journal is read again and again: any error of its reader
+            raise self.spoiled(error) from None
         self._answered()
         return answer
+
+    def spoiled(self, error: Exception) -> StorageError:
+        """The error for contents that no worker of this run wrote."""
+        return StorageError(
+            f"{self.shown} is not as this run left it "
+            f"({type(error).__name__}: {_first_line(error)}): leave its studies alone "
+            f"while the run lasts, or begin with an empty storage; {_KEPT}"
+        )
 
     def _answered(self) -> None:
         if self._away:

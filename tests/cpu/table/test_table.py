@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashgen.errors import FlashgenError, InvalidArgument, TableError
+from flashgen.files import MOST_BYTES
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS, Problem
 from flashgen.table.entry import EntryEvidence, Result
@@ -30,7 +31,6 @@ from flashgen.table.table import (
     restamped,
     save,
 )
-from flashgen.table.yaml import MOST_BYTES
 from tests.tables import AHEAD, FA2, H200, SPEC, bare, made_entry, made_run, made_table
 
 PATH = Path("configs/nvidia_h200.yaml")

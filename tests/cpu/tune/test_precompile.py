@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +49,7 @@ KERNELS: tuple[tuple[AttentionSpec, KernelConfig], ...] = (
     (SPEC.for_direction("backward_dq"), make_config(32, 32, loads="descriptor")),
 )
 NAMES = [kernel_name(*pair) for pair in KERNELS]
+KEY = "ab" * 32
 
 pytestmark = pytest.mark.xdist_group("precompile")  # KERNELS are packaged once, by one worker
 
@@ -173,6 +175,34 @@ def test_a_binary_that_is_gone_is_compiled(
     assert "compiled when first called" in caplog.text
 
 
+@pytest.mark.parametrize("suffix", [".json", ".cubin"])
+def test_a_damaged_file_never_reaches_the_cache(
+    packaged: Path, fresh_cache: Path, tmp_path: Path, monkeypatch: Any, caplog: Any, suffix: str
+) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(packaged, folder)
+    (path,) = folder.rglob(f"{NAMES[0]}{suffix}")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    monkeypatch.setenv("FLASHGEN_AOT", str(folder))
+    assert kernel_files.offer(NAMES[0]) == 0
+    assert f"{path} is damaged" in caplog.text
+    assert not [found for found in fresh_cache.rglob("*") if found.is_file()]
+    assert kernel_files.offer(NAMES[1]) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_a_warning(
+    packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FLASHGEN_AOT", str(packaged))
+    with knobs.cache.scope():
+        knobs.cache.dir = str(tmp_path / "file" / "cache")
+        assert kernel_files.offer(NAMES[0]) == 0
+    assert "compiled when first called" in caplog.text
+
+
 def test_without_the_variable_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FLASHGEN_AOT", raising=False)
     assert kernel_files.offer(NAMES[0]) == 0
@@ -183,16 +213,23 @@ def test_without_the_variable_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -
     [
         (None, "must name a folder that `flashgen aot` made"),
         ({"schema": 1}, r"schema 2 \(schema 1\): run flashgen aot again"),
-        ({"triton": 3}, "schema 2"),
-        ({"kernels": {"a": [{"key": "not hex", "files": []}]}}, "ValueError"),
-        ({"kernels": {"a": [{}]}}, "KeyError"),
+        ({"triton": 3}, "triton must be text"),
+        ({"triton": "\x1b[2J"}, "triton must be printable"),
+        ({"kernels": []}, "kernels must be an object"),
+        ({"kernels": {"a": {}}}, "a kernel must be a list"),
+        ({"kernels": {"a": [{"key": KEY}]}}, "lacks the key 'files'"),
+        ({"kernels": {"a": [{"key": KEY, "files": {"a.json": KEY}}]}}, "metadata"),
+        ({"kernels": {"a": [{"key": KEY, "files": {"../a.json": KEY, "a.cubin": KEY}}]}}, "metadata"),
+        ({"kernels": {"a": [{"key": "..", "files": {"a.json": KEY, "a.cubin": KEY}}]}}, "64 hex"),
+        ({"kernels": {"a": [{"key": KEY, "files": {"a.json": KEY, "a.cubin": None}}]}}, "64 hex"),
+        ({"kernels": [[[]]] * 30}, "nested|an object"),
     ],
 )
 def test_a_folder_that_is_none_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, said: str
 ) -> None:
     (tmp_path / "x").mkdir()
-    good = {"schema": 2, "triton": triton.__version__, "kernels": {}}
+    good = {"schema": 2, "gpu": "x", "arch": "sm_90", "triton": triton.__version__, "kernels": {}}
     if change is not None:
         (tmp_path / "x" / kernel_files.MANIFEST).write_text(json.dumps(good | change))
     monkeypatch.setenv("FLASHGEN_AOT", str(tmp_path))
