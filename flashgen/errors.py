@@ -6,10 +6,25 @@ a bug of flashgen and is reported as one.
 """
 
 
+def printable(text: str) -> str:
+    """The text with all but printable characters and line breaks escaped: names in files and what
+    other programs say must not reach a terminal as commands.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode()
+        for each in text
+    )
+
+
 class FlashgenError(Exception):
-    """Base class of all errors that flashgen raises on purpose."""
+    """Base class of all errors that flashgen raises on purpose. Its text is printable."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class InvalidArgument(FlashgenError, ValueError):

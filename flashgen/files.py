@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,27 @@ from flashgen.errors import FlashgenError, ToolchainError
 
 MOST_BYTES = 16 << 20
 """Larger files are refused: a table of all kernels that ship has less than 1 % of that."""
+
+
+@contextlib.contextmanager
+def temporary_folder(purpose: str) -> Iterator[Path]:
+    """A folder of this process, with mode 0700, that is deleted at the end. Raises ToolchainError
+    where there is no folder for temporary files.
+    """
+    try:
+        folder = tempfile.TemporaryDirectory(prefix=f"flashgen-{purpose}-")
+    except OSError as error:
+        raise no_temporary(error) from None
+    with folder as name:
+        yield Path(name)
+
+
+def no_temporary(error: OSError) -> ToolchainError:
+    """The error where the tempfile module finds no folder."""
+    return ToolchainError(
+        f"there is no folder for temporary files ({error.strerror}): set TMPDIR to one that can be "
+        "written"
+    )
 
 
 def write_whole(path: Path, content: str | bytes, *, durable: bool = False) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import shlex
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +28,7 @@ from flashgen.bench.race import Line, Place, SmokeStopwatch, Spoiled, run_case
 from flashgen.bench.record import BenchRecord, provenance
 from flashgen.errors import FlashgenError, NoGpuError, ToolchainError
 from flashgen.evaluate import measure
-from flashgen.files import write_whole
+from flashgen.files import temporary_folder, write_whole
 from flashgen.kernels.launch import device_gpu
 from flashgen.spec.gpu import known_target
 
@@ -259,7 +258,7 @@ def _with_ceilings(place: Place, dtype: str, say: Say) -> Place:
 def _ladder(options: BenchOptions, place: Place, ours: Dispatchers) -> Iterator[LadderSteps]:
     """Selects the ladder's steps with an evaluator on a GPU, whose children end with the run."""
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flashgen-bench-")))
+        folder = stack.enter_context(temporary_folder("bench"))
         evaluator, gpu = None, place.gpu
         if gpu is not None and (not options.groups or "ladder" in options.groups):
             from flashgen.evaluate.on_gpu import GpuEvaluator

@@ -6,7 +6,9 @@ commands import torch and optuna themselves, so --help is quick.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import os
 import sys
 from typing import Annotated, NoReturn
 
@@ -15,7 +17,7 @@ import typer
 from flashgen import __version__
 from flashgen.cli import bench, build, doctor, explain, prove, tables, tune
 from flashgen.cli.options import COMMAND_LINE
-from flashgen.errors import FlashgenError
+from flashgen.errors import FlashgenError, printable
 
 __all__ = ["app", "main"]
 
@@ -80,8 +82,12 @@ def main(arguments: list[str]) -> NoReturn:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     COMMAND_LINE.set(tuple(arguments))
+    _open_streams()
     try:
-        app(arguments, prog_name="flashgen")
+        try:
+            app(arguments, prog_name="flashgen")
+        finally:
+            sys.stdout.flush()
     except SystemExit as ended:  # Typer turns KeyboardInterrupt into this code silently
         if ended.code == INTERRUPTED:
             saved = "; results are saved, and the same command resumes"
@@ -93,6 +99,17 @@ def main(arguments: list[str]) -> NoReturn:
         if debug:
             raise
         _leave(str(error), error.exit_code)
+    except BrokenPipeError:  # of `flashgen show ... | head`: who reads has seen enough
+        _discard_output()
+        sys.exit(1)
+    except OSError as error:
+        if debug or error.strerror is None:
+            raise
+        _discard_output()
+        where = "standard output" if error.filename is None else str(error.filename)
+        _leave(
+            f"{where} cannot be used ({error.strerror}): free some space, or name another place", 1
+        )
     except Exception as error:
         if debug:
             raise
@@ -101,5 +118,22 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 def _leave(sentence: str, code: int) -> NoReturn:
-    print(f"flashgen: {sentence}", file=sys.stderr)
+    print(printable(f"flashgen: {sentence}"), file=sys.stderr)
     sys.exit(code)
+
+
+def _open_streams() -> None:
+    """Give descriptors 0 to 2 a file if a shell closed them: else the next file that is opened
+    takes the number, and what is printed is written into it. Without standard output, exit.
+    """
+    for stream, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, stream) is None:
+            setattr(sys, stream, open(os.devnull, mode))  # noqa: SIM115 - until the process ends
+            if stream == "stdout":
+                _leave("standard output is closed: send it to a file or to /dev/null", 1)
+
+
+def _discard_output() -> None:
+    """Send what is still to be printed nowhere: it cannot be written."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,7 +12,7 @@ import typer
 from flashgen import paths
 from flashgen.bench import GROUPS
 from flashgen.cli.options import COMMAND_LINE, Causal, check_least
-from flashgen.errors import InvalidArgument
+from flashgen.errors import InvalidArgument, printable
 from flashgen.runtime import registry
 from flashgen.spec.vocabulary import check_head_dim, parse_dtype
 
@@ -106,7 +106,7 @@ def bench(
         index=index,
         command=COMMAND_LINE.get(),
     )
-    run(options, lambda text: print(text, flush=True))
+    run(options, lambda text: print(printable(text), flush=True))
 
 
 def _serve_from(folder: Path | None) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flashgen.cli.options import FeatureNames, Jobs, Out, check_least, named_table, tables_of
-from flashgen.errors import FlashgenError
+from flashgen.errors import FlashgenError, printable
 
 if TYPE_CHECKING:
     from flashgen.spec.gpu import Gpu
@@ -65,7 +65,8 @@ def _told(kernels: Iterator[Precompiled]) -> int:
     """
     built, failed = 0, 0
     for made in kernels:
-        print(f"FAILED  {made.name}: {made.failure}" if made.failure else f"ok  {made.name}")
+        failed_so = f"FAILED  {made.name}: {made.failure}"
+        print(printable(failed_so) if made.failure else f"ok  {made.name}")
         built, failed = built + (not made.failure), failed + bool(made.failure)
     if not built:
         raise FlashgenError(f"none of {failed} kernels compiled: the lines above say why")

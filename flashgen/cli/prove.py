@@ -4,14 +4,14 @@ measurements.
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flashgen.cli.options import Jobs, Out, Target, UseGpu, check_least, named_table
-from flashgen.errors import InvalidArgument, ToolchainError
+from flashgen.errors import InvalidArgument, ToolchainError, printable
+from flashgen.files import temporary_folder
 
 if TYPE_CHECKING:
     from flashgen.evaluate.evaluator import Evaluator
@@ -28,12 +28,12 @@ def verify(
         raise InvalidArgument("verify needs either --gpu or --target SLUG")
     check_least("--jobs", jobs, 1)
     # A fresh cache: results of an earlier run verify nothing.
-    with tempfile.TemporaryDirectory(prefix="flashgen-verify-") as cache:
-        table, evaluator = _table_and_evaluator(gpu, target, out, Path(cache), jobs)
+    with temporary_folder("verify") as cache:
+        table, evaluator = _table_and_evaluator(gpu, target, out, cache, jobs)
         failed = 0
         with evaluator:
             for proof in proofs_of(table, evaluator):
-                print(proof, flush=True)
+                print(printable(str(proof)), flush=True)
                 failed += not proof.holds
     print(f"{table.gpu.slug}: {len(table.entries) - failed} of {len(table.entries)} entries hold")
     if failed:

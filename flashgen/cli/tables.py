@@ -19,7 +19,7 @@ from flashgen.cli.options import (
     spec_filter,
     tables_of,
 )
-from flashgen.errors import InvalidArgument
+from flashgen.errors import InvalidArgument, printable
 from flashgen.spec.gpu import TARGETS
 
 
@@ -118,7 +118,7 @@ def diff(
     from flashgen.table.table import load_with_evidence
 
     before, after = (load_with_evidence(path, any_name=True) for path in (old, new))
-    print(table_diff.markdown(table_diff.diff(before, after)), end="")
+    print(printable(table_diff.markdown(table_diff.diff(before, after))), end="")
 
 
 def merge(

@@ -11,7 +11,6 @@ import contextlib
 import io
 import json
 import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from flashgen.compile import sass
 from flashgen.compile.loops import LoopFacts, main_loops
 from flashgen.compile.occupancy import resident_blocks
 from flashgen.errors import FlashgenError, ToolchainError
-from flashgen.files import content_of, write_whole
+from flashgen.files import content_of, temporary_folder, write_whole
 from flashgen.kernels.launch import load_kernel
 from flashgen.kernels.render import Rendered
 from flashgen.kernels.signature import compile_signature
@@ -120,8 +119,8 @@ def compile_kernel(
         )
     version = str(triton.__version__)
     if cache is None:
-        with tempfile.TemporaryDirectory(prefix="flashgen-") as folder:
-            return _compile(rendered, spec, config, arch, Path(folder), version, whole)
+        with temporary_folder("compile") as folder:
+            return _compile(rendered, spec, config, arch, folder, version, whole)
     found = recall(rendered.digest, arch, version, cache, whole=whole)
     return found or _compile(rendered, spec, config, arch, cache, version, whole)
 

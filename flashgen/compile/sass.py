@@ -13,13 +13,13 @@ import functools
 import importlib.util
 import re
 import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
 from flashgen.errors import ToolchainError
+from flashgen.files import temporary_folder
 
 TOOL_SECONDS = 120
 """How long cuobjdump may take; a kernel of 20,000 instructions needs about one second."""
@@ -163,8 +163,8 @@ def disassemble(cubin: bytes) -> Listing:
 
     Raises ToolchainError if cuobjdump is missing, fails, or does not end.
     """
-    with tempfile.TemporaryDirectory(prefix="flashgen-") as folder:
-        path = Path(folder) / "kernel.cubin"
+    with temporary_folder("sass") as folder:
+        path = folder / "kernel.cubin"
         path.write_bytes(cubin)
         command = [str(_cuobjdump()), "-sass", "-res-usage", str(path)]
         try:

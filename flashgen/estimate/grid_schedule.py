@@ -7,15 +7,16 @@ estimate/sm_clock.py replays one SM; here a block is a number of trips, and a tr
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+
+from flashgen.estimate.jit import jit
 
 NEVER = 1e30
 DONE_BELOW, DONE_SHARE = 1e-6, 1e-12
 """Cycles below which no work is left, and their share of the time until then."""
 
 
-@numba.njit(cache=True)
+@jit
 def list_schedule(kind_of, trips, cycles, overhead, sms, residents):
     """Cycles until the last block of a grid ends.
 
@@ -58,7 +59,7 @@ def list_schedule(kind_of, trips, cycles, overhead, sms, residents):
         free_at[m] = _first_end(left[m], start[m], held[m], cycles, now)
 
 
-@numba.njit(cache=True)
+@jit
 def _run(left, start, held, cycles, passed, now):
     """Advance the blocks of an SM by this number of cycles; returns how many are not done.
 
@@ -85,7 +86,7 @@ def _run(left, start, held, cycles, passed, now):
     return keeps
 
 
-@numba.njit(cache=True)
+@jit
 def _first_end(left, start, held, cycles, now):
     """When the first of an SM's blocks ends, if none starts or ends before."""
     soonest = NEVER

@@ -1,6 +1,6 @@
 """The clock of estimate/sm.py: issues one instruction after the other and counts the cycles.
 
-Only this module and estimate/grid_schedule.py import numba, and they are imported when something is
+This module and estimate/grid_schedule.py need numba, and they are imported when something is
 replayed. One warp instruction issues per cycle on each of the SM's four sub-partitions. The next
 issue of a warp is the latest of its stall count, the barriers it waits for, and its pipe. Of the
 warps that could issue, the earliest goes first, and among equals the one that issued last. Pipes
@@ -17,8 +17,9 @@ during its own products, and products of two warps interleave.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+
+from flashgen.estimate.jit import jit
 
 ALU, FMA, EXP2, MATRIX, SHARED, UNIFORM, CONTROL, HALF = range(8)
 """Pipes. CONTROL stands for what occupies none."""
@@ -99,7 +100,7 @@ SHARED_QUEUE_END, L2_QUEUE_END = range(2)
 """Places in `queues`, the ends of what is queued for shared memory and for L2."""
 
 
-@numba.njit(cache=True)
+@jit
 def replay(
     code, places, arrivals, credit, blocks, trips, l2_cycles_per_byte, barrier_late, stagger
 ):
@@ -171,7 +172,7 @@ def replay(
     return finish
 
 
-@numba.njit(cache=True)
+@jit
 def _warps(places, stagger):
     """All warps before their loops; those of later blocks start later."""
     warps = np.zeros(places.shape[0], WARP)
@@ -185,7 +186,7 @@ def _warps(places, stagger):
     return warps
 
 
-@numba.njit(cache=True)
+@jit
 def _next_issue(code, warps, subs, queues, phases, awaited):
     """The warp that issues next, and when: the earliest, among equals the one that issued last.
 
@@ -209,7 +210,7 @@ def _next_issue(code, warps, subs, queues, phases, awaited):
     return chosen, soonest
 
 
-@numba.njit(cache=True)
+@jit
 def _next_product(warps, subs):
     """The warp whose wgmma a matrix pipe takes next, and when: of those that can start first,
     the one that was issued first. (-1, NEVER) if none waits.
@@ -225,7 +226,7 @@ def _next_product(warps, subs):
     return chosen, soonest
 
 
-@numba.njit(cache=True)
+@jit
 def _earliest(row, warp, sub, queues, again):
     """When a warp may issue its next instruction, ignoring mbarriers.
 
@@ -252,7 +253,7 @@ def _earliest(row, warp, sub, queues, again):
     return at
 
 
-@numba.njit(cache=True)
+@jit
 def _read_registers(row, sub, again, t):
     """Occupies the read ports of both banks from cycle t on, one register of a warp per cycle
     each.
@@ -264,7 +265,7 @@ def _read_registers(row, sub, again, t):
         sub.odd_free = max(sub.odd_free, t) + odd
 
 
-@numba.njit(cache=True)
+@jit
 def _occupy(row, warp, sub, queues, t, l2_cycles_per_byte):
     """Occupies the pipe from cycle t on; returns when the operands are read and when the result
     is there.
@@ -295,7 +296,7 @@ def _occupy(row, warp, sub, queues, t, l2_cycles_per_byte):
     return t + READ_OTHER, t + row.occupies + row.latency
 
 
-@numba.njit(cache=True)
+@jit
 def _multiply(code, warp, sub, queues, t):
     """The matrix pipe takes a warp's next wgmma in cycle t, and reads its tiles from shared memory
     meanwhile.
@@ -313,7 +314,7 @@ def _multiply(code, warp, sub, queues, t):
         warp.products_done += 1
 
 
-@numba.njit(cache=True)
+@jit
 def _commit_copies(warp):
     """Closes a group of copies, which ends no earlier than the one before it."""
     begun = warp.copies_begun
@@ -323,7 +324,7 @@ def _commit_copies(warp):
     warp.copying = 0.0
 
 
-@numba.njit(cache=True)
+@jit
 def _meet(row, w, warps, meeting, t, barrier_late):
     """Warp w has reached a named barrier of its block; the last to arrive wakes those that wait."""
     meeting.here += 1
@@ -340,7 +341,7 @@ def _meet(row, w, warps, meeting, t, barrier_late):
         meeting.last = 0.0
 
 
-@numba.njit(cache=True)
+@jit
 def _meet_group(w, warps, meeting, t):
     """Warp w has reached the point where its warpgroup starts together."""
     meeting.here += 1
@@ -354,7 +355,7 @@ def _meet_group(w, warps, meeting, t):
         meeting.here, meeting.last = 0, 0.0
 
 
-@numba.njit(cache=True)
+@jit
 def _load(row, issued, phases, queues, t, l2_cycles_per_byte):
     """A role's first warp starts a phase (EXPECT), or makes TMA load for the one it started
     last.
@@ -369,7 +370,7 @@ def _load(row, issued, phases, queues, t, l2_cycles_per_byte):
         phase.done_at = phase.last
 
 
-@numba.njit(cache=True)
+@jit
 def _arrive(phase, at, needed):
     """A warp's arrival completes a phase if it is the last of those needed."""
     phase.last = max(phase.last, at)
@@ -378,7 +379,7 @@ def _arrive(phase, at, needed):
         phase.done_at = phase.last
 
 
-@numba.njit(cache=True)
+@jit
 def _advance(warp, finish, t, trips):
     """Moves a warp to its next instruction; returns 1 at the end of its last trip, else 0."""
     warp.pc += 1

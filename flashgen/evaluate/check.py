@@ -6,15 +6,14 @@ reduced length: a few ragged and masked tiles, where most errors show.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
 from flashgen.errors import ToolchainError
 from flashgen.evaluate.check_cache import DecodeCase, decoding_cases, run_decoding
 from flashgen.evaluate.check_packed import in_pages, varlen_cases
+from flashgen.files import temporary_folder
 from flashgen.kernels import interpreter
 from flashgen.kernels.launch import bind, launch, load_kernel
 from flashgen.kernels.launch_backward import Backward, Delta
@@ -135,8 +134,8 @@ def check_kernel(
         )
     if device == "cpu" and not config.interpretable:
         raise ToolchainError(not_checkable(config))
-    with tempfile.TemporaryDirectory(prefix="flashgen-check-") as folder:
-        path = Path(folder) / f"{rendered.name}.py"
+    with temporary_folder("check") as folder:
+        path = folder / f"{rendered.name}.py"
         path.write_text(rendered.source)
         kernel = load_kernel(path, rendered.name)
         return check_loaded(kernel, spec, config, device=device, seed=seed, cases=cases)

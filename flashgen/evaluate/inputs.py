@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashgen.evaluate.measure import Run
+from flashgen.files import write_whole
 from flashgen.kernels.render import render
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.block_mask import BlockMask
@@ -160,7 +161,7 @@ def make_backward(
     config = tuned_default(forward)
     rendered = render(forward, config)
     path = folder / f"{rendered.name}.py"
-    path.write_text(rendered.source)
+    write_whole(path, rendered.source)
     kernel = launch.load_kernel(path, rendered.name)
     q, k, v = make_inputs(spec, problem, seed, device)
     scale = check_scale(None, spec.head_dim)
@@ -278,7 +279,7 @@ def decode_run(
     of_merging = tuned_default(merging)
     rendered = render(merging, of_merging)
     path = folder / f"{rendered.name}.py"
-    path.write_text(rendered.source)
+    write_whole(path, rendered.source)
     split = launch.bind(kernel, spec, config)
     combine = launch.bind(launch.load_kernel(path, rendered.name), merging, of_merging)
 

@@ -7,8 +7,10 @@ dimension.
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,17 @@ def bind(kernel: Kernel, spec: AttentionSpec, config: KernelConfig) -> Plan:
     return Plan(kernel, spec, config, LAUNCH[spec.direction])
 
 
+class _Source(importlib.machinery.SourceFileLoader):
+    """Executes the text of a file, never compiled Python that lies beside it: the folder of a
+    kernel may hold what others put there.
+    """
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        path = self.get_filename(fullname)
+        code: types.CodeType = self.source_to_code(self.get_data(path), path)
+        return code
+
+
 def load_kernel(path: Path, name: str) -> Kernel:
     """The kernel `name` of the file at `path`, imported under a name of its own.
 
@@ -57,13 +70,13 @@ def load_kernel(path: Path, name: str) -> Kernel:
     """
     interpreter.prepare()
     module_name = f"_flashgen_kernel_{name}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    if spec is None or spec.loader is None:
-        raise FlashgenError(f"{path} cannot be imported as a kernel module")
+    loader = _Source(module_name, str(path))
+    spec = importlib.util.spec_from_file_location(module_name, path, loader=loader)
+    assert spec is not None  # the loader is given
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except OSError as error:
         raise FlashgenError(f"the kernel file cannot be read: {error}") from error
     return kernel_of(module, name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from flashgen import paths
 from flashgen.errors import FlashgenError
 from flashgen.estimate.estimate import PROTOCOL
+from flashgen.files import temporary_folder
 from flashgen.report import kernel_limits
 from flashgen.report.kernel_limits import Anatomy, dissect
 from flashgen.runtime.selection import Ladder
@@ -345,8 +345,8 @@ def _cache(out: Path) -> Iterator[Path]:
     if kept.is_dir():
         yield kept
         return
-    with tempfile.TemporaryDirectory(prefix="flashgen-explain-") as folder:
-        yield Path(folder)
+    with temporary_folder("explain") as folder:
+        yield folder
 
 
 def _indented(lines: Iterator[str]) -> Iterator[str]:

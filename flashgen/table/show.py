@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table as Grid
 from rich.text import Text
 
-from flashgen.errors import GeneratedError
+from flashgen.errors import GeneratedError, printable
 from flashgen.runtime import registry
 from flashgen.runtime.choice import Choice
 from flashgen.spec.gpu import Gpu
@@ -29,14 +30,29 @@ WIDTH_OF_FILES = 200
 """Columns where the output is no terminal: wide enough that no kernel's name is cut."""
 
 
+class _Printable(Console):
+    """A console that prints text as errors.printable has it; its own styles stay."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """As Console.render."""
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            yield segment if control else Segment(printable(text), style)
+
+
 def console() -> Console:
     """The console of standard output."""
     width = None if sys.stdout.isatty() else WIDTH_OF_FILES
-    return Console(highlight=False, markup=False, width=width)
+    return _Printable(highlight=False, markup=False, width=width)
 
 
 def wrapped(line: str) -> str:
-    """A line folded to the terminal, what follows indented deeper; whole where there is none."""
+    """A line, printable, folded to the terminal, what follows indented deeper; whole where there is
+    none.
+    """
+    line = printable(line)
     if not sys.stdout.isatty():
         return line
     indent = line[: len(line) - len(line.lstrip())]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from flashgen.evaluate.evaluator import triton_version
 from flashgen.evaluate.tasks import COMPILE_ENV, COMPILE_LIMIT_S, kernel_payload
 from flashgen.evaluate.workers.answers import Done, Task
 from flashgen.evaluate.workers.pool import Workers
-from flashgen.files import write_whole
+from flashgen.files import temporary_folder, write_whole
 from flashgen.kernels.loader import load_text
 from flashgen.kernels.render import render
 from flashgen.kernels.signature import compile_signature, variants
@@ -192,11 +191,11 @@ def package(
     FlashgenError if the folder cannot be written, and the errors of precompile.
     """
     folder, kernels = out / table.gpu.slug, {}
-    with tempfile.TemporaryDirectory(prefix="flashgen-aot-") as cache:
-        for made in precompile(pairs, table.gpu, cache=Path(cache), jobs=jobs):
+    with temporary_folder("aot") as cache:
+        for made in precompile(pairs, table.gpu, cache=cache, jobs=jobs):
             if made.keys:
                 kernels[made.name] = [
-                    {"key": key, "files": _kept(Path(cache), made.name, key, folder)}
+                    {"key": key, "files": _kept(cache, made.name, key, folder)}
                     for key in made.keys
                 ]
             yield made

@@ -38,6 +38,7 @@ from typing import Any
 from flashgen.errors import ToolchainError
 from flashgen.evaluate.workers import memory
 from flashgen.evaluate.workers.answers import Answer, Died, Done, Raised, Task, TimedOut
+from flashgen.files import no_temporary
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -158,7 +159,10 @@ class Child:
         self._buffer = b""
         # What the compiler prints, kept for the answer of a crash. Appending, so that it can be cut
         # to 0.
-        self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed by discard()
+        try:
+            self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed by discard()
+        except OSError as error:
+            raise no_temporary(error) from None
         child_reads, requests = os.pipe()
         self._answers, child_writes = os.pipe()
         self._requests = os.fdopen(requests, "wb")
