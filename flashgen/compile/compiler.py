@@ -22,7 +22,7 @@ from flashgen.compile.loops import LoopFacts, main_loops
 from flashgen.compile.occupancy import resident_blocks
 from flashgen.errors import FlashgenError, ToolchainError
 from flashgen.files import content_of, temporary_folder, write_whole
-from flashgen.kernels.launch import load_kernel
+from flashgen.kernels.launch import load_kernel, toolchain_error
 from flashgen.kernels.render import Rendered
 from flashgen.kernels.signature import compile_signature
 from flashgen.spec.attention import AttentionSpec
@@ -283,7 +283,8 @@ def build(
         try:
             built = triton.compile(ast, target=target_of(arch), options=options)
         except Exception as error:  # Triton, LLVM and ptxas each raise classes of their own
-            raise CompileFailed(f"{rendered.name} for {arch}: {_first_line(error)}") from error
+            reason = f"{rendered.name} for {arch}: {_first_line(error)}"
+            raise toolchain_error(error) or CompileFailed(reason) from error
     return built, log.getvalue()
 
 

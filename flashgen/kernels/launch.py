@@ -91,7 +91,14 @@ def kernel_of(module: object, name: str) -> Kernel:
 
 
 def toolchain_error(error: BaseException) -> ToolchainError | None:
-    """The sentence for a machine on which Triton finds no C compiler; None for any other error."""
+    """The sentence for a machine on which Triton finds no C compiler, or cannot write its cache;
+    None for any other error.
+    """
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return ToolchainError(
+            f"Triton cannot use {error.filename} ({error.strerror}): set TRITON_CACHE_DIR, or "
+            "HOME, to a folder that can be written"
+        )
     if "C compiler" not in str(error):
         return None
     return ToolchainError(

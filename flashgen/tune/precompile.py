@@ -25,6 +25,7 @@ from flashgen.evaluate.tasks import COMPILE_ENV, COMPILE_LIMIT_S, kernel_payload
 from flashgen.evaluate.workers.answers import Done, Task
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.files import temporary_folder, write_whole
+from flashgen.kernels.launch import toolchain_error
 from flashgen.kernels.loader import load_text
 from flashgen.kernels.render import render
 from flashgen.kernels.signature import compile_signature, variants
@@ -176,7 +177,8 @@ def build_one(payload: dict[str, Any]) -> dict[str, Any]:
         try:
             built = triton.compile(source, target=target, options=options)
         except Exception as error:  # Triton, LLVM and ptxas each raise classes of their own
-            raise CompileFailed(f"{rendered.name}: {error}".splitlines()[0]) from error
+            reason = f"{rendered.name}: {error}".splitlines()[0]
+            raise toolchain_error(error) or CompileFailed(reason) from error
         keys.append(str(built.metadata.hash))
     return {"keys": keys}
 
