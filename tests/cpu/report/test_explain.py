@@ -182,7 +182,8 @@ class TestAnatomy:
                 "triton is not installed, so no kernel can be compiled"
             )
         with monkeypatch.context() as without:
-            without.delitem(sys.modules, "flashgen.estimate.sm_clock", raising=False)
+            for name in ("sm_clock", "jit"):
+                without.delitem(sys.modules, f"flashgen.estimate.{name}", raising=False)
             without.delattr("flashgen.estimate.sm_clock", raising=False)
             without.setitem(sys.modules, "numba", None)
             found = dissect(*ask)
@@ -208,7 +209,7 @@ def outcome(config: KernelConfig, us: float | None = None, **changes: Any) -> Ou
         triton="3.10",
         digest=DIGEST,
         protocol=1,
-        timing=None if us is None else Timing(median_us=us, low_us=us - 1, high_us=us + 1),
+        timing=None if us is None else Timing(median_us=us, low_us=us / 2, high_us=us + 1),
         registers=100,
         spill_bytes=0,
     )

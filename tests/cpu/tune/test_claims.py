@@ -86,7 +86,7 @@ def page_of(ledger: Ledger) -> Page:
 def answer_of(unit: Unit, us: float | None = 10.0, **changes: Any) -> Answer:
     outcomes = []
     for config in unit.configs:
-        made = searches.fake(lambda _: us or 0.0).outcome(
+        made = searches.fake(lambda _: us or 1.0).outcome(
             "timed", searches.SPEC, searches.PROBLEM, config
         )
         outcomes.append(replace(made, **({} if us else {"timing": None}), **changes))
