@@ -63,7 +63,9 @@ class FakeEvaluator:
             )
         elif stage != "compile" and status is Status.OK:
             us = self.us(config)
-            timing = Timing(median_us=us, low_us=us - self.spread, high_us=us + self.spread)
+            timing = Timing(
+                median_us=us, low_us=max(us - self.spread, us * 1e-3), high_us=us + self.spread
+            )
         compiled = stage == "compile" and status is Status.OK
         guess = self.guess(config) if stage == "check" or status is Status.OK else None
         low, high = self.band

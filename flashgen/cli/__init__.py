@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import io
 import os
 import sys
 from typing import Annotated, NoReturn
@@ -131,6 +132,8 @@ def _open_streams() -> None:
             setattr(sys, stream, open(os.devnull, mode))  # noqa: SIM115 - until the process ends
             if stream == "stdout":
                 _leave("standard output is closed: send it to a file or to /dev/null", 1)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names that its encoding lacks are escaped
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _discard_output() -> None:

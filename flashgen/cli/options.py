@@ -15,7 +15,7 @@ from flashgen import paths
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import FEATURE_WORDS, KV_WORDS
-from flashgen.spec.gpu import ALIASES, TARGETS, slug_of
+from flashgen.spec.gpu import ALIASES, LONGEST_NAME, TARGETS, slug_of
 from flashgen.spec.vocabulary import (
     BACKWARD,
     Direction,
@@ -204,6 +204,8 @@ def table_of(slug: str, out: Path, *, evidence: bool = False) -> Table | None:
     """The table of a slug: that of `out`, else the shipped one, else None. No other is read."""
     from flashgen.table.table import load, load_with_evidence
 
+    if slug != slug_of(slug) or len(slug) > LONGEST_NAME:  # a path is no slug
+        return None
     for path in (paths.table_file(out, slug), paths.shipped_table(slug)):
         if path.exists():
             return load_with_evidence(path) if evidence else load(path)

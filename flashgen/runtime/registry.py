@@ -8,6 +8,7 @@ the one that FLASHGEN_GENERATED or use() names.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -15,6 +16,7 @@ import os
 import re
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -108,7 +110,8 @@ def dispatcher_of(package: str = SHIPPED) -> Serving:
 
 def dispatcher_in(folder: Path) -> Serving:
     """The one dispatcher of a folder, loaded at the first call. Raises GeneratedError."""
-    folder = folder.resolve()
+    with _named(folder):
+        folder = folder.resolve()
     package = _package_name(folder)
     with _lock:
         if package not in _dispatchers:
@@ -165,7 +168,21 @@ def _start() -> Serving:
 def _inner(folder: Path) -> Path:
     """DIR/generated, where DIR holds one; else DIR."""
     inner = paths.generated_dir(folder)
-    return inner if inner.is_dir() else folder
+    with _named(folder):
+        return inner if inner.is_dir() else folder
+
+
+@contextlib.contextmanager
+def _named(folder: Path) -> Iterator[None]:
+    """Turn what Python says of an impossible name into a GeneratedError: too long, a zero byte, a
+    circle of links.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:
+        raise GeneratedError(
+            f"{str(folder)[:80]!r} must be a folder that flashgen generated: {str(error)[:80]}"
+        ) from None
 
 
 def _text(folder: Path) -> str:

@@ -198,10 +198,10 @@ class KernelConfig:
 
 
 _LABEL = (
-    r"br(?P<br>[0-9]+)_bc(?P<bc>[0-9]+)_w(?P<num_warps>[0-9]+)_s(?P<num_stages>[0-9]+)"
+    r"br(?P<br>[0-9]{1,9})_bc(?P<bc>[0-9]{1,9})_w(?P<num_warps>[0-9]{1,9})_s(?P<num_stages>[0-9]{1,9})"
     rf"_(?P<schedule>{'|'.join(get_args(Schedule))})_(?P<loads>{'|'.join(LOADS_LABEL.values())})"
     rf"(?P<order>{'|'.join(ORDER_LABEL.values())})(?P<persistent>_pers)?(?P<any_dim>_anydim)?"
-    r"(_split(?P<split_keys>[0-9]+))?(_(?P<widening>native))?(_v(?P<v_parts>[0-9]+))?"
+    r"(_split(?P<split_keys>[0-9]{1,9}))?(_(?P<widening>native))?(_v(?P<v_parts>[0-9]{1,9}))?"
 )
 
 

@@ -288,8 +288,8 @@ def features_on(spec: object) -> tuple[Feature, ...]:
 
 
 def masks_of(words: Iterable[str]) -> tuple[Mask, ...]:
-    """The masks that features go with, by their words."""
-    needed = {FEATURE_WORDS[word].mask for word in words} - {None}
+    """The masks that features go with, by their words; words of none are passed over."""
+    needed = {FEATURE_WORDS[word].mask for word in words if word in FEATURE_WORDS} - {None}
     return tuple(mask for mask in get_args(Mask) if needed <= {mask})
 
 
@@ -468,7 +468,10 @@ def check_softcap(softcap: object) -> float:
         return 0.0
     number = math.nan
     if type(softcap) is float or (isinstance(softcap, Real) and not isinstance(softcap, bool)):
-        number = float(softcap)
+        try:
+            number = float(softcap)
+        except OverflowError:
+            number = math.inf
     if not 0.0 <= number < math.inf:
         raise InvalidArgument(f"softcap must be finite and 0 or more, 0 for none: got {softcap!r}")
     return number

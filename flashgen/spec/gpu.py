@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 from flashgen.errors import InvalidArgument
 
 KIB = 1024
+
+LONGEST_NAME = 100
+"""Characters of a product's name: files are named after it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,12 @@ class Gpu:
             raise InvalidArgument(f"name must be printable text on one line: got {self.name!r}")
         if not re.fullmatch(r"sm_[0-9]+a?|gfx[0-9a-f]+", self.arch):
             raise InvalidArgument(f"arch must be like sm_90 or gfx942: got {self.arch!r}")
+        if len(self.name) > LONGEST_NAME or len(self.arch) > LONGEST_NAME:
+            raise InvalidArgument(f"name and arch must have at most {LONGEST_NAME} characters")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int | float) and not 0 < value < 2**63:
+                raise InvalidArgument(f"{field.name} must be > 0 and < 2^63: got {value}")
 
     @property
     def slug(self) -> str:

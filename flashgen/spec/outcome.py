@@ -4,7 +4,6 @@ JSON form.
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Literal
@@ -52,6 +51,10 @@ STRENGTH: dict[str, int] = {"untimed": 0, "estimated": 1, "replayed": 1, "measur
 """A weaker source never replaces a stronger one in a table."""
 
 
+LONGEST_US = 1e15
+"""Microseconds: no kernel takes 31 years. Tables read times below it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Timing:
     """Microseconds of one launch. Measured: median and 20th and 80th percentile of the samples.
@@ -69,8 +72,8 @@ class Timing:
     def __post_init__(self) -> None:
         for field in ("median_us", "low_us", "high_us", "clock_mhz"):
             value = getattr(self, field)
-            if value is not None and not 0 < value < math.inf:
-                raise InvalidArgument(f"{field} must be finite and > 0: got {value}")
+            if value is not None and not 0 < value < LONGEST_US:
+                raise InvalidArgument(f"{field} must be > 0 and < {LONGEST_US:g}: got {value}")
 
     def tflops(self, operations: float) -> float:
         """TFLOP/s of a launch that does so many floating-point operations."""

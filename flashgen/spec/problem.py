@@ -56,7 +56,8 @@ class Problem:
         return f"b{self.batch}_h{self.heads}{kv_heads}_{seq}"
 
 
-_LABEL = r"b(\d+)_h(\d+)(?:_kv(\d+))?_(?:s(\d+)|q(\d+)_k(\d+))"
+_N = r"(\d{1,18})"
+_LABEL = rf"b{_N}_h{_N}(?:_kv{_N})?_(?:s{_N}|q{_N}_k{_N})"
 
 
 @functools.lru_cache(1024)

@@ -51,7 +51,7 @@ def record_of(kind: type[T], value: object, name: str = "the record") -> T:
         _fail(name, "an object", value)
     readers, required = _fields(kind)  # type: ignore[arg-type]  # a class is hashable
     if unknown := [key for key in value if key not in readers]:
-        raise InvalidArgument(f"{name} has the unknown key {_shown(unknown[0])}")
+        raise InvalidArgument(f"{name} has the unknown key {shown(unknown[0])}")
     if missing := [key for key in required if key not in value]:
         raise InvalidArgument(f"{name} lacks the key {missing[0]!r}")
     return kind(**{key: readers[key](each, key) for key, each in value.items()})
@@ -162,10 +162,10 @@ _SIMPLE: dict[Any, Reader] = {
 
 
 def _fail(name: str, what: str, value: object) -> NoReturn:
-    raise InvalidArgument(f"{name} must be {what}: got {_shown(value)}")
+    raise InvalidArgument(f"{name} must be {what}: got {shown(value)}")
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A value as errors show it: cut, and without the digits of a number that has too many."""
     try:
         text = repr(value)

@@ -13,7 +13,7 @@ from typing import Any
 from flashgen.errors import InvalidArgument
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
-from flashgen.spec.outcome import Source
+from flashgen.spec.outcome import LONGEST_US, Source
 from flashgen.spec.problem import BUCKETS, Bucket, Problem, bytes_moved, flops
 
 DIGEST_DIGITS = 12
@@ -26,8 +26,8 @@ def _check_timed(source: Source, median_us: float | None) -> None:
 
 
 def _check_positive(field: str, value: float | None) -> None:
-    if value is not None and not 0 < value < math.inf:
-        raise InvalidArgument(f"{field} must be finite and > 0, or null: got {value}")
+    if value is not None and not 0 < value < LONGEST_US:
+        raise InvalidArgument(f"{field} must be > 0 and < {LONGEST_US:g}, or null: got {value}")
 
 
 def _check_ran(config: KernelConfig, source: Source) -> None:

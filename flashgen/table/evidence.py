@@ -18,6 +18,7 @@ from flashgen.spec.config import config_of
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.legality import why_illegal
 from flashgen.spec.outcome import Source
+from flashgen.spec.records import parsed, value_of
 from flashgen.table.entry import (
     NO_EVIDENCE,
     Entry,
@@ -26,7 +27,7 @@ from flashgen.table.entry import (
     figure,
     spec_fields,
 )
-from flashgen.table.yaml import DEEPEST, text_of
+from flashgen.table.yaml import text_of
 
 _IDENTITY = ("spec", "seq_k", "config", "run")
 
@@ -118,10 +119,8 @@ def facts_of(entry: Entry) -> dict[str, Any]:
 
 
 def _record(line: str) -> dict[str, Any]:
-    if line.count("{") + line.count("[") > DEEPEST:
-        raise InvalidArgument("a line must not have so many brackets")
     try:
-        record = json.loads(line)
+        record = parsed(line)
     except ValueError as error:
         raise InvalidArgument(f"this is not JSON ({error})") from None
     if not isinstance(record, dict):
@@ -163,6 +162,4 @@ def _check_keys(record: Any, known: Iterable[str]) -> None:
 
 
 def _number(key: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidArgument(f"{key} must be a number: got {value!r}")
-    return float(value)
+    return float(value_of(float, value, key))

@@ -266,6 +266,8 @@ _ROW = {
 _ABSENT = ("us", "default_us")
 """Keys of a line that may be left out."""
 
+_COUNT = re.compile(r"[0-9]{1,18}")
+
 _LOW = {str(bucket.low): bucket for bucket in BUCKETS}
 
 
@@ -333,7 +335,7 @@ class _Reader(Nodes):
         parts = self.keys(node, tuple(_ROW), _ABSENT)
         row = {name: self.value(value, _ROW[name], name) for name, value in parts.items()}
         tried, _, legal = row["tried"].partition("/")
-        if not (tried.isdecimal() and legal.isdecimal()):
+        if not (_COUNT.fullmatch(tried) and _COUNT.fullmatch(legal)):
             self.fail(parts["tried"].start_mark, f"tried must be like 16/540: got {row['tried']!r}")
         try:
             return Entry(

@@ -171,9 +171,14 @@ class Nodes:
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG = "tag:yaml.org,2002:"
 _NULL = f"{_TAG}null"
+# At most 18 digits before the point: a whole number has 64 bits.
 _SCALARS: dict[type, tuple[tuple[str, ...], str, str]] = {
-    int: ((f"{_TAG}int",), r"0|[1-9]\d*", "a whole number >= 0; write it in digits"),
-    float: ((f"{_TAG}int", f"{_TAG}float"), r"\d+(\.\d+)?", "a number; write it like 12.5"),
+    int: ((f"{_TAG}int",), r"0|[1-9][0-9]{0,17}", "a whole number >= 0; write it in digits"),
+    float: (
+        (f"{_TAG}int", f"{_TAG}float"),
+        r"[0-9]{1,18}(\.[0-9]+)?",
+        "a number; write it like 12.5",
+    ),
     str: ((f"{_TAG}str",), r".+", "printable text on one line; put it in double quotes"),
 }
 

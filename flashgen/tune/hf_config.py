@@ -8,7 +8,6 @@ longest length of the deepest part comes first.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +15,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flashgen.errors import InvalidArgument
+from flashgen.files import content_of
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import BUCKET_SEQ, TUNED_WINDOW
+from flashgen.spec.records import parsed, shown
 from flashgen.spec.vocabulary import Mask, parse_dtype
 from flashgen.tune.workloads import Piece, Workload, kernels_of, problem_of
 
 Side = Literal["encoder", "decoder"]
+
+LARGEST = 2**31 - 1
+"""No number of a configuration that is read is larger."""
 
 _NAMES: dict[str, tuple[str, ...]] = {
     "heads": ("num_attention_heads", "n_head", "n_heads"),
@@ -102,7 +106,7 @@ class _AttentionShape:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parsed(content_of(path), finite=False)  # some have Infinity
     except FileNotFoundError:
         raise InvalidArgument(
             f"{path}: there is no such file; name the config.json of a model"
@@ -154,9 +158,12 @@ class _Model:
             if value is None:
                 continue
             least = 0 if what == "registers" else 1
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise InvalidArgument(f"{name} must be a whole number from {least}: got {value!r}")
-            return value
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if not whole or not least <= value <= LARGEST:
+                raise InvalidArgument(
+                    f"{name} must be a whole number from {least} to {LARGEST}: got {shown(value)}"
+                )
+            return int(value)
         return None
 
     def names(self, what: str, side: Side | None) -> tuple[str, ...]:
@@ -185,8 +192,10 @@ class _Model:
     def _edges(self, name: str) -> tuple[int, int]:
         value = self.config[name]
         edges = value if isinstance(value, list) else [value, value]
-        if len(edges) != 2 or not all(isinstance(edge, int) and edge > 0 for edge in edges):
-            raise InvalidArgument(f"{name} must be one or two whole numbers: got {value!r}")
+        if len(edges) != 2 or not all(
+            isinstance(edge, int) and 0 < edge <= LARGEST for edge in edges
+        ):
+            raise InvalidArgument(f"{name} must be one or two whole numbers: got {shown(value)}")
         return edges[0], edges[1]
 
     def head_dims(self, heads: int, side: Side | None) -> tuple[int, int]:
@@ -228,7 +237,8 @@ class _Model:
             return "none" if side == "encoder" else "causal"
         if self.config.get("is_decoder") is True:
             return "causal"
-        masked = any("MaskedLM" in str(name) for name in self.config.get("architectures") or ())
+        named = self.config.get("architectures")
+        masked = isinstance(named, list) and any("MaskedLM" in str(name) for name in named)
         two_ways = self.config.get("use_bidirectional_attention") is True
         if self.is_vision or masked or two_ways or self.type in _SEES_ALL:
             return "none"
@@ -258,8 +268,8 @@ class _Model:
             return sum(kind == "chunked_attention" for kind in kinds[:layers])
         if isinstance(rotary, list) and rotary:  # 1: a layer with rotary embedding, and chunks
             return sum(bool(each) for each in rotary[:layers])
-        step = self.config.get("no_rope_layer_interval") or 4
-        return layers - layers // step
+        step = self.config.get("no_rope_layer_interval")
+        return layers - layers // (step if isinstance(step, int) and step > 0 else 4)
 
     def dtype(self, notes: list[str]) -> str:
         named = self.config.get("dtype") or self.config.get("torch_dtype")

@@ -197,8 +197,7 @@ def package(
         for made in precompile(pairs, table.gpu, cache=cache, jobs=jobs):
             if made.keys:
                 kernels[made.name] = [
-                    {"key": key, "files": _kept(cache, made.name, key, folder)}
-                    for key in made.keys
+                    {"key": key, "files": _kept(cache, made.name, key, folder)} for key in made.keys
                 ]
             yield made
     manifest = {

@@ -10,6 +10,7 @@ query heads to heads of K and V.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -222,7 +223,7 @@ def _weights(nodes: Nodes, node: yaml.Node) -> list[tuple[int, float, yaml.Mark]
         ]
     lengths = []
     for seq, weight in nodes.keys(node, None).items():
-        if not seq.isascii() or not seq.isdigit():
+        if not re.fullmatch(r"[0-9]{1,18}", seq):
             nodes.fail(weight.start_mark, f"a length of seqs must be a whole number: got {seq!r}")
         value = nodes.value(weight, float, f"the weight of length {seq}")
         lengths.append((int(seq), value, weight.start_mark))

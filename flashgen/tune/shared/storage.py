@@ -262,7 +262,7 @@ class Storage:
         """The attribute of a trial, of this type. Raises StorageError if it has no such one."""
         try:
             return value_of(kind, trial.user_attrs.get(name), name)
-        except ValueError as error:
+        except (ValueError, AttributeError) as error:
             raise self.spoiled(error) from None
 
     def put(self, trial: FrozenTrial, name: str, value: Any) -> bool:

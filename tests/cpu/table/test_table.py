@@ -242,7 +242,7 @@ ROW, ROW_2 = "  1024:  {", "  16384: {"
         ("run: b", "run: c", ROW_2, "comes from run 'c', which runs lacks"),
         ("us: 812.3, default", "us: .nan, default", ROW, "us must be a number"),
         ("us: 812.3, default", "us: .inf, default", ROW, "us must be a number"),
-        ("us: 812.3, default", "us: 0, default", ROW, "median_us must be finite and > 0"),
+        ("us: 812.3, default", "us: 0, default", ROW, r"median_us must be > 0 and < 1e\+15"),
         ("us: 812.3, default", "default", ROW, "the time must be left out where source"),
         ("source: estimated, us", "source: untimed, us", ROW, "the time must be left out where"),
         ("source: estimated, us", "source: guessed, us", ROW, "source must be one of"),

@@ -219,7 +219,10 @@ def test_without_the_variable_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -
         ({"kernels": {"a": {}}}, "a kernel must be a list"),
         ({"kernels": {"a": [{"key": KEY}]}}, "lacks the key 'files'"),
         ({"kernels": {"a": [{"key": KEY, "files": {"a.json": KEY}}]}}, "metadata"),
-        ({"kernels": {"a": [{"key": KEY, "files": {"../a.json": KEY, "a.cubin": KEY}}]}}, "metadata"),
+        (
+            {"kernels": {"a": [{"key": KEY, "files": {"../a.json": KEY, "a.cubin": KEY}}]}},
+            "metadata",
+        ),
         ({"kernels": {"a": [{"key": "..", "files": {"a.json": KEY, "a.cubin": KEY}}]}}, "64 hex"),
         ({"kernels": {"a": [{"key": KEY, "files": {"a.json": KEY, "a.cubin": None}}]}}, "64 hex"),
         ({"kernels": [[[]]] * 30}, "nested|an object"),

@@ -1,0 +1,333 @@
+"""What the fuzzer and an attack found, by name: each was an exception, a crash or worse."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import triton
+from triton import knobs
+
+import flashgen
+from flashgen import cli
+from flashgen.errors import (
+    FlashgenError,
+    GeneratedError,
+    InvalidArgument,
+    TableError,
+    ToolchainError,
+    printable,
+)
+from flashgen.estimate import jit
+from flashgen.evaluate.quarantine import Quarantine
+from flashgen.files import temporary_folder
+from flashgen.kernels.launch import load_kernel, toolchain_error
+from flashgen.search.log import Log
+from flashgen.spec.config import config_of
+from flashgen.spec.features import check_softcap
+from flashgen.spec.outcome import Timing
+from flashgen.spec.problem import problem_of
+from flashgen.table.evidence import evidence_text, with_lines
+from flashgen.table.show import console, wrapped
+from flashgen.table.table import dump, parse
+from flashgen.tune import hf_config, workloads
+from flashgen.tune.shared import Answer, Ledger, Pace, StorageError
+from tests import fuzz
+from tests.tables import H200, made_table
+
+HUGE = "9" * 5000
+PATH = Path("nvidia_h200.yaml")
+TEXT = dump(made_table())
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("registers: 174", f"registers: {HUGE}"),
+        ("us: 812.3", f"us: {'9' * 400}"),
+        ("sms: 132", f"sms: {HUGE}"),
+        ("sms: 132", "sms: \u0661\u0663\u0662"),
+        ("warp_size: 32", "warp_size: 0"),
+        ("bandwidth_gbs: 4800.0", "bandwidth_gbs: 0.0"),
+        ("60/98", f"{HUGE}/98"),
+        ("60/98", "\u0661/98"),
+        ("br128_", f"br{HUGE}_"),
+        ("b8_", f"b{HUGE}_"),
+    ],
+)
+def test_numbers_of_a_table(old: str, new: str) -> None:
+    assert old in TEXT
+    with pytest.raises(TableError, match=r"nvidia_h200.yaml, line \d+: "):
+        parse(TEXT.replace(old, new, 1), PATH)
+
+
+def test_a_time_beyond_what_tables_read_is_refused_where_it_is_made() -> None:
+    """Else a table is written that cannot be read."""
+    for us in (0.0, -1.0, float("nan"), float("inf"), 1e300):
+        with pytest.raises(InvalidArgument, match="median_us must be > 0 and <"):
+            Timing(median_us=us, low_us=1.0, high_us=2.0)
+
+
+def test_numbers_of_evidence() -> None:
+    (entry,) = made_table().entries
+    line = json.loads(evidence_text([entry])) | {"low_us": 10**400}
+    with pytest.raises(TableError, match="line 1: low_us must be a finite number"):
+        with_lines([entry], H200, json.dumps(line), PATH)
+
+
+@pytest.mark.parametrize("do", [config_of, problem_of])
+@pytest.mark.parametrize("label", [f"br{HUGE}_bc64_w8_s2_fa2_ptr", f"b{HUGE}_h1_s1"])
+def test_numbers_of_labels(do: Any, label: str) -> None:
+    with pytest.raises(InvalidArgument):
+        do(label)
+
+
+@pytest.mark.parametrize("length", ["9" * 400, "\u0661"])
+def test_numbers_of_a_workload(length: str) -> None:
+    text = (
+        f"name: x\nspecs:\n- {{dtype: bfloat16, head_dim: 64, mask: none, seqs: {{{length}: 1}}}}\n"
+    )
+    with pytest.raises(InvalidArgument, match="line 3: a length of seqs must be a whole number"):
+        workloads.parse(text, Path("w.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"num_hidden_layers": 10**400}, "must be a whole number from 1 to 2147483647"),
+        ({"max_position_embeddings": 2**31}, "must be a whole number from 1"),
+        ({"image_size": [10**400, 1], "patch_size": 16}, "one or two whole numbers"),
+    ],
+)
+def test_numbers_of_a_model(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(
+        json.dumps({"num_attention_heads": 8, "head_dim": 64} | change).replace('"H"', HUGE)
+    )
+    with pytest.raises(InvalidArgument, match=sentence):
+        hf_config.from_hf_config(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"architectures": 5},
+        {"attention_chunk_size": 512, "no_rope_layer_interval": "x"},
+        {"attention_chunk_size": 512, "no_rope_layer_interval": -1},
+        {
+            "time_step_limit": [0.0, float("inf")]
+        },  # json.dumps writes Infinity, as some models have it
+    ],
+)
+def test_types_of_a_model_that_do_not_matter(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"num_attention_heads": 8, "head_dim": 64} | change))
+    assert hf_config.from_hf_config(path).pieces
+
+
+def test_a_model_that_is_nested_without_end(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"a":' + "[" * 100_000)
+    with pytest.raises(InvalidArgument, match="nested over 64 deep"):
+        hf_config.from_hf_config(tmp_path)
+
+
+def test_a_trial_of_another_shape(tmp_path: Path) -> None:
+    """Optuna takes a number for the attributes of a trial, and any text for a worker's name."""
+    url = f"journal://{tmp_path}/run.journal"
+    with Ledger(url, gpu=H200.slug, request={}, pace=Pace(patience_s=0.0)) as ledger:
+        for attributes in (0.5, {}, {"worker": 5}):
+            with pytest.raises(StorageError, match="is not as this run left it"):
+                ledger._storage.said(SimpleNamespace(user_attrs=attributes), "worker")  # type: ignore[arg-type]
+        with pytest.raises(StorageError, match=r"a worker is called '../planted'"):
+            ledger._roster._token(SimpleNamespace(user_attrs={"worker": "../planted"}))  # type: ignore[arg-type]
+
+
+def test_an_answer_of_other_configs(tmp_path: Path) -> None:
+    from flashgen.tune.shared.evaluator import _checked
+
+    unit, other = fuzz._units()
+    answer = Answer(outcomes=(fuzz.OUTCOME,))
+    assert _checked(answer, other) is answer
+    with pytest.raises(InvalidArgument, match="must be of its configs"):
+        _checked(answer, unit)
+
+
+@pytest.mark.parametrize("folder", ["a\0b", "a" * 5000])
+def test_a_folder_that_cannot_be_one(folder: str) -> None:
+    with pytest.raises(GeneratedError, match="must be a folder that flashgen generated"):
+        flashgen.use(folder)
+
+
+def test_a_cap_beyond_all_floats() -> None:
+    with pytest.raises(InvalidArgument, match="softcap must be finite"):
+        check_softcap(10**400)
+
+
+class TestCommandLine:
+    def leave(self, *words: str) -> int:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(list(words))
+        return int(ended.value.code or 0)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        "slug", ["x" * 5000, "../configs/nvidia_h200", "/dev/zero", "a\x1b[2J"]
+    )
+    def test_a_slug_that_is_none(self, slug: str, capsys: Any, tmp_path: Path) -> None:
+        assert self.leave("show", slug, "--out", str(tmp_path)) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("flashgen: there is no table ")
+        assert "\x1b" not in said
+
+    def test_an_unknown_feature_of_tune(self, capsys: Any) -> None:
+        assert self.leave("tune", "--target", "nvidia_h200", "--feature", "é") == 2
+        assert "--feature must be one of" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("error", "said"),
+        [
+            (
+                OSError(errno.ENOSPC, "No space left on device"),
+                "standard output cannot be used (No space left",
+            ),
+            (
+                OSError(errno.EACCES, "Permission denied", "/x\x1b"),
+                r"/x\x1b cannot be used (Permission denied)",
+            ),
+            (BrokenPipeError(), ""),
+        ],
+    )
+    def test_output_that_cannot_be_written(
+        self, error: Any, said: str, capsys: Any, monkeypatch: Any
+    ) -> None:
+        def fail(*_: object) -> None:
+            raise error
+
+        monkeypatch.setattr("flashgen.table.show.targets_grid", fail)
+        monkeypatch.setattr(cli, "_discard_output", lambda: None)
+        assert self.leave("targets") == 1
+        assert (said in capsys.readouterr().err) if said else (capsys.readouterr().err == "")
+
+    @pytest.mark.parametrize(
+        ("redirected", "said", "code"),
+        [
+            (">&-", "flashgen: standard output is closed", 1),
+            (">/dev/full", "flashgen: standard output cannot be used (No space left on device)", 1),
+            ("2>&- <&-", "", 0),
+        ],
+    )
+    def test_streams(self, redirected: str, said: str, code: int) -> None:
+        done = subprocess.run(
+            f"{sys.executable} -m flashgen table --help {redirected}",
+            shell=True, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert (done.returncode, "a bug" in done.stderr) == (code, False)
+        assert done.stderr.startswith(said)
+        assert done.stderr.count("\n") <= 1
+
+
+def test_no_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nonexistent/folder")
+    with pytest.raises(ToolchainError, match="set TMPDIR"), temporary_folder("test"):
+        pass
+
+
+class TestTerminal:
+    def test_errors_are_printable(self) -> None:
+        error = InvalidArgument("a\x1b[2J\u202e\udcff\x9b b\nc")
+        assert str(error) == "a\\x1b[2J\\u202e\\udcff\\x9b b\nc"
+        assert printable("plain é") == "plain é"
+
+    def test_what_is_printed_is_printable(self, capsys: pytest.CaptureFixture[str]) -> None:
+        console().print("a\x1b[2Jb\x9bc")
+        assert capsys.readouterr().out == "a\\x1b[2Jb\\x9bc\n"
+        assert wrapped("a\x1bb") == "a\\x1bb"
+
+
+class TestPlantedFiles:
+    @pytest.mark.parametrize("name", ["lock", "nvidia_h200.jsonl"])
+    def test_a_log_follows_no_link(self, tmp_path: Path, name: str) -> None:
+        victim = tmp_path / "victim"
+        victim.write_text("precious")
+        (tmp_path / "s").mkdir()
+        (tmp_path / "s" / name).symlink_to(victim)
+        with pytest.raises(FlashgenError, match="cannot be written"):
+            Log(tmp_path / "s" / "nvidia_h200.jsonl", gpu=H200.slug, triton="3")
+        assert victim.read_text() == "precious"
+
+    def test_a_quarantine_follows_no_link(self, tmp_path: Path) -> None:
+        victim = tmp_path / "victim"
+        victim.write_text("torn")
+        (tmp_path / "q").symlink_to(victim)
+        with pytest.raises(FlashgenError, match="cannot be written"):
+            Quarantine(tmp_path / "q", triton="3")
+        assert victim.read_text() == "torn"
+
+    def test_compiled_python_beside_a_kernel_is_not_run(self, tmp_path: Path) -> None:
+        """A .pyc with the time and size of its .py is what Python itself would run."""
+        path = tmp_path / "k.py"
+        path.write_text("k = 6 * 6\n")
+        import importlib.util
+        import py_compile
+
+        cached = Path(importlib.util.cache_from_source(str(path)))
+        py_compile.compile(str(path), cfile=str(cached))
+        found = path.stat()
+        path.write_text("k = 7 * 7\n")
+        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+        assert load_kernel(path, "k") == 49
+
+
+class TestCaches:
+    @pytest.mark.parametrize(
+        ("mode", "private"), [(0o700, True), (0o755, True), (0o770, False), (0o777, False)]
+    )
+    def test_a_folder_that_others_write_is_not_private(
+        self, tmp_path: Path, mode: int, private: bool
+    ) -> None:
+        (tmp_path / "c").mkdir()
+        (tmp_path / "c").chmod(mode)
+        assert jit._is_private(tmp_path / "c") is private
+
+    def test_nor_is_that_of_somebody_else_or_a_relative_one(
+        self, tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        assert not jit._is_private(Path("cache"))
+        assert not jit._is_private(tmp_path / "missing")
+        monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+        assert not jit._is_private(tmp_path)
+
+    def test_machine_code_comes_from_a_private_folder_alone(
+        self, tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        numba = pytest.importorskip("numba")
+        for mode, private in ((0o700, True), (0o777, False)):
+            folder = tmp_path / oct(mode)
+            monkeypatch.setattr(numba.config, "CACHE_DIR", str(folder))
+            numba.njit(cache=True)(one)  # makes the folder
+            for path in folder.iterdir():
+                path.chmod(mode)
+            cached = jit.jit(one).stats.cache_path
+            assert (cached is not None) is private
+            assert not private or stat.S_IMODE(Path(cached).stat().st_mode) == 0o700
+
+    def test_a_cache_of_triton_that_cannot_be_written(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with knobs.cache.scope():
+            knobs.cache.dir = str(tmp_path / "file" / "cache")
+            with pytest.raises(OSError) as caught:  # noqa: PT011 - its class says it
+                triton.runtime.cache.get_cache_manager("ab")
+        assert "set TRITON_CACHE_DIR" in str(toolchain_error(caught.value))
+        assert toolchain_error(OSError("of something else")) is None
+
+
+def one() -> int:
+    return 1

@@ -1,0 +1,61 @@
+"""Bad input for everything that is read: 500 cases in make test, 20,000 in make test-all. tests/fuzz.py says which."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from flashgen import paths
+from tests import fuzz
+
+CHUNKS = 4
+"""Parts of the long run of a target, for several workers."""
+
+
+@pytest.fixture(autouse=True)
+def _shipped_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "shipped_configs_dir", lambda: Path("/nonexistent"))
+    for name in ("FLASHGEN_GPU", "FLASHGEN_CONFIGS", "FLASHGEN_GENERATED"):
+        monkeypatch.delenv(name, raising=False)
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_the_cases_are_500() -> None:
+    assert sum(count for _, count in fuzz.TARGETS.values()) == 500
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("target", fuzz.TARGETS)
+def test_bad_input_is_one_sentence(target: str) -> None:
+    fuzz.cases(target, range(fuzz.TARGETS[target][1]))
+
+
+@pytest.mark.slow("20,000 cases of bad input: two CPU-minutes")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("target", fuzz.TARGETS)
+def test_bad_input_is_one_sentence_20000_times(target: str, chunk: int) -> None:
+    count = fuzz.TARGETS[target][1] * 20_000 // 500 // CHUNKS
+    fuzz.cases(target, range(chunk * count, (chunk + 1) * count))
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (lambda *_: 1 / 0, "ZeroDivisionError"),
+        (lambda *_: fuzz.demand_printable("\x1b[2J"), "ESC reaches the terminal"),
+        (lambda _, folder: (folder.parent / "planted").touch(), "files outside of --out"),
+        (lambda *_: exec("raise SystemExit(3)"), "SystemExit"),
+    ],
+    ids=["exception", "escape", "outside", "exit"],
+)
+def test_the_fuzzer_finds(monkeypatch: pytest.MonkeyPatch, broken: object, said: str) -> None:
+    monkeypatch.setitem(fuzz.TARGETS, "broken", (broken, 1))
+    with pytest.raises(
+        AssertionError, match=rf"{said}[\s\S]*repeat: python -m tests.fuzz broken 0"
+    ):
+        fuzz.cases("broken", range(1))
