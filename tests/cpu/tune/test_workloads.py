@@ -390,7 +390,7 @@ def test_caps_and_sinks_are_tuned(tmp_path: Path) -> None:
         (LLAMA | {"num_attention_heads": 48}, "the model: the width must be a multiple of the heads: got 4096 and 48"),
         (LLAMA | {"num_key_value_heads": 5}, "the model: the heads must be a multiple of those of K and V: got 32 and 5"),
         (LLAMA | {"head_dim": 576}, "the model: head_dim must be a multiple of 8 from 16 to 512: got 576"),
-        (LLAMA | {"num_attention_heads": "many"}, "num_attention_heads must be a whole number from 1: got 'many'"),
+        (LLAMA | {"num_attention_heads": "many"}, "num_attention_heads must be a whole number from 1 to 2147483647: got 'many'"),
         (LLAMA | {"torch_dtype": "float8_e4m3fn"}, "dtype must be one of bf16, fp16, fp32: got 'float8_e4m3fn'"),
         (VIT | {"patch_size": 0}, "patch_size must be one or two whole numbers: got 0"),
         (VIT | {"image_size": [1, 2, 3]}, "image_size must be one or two whole numbers: got [1, 2, 3]"),
