@@ -308,7 +308,7 @@ _REMEDIES = (
     ("C compiler", "install gcc or clang, or set CC"),
     ("Python.h", "install the headers of Python (python3-dev)"),
     ("No module named 'yaml'", "install the tuner's packages: pip install 'flashgen[tune]'"),
-    (".yaml", "mend or delete this table, or unset FLASHGEN_CONFIGS"),
+    (".yaml", "correct or delete this table, or unset FLASHGEN_CONFIGS"),
     ("FLASHGEN_CONFIGS", "let FLASHGEN_CONFIGS name a folder of tables, or unset it"),
     ("No module named 'torch'", "install torch: pip install torch"),
     ("No module named 'triton'", "install Triton: pip install triton"),

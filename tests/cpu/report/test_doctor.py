@@ -270,7 +270,7 @@ def test_a_table_that_cannot_be_read_is_a_line(
     (tmp_path / "nvidia_l4.yaml").write_text("schema: [")
     one = found(tmp_path)
     assert "nvidia_l4.yaml" in value(one, "tables")
-    assert remedy(one, "tables").startswith("mend or delete")
+    assert remedy(one, "tables").startswith("correct or delete")
     monkeypatch.setenv("FLASHGEN_CONFIGS", str(tmp_path / "nowhere"))
     assert "FLASHGEN_CONFIGS" in remedy(found(tmp_path), "tables")
 
