@@ -30,16 +30,21 @@ BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 IGNORED = (
     "position_ids", "sliding_window", "seq_idx", "num_items_in_batch", "logits_to_keep",
-    "use_cache", "output_hidden_states", "output_router_logits", "deterministic",
+    "use_cache", "output_hidden_states", "output_router_logits", "deterministic", "grid_thw",
+    "return_dict",
 )  # fmt: skip
 """Arguments that change no score: masks have the positions and the window, models do the rest."""
 
-NEEDS_MASK = ("num_kv_shared_layers", "use_bidirectional_attention")
+NEEDS_CAUSAL_MASK = ("num_kv_shared_layers", "use_bidirectional_attention")
 """Fields of a configuration with which no causal flag replaces a mask. Before layers that share
 keys Gemma 4 drops all queries but the last ones (logits_to_keep), and the flag would take the first
 that is left for the first of all. Layers of a bidirectional Gemma say is_causal=False even where
 PaliGemma makes its mask causal.
 """
+
+NEEDS_MASK = ("PegasusXConfig", "Phi4MultimodalVisionConfig")
+"""Configurations of models whose layers have the wrong is_causal: False in a decoder, and True in
+an encoder of images."""
 
 INSTEAD = {"cache": "sdpa"}
 """The implementation that has an argument that is refused, where "eager" has not."""
@@ -67,7 +72,9 @@ def register() -> None:
         if models.needs_eager_mask(type(config)):
             made = eager_mask(*arguments, config=config, **options)
             return made
-        if any(getattr(config, name, False) for name in NEEDS_MASK):
+        if type(config).__name__ in NEEDS_MASK:
+            options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        if any(getattr(config, name, False) for name in NEEDS_CAUSAL_MASK):
             options["allow_is_causal_skip"] = False
         if not arguments and (start := _chunk_start(**options)) is not None:
             return start
@@ -207,23 +214,19 @@ def attention_forward(
     packed = others.get("cu_seq_lens_q") is not None
     _check_others(others, packed)
     sinks = None if s_aux is None else s_aux.float()
+    if packed:
+        _check_packed(module, query, key, position_bias, is_causal)
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     if packed:
-        if position_bias is not None:
-            raise _refused("position_bias", "with cu_seq_lens_q")
         o = _packed(
             query, key, value, others, causal=bool(is_causal), scale=scaling, dropout_p=dropout,
             softcap=softcap, sinks=sinks,
         )  # fmt: skip
         return o, None
-    if attention_mask is not None and attention_mask.ndim != 4:
-        raise InvalidArgument(
-            "attention_mask must have 4 dimensions, (batch, heads, seq_q, seq_k), as masks of "
-            f"transformers have: got {tuple(attention_mask.shape)}; "
-            'use attn_implementation="eager"'
-        )
-    if attention_mask is not None and attention_mask.dtype == torch.int32:
+    if attention_mask is not None:
+        _check_mask(attention_mask)
+    if attention_mask is not None and _is_chunk_start(attention_mask):
         config: Any = module.config
         o = registry.dispatcher_of().attention(
             query, key, value, causal=True, scale=scaling, dropout_p=dropout,
@@ -273,6 +276,44 @@ def _check_others(others: dict[str, Any], packed: bool) -> None:
                 continue
             raise InvalidArgument(models.WEIGHTS)
         raise _refused(name)
+
+
+def _check_mask(mask: Tensor) -> None:
+    """Raise InvalidArgument for what is no mask of transformers."""
+    if mask.ndim != 4:
+        raise InvalidArgument(
+            "attention_mask must have 4 dimensions, (batch, heads, seq_q, seq_k): got "
+            f'{tuple(mask.shape)}; use attn_implementation="eager"'
+        )
+    if mask.dtype is not torch.bool and not mask.is_floating_point() and not _is_chunk_start(mask):
+        raise InvalidArgument(f"attention_mask must be bool or floating: got {mask.dtype}")
+
+
+def _is_chunk_start(mask: Tensor) -> bool:
+    return mask.dtype is torch.int32 and mask.shape[1:] == (1, 1, 1)
+
+
+def _check_packed(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    position_bias: Tensor | None,
+    is_causal: bool | None,
+) -> None:
+    """Raise InvalidArgument if the bounds of a packed batch do not say all: no mask is read there,
+    so that is_causal must be true of the layer, and all queries must be there.
+    """
+    if position_bias is not None:
+        raise _refused("position_bias", "with cu_seq_lens_q")
+    config = getattr(module, "config", None)
+    needs_mask = type(config).__name__ in NEEDS_MASK or models.follows_mask_alone(type(module))
+    if is_causal is None and (needs_mask or getattr(config, "use_bidirectional_attention", False)):
+        raise _refused("cu_seq_lens_q")
+    if getattr(config, "num_kv_shared_layers", 0) and query.shape[2] != key.shape[2]:
+        raise InvalidArgument(
+            "logits_to_keep must be 0 with cu_seq_lens_q: this model drops queries, and the bounds "
+            "count all of them"
+        )
 
 
 def _refused(name: str, where: str = "") -> InvalidArgument:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -26,9 +26,6 @@ need the second name.
 
 DECLARATIONS = ("_supports_sdpa", "_supports_flash_attn", "_supports_flex_attn")
 """A class that declares none of them was written for eager's masks alone."""
-
-DECLARES_TOO_MUCH = ("PegasusXPreTrainedModel",)
-"""Declares flash attention, which leaves out causal masks, but its decoder says is_causal=False."""
 
 WEIGHTS = (
     "output_attentions must not be True: flashgen returns no attention weights; "
@@ -75,7 +72,7 @@ def needs_eager_mask(config: type) -> bool:
 
 @functools.cache
 def _needs_eager_mask(config: type) -> bool:
-    return _written_for_eager(tuple(_models_of(config)))
+    return _written_for_eager(_models_of(config))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -89,7 +86,7 @@ def follows_mask_alone(attention: type) -> bool:
 @functools.cache
 def _follows_mask_alone(attention: type) -> bool:
     module = sys.modules.get(attention.__module__)
-    return module is not None and _written_for_eager(tuple(_models_in(module)))
+    return module is not None and _written_for_eager(_models_in(module))
 
 
 def refuse_weights(model: nn.Module) -> None:
@@ -144,11 +141,10 @@ def _computes_its_own(config: type) -> str | None:
     return min(names, key=lambda name: (name.endswith("PreTrainedModel"), len(name)), default=None)
 
 
-def _written_for_eager(models: tuple[type, ...]) -> bool:
+def _written_for_eager(models: Iterable[type]) -> bool:
     """Whether there are models, and none of them declares another implementation than eager."""
-    declared = any(getattr(model, flag, False) for model in models for flag in DECLARATIONS)
-    too_much = any(base.__name__ in DECLARES_TOO_MUCH for model in models for base in model.__mro__)
-    return bool(models) and (too_much or not declared)
+    declared = [any(getattr(model, flag, False) for flag in DECLARATIONS) for model in models]
+    return bool(declared) and not any(declared)
 
 
 def _models_of(config: type) -> Iterator[type]:

@@ -4,11 +4,13 @@ tests/interpreted.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.nllb_moe.modeling_nllb_moe import NllbMoeAttention
 
 from flashgen.errors import InvalidArgument
 from flashgen.runtime import transformers as backend
@@ -76,10 +78,50 @@ def test_masks_of_other_than_four_dimensions_are_refused(shape: tuple[int, ...])
         attend(torch.ones(shape, dtype=torch.bool))
 
 
-def test_a_position_bias_of_a_packed_batch_is_refused() -> None:
-    bounds = {name: torch.tensor([0, 4]) for name in backend.BOUNDS}
-    with pytest.raises(InvalidArgument, match="position_bias must not be given with cu_seq_lens_q"):
-        attend(position_bias=torch.zeros(1, 2, 4, 4), **bounds)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_masks_of_integers_are_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(InvalidArgument, match="attention_mask must be bool or floating"):
+        attend(torch.ones(1, 1, 4, 4, dtype=dtype))
+
+
+def layer(**config: Any) -> torch.nn.Module:
+    made = torch.nn.Module()
+    made.config = SimpleNamespace(**config)  # type: ignore[assignment]
+    return made
+
+
+def of_nllb() -> torch.nn.Module:
+    """A layer of a model that is written for eager, and says is_causal=False in its decoder."""
+    made = object.__new__(NllbMoeAttention)
+    torch.nn.Module.__init__(made)
+    made.is_causal = False
+    return made
+
+
+@pytest.mark.parametrize(
+    ("module", "queries", "given", "refusal"),
+    [
+        (
+            torch.nn.Module(),
+            4,
+            {"position_bias": X[:, :, :, :4]},
+            "position_bias must not be given",
+        ),
+        (of_nllb(), 4, {}, "cu_seq_lens_q must not be given"),
+        (layer(use_bidirectional_attention=True), 4, {}, "cu_seq_lens_q must not be given"),
+        (layer(num_kv_shared_layers=2), 2, {}, "logits_to_keep must be 0"),
+    ],
+)
+def test_a_packed_batch_is_refused_where_its_bounds_do_not_say_all(
+    module: torch.nn.Module, queries: int, given: dict[str, Any], refusal: str
+) -> None:
+    cu = torch.tensor([0, 4], dtype=torch.int32)
+    bounds = {"cu_seq_lens_q": cu, "cu_seq_lens_k": cu, "max_length_q": 4, "max_length_k": 4}
+    q = X[:, :, :queries]
+    with pytest.raises(InvalidArgument, match=refusal):
+        backend.attention_forward(module, q, X, X, None, **bounds, **given)
+    if queries == 4 and not given:
+        backend.attention_forward(module, q, X, X, None, is_causal=False, **bounds)
 
 
 @pytest.mark.parametrize("mask", ["none", "bool", "float", "causal"])
