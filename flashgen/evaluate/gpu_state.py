@@ -184,6 +184,10 @@ class ClockChanged(FlashgenError, RuntimeError):
     """The GPU's clock changed during a run and stayed changed."""
 
 
+class DeviceLost(FlashgenError, RuntimeError):
+    """The GPU no longer answers, to a new process either."""
+
+
 class Clock:
     """The clock of the times of a run, in MHz: `usual_mhz`, or else that of the first
     measurement.

@@ -18,6 +18,7 @@ from flashgen.evaluate.build import Builder, BuildResult, cpu_count, draft, esti
 from flashgen.evaluate.evaluator import Request, triton_version
 from flashgen.evaluate.tasks import CHECK_LIMIT_S, INTERPRET_ENV, Tasks, kernel_payload
 from flashgen.evaluate.workers.answers import Answer, Died, Done, Failure, Raised, Task, TimedOut
+from flashgen.evaluate.workers.child import OUT_OF_MEMORY
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.files import content_of, write_whole
 from flashgen.kernels.render import Rendered
@@ -189,13 +190,17 @@ def sound(result: CheckResult) -> bool:
 def check_failed(answer: Failure, rendered: Rendered, cache: Path) -> tuple[Status, str]:
     """Status and detail of a kernel that did not run to the end; the kernel is written to a file.
 
-    CRASHED if its process ended, RUN_ERROR if only the launch failed. UNSTEADY is not the fault of
+    CRASHED if its process ended, RUN_ERROR if only the launch failed, OUT_OF_RESOURCES if the GPU
+    lacks shared memory, registers or memory. UNSTEADY is not the fault of
     the kernel, which is not written.
     """
     if unsteady(answer):
         return Status.UNSTEADY, str(answer)
     if isinstance(answer, Raised) and answer.kind == "OutOfResources":
         return Status.OUT_OF_RESOURCES, answer.message
+    if isinstance(answer, Raised) and answer.kind == OUT_OF_MEMORY and "CUDA" in answer.message:
+        # The GPU's: the sizes are to blame, or other programs, but not the kernel.
+        return Status.OUT_OF_RESOURCES, answer.message.splitlines()[0]
     if isinstance(answer, TimedOut):
         status = Status.TIMEOUT
     elif isinstance(answer, Died) or answer.ended:

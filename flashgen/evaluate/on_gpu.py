@@ -12,10 +12,11 @@ from typing import Any, Self
 
 from flashgen.evaluate.build import Builder, BuildResult, cpu_count, estimate_or_none, kept
 from flashgen.evaluate.evaluator import SLOW, Request
-from flashgen.evaluate.gpu_state import Clock
+from flashgen.evaluate.gpu_state import Clock, DeviceLost
 from flashgen.evaluate.measure import Conditions
 from flashgen.evaluate.offline import check_failed, check_verdict, sound, unsteady
 from flashgen.evaluate.tasks import (
+    ANSWER_LIMIT_S,
     CHECK_LIMIT_S,
     DEVICE_ENV,
     FINAL_LIMIT_PER_CONFIG_S,
@@ -23,7 +24,16 @@ from flashgen.evaluate.tasks import (
     Tasks,
     kernel_payload,
 )
-from flashgen.evaluate.workers.answers import Answer, Done, Failure, Task, finite
+from flashgen.evaluate.workers.answers import (
+    Answer,
+    Died,
+    Done,
+    Failure,
+    Raised,
+    Task,
+    TimedOut,
+    finite,
+)
 from flashgen.evaluate.workers.pool import Workers
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
@@ -40,7 +50,8 @@ class GpuEvaluator:
 
     conditions are clocks and power of the latest final round, None before the first. clock_mhz is
     the GPU's clock in the run so far, if known: measurements at another clock are UNSTEADY. Raises
-    ClockChanged if the clock stays changed.
+    ClockChanged if the clock stays changed, and DeviceLost if the GPU no longer answers: then the
+    kernel that ran last is to blame, if any, and not those after it.
     """
 
     source: Source = "measured"
@@ -58,6 +69,7 @@ class GpuEvaluator:
         self.gpu = gpu
         self.conditions: Conditions | None = None
         self._clock = Clock(clock_mhz)
+        self._ended = ""  # how the child ended, if the last task ended it
         self._device = f"cuda:{index}"
         self._cache = cache
         self._tasks = tasks or Tasks()
@@ -94,9 +106,26 @@ class GpuEvaluator:
             self._builder.drop(builds)
 
     def _ask(self, function: str, payload: dict[str, Any], limit_s: float) -> Answer:
+        if self._ended:
+            self._make_sure()
         task = Task(function=function, payload=payload, limit_s=limit_s)
         answer = self._owner.submit(task).result()
+        if isinstance(answer, Died | TimedOut) or (isinstance(answer, Raised) and answer.ended):
+            self._ended = str(answer).splitlines()[0]
         return answer if function == self._tasks.check else finite(answer)
+
+    def _make_sure(self) -> None:
+        """Raise DeviceLost unless the GPU answers a new child."""
+        payload = {"device": self._device}
+        task = Task(function=self._tasks.answers, payload=payload, limit_s=ANSWER_LIMIT_S)
+        answer = self._owner.submit(task).result()
+        if not isinstance(answer, Done):
+            raise DeviceLost(
+                f"{self._device} no longer answers, since a kernel ended its process "
+                f"({self._ended}): nothing is lost; see what `nvidia-smi` and the kernel log say, "
+                f"reset the GPU, and run the same command again"
+            )
+        self._ended = ""
 
     def _checked(self, request: Request, config: KernelConfig, built: BuildResult) -> Outcome:
         payload = kernel_payload(request.spec, config) | {"device": self._device, "seed": SEED}

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashgen.errors import NoEstimate, ToolchainError
+from flashgen.errors import NoEstimate, NoGpuError, ToolchainError
 from flashgen.evaluate.workers.child import Unrecoverable
 from flashgen.files import write_whole
 from flashgen.spec.attention import AttentionSpec
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from flashgen.spec.outcome import Timing
 
 # On a slow machine all limits grow, and a child's first task gets more: workers/pool.py.
+ANSWER_LIMIT_S = 60.0
+"""Importing torch and making a context take seconds."""
+
 COMPILE_LIMIT_S = 60.0
 """A kernel compiles in 0.3 to 3 s, and torch is imported in 2: ten times that, on a busy
 machine."""
@@ -72,6 +75,7 @@ class Tasks:
     check: str = "flashgen.evaluate.tasks:check_one"
     measure: str = "flashgen.evaluate.tasks:measure_one"
     final: str = "flashgen.evaluate.tasks:measure_round"
+    answers: str = "flashgen.evaluate.tasks:device_answers"
 
 
 def kernel_payload(spec: AttentionSpec, config: KernelConfig) -> dict[str, Any]:
@@ -305,12 +309,22 @@ def _guarded(device: str) -> Iterator[None]:
         raise
 
 
+def device_answers(payload: dict[str, Any]) -> dict[str, Any]:
+    """{device} -> {}. Raises NoGpuError where the device does not work for a new process."""
+    if not _answers(payload["device"]):
+        raise NoGpuError(f"{payload['device']} does not answer")
+    return {}
+
+
 def _answers(device: str) -> bool:
-    """Whether the device still works for this process: not after an illegal access."""
+    """Whether the device still works for this process: not after an illegal access, which makes
+    every call of CUDA fail.
+    """
     import torch
 
     try:
         torch.cuda.synchronize(device)
-        return float(torch.ones(1, device=device).sum()) == 1.0
+        torch.zeros(1, device=device)  # launches a kernel
+        return float(torch.ones(1).to(device)) == 1.0
     except Exception:  # torch raises RuntimeError or a subclass, by version
         return False

@@ -36,6 +36,7 @@ FAKE_TASKS = Tasks(
     check="tests.worker_faults:check_one",
     measure="tests.worker_faults:measure_one",
     final="tests.worker_faults:measure_round",
+    answers="tests.worker_faults:device_answers",
 )
 
 
@@ -418,6 +419,7 @@ def test_the_tasks_of_a_gpu_in_the_interpreter(
         check="tests.worker_faults:check_interpreted",
         measure="tests.worker_faults:measure_interpreted",
         final="tests.worker_faults:final_interpreted",
+        answers="tests.worker_faults:device_answers",
     )
     spec = make_spec(head_dim=64, mask="causal")
     problem = Problem(batch=1, heads=2, kv_heads=1, seq_q=70, seq_k=90)

@@ -278,7 +278,9 @@ class TestARun:
             run(tmp_path, evaluator, trials=len(SPACE))
 
 
-FAKE_TASKS = Tasks(compile="tests.worker_faults:compile_one")
+FAKE_TASKS = Tasks(
+    compile="tests.worker_faults:compile_one", answers="tests.worker_faults:device_answers"
+)
 GOOD = (make_config(64, 32), make_config(64, 64))
 
 

@@ -680,6 +680,7 @@ def test_a_gpu_nobody_listed_is_tuned_in_the_order_of_the_seeds(
 
 
 MADE_UP = {
+    "answers": "device_answers",
     "compile": "compile_one",
     "check": "check_one",
     "measure": "measure_one",
