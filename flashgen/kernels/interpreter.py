@@ -134,8 +134,9 @@ def _share_types() -> None:
 
     Triton 3.7.1 derives the type of every value anew, with its name and its shape as a tuple of
     constants. That takes longer than the arithmetic of a small tile. Here equal block types are one
-    object, which also keeps the shape of its tensors, and two operands of one type skip promotion
-    and broadcasting. A launch takes two thirds of the time.
+    object, which also keeps the shape of its tensors. Two operands of one type skip promotion and
+    broadcasting, and a builtin is called without the wrapper that a compiled kernel needs. A launch
+    takes two thirds of the time.
     """
     import triton
     import triton.language as tl
@@ -144,7 +145,7 @@ def _share_types() -> None:
 
     if not triton.__version__.startswith("3.7."):  # others may build types in another way
         return
-    core, constexpr = tl.core, tl.core.constexpr
+    core, constexpr, semantic = tl.core, tl.core.constexpr, runtime.interpreter_semantic
     never_widened = ("fp32", "int32", "int64", "uint32", "uint64")
     np_dtypes: dict[str, Any] = {}
     blocks: dict[Any, Any] = {}
@@ -178,6 +179,17 @@ def _share_types() -> None:
             np_dtypes[dtype.name] = find_np_dtype(dtype)
         return np_dtypes[dtype.name]
 
+    def same_type(self: Any, other: Any) -> Any:
+        return self is other or equal(self, other)
+
+    def bind_builtin(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        inner = getattr(member, "__wrapped__", member)
+
+        def call(*arguments: Any, _semantic: Any = None, **named: Any) -> Any:
+            return inner(*arguments, **named, _semantic=semantic)
+
+        scope.set_attr(obj, name, call)
+
     def promote(self: Any, lhs: Any, rhs: Any, *options: Any, **named: Any) -> Any:
         both = isinstance(lhs, core.tensor) and isinstance(rhs, core.tensor)
         if both and lhs.type is rhs.type and lhs.dtype.name in never_widened:
@@ -189,6 +201,8 @@ def _share_types() -> None:
             return lhs, rhs
         return broadcast_all(self, lhs, rhs)
 
+    runtime._patch_attr = bind_builtin
+    equal, core.dtype.__eq__ = core.dtype.__eq__, same_type
     unwrap_all, core._unwrap_if_constexpr = core._unwrap_if_constexpr, unwrap
     find_np_dtype, runtime._get_np_dtype = runtime._get_np_dtype, get_np_dtype
     fill_tensor, core.tensor.__init__ = core.tensor.__init__, init_tensor
