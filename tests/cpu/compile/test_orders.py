@@ -184,24 +184,31 @@ def test_a_table_keeps_persistent_and_its_order() -> None:
 ONE_OF_EACH_ARCH = {gpu.arch: gpu for gpu in TARGETS.values()}
 
 
+QUICK = (("sm_80", "grouped"), ("sm_100", "head_reversal"), ("gfx942", "grouped"))
+
+
 @pytest.mark.parametrize(
-    "arch",
+    ("arch", "order"),
     [
-        arch
-        if arch in ("sm_80", "sm_100", "gfx942")
-        else pytest.param(arch, marks=pytest.mark.slow("make test proves a sample of it"))
+        pytest.param(
+            arch,
+            order,
+            marks=()
+            if (arch, order) in QUICK
+            else pytest.mark.slow("make test proves a sample of it"),
+        )
         for arch in ONE_OF_EACH_ARCH
+        for order in ("grouped", "head_reversal")
     ],
 )
-def test_they_compile_everywhere(arch: str) -> None:
+def test_they_compile_everywhere(arch: str, order: Any) -> None:
     gpu = ONE_OF_EACH_ARCH[arch]
     loads = "descriptor" if gpu.is_nvidia and gpu.capability >= 90 else "pointer"
-    for order, persistent in (("grouped", True), ("head_reversal", False)):
-        config = make_config(64, 64, loads=loads, order=order, persistent=persistent)
-        assert why_illegal(CAUSAL, config, gpu) is None
-        built = compile_one(CAUSAL, config, arch)
-        assert built.registers > 0
-        assert sum(loop.spills for loop in built.loops) == 0, config.label
+    config = make_config(64, 64, loads=loads, order=order, persistent=order == "grouped")
+    assert why_illegal(CAUSAL, config, gpu) is None
+    built = compile_one(CAUSAL, config, arch)
+    assert built.registers > 0
+    assert sum(loop.spills for loop in built.loops) == 0, config.label
 
 
 @pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")

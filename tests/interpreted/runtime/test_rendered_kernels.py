@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from flashgen import paths
 from flashgen.errors import InvalidArgument
 from flashgen.kernels.render import render
 from flashgen.runtime import Dispatcher, kernel_files
+from tests import programs
 from tests.serving import serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -111,37 +113,38 @@ def test_many_threads_render_one_kernel(
     torch.testing.assert_close(call(dispatchers[0]), EXACT, rtol=1e-5, atol=1e-5)
 
 
-def run_elsewhere(folder: Path, count: int = 1, **more: str) -> None:
-    """CALL in `count` processes at once, none of which can write anything but /dev and pipes."""
-    environment = {
-        "PATH": os.environ["PATH"],
-        "PYTHONPATH": str(paths.ROOT),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "OMP_NUM_THREADS": "1",
-        "TRITON_INTERPRET": "1",
-        "FLASHGEN_GPU": "nvidia_h200",
-    }
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", CALL],
-            cwd=folder, env=environment | more, text=True, stderr=subprocess.PIPE,
-        )
-        for _ in range(count)
-    ]  # fmt: skip
-    for process in running:
-        _, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors
+ENVIRONMENT = {
+    "PATH": os.environ["PATH"],
+    "PYTHONPATH": str(paths.ROOT),
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TRITON_INTERPRET": "1",
+    "FLASHGEN_GPU": "nvidia_h200",
+}
 
 
 def test_four_processes_at_once_with_a_home_that_cannot_be_written(tmp_path: Path) -> None:
+    """Forks of one that has imported the dispatcher and has rendered nothing."""
     home = tmp_path / "home"
     home.mkdir(mode=0o500)
-    run_elsewhere(tmp_path, 4, HOME=str(home))
+    program = f"import sys\nsys.dont_write_bytecode = True\n{CALL}"
+    environment = ENVIRONMENT | {"HOME": str(home)}
+    with ThreadPoolExecutor(4) as threads:
+        running = [
+            threads.submit(programs.run, ["-c", program], cwd=tmp_path, env=environment)
+            for _ in range(4)
+        ]
+    for done in running:
+        assert done.result().returncode == 0, done.result().stderr
     assert list(home.rglob("*")) == []
 
 
 def test_without_a_home(tmp_path: Path) -> None:
-    run_elsewhere(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", CALL],
+        cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
     assert list(tmp_path.rglob("*")) == []
 
 
