@@ -188,17 +188,20 @@ _KNOWN = (
     _target("NVIDIA L40S", "sm_89", 142, 2520, 864.0, 1024, 96),
     # Ada white paper: 165.2 TFLOP/s FP16 with FP32 accumulate, 1008 GB/s, 72 MiB of L2.
     _target("NVIDIA GeForce RTX 4090", "sm_89", 128, 2520, 1008.0, 512, 72),
-    # H100 white paper and data sheet: 989 (SXM) and 756 (PCIe) TFLOP/s dense; H200 data sheet: 4.8
-    # TB/s.
+    # H100 white paper and data sheet: 989 (SXM) and 756 (PCIe) TFLOP/s dense, 50 MiB of L2; H200
+    # data sheet: 4.8 TB/s. The full die has 12 memory controllers and 60 MiB of L2 (white paper).
+    # The H100 uses 10 of them, the H200 all (accel-sim-framework, issue 534), whose devices report
+    # 60 MiB.
     _target("NVIDIA H100 80GB HBM3", "sm_90", 132, 1830, 3352.0, 4096, 50),
     _target("NVIDIA H100 PCIe", "sm_90", 114, 1620, 2039.0, 4096, 50),
-    _target("NVIDIA H200", "sm_90", 132, 1830, 4800.0, 4096, 50),
+    _target("NVIDIA H200", "sm_90", 132, 1830, 4800.0, 4096, 60),
     # DGX B200 data sheet, an eighth of its 18 PFLOP/s dense bf16; 8 TB/s; 148 SMs as devices
-    # report.
+    # report; 126 MB of L2: Blackwell tuning guide.
     _target("NVIDIA B200", "sm_100", 148, 1850, 8000.0, 8192, 126),
     # RTX Blackwell white paper: 209.5 TFLOP/s FP16 with FP32 accumulate, 1792 GB/s.
     _target("NVIDIA GeForce RTX 5090", "sm_120", 170, 2407, 1792.0, 512, 96),
-    # AMD Instinct data sheets: 1307.4 and 2516.6 TFLOP/s dense bf16; 5.3 and 8 TB/s.
+    # AMD Instinct data sheets: 1307.4 and 2516.6 TFLOP/s dense bf16; 5.3 and 8 TB/s. CDNA 3 white
+    # paper: 4 MiB of L2 in each of 8 dies. Devices report that of one die (ROCm issue 4203).
     _target("AMD Instinct MI300X", "gfx942", 304, 2100, 5300.0, 2048, 32),
     _target("AMD Instinct MI355X", "gfx950", 256, 2400, 8000.0, 4096, 32),
 )

@@ -44,8 +44,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_tune_measures_on_the_gpu_and_writes_the_table(tuned: Path) -> None:
     table = load(tuned / "configs" / "nvidia_h200.yaml")
-    (entry,) = table.entries
-    assert entry.result.source == "measured"
+    (entry,) = (each for each in table.entries if each.result.source == "measured")
     # 400 us, and the blocks of 32 heads in 32 sequences at 1 us each on 132 SMs.
     blocks = 32 * 32 * -(-512 // entry.config.br)
     assert entry.result.median_us == pytest.approx(400 + blocks / 132, rel=0.05)

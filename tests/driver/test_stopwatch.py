@@ -11,6 +11,7 @@ import torch
 
 from flashgen.evaluate.measure import CudaStopwatch
 from flashgen.kernels.launch import device_gpu
+from flashgen.spec.gpu import TARGETS
 from tests.driver.events import Recording, TorchKernel
 
 L2 = 60 << 20
@@ -51,4 +52,4 @@ print(gpu.slug, gpu.sms, gpu.shared_per_block, gpu.registers_per_sm, gpu.l2_byte
 
 
 def test_the_gpu_that_is_read_is_the_known_target() -> None:
-    assert device_gpu(0).slug == "nvidia_h200"
+    assert device_gpu(0) == TARGETS["nvidia_h200"]
