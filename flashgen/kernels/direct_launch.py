@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flashgen import settings
@@ -206,8 +207,6 @@ def _device_and_stream(driver: Any) -> tuple[Callable[[], int], Callable[[int], 
     That of the device is torch's, which initializes CUDA first. A launch is repeated after that,
     so the function below it is enough, which takes a third of the time.
     """
-    import torch
-
     active = driver.active
     device, stream = active.get_current_device, active.get_current_stream
     if device is torch.cuda.current_device:

@@ -12,6 +12,7 @@ kernel needs scratch, launches are left to CudaLauncher.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from types import FunctionType
@@ -54,11 +55,11 @@ def inner_launch(
     arguments, all of the kernel's in their order. None where it is not known.
     """
     import triton
+
+    if type(run) is not _known_launcher(triton.__version__):
+        return None
     from triton.backends.nvidia import driver as nvidia
 
-    version = tuple(map(int, triton.__version__.split(".")[:2]))
-    if version not in KNOWN or type(run) is not nvidia.CudaLauncher:
-        return None
     if run.global_scratch_size or run.profile_scratch_size:
         return None
     launch, described = _unwrapped(run.launch)
@@ -75,6 +76,15 @@ def inner_launch(
         else:
             flat.append(argument)
     return Inner(_call(launch, run, function, metadata, blocks), flat, places, encoders)
+
+
+@functools.cache
+def _known_launcher(version: str) -> Any:
+    """CudaLauncher of a known version of Triton; None of another."""
+    from triton.backends.nvidia.driver import CudaLauncher
+
+    known = tuple(map(int, version.split(".")[:2])) in KNOWN
+    return CudaLauncher if known else None
 
 
 def _unwrapped(launch: Any) -> tuple[Any, dict[int, Any]]:

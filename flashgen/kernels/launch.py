@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from flashgen.errors import FlashgenError, NoGpuError, ToolchainError
-from flashgen.kernels import interpreter, launch_backward, launch_cache, launch_forward
+from flashgen.kernels import interpreter, launch_forward
 from flashgen.kernels.launch_forward import Forward
 from flashgen.kernels.plan import Kernel as Kernel
 from flashgen.kernels.plan import Plan
@@ -28,27 +28,29 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.features import PLAIN, Features
 from flashgen.spec.gpu import Gpu
-from flashgen.spec.vocabulary import Direction
+from flashgen.spec.vocabulary import DECODING, Direction
 
-LAUNCH: dict[Direction, Callable[[Plan, Any], Any]] = {
-    "forward": launch_forward.forward,
-    "backward_delta": launch_backward.delta,
-    "backward_dkv": launch_backward.dkv,
-    "backward_dq": launch_backward.dq,
-    "backward_fused": launch_backward.fused,
-    "backward_dbias": launch_backward.dbias,
-    "decode": launch_cache.decode,
-    "combine": launch_cache.combine,
-    "append": launch_cache.append,
-}
-"""Launches a plan of each direction for a call of it."""
+
+def launches(direction: Direction) -> Callable[[Plan, Any], Any]:
+    """The function that launches a plan of a direction for a call of it.
+
+    Its module is loaded here: attention() without gradients needs only that of the forward.
+    """
+    if direction == "forward":
+        return launch_forward.forward
+    if direction in DECODING:
+        from flashgen.kernels import launch_cache as module
+    else:
+        from flashgen.kernels import launch_backward as module  # type: ignore[no-redef]
+    found: Callable[[Plan, Any], Any] = getattr(module, direction.removeprefix("backward_"))
+    return found
 
 
 def bind(kernel: Kernel, spec: AttentionSpec, config: KernelConfig) -> Plan:
     """The plan of a kernel, which launches it when called with a KernelCall: a Forward, Delta,
     Backward, Decode, Combine or Append.
     """
-    return Plan(kernel, spec, config, LAUNCH[spec.direction])
+    return Plan(kernel, spec, config, launches(spec.direction))
 
 
 class _Source(importlib.machinery.SourceFileLoader):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -107,8 +108,7 @@ def _order_arguments(q: Tensor, v: Tensor) -> Arguments:
     return {"batch_heads": batch * heads, "heads_together": min(together, batch * heads)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class OrderLimits:
+class OrderLimits(NamedTuple):
     """What of a device orders of tiles depend on."""
 
     sms: int

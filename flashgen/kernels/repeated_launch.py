@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,9 +17,11 @@ from flashgen.kernels.arguments import Arguments, lies_in_eights
 from flashgen.kernels.descriptors import twin_maker
 from flashgen.kernels.direct_launch import Repeated
 from flashgen.kernels.inner_launch import MOST_MAPS
-from flashgen.kernels.launch_cache import Decode, Parts, combine_arguments, decode_arguments
 from flashgen.kernels.launch_forward import Forward, forward_arguments
 from flashgen.kernels.plan import Plan, on_device
+
+if TYPE_CHECKING:
+    from flashgen.kernels.launch_cache import Decode, Parts
 
 ALIGNED = 15
 """Bits that are 0 in the address of every tensor of a call that is launched again: for Triton, and
@@ -197,6 +199,8 @@ def decode(
     table = () if cache.block_table is None else (cache.block_table,)
     if _misaligned(q, cache.k, cache.v, cache.lengths, *table, parts.o, parts.lse, *result):
         return None
+    from flashgen.kernels.launch_cache import combine_arguments, decode_arguments
+
     given = ["q_ptr", "k_ptr", "v_ptr", "o_ptr", "lse_ptr", "lengths_ptr"]
     given += ["table_ptr"] * len(table)
     split, merge = _repeated(plan, q, *decode_arguments(plan, call, parts), given), None

@@ -8,8 +8,8 @@ the kernel's own, its arg_names.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from flashgen.errors import FlashgenError
 from flashgen.spec.attention import AttentionSpec
@@ -20,8 +20,7 @@ from flashgen.spec.vocabulary import SHORT_DTYPE, padded
 _ALIGNED = ":16"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Signature:
+class Signature(NamedTuple):
     """A kernel's argument types and what Triton may assume of them, as triton.compiler.ASTSource
     takes it.
     """

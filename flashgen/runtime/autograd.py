@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from flashgen.errors import InvalidArgument, NotDifferentiable
-from flashgen.kernels.launch_backward import Backward, Delta, contiguous_rows
 from flashgen.kernels.launch_forward import Forward
 from flashgen.runtime import cpu, torch_modes
 from flashgen.runtime.call import (
@@ -267,6 +266,8 @@ class Passes:
         q, k, v = saved.q, saved.k, saved.v
         if self._resolver.left_to_torch(q.device):
             return cpu.backward(saved, do, dlse, wanted)
+        from flashgen.kernels.launch_backward import Backward, Delta, contiguous_rows
+
         addressed = self._resolver.addressed
         do = addressed(contiguous_rows(do), "the gradient of O")
         dlse = None if dlse is None else dlse.resolve_neg()

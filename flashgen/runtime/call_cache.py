@@ -9,20 +9,22 @@ the look-up.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from flashgen import settings
 from flashgen.kernels import repeated_launch
-from flashgen.kernels.launch_cache import Decode, Parts
 from flashgen.kernels.launch_forward import Forward
 from flashgen.runtime import autograd
 from flashgen.runtime.autograd import Passes
 from flashgen.runtime.call import Call, Causal, Gradients, Saved, Wanted
 from flashgen.runtime.launcher import Launcher
 from flashgen.spec.features import PLAIN, Features
+
+if TYPE_CHECKING:
+    from flashgen.kernels.launch_cache import Decode, Parts
 
 MOST = 2048
 """Entries in each half of the cache."""

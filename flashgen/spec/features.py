@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from flashgen.errors import InvalidArgument
 from flashgen.spec.block_mask import BlockMask, check_block_mask
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True, kw_only=True)
-class Argument:
+class Argument(NamedTuple):
     """An argument that a feature adds to the kernels that have scores.
 
     type is as Triton writes it, {dtype} being that of Q; note the comment behind its name. A number

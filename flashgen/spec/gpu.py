@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from flashgen.errors import InvalidArgument
 
@@ -128,8 +128,7 @@ def from_properties(
     )
 
 
-@dataclass(frozen=True)
-class _Sm:
+class _Sm(NamedTuple):
     """Limits of one architecture, the same for all its products."""
 
     shared_per_block: int

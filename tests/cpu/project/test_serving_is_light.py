@@ -49,27 +49,33 @@ def test_serving_loads_little_and_does_nothing(module: str, tmp_path: Path) -> N
 
 
 IMPORT = """
-import time
+import os, sys, time
 import torch, triton
-start = time.process_time()
-from generated.dispatcher import attention
-print(1e3 * (time.process_time() - start))
+
+sys.dont_write_bytecode = False
+sys.pycache_prefix = sys.argv[1]
+for _ in range(10):
+    print(end="", flush=True)
+    if not (child := os.fork()):
+        start = time.process_time()
+        from generated.dispatcher import attention
+        print(1e3 * (time.process_time() - start), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
 """
-MOST_MS, NOISE_MS = 30, 30
+MOST_MS, NOISE_MS = 30, 15
 """What the dispatcher may add, and how much a busy machine adds to that: other processes share the
 caches of a core, and process_time counts the waiting for memory."""
 
 
-def test_the_dispatcher_adds_little_to_torch_and_triton() -> None:
-    """In CPU time, the least of several new processes that read bytecode: the first may write it."""
+def test_the_dispatcher_adds_little_to_torch_and_triton(tmp_path: Path) -> None:
+    """In CPU time, the least of several processes that read bytecode."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     environment.pop("TRITON_INTERPRET", None)
-    found: list[float] = []
-    while len(found) < 2 or (min(found[1:]) >= MOST_MS + NOISE_MS and len(found) < 4):
-        done = subprocess.run(
-            [sys.executable, "-c", IMPORT],
-            env=environment, capture_output=True, text=True, timeout=300, check=True,
-        )  # fmt: skip
-        found.append(float(done.stdout))
-    assert min(found[1:]) < MOST_MS + NOISE_MS, found
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT, str(tmp_path)],
+        env=environment, capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    found = [float(line) for line in done.stdout.split()]
+    assert len(found) == 10
+    assert min(found) < MOST_MS + NOISE_MS, found
