@@ -37,7 +37,7 @@ LAPTOP = replace(
     bandwidth_gbs=336.0, l2_bytes=3 * 1024 * 1024,
 )  # fmt: skip
 H100 = "nvidia_h100_80gb_hbm3"
-QUICK = ("asst5", "triton_fa2_forward", "qwen_frence")
+QUICK = ("asst5", "qwen_frence")
 
 LEAST_CORRELATION, FIRST_PICK, BEST_OF_THREE = 0.88, 1.03, 1.03
 WORST = {"quick": 1.10, "all": 1.25}
