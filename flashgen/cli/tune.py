@@ -92,7 +92,7 @@ def tune(
     from flashgen.search.space import Budget, Method
 
     budget = Budget(trials=trials, seconds=time_budget)
-    method = Method(sampler=sampler, seed=seed)  # type: ignore[arg-type]  # Method refuses others
+    method = Method(sampler=sampler, seed=seed, likely_first=True)  # type: ignore[arg-type]  # Method refuses others
     specs = () if named else _specs(direction, dtype, head_dim, causal, feature)
     specs = in_pages(specs) if paged else specs
     specs = in_8_bits(specs, kv) if kv is not None else specs

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from flashgen import lazily
 from flashgen.search.minimize import Evaluation, Minimum, NoMinimum, minimize
-from flashgen.search.space import Budget, Method
+from flashgen.search.space import Budget, Method, ProductSpace
 
 if TYPE_CHECKING:
     from flashgen.search.staged import search
@@ -20,6 +20,7 @@ __all__ = [
     "Method",
     "Minimum",
     "NoMinimum",
+    "ProductSpace",
     "minimize",
     "search",
 ]

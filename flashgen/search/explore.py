@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 
@@ -35,7 +35,7 @@ from flashgen.search.decide import can_win, to_measure
 from flashgen.search.evidence import Evidence
 from flashgen.search.goal import RUNNERS_UP, Goal
 from flashgen.search.samplers import Proposer, proposer_for
-from flashgen.search.space import Budget, Method
+from flashgen.search.space import Budget, ListedSpace, Method
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import Stage, Status
 
@@ -80,7 +80,7 @@ class Explorer:
         if self._blind:
             self._walk(goal.order[:trials], enough)
         elif not self._enumerated:
-            self._sample(proposer_for(self._method, goal.legal, asdict))
+            self._sample()
         if self._evidence.on_gpu:
             left = len(self._waiting) if self._enumerated else trials - self._trials
             self._measure(left, postponed=True)
@@ -120,26 +120,29 @@ class Explorer:
                 self._measure(len(self._waiting))
         self._measure(len(self._waiting))
 
-    def _sample(self, proposer: Proposer[KernelConfig]) -> None:
+    def _sample(self) -> None:
         """Evaluate what the sampler proposes."""
+        legal = list(dict.fromkeys(self._goal.legal))
+        proposer = proposer_for(self._method, ListedSpace([asdict(config) for config in legal]))
+        number_of = {config: number for number, config in enumerate(legal)}
         while True:
-            self._tell(proposer)
+            self._tell(proposer, number_of)
             count = min(BATCH, self._budget.trials - self._trials)
             room = LOOK_AHEAD * self._budget.trials - len(self._met)
             if count <= 0 or room <= 0 or self._late:
                 return
-            new = proposer.propose(min(room, self._ahead(count)))
+            new = [legal[number] for number in proposer.propose(min(room, self._ahead(count)))]
             if not new:
                 return
             self._admit(new)
             self._measure(count)
 
-    def _tell(self, proposer: Proposer[KernelConfig]) -> None:
+    def _tell(self, proposer: Proposer, number_of: Mapping[KernelConfig, int]) -> None:
         """Pass the results of all configs considered so far to the sampler, except pending ones."""
         for config in self._met:
             value = self._value_us(config)
-            if value is not None or config not in self._waiting:
-                proposer.learn(config, value)
+            if config in number_of and (value is not None or config not in self._waiting):
+                proposer.learn(number_of[config], value)
 
     def _ahead(self, count: int) -> int:
         """The number of configs to compile for this number to measure."""

@@ -1,11 +1,12 @@
 """Landscapes: recorded times of all points of a space, to test a search on.
 
-Three kinds of file, each gzipped or not:
+Four kinds of file, each gzipped or not:
 
   - A log of flashgen (.jsonl), or what benchmarks/landscape.py wrote (.json): a landscape for each
     spec and problem, and for each GPU, Triton, protocol and source. What was compiled and
     never timed is no point of it.
   - A cache of Kernel Tuner, finished or not (.json).
+  - The results of KTT (.json).
   - T4, the results format of the auto-tuning community, which its hub of brute-forced spaces keeps
     (.json). `dump` writes it.
 """
@@ -26,7 +27,7 @@ from typing import Any
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.search import Budget, Evaluation, Method, NoMinimum, minimize
 from flashgen.search.history import outcomes_of
-from flashgen.search.space import Point, check_space
+from flashgen.search.space import ListedSpace, Point
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.outcome import Outcome, Stage, Status
@@ -51,7 +52,8 @@ class Landscape:
     """Points in the order of their space, each with a time in `unit`, or None if it failed.
 
     source: measured, estimated, or recorded if the file does not say. seeds: numbers of the points
-    that a search starts with. guesses: what a model predicted for each point.
+    that a search starts with. guesses: what a model predicted for each point. likely_first: the
+    order of the points means something (Method.likely_first), as that of flashgen's own spaces.
     """
 
     name: str
@@ -61,9 +63,10 @@ class Landscape:
     times: tuple[float | None, ...]
     seeds: tuple[int, ...] = ()
     guesses: tuple[float | None, ...] | None = None
+    likely_first: bool = False
 
     def __post_init__(self) -> None:
-        check_space(self.points)
+        ListedSpace(self.points)  # raises
         if not all(seed in range(len(self.points)) for seed in self.seeds):
             raise InvalidArgument(
                 f"seeds are numbers of points, 0 to {len(self.points) - 1}: "
@@ -81,7 +84,7 @@ class Landscape:
 def read(path: Path, notice: Callable[[str], None] = lambda _: None) -> list[Landscape]:
     """The landscapes of a file. notice is called with what is left out of a log.
 
-    Raises InvalidArgument if there is no such file, FlashgenError if it has none of the three
+    Raises InvalidArgument if there is no such file, FlashgenError if it has none of the four
     formats, is damaged, or holds no time.
     """
     if path.suffix == ".jsonl":
@@ -102,7 +105,7 @@ def read(path: Path, notice: Callable[[str], None] = lambda _: None) -> list[Lan
         raise FlashgenError(f"{path}: {error}") from None
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise FlashgenError(
-            f"{path} must be a cache of Kernel Tuner or results in the T4 format: "
+            f"{path} must be a cache of Kernel Tuner, results of KTT or results in the T4 format: "
             f"{type(error).__name__}: {error}"
         ) from None
 
@@ -132,15 +135,16 @@ def from_outcomes(outcomes: Iterable[Outcome]) -> list[Landscape]:
 def dump(landscape: Landscape) -> str:
     """The landscape in the T4 format, one result per line. `read` returns an equal one.
 
-    The additional key `flashgen` has name, source and seeds. A guess is a measurement named
-    estimate.
+    The additional key `flashgen` has name, source, seeds and likely_first. A guess is a measurement
+    named estimate.
     """
     guesses = landscape.guesses or [None] * len(landscape.points)
     results = [
         json.dumps(_result(*each, landscape.unit))
         for each in zip(landscape.points, landscape.times, guesses, strict=True)
     ]
-    about = {"name": landscape.name, "source": landscape.source, "seeds": landscape.seeds}
+    names = ("name", "source", "seeds", "likely_first")
+    about = {name: getattr(landscape, name) for name in names}
     head = f'{{"schema_version": "1.0.0",\n"flashgen": {json.dumps(about)},\n"results": [\n'
     return head + ",\n".join(results) + "\n]}\n"
 
@@ -166,7 +170,7 @@ def replay(
             landscape.points,
             lambda point: landscape.times[number_of[id(point)]],
             Budget(trials=evaluations),
-            method=method,
+            method=replace(method, likely_first=landscape.likely_first),
             seeds=[landscape.points[number] for number in landscape.seeds] if warm else (),
             guesses=(lambda point: guesses[number_of[id(point)]]) if warm and guesses else None,
             notify=note,
@@ -192,6 +196,7 @@ def _landscape(times: Mapping[KernelConfig, Outcome], broken: Sequence[KernelCon
         times=tuple(o.timing.median_us if o and o.timing else None for o in found),
         seeds=tuple(configs.index(seed) for seed in dict.fromkeys(seeds) if seed in known),
         guesses=tuple(guesses) if first.source != "estimated" and any(guesses) else None,
+        likely_first=gpu is not None,
     )
 
 
@@ -219,7 +224,10 @@ class _Row:
 def _from_json(record: Mapping[str, Any], name: str) -> Landscape:
     """The landscape of a cache or of results. Of duplicate configs the last counts."""
     about: Mapping[str, Any] = record.get("flashgen", {})
-    if "cache" in record:
+    if "Results" in record:
+        about = {"name": str(record.get("Metadata", {}).get("Device", name))}
+        rows = [_of_ktt(result, record) for result in record["Results"]]
+    elif "cache" in record:
         names = record["tune_params_keys"]
         rows = [_cached(entry, names) for entry in record["cache"].values()]
         name = " ".join(word for key in NAMED_BY if (word := str(record.get(key, ""))))
@@ -235,12 +243,23 @@ def _from_json(record: Mapping[str, Any], name: str) -> Landscape:
         times=tuple(row.time for row in kept.values()),
         seeds=tuple(about.get("seeds", ())),
         guesses=guesses if any(guesses) else None,
+        likely_first=about.get("likely_first", False),
     )
 
 
 def _cached(entry: Mapping[str, Any], names: Sequence[str]) -> _Row:
     """A record of a cache. Its time is one in milliseconds, or the name of a failure."""
     return _Row(point={name: entry[name] for name in names}, time=_time(entry["time"]), unit="ms")
+
+
+def _of_ktt(result: Mapping[str, Any], record: Mapping[str, Any]) -> _Row:
+    """A result of KTT. Its time is the sum over its kernels; what is not Ok failed."""
+    point = {each["Name"]: each["Value"] for each in result["Configuration"]}
+    time = None
+    if str(result["Status"]).lower() == "ok":
+        time = _time(sum(each["Duration"] for each in result["ComputationResults"]))
+    unit = str(record.get("Metadata", {}).get("TimeUnit", "")).lower()
+    return _Row(point=point, time=time, unit=unit)
 
 
 def _measured(result: Mapping[str, Any]) -> _Row:

@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
 
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.search.samplers import proposer_for
-from flashgen.search.space import Budget, Method, Point, check_space
-
-Key = frozenset[tuple[str, object]]
+from flashgen.search.space import ILLEGAL, Budget, Method, Point, ProductSpace, Space, space_of
 
 
 class NoMinimum(FlashgenError, RuntimeError):
@@ -46,7 +44,7 @@ class Minimum:
 
 
 def minimize(
-    space: Sequence[Point],
+    space: Sequence[Point] | ProductSpace,
     evaluator: Callable[[Point], float | None],
     budget: Budget,
     *,
@@ -57,23 +55,23 @@ def minimize(
 ) -> Minimum:
     """Find the point of `space` with the least value, with few evaluations.
 
-    space: the legal points in order, each a mapping of the same names to numbers, strings or bools.
-    evaluator: returns the value of a point, lower is better, or None if it fails; its exceptions
-    are not caught. method: Method() by default. seeds: points of the space that are evaluated
-    first. guesses: a model's prediction for a point, above 0 and correct up to a common factor, or
-    None; only the sampler auto uses it. notify is called with each evaluation.
+    space: the legal points, each a mapping of the same names to numbers, strings or bools; or a
+    ProductSpace, which may be too large to list. evaluator: returns the value of a point, lower is
+    better, or None if it fails; its exceptions are not caught. method: Method() by default; its
+    likely_first says whether the order of the space means something. seeds: points of the space
+    that are evaluated first. guesses: a model's prediction for a point, above 0 and correct up to a
+    common factor, or None; only the sampler auto uses it. notify is called with each evaluation.
 
     Raises InvalidArgument for an invalid space, seed, guess or value, or if the sampler does not
     apply. Raises NoMinimum if all evaluated points failed, ToolchainError if a package is missing.
     """
-    check_space(space)
+    legal, method = space_of(space), method or Method()
     done: list[Evaluation] = []
     end = math.inf if budget.seconds is None else time.monotonic() + budget.seconds
-    every = method is not None and method.sampler == "exhaustive"
-    most = len(space) if every else min(budget.trials, len(space))
-    order = _Order(space, method or Method(), seeds, guesses)
+    most = legal.size if method.sampler == "exhaustive" else min(budget.trials, legal.size)
+    order = _Order(legal, method, seeds, guesses)
     for number in order:
-        point = space[number]
+        point = legal.point(number)
         value = evaluator(point)
         _check_value(value, point)
         order.learn(number, value)
@@ -81,36 +79,41 @@ def minimize(
         notify(done[-1])
         if len(done) == most or time.monotonic() >= end:
             break
-    return _minimum(done, exhaustive=len(done) == len(space))
+    else:
+        order.ended = True
+    return _minimum(done, exhaustive=order.ended or len(done) == legal.size)
 
 
 class _Order:
-    """The numbers of points in the order of evaluation: the seeds, then the proposals."""
+    """The numbers of points in the order of evaluation: the seeds, then the proposals.
+
+    ended: there are no more.
+    """
 
     def __init__(
         self,
-        space: Sequence[Point],
+        space: Space,
         method: Method,
         seeds: Sequence[Point],
         guesses: Callable[[Point], float | None] | None,
     ) -> None:
-        number_of = {_key(point): number for number, point in enumerate(space)}
-        self._queue = deque(dict.fromkeys(_number(seed, number_of) for seed in seeds))
+        self.ended = False
+        first = dict.fromkeys(_number(seed, space) for seed in seeds)
+        self._queue = deque(first)
+        self._rest: Iterator[int] = iter(())
         self._proposer = None
         if method.sampler == "exhaustive":
-            self._queue = deque(dict.fromkeys((*self._queue, *range(len(space)))))
+            self._rest = (number for number in space if number not in first)
         else:
-            opinions = None if guesses is None else [_guess(guesses, point) for point in space]
-            self._proposer = proposer_for(method, range(len(space)), space.__getitem__, opinions)
+            model = None if guesses is None else lambda n: _guess(guesses, space.point(n))
+            self._proposer = proposer_for(method, space, model)
 
     def __iter__(self) -> Iterator[int]:
-        while True:
-            if self._queue:
-                yield self._queue.popleft()
-            elif self._proposer and (proposed := self._proposer.propose(1)):
-                yield from proposed
-            else:
-                return
+        while self._queue:
+            yield self._queue.popleft()
+        yield from self._rest
+        while self._proposer and (proposed := self._proposer.propose(1)):
+            yield from proposed
 
     def learn(self, number: int, value: float | None) -> None:
         """Record the value of the point of this number."""
@@ -118,15 +121,11 @@ class _Order:
             self._proposer.learn(number, value)
 
 
-def _key(point: Point) -> Key:
-    return frozenset(point.items())
-
-
-def _number(seed: Point, number_of: Mapping[Key, int]) -> int:
-    try:
-        return number_of[_key(seed)]
-    except (KeyError, TypeError, AttributeError):
-        raise InvalidArgument(f"seeds must be points of the space: got {seed!r}") from None
+def _number(seed: Point, space: Space) -> int:
+    number = space.number(seed)
+    if number == ILLEGAL:
+        raise InvalidArgument(f"seeds must be points of the space: got {seed!r}")
+    return number
 
 
 def _guess(guesses: Callable[[Point], float | None], point: Point) -> float | None:

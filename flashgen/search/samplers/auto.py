@@ -1,99 +1,240 @@
-"""AutoProposer: flashgen's own sampler, which rates every point of a finite space.
+"""AutoProposer: flashgen's own sampler. It rates some candidates, never the whole of a large space.
 
-It starts with the best guesses, or with random points if there are none, until START points are
-known and LEAST_KNOWN of them have values, including those learnt before. From then on it proposes
-the points with the largest expected improvement of the surrogate.
+It starts with the best guesses or, if there are none, with points that are far apart, until START
+points are known and LEAST_KNOWN of them have values, including those learnt before. From then on it
+proposes the candidate with the largest expected improvement. Two things alternate, because neither
+alternative is better everywhere:
 
-The order of a space is a prior: likely points come first. It is applied as in Hvarfner et al., piBO
-(ICLR 2022): the expected improvement is multiplied by the prior to the power TRUST / n after n
-evaluations, so observations soon outweigh it. The prior of a point is 1 / (1 + DECAY * rank), with
-ranks from 0 to 1.
+  - The candidates: random points with the neighbours of the BEST points, or those neighbours alone.
+    A neighbour differs in one parameter. Every fourth proposal is for another valley: it keeps away
+    from the value that the best point has in one parameter, and what it must improve is the best
+    point without that value. The parameters are those by which the best seem most decided.
+  - The process: numbers count as ordered, or as names like all else.
+
+If the order of the space means something (Method.likely_first), it is a prior, applied as in
+Hvarfner et al., piBO (ICLR 2022): the expected improvement is multiplied by the prior to the power
+TRUST / n after n evaluations, so observations soon outweigh it. The prior of a point is
+1 / (1 + DECAY * rank), with ranks from 0 to 1.
 """
 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 import numpy as np
+from numpy.random import RandomState
 
-from flashgen.search.samplers import P, Proposer
-from flashgen.search.samplers.surrogate import Surrogate, choose_first
-from flashgen.search.space import Point, parameters_of
+from flashgen.search.samplers import Proposer
+from flashgen.search.samplers.surrogate import (
+    TIE,
+    Floats,
+    Known,
+    Process,
+    choose_first,
+    heights_of,
+)
+from flashgen.search.space import Method, Space
 
 START, LEAST_KNOWN = 5, 3
-"""Points that are known before the surrogate is asked, and those of them that did not fail. A
+"""Points that are known before a process is fitted, and those of them that did not fail. A
 failure counts among the first: where many fail, it is worth knowing soon which."""
 
+SAMPLE = 2000
+"""Random points that the starting points are chosen from."""
+
+CENTRAL = 0.5
+"""The share of them, around the middle of the space, that is far enough from its corners."""
+
+POOL = 400
+"""Random points among the candidates; all points of a space that has no more than WHOLE."""
+
+WHOLE = 1000
+BEST = 3
+"""How many good points have candidates next to them, and how many valleys are searched in turn."""
+
+Kind = Literal["pool", "near", "valley"]
+TURNS: tuple[tuple[Kind, bool], ...] = (
+    ("pool", True),
+    ("near", False),
+    ("pool", False),
+    ("valley", True),
+)
+"""The candidates of one proposal after the other, and whether numbers count as names."""
+
 TRUST, DECAY = 10.0, 10.0
+LIKELY = 0.1
+"""The share of a space whose order means something that a search starts in."""
 
 
-class AutoProposer(Proposer[P]):
-    """Proposes by expected improvement. guesses: one for each of `legal`, if any.
+class AutoProposer(Proposer):
+    """Proposes by expected improvement. guesses: another model's prediction for the point of a
+    number.
 
     If a point is learnt again, the last value counts.
     """
 
     def __init__(
         self,
-        legal: Sequence[P],
-        point_of: Callable[[P], Point],
-        seed: int,
-        guesses: Sequence[float | None] | None = None,
+        space: Space,
+        method: Method,
+        guesses: Callable[[int], float | None] | None = None,
     ) -> None:
-        super().__init__(legal)
-        self._points = list(self._legal)
-        points = [point_of(point) for point in self._points]
-        self._surrogate = Surrogate(points, parameters_of(points), guesses)
-        self._first = list(range(len(points)))
-        random.Random(seed).shuffle(self._first)
-        if guesses is not None:
-            opinions = [math.inf if guess is None else guess for guess in guesses]
-            self._first.sort(key=opinions.__getitem__)
-        ranks = np.arange(len(points)) / len(points)
-        self._log_belief = -np.log1p(DECAY * ranks)
-        self._pending: dict[int, None] = {}
+        super().__init__(space)
+        self._likely_first = method.likely_first
+        self._random = RandomState(method.seed)
+        self._guesses = guesses
+        self._logarithms: dict[int, float] = {}  # of guesses
+        self._neighbours: dict[int, list[int]] = {}
+        self._processes = {
+            names: Process(space.parameters, names_only=names) for names in (False, True)
+        }
+        drawn = self._random.permutation(space.draw(self._random, SAMPLE))
+        self._sample: list[int] = drawn.tolist()
+        for number in sorted(self._sample):
+            self._logarithm(number)  # a guess that is none is refused before anything is evaluated
+        self._pending: dict[int, float | None] = {}  # with the heights that are expected
+        self._turn = 0
 
-    def propose(self, count: int) -> list[P]:
+    def propose(self, count: int) -> list[int]:
         """As Proposer.propose."""
+        before = len(self._pending)
+        while len(self._pending) < before + count and (found := self._next()):
+            number, height = found
+            self._pending[number] = height
+        return list(self._pending)[before:]
+
+    def _told(self, number: int, value: float | None, *, first: bool) -> None:
+        self._pending.pop(number, None)
+
+    def _next(self) -> tuple[int, float | None] | None:
+        """A new point, with the height that is expected of it if any is; None if there is none."""
         known = sum(value is not None for value in self._learnt.values())
         missing = max(START - len(self._learnt), LEAST_KNOWN - known)
-        left = len(self._points) - len(self._learnt) - len(self._pending)
-        count = min(count, left)
-        by_chance = count if not known else missing - len(self._pending)
-        before = len(self._pending)
-        self._draw(max(0, min(count, by_chance)))
-        self._expect_most(count - (len(self._pending) - before))
-        return [self._points[number] for number in list(self._pending)[before:]]
+        if not known or missing > len(self._pending):
+            found = self._first()
+        else:
+            found = self._expected_best()
+        if found is None:  # no candidate is new
+            rest = next(filter(self._is_new, self._space), None)
+            found = None if rest is None else (rest, None)
+        return found
 
-    def _told(self, point: P, value: float | None, *, first: bool) -> None:
-        self._pending.pop(self._legal[point], None)
+    def _is_new(self, number: int) -> bool:
+        """Whether a point was neither proposed nor learnt."""
+        return number not in self._learnt and number not in self._pending
 
-    def _draw(self, count: int) -> None:
-        """Propose `count` points in the random order drawn at the start."""
-        for number in self._first:
-            if count <= 0:
-                return
-            if number not in self._pending and self._points[number] not in self._learnt:
-                self._pending[number] = None
-                count -= 1
+    def _new(self, numbers: Iterable[int]) -> list[int]:
+        """The new points among these, in the order of the space."""
+        return sorted(filter(self._is_new, set(numbers)))
 
-    def _expect_most(self, count: int) -> None:
-        """Propose `count` points greedily by expected improvement, assuming the mean for pending
-        ones (kriging believer).
+    def _first(self) -> tuple[int, float | None] | None:
+        """A point to start with: the best guess, or else the farthest from all others."""
+        rest = list(filter(self._is_new, self._sample))
+        if not rest:
+            return None
+        logarithms = [self._logarithm(number) for number in rest]
+        if min(logarithms) < math.inf:
+            return rest[logarithms.index(min(logarithms))], None
+        ranks, sample = self._ranks(rest), self._ranks(self._sample)
+        middle = np.median(sample, axis=0)
+        limit = np.quantile(np.abs(sample - middle).sum(axis=1), CENTRAL) + TIE
+        inner = np.abs(ranks - middle).sum(axis=1) <= limit
+        if self._likely_first:
+            inner = np.asarray(rest) < LIKELY * self._space.size
+        gaps = np.where(inner, float(len(middle)), -1.0)
+        for each in self._ranks([*self._learnt, *self._pending]):
+            np.minimum(gaps, np.abs(ranks - each).sum(axis=1), out=gaps)
+        return rest[choose_first(gaps)], None
 
-        Of equals the first in the space.
+    def _expected_best(self) -> tuple[int, float] | None:
+        """The candidate with the largest expected improvement, assuming that pending points turn
+        out as expected (kriging believer); of equals the first in the space.
         """
-        if count <= 0:
-            return
-        seen = [self._legal[point] for point in self._learnt]
-        expectation = self._surrogate.expect(seen, list(self._learnt.values()))
-        for number in self._pending:
-            expectation.believe(number)
-        for _ in range(count):
-            scores = expectation.scores() + TRUST / len(seen) * self._log_belief
-            scores[[*seen, *self._pending]] = -math.inf
-            best = choose_first(scores)
-            self._pending[best] = None
-            expectation.believe(best)
+        kind, names = TURNS[self._turn % len(TURNS)]
+        self._turn += 1
+        candidates, rivals = self._candidates(kind)
+        if not candidates:
+            candidates, rivals = self._candidates("pool")
+        if not candidates:
+            return None
+        heights, best, on_logarithms = heights_of(list(self._learnt.values()))
+        mean = float(heights.mean())
+        believed = [mean if height is None else height for height in self._pending.values()]
+        seen = [*self._learnt, *self._pending]
+        trend: Floats = np.zeros(len(seen) + len(candidates))
+        if self._guesses is not None and on_logarithms:
+            trend = self._trend([*seen, *candidates], float(heights.max()) - best)
+        known = Known(
+            codes=self._space.codes(seen),
+            heights=np.concatenate([heights, believed]),
+            trend=trend[: len(seen)],
+            evaluated=len(heights),
+        )
+        codes = self._space.codes(candidates)
+        expected = self._processes[names].expect(known, codes, trend[len(seen) :])
+        place = {number: at for at, number in enumerate(seen)}
+        target = min(float(known.heights[place[number]]) for number in rivals)
+        scores = expected.scores(target)
+        if self._likely_first:
+            ranks = np.array(candidates) / self._space.size
+            scores = scores - TRUST / len(seen) * np.log1p(DECAY * ranks)
+        chosen = choose_first(scores)
+        return candidates[chosen], float(expected.mean[chosen])
+
+    def _candidates(self, kind: Kind) -> tuple[list[int], list[int]]:
+        """New points of this kind, and the points that they are to improve."""
+        order = sorted((value, n) for n, value in self._learnt.items() if value is not None)
+        best, pending = [number for _, number in order], list(self._pending)
+        if kind == "near":
+            return self._new(self._near(best)), best + pending
+        count = WHOLE if self._space.size <= WHOLE else POOL
+        pool = self._new([*self._near(best), *map(int, self._space.draw(self._random, count))])
+        if kind == "pool" or self._likely_first or not self._space.parameters:
+            return pool, best + pending
+        codes = self._space.codes(best)
+        other = codes != codes[0]  # an argmax of 0 is none
+        decided = np.argsort(np.where(other.any(axis=0), -other.argmax(axis=0), 1), kind="stable")
+        column = decided[self._turn // len(TURNS) % min(BEST, len(decided))]
+        valley = [number for number, differs in zip(best, other[:, column], strict=True) if differs]
+        pool = self._new([*pool, *self._near(valley)])
+        if not valley or not pool:
+            return [], []
+        away = self._space.codes(pool)[:, column] != codes[0, column]
+        return [number for number, is_away in zip(pool, away, strict=True) if is_away], valley
+
+    def _near(self, best: Sequence[int]) -> list[int]:
+        """The neighbours of the first of these points."""
+        found: list[int] = []
+        for number in best[:BEST]:
+            if number not in self._neighbours:
+                self._neighbours[number] = list(map(int, self._space.neighbours(number)))
+            found += self._neighbours[number]
+        return found
+
+    def _ranks(self, numbers: Sequence[int]) -> Floats:
+        """The codes of these points, scaled to 0..1."""
+        last = [max(1, len(each.values) - 1) for each in self._space.parameters]
+        return self._space.codes(numbers) / np.array(last, dtype=np.float64)
+
+    def _logarithm(self, number: int) -> float:
+        """The logarithm of the guess; infinite if there is none."""
+        if self._guesses is None:
+            return math.inf
+        if number not in self._logarithms:
+            guess = self._guesses(number)
+            self._logarithms[number] = math.inf if guess is None else math.log(guess)
+        return self._logarithms[number]
+
+    def _trend(self, numbers: Sequence[int], most: float) -> Floats:
+        """Logarithms of the guesses, at most so far above the least one of a point with a value;
+        the usual one where there is none.
+        """
+        known = [n for n, value in self._learnt.items() if value is not None]
+        usual = [each for each in map(self._logarithm, self._sample) if each < math.inf]
+        middle = float(np.median(usual)) if usual else 0.0
+        found = [self._logarithm(n) for n in [*numbers, *known]]
+        filled = np.array([middle if each == math.inf else each for each in found])
+        trend: Floats = np.minimum(filled, filled[len(numbers) :].min() + most)[: len(numbers)]
+        return trend

@@ -6,14 +6,16 @@ The only module that imports optuna here.
 from __future__ import annotations
 
 import importlib.util
-import random
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.random import RandomState
+
 from flashgen.errors import InvalidArgument, ToolchainError
-from flashgen.search.samplers import P, Proposer
-from flashgen.search.space import Method, Parameter, Point, Sampler, Value, parameters_of
+from flashgen.search.samplers import Proposer
+from flashgen.search.space import ILLEGAL, Method, Parameter, Sampler, Space
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -37,7 +39,11 @@ NEEDED = {"gp": ("scipy", "torch"), "cmaes": ("cmaes",)}
 """Packages that Optuna imports for a sampler, beside its own."""
 
 
-class OptunaProposer(Proposer[P]):
+DRAWN = 100
+"""Random points that are drawn at a time."""
+
+
+class OptunaProposer(Proposer):
     """Presents a space to Optuna: one parameter of a study for each one that varies.
 
     A proposal that is illegal or already learnt is answered at once and costs no evaluation. A
@@ -45,62 +51,70 @@ class OptunaProposer(Proposer[P]):
     learnt again, the first value counts.
     """
 
-    def __init__(self, legal: Sequence[P], point_of: Callable[[P], Point], method: Method) -> None:
-        super().__init__(legal)
+    def __init__(self, space: Space, method: Method) -> None:
+        super().__init__(space)
         self._optuna = optuna = _optuna()
         self._by_place = method.sampler in BY_PLACE
         self._asks = GP_ASKS if method.sampler == "gp" else ASKS
-        points = [point_of(point) for point in self._legal]
-        self._parameters = parameters_of(points)
+        self._parameters = space.parameters
         _check_applies(method.sampler, self._parameters)
         self._study = optuna.create_study(sampler=_sampler(optuna, method))
-        self._values = {
-            point: tuple(values[parameter.name] for parameter in self._parameters)
-            for point, values in zip(self._legal, points, strict=True)
-        }
-        self._by_values = {values: point for point, values in self._values.items()}
-        self._space = {each.name: self._distribution(each) for each in self._parameters}
-        self._pending: dict[P, Trial] = {}
+        self._distributions = {each.name: self._distribution(each) for each in self._parameters}
+        self._pending: dict[int, Trial] = {}
         self._worst: float | None = None
-        self._by_chance = list(self._legal)
-        random.Random(method.seed).shuffle(self._by_chance)
+        self._by_chance = self._drawn(RandomState(method.seed))
 
-    def propose(self, count: int) -> list[P]:
+    def propose(self, count: int) -> list[int]:
         """As Proposer.propose."""
-        batch: list[P] = []
+        batch: list[int] = []
         for _ in range(min(MOST_ASKS, self._asks * count)):
-            if len(batch) == count or len(self._learnt) + len(self._pending) >= len(self._legal):
+            if len(batch) == count or len(self._learnt) + len(self._pending) >= self._space.size:
                 break
             batch += self._ask()
-        while len(batch) < count and self._by_chance:
-            point = self._by_chance.pop()
-            if point not in self._learnt and point not in self._pending:
-                self._study.enqueue_trial(self._parameters_of(point))
-                batch += self._ask()
+        while len(batch) < count and (number := next(self._by_chance, None)) is not None:
+            self._study.enqueue_trial(self._values_of(number))
+            batch += self._ask()
         return batch
 
-    def _told(self, point: P, value: float | None, *, first: bool) -> None:
+    def _told(self, number: int, value: float | None, *, first: bool) -> None:
         if not first:
             return
-        trial = self._pending.pop(point, None)
+        trial = self._pending.pop(number, None)
         if trial is None:
-            self._study.enqueue_trial(self._parameters_of(point))
-            trial = self._study.ask(self._space)
+            self._study.enqueue_trial(self._values_of(number))
+            trial = self._study.ask(self._distributions)
         self._tell(trial, value)
 
-    def _ask(self) -> list[P]:
-        """One proposal: a new point, or None if it was answered at once."""
-        trial = self._study.ask(self._space)
-        point = self._by_values.get(self._values_of(trial.params))
-        if point is None:
+    def _drawn(self, random: RandomState) -> Iterator[int]:
+        """New points by chance; if none is found, in their order."""
+        while new := self._new(self._space.draw(random, DRAWN).tolist()):
+            yield from (number for number in new if self._new([number]))
+        for number in self._space:
+            yield from self._new([number])
+
+    def _new(self, numbers: Sequence[int]) -> list[int]:
+        """Those that were neither proposed nor learnt."""
+        return [n for n in numbers if n not in self._learnt and n not in self._pending]
+
+    def _ask(self) -> list[int]:
+        """One proposal: a new point, or none if it was answered at once."""
+        trial = self._study.ask(self._distributions)
+        codes = [
+            trial.params[each.name]
+            if self._is_place(each)
+            else each.values.index(trial.params[each.name])
+            for each in self._parameters
+        ]
+        number = int(self._space.numbers(np.array([codes], dtype=np.int64))[0])
+        if number == ILLEGAL:
             self._tell(trial, None)
-        elif point in self._pending:
+        elif number in self._pending:
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
-        elif point in self._learnt:
-            self._tell(trial, self._learnt[point])
+        elif number in self._learnt:
+            self._tell(trial, self._learnt[number])
         else:
-            self._pending[point] = trial
-            return [point]
+            self._pending[number] = trial
+            return [number]
         return []
 
     def _tell(self, trial: Trial, value: float | None) -> None:
@@ -112,30 +126,26 @@ class OptunaProposer(Proposer[P]):
             self._worst = value if self._worst is None else max(value, self._worst)
             self._study.tell(trial, value)
 
+    def _is_place(self, parameter: Parameter) -> bool:
+        """Whether the sampler gets the ranks of this parameter's values."""
+        return self._by_place and parameter.ordered
+
     def _distribution(self, parameter: Parameter) -> BaseDistribution:
         distributions = self._optuna.distributions
         found: BaseDistribution
-        if self._by_place and parameter.ordered:
+        if self._is_place(parameter):
             found = distributions.IntDistribution(0, len(parameter.values) - 1)
         else:
             found = distributions.CategoricalDistribution(parameter.values)
         return found
 
-    def _parameters_of(self, point: P) -> dict[str, Any]:
+    def _values_of(self, number: int) -> dict[str, Any]:
         """The parameters of a trial of this point."""
+        codes = self._space.codes([number])[0].tolist()
         return {
-            each.name: each.values.index(value) if self._by_place and each.ordered else value
-            for each, value in zip(self._parameters, self._values[point], strict=True)
+            each.name: code if self._is_place(each) else each.values[code]
+            for each, code in zip(self._parameters, codes, strict=True)
         }
-
-    def _values_of(self, parameters: dict[str, Any]) -> tuple[Value, ...]:
-        """The values of the point that a trial proposes."""
-        return tuple(
-            each.values[parameters[each.name]]
-            if self._by_place and each.ordered
-            else parameters[each.name]
-            for each in self._parameters
-        )
 
 
 def _optuna() -> Any:

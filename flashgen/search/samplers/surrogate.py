@@ -1,15 +1,12 @@
-"""Surrogate: a Gaussian process over all points of a space, fitted to the evaluated ones.
+"""Process: a Gaussian process over a space, fitted to the evaluated points.
 
 The process has a Matern 5/2 covariance with one length per parameter (Rasmussen and Williams,
 Gaussian Processes for Machine Learning, 2006, equations 4.17 and 5.1): ordered values are as far
-apart as their ranks, names are equal or not. The next point has the largest expected improvement
-over the best so far (Jones, Schonlau and Welch, Efficient Global Optimization, 1998). Several
-points are chosen one by one, each assuming the mean for those before: the kriging believer of
-Ginsbourger, Le Riche and Carraro (2010).
+apart as their ranks, names are equal or not. It is rated at any points, by the expected improvement
+over the best so far (Jones, Schonlau and Welch, Efficient Global Optimization, 1998).
 
 The fit is chosen from short lists by the marginal likelihood. The last bits of a sum differ between
-machines and between orders of the same numbers. So points are sorted first, and choose_first()
-treats values that differ only by such bits as equal.
+machines, so choose_first() treats values that differ only by such bits as equal.
 
 A process fitted to times from 1 to 30 resolves little between 1.0 and 1.1. So it works on heights:
 logarithms, clipped at a cap. A failure has the height of the cap: worth avoiding, but no worse than
@@ -25,9 +22,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import lapack
 from scipy.special import erfcx, ndtr
 
-from flashgen.search.space import Parameter, Point
+from flashgen.search.space import Codes, Parameter
 
 Floats = NDArray[np.floating[Any]]
 
@@ -59,7 +57,13 @@ PRIOR_COUNT = 2.0
 ENOUGH_TO_FIT, MOST_TO_FIT = 4, 120
 """Evaluated points that lengths, noise and slope are chosen by; more would only take longer."""
 
-SWEEPS = 2
+ALWAYS_FITTED, GROWTH = 12, 1.12
+"""The fit is chosen anew after each point up to so many, and then when there are more by this
+factor."""
+
+SWEPT_TWICE = 40
+"""Points below which a choice goes twice through all lengths."""
+
 TIE = 1e-6
 """Scores, or evidences, are equal within this share of the largest, and within this difference."""
 
@@ -80,6 +84,19 @@ class Fit:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Known:
+    """n points: codes (n x parameters), heights (n), and trend (n: logarithms of guesses, or 0).
+
+    evaluated: so many come first that were evaluated; of the others the height is assumed.
+    """
+
+    codes: Codes
+    heights: Floats
+    trend: Floats
+    evaluated: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Solved:
     """A fit applied to n points: the factor L (n x n) of their covariance, L^-1 (heights - mean)
     (n), mean and variance of the process, and the logarithm of the evidence.
@@ -92,129 +109,164 @@ class _Solved:
     evidence: float
 
 
-class Surrogate:
-    """A process over one space. guesses: another model's prediction for each point, lower is
-    better.
-
-    A guess is above 0 and correct up to a common factor; None is no prediction.
-    """
-
-    def __init__(
-        self,
-        points: Sequence[Point],
-        parameters: Sequence[Parameter],
-        guesses: Sequence[float | None] | None = None,
-    ) -> None:
-        self._ordered = tuple(parameter.ordered for parameter in parameters)
-        columns = [_places(points, parameter) for parameter in parameters]
-        self._places = np.array(columns, dtype=np.float64).reshape(len(parameters), len(points))
-        self._guess = None if guesses is None else _logarithms(guesses)
-
-    def expect(self, seen: Sequence[int], values: Sequence[float | None]) -> Expectation:
-        """The expectation of all points, given the values of those at `seen` (at least one).
-
-        None is a failure. The order of `seen` changes nothing, not even the last bits.
-        """
-        order = sorted(range(len(seen)), key=seen.__getitem__)
-        seen, values = [seen[i] for i in order], [values[i] for i in order]
-        heights, best, on_logarithms = _heights(values)
-        trend = np.zeros(self._places.shape[1])
-        if self._guess is not None and on_logarithms:
-            known = [i for i, value in zip(seen, values, strict=True) if value is not None]
-            trend = np.minimum(self._guess, self._guess[known].min() + heights.max() - best)
-        fit = self._fitted(self._places[:, seen], heights, trend[seen])
-        solved = self._solve(self._places[:, seen], heights - fit.slope * trend[seen], fit)
-        rows = np.linalg.solve(solved.factor, self.covariance(seen, fit))
-        mean = solved.mean + solved.weights @ rows + fit.slope * trend
-        return Expectation(self, fit, solved.variance, rows, mean, best)
-
-    def covariance(self, at: Sequence[int], fit: Fit) -> Floats:
-        """Covariance of these points with the whole space, without noise and variance."""
-        return self._covariance(self._places[:, list(at)], self._places, fit)
-
-    def _covariance(self, some: Floats, others: Floats, fit: Fit) -> Floats:
-        """Matern 5/2 of coordinates (parameters x n) and (parameters x m): n x m."""
-        squares = np.zeros((some.shape[1], others.shape[1]))
-        for a, b, length, ordered in zip(some, others, fit.lengths, self._ordered, strict=True):
-            gaps = a[:, None] - b[None, :]
-            squares += np.square(gaps if ordered else gaps != 0) / length**2
-        scaled = np.sqrt(5.0 * squares)
-        covariance: Floats = (1.0 + scaled + np.square(scaled) / 3.0) * np.exp(-scaled)
-        return covariance
-
-    def _fitted(self, places: Floats, heights: Floats, trend: Floats) -> Fit:
-        """The fit with the largest evidence in the lists above, changing one thing at a time."""
-        every = -(-len(heights) // MOST_TO_FIT)
-        places, heights, trend = places[:, ::every], heights[::every], trend[::every]
-        sloped = bool(trend.any())
-        fit = Fit(lengths=(USUAL_LENGTH,) * len(places), noise=NOISES[0], slope=SLOPES[0] * sloped)
-
-        def evidence(other: Fit) -> float:
-            return self._solve(places, heights - other.slope * trend, other).evidence
-
-        turns = range(len(places) + 1 + sloped) if len(heights) >= ENOUGH_TO_FIT else ()
-        for turn in (*turns,) * SWEEPS:
-            fits = [fit, *_variants(fit, turn)]
-            fit = fits[choose_first([evidence(other) for other in fits])]
-        return fit
-
-    def _solve(self, places: Floats, heights: Floats, fit: Fit) -> _Solved:
-        """The process of this fit through these heights, with the likeliest mean and variance."""
-        count = len(heights)
-        covariance = self._covariance(places, places, fit)
-        factor = np.linalg.cholesky(covariance + fit.noise * np.eye(count))
-        ones, plain = np.linalg.solve(factor, np.stack([np.ones(count), heights], axis=1)).T
-        mean = float(ones @ plain / (ones @ ones))
-        weights = plain - mean * ones
-        total = PRIOR_COUNT * max(float(np.var(heights)), LEAST_CAP**2)
-        total += float(weights @ weights)
-        freedom = PRIOR_COUNT + count
-        evidence = -float(np.log(np.diag(factor)).sum()) - freedom / 2 * math.log(total / freedom)
-        evidence += sum(_log_prior(length, LENGTH_PRIOR) for length in fit.lengths)
-        evidence += _log_prior(fit.noise, NOISE_PRIOR)
-        return _Solved(
-            factor=factor, weights=weights, mean=mean, variance=total / freedom, evidence=evidence
-        )
-
-
+@dataclass(frozen=True, kw_only=True)
 class Expectation:
-    """The expected height of every point of a space, and its uncertainty.
+    """The expected heights of m points, and their standard deviations."""
 
-    rows: L^-1 times the covariance of the n known points with all, n x points.
-    """
+    mean: Floats
+    spread: Floats
 
-    def __init__(
-        self,
-        surrogate: Surrogate,
-        fit: Fit,
-        variance: float,
-        rows: Floats,
-        mean: Floats,
-        best: float,
-    ) -> None:
-        self.fit = fit
-        self.mean = mean
-        self.best = best
-        self._surrogate = surrogate
-        self._variance = variance
-        self._rows = rows
-        self._left = 1.0 - np.square(rows).sum(axis=0)  # of the variance
-
-    def scores(self) -> Floats:
+    def scores(self, best: float) -> Floats:
         """The logarithm of the expected improvement over the best, of every point."""
-        spread = np.sqrt(self._variance * np.maximum(self._left, LEAST_LEFT))
-        gain = _log_improvement((self.best - self.mean) / spread)
-        scores: Floats = np.log(spread) + gain
+        gain = _log_improvement((best - self.mean) / self.spread)
+        scores: Floats = np.log(self.spread) + gain
         return scores
 
-    def believe(self, point: int) -> None:
-        """Continue as if this point had been evaluated with its expected result."""
-        covariance = self._surrogate.covariance([point], self.fit)[0]
-        covariance -= self._rows[:, point] @ self._rows
-        row = covariance / math.sqrt(max(covariance[point], LEAST_LEFT) + self.fit.noise)
-        self._rows = np.vstack([self._rows, row])
-        self._left = self._left - np.square(row)
-        self.best = min(self.best, float(self.mean[point]))
+
+class Process:
+    """A process over the space of these parameters. names_only: no parameter counts as ordered."""
+
+    def __init__(self, parameters: Sequence[Parameter], *, names_only: bool = False) -> None:
+        self._counts = [len(each.values) for each in parameters]
+        self._ordered = [each.ordered and not names_only for each in parameters]
+        self._fit: Fit | None = None
+        self._fitted_to = 0
+
+    def expect(self, known: Known, codes: Codes, trend: Floats) -> Expectation:
+        """The expectation of the points of these codes (m x parameters) and trend (m)."""
+        fit = self.fitted(known)
+        heights = known.heights - fit.slope * known.trend
+        seen, others = self._features(known.codes, fit), self._features(codes, fit)
+        solved = _solve(_matern(_squares(seen, seen)), heights, fit)
+        rows = _forward(solved.factor, _matern(_squares(seen, others)))
+        mean = solved.mean + solved.weights @ rows + fit.slope * trend
+        left = np.maximum(1.0 - np.einsum("ij,ij->j", rows, rows), LEAST_LEFT)
+        return Expectation(mean=mean, spread=np.sqrt(solved.variance * left))
+
+    def fitted(self, known: Known) -> Fit:
+        """The fit to these points, chosen anew if there are many more than when it was chosen."""
+        count = known.evaluated
+        due = count <= ALWAYS_FITTED or not self._fitted_to <= count < GROWTH * self._fitted_to
+        if self._fit is None or due:
+            self._fit = self._choose(_thinned(known))
+            self._fitted_to = count
+        return self._fit
+
+    def _choose(self, known: Known) -> Fit:
+        """The fit with the largest evidence in the lists above, changing one thing at a time."""
+        count, sloped = len(known.heights), bool(known.trend.any())
+        fit = self._fit or Fit(
+            lengths=(USUAL_LENGTH,) * len(self._counts), noise=NOISES[0], slope=SLOPES[0] * sloped
+        )
+        if count < ENOUGH_TO_FIT:
+            return fit
+        gaps = self._gaps(known.codes)
+        for _ in range(2 if count < SWEPT_TWICE else 1):
+            for turn in range(len(gaps) + 1 + sloped):
+                fit = _better(fit, turn, gaps, known)
+        return fit
+
+    def _gaps(self, codes: Codes) -> list[Floats]:
+        """The squared distance of any two of n points in each parameter, n x n."""
+        found = []
+        for column, count, ordered in zip(codes.T, self._counts, self._ordered, strict=True):
+            between = column[:, None] - column[None, :]
+            found.append(np.square(between / (count - 1)) if ordered else 1.0 * (between != 0))
+        return found
+
+    def _features(self, codes: Codes, fit: Fit) -> Floats:
+        """Coordinates of n points, n x features: their squared distance is that of the fit."""
+        found = []
+        for column, count, ordered, length in zip(
+            codes.T, self._counts, self._ordered, fit.lengths, strict=True
+        ):
+            if ordered:
+                found.append(column[:, None] / ((count - 1) * length))
+            else:  # two different names have a distance of 1 / length
+                found.append(np.eye(count)[column] * (math.sqrt(0.5) / length))
+        return np.concatenate(found, axis=1) if found else np.zeros((len(codes), 1))
+
+
+def _better(fit: Fit, turn: int, gaps: Sequence[Floats], known: Known) -> Fit:
+    """The fit with one thing chosen: the length of parameter `turn`, then noise, then slope."""
+    count = len(known.heights)
+    lengths = fit.lengths
+    rest = np.zeros((count, count))
+    for each, (gap, length) in enumerate(zip(gaps, lengths, strict=True)):
+        if each != turn:
+            rest += gap / length**2
+    if turn < len(gaps):
+        fits = [
+            replace(fit, lengths=(*lengths[:turn], length, *lengths[turn + 1 :]))
+            for length in (lengths[turn], *LENGTHS)
+        ]
+        matrices = [_matern(rest + gaps[turn] / each.lengths[turn] ** 2) for each in fits]
+    else:
+        if turn == len(gaps):
+            fits = [fit, *(replace(fit, noise=noise) for noise in NOISES)]
+        else:
+            fits = [fit, *(replace(fit, slope=slope) for slope in SLOPES)]
+        matrices = [_matern(rest)] * len(fits)
+    evidences = [
+        _solve(matrix, known.heights - each.slope * known.trend, each).evidence
+        for each, matrix in zip(fits, matrices, strict=True)
+    ]
+    return fits[choose_first(evidences)]
+
+
+def _thinned(known: Known) -> Known:
+    """The evaluated points; of many the best, and others at even distances: MOST_TO_FIT."""
+    count, half = known.evaluated, MOST_TO_FIT // 2
+    order = np.argsort(known.heights[:count], kind="stable")
+    if count > MOST_TO_FIT:
+        others = order[half + np.arange(half) * (count - half) // half]
+        order = np.concatenate([order[:half], others])
+    kept = np.sort(order)
+    return Known(
+        codes=known.codes[kept],
+        heights=known.heights[kept],
+        trend=known.trend[kept],
+        evaluated=len(kept),
+    )
+
+
+def _squares(some: Floats, others: Floats) -> Floats:
+    """Squared distances of points (n x features) and (m x features): n x m."""
+    ours, theirs = np.square(some).sum(axis=1), np.square(others).sum(axis=1)
+    squares: Floats = ours[:, None] + theirs[None, :] - 2 * (some @ others.T)
+    return np.maximum(squares, 0.0)
+
+
+def _matern(squares: Floats) -> Floats:
+    """Matern 5/2 of squared distances in lengths."""
+    scaled = np.sqrt(5.0 * squares)
+    covariance: Floats = (1.0 + scaled + np.square(scaled) / 3.0) * np.exp(-scaled)
+    return covariance
+
+
+def _forward(factor: Floats, right: Floats) -> Floats:
+    """factor^-1 right, for a lower triangular factor."""
+    found, _ = lapack.dtrtrs(factor, right, lower=1)
+    solved: Floats = found
+    return solved
+
+
+def _solve(covariance: Floats, heights: Floats, fit: Fit) -> _Solved:
+    """The process of this fit through these heights, with the likeliest mean and variance."""
+    count = len(heights)
+    factor, _ = lapack.dpotrf(covariance + fit.noise * np.eye(count), lower=1, clean=0)
+    ones, plain = _forward(factor, np.stack([np.ones(count), heights], axis=1)).T
+    mean = float(ones @ plain / (ones @ ones))
+    weights = plain - mean * ones
+    total = PRIOR_COUNT * max(float(np.var(heights)), LEAST_CAP**2)
+    total += float(weights @ weights)
+    freedom = PRIOR_COUNT + count
+    evidence = -float(np.log(np.diag(factor)).sum()) - freedom / 2 * math.log(total / freedom)
+    evidence += sum(_log_prior(length, LENGTH_PRIOR) for length in fit.lengths)
+    evidence += _log_prior(fit.noise, NOISE_PRIOR)
+    return _Solved(
+        factor=factor, weights=weights, mean=mean, variance=total / freedom, evidence=evidence
+    )
 
 
 def choose_first(values: Sequence[float] | Floats) -> int:
@@ -223,23 +275,7 @@ def choose_first(values: Sequence[float] | Floats) -> int:
     return int(np.argmax(np.asarray(values) >= largest - TIE * max(1.0, abs(largest))))
 
 
-def _places(points: Sequence[Point], parameter: Parameter) -> list[float]:
-    """Coordinates of each point: 0 to 1 in an ordered parameter, the number of its name in
-    others.
-    """
-    last = len(parameter.values) - 1 if parameter.ordered else 1
-    place = {value: number / last for number, value in enumerate(parameter.values)}
-    return [place[point[parameter.name]] for point in points]
-
-
-def _logarithms(guesses: Sequence[float | None]) -> Floats:
-    """Logarithms of the guesses; the usual one where there is none."""
-    known = [math.log(guess) for guess in guesses if guess is not None]
-    usual = float(np.median(known)) if known else 0.0
-    return np.array([usual if guess is None else math.log(guess) for guess in guesses])
-
-
-def _heights(values: Sequence[float | None]) -> tuple[Floats, float, bool]:
+def heights_of(values: Sequence[float | None]) -> tuple[Floats, float, bool]:
     """Heights of these values, the least of them, and whether they are logarithms.
 
     Values that are not all above 0 have no logarithms and are divided by the largest instead.
@@ -255,17 +291,6 @@ def _heights(values: Sequence[float | None]) -> tuple[Floats, float, bool]:
     capped = iter(np.minimum(known, cap))
     heights = [cap if value is None else next(capped) for value in values]
     return np.array(heights), best, on_logarithms
-
-
-def _variants(fit: Fit, turn: int) -> list[Fit]:
-    """The fit with one thing changed: the length of parameter `turn`, then the noise, the slope."""
-    count = len(fit.lengths)
-    if turn < count:
-        before, after = fit.lengths[:turn], fit.lengths[turn + 1 :]
-        return [replace(fit, lengths=(*before, length, *after)) for length in LENGTHS]
-    if turn == count:
-        return [replace(fit, noise=noise) for noise in NOISES]
-    return [replace(fit, slope=slope) for slope in SLOPES]
 
 
 def _log_prior(value: float, prior: tuple[float, float]) -> float:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -379,6 +379,33 @@ class TestLog:
         assert str(caught.value) == f"{path}: a log must hold the time of a config: it holds none"
 
 
+class TestKtt:
+    RECORD: ClassVar[dict[str, Any]] = {
+        "Metadata": {"Device": "NVIDIA GeForce RTX 3090", "TimeUnit": "Microseconds"},
+        "Results": [
+            {
+                "KernelName": "Convolution",
+                "Status": status,
+                "Configuration": [{"Name": "x", "Value": x}, {"Name": "way", "Value": "a"}],
+                "ComputationResults": [{"Duration": each} for each in durations],
+            }
+            for x, status, durations in [
+                (16, "Ok", [40.0, 2.5]),
+                (32, "DeviceLimitsExceeded", []),
+                (64, "ComputationFailed", [1.0]),
+            ]
+        ],
+    }
+
+    def test_it_is_read(self, tmp_path: Path) -> None:
+        """A config of several kernels takes the sum of their times."""
+        (found,) = read(write(tmp_path, json.dumps(self.RECORD)))
+        assert found.name == "NVIDIA GeForce RTX 3090"
+        assert found.points == tuple({"x": x, "way": "a"} for x in (16, 32, 64))
+        assert found.times == (42.5, None, None)
+        assert (found.unit, found.source, found.likely_first) == ("microseconds", "recorded", False)
+
+
 class TestDamage:
     @staticmethod
     def sentence(path: Path, error: type[FlashgenError] = FlashgenError) -> str:
@@ -428,12 +455,17 @@ class TestDamage:
             {"cache": {"1": {}}, "tune_params_keys": ["x"]},
             {"cache": {"1": {"x": 1}}, "tune_params_keys": ["x"]},
             {"flashgen": [], "results": []},
+            {"Results": [{}]},
+            {"Results": [{"Configuration": [], "Status": "Ok"}]},
         ],
         ids=str,
     )
     def test_json_of_something_else(self, record: Any, tmp_path: Path) -> None:
         path = write(tmp_path, json.dumps(record))
-        assert "must be a cache of Kernel Tuner or results in the T4 format" in self.sentence(path)
+        assert (
+            "must be a cache of Kernel Tuner, results of KTT or results in the T4 format"
+            in self.sentence(path)
+        )
 
     def test_no_results(self, tmp_path: Path) -> None:
         path = write(tmp_path, json.dumps({"results": []}))

@@ -19,7 +19,7 @@ import pytest
 
 import flashgen.search
 from flashgen.errors import FlashgenError, InvalidArgument
-from flashgen.search import Budget, Evaluation, Method, Minimum, NoMinimum, minimize
+from flashgen.search import Budget, Evaluation, Method, Minimum, NoMinimum, ProductSpace, minimize
 from flashgen.search.space import Point, Sampler
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -203,6 +203,53 @@ class TestFailures:
 
     def test_a_number_of_numpy_is_a_number(self) -> None:
         assert search(evaluator=lambda point: np.float32(cost(point))).value > 0  # type: ignore[misc]
+
+
+class TestProduct:
+    """Constraints as a predicate; nothing is enumerated."""
+
+    def test_a_million_combinations_are_searched(self) -> None:
+        asked: list[Point] = []
+
+        def legal(point: Point) -> bool:
+            asked.append(point)
+            return (int(point["a"]) + int(point["b"])) % 3 != 0
+
+        values = {name: range(10) for name in "abcdef"}
+        found = minimize(
+            ProductSpace(values, legal),
+            lambda point: sum((int(value) - 4) ** 2 for value in point.values()) + 1.0,
+            Budget(trials=60),
+        )
+        assert len(found.evaluations) == 60
+        assert all(legal(each.point) for each in found.evaluations)
+        assert found.value < 10
+        assert not found.exhaustive
+        assert len(asked) < 100_000
+
+    def test_a_small_one_is_listed(self) -> None:
+        space = ProductSpace(
+            {"x": (1, 2, 3), "way": "ab"}, lambda p: p["x"] != 2 or p["way"] == "a"
+        )
+        found = minimize(space, lambda p: float(p["x"]), Budget(trials=50))
+        assert (len(found.evaluations), found.exhaustive) == (5, True)
+        assert found.point["x"] == 1
+
+    def test_seeds_and_all_of_it(self) -> None:
+        space = ProductSpace({"x": range(120), "y": range(100)}, lambda p: p["x"] == p["y"])
+        seed = {"y": 7, "x": 7}
+        found = minimize(space, lambda p: float(p["x"]), Budget(), seeds=[seed], method=Method(sampler="exhaustive"))  # fmt: skip
+        assert found.evaluations[0].point == seed
+        assert (len(found.evaluations), found.exhaustive) == (100, True)
+        with pytest.raises(InvalidArgument, match="seeds must be points of the space"):
+            minimize(space, lambda p: 1.0, Budget(), seeds=[{"x": 7, "y": 8}])
+
+    def test_one_without_a_legal_point(self) -> None:
+        with pytest.raises(InvalidArgument, match="none of 6 is legal"):
+            minimize(ProductSpace({"x": (1, 2, 3), "way": "ab"}, lambda _: False), cost, Budget())
+        large = ProductSpace({"x": range(500), "y": range(500)}, lambda _: False)
+        with pytest.raises(NoMinimum):
+            minimize(large, cost, Budget())
 
 
 class TestNotify:

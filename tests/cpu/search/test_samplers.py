@@ -6,19 +6,19 @@ import importlib.util
 import itertools
 import random
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from flashgen.errors import InvalidArgument, ToolchainError
-from flashgen.search.samplers import Proposer, auto, proposer_for
+from flashgen.search.samplers import Proposer, auto, proposer_for, surrogate
 from flashgen.search.samplers.auto import LEAST_KNOWN, START, AutoProposer
 from flashgen.search.samplers.optuna import OptunaProposer
-from flashgen.search.samplers.surrogate import Expectation, Surrogate
-from flashgen.search.space import Method, Point, Sampler
+from flashgen.search.samplers.surrogate import Expectation, Known, Process
+from flashgen.search.space import ListedSpace, Method, Point, ProductSpace, Sampler
 
 OPTUNAS: tuple[Sampler, ...] = ("random", "tpe", "gp", "cmaes", "genetic")
 SAMPLERS: tuple[Sampler, ...] = ("auto", *OPTUNAS)
@@ -40,8 +40,22 @@ def value(tile: Tile) -> float:
     return 10.0 + abs(rows - 64) / 16 + abs(warps - 4) + (way == "a")
 
 
-def proposer(sampler: Sampler, seed: int = 0, legal: Sequence[Tile] = TILES) -> Proposer[Tile]:
-    return proposer_for(Method(sampler=sampler, seed=seed), legal, point_of)
+class Tiles:
+    """A proposer of tiles, by their numbers in a list."""
+
+    def __init__(self, made: Proposer, legal: Sequence[Any]) -> None:
+        self.made, self.legal = made, legal
+
+    def propose(self, count: int) -> list[Any]:
+        return [self.legal[number] for number in self.made.propose(count)]
+
+    def learn(self, tile: Any, value: float | None) -> None:
+        self.made.learn(self.legal.index(tile), value)
+
+
+def proposer(sampler: Sampler, seed: int = 0, legal: Sequence[Tile] = TILES) -> Tiles:
+    space = ListedSpace([point_of(tile) for tile in legal])
+    return Tiles(proposer_for(Method(sampler=sampler, seed=seed), space), legal)
 
 
 def searched(sampler: Sampler, seed: int, count: int) -> list[Tile]:
@@ -75,7 +89,6 @@ class TestEverySampler:
         made = proposer(sampler)
         for tile in TILES[3:]:
             made.learn(tile, value(tile))
-        made.learn((1, 1, "no tile"), 0.1)
         assert set(made.propose(9)) == set(TILES[:3])
 
     def test_the_seed_decides(self, sampler: Sampler) -> None:
@@ -97,42 +110,44 @@ class TestEverySampler:
         assert caplog.records == []
 
 
+def optunas(sampler: Sampler) -> OptunaProposer:
+    return OptunaProposer(ListedSpace([point_of(tile) for tile in TILES]), Method(sampler=sampler))
+
+
 class TestOptuna:
     @pytest.mark.parametrize("sampler", ["gp", "cmaes"])
     def test_a_failure_is_told_as_the_worst_so_far(self, sampler: Sampler) -> None:
         """These samplers do not learn from what is pruned."""
-        made = OptunaProposer(TILES, point_of, Method(sampler=sampler))
-        for tile, seen in zip(TILES, (None, 12.0, 11.0, None), strict=False):
+        made = optunas(sampler)
+        for tile, seen in enumerate((None, 12.0, 11.0, None)):
             made.learn(tile, seen)
         assert self.told(made) == [None, 12.0, 11.0, 12.0]
 
     def test_others_are_told_that_it_is_pruned(self) -> None:
-        made = OptunaProposer(TILES, point_of, Method(sampler="tpe"))
-        for tile, seen in zip(TILES, (None, 12.0, None), strict=False):
+        made = optunas("tpe")
+        for tile, seen in enumerate((None, 12.0, None)):
             made.learn(tile, seen)
-        made.learn(TILES[1], 5.0)  # the first is believed
+        made.learn(1, 5.0)  # the first is believed
         assert self.told(made) == [None, 12.0, None]
 
     @staticmethod
-    def told(made: OptunaProposer[Tile]) -> list[float | None]:
+    def told(made: OptunaProposer) -> list[float | None]:
         return [trial.value for trial in made._study.trials]
 
     @pytest.mark.parametrize(("sampler", "numbers"), [("gp", True), ("cmaes", True), ("tpe", False)])  # fmt: skip
     def test_ordered_values_are_places_where_the_sampler_heeds_order(
         self, sampler: Sampler, numbers: bool
     ) -> None:
-        made = OptunaProposer(TILES, point_of, Method(sampler=sampler))
-        made.learn((128, 2, "b"), 1.0)
+        made = optunas(sampler)
+        made.learn(TILES.index((128, 2, "b")), 1.0)
         (trial,) = made._study.trials
         expected = {"rows": 3, "warps": 0} if numbers else {"rows": 128, "warps": 2}
         assert trial.params == expected | {"way": "b"}
 
     def test_cmaes_says_where_it_does_not_apply(self) -> None:
-        words = [(way, flag) for way in "ab" for flag in (True, False)]
+        words = ListedSpace([{"way": way, "flag": flag} for way in "ab" for flag in (True, False)])
         with pytest.raises(InvalidArgument, match=r"cmaes needs .* numbers: got way, flag; choose"):
-            proposer_for(
-                Method(sampler="cmaes"), words, lambda word: {"way": word[0], "flag": word[1]}
-            )
+            proposer_for(Method(sampler="cmaes"), words)
 
     @pytest.mark.parametrize(("sampler", "package"), [("gp", "scipy"), ("cmaes", "cmaes")])
     def test_a_missing_package_is_named(
@@ -150,12 +165,12 @@ Place = tuple[int, int]
 PLACES: list[Place] = list(itertools.product(range(8), range(8)))
 
 
-def own(guesses: Sequence[float | None] | None = None, seed: int = 0) -> AutoProposer[Any]:
-    def names(place: Hashable) -> Point:
-        x, y = place  # type: ignore[misc]
-        return {"x": x, "y": y}
-
-    return AutoProposer(PLACES, names, seed, guesses)
+def own(
+    guesses: Sequence[float | None] | None = None, seed: int = 0, *, likely_first: bool = False
+) -> Tiles:
+    space = ListedSpace([{"x": x, "y": y} for x, y in PLACES])
+    method = Method(seed=seed, likely_first=likely_first)
+    return Tiles(AutoProposer(space, method, guesses.__getitem__ if guesses else None), PLACES)
 
 
 def bowl(place: Place) -> float:
@@ -176,6 +191,8 @@ class TestAuto:
     def test_a_batch_is_spread_as_if_each_had_come_out_as_expected(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr(auto, "TURNS", (("pool", False),))
+
         def gaps() -> int:
             made = own()
             for place in PLACES[1::9]:
@@ -185,22 +202,28 @@ class TestAuto:
             pairs = itertools.combinations(batch, 2)
             return sum(abs(a[0] - b[0]) + abs(a[1] - b[1]) for a, b in pairs)
 
-        spread = gaps()
-        monkeypatch.setattr(Expectation, "believe", lambda *_: None)
-        assert spread > 2 * gaps()
+        spread, expect = gaps(), Process.expect
+
+        def of_the_evaluated(self: Process, known: Known, *others: Any) -> Expectation:
+            count = known.evaluated
+            names = ("codes", "heights", "trend")
+            cut = replace(known, **{name: getattr(known, name)[:count] for name in names})
+            return expect(self, cut, *others)
+
+        monkeypatch.setattr(Process, "expect", of_the_evaluated)
+        assert spread > 1.4 * gaps()
 
     def test_told_again_it_believes_the_last(self) -> None:
         """An estimate said that all is best at (0, 7); then that was measured."""
-        made, corrected = own(), own()
+        misled, corrected, straight = own(), own(), own()
         for place in PLACES[::5]:
-            for each in (made, corrected):
+            for each in (misled, corrected, straight):
                 each.learn(place, bowl(place))
-        for each in (made, corrected):
+        for each in (misled, corrected):
             each.learn((0, 7), 1.0)
-        corrected.learn((0, 7), bowl((0, 7)))
-        near = [place for place in made.propose(3) if place[0] < 3 and place[1] > 4]
-        assert near
-        assert all(bowl(place) < 20 for place in corrected.propose(2))
+        for each in (corrected, straight):
+            each.learn((0, 7), bowl((0, 7)))
+        assert corrected.propose(3) == straight.propose(3) != misled.propose(3)
 
     def test_until_some_have_values_it_draws(self) -> None:
         made = own(seed=3)
@@ -210,19 +233,16 @@ class TestAuto:
             made.learn(place, None)
         assert made.propose(1) == own(seed=3).propose(START)[-1:]  # failures are no values
 
-    def test_failures_count_once_a_few_have_values(self) -> None:
+    def test_failures_count_once_a_few_have_values(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Five are known: two values are too few to go by, three are not."""
-        orders = [own(seed=seed).propose(START + 1) for seed in (3, 4)]
-        for values, by_chance in ((LEAST_KNOWN - 1, True), (LEAST_KNOWN, False)):
-            found = []
-            for seed, order in zip((3, 4), orders, strict=True):
-                made = own(seed=seed)
-                for number, place in enumerate(PLACES[:: len(PLACES) // START][:START]):
-                    made.learn(place, bowl(place) if number < values else None)
-                (proposed,) = made.propose(1)
-                found.append(proposed)
-                assert (proposed in order) is by_chance
-            assert (found[0] == found[1]) is not by_chance
+        rated: list[int] = []
+        monkeypatch.setattr(AutoProposer, "_expected_best", lambda _: rated.append(values))
+        for values in (LEAST_KNOWN - 1, LEAST_KNOWN):
+            made = own()
+            for number, place in enumerate(PLACES[:: len(PLACES) // START][:START]):
+                made.learn(place, bowl(place) if number < values else None)
+            assert len(made.propose(1)) == 1
+        assert rated == [LEAST_KNOWN]
 
     def test_the_best_guesses_come_first_and_those_without_one_last(self) -> None:
         guesses = [None if place[0] == 5 else bowl(place) for place in PLACES]
@@ -231,44 +251,51 @@ class TestAuto:
         everywhere = own(guesses).propose(len(PLACES))
         assert all(place[0] != 5 for place in everywhere[:START])
 
-    def test_of_equals_the_earlier_is_likelier_and_that_wears_off(
-        self, monkeypatch: pytest.MonkeyPatch
+    def test_where_the_order_says_something_the_earlier_is_likelier_and_that_wears_off(
+        self,
     ) -> None:
         """All points are alike here, and the spread of those seen is even."""
 
-        def mean_place(seen: int) -> float:
-            made = own()
+        def mean_place(seen: int, likely_first: bool) -> float:
+            made = own(likely_first=likely_first)
             for place in PLACES[:: len(PLACES) // seen]:
                 made.learn(place, 10.0)
             batch = made.propose(4)
             return sum(PLACES.index(place) for place in batch) / 4
 
-        heeded = mean_place(4)
-        monkeypatch.setattr(auto, "TRUST", 0.0)
-        assert heeded < mean_place(4) - 5
+        gain = {seen: mean_place(seen, False) - mean_place(seen, True) for seen in (8, 32)}
+        assert gain[8] > 5
+        assert gain[8] > 2 * gain[32]
 
-    @pytest.mark.parametrize("trust", [0.0, auto.TRUST])
+    def test_it_starts_with_points_far_apart_or_with_likely_ones(self) -> None:
+        for seed in range(5):
+            spread, likely = own(seed=seed).propose(4), own(seed=seed, likely_first=True).propose(4)
+            for a, b in itertools.combinations(spread, 2):
+                assert abs(a[0] - b[0]) + abs(a[1] - b[1]) >= 3
+            assert max(map(PLACES.index, likely)) < len(PLACES) * auto.LIKELY
+
+    @pytest.mark.parametrize("likely_first", [False, True])
     def test_the_last_bits_of_a_sum_decide_nothing(
-        self, monkeypatch: pytest.MonkeyPatch, trust: float
+        self, monkeypatch: pytest.MonkeyPatch, likely_first: bool
     ) -> None:
         """Scores and evidences are off by more than the order in which BLAS adds can do. All names
         that no known point has are equal on paper.
         """
-        monkeypatch.setattr(auto, "TRUST", trust)
-        space = list(itertools.product(range(6), "abcdefgh"))
+        points = list(itertools.product(range(6), "abcdefgh"))
+        space = ListedSpace([{"x": x, "name": name} for x, name in points])
+        method = Method(likely_first=likely_first)
 
-        def proposed() -> list[tuple[int, str]]:
-            made = AutoProposer(space, lambda p: {"x": p[0], "name": p[1]}, seed=0)
-            found = []
+        def proposed() -> list[int]:
+            made, found = AutoProposer(space, method), []
             for _ in range(6):
                 batch = made.propose(2)
                 found += batch
-                for x, name in batch:
-                    made.learn((x, name), 10.0 + (x - 2) ** 2)
+                for number in batch:
+                    made.learn(number, 10.0 + (points[number][0] - 2) ** 2)
             return found
 
         exact, chance = proposed(), random.Random(0)
-        scores, solve = Expectation.scores, Surrogate._solve
+        scores, solve = Expectation.scores, surrogate._solve
 
         def rough(values: Any) -> Any:
             return values * np.array([1 + chance.uniform(-2e-7, 2e-7) for _ in values])
@@ -277,6 +304,94 @@ class TestAuto:
             solved = solve(*arguments)
             return replace(solved, evidence=solved.evidence * (1 + chance.uniform(-2e-7, 2e-7)))
 
-        monkeypatch.setattr(Expectation, "scores", lambda self: rough(scores(self)))
-        monkeypatch.setattr(Surrogate, "_solve", roughly_solved)
+        monkeypatch.setattr(Expectation, "scores", lambda *given: rough(scores(*given)))
+        monkeypatch.setattr(surrogate, "_solve", roughly_solved)
         assert [proposed() for _ in range(5)] == [exact] * 5
+
+    def test_a_second_valley_is_searched_too(self) -> None:
+        """The best of the wide valley is 20; the narrow one, at the other end, goes down to 10."""
+        values = range(5)
+        space = ListedSpace(
+            [
+                {"a": a, "b": b, "c": c, "d": d, "e": e}
+                for a, b, c, d, e in itertools.product(values, values, values, values, (0, 1))
+            ]
+        )
+
+        def valleys(point: Point) -> float:
+            steps = [int(point[name]) for name in "abcd"]
+            if point["e"]:
+                return 10.0 + 5.0 * sum(4 - step for step in steps)
+            return 20.0 + sum(steps)
+
+        for seed in range(3):
+            made, found = AutoProposer(space, Method(seed=seed)), []
+            for _ in range(80):
+                (number,) = made.propose(1)
+                found.append(valleys(space.point(number)))
+                made.learn(number, found[-1])
+            assert min(found) == 10.0
+
+
+class TestProduct:
+    """A space whose points are not listed."""
+
+    VALUES: ClassVar[dict[str, Any]] = {
+        "rows": range(40),
+        "columns": range(40),
+        "way": ("a", "b", "c"),
+        "depth": range(30),
+    }
+
+    @staticmethod
+    def legal(point: Point) -> bool:
+        return (int(point["rows"]) + int(point["columns"])) % 4 == 0
+
+    @pytest.mark.parametrize("sampler", ["auto", "random", "tpe", "cmaes", "genetic"])
+    def test_every_sampler_proposes_legal_points_of_it(self, sampler: Sampler) -> None:
+        space = ProductSpace(self.VALUES, self.legal)
+        made = proposer_for(Method(sampler=sampler), space)
+        found: list[int] = []
+        for _ in range(12):
+            batch = made.propose(1)
+            found += batch
+            for number in batch:
+                made.learn(number, 1.0 + number % 7)
+        assert len(set(found)) == 12
+        assert all(self.legal(space.point(number)) for number in found)
+
+    def test_auto_looks_at_few_of_its_points(self) -> None:
+        asked: list[Point] = []
+
+        def legal(point: Point) -> bool:
+            asked.append(point)
+            return self.legal(point)
+
+        made = AutoProposer(ProductSpace(self.VALUES, legal), Method())
+        asked.clear()
+        for _ in range(20):
+            (number,) = made.propose(1)
+            made.learn(number, 1.0 + number % 7)
+        assert len(asked) < 20 * 4000  # of 144,000 for one look at all
+
+    @pytest.mark.parametrize("size", [10, 100])
+    def test_as_many_points_are_rated_in_a_large_space(
+        self, size: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rated: list[int] = []
+        expect = Process.expect
+
+        def counted(self: Process, known: Known, codes: Any, trend: Any) -> Expectation:
+            rated.append(len(codes))
+            return expect(self, known, codes, trend)
+
+        monkeypatch.setattr(Process, "expect", counted)
+        space = ListedSpace(
+            [{"x": x, "y": y, "z": x % 3} for x in range(size) for y in range(size)]
+        )
+        made = AutoProposer(space, Method())
+        for number in range(8):
+            made.learn(number * 7, 1.0 + number)
+        made.propose(8)
+        assert len(rated) == 8
+        assert max(rated) < auto.POOL + auto.BEST * 2 * 2 * size

@@ -294,9 +294,9 @@ class TestSampled:
         learnt: dict[KernelConfig, float | None] = {}
         learn = Proposer.learn
 
-        def noted(self: Any, config: KernelConfig, value: float | None) -> None:
-            learnt.setdefault(config, value)
-            learn(self, config, value)
+        def noted(self: Any, number: int, value: float | None) -> None:
+            learnt.setdefault(SPACE[number], value)
+            learn(self, number, value)
 
         monkeypatch.setattr(Proposer, "learn", noted)
         broken = {c for c in SPACE if c.br == 128} - {BEST}
@@ -399,7 +399,7 @@ class TestKilled:
             evaluator = guided(
                 us=lambda c: 60.0 if c == best else area(c),
                 # of the made-up orders, one in which the winner waits
-                guess=lambda c: 100.0 + 40.0 * random.Random("1" + c.label).random(),
+                guess=lambda c: 100.0 + 40.0 * random.Random("0" + c.label).random(),
                 band=(0.1, 1.0),
             )
             return run(tmp_path / folder, evaluator, goal=goal, trials=trials), evaluator

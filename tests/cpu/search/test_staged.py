@@ -60,7 +60,7 @@ class TestWhatIsEvaluated:
         assert len(answered) > trials  # the sampler proposed others, and was answered
 
     def test_seeds_come_first_and_the_incumbent_before_them(self, tmp_path: Path) -> None:
-        incumbent = make_config(128, 32)
+        incumbent = make_config(64, 16)  # of another space, so no sampler proposes it
         evaluator = fake()
         run(tmp_path, evaluator, goal=make_goal(incumbent=incumbent))
         expected = [incumbent, DEFAULT, make_config(32, 32)]

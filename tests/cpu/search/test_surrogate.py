@@ -6,14 +6,15 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
 from flashgen.search.samplers import surrogate
-from flashgen.search.samplers.surrogate import Expectation, Surrogate
-from flashgen.search.space import Point, parameters_of
+from flashgen.search.samplers.surrogate import Expectation, Fit, Known, Process, heights_of
+from flashgen.search.space import ListedSpace, Point
 
 SIZES = (16, 32, 64, 128, 256)
 SPACE: list[Point] = [
@@ -32,14 +33,42 @@ def drawn(count: int, seed: int = 0) -> list[int]:
     return random.Random(seed).sample(range(len(SPACE)), count)
 
 
+@dataclass
+class Found:
+    """What is expected of all points of a space."""
+
+    expectation: Expectation
+    fit: Fit
+    best: float
+
+    @property
+    def mean(self) -> Any:
+        return self.expectation.mean
+
+    @property
+    def spread(self) -> Any:
+        return self.expectation.spread
+
+    def scores(self) -> Any:
+        return self.expectation.scores(self.best)
+
+
 def expect(
     seen: Sequence[int],
     value: Callable[[Point], float | None] = smooth,
-    guesses: Sequence[float | None] | None = None,
+    trend: Sequence[float] | None = None,
     space: Sequence[Point] = SPACE,
-) -> Expectation:
-    made = Surrogate(space, parameters_of(space), guesses)
-    return made.expect(seen, [value(space[number]) for number in seen])
+    **fields: Any,
+) -> Found:
+    listed = ListedSpace(space)
+    heights, best, _ = heights_of([value(space[number]) for number in seen])
+    every = np.zeros(len(space)) if trend is None else np.array(trend)
+    known = Known(
+        codes=listed.codes(seen), heights=heights, trend=every[list(seen)], evaluated=len(seen)
+    )
+    process = Process(listed.parameters, **fields)
+    expectation = process.expect(known, listed.codes(range(len(space))), every)
+    return Found(expectation, process.fitted(known), best)
 
 
 class TestExpectation:
@@ -51,7 +80,7 @@ class TestExpectation:
             height = min(math.log(smooth(SPACE[number])), cap)
             assert found.mean[number] == pytest.approx(height, abs=0.02)
         others = np.setdiff1d(np.arange(len(SPACE)), seen)
-        assert max(found._left[seen]) < min(found._left[others])
+        assert max(found.spread[seen]) < min(found.spread[others])
 
     def test_it_predicts_what_it_has_not_seen(self) -> None:
         found = expect(drawn(50))
@@ -70,12 +99,14 @@ class TestExpectation:
         assert found.fit.noise == max(surrogate.NOISES)
         assert expect(drawn(60)).fit.noise == min(surrogate.NOISES)
 
-    def test_the_order_in_which_points_were_seen_says_nothing(self) -> None:
-        seen = drawn(30)
-        one, other = expect(seen), expect(seen[::-1])
-        assert one.fit == other.fit
-        rest = np.setdiff1d(np.arange(len(SPACE)), seen)
-        assert (one.scores()[rest] == other.scores()[rest]).all()
+    def test_where_all_are_names_a_step_is_as_long_as_any(self) -> None:
+        found = expect(drawn(50), names_only=True)
+        rows = {p["rows"]: n for n, p in enumerate(SPACE) if (p["warps"], p["way"], p["idle"]) == (4, "b", 64)}  # fmt: skip
+        one = expect([rows[64]], names_only=True)
+        others = [one.spread[rows[size]] for size in SIZES if size != 64]
+        assert others == pytest.approx([others[0]] * 4)
+        assert expect([rows[64]]).spread[rows[32]] < expect([rows[64]]).spread[rows[16]]
+        assert smooth(SPACE[int(np.argmin(found.mean))]) < 1.5 * min(map(smooth, SPACE))
 
     def test_how_slow_the_slow_ones_are_says_nothing(self) -> None:
         seen = drawn(30)
@@ -105,15 +136,49 @@ class TestExpectation:
 
     def test_of_many_a_part_chooses_the_lengths(self, monkeypatch: pytest.MonkeyPatch) -> None:
         sizes = set()
-        solve = Surrogate._solve
+        solve = surrogate._solve
 
-        def noted(self: Any, places: Any, heights: Any, fit: Any) -> Any:
+        def noted(covariance: Any, heights: Any, fit: Any) -> Any:
             sizes.add(len(heights))
-            return solve(self, places, heights, fit)
+            return solve(covariance, heights, fit)
 
-        monkeypatch.setattr(Surrogate, "_solve", noted)
+        monkeypatch.setattr(surrogate, "_solve", noted)
         expect(drawn(surrogate.MOST_TO_FIT + 5))
-        assert sizes == {63, surrogate.MOST_TO_FIT + 5}
+        assert sizes == {surrogate.MOST_TO_FIT, surrogate.MOST_TO_FIT + 5}
+
+    def test_the_fit_is_kept_until_there_are_many_more(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        chosen = []
+        choose = Process._choose
+
+        def noted(self: Process, known: Known) -> Fit:
+            chosen.append(len(known.heights))
+            return choose(self, known)
+
+        monkeypatch.setattr(Process, "_choose", noted)
+        listed, seen = ListedSpace(SPACE), drawn(40)
+        process = Process(listed.parameters)
+        for count in range(10, 41):
+            heights, _, _ = heights_of([smooth(SPACE[number]) for number in seen[:count]])
+            codes = listed.codes(seen[:count])
+            known = Known(codes=codes, heights=heights, trend=heights * 0, evaluated=count)
+            process.fitted(known)
+        assert chosen == [10, 11, 12, 14, 16, 18, 21, 24, 27, 31, 35, 40]
+
+    def test_what_is_assumed_of_others_does_not_choose_the_lengths(self) -> None:
+        listed, seen = ListedSpace(SPACE), drawn(40)
+        heights, _, _ = heights_of([smooth(SPACE[number]) for number in seen])
+        codes, none = listed.codes(seen), heights * 0
+        fits = [
+            Process(listed.parameters).fitted(
+                Known(
+                    codes=codes[:count], heights=heights[:count], trend=none[:count], evaluated=20
+                )
+            )
+            for count in (20, 40)
+        ]
+        assert fits[0] == fits[1]
 
     def test_a_space_of_which_nothing_varies(self) -> None:
         assert np.isfinite(expect([0], lambda _: 1.0, space=[{"only": 1}]).scores()).all()
@@ -145,13 +210,12 @@ class TestGuesses:
         return smooth(point) / (2.6 if point["way"] == "a" else 2.0)
 
     def test_a_good_guess_is_believed_from_the_first_value(self) -> None:
-        guesses = [smooth(point) / 3 for point in SPACE]
-        found = expect([4], guesses=guesses)
+        found = expect([4], trend=[math.log(smooth(point) / 3) for point in SPACE])
         assert smooth(SPACE[int(np.argmin(found.mean))]) == min(map(smooth, SPACE))
         assert found.fit.slope == 1.0
 
     def test_what_it_has_wrong_is_learnt(self) -> None:
-        found = expect(drawn(40), guesses=[self.crude(point) for point in SPACE])
+        found = expect(drawn(40), trend=[math.log(self.crude(point)) for point in SPACE])
         pairs = [
             (found.mean[n], found.mean[SPACE.index({**SPACE[n], "way": "b"})])
             for n in range(len(SPACE))
@@ -161,15 +225,8 @@ class TestGuesses:
 
     def test_a_bad_one_is_not_believed(self) -> None:
         """It says the opposite."""
-        found = expect(drawn(40), guesses=[1e4 / smooth(point) for point in SPACE])
+        found = expect(drawn(40), trend=[-math.log(smooth(point)) for point in SPACE])
         assert found.fit.slope == 0.0
-
-    def test_where_there_is_none_the_usual_one_stands_in(self) -> None:
-        some = [self.crude(p) if n % 3 else None for n, p in enumerate(SPACE)]
-        found = expect(drawn(20), guesses=some)
-        assert np.isfinite(found.scores()).all()
-        none = expect(drawn(20), guesses=[None] * len(SPACE))
-        assert (none.scores() == expect(drawn(20)).scores()).all()
 
 
 class TestScores:
@@ -196,23 +253,3 @@ class TestScores:
         assert np.isfinite(gains).all()
         assert gains[0] == gains[1] == gains[2]
         assert (np.diff(gains[2:]) > 0).all()
-
-    def test_believing_is_solving_anew(self) -> None:
-        """With the same fit, and a value that is as expected."""
-        seen = drawn(20)
-        found = expect(seen)
-        new = int(np.argmax(found.scores()))
-        again = Surrogate(SPACE, parameters_of(SPACE))
-        at = [*seen, new]
-        covariance = again.covariance(at, found.fit)
-        full = covariance[:, at] + found.fit.noise * np.eye(len(at))
-        left = 1.0 - np.einsum("ij,ij->j", covariance, np.linalg.solve(full, covariance))
-        found.believe(new)
-        assert found._left == pytest.approx(left, abs=1e-9)
-        assert np.argmax(found.scores()) != new
-
-    def test_what_was_believed_is_known_to_the_best(self) -> None:
-        found = expect(drawn(10))
-        best = int(np.argmin(found.mean))
-        found.believe(best)
-        assert found.best <= found.mean[best]
