@@ -1,6 +1,6 @@
 """Search: finds the fastest config of a spec with few evaluations.
 
-`minimize` imports nothing about attention; `search` is imported on first use.
+`minimize` imports nothing about attention; the others are imported on first use.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from flashgen import lazily
 from flashgen.search.minimize import Evaluation, Minimum, NoMinimum, minimize
-from flashgen.search.space import Budget, Method, ProductSpace
+from flashgen.search.space import Budget, Method
 
 if TYPE_CHECKING:
+    from flashgen.search.points import ProductSpace
     from flashgen.search.staged import search
 
 __all__ = [
@@ -26,4 +27,6 @@ __all__ = [
 ]
 
 
-__getattr__, __dir__ = lazily(__name__, {"search": "staged:search"})
+__getattr__, __dir__ = lazily(
+    __name__, {"ProductSpace": "points:ProductSpace", "search": "staged:search"}
+)

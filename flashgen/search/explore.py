@@ -34,8 +34,9 @@ from itertools import islice
 from flashgen.search.decide import can_win, to_measure
 from flashgen.search.evidence import Evidence
 from flashgen.search.goal import RUNNERS_UP, Goal
+from flashgen.search.points import ListedSpace
 from flashgen.search.samplers import Proposer, proposer_for
-from flashgen.search.space import Budget, ListedSpace, Method
+from flashgen.search.space import Budget, Method
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.outcome import Stage, Status
 

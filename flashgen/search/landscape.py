@@ -27,7 +27,8 @@ from typing import Any
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.search import Budget, Evaluation, Method, NoMinimum, minimize
 from flashgen.search.history import outcomes_of
-from flashgen.search.space import ListedSpace, Point
+from flashgen.search.points import ListedSpace
+from flashgen.search.space import Point
 from flashgen.spec.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.outcome import Outcome, Stage, Status

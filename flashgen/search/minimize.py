@@ -12,10 +12,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
+from typing import TYPE_CHECKING
 
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.search.samplers import proposer_for
-from flashgen.search.space import ILLEGAL, Budget, Method, Point, ProductSpace, Space, space_of
+from flashgen.search.space import Budget, Method, Point
+
+if TYPE_CHECKING:
+    from flashgen.search.points import ProductSpace, Space
 
 
 class NoMinimum(FlashgenError, RuntimeError):
@@ -65,6 +69,8 @@ def minimize(
     Raises InvalidArgument for an invalid space, seed, guess or value, or if the sampler does not
     apply. Raises NoMinimum if all evaluated points failed, ToolchainError if a package is missing.
     """
+    from flashgen.search.points import space_of  # loads numpy
+
     legal, method = space_of(space), method or Method()
     done: list[Evaluation] = []
     end = math.inf if budget.seconds is None else time.monotonic() + budget.seconds
@@ -123,7 +129,7 @@ class _Order:
 
 def _number(seed: Point, space: Space) -> int:
     number = space.number(seed)
-    if number == ILLEGAL:
+    if number < 0:
         raise InvalidArgument(f"seeds must be points of the space: got {seed!r}")
     return number
 

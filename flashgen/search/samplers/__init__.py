@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from flashgen.search.space import Method, Space
+from flashgen.search.space import Method
+
+if TYPE_CHECKING:
+    from flashgen.search.points import Space
 
 
 class Proposer(ABC):

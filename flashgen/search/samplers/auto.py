@@ -26,6 +26,7 @@ from typing import Literal
 import numpy as np
 from numpy.random import RandomState
 
+from flashgen.search.points import Space
 from flashgen.search.samplers import Proposer
 from flashgen.search.samplers.surrogate import (
     TIE,
@@ -35,7 +36,7 @@ from flashgen.search.samplers.surrogate import (
     choose_first,
     heights_of,
 )
-from flashgen.search.space import Method, Space
+from flashgen.search.space import Method
 
 START, LEAST_KNOWN = 5, 3
 """Points that are known before a process is fitted, and those of them that did not fail. A

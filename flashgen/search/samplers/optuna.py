@@ -14,8 +14,9 @@ import numpy as np
 from numpy.random import RandomState
 
 from flashgen.errors import InvalidArgument, ToolchainError
+from flashgen.search.points import ILLEGAL, Parameter, Space
 from flashgen.search.samplers import Proposer
-from flashgen.search.space import ILLEGAL, Method, Parameter, Sampler, Space
+from flashgen.search.space import Method, Sampler
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scipy.linalg import lapack
 from scipy.special import erfcx, ndtr
 
-from flashgen.search.space import Codes, Parameter
+from flashgen.search.points import Codes, Parameter
 
 Floats = NDArray[np.floating[Any]]
 

@@ -423,7 +423,7 @@ def test_it_loads_nothing_of_attention(sampler: str, others: list[str], tmp_path
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     of_samplers = {"auto": ["samplers.auto", "samplers.surrogate"], "tpe": ["samplers.optuna"]}
-    names = ["minimize", "samplers", *of_samplers[sampler], "space"]
+    names = ["minimize", "points", "samplers", *of_samplers[sampler], "space"]
     ours = ["flashgen", "flashgen.errors", "flashgen.search"]
     ours += [f"flashgen.search.{name}" for name in names]
     assert done.stdout.strip() == f"{ours} {others}"

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from flashgen.errors import InvalidArgument, ToolchainError
+from flashgen.search.points import ListedSpace, ProductSpace
 from flashgen.search.samplers import Proposer, auto, proposer_for, surrogate
 from flashgen.search.samplers.auto import LEAST_KNOWN, START, AutoProposer
 from flashgen.search.samplers.optuna import OptunaProposer
 from flashgen.search.samplers.surrogate import Expectation, Known, Process
-from flashgen.search.space import ListedSpace, Method, Point, ProductSpace, Sampler
+from flashgen.search.space import Method, Point, Sampler
 
 OPTUNAS: tuple[Sampler, ...] = ("random", "tpe", "gp", "cmaes", "genetic")
 SAMPLERS: tuple[Sampler, ...] = ("auto", *OPTUNAS)

@@ -61,7 +61,7 @@ class TestWhatIsEvaluated:
 
     def test_seeds_come_first_and_the_incumbent_before_them(self, tmp_path: Path) -> None:
         incumbent = make_config(64, 16)  # of another space, so no sampler proposes it
-        evaluator = fake()
+        evaluator = fake(lambda config: 100.0 + config.br - config.bc / 10)
         run(tmp_path, evaluator, goal=make_goal(incumbent=incumbent))
         expected = [incumbent, DEFAULT, make_config(32, 32)]
         assert evaluator.configs("compile")[:3] == expected

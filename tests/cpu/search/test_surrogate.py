@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flashgen.search.points import ListedSpace
 from flashgen.search.samplers import surrogate
 from flashgen.search.samplers.surrogate import Expectation, Fit, Known, Process, heights_of
-from flashgen.search.space import ListedSpace, Point
+from flashgen.search.space import Point
 
 SIZES = (16, 32, 64, 128, 256)
 SPACE: list[Point] = [

@@ -1,0 +1,332 @@
+"""A finite search space of named parameters: listed points, or a product with a predicate.
+
+Samplers know a point by its number, and its values by their codes: the code of a value is its place
+among the values of its parameter.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.random import RandomState
+from numpy.typing import NDArray
+
+from flashgen.errors import InvalidArgument
+from flashgen.search.space import Point, Value
+
+Numbers = NDArray[np.int64]
+"""Numbers of points, n."""
+Codes = NDArray[np.integer[Any]]
+"""Codes of points, n x parameters."""
+
+ILLEGAL = -1
+MOST_COMBINATIONS = 2**62
+"""Numbers of points have 64 bits."""
+
+TRIES, MOST_TRIES = 20, 100_000
+"""Random combinations of a product that are tried for each point drawn, and for the first one."""
+
+LISTED = 10_000
+"""Combinations up to which the points of a product are listed, so that none is missed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """A parameter that varies over a space. ordered: its values are ascending numbers; others are
+    names.
+
+    Numbers count by their rank among the values: 16, 32 and 256 are equally far apart.
+    """
+
+    name: str
+    values: tuple[Value, ...]
+    ordered: bool
+
+
+class Space(ABC):
+    """Legal points with numbers below `size`, which ascend in the order of the space.
+
+    Not every number below `size` is the number of a point.
+    """
+
+    parameters: tuple[Parameter, ...]
+    size: int
+
+    @abstractmethod
+    def point(self, number: int) -> Point:
+        """The point of this number."""
+
+    @abstractmethod
+    def codes(self, numbers: Sequence[int] | Numbers) -> Codes:
+        """The codes of these points."""
+
+    @abstractmethod
+    def numbers(self, codes: Codes) -> Numbers:
+        """The numbers of these points; ILLEGAL where there is none."""
+
+    @abstractmethod
+    def draw(self, random: RandomState, count: int) -> Numbers:
+        """`count` random points, all different; fewer if fewer are found."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[int]:
+        """The numbers of all points, in order."""
+
+    def number(self, point: Point) -> int:
+        """The number of a point; ILLEGAL if it is none."""
+        try:
+            if set(point) != set(self._names()):
+                return ILLEGAL
+            codes = [each.values.index(point[each.name]) for each in self.parameters]
+        except (ValueError, TypeError, AttributeError):
+            return ILLEGAL
+        number = int(self.numbers(np.array([codes], dtype=np.int64))[0])
+        same = number != ILLEGAL and dict(self.point(number)) == dict(point)
+        return number if same else ILLEGAL
+
+    def neighbours(self, number: int) -> Numbers:
+        """The points that differ from this one in one parameter."""
+        here = self.codes([number])[0]
+        counts = [len(each.values) for each in self.parameters]
+        changed = np.tile(here, (sum(counts), 1))
+        changed[np.arange(sum(counts)), np.repeat(np.arange(len(counts)), counts)] = [
+            code for count in counts for code in range(count)
+        ]
+        found = self.numbers(changed[(changed != here).any(axis=1)])
+        legal: Numbers = found[found != ILLEGAL]
+        return legal
+
+    @abstractmethod
+    def _names(self) -> Sequence[str]:
+        """The names of all parameters, including those that do not vary."""
+
+
+class ListedSpace(Space):
+    """A space whose points are listed, in their order. Raises InvalidArgument unless they are
+    distinct points with the same parameters.
+    """
+
+    def __init__(self, points: Sequence[Point]) -> None:
+        _check_names(points)
+        self._points = points
+        self.size = len(points)
+        self.parameters = parameters_of(points)
+        self._codes = np.empty((self.size, len(self.parameters)), dtype=np.int32)
+        for column, each in enumerate(self.parameters):
+            code_of = {value: code for code, value in enumerate(each.values)}
+            self._codes[:, column] = [code_of[point[each.name]] for point in points]
+        self._weights = _weights(self.parameters)
+        keys = self._keys(self._codes)
+        self._order = np.argsort(keys, kind="stable")
+        self._sorted = keys[self._order]
+        self._check_distinct()
+
+    def point(self, number: int) -> Point:
+        """The listed point itself."""
+        return self._points[number]
+
+    def codes(self, numbers: Sequence[int] | Numbers) -> Codes:
+        """As Space.codes."""
+        return self._codes[np.asarray(numbers, dtype=np.int64)]
+
+    def numbers(self, codes: Codes) -> Numbers:
+        """As Space.numbers."""
+        place = np.searchsorted(self._sorted, self._keys(codes)).clip(max=self.size - 1)
+        found = self._order[place]
+        return np.where((self._codes[found] == codes).all(axis=1), found, ILLEGAL)
+
+    def draw(self, random: RandomState, count: int) -> Numbers:
+        """As Space.draw; all points in their order if there are no more than `count`."""
+        if count >= self.size:
+            return np.arange(self.size)
+        if self.size < 4 * count:
+            return random.permutation(self.size)[:count]
+        return _distinct(random.randint(self.size, size=2 * count), count)
+
+    def __iter__(self) -> Iterator[int]:
+        """As Space.__iter__."""
+        return iter(range(self.size))
+
+    def _names(self) -> Sequence[str]:
+        return list(self._points[0])
+
+    def _keys(self, codes: Codes) -> Numbers:
+        """A number for each point."""
+        return codes.astype(np.int64) @ self._weights
+
+    def _check_distinct(self) -> None:
+        """Raise unless no point is listed twice."""
+        (same,) = np.nonzero(self._sorted[1:] == self._sorted[:-1])
+        for first, second in zip(self._order[same], self._order[same + 1], strict=True):
+            if (self._codes[first] == self._codes[second]).all():
+                raise InvalidArgument(
+                    f"no point may stand in a space twice: "
+                    f"points {first} and {second} are both {dict(self._points[second])}"
+                )
+
+
+class ProductSpace(Space):
+    """All combinations of `values` for which `legal` returns True, which is called with a point.
+
+    Nothing is enumerated, so the space may be large. Numbers ascend with the codes, the first
+    parameter first. Raises InvalidArgument for invalid values.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Sequence[Value]],
+        legal: Callable[[Point], bool] = lambda point: True,
+    ) -> None:
+        if not values:
+            raise InvalidArgument("a space must have a parameter at least: got none")
+        for name, some in values.items():
+            if not some:
+                raise InvalidArgument(f"a parameter must have a value at least: {name} has none")
+            for value in some:
+                _check_value(name, value, "the product")
+        self.parameters = tuple(
+            _parameter(name, tuple(dict.fromkeys(some))) for name, some in values.items()
+        )
+        self.size = math.prod(len(each.values) for each in self.parameters)
+        if self.size > MOST_COMBINATIONS:
+            raise InvalidArgument(
+                f"a product may have {MOST_COMBINATIONS} combinations: got {self.size}"
+            )
+        self._legal = legal
+        self._weights = _weights(self.parameters)
+
+    def point(self, number: int) -> Point:
+        """As Space.point."""
+        return self._point(self.codes([number])[0].tolist())
+
+    def codes(self, numbers: Sequence[int] | Numbers) -> Codes:
+        """As Space.codes."""
+        counts = np.array([len(each.values) for each in self.parameters])
+        codes: Codes = np.asarray(numbers, dtype=np.int64)[:, None] // self._weights % counts
+        return codes
+
+    def numbers(self, codes: Codes) -> Numbers:
+        """As Space.numbers."""
+        legal = [bool(self._legal(self._point(row))) for row in codes.tolist()]
+        return np.where(legal, codes @ self._weights, ILLEGAL)
+
+    def draw(self, random: RandomState, count: int) -> Numbers:
+        """As Space.draw."""
+        found: Numbers = np.empty(0, dtype=np.int64)
+        tries = 0
+        while len(found) < count and tries < (TRIES * count if len(found) else MOST_TRIES):
+            columns = [random.randint(len(each.values), size=count) for each in self.parameters]
+            numbers = self.numbers(np.stack(columns, axis=1))
+            found = _distinct(np.concatenate([found, numbers[numbers != ILLEGAL]]), count)
+            tries += count
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        """As Space.__iter__."""
+        combinations = itertools.product(*(each.values for each in self.parameters))
+        names = self._names()
+        for number, values in enumerate(combinations):
+            if self._legal(dict(zip(names, values, strict=True))):
+                yield number
+
+    def _names(self) -> Sequence[str]:
+        return [each.name for each in self.parameters]
+
+    def _point(self, codes: Sequence[int]) -> Point:
+        return {
+            each.name: each.values[code] for each, code in zip(self.parameters, codes, strict=True)
+        }
+
+
+def space_of(space: Sequence[Point] | ProductSpace) -> Space:
+    """The space of these points; a small product is listed. Raises InvalidArgument."""
+    if not isinstance(space, ProductSpace):
+        return ListedSpace(space)
+    if space.size > LISTED:
+        return space
+    points = [space.point(number) for number in space]
+    if not points:
+        raise InvalidArgument(f"a space must have a legal point: none of {space.size} is legal")
+    return ListedSpace(points)
+
+
+def _check_names(points: Sequence[Point]) -> None:
+    """Raise InvalidArgument unless these are mappings of the same names."""
+    if not points:
+        raise InvalidArgument("space must have a point at least: got none")
+    for number, point in enumerate(points):
+        if not isinstance(point, Mapping):
+            raise InvalidArgument(
+                f"a point must map names to values: got {point!r} for point {number}"
+            )
+    names = points[0].keys()
+    for number, point in enumerate(points):
+        if point.keys() != names:
+            raise InvalidArgument(
+                f"all points of a space must have the same parameters: point 0 has "
+                f"{', '.join(names)}, and point {number} {', '.join(point)}"
+            )
+
+
+def _values_of(points: Sequence[Point], name: str) -> tuple[Value, ...]:
+    """The values of a parameter, in order of occurrence."""
+    try:
+        values = tuple(dict.fromkeys(point[name] for point in points))
+        for value in values:
+            _check_value(name, value, "the space")
+    except (TypeError, InvalidArgument):  # name the point, which takes longer to find
+        for number, point in enumerate(points):
+            _check_value(name, point[name], f"point {number}")
+        raise
+    return values
+
+
+def _check_value(name: str, value: object, where: str) -> None:
+    if not isinstance(value, Value):
+        raise InvalidArgument(
+            f"the value of a parameter must be an int, a float, a string or a bool: "
+            f"got {value!r} for {name} of {where}"
+        )
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidArgument(f"a number must be finite: got {value} for {name} of {where}")
+
+
+def parameters_of(points: Sequence[Point]) -> tuple[Parameter, ...]:
+    """The parameters that vary, in the order of the first point."""
+    values = {name: _values_of(points, name) for name in points[0]}
+    return tuple(_parameter(name, some) for name, some in values.items() if len(some) > 1)
+
+
+def _parameter(name: str, values: tuple[Value, ...]) -> Parameter:
+    ordered = all(_is_number(value) for value in values)
+    return Parameter(
+        name=name, values=tuple(sorted(values, key=float)) if ordered else values, ordered=ordered
+    )
+
+
+def _is_number(value: Value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _weights(parameters: Sequence[Parameter]) -> Numbers:
+    """Weights of codes whose sum is a number of its own for each combination.
+
+    Where 64 bits are too few for all combinations the weights are random, and sums wrap around: two
+    points of a million have the same with a probability of 1e-7.
+    """
+    counts = [len(each.values) for each in parameters]
+    if math.prod(counts) > MOST_COMBINATIONS:
+        return RandomState(0).randint(2**62, size=len(counts)) * 2 + 1
+    return np.array([math.prod(counts[i + 1 :]) for i in range(len(counts))], dtype=np.int64)
+
+
+def _distinct(numbers: Numbers, count: int) -> Numbers:
+    """The first `count` different numbers, in their order."""
+    _, first = np.unique(numbers, return_index=True)
+    return numbers[np.sort(first)][:count]
