@@ -65,7 +65,7 @@ class TuneOptions:
     gpu: bool = False
     target: str | None = None
     budget: Budget = field(default_factory=Budget)
-    method: Method = field(default_factory=Method)
+    method: Method = field(default_factory=lambda: Method(likely_first=True))
     out: Path = Path()
     improve_only: bool = False
     retry_quarantined: bool = False
