@@ -128,7 +128,9 @@ def _by_map(
     encoders: Sequence[Callable[[Any], Any]],
 ) -> ForwardAgain:
     """A launch that takes tensor maps of q, k, v and O. Each is encoded once for an address."""
-    stream_of, call, fixed = repeated.stream, repeated.call, repeated.arguments
+    call, fixed, device = repeated.call, repeated.arguments, repeated.device
+    current_device, current_stream = repeated.current_device, repeated.current_stream
+    undisturbed = repeated.direct.undisturbed
     place_q, place_k, place_v, place_o, place_lse = repeated.places
     new_o, new_lse = maker(o), maker(lse)
     encode_q, encode_k, encode_v, encode_o = map(_Maps, twins, encoders)
@@ -140,7 +142,7 @@ def _by_map(
             return None
         if q.is_neg() or k.is_neg() or v.is_neg():
             return None
-        if (stream := stream_of()) is None:
+        if current_device() != device or not undisturbed():  # as Repeated.stream()
             return None
         o, lse = new_o(), new_lse()
         at_o, at_lse = o.data_ptr(), lse.data_ptr()
@@ -152,7 +154,7 @@ def _by_map(
         arguments[place_v] = of_v.get(at_v) or encode_v(v)
         arguments[place_o] = of_o.get(at_o) or encode_o(o)
         arguments[place_lse] = at_lse
-        call(stream, arguments)
+        call(current_stream(device), arguments)
         return o, lse
 
     return again
