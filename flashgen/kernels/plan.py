@@ -75,9 +75,9 @@ class Plan:
         result: Result = self._launch(self, call)
         return result
 
-    def start(self, beside: Tensor, blocks: int, arguments: Arguments) -> None:
-        """Launch `blocks` programs on the device of the tensor `beside`."""
-        with on_device(beside):
+    def start(self, near: Tensor, blocks: int, arguments: Arguments) -> None:
+        """Launch `blocks` programs on the device of the tensor `near`."""
+        with on_device(near):
             self.direct(blocks, self.in_order(arguments))
 
     def in_order(self, arguments: Arguments) -> tuple[Any, ...]:

@@ -61,11 +61,11 @@ _DESCRIPTORS = ("q_desc", "k_desc", "v_desc", "o_desc", "lse_ptr")
 
 
 def _repeated(
-    plan: Plan, beside: Tensor, blocks: int, arguments: Arguments, given: Sequence[str]
+    plan: Plan, near: Tensor, blocks: int, arguments: Arguments, given: Sequence[str]
 ) -> Repeated | None:
     """The launch of a plan, with the arguments of these names given anew each time."""
     places = [plan.names.index(name) for name in given]
-    with on_device(beside):
+    with on_device(near):
         return plan.direct.repeated(blocks, plan.in_order(arguments), places)
 
 

@@ -54,7 +54,7 @@ NAMES: Names = ("q", "k", "v", "lengths")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Beside:
+class CacheArguments:
     """The arguments of a call besides q, k and v, as Dispatcher.decode describes them."""
 
     lengths: Tensor | None = None
@@ -116,7 +116,7 @@ class Decoder:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        beside: Beside,
+        arguments: CacheArguments,
         *,
         causal: bool | str,
         scale: float | None,
@@ -127,8 +127,8 @@ class Decoder:
         """O and LSE, as Dispatcher.decode describes them. splits: None lets flashgen choose;
         names: the argument names of a drop-in.
         """
-        cache = check_call(q, k, v, beside, names)
-        features = beside.features(q, cache, causal=causal is not False)
+        cache = check_call(q, k, v, arguments, names)
+        features = arguments.features(q, cache, causal=causal is not False)
         spec = spec_of(q, cache, causal, precision, features)
         number = check_scale(scale, q.shape[3])
         if self._resolver.left_to_torch(q.device):
@@ -145,8 +145,8 @@ class Decoder:
         )  # fmt: skip
         parts = decode(call)
         result = (parts.o, parts.lse) if parts.whole else combine(Combine(parts=parts, q=q))
-        if beside.plain and splits is None and holds(causal, scale):
-            tensors, launchers = (q, k, v, *beside.where), (decode, combine)
+        if arguments.plain and splits is None and holds(causal, scale):
+            tensors, launchers = (q, k, v, *arguments.where), (decode, combine)
             key = decode_key(tensors, (causal, scale, precision))  # type: ignore[arg-type]
             if key is not None:
                 keep_decode(self._calls, key, tensors, call, launchers, (parts, result))
@@ -228,29 +228,31 @@ def kv_fields(cache: Cache) -> dict[str, Any]:
     return {"kv_dtype": kv_dtype, "kv_scales": "page" if cache.k_scale.ndim == 2 else "head"}
 
 
-def check_call(q: Tensor, k: Tensor, v: Tensor, called: Beside, names: Names = NAMES) -> Cache:
+def check_call(
+    q: Tensor, k: Tensor, v: Tensor, called: CacheArguments, names: Names = NAMES
+) -> Cache:
     """The cache of a call. Raises InvalidArgument, naming the argument by `names`, unless all fit
     together.
 
     lengths None: every sequence fills its cache.
     """
     lengths, block_table, rows = called.lengths, called.block_table, called.cache_batch_idx
-    beside: dict[str, Tensor] = dict(zip(names, (q, k, v), strict=False))
-    check_tensors(**beside)
-    check_plain(**beside)
+    named: dict[str, Tensor] = dict(zip(names, (q, k, v), strict=False))
+    check_tensors(**named)
+    check_plain(**named)
     if torch.compiler.is_compiling() or torch_modes.transformed():
         raise InvalidArgument(
             "decode must not be traced or transformed: "
             "call it under torch.compiler.disable, and outside torch.func"
         )
-    if torch.is_grad_enabled() and any(x.requires_grad for x in beside.values()):
+    if torch.is_grad_enabled() and any(x.requires_grad for x in named.values()):
         raise InvalidArgument(
-            f"{', '.join(beside)} must not require gradients, of which decode has none: "
+            f"{', '.join(named)} must not require gradients, of which decode has none: "
             "detach them, or call attention()"
         )
-    _check_shapes(beside, paged=block_table is not None, indexed=rows is not None)
-    _check_dtypes(beside)
-    scales = _checked_scales(beside, called)
+    _check_shapes(named, paged=block_table is not None, indexed=rows is not None)
+    _check_dtypes(named)
+    scales = _checked_scales(named, called)
     batch = q.shape[0]
     if block_table is not None:
         _check_indices("block_table", block_table, q, (batch, None))
@@ -340,7 +342,9 @@ def _check_dtypes(named: dict[str, Tensor]) -> None:
             )
 
 
-def _checked_scales(named: dict[str, Tensor], called: Beside) -> tuple[Tensor, Tensor] | None:
+def _checked_scales(
+    named: dict[str, Tensor], called: CacheArguments
+) -> tuple[Tensor, Tensor] | None:
     """The scales of K and V of a cache; None if it has none."""
     (of_q, q), (of_k, k), (of_v, _) = named.items()
     if k.dtype not in reference_cache.LARGEST:
@@ -360,13 +364,13 @@ def _checked_scales(named: dict[str, Tensor], called: Beside) -> tuple[Tensor, T
         check_tensors(**{name: x})
         assert isinstance(x, Tensor)  # check_tensors has seen
         fits = x.ndim == len(shape) and all(
-            own in (1, asked) for own, asked in zip(x.shape, shape, strict=True)
+            own in (1, size) for own, size in zip(x.shape, shape, strict=True)
         )
         if x.dtype != torch.float32 or not fits or x.device != q.device:
             pages = f" or, as the other one, ({k.shape[0]}, {heads})" if paged else ""
             raise InvalidArgument(
-                f"{name} must be float32 of shape ({heads},){pages}, each 1 or as much, beside "
-                f"{of_q}: got {x.dtype} {tuple(x.shape)} on {x.device}"
+                f"{name} must be float32 of shape ({heads},){pages}, each 1 or as much, on the "
+                f"device of {of_q}: got {x.dtype} {tuple(x.shape)} on {x.device}"
             )
         found.append(x.resolve_neg().expand(shape))
     return found[0], found[1]
@@ -377,7 +381,7 @@ def _check_indices(name: str, x: object, q: Tensor, shape: tuple[int | None, ...
     check_tensors(**{name: x})
     assert isinstance(x, Tensor)  # check_tensors has seen
     fits = x.ndim == len(shape) and all(
-        asked in (None, own) for own, asked in zip(x.shape, shape, strict=True)
+        size in (None, own) for own, size in zip(x.shape, shape, strict=True)
     )
     if x.dtype != torch.int32 or not fits:
         wanted = ", ".join("pages" if size is None else str(size) for size in shape)

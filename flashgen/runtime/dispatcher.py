@@ -19,7 +19,7 @@ from flashgen.runtime.autograd import Passes
 from flashgen.runtime.call import Call, Causal
 from flashgen.runtime.call_cache import CallCache, attention_key
 from flashgen.runtime.choice import Choice
-from flashgen.runtime.general_path import Asked, Featured
+from flashgen.runtime.general_path import CallArguments, GeneralPath
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Served
 from flashgen.spec.block_mask import BlockMask
@@ -46,7 +46,7 @@ class Dispatcher:
         self.resolver = Resolver(package, self.served)
         self.passes = Passes(self.resolver)
         self.calls = CallCache()
-        self.featured = Featured(package, self.resolver, self.passes, self.calls)
+        self.general = GeneralPath(package, self.resolver, self.passes, self.calls)
 
     # Decoding, explanations and the digest are loaded when first used: attention() needs none.
 
@@ -117,7 +117,7 @@ class Dispatcher:
         a query sees to the left and to the right of its own, the causal diagonal or, without a
         causal mask, the bottom-right one; None or -1 is no end. softcap: the scores become
         softcap * tanh(score / softcap), before bias and masks; 0 or None is no cap. sinks:
-        (heads,), float32 or of the dtype of q, a score that each row of a head sums beside its
+        (heads,), float32 or of the dtype of q, a score that each row of a head sums besides its
         keys'. chunk: under a causal mask a query sees only keys of its own chunk of so many keys,
         those for which (position - chunk_start) // chunk is that of i + diagonal (Llama 4); others
         are not read. chunk_start: int32 (batch,), the position at which chunk 0 begins, 0 unless
@@ -149,11 +149,11 @@ class Dispatcher:
             bound = self.calls.find(key)
             if bound is not None and (found := bound(q, k, v, deterministic)) is not None:
                 return found if return_lse else found[0]  # type: ignore[no-any-return]
-        asked = Asked(
+        arguments = CallArguments(
             causal=causal, scale=scale, given=given, deterministic=deterministic,
             precision=precision, return_lse=return_lse,
         )  # fmt: skip
-        o, lse = self.featured.attention(q, k, v, asked, key if bound is None else None)
+        o, lse = self.general.attention(q, k, v, arguments, key if bound is None else None)
         return o if lse is None or not return_lse else (o, lse)
 
     @overload
@@ -246,11 +246,11 @@ class Dispatcher:
             found = self.decoder.again((q, k, v, *where), (causal, scale, precision))
             if found is not None:
                 return found if return_lse else found[0]
-        from flashgen.runtime.decode import Beside
+        from flashgen.runtime.decode import CacheArguments
 
         o, lse = self.decoder.decode(
             q, k, v,
-            Beside(
+            CacheArguments(
                 lengths=lengths, block_table=block_table, cache_batch_idx=cache_batch_idx,
                 cache_leftpad=cache_leftpad, k_scale=k_scale, v_scale=v_scale,
                 given=Given(
@@ -264,7 +264,7 @@ class Dispatcher:
 
     def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features) -> None:
         """Raise InvalidArgument, naming the argument, unless kernels can serve this."""
-        self.featured.check(q, k, v, call, features)
+        self.general.check(q, k, v, call, features)
 
     def serves_by_torch(self, device: torch.device) -> bool:
         """Whether tensors of this device are left to torch: those of a CPU, unless interpreted."""
@@ -295,7 +295,7 @@ class Dispatcher:
         """Which kernel attention() would run for these tensors and arguments, from where, and why;
         that of a backward direction too. Launches nothing. Raises InvalidArgument.
         """
-        asked = Asked(
+        arguments = CallArguments(
             causal=causal, scale=scale, deterministic=deterministic, precision=precision,
             given=Given(
                 bias=bias, alibi_slopes=alibi_slopes, dropout_p=dropout_p, window=window,
@@ -305,7 +305,7 @@ class Dispatcher:
         )  # fmt: skip
         from flashgen.runtime.explanation import explain
 
-        return explain(self.resolver, q, k, v, asked, direction)
+        return explain(self.resolver, q, k, v, arguments, direction)
 
     def explain_decode(
         self,
@@ -334,10 +334,10 @@ class Dispatcher:
         """Which split kernel decode() would run for these tensors and arguments, from where, and
         why. Launches nothing. Raises InvalidArgument.
         """
-        from flashgen.runtime.decode import Beside
+        from flashgen.runtime.decode import CacheArguments
         from flashgen.runtime.explanation import explain_decode
 
-        beside = Beside(
+        arguments = CacheArguments(
             lengths=lengths, block_table=block_table, cache_batch_idx=cache_batch_idx,
             cache_leftpad=cache_leftpad, k_scale=k_scale, v_scale=v_scale,
             given=Given(
@@ -346,7 +346,7 @@ class Dispatcher:
             ),
         )  # fmt: skip
         options = (causal, scale, precision)
-        return explain_decode(self.resolver, self.decoder, q, k, v, beside, options)
+        return explain_decode(self.resolver, self.decoder, q, k, v, arguments, options)
 
     def digest(self) -> str:
         """sha256 of all that decides which kernel runs and what its text is. Two ranks with equal

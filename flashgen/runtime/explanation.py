@@ -14,8 +14,8 @@ from flashgen import __version__, paths, settings
 from flashgen.runtime import registry, torch_modes
 from flashgen.runtime.call import check_block_mask, check_plain, check_tensors
 from flashgen.runtime.call_cache import Options
-from flashgen.runtime.decode import Beside, Decoder, check_call, spec_of
-from flashgen.runtime.general_path import Asked
+from flashgen.runtime.decode import CacheArguments, Decoder, check_call, spec_of
+from flashgen.runtime.general_path import CallArguments
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver, key
 from flashgen.runtime.selection import Selection, Served
@@ -54,22 +54,27 @@ class Explanation:
 
 
 def explain(
-    resolver: Resolver, q: Tensor, k: Tensor, v: Tensor, asked: Asked, direction: Direction
+    resolver: Resolver,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    arguments: CallArguments,
+    direction: Direction,
 ) -> Explanation:
     """Which kernel attention() would run for a call, from where, and why; that of a backward
     direction too. Launches nothing. Raises InvalidArgument, naming the argument.
     """
     check_tensors(q=q, k=k, v=v)
-    check_tensors(**asked.given.tensors)
-    check_plain(k=k, v=v, **asked.given.tensors)
-    if asked.given.block_mask is not None:
-        check_block_mask(asked.given.block_mask, traced=False)
+    check_tensors(**arguments.given.tensors)
+    check_plain(k=k, v=v, **arguments.given.tensors)
+    if arguments.given.block_mask is not None:
+        check_block_mask(arguments.given.block_mask, traced=False)
     if torch_modes.autocasts():
         q, k, v = torch_modes.autocast(q), torch_modes.autocast(k), torch_modes.autocast(v)
-    call = asked.call(q)
-    drops = torch_modes.check_dropout(asked.given.dropout_p) > 0.0
+    call = arguments.call(q)
+    drops = torch_modes.check_dropout(arguments.given.dropout_p) > 0.0
     rng = torch.zeros(2, dtype=torch.int64, device=q.device) if drops else None  # draws nothing
-    features = asked.features(rng)
+    features = arguments.features(rng)
     spec, problem = from_tensors(
         q, k, v, causal=call.causal, precision=call.precision, features=features
     )
@@ -97,13 +102,13 @@ def explain_decode(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    beside: Beside,
+    arguments: CacheArguments,
     options: Options,
 ) -> Explanation:
     """Which split kernel decode() would run for a call, as explain()."""
     causal, scale, precision = options
-    cache = check_call(q, k, v, beside)
-    features = beside.features(q, cache, causal=causal is not False)
+    cache = check_call(q, k, v, arguments)
+    features = arguments.features(q, cache, causal=causal is not False)
     spec = spec_of(q, cache, causal, precision, features)
     check_scale(scale, q.shape[3])
     if resolver.left_to_torch(q.device):
@@ -134,7 +139,7 @@ def digest(package: str, served: Served) -> str:
 
 
 def _rules() -> list[Path]:
-    """The modules from which ladder and text of a kernel follow, beside tables and templates."""
+    """The modules from which ladder and text of a kernel follow, besides tables and templates."""
     spec = sorted((paths.PACKAGE / "spec").glob("*.py"))
     return [
         *spec,

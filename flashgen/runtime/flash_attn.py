@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 from flashgen.errors import InvalidArgument
 from flashgen.runtime import kv_cache, registry, torch_modes
 from flashgen.runtime.call import check_tensors
-from flashgen.runtime.decode import Beside
+from flashgen.runtime.decode import CacheArguments
 from flashgen.runtime.varlen import attention_varlen
 from flashgen.spec.features import UNBOUNDED, Given, Window, window_of
 from flashgen.spec.from_call import check_scale
@@ -50,9 +50,9 @@ def unpacked(name: str, x: Tensor, places: str, parts: int) -> tuple[Tensor, ...
     return x.unbind(at)
 
 
-def check_probabilities(asked: bool, dropout_p: float) -> None:
-    """Raise InvalidArgument where the dropped P is asked for."""
-    if asked and dropout_p:
+def check_probabilities(requested: bool, dropout_p: float) -> None:
+    """Raise InvalidArgument where the dropped P is requested."""
+    if requested and dropout_p:
         raise InvalidArgument(
             "return_attn_probs must be False with dropout: flashgen never makes the dropped P"
         )
@@ -373,7 +373,7 @@ def flash_attn_with_kvcache(
         found = decoder.again((queries, keys, values, *where), (bool(causal), scale, "ieee"))
     o, lse = found or decoder.decode(
         queries, keys, values,
-        Beside(
+        CacheArguments(
             lengths=lengths, block_table=block_table, cache_batch_idx=cache_batch_idx,
             cache_leftpad=cache_leftpad,
             given=Given(alibi_slopes=alibi_slopes, window=window, softcap=cap),

@@ -86,7 +86,7 @@ def _factor(name: str, x: Tensor | None, q: Tensor, k: Tensor) -> Tensor:
         return torch.ones((), device=q.device).expand(shape)
     check_tensors(**{name: x})
     fits = x.ndim <= 2 and all(
-        own in (1, asked) for own, asked in zip(x.shape[::-1], shape[::-1], strict=False)
+        own in (1, size) for own, size in zip(x.shape[::-1], shape[::-1], strict=False)
     )
     if not fits or x.dtype != torch.float32 or x.device != q.device:
         raise InvalidArgument(

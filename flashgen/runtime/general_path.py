@@ -36,7 +36,7 @@ from flashgen.spec.from_call import from_tensors
 
 
 @dataclass(kw_only=True, eq=False)
-class Asked:
+class CallArguments:
     """The arguments of a call besides q, k and v, as Dispatcher.attention describes them."""
 
     causal: Causal = False
@@ -60,7 +60,7 @@ class Asked:
         return self.given.features(causal=self.causal is not False, rng=rng)
 
 
-class Featured:
+class GeneralPath:
     """Resolves calls of attention() that the cache of bound launches does not hold."""
 
     def __init__(self, package: str, resolver: Resolver, passes: Passes, calls: CallCache) -> None:
@@ -70,27 +70,29 @@ class Featured:
         self._calls = calls
 
     def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, asked: Asked, key: Key | None = None
+        self, q: Tensor, k: Tensor, v: Tensor, arguments: CallArguments, key: Key | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """O and LSE, as Dispatcher.attention describes them. key: where to keep the launch, of a
-        call without features and torch modes. LSE may be None unless asked.return_lse.
+        call without features and torch modes. LSE may be None unless arguments.return_lse.
         """
         if key is not None and agree(q, k, v):  # plain tensors that fit together
-            call, features = asked.call(q), PLAIN
+            call, features = arguments.call(q), PLAIN
             launcher = self._resolver.find(q, v, call, PLAIN)
         else:
             check_tensors(q=q, k=k, v=v)
             if torch_modes.autocasts():
                 q, k, v = torch_modes.autocast(q), torch_modes.autocast(k), torch_modes.autocast(v)
-            rng = self._drawn(q, k, v, asked)
+            rng = self._drawn(q, k, v, arguments)
             if torch_modes.traced(q):
-                return self._traced(q, k, v, asked, rng)
-            check_plain(k=k, v=v, **asked.given.tensors)
-            call, features, launcher = asked.call(q), asked.features(rng), None
+                return self._traced(q, k, v, arguments, rng)
+            check_plain(k=k, v=v, **arguments.given.tensors)
+            call, features, launcher = arguments.call(q), arguments.features(rng), None
         if launcher is None:
             self.check(q, k, v, call, features)
             if self._resolver.left_to_torch(q.device):
-                return cpu.attention(q, k, v, call, features=features, return_lse=asked.return_lse)
+                return cpu.attention(
+                    q, k, v, call, features=features, return_lse=arguments.return_lse
+                )
             launcher = self._resolver.launcher("forward", q, k, v, call, features)
         at_hand = addressable(q) and addressable(k) and addressable(v)
         if not at_hand:
@@ -102,18 +104,18 @@ class Featured:
             o, lse = autograd.attention(self._passes, call, q, k, v, features)
         else:
             o, lse = launcher(forward)
-        if key is not None and at_hand and holds(asked.causal, asked.scale):
+        if key is not None and at_hand and holds(arguments.causal, arguments.scale):
             keep_attention(self._calls, key, launcher, self._passes, call, (forward, o, lse))
         return o, lse
 
-    def _drawn(self, q: Tensor, k: Tensor, v: Tensor, asked: Asked) -> Tensor | None:
+    def _drawn(self, q: Tensor, k: Tensor, v: Tensor, arguments: CallArguments) -> Tensor | None:
         """The seed and offset of dropout. Raises for what no path of torch can take."""
-        given = asked.given
+        given = arguments.given
         check_tensors(**given.tensors)
         slopes = given.alibi_slopes
         if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
             raise InvalidArgument("alibi_slopes have no gradient: detach them")
-        refuse_scale_gradient(asked.scale)
+        refuse_scale_gradient(arguments.scale)
         rng = torch_modes.draw_rng(given.dropout_p, q.device)
         if not torch.compiler.is_compiling():
             torch_modes.refuse_tangents(q, k, v, given.bias, given.sinks)
@@ -132,21 +134,21 @@ class Featured:
         return torch_modes.transformed()
 
     def _traced(
-        self, q: Tensor, k: Tensor, v: Tensor, asked: Asked, rng: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, arguments: CallArguments, rng: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """By the registered operators, which are registered here, at the first call."""
         from flashgen.runtime import operators
 
-        causal, features = asked.causal, asked.features(rng)
+        causal, features = arguments.causal, arguments.features(rng)
         word = "none" if causal is False else "bottom_right" if causal is True else causal
         o, lse = operators.attention_forward(
             q, k, v, *tensors_of(features), *numbers_of(features),
-            asked.scale, word, asked.precision, asked.deterministic, self._package,
+            arguments.scale, word, arguments.precision, arguments.deterministic, self._package,
         )  # fmt: skip
         return o, lse
 
     def check(self, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features) -> None:
-        """Raise InvalidArgument, naming the argument, unless kernels can be asked this."""
+        """Raise InvalidArgument, naming the argument, unless kernels can serve this."""
         if not agree(q, k, v) or self._resolver.find(q, v, call, features) is None:
             from_tensors(q, k, v, causal=call.causal, precision=call.precision, features=features)
         elif features is not PLAIN:

@@ -18,7 +18,7 @@ from flashgen.reference import cache as reference_cache
 from flashgen.reference.cache import Cache
 from flashgen.runtime import registry, torch_modes
 from flashgen.runtime.call import check_plain, check_tensors
-from flashgen.runtime.decode import Beside, check_call, kv_fields
+from flashgen.runtime.decode import CacheArguments, check_call, kv_fields
 from flashgen.runtime.launcher import Launcher
 from flashgen.runtime.resolver import Resolver, addressable
 from flashgen.spec.attention import AttentionSpec
@@ -100,11 +100,11 @@ def append(
     block_table on the device, and follows from shapes alone. Raises InvalidArgument, a ValueError,
     naming the argument.
     """
-    beside = Beside(
+    arguments = CacheArguments(
         lengths=lengths, block_table=block_table, cache_batch_idx=cache_batch_idx,
         k_scale=k_scale, v_scale=v_scale,
     )  # fmt: skip
-    cache, rotation = _checked(k_cache, v_cache, k, v, beside, q, cos, sin, advance=advance)
+    cache, rotation = _checked(k_cache, v_cache, k, v, arguments, q, cos, sin, advance=advance)
     rotary: Rotary = "none"
     if rotation is not None:
         rotary = "interleaved" if interleaved else "halves"
@@ -139,18 +139,18 @@ def _checked(
     v_cache: Tensor,
     k: Tensor,
     v: Tensor,
-    beside: Beside,
+    arguments: CacheArguments,
     q: Tensor | None,
     cos: Tensor | None,
     sin: Tensor | None,
     *,
     advance: bool,
 ) -> tuple[Cache, Rotation | None]:
-    check_tensors(k_cache=k_cache, v_cache=v_cache, k=k, v=v, lengths=beside.lengths)
+    check_tensors(k_cache=k_cache, v_cache=v_cache, k=k, v=v, lengths=arguments.lengths)
     check_plain(k=k, v=v)
     # k stands for a q: it has as many heads as the cache, and its head_dim.
     names = ("k", "k_cache", "v_cache", "lengths")
-    cache = check_call(k, k_cache, v_cache, beside, names)
+    cache = check_call(k, k_cache, v_cache, arguments, names)
     for name, x, of in (("k", k, cache.k), ("v", v, cache.v)):
         wanted = (k.shape[0], of.shape[1], k.shape[2], of.shape[3])
         dtype = of.dtype if cache.k_scale is None else k.dtype

@@ -115,8 +115,8 @@ def attention_varlen(
         "cu_seqlens_k": cu_seqlens_k, "seqused_q": seqused_q, "seqused_k": seqused_k,
         "block_table": block_table,
     }  # fmt: skip
-    beside = {name: x for name, x in maybe.items() if x is not None} | given.tensors
-    _check_tensors(q, k, v, beside | {"cu_seqlens_q": cu_seqlens_q})
+    named = {name: x for name, x in maybe.items() if x is not None} | given.tensors
+    _check_tensors(q, k, v, named | {"cu_seqlens_q": cu_seqlens_q})
     if block_table is not None and dropout_p:
         raise InvalidArgument(f"dropout_p must be 0 with block_table: got {dropout_p}")
     diagonal_of(causal, 0, 0)
@@ -148,13 +148,13 @@ def attention_varlen(
     return (o, lse) if return_lse else o
 
 
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor, beside: dict[str, Tensor]) -> None:
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor, named: dict[str, Tensor]) -> None:
     """Raise InvalidArgument, naming the argument, unless all are plain tensors with the dimensions
     they must have, and none asks for a derivative that it has not.
     """
-    check_tensors(q=q, k=k, v=v, **beside)
-    check_plain(q=q, k=k, v=v, **beside)
-    of_keys = "(pages, page_size, kv_heads" if "block_table" in beside else "(places, kv_heads"
+    check_tensors(q=q, k=k, v=v, **named)
+    check_plain(q=q, k=k, v=v, **named)
+    of_keys = "(pages, page_size, kv_heads" if "block_table" in named else "(places, kv_heads"
     for name, x, shape in (("q", q, "(places, heads"), ("k", k, of_keys), ("v", v, of_keys)):
         if x.ndim != shape.count(",") + 2:
             raise InvalidArgument(
@@ -162,10 +162,10 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, beside: dict[str, Tensor]) -
             )
     if torch_modes.transformed():
         raise InvalidArgument("attention_varlen must be called outside torch.func's transforms")
-    torch_modes.refuse_tangents(q, k, v, beside.get("sinks"))
+    torch_modes.refuse_tangents(q, k, v, named.get("sinks"))
     if not torch.is_grad_enabled():
         return
-    if "alibi_slopes" in beside and beside["alibi_slopes"].requires_grad:
+    if "alibi_slopes" in named and named["alibi_slopes"].requires_grad:
         raise InvalidArgument("alibi_slopes have no gradient: detach them")
 
 

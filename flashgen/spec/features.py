@@ -654,7 +654,7 @@ def _check_bias(bias: Tensor, shape: tuple[int, ...]) -> None:
             f"bias must be bool, float16, bfloat16 or float32: got {dtype}; convert it"
         )
     fits = bias.ndim == 4 and all(
-        own in (1, asked) for own, asked in zip(bias.shape, shape, strict=True)
+        own in (1, size) for own, size in zip(bias.shape, shape, strict=True)
     )
     if not fits:
         raise InvalidArgument(

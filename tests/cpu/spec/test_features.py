@@ -12,7 +12,7 @@ from torch import Tensor
 from flashgen.errors import InvalidArgument
 from flashgen.kernels.arguments import feature_arguments
 from flashgen.kernels.launch_cache import Append
-from flashgen.runtime.decode import Beside, check_call
+from flashgen.runtime.decode import CacheArguments, check_call
 from flashgen.runtime.kv_cache import append
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import PLAIN, Features, Fp8, window_of
@@ -146,11 +146,14 @@ def test_kernels_are_handed_memory_that_holds_what_is_meant(
     q, k = torch.zeros(2, 4, 1, 16).half(), torch.zeros(2, 2, 8, 16).to(torch.int8)
     scales = {name: negated(torch.ones(2)) for name in ("k_scale", "v_scale")}
     cache = check_call(
-        q, k, k, Beside(lengths=numbers, cache_batch_idx=numbers, cache_leftpad=numbers, **scales)
+        q,
+        k,
+        k,
+        CacheArguments(lengths=numbers, cache_batch_idx=numbers, cache_leftpad=numbers, **scales),
     )
     plain([cache.lengths, cache.rows, cache.leftpad, cache.k_scale, cache.v_scale], 5)
     pool = k.transpose(1, 2)
-    beside = Beside(lengths=numbers, block_table=numbers[:, None], **scales)
+    beside = CacheArguments(lengths=numbers, block_table=numbers[:, None], **scales)
     cache = check_call(q, pool, pool, beside)
     plain([cache.block_table], 1)
 
