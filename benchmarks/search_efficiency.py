@@ -18,6 +18,9 @@ misses them: see `shortfalls`.
     tpe, warm     Optuna's TPE with those seeds
     the others    without; exhaustive goes through the space in its order
 
+--peers adds strategies of Kernel Tuner (benchmarks/search_peers.py) and goes on to 320 evaluations;
+without Kernel Tuner it says so and ends.
+
 NAME.json, NAME.md and NAME.png are written; the picture needs matplotlib.
 """
 
@@ -28,6 +31,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # there are as many processes as cores
 
 import argparse
+import importlib.util
 import json
 import math
 import sys
@@ -54,7 +58,11 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.space import seed_configs, tuned_default
 
-AT = (5, 10, 20, 40, 80)
+sys.path.insert(0, str(Path(__file__).parent))
+from search_peers import STRATEGIES, replay_peer
+
+AT: tuple[int, ...] = (5, 10, 20, 40, 80)
+AT_WITH_PEERS = (*AT, 160, 320)
 BETTER_AT = 20
 RESAMPLES = 2000
 PUBLISHED = ROOT / "tests" / "data" / "published_timings.yaml"
@@ -63,10 +71,13 @@ ESTIMATED = ROOT / "benchmarks" / "landscapes"
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """A sampler, with the seeds of a landscape or without. by_chance: whether its seed matters."""
+    """A sampler, with the seeds of a landscape or without; None is a strategy of Kernel Tuner.
+
+    by_chance: whether its seed matters.
+    """
 
     name: str
-    sampler: Sampler
+    sampler: Sampler | None
     warm: bool = False
     by_chance: bool = True
 
@@ -143,8 +154,11 @@ def _hold(landscapes: Sequence[Landscape]) -> None:
 
 def _search(task: Task) -> tuple[float, ...]:
     number, contender, seed, evaluations = task
-    method = Method(sampler=contender.sampler, seed=seed)
-    regrets = replay(_held[number], method, evaluations, warm=contender.warm)
+    if contender.sampler is None:
+        regrets = replay_peer(_held[number], contender.name, seed, evaluations)
+    else:
+        method = Method(sampler=contender.sampler, seed=seed)
+        regrets = replay(_held[number], method, evaluations, warm=contender.warm)
     return regrets + regrets[-1:] * (evaluations - len(regrets))
 
 
@@ -241,7 +255,10 @@ def title(landscape: Landscape) -> str:
 
 def table(found: Sequence[Curve]) -> str:
     """Markdown: a row a contender."""
-    rows = [f"| median regret, % | {' | '.join(f'after {at}' for at in AT)} |", "|---" * 6 + "|"]
+    rows = [
+        f"| median regret, % | {' | '.join(f'after {at}' for at in AT)} |",
+        "|---" * (len(AT) + 1) + "|",
+    ]
     for curve in found:
         rows.append(f"| {curve.contender} | {' | '.join(curve.text(at) for at in AT)} |")
     return "\n".join(rows)
@@ -276,11 +293,16 @@ def record(landscape: Landscape, found: Sequence[Curve]) -> dict[str, object]:
 
 COLOURS = (
     "#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#009E73", "#CC79A7", "#999999", "#000000",
-    "#7F3C8D",
+    "#7F3C8D", "#11A579", "#3969AC",
 )  # fmt: skip
-DASHES = ("-", "--", "-", "--", "-.", "-.", ":", "-", "--")
+DASHES = ("-", "--", "-", "--", "-.", "-.", ":", "-", "--", "-.", ":")
 FLOOR = 1e-3
 """The regret that a logarithmic axis ends at; 0 is drawn there."""
+
+
+def _names() -> list[str]:
+    """All contenders, each of which has its own colour."""
+    return [*(contender.name for contender in CONTENDERS), *STRATEGIES]
 
 
 def draw(done: Sequence[tuple[Landscape, list[Curve]]], path: Path) -> None:
@@ -299,7 +321,7 @@ def draw(done: Sequence[tuple[Landscape, list[Curve]]], path: Path) -> None:
     of_label = dict(zip(labels, handles, strict=True))
     for axes in panels[1 : len(done)]:
         of_label |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    order = [contender.name for contender in CONTENDERS if contender.name in of_label]
+    order = [name for name in _names() if name in of_label]
     figure.legend(
         [of_label[name] for name in order], order,
         loc="outside lower center", ncols=min(5, len(order)), fontsize=9, frameon=False,
@@ -309,7 +331,7 @@ def draw(done: Sequence[tuple[Landscape, list[Curve]]], path: Path) -> None:
 
 def _draw_panel(axes: Any, landscape: Landscape, found: Sequence[Curve]) -> None:
     """Regrets of one landscape. auto lies below the others, and broad, so that it is seen there."""
-    names = [contender.name for contender in CONTENDERS]
+    names = _names()
     for curve in found:
         look, is_auto = names.index(curve.contender), curve.contender == "auto"
         after = range(1, len(curve.median) + 1)
@@ -344,10 +366,17 @@ def main() -> None:
     names = [contender.name for contender in CONTENDERS]
     parser.add_argument("--contender", action="append", choices=names, help="all unless given")
     parser.add_argument("--out", type=Path, default=Path("search_efficiency"), metavar="NAME")
+    parser.add_argument("--peers", action="store_true", help="Kernel Tuner too, to 320 evaluations")
     asked = parser.parse_args()
     if asked.seeds < 1 or asked.jobs < 1:
         parser.error("--seeds and --jobs must be at least 1")
     contenders = [each for each in CONTENDERS if each.name in (asked.contender or names)]
+    if asked.peers:
+        if importlib.util.find_spec("kernel_tuner") is None:
+            sys.exit("--peers needs Kernel Tuner: pip install 'flashgen[peers]'")
+        global AT
+        AT = AT_WITH_PEERS
+        contenders += [Contender(name=name, sampler=None) for name in STRATEGIES]
     others = ", ".join(f"{name} {version(name)}" for name in ("optuna", "numpy", "scipy"))
     about = (
         f"A replay of recorded landscapes on a CPU by flashgen {flashgen.__version__} "

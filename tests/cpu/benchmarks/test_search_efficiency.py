@@ -85,6 +85,33 @@ def test_auto_meets_its_bars_on_all_that_ships(program: ModuleType) -> None:
         assert after_20["auto, cold"] < least or after_20["auto, cold"] == 0.0
 
 
+class TestPeers:
+    """Kernel Tuner's strategies, where it is installed."""
+
+    def test_the_order_of_seeds_changes_nothing_and_failures_count(
+        self, program: ModuleType
+    ) -> None:
+        pytest.importorskip("kernel_tuner", reason="pip install 'flashgen[peers]'")
+        (large,) = read(LANDSCAPES[0])
+        small = thinned(large)
+        for name in program.STRATEGIES:
+            runs = {seed: program.replay_peer(small, name, seed, 40) for seed in (0, 1, 2)}
+            again = {seed: program.replay_peer(small, name, seed, 40) for seed in (2, 1, 0)}
+            assert runs == again
+            assert len(set(runs.values())) > 1
+            for regrets in runs.values():
+                assert 20 < len(regrets) <= 40  # a strategy may end by itself
+                assert list(regrets) == sorted(regrets, reverse=True)
+
+    def test_without_kernel_tuner_it_says_so(
+        self, program: ModuleType, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+        monkeypatch.setattr(sys, "argv", ["search_efficiency.py", "--peers"])
+        with pytest.raises(SystemExit, match="--peers needs Kernel Tuner: pip install"):
+            program.main()
+
+
 class TestShortfalls:
     LANDSCAPE = Landscape(
         name="made", source="recorded", unit="ms", points=({"x": 1}, {"x": 2}), times=(1.0, 2.0)
