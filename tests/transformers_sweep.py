@@ -5,10 +5,10 @@
     python -m tests.transformers_sweep --out FILE           appends each result to FILE, and leaves out
                                                             what is there; sweeps may share one
 
-Outputs, gradients of all parameters and padded generation agree with eager's, or the model is
-refused by name; everything else is a difference, and the exit code is 1. Models run in a process of
-their own: one that crashes or hangs takes none with it. On CPU tensors torch computes, so this is
-about masks and arguments; the kernels are in tests/interpreted.
+Outputs, gradients of all parameters and padded generation agree with eager's, and attention weights
+are refused; or the model is refused by name. Everything else is a difference, and the exit code is
+1. Models run in a process of their own: one that crashes or hangs takes none with it. On CPU tensors
+torch computes, so this is about masks and arguments; the kernels are in tests/interpreted.
 """
 
 from __future__ import annotations
@@ -105,6 +105,8 @@ def _outcome(config: Any, choice: int, attention: str, eager: dict[str, Run]) ->
         except Exception as error:
             refused = f"attn_implementation='{attention}'` is not supported" in str(error)
             return (REFUSED if refused else DIFFERS), _said(error)
+    if _returns_weights(model, choice):
+        return DIFFERS, "output_attentions=True is not refused"
     if config.model_type in EAGER_FAILS:
         sdpa = dict(_runs(tiny_models.make_model(config, "sdpa"), choice, eager))
         different = differences(runs, sdpa)
@@ -112,6 +114,18 @@ def _outcome(config: Any, choice: int, attention: str, eager: dict[str, Run]) ->
     if different := differences(runs, eager):
         return DIFFERS, different
     return (EQUAL if calls else UNREACHED), ""
+
+
+def _returns_weights(model: Any, choice: int) -> bool:
+    """Whether a model takes output_attentions=True."""
+    given = list(tiny_models.inputs(model, "none"))[choice]
+    try:
+        model(**given, output_attentions=True)
+    except InvalidArgument as error:
+        return "output_attentions" not in str(error)
+    except TypeError as error:  # it has no such argument
+        return "output_attentions" not in str(error)
+    return True
 
 
 class _counted_calls:

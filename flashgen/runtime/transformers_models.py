@@ -1,7 +1,5 @@
-"""What the model classes of transformers say about their attention, and which of them no
-implementation of ours can serve.
-
-transformers asks neither: it hands a registered implementation and its masks to any class.
+"""What the model classes of transformers declare about their attention, and which of them are
+refused. transformers itself checks neither for an implementation that is registered.
 """
 
 from __future__ import annotations

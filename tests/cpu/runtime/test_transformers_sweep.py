@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from flashgen.runtime import transformers as backend
+from flashgen.runtime import transformers_models
 from tests import transformers_sweep as sweep
 from tests.transformers_sweep import Result
 
@@ -87,6 +88,12 @@ def _scaled(attend: Any) -> Any:
 def test_an_attention_that_is_wrong_differs(monkeypatch: pytest.MonkeyPatch, broken: Any) -> None:
     monkeypatch.setattr(backend, "attention_forward", broken(backend.attention_forward))
     assert outcome("t5", "FlashGen") == sweep.DIFFERS
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_takes_output_attentions_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers_models, "refuse_weights", lambda model: None)
+    assert outcome("gpt2", "FlashGen") == sweep.DIFFERS
 
 
 def test_what_is_allowed_is_in_relation_to_a_tensors_largest_element() -> None:
