@@ -23,7 +23,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 TEST_CPU_SECONDS := 800
 
 .NOTPARALLEL:
-.PHONY: help install tune test test-all slow test-gpu test-driver lint format generate check facts docs-output clean
+.PHONY: help install tune test test-all slow test-gpu test-driver test-driver-oldest lint format generate check facts docs-output clean
 
 help:
 	@echo 'make install    install what development needs, into .venv'
@@ -75,6 +75,26 @@ test-driver: $(FOR_ALL) $(RECORDING)/libcudart.so.13
 $(RECORDING)/libcudart.so.13: $(wildcard tests/driver/recording/*) | $(TORCH_CUDA) $(CUDA_HEADERS)
 	CXX='$(CXX)' $(BIN)/python tests/driver/recording/build.py \
 	$(TORCH_CUDA)/torch $(CUDA_HEADERS)/nvidia/cu13/include $(RECORDING)
+
+# The same with the oldest torch and Triton, where Python 3.12 is found.
+PYTHON312 ?= python3.12
+OLDEST := $(VENV)/oldest
+RECORDING_OLDEST := $(CURDIR)/build/driver-oldest
+
+test-driver-oldest: $(OLDEST)/.installed | $(CUDA_HEADERS)
+	CXX='$(CXX)' $(OLDEST)/bin/python tests/driver/recording/build.py \
+	$(OLDEST)/lib/python3.12/site-packages/torch $(CUDA_HEADERS)/nvidia/cu13/include $(RECORDING_OLDEST)
+	@rm -rf $(RECORDING_OLDEST)/events && mkdir -p $(RECORDING_OLDEST)/events
+	LD_LIBRARY_PATH=$(RECORDING_OLDEST) TRITON_LIBCUDA_PATH=$(RECORDING_OLDEST) \
+	RECORDING_CUDA_LOG=$(RECORDING_OLDEST)/events/log OMP_NUM_THREADS=1 \
+	$(OLDEST)/bin/python -m pytest tests/driver
+
+$(OLDEST)/.installed:
+	$(PYTHON312) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --no-deps torch===2.11.0 triton==3.6.0
+	$(OLDEST)/bin/python -m pip install --quiet filelock typing-extensions 'setuptools<82' sympy networkx \
+	jinja2 fsspec numpy pyyaml pytest pytest-timeout typer rich optuna cmaes scipy hypothesis numba nvidia-ml-py
+	@touch $@
 
 $(TORCH_CUDA): | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ \
