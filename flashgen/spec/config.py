@@ -43,6 +43,8 @@ AUTO_BR = {"sm_90": (64,), "sm_100": (64, 128)}
 WARPS = (1, 2, 4, 8, 16)
 STAGES = (1, 2, 3, 4, 5)
 V_PARTS = (1, 2, 4)
+MAXNREG = (0, 128)
+"""Registers a thread takes at most, 0 for no limit: with 128, two blocks of 8 warps share an SM."""
 SPLIT_KEYS = (1, 256, 512, 1024, 2048, 4096)
 
 REGISTER_SPLIT = {2: (240, 24), 3: (160, 32)}
@@ -77,7 +79,8 @@ class KernelConfig:
     spec/grid_rules.py says. widening: how a decode makes 16-bit elements of float8_e4m3 ones: by
     arithmetic on their bits, which every GPU does, or by its own instruction. v_parts: of a forward
     or decode, the programs that share a tile of rows, each with a part of the columns of V and O,
-    and all of S. Raises InvalidArgument.
+    and all of S. maxnreg: registers that a thread takes at most, Triton's option of that name;
+    0: as many as ptxas wants. Raises InvalidArgument.
     """
 
     br: int
@@ -92,6 +95,7 @@ class KernelConfig:
     persistent: bool = False
     widening: Widening = "bits"
     v_parts: int = 1
+    maxnreg: int = 0
 
     def __post_init__(self) -> None:
         for field, values in (
@@ -106,6 +110,7 @@ class KernelConfig:
             ("split_keys", SPLIT_KEYS),
             ("widening", get_args(Widening)),
             ("v_parts", V_PARTS),
+            ("maxnreg", MAXNREG),
         ):
             value = getattr(self, field)
             if value not in values or isinstance(value, bool):
@@ -126,7 +131,8 @@ class KernelConfig:
         label += "_pers" * self.persistent + "_anydim" * (self.head_dims == "padded")
         label += f"_split{self.split_keys}" * (self.split_keys > 1)
         label += "_native" * (self.widening == "native")
-        return label + f"_v{self.v_parts}" * (self.v_parts > 1)
+        label += f"_v{self.v_parts}" * (self.v_parts > 1)
+        return label + f"_r{self.maxnreg}" * (self.maxnreg > 0)
 
     @property
     def takes_heads(self) -> bool:
@@ -160,7 +166,8 @@ class KernelConfig:
         is fused explicitly, because Triton 3.9 warns that 3.10 will not fuse by default.
         """
         warps = WARPGROUP if self.schedule == "hopper" else self.num_warps
-        return {"num_warps": warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+        options = {"num_warps": warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+        return options | ({"maxnreg": self.maxnreg} if self.maxnreg else {})
 
     @property
     def block_warps(self) -> int:
@@ -180,7 +187,7 @@ class KernelConfig:
         """The config with the same tile in the textbook schedule, fa2, which has every feature."""
         if self.schedule == "hopper":
             return self.pointer_twin()
-        return replace(self, schedule="fa2")
+        return replace(self, schedule="fa2", maxnreg=0)
 
     def pointer_twin(self) -> KernelConfig:
         """The config launched instead if a call's tensors cannot have descriptors.
@@ -194,7 +201,8 @@ class KernelConfig:
             plain: dict[str, int] = {"num_warps": 8, "num_stages": 2}
             plain |= {side: 128 for side in ("br", "bc") if getattr(self, side) not in TILES}
             return replace(self, loads="pointer", schedule="fa2", **plain)  # type: ignore[arg-type]
-        return replace(self, loads="pointer", schedule="fa2", num_stages=min(self.num_stages, 2))
+        stages = min(self.num_stages, 2)
+        return replace(self, loads="pointer", schedule="fa2", num_stages=stages, maxnreg=0)
 
 
 _LABEL = (
@@ -202,6 +210,7 @@ _LABEL = (
     rf"_(?P<schedule>{'|'.join(get_args(Schedule))})_(?P<loads>{'|'.join(LOADS_LABEL.values())})"
     rf"(?P<order>{'|'.join(ORDER_LABEL.values())})(?P<persistent>_pers)?(?P<any_dim>_anydim)?"
     r"(_split(?P<split_keys>[0-9]{1,9}))?(_(?P<widening>native))?(_v(?P<v_parts>[0-9]{1,9}))?"
+    r"(_r(?P<maxnreg>[0-9]{1,9}))?"
 )
 
 
@@ -226,6 +235,7 @@ def config_of(label: str) -> KernelConfig:
         persistent=found["persistent"] is not None,
         widening="native" if found["widening"] else "bits",
         v_parts=int(found["v_parts"] or 1),
+        maxnreg=int(found["maxnreg"] or 0),
     )
     if config.label != label:
         raise InvalidArgument(f"config must be written as its label {config.label}: got {label!r}")

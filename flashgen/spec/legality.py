@@ -32,10 +32,11 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
     """A lower bound of the shared memory the compiled kernel takes, in bytes.
 
     A pipelined loop of n stages keeps n tiles of what it walks where wgmma reads them from shared
-    memory, beside the tiles it holds, and the forward's s_ahead one more of K; elsewhere it keeps
-    n - 1, but for AMD's order of two chained products at 4 stages, which keeps one. Of a
-    block mask the lists are a load ahead of the tiles, and leave them no more than 2 stages. Of fp8
-    V is turned over on its way to wgmma, and where pointers load it there is one tile of that.
+    memory, beside the tiles it holds, and the forward's s_ahead one more of K, but at head dim 128;
+    elsewhere it keeps n - 1, but for AMD's order of two chained products at 4 stages, which keeps
+    one. Of a block mask the lists are a load ahead of the tiles, and leave them no more than 2
+    stages. Of fp8 V is turned over on its way to wgmma, and where pointers load it there is one
+    tile of that.
     Forward and dQ hold br rows (Q, and dO) and walk K and V; dK and dV hold K and V and walk Q and
     dO. Seen in kernels compiled with Triton 3.7.1.
     """
@@ -63,6 +64,8 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
     if _uses_wgmma(spec, config, gpu):
         next_k = ("forward", "s_ahead", "descriptor")
         ahead = of_k if (spec.direction, config.schedule, config.loads) == next_k else 0
+        if dims[0] == 128:  # the template frees the first K before the loop
+            ahead = 0
         # O of a tile is stored from a separate buffer while Q of the next is loaded.
         of_o = config.br * dims[1] * spec.element_bytes
         stored = of_o if config.persistent and config.loads == "descriptor" else 0
@@ -394,6 +397,23 @@ def _hopper(spec: AttentionSpec, config: KernelConfig) -> str | None:
     return None
 
 
+def _maxnreg(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    if config.maxnreg == 0:
+        return None
+    ways = (spec.direction, config.schedule, config.loads)
+    if ways not in (("forward", "s_ahead", "descriptor"), ("forward", "fa2", "descriptor")):
+        return (
+            "maxnreg goes with direction forward, schedule fa2 or s_ahead and descriptor loads: "
+            f"got {', '.join(ways)}"
+        )
+    if config.num_warps != 8 or max(padded(spec.head_dim), padded(spec.head_dim_v)) > 64:
+        return (
+            f"maxnreg={config.maxnreg} is for two blocks of 8 warps an SM, at head dims up to 64: "
+            f"got num_warps={config.num_warps}, head dims {spec.head_dim} and {spec.head_dim_v}"
+        )
+    return None
+
+
 def _backward(spec: AttentionSpec, config: KernelConfig) -> str | None:
     """Variants that the kernel of a backward direction does not have."""
     if spec.direction in ("backward_delta", "backward_dbias") and config.loads != "pointer":
@@ -415,6 +435,7 @@ _OF_TEMPLATES = (
     _schedule,
     _auto,
     _hopper,
+    _maxnreg,
     _backward,
 )
 """What no GPU changes, each rule in a function."""
@@ -424,6 +445,8 @@ def _arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
     """What the instruction set rules out."""
     if config.loads == "descriptor" and not (gpu.is_nvidia and gpu.capability >= 90):
         return f"descriptor loads need the TMA unit of sm_90 and later: {gpu.slug} is {gpu.arch}"
+    if config.maxnreg and gpu.arch != "sm_90":
+        return f"maxnreg was found to pay on sm_90 alone: {gpu.slug} is {gpu.arch}"
     if config.schedule == "hopper" and gpu.arch != "sm_90":
         return f"schedule hopper is made of sm_90's wgmma: {gpu.slug} is {gpu.arch}"
     if spec.fp8 and not (gpu.is_nvidia and gpu.capability >= 89):

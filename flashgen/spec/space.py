@@ -15,6 +15,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import (
     AUTO_WARPS,
     BY_KEYS,
+    MAXNREG,
     SPLIT_KEYS,
     KernelConfig,
     Loads,
@@ -143,6 +144,7 @@ KNOWN_GOOD = (
     # with fewer stages or rows, for GPUs with less shared memory.
     (128, 64, 8, 3),
     (128, 128, 8, 2),
+    (128, 128, 8, 3),
     (128, 64, 4, 3),
     (64, 64, 4, 3),
     (128, 32, 4, 3),
@@ -180,6 +182,7 @@ def legal_configs(
             *(_hopper_grid(spec.direction) if on_gpu else ()),
             *(_auto_grid() if on_gpu else ()),
             *in_parts(spec, _grid(spec.direction in BY_KEYS)),
+            *(_few_registers(_grid(False)) if spec.direction == "forward" else ()),
             *(_order_grid() if on_gpu and spec.direction == "forward" else ()),
         )
         if _worth_trying(spec, config, gpu) and why_illegal(spec, config, gpu) is None
@@ -215,6 +218,16 @@ def _grid(by_keys: bool) -> tuple[KernelConfig, ...]:
             BR, BC, WAYS, NUM_WARPS, NUM_STAGES, ORDERS
         )
         if warps <= owned // 8
+    )
+
+
+@functools.cache
+def _few_registers(configs: tuple[KernelConfig, ...]) -> tuple[KernelConfig, ...]:
+    """Those of 8 warps that load by descriptor, with maxnreg: two blocks share an SM."""
+    return tuple(
+        replace(config, maxnreg=MAXNREG[-1])
+        for config in configs
+        if config.num_warps == 8 and config.loads == "descriptor"
     )
 
 
@@ -313,6 +326,7 @@ def seed_configs(
         for schedule, loads in WAYS[:3]
     ]
     if spec.direction == "forward":
+        seeds += _few_registers(tuple(seeds))
         seeds.append(block_rule(spec, gpu))
     seeds.append(tuned_default(spec))
     seeds = list(in_parts(spec, tuple(seeds)))

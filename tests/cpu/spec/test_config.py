@@ -39,7 +39,7 @@ def test_a_name_holds_every_field() -> None:
     others = {
         "br": 64, "bc": 32, "num_warps": 8, "num_stages": 3, "schedule": "s_ahead", "loads": "descriptor",
         "order": "longest_first", "head_dims": "padded", "split_keys": 512, "persistent": True,
-        "widening": "native", "v_parts": 2,
+        "widening": "native", "v_parts": 2, "maxnreg": 128,
     }  # fmt: skip
     assert set(others) == {field.name for field in dataclasses.fields(KernelConfig)}
     spec = make_spec(mask="causal")
@@ -238,6 +238,8 @@ def test_only_the_forwards_s_ahead_holds_a_tile_more() -> None:
         assert bound(spec, "s_ahead") == bound(spec, "fa2")
     forward = make_spec("bfloat16", 64, "causal")
     assert bound(forward, "s_ahead") == bound(forward, "fa2") + 128 * 64 * 2
+    freed = make_spec("bfloat16", 128, "causal")  # the template frees the first K before the loop
+    assert bound(freed, "s_ahead") == bound(freed, "fa2")
 
 
 def test_shared_bound_counts_stages() -> None:

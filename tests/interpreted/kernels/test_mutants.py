@@ -13,6 +13,7 @@ from flashgen.spec.config import KernelConfig
 from tests.makers import make_config, make_spec
 
 CAUSAL, FULL = make_spec("bfloat16", 32, "causal"), make_spec("bfloat16", 32, "none")
+AHEAD_128, AHEAD_64 = make_spec("bfloat16", 128, "causal"), make_spec("bfloat16", 64, "causal")
 TAIL = 's = tl.where((start + keys)[None, :] < seq_k, s, float("-inf"))'
 LAST = 's = tl.where((last + keys)[None, :] < seq_k, s, float("-inf"))'
 
@@ -71,6 +72,29 @@ def test_fa2_mutant_is_caught(name: str) -> None:
 )
 def test_s_ahead_mutant_is_caught(spec: AttentionSpec, line: str, broken: str, loads: str) -> None:
     config = make_config(32, 16, schedule="s_ahead", loads=loads)
+    assert not mutant_passes(spec, config, line, broken)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("spec", "maxnreg", "line", "broken"),
+    [
+        (AHEAD_128, 0, "if key_end > 0:", "if key_end > BC:"),
+        (AHEAD_128, 0, "p = p.to(q.dtype)", "p = (p * 1.02).to(q.dtype)"),
+        (AHEAD_64, 128, "row_sum = tl.sum(row_sum, 1)", "row_sum = tl.max(row_sum, 1)"),
+        (AHEAD_64, 128, "row_sum * rescale[:, None] + ", "row_sum + "),
+        (AHEAD_64, 128, "s = s_next", "s = s"),
+    ],
+    ids=["first product", "rounding", "sum of lanes", "rescale of lanes", "carry"],
+)
+def test_mutant_of_the_forms_for_hopper_is_caught(
+    spec: AttentionSpec, maxnreg: int, line: str, broken: str
+) -> None:
+    """Head dim 128, whose first product stands in a branch, and maxnreg, with a sum a lane."""
+    config = make_config(
+        64, 16, num_warps=8, schedule="s_ahead", loads="descriptor", maxnreg=maxnreg
+    )
+    assert mutant_passes(spec, config, line, line), "the kernel must pass unbroken"
     assert not mutant_passes(spec, config, line, broken)
 
 

@@ -1,0 +1,52 @@
+"""The plain Triton kernels of Hopper: tiles that fit by what the template does, and what they are estimated at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import triton
+
+from flashgen.compile.compiler import judge
+from flashgen.estimate.estimate import estimate
+from flashgen.estimate.sm import cached_replay
+from flashgen.spec.gpu import TARGETS
+from flashgen.spec.legality import shared_bound_bytes, why_illegal
+from flashgen.spec.outcome import Status
+from flashgen.spec.problem import Problem, flops
+from tests.compiled import cache, compile_one
+from tests.makers import make_config, make_spec
+
+H100 = TARGETS["nvidia_h100_80gb_hbm3"]
+
+
+@pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")
+@pytest.mark.parametrize(
+    ("head_dim", "bc", "stages", "maxnreg", "least_tflops"),
+    [(128, 128, 3, 0, 740), (256, 64, 2, 0, 700), (64, 64, 3, 128, 505)],
+    ids=["d128", "d256", "d64"],
+)
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_the_best_plain_kernels(
+    head_dim: int, bc: int, stages: int, maxnreg: int, least_tflops: int, mask: Any
+) -> None:
+    spec = make_spec("bfloat16", head_dim, mask)
+    config = make_config(
+        128,
+        bc,
+        num_warps=8,
+        num_stages=stages,
+        schedule="s_ahead",
+        loads="descriptor",
+        order="longest_first" if spec.causal else "plain",
+        maxnreg=maxnreg,
+    )
+    assert why_illegal(spec, config, H100) is None
+    compiled = compile_one(spec, config, H100.arch)
+    assert judge(compiled, spec, config, H100) == (Status.OK, "")
+    assert compiled.spill_bytes == 0
+    assert compiled.shared_bytes >= shared_bound_bytes(spec, config, H100)
+    heads = 2048 // head_dim
+    problem = Problem(batch=1, heads=heads, kv_heads=heads, seq_q=16384, seq_k=16384)
+    timing = estimate(cached_replay(compiled, H100, cache()), spec, config, problem, H100)
+    assert flops(spec, problem) / timing.median_us * 1e-6 >= least_tflops
