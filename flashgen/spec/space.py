@@ -326,7 +326,7 @@ def seed_configs(
         for schedule, loads in WAYS[:3]
     ]
     if spec.direction == "forward":
-        seeds += _few_registers(tuple(seeds))
+        seeds = [each for seed in seeds for each in (seed, *_few_registers((seed,)))]
         seeds.append(block_rule(spec, gpu))
     seeds.append(tuned_default(spec))
     seeds = list(in_parts(spec, tuple(seeds)))
