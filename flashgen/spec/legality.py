@@ -32,13 +32,12 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
     """A lower bound of the shared memory the compiled kernel takes, in bytes.
 
     A pipelined loop of n stages keeps n tiles of what it walks where wgmma reads them from shared
-    memory, beside the tiles it holds, and the forward's s_ahead one more of K, but at head dim 128;
-    elsewhere it keeps n - 1, but for AMD's order of two chained products at 4 stages, which keeps
-    one. Of a block mask the lists are a load ahead of the tiles, and leave them no more than 2
-    stages. Of fp8 V is turned over on its way to wgmma, and where pointers load it there is one
-    tile of that.
-    Forward and dQ hold br rows (Q, and dO) and walk K and V; dK and dV hold K and V and walk Q and
-    dO. Seen in kernels compiled with Triton 3.7.1.
+    memory, beside the tiles it holds, and the forward's s_ahead one more of K, but for 128 keys of
+    head dim 128. Elsewhere it keeps n - 1, but for AMD's order of two chained products at 4 stages,
+    which keeps one. Of a block mask the lists are a load ahead of the tiles, and leave them no more
+    than 2 stages. Of fp8 V is turned over on its way to wgmma, and where pointers load it there is
+    one tile of that. Forward and dQ hold br rows (Q, and dO) and walk K and V; dK and dV hold K and
+    V and walk Q and dO. Seen in kernels compiled with Triton 3.7.1.
     """
     dims = padded(spec.head_dim), padded(spec.head_dim_v)
     of_q, of_do = (config.br * dim * spec.operand_bytes for dim in dims)
@@ -64,7 +63,7 @@ def shared_bound_bytes(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> i
     if _uses_wgmma(spec, config, gpu):
         next_k = ("forward", "s_ahead", "descriptor")
         ahead = of_k if (spec.direction, config.schedule, config.loads) == next_k else 0
-        if dims[0] == 128:  # the template frees the first K before the loop
+        if dims[0] == config.bc == 128:  # the template frees the first K before the loop
             ahead = 0
         # O of a tile is stored from a separate buffer while Q of the next is loaded.
         of_o = config.br * dims[1] * spec.element_bytes

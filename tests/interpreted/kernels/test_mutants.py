@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
 from flashgen.evaluate.check import check_kernel
 from flashgen.kernels.render import render
+from flashgen.reference.cases import CheckCase
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.config import KernelConfig
+from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
 
 CAUSAL, FULL = make_spec("bfloat16", 32, "causal"), make_spec("bfloat16", 32, "none")
-AHEAD_128, AHEAD_64 = make_spec("bfloat16", 128, "causal"), make_spec("bfloat16", 64, "causal")
 TAIL = 's = tl.where((start + keys)[None, :] < seq_k, s, float("-inf"))'
 LAST = 's = tl.where((last + keys)[None, :] < seq_k, s, float("-inf"))'
 
@@ -41,11 +43,14 @@ MUTANTS = {
 }  # fmt: skip
 
 
-def mutant_passes(spec: AttentionSpec, config: KernelConfig, line: str, broken: str) -> bool:
+def mutant_passes(
+    spec: AttentionSpec, config: KernelConfig, line: str, broken: str, cases: Any = None
+) -> bool:
     rendered = render(spec, config)
     assert line in rendered.source, f"the mutated line is not in {rendered.name}: {line}"
     source = rendered.source.replace(line, broken)
-    return check_kernel(dataclasses.replace(rendered, source=source), spec, config, seed=1).passed
+    mutant = dataclasses.replace(rendered, source=source)
+    return check_kernel(mutant, spec, config, seed=1, cases=cases).passed
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -75,27 +80,35 @@ def test_s_ahead_mutant_is_caught(spec: AttentionSpec, line: str, broken: str, l
     assert not mutant_passes(spec, config, line, broken)
 
 
+# Of 128 keys a tile: a row that sees none, one tile, and three of which the last is short.
+FORMS_FOR_HOPPER = [
+    CheckCase(problem=Problem(batch=1, heads=1, kv_heads=1, seq_q=seq_q, seq_k=seq_k))
+    for seq_q, seq_k in ((70, 3), (64, 270))
+]
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(
-    ("spec", "maxnreg", "line", "broken"),
+    ("head_dim", "bc", "maxnreg", "line", "broken"),
     [
-        (AHEAD_128, 0, "if key_end > 0:", "if key_end > BC:"),
-        (AHEAD_128, 0, "p = p.to(q.dtype)", "p = (p * 1.02).to(q.dtype)"),
-        (AHEAD_64, 128, "row_sum = tl.sum(row_sum, 1)", "row_sum = tl.max(row_sum, 1)"),
-        (AHEAD_64, 128, "row_sum * rescale[:, None] + ", "row_sum + "),
-        (AHEAD_64, 128, "s = s_next", "s = s"),
+        (128, 128, 0, "if key_end > 0:", "if key_end > BC * 4:"),
+        (128, 128, 0, "s = s_next", "s = s"),
+        (64, 16, 128, "row_sum = tl.sum(row_sum, 1)", "row_sum = tl.max(row_sum, 1)"),
+        (64, 16, 128, "row_sum * rescale[:, None] + ", "row_sum + "),
+        (64, 16, 128, "s = s_next", "s = s"),
     ],
-    ids=["first product", "rounding", "sum of lanes", "rescale of lanes", "carry"],
+    ids=["first product", "carry of 128 keys", "sum of lanes", "rescale of lanes", "carry"],
 )
 def test_mutant_of_the_forms_for_hopper_is_caught(
-    spec: AttentionSpec, maxnreg: int, line: str, broken: str
+    head_dim: int, bc: int, maxnreg: int, line: str, broken: str
 ) -> None:
-    """Head dim 128, whose first product stands in a branch, and maxnreg, with a sum a lane."""
+    """128 keys of head dim 128, whose first product stands in a branch, and maxnreg, with sums a lane."""
+    spec = make_spec("bfloat16", head_dim, "causal")
     config = make_config(
-        64, 16, num_warps=8, schedule="s_ahead", loads="descriptor", maxnreg=maxnreg
+        64, bc, num_warps=8, schedule="s_ahead", loads="descriptor", maxnreg=maxnreg
     )
-    assert mutant_passes(spec, config, line, line), "the kernel must pass unbroken"
-    assert not mutant_passes(spec, config, line, broken)
+    assert mutant_passes(spec, config, line, line, FORMS_FOR_HOPPER)
+    assert not mutant_passes(spec, config, line, broken, FORMS_FOR_HOPPER)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
