@@ -844,8 +844,8 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d128_br128_bc128_w8_s2_fa2_ptr": (
         "sha256:00807bf95f4a33ca56d458f3401ea010d769e70f22157a94ecfc6c3792bdc3ec"
     ),
-    "fwd_bf16_d128_br128_bc128_w8_s2_s_ahead_tma": (
-        "sha256:8c6924dd40a2628e01243a2ea86f2e8133c566b163cb7d9cd5bf95559d8d9e38"
+    "fwd_bf16_d128_br128_bc128_w8_s3_s_ahead_tma": (
+        "sha256:2c7af8bbab26766bb3b4fa99d9422f2167cff5c8266c9f46b97db6c0820236a0"
     ),
     "fwd_bf16_d128_br128_bc32_w4_s4_fa2_ptr": (
         "sha256:e1cb691c12d299cd2a0dc0c2ba210bf3804f340ed9d4ffee2a61d06248fda401"
@@ -859,8 +859,8 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d128_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
         "sha256:b9ee07d65b5b9c079c4d6f285a7f30ddce5c1b0ba85b4bf8e4e848f5a90a75e0"
     ),
-    "fwd_bf16_d128_causal_br128_bc128_w8_s2_s_ahead_tma_lpt": (
-        "sha256:c56a71d97f7c4271bbc911cae311087ecd2393b987281a252154e209763981a6"
+    "fwd_bf16_d128_causal_br128_bc128_w8_s3_s_ahead_tma_lpt": (
+        "sha256:ec3f460b9689f794a84e69ad928401403f0f847f74b6f0bbf3e3d8076dc07b18"
     ),
     "fwd_bf16_d128_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
         "sha256:ce948e4d13b5ce5a6335c3e3cb0b08e6663be13f0a17cfbac085f912ec203b4e"
@@ -872,7 +872,7 @@ DIGESTS: dict[str, str] = {
         "sha256:6a9f0a820a0c37b0d151d1365995ee2b779ceffe91985541f30b17582965c9d7"
     ),
     "fwd_bf16_d192_br128_bc64_w8_s2_s_ahead_tma": (
-        "sha256:53078791c46460ba8f17957c9017a80dfb2793fa92991c10ad2d5a3e36f5c632"
+        "sha256:e0beb75d0734292855b3224aef2bf0ee3e18b526c1a1eeb654f718f1e3c92d8f"
     ),
     "fwd_bf16_d192_br32_bc32_w4_s1_s_ahead_ptr": (
         "sha256:f1f6fbc5d63a442efc74b078156dc5c7519edce06d192472061c7ed46465ce54"
@@ -896,7 +896,7 @@ DIGESTS: dict[str, str] = {
         "sha256:b546764c40105c9cc4a5148cd2e3515585a58290418c5e43535dbdacdc8751f2"
     ),
     "fwd_bf16_d192_causal_br128_bc64_w8_s2_s_ahead_tma_lpt": (
-        "sha256:3bdd1091a3f2d3e2c37ad831fab0a1cdc1bd483967db8ea74fc6f3dfeb11e7f8"
+        "sha256:a020f4a56f740070c25435a867643b742be9879fcff205a60f4cc4cc0435e5d3"
     ),
     "fwd_bf16_d192_causal_br32_bc32_w4_s3_s_ahead_ptr": (
         "sha256:c29c460305c8bca2bc6d34754dfec84c2ec83de028b5fa05d369d34ada48a5af"
@@ -920,7 +920,7 @@ DIGESTS: dict[str, str] = {
         "sha256:87ce4d6c523c367464452d6153317528af88a867465020df81ab1d37df7df4c1"
     ),
     "fwd_bf16_d256_br128_bc64_w8_s2_s_ahead_tma": (
-        "sha256:707ee74b74f85e4601f0aaa9de01aa5d98dde6b49107b514ffc9930cf67234d6"
+        "sha256:c15854517b58424e6dac042cd06ea271a62b13a13ce07b77a6c663e96a6cfdd7"
     ),
     "fwd_bf16_d256_br32_bc32_w4_s3_s_ahead_ptr": (
         "sha256:73ff36ffdc84f84d9e2e6f76210567b609bfcd61ca9145321ce797d62473d25f"
@@ -941,7 +941,7 @@ DIGESTS: dict[str, str] = {
         "sha256:ed1af1197008cb9fdc6e13453f0210d0b67a1e51d71cbce2cf21551011f3bfe1"
     ),
     "fwd_bf16_d256_causal_br128_bc64_w8_s2_s_ahead_tma_lpt": (
-        "sha256:07e7fa4c9ac7ba16ad794a65c5666067bfbb5ae9561e2a168fda85e4784e1464"
+        "sha256:26e9d604f1d3638cf3c577faf5da97aae143c82bfddc692fa5e5f447298e7b20"
     ),
     "fwd_bf16_d256_causal_br32_bc32_w4_s2_fa2_ptr": (
         "sha256:4e6842bba3f84794200f4460221620ed181a755cab62d7713db62a6feadbb8da"
@@ -973,8 +973,8 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d64_br128_bc64_w8_s3_fa2_ptr": (
         "sha256:0bf1deea450df8b3df3e2ea260afbade4f377a4f5e56050ecd5b5eb44f8697e1"
     ),
-    "fwd_bf16_d64_br128_bc64_w8_s3_s_ahead_tma": (
-        "sha256:0fd59812abe22728f9d052ea9fe7200954ce1c7165a6365228c56646433d551b"
+    "fwd_bf16_d64_br128_bc64_w8_s3_s_ahead_tma_r128": (
+        "sha256:2673b18537c6573b55884609895338f24219ac705b2451324586c85b55202c0e"
     ),
     "fwd_bf16_d64_causal_br128_bc64_w4_s3_fa2_ptr_lpt": (
         "sha256:da9172c2f530f94af9fba9f2e74334c3cbace25ccd6d46a8228fa7c230e83f8b"
@@ -985,8 +985,8 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d64_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
         "sha256:6e8b1ea3c88a32dbd92b4b9c5bfe3e62ebfba76322e0a9803e82d5a78d90a407"
     ),
-    "fwd_bf16_d64_causal_br128_bc64_w8_s3_fa2_tma_lpt": (
-        "sha256:21191c19b90288237db34ab890d80b40ba054fdbf3ddaaae557c45f881ed084e"
+    "fwd_bf16_d64_causal_br128_bc64_w8_s3_s_ahead_tma_lpt_r128": (
+        "sha256:9ea7a43a46e7ce0bed7c9e0c3f2f27bd3fcccdf2e23ebab933782b6a49e37dc7"
     ),
     "fwd_bf16_d64_causal_br64_bc16_w4_s3_fa2_ptr_lpt": (
         "sha256:8fe255218f9cc772bf9177385895efdb0f1c97b0fecc3b772b314ae8a4d53eb4"
@@ -997,8 +997,8 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d96_br128_bc128_w8_s2_fa2_ptr": (
         "sha256:1edb1f048cb242e5f581bb03770066381568a5452d6b2d98cd0dcacf136aad16"
     ),
-    "fwd_bf16_d96_br128_bc128_w8_s2_s_ahead_tma": (
-        "sha256:ee9a6384ad1c74c68914e78753436dd9da0e9976d0c45fabf34e0f50f11214f0"
+    "fwd_bf16_d96_br128_bc128_w8_s3_s_ahead_tma": (
+        "sha256:3629c51e7b18f865a52ed89c4f62d1beeb9ff877ed7d7e274d24a441bc9d2bd1"
     ),
     "fwd_bf16_d96_br128_bc32_w4_s3_fa2_ptr": (
         "sha256:939fd759c9b6771204542767af1d4488018f783ba596f3f3ae8155bd5922bf0a"
@@ -1018,8 +1018,8 @@ DIGESTS: dict[str, str] = {
     "fwd_bf16_d96_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
         "sha256:ed6982d8eb8aa0907af666b5e05e9a210fbd6e7e92d52c62c2e23c69b28b2de9"
     ),
-    "fwd_bf16_d96_causal_br128_bc128_w8_s2_s_ahead_tma_lpt": (
-        "sha256:77aedecbfd0f723469fa36a9dd2d7e5c55227d3a8ffc63e9f6d02b2ac06218ce"
+    "fwd_bf16_d96_causal_br128_bc128_w8_s3_s_ahead_tma_lpt": (
+        "sha256:50865d1002eb2c1769907963ac0bc77264be6dfa2d3ba984120b666a411b1b3b"
     ),
     "fwd_bf16_d96_causal_br128_bc32_w4_s3_fa2_ptr_lpt": (
         "sha256:65e6cbb3d8eced0c973aa0c6ea7c7b18f8d4a390d16c9a5b5897dfe67ea4d171"
@@ -1042,8 +1042,8 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d128_br128_bc128_w8_s2_fa2_ptr": (
         "sha256:1e69f6b087acd224140dd6a7742ba8dcfd4759ae1053e0470edb23f9858ff92e"
     ),
-    "fwd_fp16_d128_br128_bc128_w8_s2_s_ahead_tma": (
-        "sha256:b7fd186133978a69e01b7ff6c665417de24415584640ef6bc60f3a48bd484da9"
+    "fwd_fp16_d128_br128_bc128_w8_s3_s_ahead_tma": (
+        "sha256:71861e3a5f342172bfb09f8ebb55b15dbd33fefbad80fa1082e7227d2d8fe8b7"
     ),
     "fwd_fp16_d128_br128_bc32_w4_s4_fa2_ptr": (
         "sha256:8dad3caa80958bfc6267b333bdbdaa0a026359d265961b22c741ab5292e322e2"
@@ -1057,8 +1057,8 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d128_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
         "sha256:f055bf9a48452e3b3c87cc16bf648d5100a9c0ed2d5c24e327a86c2f01685628"
     ),
-    "fwd_fp16_d128_causal_br128_bc128_w8_s2_s_ahead_tma_lpt": (
-        "sha256:005d5841d4880d347031d15629bdcb252dabe5a7e787c0541efa55e3b7655608"
+    "fwd_fp16_d128_causal_br128_bc128_w8_s3_s_ahead_tma_lpt": (
+        "sha256:bdc6e00fc2a8893ed98f654834c3123c6d62c010a94af1e8f311400609b1a614"
     ),
     "fwd_fp16_d128_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
         "sha256:f3982fe7b143cf6e8d789cad46fb8bcec1349c72f8b8e7318b2c177419aa8b05"
@@ -1070,7 +1070,7 @@ DIGESTS: dict[str, str] = {
         "sha256:3faf293419fb748cfb3ec35bb54f944bbedc31990f689dbef441cc2a53641385"
     ),
     "fwd_fp16_d192_br128_bc64_w8_s2_s_ahead_tma": (
-        "sha256:a86f176427f0d8841f763adbeb206ac170359530757b5ad18cc3337865398aaf"
+        "sha256:a3a438357b550f36e60ce6bd755cb975024fd204021b9ce5f996578796d3a207"
     ),
     "fwd_fp16_d192_br32_bc32_w4_s1_s_ahead_ptr": (
         "sha256:6e21a1d4239ec197b209fcf061b3aa39257e6a46f0f46462b45a3fb1b32c987e"
@@ -1094,7 +1094,7 @@ DIGESTS: dict[str, str] = {
         "sha256:116fe6fa3f7ccb5c29bdb1b468bcb5ae7a4fd4328a4a77b1d3107ff3203f80cc"
     ),
     "fwd_fp16_d192_causal_br128_bc64_w8_s2_s_ahead_tma_lpt": (
-        "sha256:6f39381f37088fe76b3b9559c187fffa4bab7efc947647b58040816488e23c95"
+        "sha256:1ef457eae204c180f84b294b4a99a1552b87b7f19ac34aa7f36294af1b5cdf2a"
     ),
     "fwd_fp16_d192_causal_br32_bc32_w4_s3_s_ahead_ptr": (
         "sha256:6e5fe89cf3a16e38a61450a8f5664df243be556afc3f69debb722de5434b2a06"
@@ -1121,7 +1121,7 @@ DIGESTS: dict[str, str] = {
         "sha256:a07cb6d7899c7406701e30ae7a1c061368b54a5457985c68c1013b4502f409a0"
     ),
     "fwd_fp16_d256_br128_bc64_w8_s2_s_ahead_tma": (
-        "sha256:7b41af1912851cc9de491f10334c4720151a5a8096a061dcad63238572826f13"
+        "sha256:1faec9d9be1c2ed0a3eb51fa4e44391e3a39895d9adcd5e856bfb9ab2fe3da44"
     ),
     "fwd_fp16_d256_br32_bc32_w4_s3_s_ahead_ptr": (
         "sha256:9aa0e5c1d99df525747412444e4e203ecdcb2827dd5603c3d82c945e3bb72813"
@@ -1142,7 +1142,7 @@ DIGESTS: dict[str, str] = {
         "sha256:0359b4eb78a5e4d5fdf8bdc3babeaa402e8d53e7d8c634f798082c7cfb18274d"
     ),
     "fwd_fp16_d256_causal_br128_bc64_w8_s2_s_ahead_tma_lpt": (
-        "sha256:2371979d492b1d19b09864b8be4a82b93469815eac442119dc52daf54d9c5d46"
+        "sha256:77d651938d3e3090439d46bbbb22a867da7d567e95f9337c88cdee3a80f1273f"
     ),
     "fwd_fp16_d256_causal_br32_bc32_w4_s2_fa2_ptr": (
         "sha256:d6576ef80b3c641ed6e9d8c5705bf6c73638f74a8a5effb8b1ffa969969c2287"
@@ -1171,8 +1171,8 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d64_br128_bc64_w8_s3_fa2_ptr": (
         "sha256:1981a822a1900722d0f878ada118878eaa37b8855b26270ba664e9d8e995c385"
     ),
-    "fwd_fp16_d64_br128_bc64_w8_s3_s_ahead_tma": (
-        "sha256:5311d4129bc79bf1da2c88e375d768c2e21456406d2804ef1139f84f13529fc2"
+    "fwd_fp16_d64_br128_bc64_w8_s3_s_ahead_tma_r128": (
+        "sha256:1054d6663bfdf59b03e74c48de15f981c546c68e8fe5aff26dcfae900e93ffc3"
     ),
     "fwd_fp16_d64_br64_bc16_w4_s3_fa2_ptr": (
         "sha256:36d75a3cbf2c9e2edbf1b060cb90b9112fd00544a55ea04f0e3b11cd96ab3a54"
@@ -1186,8 +1186,8 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d64_causal_br128_bc64_w8_s3_fa2_ptr_lpt": (
         "sha256:378085fbd066482ccb5f6d5059fd118026b694790b6b76dc7f2922ec28a8ef2c"
     ),
-    "fwd_fp16_d64_causal_br128_bc64_w8_s3_fa2_tma_lpt": (
-        "sha256:264edb7466ddc7d161b0e4888d037a55e76df5ab0d22ad8813227df21ff4ce44"
+    "fwd_fp16_d64_causal_br128_bc64_w8_s3_s_ahead_tma_lpt_r128": (
+        "sha256:f5ccdb8357c7fb35b985bef1a2becf06395b449fcabfbe3b2b63cc48e994d506"
     ),
     "fwd_fp16_d64_causal_br64_bc16_w4_s3_fa2_ptr_lpt": (
         "sha256:1bcd43ea59aab3312bfa499d69f24cb4390d5d5453bc355dd0de71a9cfb80dd2"
@@ -1198,8 +1198,8 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d96_br128_bc128_w8_s2_fa2_ptr": (
         "sha256:865ed2551d3a532c5c0e5ea88893ad96dcafb2f93810f9e3920db585563c113f"
     ),
-    "fwd_fp16_d96_br128_bc128_w8_s2_s_ahead_tma": (
-        "sha256:806d2e9914ee200ae0a647bd4cd69cacf06cb00a02c398a2baf2c63d2ca6da91"
+    "fwd_fp16_d96_br128_bc128_w8_s3_s_ahead_tma": (
+        "sha256:a3a58e0f086b54e20618b8e5784121c8dd0626698fd64893a6ba5fd90a0d8eaa"
     ),
     "fwd_fp16_d96_br128_bc32_w4_s3_fa2_ptr": (
         "sha256:3a99f8cd5184d70d918a2ab514435f817e0a4951373c829d07b54811a3c4b216"
@@ -1219,8 +1219,8 @@ DIGESTS: dict[str, str] = {
     "fwd_fp16_d96_causal_br128_bc128_w8_s2_fa2_ptr_lpt": (
         "sha256:666596da1964b6ca17038067c4d941cf83518b0dbeb09d6b43ecae8b75df5c67"
     ),
-    "fwd_fp16_d96_causal_br128_bc128_w8_s2_s_ahead_tma_lpt": (
-        "sha256:428b638a15785b4975e54c8cbe7f7291f11289cfcc75aa0164fb45ebf8dfadc5"
+    "fwd_fp16_d96_causal_br128_bc128_w8_s3_s_ahead_tma_lpt": (
+        "sha256:040738545d5a1af7292dc948b3f8f3cb6ea6605735a841e86981fed9cc1951fe"
     ),
     "fwd_fp16_d96_causal_br128_bc32_w4_s3_fa2_ptr_lpt": (
         "sha256:74a630c8ba6cf7338cde69d142ef04a7ecd63018cb2678081d8eb18b39c7b12a"
