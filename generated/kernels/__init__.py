@@ -872,7 +872,7 @@ DIGESTS: dict[str, str] = {
         "sha256:6a9f0a820a0c37b0d151d1365995ee2b779ceffe91985541f30b17582965c9d7"
     ),
     "fwd_bf16_d192_br128_bc64_w8_s2_s_ahead_tma": (
-        "sha256:e0beb75d0734292855b3224aef2bf0ee3e18b526c1a1eeb654f718f1e3c92d8f"
+        "sha256:e9f283def8ce5e18d33903f9847cbdb154617a820ea596e0d962358be2586314"
     ),
     "fwd_bf16_d192_br32_bc32_w4_s1_s_ahead_ptr": (
         "sha256:f1f6fbc5d63a442efc74b078156dc5c7519edce06d192472061c7ed46465ce54"
@@ -896,7 +896,7 @@ DIGESTS: dict[str, str] = {
         "sha256:b546764c40105c9cc4a5148cd2e3515585a58290418c5e43535dbdacdc8751f2"
     ),
     "fwd_bf16_d192_causal_br128_bc64_w8_s2_s_ahead_tma_lpt": (
-        "sha256:a020f4a56f740070c25435a867643b742be9879fcff205a60f4cc4cc0435e5d3"
+        "sha256:29e97b13a4a4083738df1afb68852048eceb12a179ec0376dedc76ad5e4c37ad"
     ),
     "fwd_bf16_d192_causal_br32_bc32_w4_s3_s_ahead_ptr": (
         "sha256:c29c460305c8bca2bc6d34754dfec84c2ec83de028b5fa05d369d34ada48a5af"
@@ -920,7 +920,7 @@ DIGESTS: dict[str, str] = {
         "sha256:87ce4d6c523c367464452d6153317528af88a867465020df81ab1d37df7df4c1"
     ),
     "fwd_bf16_d256_br128_bc64_w8_s2_s_ahead_tma": (
-        "sha256:c15854517b58424e6dac042cd06ea271a62b13a13ce07b77a6c663e96a6cfdd7"
+        "sha256:b5073c039c3fc4b1ce7b9c41e22728d88d99a422c2d7ce4979b0cb72273d5042"
     ),
     "fwd_bf16_d256_br32_bc32_w4_s3_s_ahead_ptr": (
         "sha256:73ff36ffdc84f84d9e2e6f76210567b609bfcd61ca9145321ce797d62473d25f"
@@ -941,7 +941,7 @@ DIGESTS: dict[str, str] = {
         "sha256:ed1af1197008cb9fdc6e13453f0210d0b67a1e51d71cbce2cf21551011f3bfe1"
     ),
     "fwd_bf16_d256_causal_br128_bc64_w8_s2_s_ahead_tma_lpt": (
-        "sha256:26e9d604f1d3638cf3c577faf5da97aae143c82bfddc692fa5e5f447298e7b20"
+        "sha256:2ab6c41bce832a0916e30ff91019de3540e12a799b9f462c2bc00392bea3f878"
     ),
     "fwd_bf16_d256_causal_br32_bc32_w4_s2_fa2_ptr": (
         "sha256:4e6842bba3f84794200f4460221620ed181a755cab62d7713db62a6feadbb8da"
@@ -974,7 +974,7 @@ DIGESTS: dict[str, str] = {
         "sha256:0bf1deea450df8b3df3e2ea260afbade4f377a4f5e56050ecd5b5eb44f8697e1"
     ),
     "fwd_bf16_d64_br128_bc64_w8_s3_s_ahead_tma_r128": (
-        "sha256:2673b18537c6573b55884609895338f24219ac705b2451324586c85b55202c0e"
+        "sha256:c00e145354557c550b4fd0ed0f8defe384ed9705b7a768393a3c67f45c329495"
     ),
     "fwd_bf16_d64_causal_br128_bc64_w4_s3_fa2_ptr_lpt": (
         "sha256:da9172c2f530f94af9fba9f2e74334c3cbace25ccd6d46a8228fa7c230e83f8b"
@@ -986,7 +986,7 @@ DIGESTS: dict[str, str] = {
         "sha256:6e8b1ea3c88a32dbd92b4b9c5bfe3e62ebfba76322e0a9803e82d5a78d90a407"
     ),
     "fwd_bf16_d64_causal_br128_bc64_w8_s3_s_ahead_tma_lpt_r128": (
-        "sha256:9ea7a43a46e7ce0bed7c9e0c3f2f27bd3fcccdf2e23ebab933782b6a49e37dc7"
+        "sha256:83417c44430f02f27a075902f059b6bb584d3103279dab875ee4941f4494a3ff"
     ),
     "fwd_bf16_d64_causal_br64_bc16_w4_s3_fa2_ptr_lpt": (
         "sha256:8fe255218f9cc772bf9177385895efdb0f1c97b0fecc3b772b314ae8a4d53eb4"
@@ -1070,7 +1070,7 @@ DIGESTS: dict[str, str] = {
         "sha256:3faf293419fb748cfb3ec35bb54f944bbedc31990f689dbef441cc2a53641385"
     ),
     "fwd_fp16_d192_br128_bc64_w8_s2_s_ahead_tma": (
-        "sha256:a3a438357b550f36e60ce6bd755cb975024fd204021b9ce5f996578796d3a207"
+        "sha256:4c7c67cc01f33460b8e7ce6697709e244ec17766acc10e4105513b5d752f60f8"
     ),
     "fwd_fp16_d192_br32_bc32_w4_s1_s_ahead_ptr": (
         "sha256:6e21a1d4239ec197b209fcf061b3aa39257e6a46f0f46462b45a3fb1b32c987e"
@@ -1094,7 +1094,7 @@ DIGESTS: dict[str, str] = {
         "sha256:116fe6fa3f7ccb5c29bdb1b468bcb5ae7a4fd4328a4a77b1d3107ff3203f80cc"
     ),
     "fwd_fp16_d192_causal_br128_bc64_w8_s2_s_ahead_tma_lpt": (
-        "sha256:1ef457eae204c180f84b294b4a99a1552b87b7f19ac34aa7f36294af1b5cdf2a"
+        "sha256:5b745538320951617e1db7c63dabd128469f9adeea433ec30f6c2b8d617a6ac6"
     ),
     "fwd_fp16_d192_causal_br32_bc32_w4_s3_s_ahead_ptr": (
         "sha256:6e5fe89cf3a16e38a61450a8f5664df243be556afc3f69debb722de5434b2a06"
@@ -1121,7 +1121,7 @@ DIGESTS: dict[str, str] = {
         "sha256:a07cb6d7899c7406701e30ae7a1c061368b54a5457985c68c1013b4502f409a0"
     ),
     "fwd_fp16_d256_br128_bc64_w8_s2_s_ahead_tma": (
-        "sha256:1faec9d9be1c2ed0a3eb51fa4e44391e3a39895d9adcd5e856bfb9ab2fe3da44"
+        "sha256:87bca6139497e4e7dc0c9f6ee03843517751cb50a4f9a93c000411f49d410258"
     ),
     "fwd_fp16_d256_br32_bc32_w4_s3_s_ahead_ptr": (
         "sha256:9aa0e5c1d99df525747412444e4e203ecdcb2827dd5603c3d82c945e3bb72813"
@@ -1142,7 +1142,7 @@ DIGESTS: dict[str, str] = {
         "sha256:0359b4eb78a5e4d5fdf8bdc3babeaa402e8d53e7d8c634f798082c7cfb18274d"
     ),
     "fwd_fp16_d256_causal_br128_bc64_w8_s2_s_ahead_tma_lpt": (
-        "sha256:77d651938d3e3090439d46bbbb22a867da7d567e95f9337c88cdee3a80f1273f"
+        "sha256:21cebae6c25fad63c0701ddbc84d6fb8ad4ac1e51173c5db795ea6e62390f203"
     ),
     "fwd_fp16_d256_causal_br32_bc32_w4_s2_fa2_ptr": (
         "sha256:d6576ef80b3c641ed6e9d8c5705bf6c73638f74a8a5effb8b1ffa969969c2287"
@@ -1172,7 +1172,7 @@ DIGESTS: dict[str, str] = {
         "sha256:1981a822a1900722d0f878ada118878eaa37b8855b26270ba664e9d8e995c385"
     ),
     "fwd_fp16_d64_br128_bc64_w8_s3_s_ahead_tma_r128": (
-        "sha256:1054d6663bfdf59b03e74c48de15f981c546c68e8fe5aff26dcfae900e93ffc3"
+        "sha256:00aa501a859d9b7965b22d15b18a5153b9d9da3923198d55438e508c7ad8d93f"
     ),
     "fwd_fp16_d64_br64_bc16_w4_s3_fa2_ptr": (
         "sha256:36d75a3cbf2c9e2edbf1b060cb90b9112fd00544a55ea04f0e3b11cd96ab3a54"
@@ -1187,7 +1187,7 @@ DIGESTS: dict[str, str] = {
         "sha256:378085fbd066482ccb5f6d5059fd118026b694790b6b76dc7f2922ec28a8ef2c"
     ),
     "fwd_fp16_d64_causal_br128_bc64_w8_s3_s_ahead_tma_lpt_r128": (
-        "sha256:f5ccdb8357c7fb35b985bef1a2becf06395b449fcabfbe3b2b63cc48e994d506"
+        "sha256:e54eeac3b8d4362a4837439e7ef4c79025c09a240decd32c93be0320053e91dd"
     ),
     "fwd_fp16_d64_causal_br64_bc16_w4_s3_fa2_ptr_lpt": (
         "sha256:1bcd43ea59aab3312bfa499d69f24cb4390d5d5453bc355dd0de71a9cfb80dd2"

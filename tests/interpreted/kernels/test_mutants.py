@@ -94,7 +94,7 @@ FORMS_FOR_HOPPER = [
         (128, 128, 0, "if key_end > 0:", "if key_end > BC * 4:"),
         (128, 128, 0, "s = s_next", "s = s"),
         (64, 16, 128, "row_sum = tl.sum(row_sum, 1)", "row_sum = tl.max(row_sum, 1)"),
-        (64, 16, 128, "row_sum * rescale[:, None] + ", "row_sum + "),
+        (64, 16, 128, "row_sum = row_sum * rescale[:, None]", "row_sum = row_sum * 1.0"),
         (64, 16, 128, "s = s_next", "s = s"),
     ],
     ids=["first product", "carry of 128 keys", "sum of lanes", "rescale of lanes", "carry"],
