@@ -27,7 +27,7 @@ from flashgen.tune.shared.evaluator import SharedEvaluator
 from tests import searches
 from tests.fakes import FakeEvaluator, digest_of
 
-TRIALS = 20
+TRIALS = 30
 EVALUATION_S = 0.01
 PACE = Pace(beat_s=1, grace_s=4, look_s=0.1)
 """A worker that is not dead beats four times before it would count as dead: enough on a busy machine."""

@@ -236,13 +236,18 @@ def fields_of_configs() -> dict[str, list[str]]:
 
 @functools.cache
 def _distributions() -> dict[str, Any]:
-    """The fields of a config for Optuna: numbers on a logarithmic scale, and words."""
+    """The fields of a config for Optuna: words, and numbers on a logarithmic scale, but one that
+    may be 0.
+    """
     from optuna.distributions import CategoricalDistribution, IntDistribution
 
+    may_be_0 = {field.name for field in fields(KernelConfig) if field.default == 0}
     switch = {"False": False, "True": True}
     return {
         name: CategoricalDistribution([switch.get(word, word) for word in words])
         if words
+        else IntDistribution(0, LARGEST)
+        if name in may_be_0
         else IntDistribution(1, LARGEST, log=True)
         for name, words in fields_of_configs().items()
     }

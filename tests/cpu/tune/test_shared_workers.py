@@ -166,8 +166,9 @@ def test_a_server_that_is_started_again_costs_nothing(postgres: Postgres, tmp_pa
         postgres.stop()
         with ThreadPoolExecutor() as threads:
             rest_to_come = threads.submit(list, asked)
-            while not notices:
+            while not notices and not rest_to_come.done():
                 time.sleep(0.01)
+            assert notices, rest_to_come.result()
             postgres.start()
             rest = rest_to_come.result()
     assert [first, *rest] == list(
