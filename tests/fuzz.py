@@ -2,7 +2,7 @@
 
 A case is a target and a number, from which all of it follows: python -m tests.fuzz TARGET NUMBER repeats one, and
 python -m tests.fuzz TARGET FIRST COUNT many. A mutator changes valid input in one to four places. It knows JSON, and
-YAML by its scalars, so most cases get past the parser; hypothesis drew texts that did not, ten times slower.
+YAML by its scalars, so most cases get past the parser.
 
 A case fails on an exception that is no FlashgenError, on output that is accepted and cannot be read back, on ESC in a
 message, and on a file outside of the case's own folder.
