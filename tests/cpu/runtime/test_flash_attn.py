@@ -243,7 +243,9 @@ def test_a_cache_has_no_gradients() -> None:
     assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("side", [np.int32, np.int64, torch.tensor, int], ids=str)
+@pytest.mark.parametrize(
+    "side", [np.int32, np.int64, torch.tensor, int], ids=["int32", "int64", "tensor", "int"]
+)
 @pytest.mark.parametrize("window", [(2, 1), (2, -7), (-(2**40), 0), (-2, -3)])
 def test_a_side_of_a_window_is_any_integer(window: tuple[int, int], side: Any) -> None:
     """A negative one has no end, as FlashAttention has it."""
