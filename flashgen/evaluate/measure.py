@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from flashgen.errors import FlashgenError
 from flashgen.evaluate.gpu_state import Conditions as Conditions
 from flashgen.evaluate.gpu_state import clocks_and_power as clocks_and_power
-from flashgen.spec.outcome import Timing
+from flashgen.spec.outcome import LONGEST_US, Timing
 
 if TYPE_CHECKING:
     pass
@@ -242,8 +242,6 @@ class Ceiling:
 
     def refuse_above(self, timing: Timing) -> None:
         """Raise Implausible if the median implies a rate that the GPU cannot reach."""
-        if timing.median_us <= 0 or not math.isfinite(timing.median_us):
-            raise Implausible(f"a launch was timed at {timing.median_us} us: it cannot have run")
         rate = timing.tflops(self.operations)
         if self.peak_tflops is not None and rate > PEAK_MARGIN * self.peak_tflops:
             raise Implausible(
@@ -360,8 +358,11 @@ def _steady(medians: Sequence[float]) -> bool:
 def summarize(samples: Sequence[float], ceiling: Ceiling) -> Timing:
     """Median, 20th and 80th percentile of samples in microseconds. Raises Implausible."""
     ordered = sorted(samples)
+    median_us = quantile(ordered, 0.5)
+    if not 0 < median_us < LONGEST_US:
+        raise Implausible(f"a launch was timed at {median_us} us: it cannot have run")
     timing = Timing(
-        median_us=quantile(ordered, 0.5),
+        median_us=median_us,
         low_us=quantile(ordered, 0.2),
         high_us=quantile(ordered, 0.8),
         samples=len(ordered),

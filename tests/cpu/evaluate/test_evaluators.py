@@ -133,7 +133,7 @@ def test_a_kernel_that_does_not_compile_is_kept_and_asked_for_once(
     [
         ("refuse", Status.RUN_ERROR),
         ("spoil", Status.CRASHED),
-        ("out_of_memory", Status.CRASHED),
+        ("out_of_memory", Status.OUT_OF_RESOURCES),
         ("out_of_resources", Status.OUT_OF_RESOURCES),
     ],
 )

@@ -235,7 +235,7 @@ class TestOtherGpus:
         save(elsewhere, tmp_path / "configs" / "nvidia_h100_80gb_hbm3.yaml")
         evaluator = Served(us=us, gpu=H200, source="estimated")
         storage = str(tmp_path / "shared.journal") if shared else None
-        run(monkeypatch, tmp_path, evaluator, budget=Budget(trials=40), storage=storage)
+        run(monkeypatch, tmp_path, evaluator, budget=Budget(trials=60), storage=storage)
         assert (self.TILE in evaluator.configs("timed")) != shared
 
 
