@@ -24,6 +24,7 @@ from flashgen.runtime.decode import CacheArguments
 from flashgen.runtime.varlen import attention_varlen
 from flashgen.spec.features import UNBOUNDED, Given, Window, window_of
 from flashgen.spec.from_call import check_scale
+from flashgen.spec.grid_rules import MOST_SPLITS
 from flashgen.spec.vocabulary import HEAD_DIM_STEP, MIN_HEAD_DIM
 
 Results = Tensor | tuple[Tensor, Tensor, Tensor | None]
@@ -330,14 +331,15 @@ def flash_attn_with_kvcache(
     and rotary_sin (positions, rotary_dim / 2), at least as many positions as the cache has room
     for, rotate k by its places, and q by its own under a causal mask or a window, else by that of
     the first new key. window_size, softcap and alibi_slopes: as of flash_attn_func, the diagonal
-    being that of a sequence's own length. num_splits: 0 is as many as flashgen chooses.
+    being that of a sequence's own length. num_splits: at most 128, and 0 is as many as flashgen
+    chooses.
 
     Returns O (batch, seq_q, heads, d), with return_softmax_lse also LSE (batch, heads, seq_q). No
     gradient. Raises InvalidArgument, a ValueError, naming the argument.
     """
     check_dimensions("four", 4, q=q, k_cache=k_cache, v_cache=v_cache)
-    if not isinstance(num_splits, int) or num_splits < 0:
-        raise InvalidArgument(f"num_splits must be 0 or more: got {num_splits!r}")
+    if not isinstance(num_splits, int) or not 0 <= num_splits <= MOST_SPLITS:
+        raise InvalidArgument(f"num_splits must be 0 to {MOST_SPLITS}: got {num_splits!r}")
     keys, values = k_cache, v_cache
     if block_table is None:
         keys, values = k_cache.transpose(1, 2), v_cache.transpose(1, 2)

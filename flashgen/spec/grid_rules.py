@@ -36,7 +36,9 @@ def launched_blocks(blocks: int, sms: int, *, persistent: bool) -> int:
 
 
 MOST_SPLITS = 128
-"""Parts at most: each costs the combine kernel a row of O."""
+"""Parts at most: each costs the combine kernel a row of O. The first key of a part is counted in
+32 bits, which this many parts of the longest sequence fit.
+"""
 
 BUSY_ENOUGH = 0.8
 """Blocks for so many of the SMs are not split: what idles costs less than to merge."""

@@ -141,8 +141,8 @@ class TestAnatomy:
     def test_a_decode_is_limited_by_its_bytes(self, tmp_path: Path) -> None:
         """At the share of the bandwidth that streams reach; its merge takes little beside them."""
         spec, config = make_spec(head_dim=128, direction="decode"), make_config(16, 32)
-        l4 = TARGETS["nvidia_l4"]
-        found = dissect(spec, config, workload(spec, 8192), l4, tmp_path)
+        a100 = TARGETS["nvidia_a100_sxm4_80gb"]
+        found = dissect(spec, config, workload(spec, 8192), a100, tmp_path)
         first, *rest = describe(found)
         assert first.startswith("limited by memory bandwidth: ")
         assert "its loop is limited by" in rest[0]

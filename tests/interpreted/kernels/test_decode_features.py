@@ -224,7 +224,7 @@ MUTANTS = {
     "first tile of the window left out": (of("causal", window=True), "key_begin = tl.maximum(first_query + diagonal - window_left, 0) // BC * BC", "key_begin = tl.cdiv(tl.maximum(first_query + diagonal - window_left, 0), BC) * BC"),
     "unmasked at the left side": (of("causal", window=True), "tl.minimum(tl.maximum(full_begin, split_start), split_end)", "tl.minimum(split_start, split_end)"),
     "unmasked at the right side": (of("causal", window=True), "seen_by_all = tl.maximum(first_query + diagonal + 1, 0)", "seen_by_all = tl.maximum(first_query + diagonal + BC, 0)"),
-    "splits of the whole cache": (of("causal", window=True), "split_start = key_begin + tl", "split_start = tl"),
+    "splits of the whole cache": (of("causal", window=True), "split_start = key_begin + split", "split_start = split"),
     "cap after the mask": (of("causal", softcap=True), '<= last_key[:, None], s, float("-inf"))', "<= last_key[:, None], s, -cap_log2e)"),
     "no cap": (of("none", softcap=True), "return tl.where(tl.abs(x) < NEAR, small, large)", "return x"),
     "slope of another head": (of("none", alibi=True), "heads_of * stride_slopes_h", "kv_head * stride_slopes_h"),
