@@ -166,7 +166,7 @@ def disassemble(cubin: bytes) -> Listing:
     with temporary_folder("sass") as folder:
         path = folder / "kernel.cubin"
         path.write_bytes(cubin)
-        command = [str(_cuobjdump()), "-sass", "-res-usage", str(path)]
+        command = [str(cuobjdump()), "-sass", "-res-usage", str(path)]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=TOOL_SECONDS, check=False
@@ -236,7 +236,7 @@ def _sets(i: Instruction) -> tuple[int, ...]:
     return tuple(barrier for barrier in both if barrier is not None)
 
 
-def _cuobjdump() -> Path:
+def cuobjdump() -> Path:
     spec = importlib.util.find_spec("triton")
     if spec is None or spec.origin is None:
         raise ToolchainError("triton must be installed: its wheel carries cuobjdump")

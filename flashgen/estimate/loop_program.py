@@ -58,7 +58,7 @@ MULTIPLY_WIDE_CYCLES = 4.0  # IMAD.WIDE writes two registers
 
 NEVER_LAGS = 1 << 20
 
-_ADDRESS = re.compile(r"\[\w+(?:\+URZ)?(?:\+0x([0-9a-f]+))?\]")
+_ADDRESS = re.compile(r"\[U?R\w+(?:\+U?R\w+)?(?:\+0x([0-9a-f]+))?\]")
 
 _LEFT_UNDER_WAY = re.compile(r"(?:gsb0|SB0),\s*0x([0-9a-f]+)")
 
@@ -196,7 +196,9 @@ def _control(made: Row, i: Instruction, machine: Machine) -> None:
 
 
 def address_of(i: Instruction) -> int | None:
-    """The constant part of the address of an mbarrier: 0x8000 of [UR22+0x8000]."""
+    """The constant part of the address of an mbarrier: 0x8000 of [UR22+0x8000], of
+    [R7+UR7+0x8000].
+    """
     match = _ADDRESS.search(i.operands)
     return int(match[1] or "0", 16) if match else None
 
@@ -302,8 +304,10 @@ def _named_barriers(
             each.amount = i.barrier_name
             threads = i.barrier_threads
             each.count = threads // WARP if threads else made.warps[number]
+        # A trip of an earlier loop waits as often as it arrives.
+        looped = {i.address for loop in role.loops for i in loop}
         for i in listing.instructions:
-            before = role.start <= i.address < body[0].address
+            before = role.start <= i.address < body[0].address and i.address not in looped
             if before and "BAR.ARV" in i.opcode and i.barrier_name is not None:
                 made.credit[i.barrier_name] = (
                     made.credit.get(i.barrier_name, 0) + made.warps[number]

@@ -27,6 +27,7 @@ from flashgen.estimate.loop_program import Program, Row
 from flashgen.estimate.machines import (
     MACHINES,
     SUB_PARTITIONS,
+    Machine,
     from_memory,
     hmma_cycles,
     machine_of,
@@ -251,21 +252,29 @@ class Scoreboard:
 
     def _replay(self, made: Program, residents: int) -> float:
         """Cycles in which all resident blocks do one steady trip."""
-        finish = clock().replay(
-            *loop_program.arrays(made, residents),
-            residents,
-            TRIPS,
-            1.0 / self.machine.l2_burst_bytes,
-            self.machine.barrier_late,
-            STAGGER,
-        )
-        if finish[0, 0] < 0:
-            raise NoEstimate("its warps deadlock in the replay")
-        steady = finish[:, TRIPS - 1] - finish[:, FROM_TRIP]
-        trip = float(steady.mean()) / (TRIPS - 1 - FROM_TRIP)
         # If a pipe is full, some blocks run ahead of others, which then look as fast.
         # All SMs together get less from L2 than one does while the others compute.
+        trip = steady_cycles(made, residents, self.machine)
         return max(trip, residents * max(self._busy(made).values()))
+
+
+def steady_cycles(made: Program, residents: int, machine: Machine) -> float:
+    """Cycles of one steady trip of a program by this number of blocks at once, on an SM alone.
+
+    Raises NoEstimate if its warps deadlock, ToolchainError if numba is missing.
+    """
+    finish = clock().replay(
+        *loop_program.arrays(made, residents),
+        residents,
+        TRIPS,
+        1.0 / machine.l2_burst_bytes,
+        machine.barrier_late,
+        STAGGER,
+    )
+    if finish[0, 0] < 0:
+        raise NoEstimate("its warps deadlock in the replay")
+    steady = finish[:, TRIPS - 1] - finish[:, FROM_TRIP]
+    return float(steady.mean()) / (TRIPS - 1 - FROM_TRIP)
 
 
 def clock() -> Any:
@@ -281,7 +290,7 @@ def _loads(each: Row) -> int:
     return int(each.kind in (loop_program.COPY, loop_program.LOAD))
 
 
-REPLAY = 5
+REPLAY = 6
 """Version of the contents of a Replay; other versions are not reused."""
 
 

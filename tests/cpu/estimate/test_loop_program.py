@@ -116,6 +116,7 @@ def test_the_last_of_a_group_of_wgmma_commits() -> None:
         ("SYNCS.PHASECHK P0, [UR22+0x8000], R3", 0x8000),
         ("SYNCS.PHASECHK P0, [UR22+URZ+0x18], R3", 0x18),
         ("SYNCS.PHASECHK P0, [UR22], R3", 0),
+        ("SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R7+UR7+0x24570], RZ", 0x24570),
         ("SYNCS.PHASECHK P0, R3", None),
     ],
 )
@@ -160,6 +161,23 @@ def test_arrivals_before_the_loop_are_credit() -> None:
     found = linked(code, 4)
     assert found.credit == {3: 4}
     assert (found.rows[1].amount, found.rows[1].count) == (3, 8)
+
+
+def test_arrivals_in_an_earlier_loop_are_no_credit() -> None:
+    product, meet = "HMMA.16816.F32 R4, R4, R8, R4", "BAR.SYNC 0x3, 0x100"
+    code = listing(
+        "BAR.ARV 0x3, 0x100",
+        "one:", product, meet, "BAR.ARV 0x3, 0x100", "@P0 BRA {one}",
+        "two:", product, meet, "BAR.ARV 0x3, 0x100", "@P0 BRA {two}", "EXIT",
+    )  # fmt: skip
+    main = main_bodies(code)
+    assert len(main) == 2
+    (role,) = roles(code, main)
+    for body in main:
+        found = loop_program.link(
+            code, [role], [body], SM90, 6.0, num_warps=4, spills_to_l2=False
+        )
+        assert found.credit == {3: 4}
 
 
 def test_the_bytes_of_a_phase_are_shared_among_its_loads() -> None:
