@@ -237,6 +237,7 @@ def _sets(i: Instruction) -> tuple[int, ...]:
 
 
 def cuobjdump() -> Path:
+    """The disassembler in triton's wheel. Raises ToolchainError if there is none."""
     spec = importlib.util.find_spec("triton")
     if spec is None or spec.origin is None:
         raise ToolchainError("triton must be installed: its wheel carries cuobjdump")

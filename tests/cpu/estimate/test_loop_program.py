@@ -174,9 +174,7 @@ def test_arrivals_in_an_earlier_loop_are_no_credit() -> None:
     assert len(main) == 2
     (role,) = roles(code, main)
     for body in main:
-        found = loop_program.link(
-            code, [role], [body], SM90, 6.0, num_warps=4, spills_to_l2=False
-        )
+        found = loop_program.link(code, [role], [body], SM90, 6.0, num_warps=4, spills_to_l2=False)
         assert found.credit == {3: 4}
 
 
