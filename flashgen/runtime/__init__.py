@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from flashgen import lazily
 
 if TYPE_CHECKING:
-    from flashgen.runtime import block_mask, flash_attn, fp8, sdpa, transformers, varlen
+    from flashgen.runtime import block_mask, flash_attn, fp8, sdpa, torch, transformers, varlen
     from flashgen.runtime.dispatcher import Dispatcher
     from flashgen.runtime.explanation import Explanation
 
@@ -21,6 +21,7 @@ __all__ = [
     "flash_attn",
     "fp8",
     "sdpa",
+    "torch",
     "transformers",
     "varlen",
 ]
@@ -34,6 +35,7 @@ __getattr__, __dir__ = lazily(
         "flash_attn": "flash_attn",
         "fp8": "fp8",
         "sdpa": "sdpa",
+        "torch": "torch",
         "transformers": "transformers",
         "varlen": "varlen",
     },

@@ -143,7 +143,7 @@ def attention_varlen(
         k, v = k.transpose(1, 2), v.transpose(1, 2)
     else:
         k, v = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
-    o, lse = _attention(registry.current(), q, k, v, call, features)
+    o, lse = attend(registry.current(), q, k, v, call, features)
     o, lse = o[0].transpose(0, 1), lse[0]
     return (o, lse) if return_lse else o
 
@@ -169,7 +169,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, named: dict[str, Tensor]) ->
         raise InvalidArgument("alibi_slopes have no gradient: detach them")
 
 
-def _attention(
+def attend(
     dispatcher: Serving, q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features
 ) -> tuple[Tensor, Tensor]:
     """O (1, H, Tq, d_v) and LSE (1, H, Tq) of packed q (1, H, Tq, d), k and v."""
@@ -179,7 +179,7 @@ def _attention(
     )
     if differentiated and features.sequences is not None and features.sequences.paged:
         with torch.no_grad():
-            found = _attention(dispatcher, q, k, v, call, features)
+            found = attend(dispatcher, q, k, v, call, features)
         return autograd.without_backward(*found, q, k, v, features.sinks)
     if dispatcher.serves_by_torch(q.device):
         return _by_torch(q, k, v, call, features)

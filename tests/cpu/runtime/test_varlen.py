@@ -168,7 +168,7 @@ def test_no_more_is_launched_than_there_are_places(monkeypatch: pytest.MonkeyPat
         seen.append((features.sequences.max_q, features.sequences.max_k))
         return q, q[..., 0]
 
-    monkeypatch.setattr("flashgen.runtime.varlen._attention", launched)
+    monkeypatch.setattr("flashgen.runtime.varlen.attend", launched)
     q, k, v = draw()
     bounds = (cumulative(OF_Q), cumulative(OF_K))
     attention_varlen(q, k, v, *bounds, 2**40, 2**40)

@@ -1,0 +1,285 @@
+"""flashgen as one of torch's implementations of flash attention (torch.nn.attention): the calls of
+scaled_dot_product_attention and varlen_attn that torch gives to flash run on flashgen's kernels.
+
+    import flashgen.runtime.torch
+    from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
+
+    flashgen.runtime.torch.register()
+    activate_flash_attention_impl("flashgen")  # restore_flash_attention_impl() undoes it
+
+torch decides which calls go to flash, and pads head dims to multiples of 8. Its operators are
+replaced under the key of CUDA alone, below autograd, whose formula calls the backward operators.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import Library
+from torch.nn.attention import register_flash_attention_impl
+
+from flashgen.errors import InvalidArgument
+from flashgen.runtime import registry, torch_modes, varlen
+from flashgen.runtime.call import Call, Saved, Wanted
+from flashgen.runtime.flash_attn import in_steps, window_within
+from flashgen.spec.features import PLAIN, Features, Given, Window
+from flashgen.spec.from_call import check_scale
+from flashgen.spec.packed import Sequences, from_bounds
+
+NAME = "flashgen"
+"""The name of the implementation."""
+
+_ALL = Wanted(q=True, k=True, v=True, bias=False, sinks=False)
+
+
+def register() -> None:
+    """Add flashgen to torch.nn.attention.list_flash_attention_impls(). Nothing changes before
+    activate_flash_attention_impl("flashgen").
+    """
+    register_flash_attention_impl(NAME, register_fn=_Activated)
+
+
+class _Activated:
+    """The operators of torch, replaced until remove()."""
+
+    def __init__(self) -> None:
+        self._library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        for name, function in OPERATORS.items():
+            if hasattr(torch.ops.aten, name):  # torch 2.11 lacks the one that writes in place
+                self._library.impl(name, function, "CUDA")  # type: ignore[no-untyped-call]
+
+    def remove(self) -> None:
+        """Give torch's own operators back."""
+        self._library._destroy()  # type: ignore[no-untyped-call]
+
+
+def _sdpa_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    """O (batch, heads, seq_q, dim), LSE, two that are None, the lengths, and as _flash_forward."""
+    call = _call(query, is_causal, scale)
+    features = _features(call, dropout_p, torch_modes.draw_rng(dropout_p, query.device))
+    o, lse = _forward(query, key, value, call, features)
+    lengths = None, None, query.shape[2], key.shape[2]
+    return o, lse, *lengths, *_drawn(query, features, return_debug_mask)
+
+
+def _sdpa_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    philox_seed: Tensor,
+    philox_offset: Tensor,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    call = _call(query, is_causal, scale)
+    features = _features(call, dropout_p, _rng(dropout_p, philox_seed))
+    saved = Saved(q=query, k=key, v=value, o=out, lse=logsumexp, call=call, features=features)
+    return _backward(saved, grad_out)
+
+
+def _flash_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    return_debug_mask: bool,
+    *,
+    scale: float | None = None,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+    seqused_k: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_splits: int | None = None,
+) -> tuple[Tensor, ...]:
+    """O (batch, seq_q, heads, dim), or of packed sequences (places, heads, dim), LSE (batch, heads,
+    seq_q) or (heads, places), the random state of dropout, uint64 (2,), and two that are empty.
+    num_splits has no effect: every row is summed by one program.
+    """
+    call, window = _windowed(query, is_causal, scale, window_size_left, window_size_right, max_k)
+    sequences = None
+    if cum_seq_q is not None:
+        sequences = from_bounds(
+            cum_seq_q, cum_seq_k, max_q, max_k, seqused_k=seqused_k, block_table=block_table,
+            page_size=1 if block_table is None else key.shape[1],
+        ).within(query.shape[0], key.shape[0])  # fmt: skip
+    elif seqused_k is not None or block_table is not None:
+        raise InvalidArgument("seqused_k and block_table go with cum_seq_q: got None")
+    rng = torch_modes.draw_rng(dropout_p, query.device)
+    features = _features(call, dropout_p, rng, window, sequences, alibi_slopes)
+    q, k, v = map(_heads_first, (query, key, value))
+    o, lse = _forward(q, k, v, call, features)
+    o, lse = _as_given(o, query), lse if sequences is None else lse[0]
+    return o, lse, *_drawn(query, features, return_debug_mask)
+
+
+def _flash_forward_into(out: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    """_flash_forward that writes O into out, and returns LSE."""
+    o, lse, *_ = _flash_forward(*arguments, **options)
+    out.copy_(o)
+    return lse
+
+
+def _flash_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    rng_state: Tensor,
+    unused: Tensor,
+    *,
+    scale: float | None = None,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+) -> tuple[Tensor, ...]:
+    call, window = _windowed(query, is_causal, scale, window_size_left, window_size_right, max_k)
+    sequences = None
+    if cum_seq_q is not None:
+        found = from_bounds(cum_seq_q, cum_seq_k, max_q, max_k)
+        sequences, logsumexp = found.within(query.shape[0], key.shape[0]), logsumexp[None]
+    features = _features(call, dropout_p, _rng(dropout_p, rng_state), window, sequences)
+    q, k, v, o, do = map(_heads_first, (query, key, value, out, grad_out))
+    saved = Saved(q=q, k=k, v=v, o=o, lse=logsumexp, call=call, features=features)
+    gradients = _backward(saved, do)
+    return tuple(map(_as_given, gradients, (query, key, value)))
+
+
+OPERATORS = {
+    "_scaled_dot_product_flash_attention": _sdpa_forward,
+    "_scaled_dot_product_flash_attention_backward": _sdpa_backward,
+    "_flash_attention_forward": _flash_forward,
+    "_flash_attention_forward_no_dropout_inplace": _flash_forward_into,
+    "_flash_attention_backward": _flash_backward,
+}
+"""What serves each operator of torch, which documents none."""
+
+
+@torch_modes.without_gradients
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, call: Call, features: Features
+) -> tuple[Tensor, Tensor]:
+    """O (B, H, Sq, d) and LSE (B, H, Sq), float32."""
+    dispatcher, query = registry.current(), q
+    q, k, v, _ = in_steps(q, k, v, call.scale)
+    if features is PLAIN:
+        o, lse = dispatcher.attention(
+            q, k, v, causal=call.causal, scale=call.scale, return_lse=True
+        )
+    elif features.sequences is None:
+        dispatcher.check(q, k, v, call, features)
+        o, lse = dispatcher.passes.forward(q, k, v, call, features)
+    else:
+        o, lse = varlen.attend(dispatcher, q, k, v, call, features)
+    return _laid_out_as(query, o), lse
+
+
+def _backward(saved: Saved, do: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """dQ, dK and dV, deterministic where torch.use_deterministic_algorithms() asks for it."""
+    given = saved.q, saved.k, saved.v
+    saved.q, saved.k, saved.v, _ = in_steps(*given, saved.call.scale)
+    saved.o, do, *_ = in_steps(saved.o, do, do, saved.call.scale)
+    found = registry.current().passes.backward(saved, do, None, _ALL)
+    dq, dk, dv = (
+        _laid_out_as(x, dx) for x, dx in zip(given, found, strict=False) if dx is not None
+    )
+    return dq, dk, dv
+
+
+def _call(query: Tensor, is_causal: bool, scale: float | None) -> Call:
+    """The options of a call. Torch's flash attention aligns the diagonal at the bottom right."""
+    return Call(
+        causal=is_causal,
+        scale=check_scale(scale, query.shape[-1]),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+def _windowed(
+    query: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    left: int | None,
+    right: int | None,
+    max_k: int,
+) -> tuple[Call, Window | None]:
+    """The options of a call with a window. One that ends at the diagonal is a causal mask."""
+    sides = -1 if left is None else left, -1 if right is None else right
+    return _call(query, is_causal or right == 0, scale), window_within(sides, max_k)
+
+
+def _features(
+    call: Call,
+    dropout_p: float,
+    rng: Tensor | None,
+    window: Window | None = None,
+    sequences: Sequences | None = None,
+    alibi_slopes: Tensor | None = None,
+) -> Features:
+    given = Given(dropout_p=dropout_p, window=window, alibi_slopes=alibi_slopes)
+    return given.features(causal=call.causal is not False, rng=rng, sequences=sequences)
+
+
+def _drawn(query: Tensor, features: Features, debug: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The last three results of a forward: seed and offset as uint64 (2,), and two empty ones."""
+    if debug:
+        raise InvalidArgument("return_debug_mask must be False: flashgen never makes P")
+    seed = query.new_empty(2, dtype=torch.uint64) if features.rng is None else features.rng
+    unused = query.new_empty((), dtype=torch.uint64)
+    return seed.view(torch.uint64), unused, query.new_empty(0)
+
+
+def _rng(dropout_p: float, state: Tensor) -> Tensor | None:
+    return state.view(torch.int64) if dropout_p else None
+
+
+def _heads_first(x: Tensor) -> Tensor:
+    """(batch, seq, heads, dim), or packed (places, heads, dim), as (batch, heads, seq, dim)."""
+    return x.transpose(1, 2) if x.ndim == 4 else x.transpose(0, 1)[None]
+
+
+def _as_given(x: Tensor, given: Tensor) -> Tensor:
+    """What _heads_first undoes."""
+    return x.transpose(1, 2) if given.ndim == 4 else x[0].transpose(0, 1)
+
+
+def _laid_out_as(given: Tensor, found: Tensor) -> Tensor:
+    """O or a gradient, (B, H, S, d), without the padding of d, in the strides of empty_like(given),
+    which torch's tracing expects.
+    """
+    if found.stride() == given.stride() and found.shape == given.shape:
+        return found
+    like = torch.empty_like(given)
+    return found if found.stride() == like.stride() else like.copy_(found[..., : given.shape[3]])

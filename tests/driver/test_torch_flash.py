@@ -1,0 +1,137 @@
+"""Unchanged calls of torch, with flashgen as its flash attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import attention as impls
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
+
+import flashgen.runtime.torch
+from tests.driver.cases import tensors
+from tests.driver.events import Launch, Recording, TorchKernel
+
+
+@pytest.fixture
+def active() -> Iterator[None]:
+    flashgen.runtime.torch.register()
+    impls.activate_flash_attention_impl("flashgen")
+    yield
+    impls.restore_flash_attention_impl(_raise_warn=False)
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor:
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return scaled_dot_product_attention(q, k, v, **options)  # type: ignore[arg-type]
+
+
+def step(*shape: int, **options: object) -> list[Tensor]:
+    """O and the gradients of an SDPA call."""
+    q, k, v = (x.requires_grad_() for x in tensors(*shape))
+    o = sdpa(q, k, v, **options)
+    return [o, *torch.autograd.grad(o, (q, k, v), torch.empty_like(o))]
+
+
+def kernels(recording: Recording) -> list[str]:
+    """The directions of the kernels that ran, and torch's own if they are of flash attention."""
+    own = [each.kernel.split("_bf16")[0] for each in recording.of(Launch)]
+    return own + ["torch" for each in recording.of(TorchKernel) if "flash" in each.name]
+
+
+TRAINING = ["fwd", "bwd_delta", "bwd_dkv", "bwd_dq"]
+
+
+def test_activate_and_restore(active: None) -> None:
+    for use in (True, False, True):
+        if use:
+            impls.activate_flash_attention_impl("flashgen")
+        else:
+            impls.restore_flash_attention_impl()
+        recording = Recording()
+        step(2, 8, 256, 64, is_causal=True)
+        ran = kernels(recording)
+        assert ran == TRAINING if use else set(ran) == {"torch"}
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((1, 4, 128, 128), {}),
+        ((1, 4, 128, 128), {"scale": 0.3}),
+        ((2, 2, 64, 256), {"is_causal": True}),
+        ((2, 2, 64, 8), {}),
+        ((2, 2, 64, 20), {}),
+        ((1, 4, 128, 64), {"dropout_p": 0.1}),
+    ],
+    ids=str,
+)
+def test_sdpa_runs_on_flashgen(
+    active: None, recording: Recording, shape: tuple[int, ...], options: dict[str, object]
+) -> None:
+    for x in step(*shape, **options):
+        assert x.shape == shape
+    assert kernels(recording) == TRAINING
+
+
+def test_grouped_heads_and_the_layout_of_a_projection(active: None, recording: Recording) -> None:
+    q, *_ = tensors(2, 128, 8, 64)
+    k, v, *_ = tensors(2, 128, 2, 64)
+    q, k, v = (x.transpose(1, 2).requires_grad_() for x in (q, k, v))
+    o = sdpa(q, k, v, is_causal=True, enable_gqa=True)
+    assert o.stride() == q.stride()
+    torch.autograd.grad(o, (q, k, v), torch.empty_like(o))
+    assert kernels(recording) == TRAINING
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (32, 0)])
+def test_packed_sequences_run_on_flashgen(
+    active: None, recording: Recording, window: tuple[int, int]
+) -> None:
+    q, k, v = (x.requires_grad_() for x in tensors(300, 4, 64))
+    bounds = torch.tensor([0, 100, 300], dtype=torch.int32, device="cuda")
+    o = varlen_attn(q, k, v, bounds, bounds, 200, 200, window_size=window)
+    torch.autograd.grad(o, (q, k, v), torch.empty_like(o))
+    assert kernels(recording) == TRAINING
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_calls_run_on_flashgen(active: None, recording: Recording, backend: str) -> None:
+    """What Inductor makes checks the strides of the results. It launches no kernel of its own here, which the
+    recording driver cannot load.
+    """
+
+    def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return sdpa(q, k, v, is_causal=True)
+
+    q, k, v = (x.transpose(1, 2).requires_grad_() for x in tensors(2, 128, 4, 64))
+    compiled: Callable[..., Tensor] = torch.compile(causal, backend=backend, fullgraph=True)
+    o = compiled(q, k, v)
+    torch.autograd.grad(o, (q, k, v), torch.empty_like(o))
+    assert kernels(recording) == TRAINING
+
+
+def test_a_capture_is_whole(active: None, recording: Recording) -> None:
+    q, k, v = tensors(2, 8, 256, 64)
+    for _ in range(3):
+        sdpa(q, k, v)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        sdpa(q, k, v)
+    assert [each.captured for each in recording.of(Launch)] == [False, False, False, True]
+
+
+def test_nested_tensors_run_on_flashgen(active: None, recording: Recording) -> None:
+    bounds = torch.tensor([0, 100, 300], device="cuda")
+    q, k, v = (
+        torch.nested.nested_tensor_from_jagged(x, bounds, min_seqlen=100, max_seqlen=200).transpose(
+            1, 2
+        )
+        for x in tensors(300, 4, 64)
+    )
+    assert sdpa(q, k, v, is_causal=True).is_nested
+    assert kernels(recording) == ["fwd"]
