@@ -23,7 +23,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 TEST_CPU_SECONDS := 800
 
 .NOTPARALLEL:
-.PHONY: help install tune test test-all slow test-gpu test-driver test-driver-oldest lint format generate check facts docs-output clean
+.PHONY: help install tune test test-all slow test-gpu test-driver test-driver-oldest lint format generate check facts duel docs-output clean
 
 help:
 	@echo 'make install    install what development needs, into .venv'
@@ -38,6 +38,7 @@ help:
 	@echo 'make generate   write generated/ from configs/ and templates/'
 	@echo 'make facts      what the compiler makes of the kernels for Hopper; TRITON=3.8.0 for another one'
 	@echo '                FACTS=--check compares them with those that are committed'
+	@echo 'make duel       our machine code for Hopper beside that of FlashAttention-3, from wheels; 150 MB'
 	@echo 'make docs-output  run the commands whose output README and docs show, and rewrite it'
 	@echo 'make check      say where generated/ does not agree with them, nor the facts of some kernels'
 
@@ -128,6 +129,10 @@ check: $(FOR_TUNING)
 # Another Triton lies in a folder of its own, before the one of the environment.
 facts: $(FOR_TUNING) $(if $(TRITON),$(VENV)/triton-$(TRITON))
 	$(if $(TRITON),PYTHONPATH=$(VENV)/triton-$(TRITON)) $(BIN)/python benchmarks/sass_facts.py $(FACTS)
+
+# Wheels and cubins go to .peers, which git ignores.
+duel: $(FOR_ALL)
+	$(BIN)/python benchmarks/machine_code.py
 
 # Half an hour of a core for the tuning runs and the search benchmark.
 docs-output: $(FOR_ALL)

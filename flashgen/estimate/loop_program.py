@@ -256,7 +256,7 @@ def link(
         bodies.append((role, body))
         made.start.append(len(made.rows))
         rows = [row(i, machine, hmma, spills_to_l2=spills_to_l2) for i in body]
-        _register_reads(rows, body)
+        register_reads(rows, body)
         made.rows += rows
         made.end.append(len(made.rows))
         made.warps.append(role.warps or num_warps)
@@ -266,7 +266,7 @@ def link(
     return made
 
 
-def _register_reads(rows: Sequence[Row], body: Body) -> None:
+def register_reads(rows: Sequence[Row], body: Body) -> None:
     """The registers read by each instruction that needs them at a fixed time.
 
     Memory instructions, exp2 and conversions wait in queues for free ports and are left out. So are

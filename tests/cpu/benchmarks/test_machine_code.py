@@ -1,0 +1,137 @@
+"""benchmarks/machine_code.py on loops written by hand; no wheel, no compiler."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import machine_code
+from benchmarks.machine_code import Part, Row, row_of, shortfall, summary
+from flashgen.compile.loops import main_bodies
+from tests.listings import listing, loop
+
+LOOP = (
+    "WARPGROUP.ARRIVE",
+    "HGMMA.64x128x16.F32 R24, gdesc[UR4], R24, gsb0",
+    "MUFU.EX2 R1, R1",
+    "FFMA R1, R1, R2, R3",
+    "FMNMX R1, R1, R2, !PT",
+    "IMAD.MOV.U32 R1, RZ, RZ, R2",
+    "SHFL.BFLY PT, R4, R4, 0x1, 0x1f",
+    "BAR.SYNC 0x1, 0x80",
+    "LDL R1, [R2]",
+)
+
+
+def part(*lines: str, tile: tuple[int, int] = (128, 128), cycles: float = 3000.0) -> Part:
+    code = loop("SYNCS.PHASECHK P0, [UR4+0x34850], R3", *(lines or LOOP))
+    return Part(
+        listing=code,
+        body=main_bodies(code)[0],
+        tile=tile,
+        warps=8,
+        shared_bytes=1000,
+        cycles=(cycles, cycles + 200),
+    )
+
+
+def row(**changes: object) -> Row:
+    found = row_of([part()], direction="forward", head_dim=128, mask="none", whose="flashgen, x")
+    return replace(found, spills=0, **changes)  # type: ignore[arg-type]
+
+
+def test_the_counts_of_a_loop() -> None:
+    found = row_of([part()], direction="forward", head_dim=128, mask="none", whose="peer==1")
+    assert found.instructions == 11
+    assert found.per_score == 11 / 64
+    assert (found.fp32, found.mufu, found.alu, found.moves) == (1 / 64,) * 4
+    assert (found.shuffles, found.barriers, found.spills) == (1, 1, 1)
+    assert found.flop == pytest.approx(2 * 16 * 128 * 16 / 11)
+    assert found.under == 1.0
+    # 2 products of 128 x 128 x 128 take 2048 cycles of the matrix pipe.
+    assert found.cycles == pytest.approx(3100 / 2048)
+    assert not found.is_ours
+
+
+def test_two_kernels_of_a_backward_are_added() -> None:
+    both = [part(), part(tile=(128, 64))]
+    found = row_of(both, direction="backward", head_dim=128, mask="none", whose="flashgen, y")
+    assert found.tile == "128x128 + 128x64"
+    assert found.per_score == 11 / 64 + 11 / 32
+    assert found.cycles == pytest.approx(3100 / (2.5 * 2048) + 3100 / (2.5 * 1024))
+
+
+def test_decode_counts_all_warps_for_a_kib() -> None:
+    found = row_of([part()], direction="decode", head_dim=64, mask="none", whose="flashgen, z")
+    assert found.per_score == 11 * 8 / (128 * 2 * 64 * 2 / 1024)
+    assert found.cycles is None
+
+
+def test_registers_that_are_handed_over() -> None:
+    code = listing("USETMAXREG.DEALLOC.CTAPOOL 0x18", "USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xf0")
+    assert machine_code.registers(code) == "240/24"
+    assert machine_code.registers(listing("NOP", registers=96)) == "96"
+
+
+def test_shared_memory_ends_after_the_last_mbarrier() -> None:
+    assert machine_code.last_mbarrier(part().listing) == 0x34858
+    assert machine_code.last_mbarrier(loop("NOP")) == 8
+
+
+PEER = row(whose="peer==1", per_score=7.0, cycles=1.5)
+
+
+@pytest.mark.parametrize(
+    ("mine", "why"),
+    [
+        ([row(per_score=7.0, cycles=1.51)], None),
+        ([row(per_score=7.01, cycles=1.0)], "7.01 a score"),
+        ([row(per_score=6.0, cycles=1.53)], "1.530 over ideal, beside 7.00 and 1.500"),
+        ([row(per_score=6.0, cycles=None)], "- over ideal"),
+        ([row(per_score=8.0, cycles=1.0), row(per_score=6.0, cycles=1.5)], None),
+        ([], "no kernel of ours without spills"),
+    ],
+)
+def test_which_cells_hold(mine: list[Row], why: str | None) -> None:
+    found = shortfall([PEER, *mine])
+    assert found is None if why is None else why in str(found)
+
+
+def test_a_kernel_that_spills_holds_no_cell() -> None:
+    spilling = replace(row(per_score=1.0, cycles=1.0), spills=1)
+    assert shortfall([PEER, spilling]) == "no kernel of ours without spills"
+
+
+def test_decode_may_take_a_fifth_more() -> None:
+    peer = replace(PEER, direction="decode", per_score=10.0)
+    assert shortfall([peer, row(direction="decode", per_score=12.0)]) is None
+    found = shortfall([peer, row(direction="decode", per_score=13.0)])
+    assert found == "13.0 instructions a KiB, 1.30 times the peer's"
+
+
+def test_the_last_line_counts_cells_and_names_those_that_fall_short() -> None:
+    good = [PEER, row(per_score=7.0, cycles=1.5)]
+    bad = [replace(PEER, head_dim=64), row(per_score=8.0, cycles=1.5)]
+    assert summary([good, good]) == "cells: 2 of 2 hold"
+    assert summary([good, bad]).startswith("cells: 1 of 2 hold; short: forward d64 none (flashgen")
+
+
+def test_the_page_ends_with_that_line() -> None:
+    good = [PEER, row(per_score=7.0, cycles=1.5, note="why")]
+    page = machine_code.markdown([good], ["| published |"])
+    assert page.splitlines()[-1] == "cells: 1 of 1 hold"
+    assert "- flashgen, x, 128x128: why" in page
+    assert "| ~1000 |" in page
+    assert "| 1000 |" in page
+
+
+def test_drawn_machines_differ_in_latencies_and_bandwidth() -> None:
+    known = machine_code.SM90
+    machines = [machine_code.drawn(seed) for seed in range(machine_code.DRAWS)]
+    assert len(set(machines)) == machine_code.DRAWS
+    for name in ("tma_late", "barrier_late", "l2_burst_bytes"):
+        shares = [getattr(machine, name) / getattr(known, name) for machine in machines]
+        assert min(shares) < 0.95 < 1.05 < max(shares)
+        assert 0.7 <= min(shares) <= max(shares) <= 1.3
+    assert {machine.exp2 for machine in machines} == {known.exp2}
