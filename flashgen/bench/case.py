@@ -69,7 +69,7 @@ class BenchCase:
 
     @property
     def diagonal(self) -> int | None:
-        """The offset of the causal diagonal, as asked.diagonal_of gives it."""
+        """The offset of the causal diagonal, as flashgen.spec.from_call.diagonal_of gives it."""
         return diagonal_of(self.spec.causal, self.problem.seq_q, self.problem.seq_k)
 
 

@@ -259,8 +259,8 @@ class LadderSteps:
         self, stage: str, spec: AttentionSpec, problem: Problem, configs: Sequence[KernelConfig]
     ) -> list[Outcome]:
         assert self.evaluator is not None  # pick() has seen
-        asked = tuple(dict.fromkeys(configs))
-        return list(self.evaluator.evaluate(stage, spec, problem, asked))  # type: ignore[arg-type]
+        distinct = tuple(dict.fromkeys(configs))
+        return list(self.evaluator.evaluate(stage, spec, problem, distinct))  # type: ignore[arg-type]
 
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -175,7 +175,7 @@ def _walk(site: _Site, say: Say, began: float) -> int:
 def _run_one(site: _Site, case: BenchCase, say: Say) -> None:
     record, place = site.record, site.place
     known = record.cases.get(case.key)
-    asked = site.contenders(case)
+    contenders = site.contenders(case)
     struck = record.struck(case)
     before = place.conditions()
     x = make_inputs(case, place.device)
@@ -183,7 +183,7 @@ def _run_one(site: _Site, case: BenchCase, say: Say) -> None:
         raced = run_case(
             case,
             x,
-            [each for each in asked if each.name not in struck],
+            [each for each in contenders if each.name not in struck],
             place,
             meanwhile=functools.partial(record.at_work, case),
         )
@@ -194,7 +194,7 @@ def _run_one(site: _Site, case: BenchCase, say: Say) -> None:
         record.at_work(None, "")
         torch.compiler.reset()  # FlexAttention compiles each size; its limit of them is small
     lines = {line.name: line for line in raced.lines}
-    lines |= {each.name: _struck(each) for each in asked if each.name in struck}
+    lines |= {each.name: _struck(each) for each in contenders if each.name in struck}
     if known is not None:  # contenders that an earlier run timed and this one does not request
         lines = {line.name: line for line in known.lines} | lines
     record.add(case, tuple(lines.values()), (before, raced.during, place.conditions()))

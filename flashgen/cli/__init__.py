@@ -34,8 +34,8 @@ app = typer.Typer(
 )
 
 
-def _versions(asked: bool) -> None:
-    if asked:
+def _versions(shown: bool) -> None:
+    if shown:
         print(f"flashgen {__version__}, Triton {importlib.metadata.version('triton')}")
         raise typer.Exit
 

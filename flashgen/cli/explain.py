@@ -62,8 +62,8 @@ def explain(
     served = Served(archs=package.archs, choices=package.choices)
     found = ladder(served, gpu.slug, gpu, spec, seq)
     table = table_of(found.rungs[0].slug or "", out, evidence=True)
-    asked = Question(spec=spec, seq=seq, gpu=gpu, out=out, compiled=compiled)
-    for line in explanation(asked, found, package, table):
+    question = Question(spec=spec, seq=seq, gpu=gpu, out=out, compiled=compiled)
+    for line in explanation(question, found, package, table):
         print(showing.wrapped(line), flush=True)
     if found.rungs[0].rung != "exact":
         print(f"\n  to improve it: {tune_command(spec, seq, None if here else gpu.slug)}")

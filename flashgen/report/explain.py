@@ -195,7 +195,7 @@ class Question:
 
 
 def explanation(
-    asked: Question, found: Ladder, package: Package, table: Table | None
+    question: Question, found: Ladder, package: Package, table: Table | None
 ) -> Iterator[str]:
     """Lines, indented by what they belong to, as they become known: compiling takes seconds.
 
@@ -203,24 +203,26 @@ def explanation(
     """
     choice = found.rungs[0].choice
     entry = table.find(choice.spec, choice.bucket) if table and choice.bucket else None
-    yield from _served(asked, found, package, entry)
+    yield from _served(question, found, package, entry)
     # An entry is explained on the GPU that it was timed on: a relative's, where that serves.
-    gpu = table.gpu if table and entry else asked.gpu
-    if not asked.compiled:
+    gpu = table.gpu if table and entry else question.gpu
+    if not question.compiled:
         yield ""
         yield from _indented(_recorded(table, entry, gpu))
         return
-    problem = entry.result.problem if entry else workload(choice.spec, max(1, asked.seq))
-    with _cache(asked.out) as cache:
+    problem = entry.result.problem if entry else workload(choice.spec, max(1, question.seq))
+    with _cache(question.out) as cache:
         yield ""
         whole = dissect(choice.spec, choice.config, problem, gpu, cache)
         yield from _indented(_figures(whole, entry, choice.config, gpu))
         if table is not None and entry is not None:
             yield ""
-            yield from _indented(_others(asked.out, table, entry, whole, cache))
+            yield from _indented(_others(question.out, table, entry, whole, cache))
 
 
-def _served(asked: Question, found: Ladder, package: Package, entry: Entry | None) -> Iterator[str]:
+def _served(
+    question: Question, found: Ladder, package: Package, entry: Entry | None
+) -> Iterator[str]:
     """Which kernel, on which rung, by which evidence; and what was passed over."""
     first = found.rungs[0]
     choice = first.choice
@@ -233,7 +235,7 @@ def _served(asked: Question, found: Ladder, package: Package, entry: Entry | Non
         lies = "its text is rendered by the first call"
     elif package.is_stale(choice):
         timing += ", stale"
-    yield f"{asked.spec.name} on {asked.gpu.slug}: {choice.kernel}"
+    yield f"{question.spec.name} on {question.gpu.slug}: {choice.kernel}"
     yield f"  {first.rung}: {first.reason}"
     yield f"  {choice.source}{timing}; {lies}"
     if entry is not None and entry.result.source == "untimed":

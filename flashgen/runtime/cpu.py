@@ -80,8 +80,8 @@ def backward(saved: Saved, do: Tensor, dlse: Tensor | None, wanted: Wanted) -> G
     delta = gradients.delta_of(saved.o.float(), do.float(), inputs.dlse)
     found = gradients.rounded_gradients(inputs, saved.lse, delta)
 
-    def laid_out(name: str, x: Tensor, asked: bool) -> Tensor | None:
-        if not asked:
+    def laid_out(name: str, x: Tensor, requested: bool) -> Tensor | None:
+        if not requested:
             return None
         return empty_like_layout(x, x.shape[3]).copy_(found[name])
 

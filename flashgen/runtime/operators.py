@@ -71,8 +71,8 @@ def attention_backward(
     """The gradients of q, k, v, bias and sinks, those of `wanted` in this order."""
     q, k, v, call, features, package = _read(arguments)
     saved = Saved(q=q, k=k, v=v, o=o, lse=lse, call=call, features=features)
-    asked = Wanted(q=wanted[0], k=wanted[1], v=wanted[2], bias=wanted[3], sinks=wanted[4])
-    found = registry.dispatcher_of(package).passes.backward(saved, do, dlse, asked)
+    gradients = Wanted(q=wanted[0], k=wanted[1], v=wanted[2], bias=wanted[3], sinks=wanted[4])
+    found = registry.dispatcher_of(package).passes.backward(saved, do, dlse, gradients)
     dq, dk, dv, dbias, dsinks = (q.new_empty(0) if x is None else x for x in found)
     return dq, dk, dv, dbias, dsinks
 
@@ -89,8 +89,8 @@ def _(
     q, k, v, *others = arguments
     bias, sinks = others[BIAS], others[SINKS]
     found = [
-        empty_like_layout(x, x.shape[3]) if asked else q.new_empty(0)
-        for x, asked in zip((q, k, v), wanted, strict=False)
+        empty_like_layout(x, x.shape[3]) if needed else q.new_empty(0)
+        for x, needed in zip((q, k, v), wanted, strict=False)
     ]
     dbias = q.new_empty(0)
     if wanted[3] and bias is not None:
@@ -117,8 +117,8 @@ def _differentiate(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Te
     wanted = [ctx.needs_input_grad[place] for place in places]
     do = torch.zeros_like(o) if do is None else do
     found = attention_backward(do, dlse, o, lse, wanted, *tensors, *ctx.options)
-    for place, x, asked in zip(places, found, wanted, strict=True):
-        gradients[place] = x if asked else None
+    for place, x, needed in zip(places, found, wanted, strict=True):
+        gradients[place] = x if needed else None
     return tuple(gradients)
 
 

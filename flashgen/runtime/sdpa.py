@@ -115,7 +115,7 @@ def _check_mask(mask: Tensor, q: Tensor, k: Tensor) -> None:
         )
     shape = (*q.shape[:3], k.shape[2])
     sizes = zip(reversed(mask.shape), reversed(shape), strict=False)
-    if mask.ndim > 4 or any(own not in (1, asked) for own, asked in sizes):
+    if mask.ndim > 4 or any(own not in (1, size) for own, size in sizes):
         raise InvalidArgument(
             f"attn_mask must be broadcastable to {shape}: got {tuple(mask.shape)}"
         )

@@ -122,8 +122,8 @@ def _candidates(
     yield from _plain_tiles(served, slug, spec, seq_k)
     # tf32 is permitted, not required: if no tf32 kernel runs, the ieee one does.
     reason = f"no entry for {spec.name} on {slug} or a GPU like it; the default kernel serves"
-    asked = default_spec(spec)
-    for wanted in dict.fromkeys((asked, replace(asked, precision="ieee"))):
+    fallback = default_spec(spec)
+    for wanted in dict.fromkeys((fallback, replace(fallback, precision="ieee"))):
         for config in default_configs(wanted):
             choice = _without_entry(wanted, config)
             yield Selection(choice=choice, rung="default", slug=None, reason=reason)

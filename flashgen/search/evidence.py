@@ -131,7 +131,7 @@ class Evidence:
 
     def of(self, stage: Stage) -> list[Outcome]:
         """All outcomes of this stage."""
-        return [outcome for (asked, _), outcome in self._seen.items() if asked == stage]
+        return [outcome for (of_stage, _), outcome in self._seen.items() if of_stage == stage]
 
     def passed(self, stage: Stage, config: KernelConfig) -> bool:
         """Whether this stage has run and succeeded."""

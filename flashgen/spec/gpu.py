@@ -226,8 +226,8 @@ def known_target(slug: str) -> Gpu:
     try:
         return TARGETS[ALIASES.get(slug, slug)]
     except KeyError:
-        asked = slug_of(slug)
-        near = [known for known in TARGETS if known.startswith(asked)] if asked else []
-        near = near or difflib.get_close_matches(asked, TARGETS, n=1, cutoff=0.3)
+        wanted = slug_of(slug)
+        near = [known for known in TARGETS if known.startswith(wanted)] if wanted else []
+        near = near or difflib.get_close_matches(wanted, TARGETS, n=1, cutoff=0.3)
         hint = f"did you mean {' or '.join(near)}?" if near else "flashgen targets lists them."
         raise InvalidArgument(f"target must be a known slug: got {slug!r}; {hint}") from None

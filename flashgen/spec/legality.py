@@ -280,11 +280,11 @@ def _order(spec: AttentionSpec, config: KernelConfig) -> str | None:
             f"are not all there: got {_order_of(config)}"
         )
     has = spec.direction == "forward" and config.schedule in ("fa2", "s_ahead", "hopper")
-    for what, asked in (
+    for what, needed in (
         (f"order {config.order}", config.order in ("head_reversal", "grouped")),
         ("persistent", config.persistent),
     ):
-        if asked and not has:
+        if needed and not has:
             return (
                 f"{what} goes with direction forward and schedule fa2, s_ahead or hopper: "
                 f"got {spec.direction} and {config.schedule}"

@@ -295,8 +295,8 @@ class _Story:
         self.console.print(
             f"\nWritten: {paths.table_file(out, slug)} and {paths.generated_dir(out)}. Try next:"
         )
-        asked = {(spec, bucket_of(problem.seq_k)) for spec, problem in self.options.work}
-        mine = (entry for entry in reversed(self.found.values()) if entry.key in asked)
+        keys = {(spec, bucket_of(problem.seq_k)) for spec, problem in self.options.work}
+        mine = (entry for entry in reversed(self.found.values()) if entry.key in keys)
         last = next(mine, None)  # sharing kernels touches other buckets, too
         if last is not None:
             self.console.print(

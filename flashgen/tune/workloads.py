@@ -152,7 +152,7 @@ def parse(text: str, path: Path) -> Workload:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
+class _Request:
     """One spec of a file without its lengths: heads and kv_heads are the model's."""
 
     dtype: str
@@ -204,12 +204,12 @@ class _Asked:
 
 def _pieces(nodes: Nodes, node: yaml.Node) -> Iterator[tuple[Piece, yaml.Mark]]:
     """The pieces of one spec of a file: for each length all directions, with the length's line."""
-    asked: _Asked = nodes.record(node, _Asked, beside=("seqs",))
+    request: _Request = nodes.record(node, _Request, beside=("seqs",))
     for seq, weight, mark in _weights(nodes, nodes.keys(node, None)["seqs"]):
-        for spec in asked.kernels():
+        for spec in request.kernels():
             try:
-                problem = problem_of(spec, seq, asked.group)
-                yield Piece(spec=spec, problem=problem, weight=weight * asked.weight), mark
+                problem = problem_of(spec, seq, request.group)
+                yield Piece(spec=spec, problem=problem, weight=weight * request.weight), mark
             except InvalidArgument as error:
                 nodes.fail(mark, f"{error}; correct it")
 

@@ -178,8 +178,8 @@ class SharedEvaluator:
         known = [self._given_up(request, c) or self._remembered(request, c) for c in claims]
         new = [claim for claim, found in zip(claims, known, strict=True) if not found]
         configs = [config for claim in new for config in claim.unit.configs]
-        asked = request.stage, request.spec, request.problem, configs
-        outcomes = self._inner.evaluate(*asked) if configs else iter(())
+        arguments = request.stage, request.spec, request.problem, configs
+        outcomes = self._inner.evaluate(*arguments) if configs else iter(())
         for claim, found in zip(claims, known, strict=True):
             if found:
                 yield Answer(outcomes=tuple(found))
