@@ -163,6 +163,13 @@ def entries_grid(entries: Iterable[Entry], stale: Collection[Entry] = ()) -> Ent
 
 
 def as_json(table: Table, entries: Iterable[Entry], stale: Collection[Entry] = ()) -> str:
+    """record_of, as text."""
+    return json.dumps(record_of(table, entries, stale), indent=1)
+
+
+def record_of(
+    table: Table, entries: Iterable[Entry], stale: Collection[Entry] = ()
+) -> dict[str, Any]:
     """A table and some of its entries, for programs: what files say of each, and what follows."""
     found = []
     for entry in entries:
@@ -179,7 +186,7 @@ def as_json(table: Table, entries: Iterable[Entry], stale: Collection[Entry] = (
         )
     gpu = {"slug": table.gpu.slug, "name": table.gpu.name, "arch": table.gpu.arch}
     runs = [asdict(run) for run in table.runs]
-    return json.dumps({"gpu": gpu, "runs": runs, "entries": found}, indent=1)
+    return {"gpu": gpu, "runs": runs, "entries": found}
 
 
 def table_heading(table: Table) -> str:

@@ -135,3 +135,11 @@ def test_nested_tensors_run_on_flashgen(active: None, recording: Recording) -> N
     )
     assert sdpa(q, k, v, is_causal=True).is_nested
     assert kernels(recording) == ["fwd"]
+
+
+def test_diffusers_runs_on_flashgen(active: None, recording: Recording) -> None:
+    dispatch = pytest.importorskip("diffusers.models.attention_dispatch")
+    q, k, v = tensors(2, 128, 4, 64)  # (batch, seq, heads, head_dim)
+    o = dispatch.dispatch_attention_fn(q, k, v, backend=dispatch.AttentionBackendName._NATIVE_FLASH)
+    assert o.shape == q.shape
+    assert kernels(recording) == ["fwd"]

@@ -433,6 +433,22 @@ class TestPrecompiling:
         assert all("_anydim" in name for _, name in built)
 
 
+class TestExport:
+    @pytest.mark.parametrize("form", ["json", "json-schema", "flex"])
+    def test_it_writes_a_file_or_to_standard_output(self, run, tables_alone, form: str) -> None:
+        words = ["export", "--to", form, "--target", "nvidia_h200", "--out", tables_alone]
+        code, shown, errors = run(*words)
+        assert code == 0, errors
+        assert json.loads(shown)
+        assert run(*words, tables_alone / "written.json")[0] == 0
+        assert (tables_alone / "written.json").read_text() == shown
+
+    def test_a_kernel_needs_a_folder(self, run, tables_alone: Path) -> None:
+        code, _, errors = run("export", "--to", "hf-kernel", "--out", tables_alone)
+        assert code == 2
+        assert "--to hf-kernel needs the folder to write" in errors
+
+
 def test_a_folder_that_is_not_there_holds_no_table(run, tmp_path: Path) -> None:
     for line in ("show nvidia_h200", "report nvidia_h200", "verify --target nvidia_h200"):
         code, _, errors = run(*line.split(), "--out", tmp_path / "typo")

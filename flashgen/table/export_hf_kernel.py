@@ -1,0 +1,113 @@
+"""A folder that the package `kernels` of Hugging Face loads: the serving half of flashgen with the
+templates and generated/, once for each backend of torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+from flashgen import __version__, paths
+from flashgen.errors import InvalidArgument
+from flashgen.files import write_whole
+from flashgen.table.emit import demand_agreement, tables_for
+
+BACKENDS = ("cuda", "cpu")
+SERVING = ("spec", "reference", "kernels", "runtime")
+"""The packages that serve. They import no other one of flashgen (.importlinter)."""
+MODULES = ("__init__.py", "errors.py", "files.py", "paths.py", "settings.py", "py.typed")
+
+_FACE = f'''"""flashgen: exact attention by Triton kernels that were tuned per GPU.
+
+A process has one flashgen, because torch's operators have one name: the one that is loaded already,
+or the copy in this folder. attention() and decode() serve by the tables of this folder.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent / "flashgen"
+_VERSION = "{__version__}"
+
+if "flashgen" not in sys.modules:
+    _spec = importlib.util.spec_from_file_location("flashgen", _PACKAGE / "__init__.py")
+    sys.modules["flashgen"] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules["flashgen"])
+if sys.modules["flashgen"].__version__ != _VERSION:
+    raise ImportError(
+        f"flashgen must be {{_VERSION}}, the version of this kernel: the process has loaded "
+        f"{{sys.modules['flashgen'].__version__}}; load the kernel first, or export it anew"
+    )
+
+from flashgen.runtime import registry, sdpa, torch, transformers  # noqa: E402
+from flashgen.runtime.flash_attn import *  # noqa: E402, F403
+from flashgen.runtime.varlen import attention_varlen  # noqa: E402, F401
+
+_dispatcher = registry.dispatcher_in(_PACKAGE / "_generated")
+attention = _dispatcher.attention
+decode = _dispatcher.decode
+explain = _dispatcher.explain
+'''
+
+_CARD = """---
+license: apache-2.0
+tags:
+- kernels
+---
+
+# flashgen
+
+Exact attention by Triton kernels that were tuned per GPU.
+Written by `flashgen export --to hf-kernel`.
+"""
+
+
+def write(folder: Path, out: Path) -> None:
+    """Write the folder from the generated/ of `out`, or of the shipped tables. What an earlier
+    export wrote is replaced. Raises InvalidArgument for a folder of anything else, and
+    GeneratedError where generated/ is not current.
+    """
+    card, build = folder / "README.md", folder / "build"
+    if folder.is_dir() and any(folder.iterdir()):
+        if not card.is_file() or card.read_text() != _CARD:
+            raise InvalidArgument(f"{folder} must be new, empty or an earlier export: name another")
+        shutil.rmtree(build, ignore_errors=True)
+    generated = paths.generated_dir(out)
+    generated = generated if generated.is_dir() else paths.shipped_generated_dir()
+    demand_agreement(tables_for(out), generated)
+    content = _content(generated)
+    digest = hashlib.sha256()
+    for name, data in sorted(content.items()):
+        digest.update(name.encode() + b"\0" + data + b"\0")
+    for backend in BACKENDS:
+        variant = build / f"torch-{backend}"
+        for name, data in content.items():
+            (variant / name).parent.mkdir(parents=True, exist_ok=True)
+            write_whole(variant / name, data)
+        metadata = {
+            "id": f"_flashgen_{backend}_{digest.hexdigest()[:12]}",
+            "name": "flashgen",
+            "version": 1,
+            "license": "Apache-2.0",
+            "python-depends": [],
+            "backend": {"type": backend},
+        }
+        write_whole(variant / "metadata.json", json.dumps(metadata, indent=2) + "\n")
+    write_whole(card, _CARD)
+
+
+def _content(generated: Path) -> dict[str, bytes]:
+    """The files of a variant by their path in it."""
+    found = {f"flashgen/{name}": (paths.PACKAGE / name).read_bytes() for name in MODULES}
+    folders = {name: (paths.PACKAGE / name, "*.py") for name in SERVING}
+    folders |= {
+        "_templates": (paths.templates_dir(), "*.jinja"),
+        "_generated": (generated, "*.py"),
+    }
+    for name, (source, pattern) in folders.items():
+        for path in source.rglob(pattern):
+            found[f"flashgen/{name}/{path.relative_to(source).as_posix()}"] = path.read_bytes()
+    return found | {"__init__.py": _FACE.encode()}

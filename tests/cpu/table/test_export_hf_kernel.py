@@ -1,0 +1,85 @@
+"""The folder that `flashgen export --to hf-kernel` writes, loaded by the package kernels."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flashgen.errors import InvalidArgument
+from flashgen.table import export_hf_kernel
+
+LOADS = """
+import os, sys
+from pathlib import Path
+import torch
+from kernels import get_local_kernel
+folder = Path(sys.argv[1])
+assert "flashgen" not in sys.modules
+kernel = get_local_kernel(folder)
+assert Path(sys.modules["flashgen"].__file__).is_relative_to(folder)  # its own copy
+q = torch.randn(1, 4, 33, 32)
+want = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+torch.testing.assert_close(kernel.attention(q, q, q, causal=True), want)
+o = kernel.flash_attn_func(*[q.transpose(1, 2)] * 3, causal=True)
+torch.testing.assert_close(o.transpose(1, 2), want)
+kernel.transformers.register()  # in place of a name on the Hub
+from transformers import AttentionInterface
+assert "flashgen" in AttentionInterface().valid_keys()
+"""
+REFUSES = """
+import sys, types
+from pathlib import Path
+from kernels import get_local_kernel
+sys.modules["flashgen"] = types.SimpleNamespace(__version__="0.0.9")
+try:
+    get_local_kernel(Path(sys.argv[1]))
+except ImportError as error:
+    assert "flashgen must be" in str(error), error
+else:
+    raise SystemExit("another version was not refused")
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hub") / "kernel"
+    export_hf_kernel.write(folder, Path(__file__).resolve().parents[3])
+    return folder
+
+
+def test_a_folder_of_others_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(InvalidArgument, match="must be new, empty or an earlier export"):
+        export_hf_kernel.write(tmp_path, Path(__file__).resolve().parents[3])
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+
+
+@pytest.mark.slow("programs that import torch, with the interpreter's kernels: 15 s")
+@pytest.mark.parametrize(
+    ("program", "interpreted"),
+    [(LOADS, "0"), (LOADS, "1"), (REFUSES, "0")],
+    ids=["CPU", "interpreted", "another version"],
+)
+def test_get_local_kernel_loads_it(
+    folder: Path, tmp_path: Path, program: str, interpreted: str
+) -> None:
+    pytest.importorskip("kernels")
+    file = tmp_path / "loads.py"
+    file.write_text(program)
+    environment = {"TRITON_INTERPRET": interpreted, "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-P", str(file), str(folder)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow("writes 8 MB twice")
+def test_an_earlier_export_is_replaced(folder: Path) -> None:
+    stray = folder / "build" / "torch-cpu" / "stray.py"
+    stray.write_text("")
+    export_hf_kernel.write(folder, Path(__file__).resolve().parents[3])
+    assert not stray.exists()
