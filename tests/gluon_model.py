@@ -311,6 +311,13 @@ def _arrive(barrier: MBarrier, *, count: int) -> None:
     machine().pause()
 
 
+def _expect(barrier: MBarrier, size: int) -> None:
+    """Of no bytes, it is an arrival, behind which others may go on."""
+    barrier.expect(size)
+    if not size:
+        machine().pause()
+
+
 def _init(barrier: MBarrier, *, count: int) -> None:
     barrier.count = barrier.missing = count
 
@@ -431,7 +438,8 @@ def _language() -> types.ModuleType:
     gl = types.ModuleType("triton.experimental.gluon.language")
     layout = lambda *_, **__: None  # noqa: E731
     vars(gl).update(
-        constexpr=object,
+        constexpr=lambda value: value,
+        to_tensor=torch.tensor,
         int32=torch.int32,
         int64=torch.int64,
         float32=torch.float32,
@@ -459,6 +467,7 @@ def _language() -> types.ModuleType:
         inline_asm_elementwise=_asm,
         warp_specialize=_specialize,
         NVMMADistributedLayout=layout,
+        DistributedLinearLayout=layout,
         DotOperandLayout=layout,
         SliceLayout=layout,
         BlockedLayout=layout,
@@ -488,7 +497,7 @@ def _modules() -> dict[str, types.ModuleType]:
             init=_init,
             wait=_wait,
             arrive=_arrive,
-            expect=lambda barrier, size: barrier.expect(size),
+            expect=_expect,
             MBarrierLayout=object,
         ),
         tma=types.SimpleNamespace(async_load=_load, async_store=_store, store_wait=_store_wait),

@@ -7,6 +7,7 @@ kernel, and the branch from there back into a loop is no loop.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -43,7 +44,8 @@ def main_bodies(listing: Listing) -> tuple[Body, ...]:
     """The innermost loops that do the work, in order of address.
 
     They are those with matrix instructions, or, in a kernel without any (float32 in ieee
-    precision), those with exp2.
+    precision), those with exp2. A loop that branches over its mask is there twice, as masked tiles
+    run it and without the mask.
     """
     found = loops(listing.instructions)
     marks: tuple[Callable[[Instruction], bool], ...] = (
@@ -54,8 +56,29 @@ def main_bodies(listing: Listing) -> tuple[Body, ...]:
         working = [loop for loop in found if any(map(mark, loop))]
         inner = [loop for loop in working if not any(_within(other, loop) for other in working)]
         if inner:
-            return tuple(inner)
+            return tuple(itertools.chain.from_iterable(map(_paths, inner)))
     return ()
+
+
+def _paths(body: Body) -> tuple[Body, ...]:
+    """The loop as it is, and, if it branches over its mask, without the mask."""
+    masking = {i.address for branch in body for i in _mask_behind(branch, body)}
+    if not masking:
+        return (body,)
+    return body, tuple(i for i in body if i.address not in masking)
+
+
+def _mask_behind(branch: Instruction, body: Body) -> Body:
+    """What a branch of a loop with wgmma skips, if that is a mask: it selects and compares, and
+    neither multiplies, nor takes exp2, nor touches memory.
+    """
+    target = branch.target
+    if branch.base != "BRA" or target is None or not branch.address < target <= body[-1].address:
+        return ()
+    skipped = tuple(i for i in body if branch.address < i.address < target)
+    bases = {i.base for i in skipped}
+    selects = "FSEL" in bases and bases <= _OF_A_MASK
+    return skipped if selects and any(i.is_wgmma for i in body) else ()
 
 
 def _blocks(instructions: Sequence[Instruction]) -> list[list[Instruction]]:
@@ -184,7 +207,7 @@ def roles(listing: Listing, main: Sequence[Body]) -> tuple[Role, ...]:
         return (Role(loops=tuple(main), warps=None, start=0, end=last),) if main else ()
     moving = [loop for loop in loops(listing.instructions) if any(i.is_bulk_load for i in loop)]
     inner = [loop for loop in moving if not any(_within(other, loop) for other in moving)]
-    every = sorted({*main, *inner}, key=lambda loop: loop[0].address)
+    every = sorted({*main, *inner}, key=lambda loop: (loop[0].address, -len(loop)))
     return tuple(_role(listing, group) for group in _reaching(listing, every))
 
 
@@ -277,7 +300,7 @@ class LoopFacts:
 def main_loops(listing: Listing) -> tuple[LoopFacts, ...]:
     """Facts of the main loops, the steady one first, then by length.
 
-    If masked tiles have a loop of their own, the steady one is shorter.
+    If masked tiles have a loop of their own, or a branch to their mask, the steady one is shorter.
     """
     return tuple(sorted(map(facts, main_bodies(listing)), key=lambda loop: loop.instructions))
 
@@ -305,6 +328,8 @@ def facts(body: Sequence[Instruction]) -> LoopFacts:
 _COMPARE = ("FMNMX", "FMNMX3", "FSEL", "FSETP", "F2FP")
 _INTEGER = ("ISETP", "IADD3", "IMAD", "LOP3", "LEA", "SEL", "SHF", "PRMT", "MOV", "VIADD", "VIMNMX")
 _OTHER = frozenset((*_COMPARE, *_INTEGER))
+_UNIFORM = ("R2UR", "UIADD3", "UIMAD", "ULEA", "ULOP3", "UMOV", "USEL", "USHF")
+_OF_A_MASK = frozenset(("FSEL", *_INTEGER, *_UNIFORM))
 _STORES_AND_LOADS = frozenset(("LDS", "STS", "LDSM", "STSM", "LDGSTS"))
 
 

@@ -62,7 +62,8 @@ def estimate_cubin(
     arch is the architecture it was compiled for ("sm_90"), target the GPU, a known slug or a Gpu.
     num_warps are those of a block, shared_bytes its dynamic shared memory. blocks has, for each
     block in launch order, the trip counts of the kernel's main loops (the innermost ones with
-    matrix instructions) in order of address. Deterministic; never above the target's peak.
+    matrix instructions) in order of address; a loop with wgmma that branches over its mask counts
+    as two, with the mask and then without. Deterministic; never above the target's peak.
 
     Raises NoEstimate with the reason if the model has no reliable figure, InvalidArgument for
     contradicting arguments, ToolchainError if cuobjdump or numba is missing.

@@ -189,10 +189,15 @@ def _control(made: Row, i: Instruction, machine: Machine) -> None:
         made.latency = machine.mbarrier_late
         if i.opcode.startswith("SYNCS.PHASECHK"):
             made.kind = AWAIT
-        elif i.opcode == "SYNCS.ARRIVE.TRANS64":
+        elif _expects(i):
             made.kind = EXPECT
         elif i.opcode.startswith("SYNCS.ARRIVE"):
             made.kind = ARRIVE
+
+
+def _expects(i: Instruction) -> bool:
+    """Whether it announces the bytes of a load. With 0 bytes (RZ) it is a plain arrival."""
+    return i.opcode == "SYNCS.ARRIVE.TRANS64" and not i.operands.endswith(", RZ")
 
 
 def address_of(i: Instruction) -> int | None:
@@ -409,14 +414,13 @@ def _lags(
             if not expected[each.count] and not made.arrivals[each.count]:
                 each.amount = NEVER_LAGS
             elif expected[each.count] and loads:
-                before = [i for i in here if i.opcode == "SYNCS.ARRIVE.TRANS64"]
-                each.amount = sum(_runs_before(i, body, role) for i in before)
+                each.amount = sum(_runs_before(i, body, role) for i in here if _expects(i))
             elif expected[each.count]:
                 each.amount = 0
             elif loads:
                 each.amount = len({address_of(i) for i in here if ".EXCH" in i.opcode})
             else:
-                arrives = [i for i in here if ".ARRIVE.TRANS64.A1T0" in i.opcode]
+                arrives = [i for i in here if ".ARRIVE" in i.opcode and not _expects(i)]
                 each.amount = sum(i.address < body[0].address for i in arrives)
 
 

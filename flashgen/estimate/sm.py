@@ -108,10 +108,9 @@ class Scoreboard:
     @cached_property
     def phases(self) -> tuple[tuple[int, ...], ...]:
         """Numbers of main loops that run at the same time, each by its own warps."""
-        place = {body[0].address: number for number, body in enumerate(self.main)}
+        place = {body: number for number, body in enumerate(self.main)}
         multiplying = [
-            [place[body[0].address] for body in role.loops if body[0].address in place]
-            for role in self._roles
+            [place[body] for body in role.loops if body in place] for role in self._roles
         ]
         longest = max(map(len, multiplying))
         together = [
@@ -123,7 +122,7 @@ class Scoreboard:
     @property
     def outside(self) -> int:
         """Instructions outside the main loops, per role that has such loops."""
-        inside = sum(map(len, self.main))
+        inside = len({i.address for body in self.main for i in body})
         return (len(self.listing.instructions) - inside) // len(self.phases[0])
 
     def trip_cycles(self, residents: int) -> tuple[float, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from flashgen.compile.loops import loops, main_bodies, main_loops, roles
 from tests.listings import listing, loop
 
@@ -102,6 +104,43 @@ def test_without_matrix_instructions_the_loop_with_exp2_is_main() -> None:
     )
     (main,) = main_loops(found)
     assert (main.matrix_instructions, main.exp2, main.exp2_under_matrix) == (0, 1, None)
+
+
+BRANCHED = (
+    "top:",
+    "HGMMA.64x64x16.F32 R24, gdesc[UR4], R24, gsb0",
+    "@P1 BRA {seen}",
+    "ISETP.GE.AND P2, PT, R8, 0x1, PT",
+    "FSEL R24, R24, -INF, P2",
+    "seen:",
+    "MUFU.EX2 R4, R4",
+    "@P0 BRA {top}",
+    "EXIT",
+)
+
+
+def test_a_loop_that_branches_over_its_mask_counts_with_and_without_it() -> None:
+    found = listing(*BRANCHED)
+    assert [loop.instructions for loop in main_loops(found)] == [4, 6]
+    whole, steady = main_bodies(found)
+    assert len(whole) == 6
+    assert [i.base for i in steady] == ["HGMMA", "BRA", "MUFU", "BRA"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("ISETP.GE.AND P2, PT, R8, 0x1, PT", "MUFU.EX2 R8, R8"),
+        ("ISETP.GE.AND P2, PT, R8, 0x1, PT", "BAR.SYNC 0x1, 0x80"),
+        ("ISETP.GE.AND P2, PT, R8, 0x1, PT", "LDS R8, [R9]"),
+        ("FSEL R24, R24, -INF, P2", "IADD3 R24, R24, R25, RZ"),
+        ("HGMMA.64x64x16.F32 R24, gdesc[UR4], R24, gsb0", "HMMA.16816.F32 R4, R4, R8, R4"),
+    ],
+)
+def test_a_branch_over_other_work_is_no_mask(old: str, new: str) -> None:
+    assert old in BRANCHED
+    found = listing(*(line.replace(old, new) for line in BRANCHED))
+    assert len(main_loops(found)) == 1
 
 
 def test_straight_code_has_no_main_loop() -> None:

@@ -88,6 +88,7 @@ def test_a_spill_beyond_l1_passes_through_l2() -> None:
         ("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4+0x10], R3", rows.AWAIT, 0),
         ("SYNCS.ARRIVE.TRANS64 RZ, [UR4], R2", rows.EXPECT, 0),
         ("SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR4+URZ+0x8], RZ", rows.ARRIVE, 0),
+        ("SYNCS.ARRIVE.TRANS64 RZ, [UR4+0x8], RZ", rows.ARRIVE, 0),
     ],
 )
 def test_what_synchronizes(text: str, kind: int, count: int) -> None:

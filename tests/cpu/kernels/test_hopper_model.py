@@ -113,9 +113,9 @@ def test_rows_that_see_no_key() -> None:
 
 
 LOOP_K = "        s = warpgroup_mma_wait(1, deps=(s,))\n"
-FREE_K = "        mbarrier.arrive(k_empty.index(stage), count=1)\n"
+FREE_K = "        release(k_empty.index(stage))\n"
 LOOP_V = "        acc = warpgroup_mma_wait(0, deps=(acc,))\n"
-FREE_V = "        mbarrier.arrive(v_empty.index(before), count=1)\n"
+FREE_V = "        release(v_empty.index(before))\n"
 MUTANTS = {
     "producer waits for the wrong phase": ("phase ^ 1", "phase"),
     "producer waits for no place of K": ("mbarrier.wait(k_empty.index(stage), phase ^ 1)", "pass"),
@@ -126,8 +126,9 @@ MUTANTS = {
     "V is never given back": (FREE_V, ""),
     "V is not awaited": ("        mbarrier.wait(v_full.index(before), phase_before)\n", ""),
     "K is not awaited": ("        mbarrier.wait(k_full.index(stage), phase)\n", ""),
-    "V of the wrong phase": ("((i - 1) // STAGES) & 1", "(i // STAGES) & 1"),
-    "V of the wrong tile": ("before = (i - 1) % STAGES", "before = i % STAGES"),
+    "V of the wrong phase": ("(i - 1) % STAGES, phase", "(i - 1) % STAGES, (i // STAGES) & 1"),
+    "V of the wrong tile": ("phase_before = (i - 1) % STAGES", "phase_before = i % STAGES"),
+    "the last V of the wrong phase": ("v_full.index(stage), phase)", "v_full.index(stage), phase ^ 1)"),
     "one arrival empties": ("count=WARPGROUPS", "count=1"),
     "Q is not awaited": ("    mbarrier.wait(q_full.index(WARPGROUP), 0)\n", ""),
     "no first turn": ("row_max = end_turn(row_max, 0)", "pass"),
@@ -136,14 +137,18 @@ MUTANTS = {
         "        row_max = end_turn(row_max, (WARPGROUP + 1) % WARPGROUPS)\n", ""),
     "no fence before the store": ("    fence_async_shared()\n    tma_store", "    tma_store"),
     "K in another order than V": ("tile_start, 0]\n        mbarrier", "i * BC - BC, 0]\n        mbarrier"),
-    "the diagonal is not seen": ("<= gl.expand_dims(last_key", "< gl.expand_dims(last_key"),
+    "the diagonal is not seen": (" <= limits", " < limits"),
+    "a lane's keys are another's": ("keys & 6", "keys & 2"),
+    "a mask for no tile but the first": ("if i < masked_tiles", "if i < 1"),
+    "the mask of the tile before": ("last_key - (key_tiles - 1 - i) * BC", "last_key - (key_tiles - i) * BC"),
     "a masked tile too few": (
         "masked_tiles = gl.maximum(key_tiles - full_tiles, 1)",
         "masked_tiles = gl.maximum(key_tiles - full_tiles - 1, 1)"),
     "one tile too few": ("gl.cdiv(key_end, BC), 1)", "key_end // BC, 1)"),
     "the maximum starts infinite": ("-3.4028234663852886e38", 'float("-inf")'),
     "O of another warpgroup": ("o_smem.index(WARPGROUP)", "o_smem.index(0)"),
-    "a sum that is not rescaled": ("row_sum = row_sum * rescale", "row_sum = row_sum"),
+    "a sum that is not rescaled": ("row_sum * gl.expand_dims(scale, 1)", "row_sum"),
+    "LSE of one lane": ("gl.convert_layout(gl.sum(row_sum, 1), S_ROWS)", "row_sum[:, 0]"),
 }  # fmt: skip
 
 

@@ -131,7 +131,7 @@ def test_each_program_walks_every_fifth_tile_of_its_order(order: Any) -> None:
 
 
 GIVE_Q = "        mbarrier.arrive(q_empty.index(WARPGROUP), count=1)\n"
-FREE_LAST_V = "        mbarrier.arrive(v_empty.index(before), count=1)\n        o = "
+FREE_LAST_V = "        mbarrier.arrive(v_empty.index(stage), count=1)\n        o = "
 AWAIT_STORE = "        tma.store_wait(0)\n        o_tile"
 PERSISTENT_MUTANTS = {
     "Q is loaded before it is read": ("mbarrier.wait(q_empty.index(w), q_phase ^ 1)", "pass"),
