@@ -119,7 +119,7 @@ def page(
         notice(f"the report has no importances: {error}")
         shares = [{} for _ in searches]
     pairs, alone = pairs_of(own)
-    template = _environment().get_template("report.html.jinja")
+    template = environment(Path(__file__).parent).get_template("report.html.jinja")
     return template.render(
         table=table,
         searches=list(zip(searches, shares, strict=True)),
@@ -257,10 +257,12 @@ def _calibrations(pairs: Sequence[Pair]) -> list[Calibration]:
 
 
 @functools.cache
-def _environment() -> Environment:
-    """Strict, and it escapes: texts of a table are anybody's."""
+def environment(folder: Path) -> Environment:
+    """The templates of a folder, and those of this one that they include. Strict, and it escapes:
+    texts of a table are anybody's.
+    """
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader([folder, Path(__file__).parent]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

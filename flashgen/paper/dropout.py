@@ -1,0 +1,112 @@
+"""Dropout: the backward makes the forward's mask again, and stores none."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flashgen.kernels.launch import bind
+from flashgen.kernels.launch_backward import Backward
+from flashgen.kernels.launch_forward import Forward
+from flashgen.paper import forms, runs
+from flashgen.paper.counter import Counter, Traffic
+from flashgen.paper.finding import Chart, Check, Finding, Line, Scale, powers
+from flashgen.spec.features import Features
+
+N = 64
+"""Keys, and the head dim: V and dO are the identity."""
+TILE = 16
+DROPPED = 0.1
+RNG = 4
+"""Bytes of the generator's state that a program reads, as int64: seed and offset."""
+
+
+def remade() -> Finding:
+    """The masks of both directions, read off through identities, and what they cost."""
+    rng = torch.tensor([1234, 0])
+    features = Features(dropout_p=DROPPED, rng=rng)
+    of, identity = runs.head(N, N), torch.eye(N).half()[None, None]
+    spec, config = runs.spec_of(N).with_features(("dropout",)), runs.config_of(TILE, TILE)
+    forward = bind(runs.kernel_of(spec, config), spec, config)
+    call = Forward(q=of.q, k=of.k, v=identity, scale=of.scale, diagonal=None, features=features)
+    with Counter(kernel="forward") as counter:
+        o, lse = forward(call)
+    back = spec.for_direction("backward_dkv")
+    backward = bind(runs.kernel_of(back, config), back, config)
+    delta = torch.zeros_like(lse)
+    with Counter(kernel="backward") as backward_counter:
+        _, dv = backward(
+            Backward(
+                q=of.q,
+                k=of.k,
+                v=identity,
+                do=identity.clone(),
+                lse=lse,
+                delta=delta,
+                scale=of.scale,
+                diagonal=None,
+                features=features,
+            )
+        )
+    # O = P' V = P' and dV = P'^T dO = P'^T, with P' after dropout.
+    first, second = o[0, 0] == 0, dv[0, 0].mT == 0
+    differing = int((first != second).sum())
+    tile = (N, N, TILE, TILE)
+    pairs = (
+        (_without_state(counter.traffic("forward")), forms.fa2(*tile)),
+        (_without_state(backward_counter.traffic("backward")), forms.dkv(*tile)),
+    )
+    lengths = powers(128, 4096)
+    stored = tuple(
+        (float(n), _added_by_dropout(n) / 1e6) for n in lengths
+    )  # equal to counts: claim figure-2
+    return Finding(
+        checks=(
+            Check(
+                text=f"{int(first.sum())} of {N * N:,} elements dropped, {differing} differ in the "
+                "backward",
+                holds=differing == 0 and 0 < int(first.sum()) < N * N // 4,
+            ),
+            Check(
+                text="loads and stores are those without dropout, but for the generator's state",
+                holds=all(found == form for found, form in pairs),
+            ),
+        ),
+        charts=(
+            Chart(
+                title="Which elements of P are dropped",
+                caption="Forward: zeros of O with V the identity. Backward: zeros of dV with dO "
+                "the identity. Each mark of one lies on one of the other.",
+                x=Scale(name="key", log=False, low=0.0),
+                y=Scale(name="query", log=False, low=0.0),
+                lines=(
+                    Line(name="forward", points=_places(first), scattered=True),
+                    Line(name="backward", points=_places(second), scattered=True),
+                ),
+            ),
+            Chart(
+                title="Bytes that dropout adds, forward and backward",
+                caption="One head, fp16. Standard attention writes P once more and a mask of a "
+                "byte an element, and reads both; flashgen reads a seed. By closed form.",
+                x=Scale(name="N, keys", at=tuple(map(float, lengths))),
+                y=Scale(name="HBM accesses, MB", log=False, low=0.0),
+                lines=(
+                    Line(name="standard", points=stored),
+                    Line(name="flashgen", points=tuple((float(n), 0.0) for n in lengths)),
+                ),
+            ),
+        ),
+    )
+
+
+def _without_state(traffic: Traffic) -> Traffic:
+    return {name: moved for name, moved in traffic.items() if name != "rng"}
+
+
+def _places(dropped: Tensor) -> tuple[tuple[float, float], ...]:
+    return tuple((float(key), float(query)) for query, key in dropped.nonzero().tolist())
+
+
+def _added_by_dropout(n: int) -> int:
+    plain = forms.standard(n, 64, backward=True)
+    return forms.standard(n, 64, backward=True, dropout=True) - plain

@@ -1,0 +1,127 @@
+"""Shows claims in child processes, and makes the page of what they found."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from markupsafe import Markup
+
+import flashgen
+from flashgen.errors import InvalidArgument
+from flashgen.evaluate.build import cpu_count
+from flashgen.evaluate.tasks import DEVICE_ENV, INTERPRET_ENV
+from flashgen.evaluate.workers.answers import Done, Task
+from flashgen.evaluate.workers.pool import Workers
+from flashgen.files import write_whole
+from flashgen.paper.claims import Claim
+from flashgen.paper.finding import Chart, Finding, Line
+from flashgen.report import svg
+from flashgen.report.html import environment
+from flashgen.report.svg import Axis, Level, Series
+from flashgen.spec.records import record_of
+
+LIMIT_S = 300.0
+"""Of one claim: the longest takes 4 s of a core, the plateau 20 without a cache."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """A claim with what was found; why: why nothing was."""
+
+    claim: Claim
+    finding: Finding | None
+    why: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether it was shown, and every check holds."""
+        return self.finding is not None and self.finding.holds
+
+
+def show(claims: Sequence[Claim]) -> Iterator[Shown]:
+    """Show claims, each in a child process, in their order."""
+    one_thread = {name: value for name, value in INTERPRET_ENV.items() if name.endswith("THREADS")}
+    with (
+        Workers(min(2, cpu_count()), env=INTERPRET_ENV) as interpreting,
+        Workers(1, env={**one_thread, **DEVICE_ENV}) as compiling,
+    ):
+        pools = {"interpreted": interpreting, "compiled": compiling}
+        answers = [
+            pools[claim.process].submit(
+                Task(
+                    function="flashgen.paper.tasks:show",
+                    payload={"shows": claim.shows},
+                    limit_s=LIMIT_S,
+                )
+            )
+            for claim in claims
+        ]
+        for claim, answer in zip(claims, answers, strict=True):
+            found = answer.result()
+            if isinstance(found, Done):
+                yield Shown(claim=claim, finding=record_of(Finding, found.value, claim.name))
+            else:
+                yield Shown(claim=claim, finding=None, why=str(found))
+
+
+def check_file(path: Path) -> None:
+    """Raise InvalidArgument unless `path` can be the page."""
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise InvalidArgument(f"--out must name an .html file: got {path}")
+
+
+def write_page(shown: Sequence[Shown], path: Path) -> None:
+    """Write the page, atomically. Raises InvalidArgument if `path` is no .html, ToolchainError if
+    it cannot be written.
+    """
+    check_file(path)
+    write_whole(path, page(shown))
+
+
+def page(shown: Sequence[Shown]) -> str:
+    """The HTML of these claims; it loads nothing from the network."""
+    template = environment(Path(__file__).parent).get_template("paper.html.jinja")
+    return template.render(
+        shown=shown,
+        draw=draw,
+        legend=legend,
+        version=flashgen.__version__,
+        triton=version("triton"),
+        python=platform.python_version(),
+    )
+
+
+def draw(chart: Chart) -> Markup:
+    """The SVG of a chart."""
+    series = [
+        Series(
+            name=line.name,
+            points=line.points,
+            look=number,
+            line=not line.scattered,
+            dashed=line.closed,
+            marked=not line.closed,
+        )
+        for number, line in enumerate(chart.lines)
+    ]
+    x, y = (
+        Axis(name=scale.name, log=scale.log, low=scale.low, at=scale.at)
+        for scale in (chart.x, chart.y)
+    )
+    levels = [Level(y=limit.y, name=limit.name, kind="default") for limit in chart.limits]
+    names = ", ".join(line.name for line in chart.lines)
+    return Markup(
+        svg.lines(series, x, y, f"{chart.title}: {y.name} over {x.name}; {names}", levels)
+    )
+
+
+def legend(lines: Sequence[Line]) -> list[tuple[Markup, str]]:
+    """The mark or line of each line of a chart, and its name."""
+    return [
+        (Markup(svg.swatch(f"s{n % 8}", "line" if line.closed else svg.SHAPES[n % 6])), line.name)
+        for n, line in enumerate(lines)
+    ]

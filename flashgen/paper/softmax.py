@@ -1,0 +1,172 @@
+"""Online softmax step by step, and the two algorithms against float64."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from flashgen.paper import runs
+from flashgen.paper.finding import Chart, Check, Finding, Limit, Line, Row, Scale, Table
+from flashgen.reference.attention import FLOORS_ACCEPTED, attention, judge, max_abs
+from flashgen.runtime.merge import merge
+from flashgen.spec.config import Schedule
+
+KEYS, TILE = 64, 8
+EXACT = 1e-12
+"""A difference below it is rounding, in float64."""
+LENGTHS = (16, 33, 64, 128, 256, 512)
+TILES: dict[Schedule, tuple[int, int]] = {"fa1": (16, 64), "fa2": (64, 16)}
+"""B_r and B_c of each algorithm."""
+
+
+def online() -> Finding:
+    """One row of scores in tiles, in float64; then O of one query, and merged parts."""
+    draw = torch.Generator().manual_seed(5)
+    # Scores that tend to rise, so that the maximum does several times.
+    s = torch.randn(KEYS, generator=draw, dtype=torch.float64)
+    s += torch.linspace(0.0, 5.0, KEYS, dtype=torch.float64)
+    v = torch.randn(KEYS, 16, generator=draw, dtype=torch.float64)
+    highest, total = -math.inf, 0.0
+    o, wrong = torch.zeros(16, dtype=torch.float64), torch.zeros(16, dtype=torch.float64)
+    rows, online_lse, exact_lse, maxima, worst = [], [], [], [], 0.0
+    for start in range(0, KEYS, TILE):
+        tile, seen = s[start : start + TILE], s[: start + TILE]
+        risen = max(highest, float(tile.max()))
+        factor = math.exp(highest - risen)
+        p = torch.exp(tile - risen)
+        total = factor * total + float(p.sum())
+        o = factor * o + p @ v[start : start + TILE]
+        # As printed, diag(e^(m_old - m_new)) has the exponent -1: it divides.
+        wrong = (wrong / factor if factor else wrong) + p @ v[start : start + TILE]
+        highest = risen
+        exact_sum = float(torch.exp(seen - seen.max()).sum())
+        worst = max(worst, abs(total - exact_sum) / exact_sum)
+        at = start + TILE
+        maxima.append((float(at), highest))
+        online_lse.append((float(at), highest + math.log(total)))
+        exact_lse.append((float(at), float(seen.logsumexp(0))))
+        cells = (f"{highest:.4f}", f"{factor:.4f}", f"{total:.6f}", f"{exact_sum:.6f}")
+        rows.append(Row(name=str(at), cells=cells))
+    exact_o = s.softmax(0) @ v
+    off = max_abs(o / total - exact_o)
+    off_as_printed = max_abs(wrong / total - exact_o)
+    merged = {parts: _merged(parts) for parts in (2, 3, 5)}
+    return Finding(
+        checks=(
+            Check(text=f"sum of each step, relative error {worst:.1e}", holds=worst < EXACT),
+            Check(text=f"O after the last tile, error {off:.1e}", holds=off < EXACT),
+            *(
+                Check(text=f"{parts} merged parts, error {error:.1e}", holds=error < EXACT)
+                for parts, error in merged.items()
+            ),
+            Check(
+                text=f"a factor that divides gives a wrong O, error {off_as_printed:.2g}",
+                holds=off_as_printed > 1e-3,
+            ),
+        ),
+        charts=(
+            Chart(
+                title="Log-sum-exp of the scores so far",
+                caption=f"{KEYS} scores in tiles of {TILE}. Each mark of the online softmax, m + "
+                "log(l), lies on the exact one of the same keys; m only grows.",
+                x=Scale(name="keys seen", log=False, low=0.0, at=tuple(range(8, KEYS + 1, 8))),
+                y=Scale(name="natural logarithm", log=False),
+                lines=(
+                    Line(name="exact", points=tuple(exact_lse), closed=True),
+                    Line(name="online, m + log(l)", points=tuple(online_lse), scattered=True),
+                    Line(name="running maximum m", points=tuple(maxima)),
+                ),
+            ),
+        ),
+        tables=(
+            Table(
+                caption="The state after each tile, float64",
+                columns=("keys", "m", "e^(m_old - m_new)", "l", "exact sum"),
+                rows=tuple(rows),
+            ),
+        ),
+        notes=(
+            "The rule: m_new = max(m_old, max(S)), l_new = e^(m_old - m_new) l_old + sum(e^(S - "
+            "m_new)), and O likewise: it is multiplied by e^(m_old - m_new), which is at most 1. "
+            "The FlashAttention-2 paper prints this factor with the exponent -1 in Algorithm 1, "
+            "line 10, and in section 2.3.1; as printed it divides, which is the same as swapping "
+            "the maxima, and the last check shows that O is then wrong.",
+        ),
+    )
+
+
+def _merged(parts: int) -> float:
+    """The error of O and LSE over the keys in so many parts, merged; in float64."""
+    of = runs.head(60, 16)
+    q, k, v = of.q.double(), of.k.double(), of.v.double()
+    pieces = [
+        attention(q, some_k, some_v, scale=of.scale, diagonal=None)
+        for some_k, some_v in zip(k.tensor_split(parts, 2), v.tensor_split(parts, 2), strict=True)
+    ]
+    o, lse = merge(pieces)
+    exact_o, exact_lse = attention(q, k, v, scale=of.scale, diagonal=None)
+    return max(max_abs(o - exact_o), max_abs(lse - exact_lse))
+
+
+def algorithms() -> Finding:
+    """Both schedules at several lengths, dtypes and masks; errors in floors."""
+    lines, checks, rows = [], [], []
+    for schedule, tile in TILES.items():
+        for dtype, short in (("float16", "fp16"), ("bfloat16", "bf16")):
+            for causal in (False, True):
+                name = f"FlashAttention-{schedule[2]}, {short}{', causal' if causal else ''}"
+                errors = []
+                for n in LENGTHS:
+                    run = runs.forward(schedule, *tile, n, 32, causal=causal, dtype=dtype)
+                    assert run.verdict is not None
+                    errors.append(run.verdict)
+                floors = [verdict.floors for verdict in errors]
+                holds = all(verdict.passed for verdict in errors)
+                checks.append(Check(text=f"{name}: at most {max(floors):.2f} floors", holds=holds))
+                rows.append(Row(name=name, cells=tuple(f"{f:.2f}" for f in floors)))
+                if not causal:
+                    points = tuple(zip(map(float, LENGTHS), floors, strict=True))
+                    lines.append(Line(name=name, points=points, scattered=True))
+    broken = _floors_of_a_broken_kernel()
+    checks.append(
+        Check(
+            text=f"a kernel that does not rescale O has {broken:.0f} floors, and is rejected",
+            holds=broken > FLOORS_ACCEPTED,
+        )
+    )
+    return Finding(
+        checks=tuple(checks),
+        charts=(
+            Chart(
+                title="Error of O against float64",
+                caption="A floor is the error of an ideally rounded kernel, which no kernel of this"
+                " dtype can do without. Two are accepted.",
+                x=Scale(name="N, keys", at=tuple(map(float, LENGTHS))),
+                y=Scale(name="error, floors", log=False, low=0.0),
+                lines=tuple(lines),
+                limits=(Limit(y=FLOORS_ACCEPTED, name="accepted"),),
+            ),
+        ),
+        tables=(
+            Table(
+                caption="Error of O in floors, over N",
+                columns=("kernel", *map(str, LENGTHS)),
+                rows=tuple(rows),
+            ),
+        ),
+        notes=("Tiles of 16 x 64 and of 64 x 16, d 32. docs/numerics.md defines a floor.",),
+    )
+
+
+def _floors_of_a_broken_kernel() -> float:
+    """The error of FlashAttention without the rescaling of O, which must be found."""
+    of = runs.head(64, 32)
+    s = (of.q.float() @ of.k.float().mT) * of.scale
+    highest = s[..., :32].amax(-1, keepdim=True)
+    risen = torch.maximum(highest, s[..., 32:].amax(-1, keepdim=True))
+    first, second = torch.exp(s[..., :32] - highest), torch.exp(s[..., 32:] - risen)
+    total = first.sum(-1, keepdim=True) + second.sum(-1, keepdim=True)
+    o = (first @ of.v[:, :, :32].float() + second @ of.v[:, :, 32:].float()) / total
+    lse = s.logsumexp(-1)
+    return judge(o.to(of.q.dtype), lse, of.q, of.k, of.v, scale=of.scale, diagonal=None).floors

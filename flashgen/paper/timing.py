@@ -1,0 +1,241 @@
+"""Run time over the block size, by the model or on this GPU; and the block rule beside tables."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from flashgen import paths
+from flashgen.errors import ToolchainError
+from flashgen.files import temporary_folder
+from flashgen.paper import forms, runs
+from flashgen.paper.finding import Chart, Check, Finding, Limit, Line, Row, Scale, Table, powers
+from flashgen.paper.traffic import BR, HEADS, D, N, gigabytes
+from flashgen.spec.config import KernelConfig
+from flashgen.spec.gpu import TARGETS, Gpu
+from flashgen.spec.outcome import Timing
+from flashgen.spec.problem import bucket_of
+
+if TYPE_CHECKING:
+    from flashgen.evaluate.measure import Run
+
+PAPERS_GPU = TARGETS["nvidia_a100_sxm4_40gb"]
+BLOCKS = powers(16, 512)
+ROWS = 32
+"""B_r of every block: with 64 rows and 256 keys the accumulators of four warps do not fit their
+registers."""
+RULE_DIMS = (64, 128, 256)
+
+
+def plateau() -> Finding:
+    """FA-1's time over B_c: the model's for an A100, and measured where there is a GPU."""
+    import torch
+
+    times = {bc: _estimated(bc).median_us / 1e3 for bc in BLOCKS}
+    bytes_ms = {
+        bc: gigabytes(_bytes(bc)) / (PAPERS_GPU.bandwidth_gbs or math.inf) * 1e3 for bc in BLOCKS
+    }
+    near = {bc: times[bc] / bytes_ms[bc] for bc in BLOCKS}
+    at = tuple(map(float, BLOCKS))
+    model = Chart(
+        title="FlashAttention-1 over B_c: estimated time",
+        caption="Batch 64, 16 heads, N 1,024, d 64, for an A100 with 40 GB. An estimate of this "
+        "project's model, not a measurement. The dashed line is the bytes over 1,555 GB/s.",
+        x=Scale(name="B_c, keys", at=at),
+        y=Scale(name="estimated time, ms"),
+        lines=(
+            Line(name="estimated time", points=_points(times)),
+            Line(name="bytes over bandwidth", points=_points(bytes_ms), closed=True),
+        ),
+    )
+    measured = _measured() if torch.cuda.is_available() else None
+    return Finding(
+        checks=(
+            Check(
+                text=f"up to 128 the bytes decide: at most {near[128]:.2f} times their time",
+                holds=max(near[bc] for bc in (16, 32, 64, 128)) < 1.1,
+            ),
+            Check(
+                text=f"from 256 they do not: {near[256]:.2f} times at 256, {near[512]:.2f} at 512",
+                holds=near[256] > 1.2 and near[512] > near[256],
+            ),
+            Check(
+                text=f"512 is no faster than 256: {times[512]:.2f} ms, {times[256]:.2f} ms",
+                holds=times[512] > 0.97 * times[256],
+            ),
+        ),
+        charts=(model, *([measured[0]] if measured else [])),
+        tables=() if measured is None else (measured[1],),
+        notes=(
+            "The bytes are those that the claim block-size counts. Beyond 256 the arithmetic and "
+            "the exponentials of one program, which computes a head alone, take longer than they.",
+            *(
+                ()
+                if measured
+                else ("No GPU here, so no run time stands beside the counts. With one, it does.",)
+            ),
+        ),
+    )
+
+
+def _points(of: dict[int, float]) -> tuple[tuple[float, float], ...]:
+    return tuple((float(bc), value) for bc, value in of.items())
+
+
+def _bytes(bc: int) -> int:
+    return forms.total(forms.fa1(N, D, min(ROWS, bc), bc))
+
+
+def _estimated(bc: int) -> Timing:
+    """The model's time of FA-1 at the setting: every program walks all pairs of tiles of a head.
+
+    Raises ToolchainError and NoEstimate.
+    """
+    import triton
+
+    from flashgen.compile.compiler import cache_file, compile_kernel
+    from flashgen.estimate.estimate import time_of
+    from flashgen.estimate.sm import replay_cubin
+    from flashgen.kernels.render import Rendered, digest_of
+
+    br = min(ROWS, bc)
+    spec, config = runs.spec_of(D), runs.config_of(br, min(bc, 256), schedule="fa1")
+    text, name = runs.text_of(spec, config, bc)
+    rendered = Rendered(name=name, source=text, digest=digest_of(text), template="")
+    gpu = PAPERS_GPU
+    with temporary_folder("paper") as cache:
+        compiled = compile_kernel(rendered, spec, config, gpu.arch, cache=cache)
+        file = cache_file(compiled.digest, gpu.arch, triton.__version__, cache, "cubin")
+        replayed = replay_cubin(
+            file.read_bytes(),
+            gpu,
+            num_warps=config.num_warps,
+            shared_bytes=compiled.shared_bytes,
+        )
+    trips = (N // br) * (N // bc)
+    return time_of(replayed, [(trips,)] * HEADS, gpu, least_bytes=float(_bytes(bc) * HEADS))
+
+
+def _measured() -> tuple[Chart, Table]:
+    """Run times on this GPU at the setting: FA-1 over B_c, FA-2, and standard attention in torch.
+
+    Raises ToolchainError where a kernel cannot be launched.
+    """
+    import torch
+
+    from flashgen.evaluate.measure import Ceiling, CudaStopwatch, measure
+    from flashgen.kernels.launch import bind, device_gpu
+    from flashgen.kernels.launch_forward import Forward
+
+    gpu = device_gpu(0)
+    q, k, v = (torch.randn(HEADS, 1, N, D, device="cuda", dtype=torch.float16) for _ in range(3))
+    call = Forward(q=q, k=k, v=v, scale=D**-0.5, diagonal=None)
+    spec = runs.spec_of(D)
+    launches: dict[str, tuple[Run, float]] = {}
+
+    def add(name: str, config: KernelConfig, moved: int) -> None:
+        plan = bind(runs.kernel_of(spec, config), spec, config)
+        launches[name] = (lambda: plan(call)), gigabytes(moved)
+
+    blocks = [bc for bc in BLOCKS if bc <= 256]
+    for bc in blocks:
+        config = runs.config_of(min(ROWS, bc), bc, schedule="fa1")
+        add(f"FlashAttention-1, B_c {bc}", config, _bytes(bc))
+    add(
+        f"FlashAttention-2, {BR} x 64", runs.config_of(BR, 64), forms.total(forms.fa2(N, D, BR, 64))
+    )
+    launches["standard, torch"] = (
+        lambda: ((q @ k.mT) * D**-0.5).softmax(-1) @ v,
+        gigabytes(forms.standard(N, D)),
+    )
+    stopwatch = CudaStopwatch(0, gpu.l2_bytes)
+    ceiling = Ceiling(operations=4.0 * HEADS * N * N * D, peak_tflops=gpu.peak_tflops)
+    times: dict[str, float] = {}
+    for name, (run, _) in launches.items():
+        try:
+            found = measure(run, effort="timed", stopwatch=stopwatch, ceiling=ceiling)
+        except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
+            raise ToolchainError(f"{name} cannot be timed here: {error}") from error
+        times[name] = found.median_us / 1e3
+    fa1 = tuple((float(bc), times[f"FlashAttention-1, B_c {bc}"]) for bc in blocks)
+    others = [name for name in times if not name.startswith("FlashAttention-1")]
+    chart = Chart(
+        title=f"FlashAttention-1 over B_c: measured on {gpu.name}",
+        caption="The same setting, on this GPU, by the protocol of flashgen tune.",
+        x=Scale(name="B_c, keys", at=tuple(map(float, blocks))),
+        y=Scale(name="median time, ms"),
+        lines=(Line(name="FlashAttention-1, measured", points=fa1),),
+        limits=tuple(Limit(y=times[name], name=name) for name in others),
+    )
+    rows = tuple(
+        Row(name=name, cells=(f"{launches[name][1]:.2f}", f"{ms:.3f}"))
+        for name, ms in times.items()
+    )
+    columns = ("forward", "GB, counted or by closed form", "ms, measured")
+    return chart, Table(caption=f"Run times on {gpu.name}", columns=columns, rows=rows)
+
+
+def block_rule() -> Finding:
+    """B_c = ceil(M / 4d) with M the shared memory of a block, and what the shipped tables chose."""
+    from flashgen.table.table import load
+
+    rows, lines, smaller = [], [], []
+    shown = ("nvidia_a100_sxm4_80gb", "nvidia_h200", "nvidia_l4")
+    for slug in TARGETS:
+        if not paths.shipped_table(slug).exists():
+            continue
+        table = load(paths.shipped_table(slug))
+        elements = table.gpu.shared_per_block // 2
+        chosen: dict[int, tuple[int, int]] = {}
+        for d in RULE_DIMS:
+            entry = table.find(runs.spec_of(d, dtype="bfloat16"), bucket_of(4096))
+            if entry is not None:
+                chosen[d] = entry.config.br, entry.config.bc
+        for d, (br, bc) in chosen.items():
+            rule = math.ceil(elements / (4 * d))
+            smaller.append(bc <= rule)
+            cells = (str(d), f"{elements:,}", str(rule), str(min(rule, d)), f"{br} x {bc}")
+            rows.append(Row(name=table.gpu.name.removeprefix("NVIDIA "), cells=cells))
+        if slug in shown and chosen:
+            lines += _rule_lines(table.gpu, elements, chosen)
+    return Finding(
+        checks=(
+            Check(
+                text=f"{sum(smaller)} of {len(smaller)} chosen B_c are at most the rule's",
+                holds=bool(smaller) and sum(smaller) > len(smaller) / 2,
+            ),
+        ),
+        charts=(
+            Chart(
+                title="B_c by the rule, and as chosen",
+                caption="Forward, bf16, no mask, 4,096 keys. Tables choose smaller blocks of keys "
+                "and more rows: FlashAttention-2 walks keys inside, several blocks in flight.",
+                x=Scale(name="d, elements", at=tuple(map(float, RULE_DIMS))),
+                y=Scale(name="B_c, keys", at=tuple(map(float, powers(16, 512)))),
+                lines=tuple(lines),
+            ),
+        ),
+        tables=(
+            Table(
+                caption="M is the shared memory of a block, in 2-byte elements",
+                columns=("GPU", "d", "M", "B_c = ceil(M / 4d)", "B_r = min(B_c, d)", "chosen"),
+                rows=tuple(rows),
+            ),
+        ),
+        notes=(
+            "The rule fills SRAM with one block each of Q, K, V and O. Tuned kernels keep O in "
+            "registers and overlap loads with products, so registers limit them before SRAM does. "
+            "Entries of the shipped tables are estimates where `flashgen show SLUG` says so.",
+        ),
+    )
+
+
+def _rule_lines(gpu: Gpu, elements: int, chosen: dict[int, tuple[int, int]]) -> list[Line]:
+    name = gpu.name.removeprefix("NVIDIA ").split("-")[0]
+    rule = {d: float(math.ceil(elements / (4 * d))) for d in chosen}
+    return [
+        Line(name=f"rule, {name}", points=_points(rule), closed=True),
+        Line(
+            name=f"chosen, {name}", points=_points({d: float(bc) for d, (_, bc) in chosen.items()})
+        ),
+    ]
