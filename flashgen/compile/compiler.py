@@ -18,8 +18,8 @@ from typing import Any
 
 from flashgen import settings
 from flashgen.compile import sass
-from flashgen.compile.loops import LoopFacts, main_loops
-from flashgen.compile.occupancy import resident_blocks
+from flashgen.compile.loops import LoopFacts, main_loops, spilling_loops
+from flashgen.compile.occupancy import TENSOR_COLUMNS, resident_blocks
 from flashgen.errors import FlashgenError, ToolchainError
 from flashgen.files import content_of, temporary_folder, write_whole
 from flashgen.kernels.launch import load_kernel, toolchain_error
@@ -31,11 +31,11 @@ from flashgen.spec.gpu import Gpu
 from flashgen.spec.outcome import Status
 from flashgen.spec.records import parsed, record_of, value_of
 
-FACTS = 2
+FACTS = 3
 """Version of the facts in a cache file; raise it whenever their computation changes."""
 
 LEAST_OVERLAP = 0.85
-"""The share of exp2 an s_ahead kernel must issue under its own wgmma. Of those compiled for
+"""The share of exp2 that an s_ahead kernel is made to issue under its own wgmma. Of those compiled for
 sm_90a with Triton 3.6.0 and 3.7.1 (November 2026), the ones that kept the schedule had 88 % and
 more in the steady loop; most of those that lost it had none."""
 
@@ -46,6 +46,10 @@ it 41 % at most."""
 
 HOPPER_OVERLAP = 0.90
 """The same for every consumer of schedule hopper, which is made for nothing else."""
+
+MOST_SPILLS = 0.01
+"""The share of a loop's instructions that may load and store spilled registers where no GPU
+measures what they cost. FlashAttention's kernels for the A100 ship with 5 to 53 spilling loads."""
 
 # C7510 to C7518 are of wgmma that waits; of the others C7508 says that setmaxnreg is ignored.
 _ADVISORY = re.compile(r"\(C75(?:1[0-8]\)|\d\d\) Potential Performance Loss).*")
@@ -65,7 +69,9 @@ class Compiled:
     shared_bytes dynamic shared memory per block. loop has the facts of the steady main loop and
     other_loops those of the others, such as the masked one; None and () without a disassembler
     (AMD). advisories are ptxas' remarks that it serialized wgmma or did not hand registers over.
-    whole: compiled as a decode of one split.
+    whole: compiled as a decode of one split. spilling: spills and instructions of each loop that
+    spills. tensor_columns: of tensor memory, which one block takes; above 0 only if it uses tcgen05.
+    only_traps: its body is a trap, so that it computes nothing.
     """
 
     name: str
@@ -80,6 +86,19 @@ class Compiled:
     advisories: tuple[str, ...]
     other_loops: tuple[LoopFacts, ...] = ()
     whole: bool = False
+    spilling: tuple[tuple[int, int], ...] = ()
+    tensor_columns: int = 0
+    only_traps: bool = False
+
+    @property
+    def spill_share(self) -> float:
+        """The largest share of spills among the instructions of a loop; 1 if a kernel spills whose
+        loops cannot be read.
+        """
+        if self.loop is None and not self.spilling:
+            return float(self.spill_bytes > 0)
+        of_main = ((loop.spills, loop.instructions) for loop in self.loops)
+        return max(spills / length for spills, length in (*of_main, *self.spilling))
 
     @property
     def loops(self) -> tuple[LoopFacts, ...]:
@@ -155,9 +174,25 @@ def cache_file(
 
 
 def judge(
-    compiled: Compiled, spec: AttentionSpec, config: KernelConfig, gpu: Gpu
+    compiled: Compiled,
+    spec: AttentionSpec,
+    config: KernelConfig,
+    gpu: Gpu,
+    *,
+    measures: bool = False,
 ) -> tuple[Status, str]:
-    """Whether a compiled kernel may be chosen on `gpu`, and if not, why, in one sentence."""
+    """Whether a compiled kernel may be chosen on `gpu`, and if not, why, in one sentence.
+
+    measures: a GPU times what is chosen, so that spills need not be judged here. Without one, what
+    they cost in a loop is known only while they are few: MOST_SPILLS.
+    """
+    if compiled.tensor_columns > TENSOR_COLUMNS:
+        return Status.OUT_OF_RESOURCES, (
+            f"it takes {compiled.tensor_columns} columns of tensor memory: an SM has "
+            f"{TENSOR_COLUMNS}"
+        )
+    if compiled.only_traps:
+        return Status.WRONG, "its body is a trap: the compiler gave it up, and it computes nothing"
     if compiled.shared_bytes > gpu.shared_per_block:
         return Status.OUT_OF_RESOURCES, (
             f"it takes {compiled.shared_bytes} bytes of shared memory: "
@@ -168,11 +203,8 @@ def judge(
             f"{compiled.num_warps} warps of {compiled.registers} registers per thread do not fit "
             f"an SM of {gpu.slug}"
         )
-    spills = sum(loop.spills for loop in compiled.loops)
-    if spills:
-        return Status.SPILLS, f"its main loops hold {spills} loads and stores of spilled registers"
-    if compiled.loop is None and compiled.spill_bytes:
-        return Status.SPILLS, f"a thread spills {compiled.spill_bytes} bytes of registers"
+    if compiled.spill_share > MOST_SPILLS and not measures:
+        return Status.SPILLS, _spills(compiled)
     if compiled.advisories:
         return Status.SERIALIZED, f"ptxas says: {compiled.advisories[0]}"
     arrives = max((loop.warpgroup_arrives for loop in compiled.loops), default=0)
@@ -181,18 +213,31 @@ def judge(
         return Status.SERIALIZED, (
             f"a tile has {spec.products} products: ptxas cut them into {arrives} batches of wgmma"
         )
-    least = least_overlap(spec, config)
-    if least and gpu.arch == "sm_90":
-        under = overlap(compiled, config)
-        if under < least:
-            return Status.NO_OVERLAP, (
-                f"{under:.0%} of exp2 overlap wgmma: {config.schedule} needs {least:.0%}"
-            )
     return Status.OK, ""
 
 
+def _spills(compiled: Compiled) -> str:
+    """What spills, in one sentence."""
+    if compiled.loop is None and not compiled.spilling:
+        return f"a thread spills {compiled.spill_bytes} bytes of registers"
+    found = sum(loop.spills for loop in compiled.loops)
+    if found:
+        return f"its main loops hold {found} loads and stores of spilled registers"
+    worst, length = max(compiled.spilling, key=lambda each: each[0] / each[1])
+    return f"a loop of {length} instructions holds {worst} loads and stores of spilled registers"
+
+
+def shortcomings(compiled: Compiled, spec: AttentionSpec, config: KernelConfig) -> int:
+    """How many of the signs of a slow kernel it has, which a GPU overrules: spills in a loop, and
+    exp2 that do not overlap wgmma though the schedule is made for it. It ranks kernels of which no
+    time is known.
+    """
+    least = least_overlap(spec, config) if compiled.arch == "sm_90" else 0.0
+    return (compiled.spill_share > 0) + (overlap(compiled, config) < least)
+
+
 def least_overlap(spec: AttentionSpec, config: KernelConfig) -> float:
-    """The share of exp2 that must overlap wgmma on sm_90; 0 if there is no such requirement."""
+    """The share of exp2 that a schedule is made to overlap with wgmma on sm_90; 0 if it is not."""
     if config.schedule == "s_ahead":
         return LEAST_OVERLAP if spec.direction == "forward" else BACKWARD_OVERLAP
     return HOPPER_OVERLAP if config.schedule == "hopper" else 0.0
@@ -210,7 +255,13 @@ def overlap(compiled: Compiled, config: KernelConfig) -> float:
 
 def residents(compiled: Compiled, gpu: Gpu) -> int:
     """Blocks of this kernel that one SM of `gpu` holds at a time; 0 if not even one fits."""
-    return resident_blocks(compiled.registers, compiled.shared_bytes, compiled.num_warps, gpu)
+    return resident_blocks(
+        compiled.registers,
+        compiled.shared_bytes,
+        compiled.num_warps,
+        gpu,
+        compiled.tensor_columns,
+    )
 
 
 def _compile(
@@ -229,12 +280,14 @@ def _compile(
         binary = built.asm["cubin"]
         listing = sass.disassemble(binary)
         registers, loops = listing.registers, main_loops(listing)
+        spilling, only_traps = spilling_loops(listing), listing.only_traps
         stores = _SPILL_STORES.search(log)
         spill_bytes = int(stores[1]) if stores else listing.stack_bytes
     else:
         binary = built.asm["hsaco"]
         counts = {name: int(value) for name, value in _GCN_FACT.findall(built.asm["amdgcn"])}
         registers, loops = counts.get("vgpr_count", 0), ()
+        spilling, only_traps = (), False
         spill_bytes = 4 * counts.get("vgpr_spill_count", 0)
     compiled = Compiled(
         name=rendered.name,
@@ -249,6 +302,9 @@ def _compile(
         advisories=tuple(dict.fromkeys(_ADVISORY.findall(log))),
         other_loops=loops[1:],
         whole=whole,
+        spilling=spilling,
+        tensor_columns=int(getattr(built.metadata, "tmem_size", 0) or 0),
+        only_traps=only_traps,
     )
     facts = json.dumps({"facts": FACTS, **compiled.to_json()}, indent=1)
     # The facts are written last: if they exist, so does the binary.

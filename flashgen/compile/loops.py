@@ -297,6 +297,14 @@ class LoopFacts:
     exp2_under_matrix: float | None
 
 
+def spilling_loops(listing: Listing) -> tuple[tuple[int, int], ...]:
+    """Loads and stores of spilled registers, and instructions, of each loop that spills; those
+    without matrix instructions count too.
+    """
+    counts = ((sum(i.is_spill for i in loop), len(loop)) for loop in loops(listing.instructions))
+    return tuple((spills, length) for spills, length in counts if spills)
+
+
 def main_loops(listing: Listing) -> tuple[LoopFacts, ...]:
     """Facts of the main loops, the steady one first, then by length.
 

@@ -11,10 +11,17 @@ RESERVED_SHARED_BYTES = 1024
 """Shared memory the system keeps of every block (CUDA C++ Programming Guide, sm_80 and later)."""
 
 
-def resident_blocks(registers: int, shared_bytes: int, num_warps: int, gpu: Gpu) -> int:
+TENSOR_COLUMNS = 512
+"""Columns of tensor memory of an SM (PTX ISA, tcgen05: 128 lanes by 512 columns of 32 bits)."""
+
+
+def resident_blocks(
+    registers: int, shared_bytes: int, num_warps: int, gpu: Gpu, tensor_columns: int = 0
+) -> int:
     """Blocks that one SM of `gpu` holds: 0 if not even one fits.
 
-    registers are those of a thread, shared_bytes dynamic shared memory of a block.
+    registers are those of a thread, shared_bytes dynamic shared memory and tensor_columns tensor
+    memory of a block.
     """
     unit = REGISTER_UNIT
     warp_registers = -(-max(1, registers) * gpu.warp_size // unit) * unit
@@ -22,6 +29,8 @@ def resident_blocks(registers: int, shared_bytes: int, num_warps: int, gpu: Gpu)
     by_registers = 4 * (gpu.registers_per_sm // 4 // warp_registers) // num_warps
     if shared_bytes > gpu.shared_per_block:
         return 0
+    by_tensor = TENSOR_COLUMNS // tensor_columns if tensor_columns else gpu.blocks_per_sm
     # AMD reserves nothing: what a block may take fits at least once.
     by_shared = max(1, gpu.shared_per_sm // (shared_bytes + RESERVED_SHARED_BYTES))
-    return min(by_registers, by_shared, gpu.warps_per_sm // num_warps, gpu.blocks_per_sm)
+    by_warps = gpu.warps_per_sm // num_warps
+    return min(by_registers, by_shared, by_tensor, by_warps, gpu.blocks_per_sm)

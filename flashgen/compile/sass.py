@@ -156,6 +156,18 @@ class Listing:
     stack_bytes: int
     instructions: tuple[Instruction, ...]
 
+    @property
+    def only_traps(self) -> bool:
+        """Whether the kernel stops at a trap and stores nothing: ptxas writes such a body where a
+        kernel takes more tensor memory than there is.
+        """
+        bases = {i.base for i in self.instructions}
+        return "BPT" in bases and not bases & _STORES
+
+
+_STORES = frozenset("ST STG STS STL RED REDG ATOM ATOMG UTMASTG UTMAREDG UBLKRED STAS".split())
+"""Opcodes that write memory."""
+
 
 @functools.lru_cache(maxsize=8)  # a kernel's facts and its estimate both start here
 def disassemble(cubin: bytes) -> Listing:

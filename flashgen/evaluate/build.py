@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flashgen.compile.compiler import Compiled, judge, recall
+from flashgen.compile.compiler import Compiled, judge, recall, residents
 from flashgen.errors import InvalidArgument, NoEstimate
 from flashgen.estimate.estimate import estimate, estimate_streaming
 from flashgen.estimate.sm import Replay, recall_replay, streams
@@ -49,6 +49,10 @@ class BuildResult:
     def digest(self) -> str:
         """The kernel's digest, or "" if there is no kernel."""
         return self.rendered.digest if self.rendered else ""
+
+    def residents(self, gpu: Gpu) -> int | None:
+        """Its blocks on an SM of `gpu`; None if it was not compiled."""
+        return residents(self.compiled, gpu) if self.compiled else None
 
 
 @dataclass(frozen=True)
@@ -140,9 +144,15 @@ class Build:
 
 
 class Builder:
-    """Builds for one GPU. start() queues, verdict() waits; everything under the folder `cache`."""
+    """Builds for one GPU. start() queues, verdict() waits; everything under the folder `cache`.
 
-    def __init__(self, gpu: Gpu, cache: Path, jobs: int, tasks: Tasks) -> None:
+    measures: as judge has it.
+    """
+
+    def __init__(
+        self, gpu: Gpu, cache: Path, jobs: int, tasks: Tasks, *, measures: bool = False
+    ) -> None:
+        self._measures = measures
         self._gpu = gpu
         self._cache = cache
         self._tasks = tasks
@@ -190,7 +200,9 @@ class Builder:
                 return _failed(answer, rendered, self._cache)
             self._built[build.key] = Built.from_json(answer.value)
         built = self._built[build.key]
-        status, detail = judge(built.compiled, spec, build.config, self._gpu)
+        status, detail = judge(
+            built.compiled, spec, build.config, self._gpu, measures=self._measures
+        )
         return BuildResult(
             status=status,
             detail=detail,

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Protocol, Self
 
 from flashgen.compile import compiler
-from flashgen.compile.compiler import Compiled
+from flashgen.compile.compiler import Compiled, shortcomings
 from flashgen.estimate import estimate
 from flashgen.evaluate import check, measure
 from flashgen.spec.attention import AttentionSpec
@@ -84,8 +84,11 @@ class Request:
         timing: Timing | None = None,
         check: CheckResult | None = None,
         estimate: Timing | None = None,
+        residents: int | None = None,
     ) -> Outcome:
-        """A new Outcome of one config. digest is "" if no kernel was rendered."""
+        """A new Outcome of one config. digest is "" if no kernel was rendered; residents are the
+        blocks of the kernel on an SM.
+        """
         untimed = status is Status.NO_ESTIMATE
         return Outcome(
             spec=self.spec,
@@ -103,6 +106,9 @@ class Request:
             registers=compiled.registers if compiled else None,
             shared_bytes=compiled.shared_bytes if compiled else None,
             spill_bytes=compiled.spill_bytes if compiled else None,
+            tensor_columns=compiled.tensor_columns if compiled else None,
+            shortcomings=shortcomings(compiled, self.spec, config) if compiled else None,
+            residents=residents,
             estimate=estimate,
             detail=detail,
             created=datetime.now(UTC).isoformat(timespec="seconds"),

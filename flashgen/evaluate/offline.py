@@ -85,6 +85,7 @@ class OfflineEvaluator:
             detail,
             digest=built.digest,
             compiled=built.compiled,
+            residents=built.residents(self.gpu),
             timing=timing,
             estimate=timing,
         )

@@ -75,7 +75,8 @@ class GpuEvaluator:
         self._tasks = tasks or Tasks()
         # One core is for the child that launches: a late launch would show in short kernels'
         # times.
-        self._builder = Builder(gpu, cache, jobs or max(1, cpu_count() - 1), self._tasks)
+        jobs = jobs or max(1, cpu_count() - 1)
+        self._builder = Builder(gpu, cache, jobs, self._tasks, measures=True)
         self._owner = Workers(1, env=DEVICE_ENV)
 
     def evaluate(
@@ -261,6 +262,7 @@ class GpuEvaluator:
             detail,
             digest=built.digest,
             compiled=built.compiled,
+            residents=built.residents(self.gpu),
             timing=timing,
             check=check,
             estimate=estimate_or_none(built, request, config, self.gpu),

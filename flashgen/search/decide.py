@@ -42,7 +42,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from flashgen.errors import ToolchainError
-from flashgen.spec.config import KernelConfig
+from flashgen.spec.config import BY_KEYS, KernelConfig
 from flashgen.spec.outcome import Outcome, Timing
 
 LEVEL = 0.01
@@ -191,7 +191,9 @@ def to_measure(
 
     rest = [outcome for outcome in compiled if not slow(outcome) and not blind_seed(outcome)]
     ranked = iter(_ranked(outcome for outcome in rest if outcome.estimate))
-    promising = [next(ranked) if outcome.estimate else outcome for outcome in rest]
+    blind = [outcome for outcome in rest if not outcome.estimate]
+    sound_first = iter(sorted(blind, key=lambda outcome: outcome.shortcomings or 0))
+    promising = [next(ranked) if outcome.estimate else next(sound_first) for outcome in rest]
     return [*filter(blind_seed, compiled), *promising], _ranked(filter(slow, compiled))
 
 
@@ -206,6 +208,26 @@ def can_win(estimate: Timing | None, measured: Sequence[tuple[float, float]]) ->
         return True
     ratio = min(actual / estimated for estimated, actual in measured)
     return estimate.low_us * ratio <= min(actual for _, actual in measured)
+
+
+ROWS_IN_FLIGHT = 256
+"""Rows of its own side that an SM works on at a time, beyond which more are not preferred: two
+tiles of 128, one of which computes exp2 while the other multiplies."""
+
+
+def by_facts(untimed: Sequence[Outcome]) -> list[Outcome]:
+    """The order of choice where no time is known: kernels without shortcomings first; then those
+    that multiply in tensor memory (tcgen05); then by the rows that an SM works on at a time, which
+    are its resident blocks times their tiles; then the larger tile. Equal ones keep their order.
+    """
+
+    def rank(outcome: Outcome) -> tuple[int, ...]:
+        config = outcome.config
+        own = config.bc if outcome.spec.direction in BY_KEYS else config.br
+        in_flight = min(own * (outcome.residents or 1), ROWS_IN_FLIGHT)
+        return outcome.shortcomings or 0, -bool(outcome.tensor_columns), -in_flight, -own
+
+    return sorted(untimed, key=rank)
 
 
 def by_estimate(timed: Sequence[Outcome], neighbours: Sequence[KernelConfig] = ()) -> list[Outcome]:

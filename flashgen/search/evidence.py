@@ -155,6 +155,9 @@ class Evidence:
             registers=_known(o.registers for o in outcomes),
             spill_bytes=_known(o.spill_bytes for o in outcomes),
             shared_bytes=_known(o.shared_bytes for o in outcomes),
+            tensor_columns=_known(o.tensor_columns for o in outcomes),
+            residents=_known(o.residents for o in outcomes),
+            shortcomings=_known(o.shortcomings for o in outcomes),
             estimate=_known(o.estimate for o in outcomes),
             check=_known(o.check for o in outcomes),
         )

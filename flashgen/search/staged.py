@@ -24,7 +24,7 @@ from functools import partial
 from itertools import dropwhile
 
 from flashgen.evaluate.evaluator import Evaluator
-from flashgen.search.decide import by_estimate, choose, median_us, p_value
+from flashgen.search.decide import by_estimate, by_facts, choose, median_us, p_value
 from flashgen.search.evidence import Evidence
 from flashgen.search.explore import Explorer
 from flashgen.search.goal import (
@@ -62,8 +62,14 @@ def search(
     explorer = Explorer(evidence, budget, method)
     chosen = _final_round if evidence.on_gpu else _right_in_order
     interrupted = False
+
+    def enough() -> bool:
+        """Where no time is known: whether the seeds are compared, and some kernels are right."""
+        compared = set(goal.first) <= set(explorer.explored)
+        return compared and len(_right_in_order(explorer, evidence)) > RUNNERS_UP
+
     try:
-        explorer.run(enough=lambda: len(_right_in_order(explorer, evidence)) > RUNNERS_UP)
+        explorer.run(enough=enough)
     except KeyboardInterrupt:
         challengers = (o for o in evidence.of("timed") if o.config not in goal.rivals)
         if not any(outcome.ok for outcome in challengers):
@@ -100,7 +106,9 @@ def _right_in_order(explorer: Explorer, evidence: Evidence) -> list[Outcome]:
     usable.sort(key=place.__getitem__)
     while True:
         full = [evidence.full(config) for config in usable if not evidence.failed("check", config)]
-        ranked = [outcome.config for outcome in by_estimate(full, goal.neighbours)]
+        blind = full and not any(outcome.timing for outcome in full)
+        order_of = by_facts(full) if blind else by_estimate(full, goal.neighbours)
+        ranked = [outcome.config for outcome in order_of]
         fastest = sorted(full, key=lambda outcome: median_us(outcome.timing))[:1]
         wanted = ranked[: 1 + RUNNERS_UP] + [outcome.config for outcome in fastest]
         wanted += [config for config in goal.rivals if config in ranked]

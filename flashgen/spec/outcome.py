@@ -25,9 +25,9 @@ class Status(StrEnum):
     COMPILE_CRASH = "compile_crash"  # the compiler aborted, and its process with it
     TIMEOUT = "timeout"  # a stage ran past its limit and its process was killed
     OUT_OF_RESOURCES = "out_of_resources"  # compiled, but does not fit the GPU
-    SPILLS = "spills"  # registers spill to memory in the main loop
+    SPILLS = "spills"  # registers spill to memory in a loop, and no GPU measures what it costs
     SERIALIZED = "serialized"  # ptxas made the matrix instructions wait for one another
-    NO_OVERLAP = "no_overlap"  # s_ahead whose exp2 do not overlap the matrix instructions
+    NO_OVERLAP = "no_overlap"  # of older logs: exp2 that do not overlap the matrix instructions
     WRONG = "wrong"  # further from float64 than allowed
     RUN_ERROR = "run_error"  # the launch failed, and the process lived on
     CRASHED = "crashed"  # the process died running it, or its device became unusable
@@ -121,6 +121,9 @@ class Outcome:
     registers: int | None = None  # of a thread
     spill_bytes: int | None = None  # of a thread, wherever the kernel stores them
     shared_bytes: int | None = None
+    tensor_columns: int | None = None  # of tensor memory, a block
+    residents: int | None = None  # blocks on an SM at a time
+    shortcomings: int | None = None  # compiler.shortcomings
     sdpa_us: float | None = None  # torch's SDPA in the same final round, median microseconds
     passes_us: tuple[float, ...] = ()  # of a final round: the median of each pass, in their order
     detail: str = ""
